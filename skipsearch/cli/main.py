@@ -1,0 +1,55 @@
+"""`skipsearch`: the entry point that turns every expected failure into one sentence and an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from skipsearch.cli.common import err
+from skipsearch.errors import SkipSearchError
+
+app = typer.Typer(
+    name="skipsearch", no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
+    help="Search which sub-layers a language model may skip while it drafts for itself, and decode losslessly with the answer.")
+
+
+@app.callback()
+def root(debug: bool = typer.Option(False, "--debug", help="Show the traceback of a failure.")) -> None:
+    if debug:
+        os.environ["SKIPSEARCH_DEBUG"] = "1"
+
+
+def register() -> None:
+    """Attach every command; each file holds one."""
+    from skipsearch.cli import profile
+
+    app.add_typer(profile.app, name="profile")
+
+
+def main() -> None:
+    """Console entry point. Raises SystemExit with status 0, 1, 2 or 130."""
+    register()
+    try:
+        app()
+    except SkipSearchError as error:
+        _fail(str(error))
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        _fail(f"{error.strerror or error}{where}")
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        sys.exit(130)
+
+
+def _fail(sentence: str) -> None:
+    if os.environ.get("SKIPSEARCH_DEBUG"):
+        raise
+    err.print("[bold red]error:[/] ", end="")
+    err.print(sentence, markup=False)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Everything skipsearch raises on purpose. Each message names the value, the rule it broke and the way out.
+
+    SkipSearchError
+    ├── MaskError        a mask that no such model can have
+    ├── ModelError       a model that cannot be found, loaded or driven exactly
+    ├── TaskError        a task manifest or its text
+    ├── ProfileError     a profile file, or a profile used with something it was not made for
+    ├── DecodeError      a generation request that makes no sense
+    └── SearchError      a search that cannot start, go on or be resumed
+"""
+
+
+class SkipSearchError(Exception):
+    """The root: catch this to catch everything that skipsearch raises on purpose."""
+
+
+class MaskError(SkipSearchError, ValueError):
+    """A mask names sub-layers that its model does not have."""
+
+
+class ModelError(SkipSearchError):
+    """A model cannot be found, loaded, or driven without changing its output."""
+
+
+class TaskError(SkipSearchError):
+    """A task's manifest or text cannot be used."""
+
+
+class ProfileError(SkipSearchError):
+    """A profile cannot be read, or does not belong to this model."""
+
+
+class DecodeError(SkipSearchError, ValueError):
+    """A generation request cannot be carried out as asked."""
+
+
+class SearchError(SkipSearchError):
+    """A search cannot start, go on, or be resumed."""
