@@ -1,0 +1,16 @@
+"""Profiles: what a search found, for which model and machine, and how far to trust it. Imports no torch.
+
+    schema, fields    version 1, as frozen models               yaml, load    a strict reader
+    dump              canonical text, atomic saving             migrate       older versions
+    match             does it fit this model and machine?       places        where profiles are kept
+    lookup            `--profile auto`: the ladder              git           pull a repository of profiles
+    importers         others' skip sets                         compare       two profiles side by side
+    draw              a mask and a profile in the terminal
+"""
+
+from skipsearch.profile.dump import dump_profile, save_profile
+from skipsearch.profile.fields import Interval, round_sig
+from skipsearch.profile.load import load_profile, parse_profile
+from skipsearch.profile.schema import Profile
+
+__all__ = ["Interval", "Profile", "dump_profile", "load_profile", "parse_profile", "round_sig", "save_profile"]

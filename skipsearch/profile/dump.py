@@ -1,0 +1,93 @@
+"""The canonical text of a profile, and the one way to put it on disk: whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from skipsearch.errors import ProfileError
+from skipsearch.profile.schema import Profile
+from skipsearch.profile.yaml import reads_as_text
+
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _./+()-]*")
+
+
+def dump_profile(profile: Profile) -> str:
+    """YAML with fixed key order, alignment and quoting: equal profiles give equal bytes, and a changed value changes one line."""
+    lines: list[str] = []
+    for key, value in as_dict(profile).items():
+        if key == "measured" and value is not None:
+            lines.append("measured:")
+            lines += [f"  {_entry(name, part, 22 if _is_interval(part) else 0)}" for name, part in value.items()]
+        else:
+            lines.append(_entry(key, value, 11))
+    return "\n".join(lines) + "\n"
+
+
+def as_dict(profile: Profile) -> dict[str, Any]:
+    """The profile as plain data (dict, list, str, int, float, None) in the order of its keys, as `--json` prints it."""
+    data = profile.model_dump(mode="json")
+    if data["provenance"]["source"] is None:
+        del data["provenance"]["source"]
+    return data
+
+
+def save_profile(profile: Profile, path: str | Path) -> None:
+    """Write `dump_profile(profile)` to `path`, making its folders; a reader sees the old file or the new one, never a part.
+
+    Raises: ProfileError if the file cannot be written; nothing half-written is left behind.
+    """
+    save_text(dump_profile(profile), Path(path))
+
+
+def save_text(text: str, path: Path) -> None:
+    """As `save_profile`, for text that is ready."""
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "x", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())  # a crash right after the rename must not leave an empty file
+            os.replace(temporary, path)
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+    except OSError as error:
+        raise ProfileError(f"cannot write {path}: {error.strerror or error}; make room there, or choose another place") from error
+
+
+def _is_interval(value: Any) -> bool:
+    return isinstance(value, dict) and "ci95" in value
+
+
+def _entry(key: str, value: Any, width: int) -> str:
+    return f"{key + ':':<{width}} {flow(value)}"
+
+
+def flow(value: Any) -> str:
+    """Plain data in YAML's flow style, on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {flow(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) and _is_text_to_all(value) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float):
+        digits = repr(value)
+        return digits.replace("e", ".0e") if "e" in digits and "." not in digits else digits  # YAML 1.1 wants the point
+    return json.dumps(value)
+
+
+def _is_text_to_all(text: str) -> bool:
+    """Whether this plain scalar is text to our reader and to those that still follow YAML 1.1 (`yes`, `2026-01-31`, `012`)."""
+    candidates = yaml.SafeLoader.yaml_implicit_resolvers.get(text[0], [])
+    return reads_as_text(text) and not any(pattern.match(text) for _, pattern in candidates)

@@ -1,0 +1,127 @@
+"""From a file, or its bytes, to a `Profile`; whatever is wrong comes out as one sentence with file, line, key and rule."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from skipsearch.errors import ProfileError
+from skipsearch.profile.migrate import migrate
+from skipsearch.profile.schema import Profile
+from skipsearch.profile.yaml import MAX_BYTES, Document, KeyPath, read_yaml, where
+
+
+def load_profile(path: str | Path) -> Profile:
+    """Read a profile file. Old schema versions are migrated in memory; the file stays as it is.
+
+    Raises: ProfileError if it is missing, is not a regular file (links are not followed), or is not a valid profile.
+    """
+    return parse_profile(read_file(path), str(path))
+
+
+def parse_profile(content: bytes, name: str) -> Profile:
+    """As `load_profile`, for bytes that are already here; `name` stands for the file in errors."""
+    document = read_yaml(content, name)
+    try:
+        data = migrate(document.data)
+    except ProfileError as error:
+        line = document.lines.get(("schema_version",), 1)
+        raise ProfileError(f"{where(name, line)}: {error}") from None
+    try:
+        return Profile.model_validate(data)
+    except ValidationError as error:
+        raise ProfileError(_explain(error, data, document, name)) from None
+
+
+def read_file(path: str | Path) -> bytes:
+    """The bytes of a regular file, at most one more than a profile may have; neither links nor pipes are followed.
+
+    Raises: ProfileError saying what the path is instead.
+    """
+    try:
+        # O_NONBLOCK: opening a pipe would otherwise wait for a writer
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        raise ProfileError(f"{path}: there is no such file; `skipsearch profile list` shows the profiles there are") from None
+    except (OSError, ValueError) as error:
+        if os.path.islink(path):
+            raise ProfileError(f"{path}: this is a symbolic link, and links are not followed; name the file itself") from None
+        raise ProfileError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    with os.fdopen(handle, "rb") as file:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "folder" if stat.S_ISDIR(mode) else "device or pipe"
+            raise ProfileError(f"{path}: this is a {kind}; a profile is a regular file")
+        try:
+            return file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+_A_MAP = "it should be a map of keys"
+_PLAINER = {  # where pydantic's own words are about Python
+    "model_type": _A_MAP,
+    "model_attributes_type": _A_MAP,
+    "tuple_type": "it should be a list",
+    "int_type": "it should be a whole number",
+    "float_type": "it should be a number",
+    "string_type": "it should be text; put it in quotes",
+    "missing": "this key is missing; write every key, with null where there is no value",
+    "union_tag_not_found": "it has no kind",
+}
+
+
+def _explain(error: ValidationError, data: dict[str, Any], document: Document, name: str) -> str:
+    """One sentence about the first thing that is wrong, in the order of the file; a wrong key before what it leaves missing."""
+    details = error.errors(include_url=False)
+    missing = [detail["loc"] for detail in details if detail["type"] == "missing"]
+    paths = [_path(data, detail) for detail in details]
+    lines = [_line(document, path) for path in paths]
+    first = min(range(len(details)), key=lambda i: (lines[i], details[i]["type"] != "extra_forbidden"))
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    return f"{where(name, lines[first], paths[first])}: {_rule(details[first], missing)}{more}"
+
+
+def _path(data: Any, detail: ErrorDetails) -> KeyPath:
+    """The key path as the file has it: pydantic also names the chosen kind of a union, which is no key."""
+    path: list[str | int] = []
+    beyond = str(detail.get("ctx", {}).get("key", ""))
+    for key in [*detail["loc"], *(beyond.split(".") if beyond else ())]:
+        if isinstance(data, dict) and key in data:
+            data = data[str(key)]
+        elif isinstance(data, list) and isinstance(key, int):
+            data = data[key]
+        elif detail["type"] != "missing" or key != detail["loc"][-1]:
+            continue
+        path.append(key)
+    return tuple(path)
+
+
+def _line(document: Document, path: KeyPath) -> int:
+    """The line of a key path or, for a key that is missing or came by migration, of the nearest thing around it."""
+    while path not in document.lines and path:
+        path = path[:-1]
+    return document.lines.get(path, 1)
+
+
+def _rule(detail: ErrorDetails, missing: list[tuple[int | str, ...]]) -> str:
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        *parent, wrong = detail["loc"]
+        near = get_close_matches(str(wrong), [str(loc[-1]) for loc in missing if list(loc[:-1]) == parent], n=1)
+        return f"unknown key; did you mean {near[0]}?" if near else "unknown key; remove it, or update skipsearch"
+    if kind == "union_tag_invalid":
+        return f"its kind must be one of {detail['ctx']['expected_tags']}"
+    rule = _PLAINER.get(kind) or detail["msg"].removeprefix("Value error, ")
+    if kind in ("missing", "rule", "union_tag_not_found"):
+        return rule
+    shown = json.dumps(detail["input"], default=str)
+    rule = rule.replace("Input should", "it should").replace("String should", "it should")
+    return f"{shown if len(shown) <= 60 else shown[:60] + '…'} stands here; {rule}"

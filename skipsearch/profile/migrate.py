@@ -1,0 +1,56 @@
+"""From an older schema version to the current one: a chain of pure functions, each one version up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from skipsearch.errors import ProfileError
+from skipsearch.profile.schema import SCHEMA_VERSION
+
+
+def migrate(data: Any) -> dict[str, Any]:
+    """A profile's plain data, of whatever version, as data of the current version. The argument stays as it was.
+
+    Raises: ProfileError (without the file's name) if it has no version, a newer one, or lacks what its version must have.
+    """
+    if not isinstance(data, dict):
+        raise ProfileError("a profile is a map that starts with schema_version, not a list or a single value")
+    version = data.get("schema_version")
+    if type(version) is not int or version < 0:
+        raise ProfileError(f"schema_version must be a whole number from 0 to {SCHEMA_VERSION}; without it this is no profile")
+    if version > SCHEMA_VERSION:
+        raise ProfileError(f"schema_version {version} is newer than {SCHEMA_VERSION}, the newest this skipsearch reads; "
+                           "update skipsearch (pip install --upgrade skipsearch)")
+    for step in range(version, SCHEMA_VERSION):
+        try:
+            data = MIGRATIONS[step](data)
+        except (KeyError, TypeError, AttributeError) as error:
+            what = f"lacks {error.args[0]}" if isinstance(error, KeyError) else "has a value of the wrong kind"
+            raise ProfileError(f"it says schema_version {step} but {what}; fix it, or tune again") from None
+    return data
+
+
+def _from_0(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Version 0 named a model, two lists and a threshold. Nothing it could say counts as measured today."""
+    threshold = old["exit_threshold"]
+    return {
+        "schema_version": 1,
+        "model": {"id": old["model"], "revision": None, "family": old["architecture"], "n_layers": old["layers"],
+                  "config_sha256": None, "weights_sha256": None, "dtype": None, "quantization": None},
+        "task": {"name": old["task"], "version": None, "calibration_sha256": None,
+                 "sampling": {"temperature": 0.0, "top_p": 1.0, "top_k": 0}},
+        "hardware": None,
+        "engine": None,
+        "verdict": "unmeasured",
+        "drafter": {"kind": "skip", "attn": old["skip"]["attention"], "mlp": old["skip"]["mlp"]},
+        "draft_length": old["draft_length"],
+        "exit": {"kind": "fixed"} if threshold is None else {"kind": "confidence", "threshold": threshold},
+        "measured": None,
+        "software": None,
+        "provenance": {"searcher": old["searcher"], "objective": None, "seed": None, "trials": None, "search_seconds": None,
+                       "created": None, "commit": None},
+    }
+
+
+MIGRATIONS: dict[int, Callable[[Mapping[str, Any]], dict[str, Any]]] = {0: _from_0}

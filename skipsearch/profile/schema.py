@@ -1,0 +1,264 @@
+"""The profile, version 1: what a mask is for, what was measured with it, and with which versions.
+
+Every model here is frozen, refuses unknown keys and coerces nothing (`true` is not 1, `"3"` is not 3). Keys stand in the order
+in which they are written. A key that may be `null` is still written, except `provenance.source`.
+
+`verdict` says what the rest means:
+
+    speculate   the mask was measured on held-out prompts and is what decoding should use.
+    plain       nothing beat autoregressive decoding here, so decoding runs plain. `drafter`, `draft_length`, `exit` and
+                `measured` document the best candidate that lost. If none was worth measuring, the mask is empty,
+                `draft_length` is 0 and what only drafting has (`alpha`, `accepted_fraction`, `beta`, `verify_ratio`) is null.
+    unmeasured  imported from elsewhere: `engine`, `hardware`, `measured` and `software` are null, and so is whatever its source
+                does not tell.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from skipsearch.errors import MaskError
+from skipsearch.mask import SkipMask
+from skipsearch.profile.fields import (
+    Count,
+    Date,
+    Dtype,
+    Fraction,
+    GitCommit,
+    Interval,
+    Layers,
+    Name,
+    Part,
+    Positive,
+    Sha256,
+    Text,
+    broken_rule,
+)
+
+SCHEMA_VERSION = 1
+
+
+class ModelInfo(Part):
+    id: Text = Field(description="`demo`, a Hub id, or the name of a local folder")
+    revision: Text | None = Field(description="Hub revision; null where there is none")
+    family: Name = Field(description="architecture, by its row in the table of families")
+    n_layers: int = Field(ge=1, le=1024, description="decoder layers, 1..1024")
+    config_sha256: Sha256 | None = Field(description="hash of the model's configuration; null only if unmeasured")
+    weights_sha256: Sha256 | None = Field(description="hash of the model's weights; null only if unmeasured")
+    dtype: Dtype | None = Field(description="type the weights ran in; null only if unmeasured")
+    quantization: Text | None = Field(description="quantisation method; null if none")
+
+
+class Sampling(Part):
+    temperature: float = Field(ge=0, le=100, description="0..100, no unit; 0 is greedy")
+    top_p: float = Field(gt=0, le=1, description="probability mass kept, 0 < top_p <= 1; 1 keeps all")
+    top_k: int = Field(ge=0, le=10**7, description="tokens kept, 0..10,000,000; 0 keeps all")
+
+
+class TaskInfo(Part):
+    name: Name = Field(description="task; `any` is used wherever a task has no profile of its own")
+    version: Annotated[int, Field(ge=1, le=10**6)] | None = Field(
+        description="version of the task's manifest, from 1; null only if unmeasured")
+    calibration_sha256: Sha256 | None = Field(description="hash of the calibration text; null only if unmeasured")
+    sampling: Sampling
+
+
+class Hardware(Part):
+    kind: Literal["cpu", "cuda"]
+    name: Text = Field(description="the device's own name")
+    count: int = Field(ge=1, le=4096, description="devices used, 1..4096")
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        description="CPU threads used, 1..4096; null where they do not matter")
+
+
+class SkipDrafter(Part):
+    """Drafts with the model itself, some sub-layers left out."""
+
+    kind: Literal["skip"] = "skip"
+    attn: Layers = Field(description="layers whose attention the draft skips, 0..n_layers-1, ascending")
+    mlp: Layers = Field(description="layers whose MLP the draft skips, 0..n_layers-1, ascending")
+
+    @field_validator("attn", "mlp")
+    @classmethod
+    def _ascending_and_unique(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
+        repeated = [layer for layer in sorted(set(layers)) if layers.count(layer) > 1]
+        if repeated:
+            raise ValueError(f"layer {repeated[0]} is listed more than once")
+        return tuple(sorted(layers))
+
+
+class FixedExit(Part):
+    """Every round drafts `draft_length` tokens."""
+
+    kind: Literal["fixed"] = "fixed"
+
+
+class ConfidenceExit(Part):
+    """A round stops drafting after a token whose top probability is below the threshold."""
+
+    kind: Literal["confidence"] = "confidence"
+    threshold: Fraction = Field(description="probability, 0..1")
+
+
+class AdaptiveExit(Part):
+    """The confidence exit with a threshold that follows the acceptance.
+
+    Source: Draft & Verify (Zhang et al. 2024), section 3.4.
+    """
+
+    kind: Literal["adaptive"] = "adaptive"
+    threshold: Fraction = Field(description="probability to start from, 0..1")
+    target_acceptance: Fraction = Field(description="accepted share of drafted tokens to hold, 0..1")
+    step: Fraction = Field(description="change of the threshold before smoothing, a probability, 0..1")
+    beta1: Fraction = Field(description="smoothing of the acceptance, a weight, 0..1")
+    beta2: Fraction = Field(description="smoothing of the threshold, a weight, 0..1")
+
+
+Drafter = Annotated[SkipDrafter, Field(discriminator="kind")]  # a union: the next kind goes beside SkipDrafter
+Exit = Annotated[FixedExit | ConfidenceExit | AdaptiveExit, Field(discriminator="kind")]
+
+
+class ContextTokens(Part):
+    p50: Positive = Field(description="median tokens before the last one generated, over prompts")
+    max: Positive = Field(description="most tokens before the last one generated")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ContextTokens:
+        if self.p50 > self.max:
+            raise broken_rule("p50", f"the median cannot be above the maximum of {self.max}")
+        return self
+
+
+class Lossless(Part):
+    """Greedy tokens with this profile against plain decoding of the same prompts."""
+
+    prompts: Count = Field(description="prompts compared; 0 if none were")
+    identical: Count = Field(description="prompts with identical tokens, 0..prompts")
+    first_divergence_logit_gap: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
+        description="gap of the full model's two top logits at the first difference, in logits, 0..1e6; null if nothing differs")
+
+    @model_validator(mode="after")
+    def _counted(self) -> Lossless:
+        if self.identical > self.prompts:
+            raise broken_rule("identical", f"no more than the {self.prompts} prompts compared can be identical")
+        if (self.first_divergence_logit_gap is None) != (self.identical == self.prompts):
+            raise broken_rule("first_divergence_logit_gap",
+                              f"it is null exactly when all are identical, here {self.identical} of {self.prompts}")
+        return self
+
+
+class Measured(Part):
+    """Wall-clock measurement on prompts that no search step saw, interleaved with plain decoding by the same engine."""
+
+    baseline_ms_per_token: Interval = Field(description="plain decoding, milliseconds per token, > 0")
+    ms_per_token: Interval = Field(description="with this profile, milliseconds per verified token, > 0")
+    speedup: Interval = Field(description="ratio of total times, plain over profile, > 0, no unit")
+    alpha: Fraction | None = Field(description="probability that a drafted token is accepted, given those before it were, 0..1")
+    accepted_fraction: Fraction | None = Field(description="accepted / drafted, 0..1")
+    tau: float = Field(ge=1, le=1025, description="mean tokens of a round, bonus included, 1..1025")
+    beta: Annotated[float, Field(gt=0, le=1000)] | None = Field(
+        description="draft pass / one-token full pass, a ratio of times, 0..1000")
+    verify_ratio: Annotated[float, Field(gt=0, le=1000)] | None = Field(
+        description="verify pass / one-token full pass, a ratio of times, 0..1000")
+    prompts: Positive = Field(description="prompts measured, from 1")
+    tokens: Positive = Field(description="tokens generated by the profile over all prompts, from 1")
+    context_tokens: ContextTokens
+    ended_on_repeat: Count = Field(description="prompts whose generation stopped at its first repeated 6-gram, 0..prompts")
+    split: Literal["holdout"]
+    lossless: Lossless
+
+    @model_validator(mode="after")
+    def _counted(self) -> Measured:
+        if self.ended_on_repeat > self.prompts:
+            raise broken_rule("ended_on_repeat", f"no more than the {self.prompts} prompts measured can end so")
+        return self
+
+
+class Software(Part):
+    skipsearch: Text
+    torch: Text
+    transformers: Text
+    cuda: Text | None
+
+
+class Provenance(Part):
+    searcher: Name = Field(description="searcher that proposed the mask; `import` for one from elsewhere")
+    objective: Literal["replay", "wall"] | None = Field(description="what the search minimised; null only if unmeasured")
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = Field(
+        description="seed of the search, 0..2**63-1; null only if unmeasured")
+    trials: Count | None = Field(description="masks judged; null only if unmeasured")
+    search_seconds: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
+        description="length of the search, seconds, 0..1e9; null only if unmeasured")
+    created: Date | None = Field(description="ISO 8601 date or time; null only if unmeasured")
+    commit: GitCommit | None = Field(description="commit of the skipsearch that wrote it; null outside a checkout")
+    source: Text | None = Field(default=None, description="where an imported mask comes from; left out if null")
+
+
+_DRAFT_FIGURES = ("alpha", "accepted_fraction", "beta", "verify_ratio")
+_ONLY_UNMEASURED_LACKS = (
+    "engine", "hardware", "software", "measured", "model.dtype", "model.config_sha256", "model.weights_sha256", "task.version",
+    "task.calibration_sha256", "provenance.objective", "provenance.seed", "provenance.trials", "provenance.search_seconds",
+    "provenance.created")
+_UNMEASURED_LACKS = ("engine", "hardware", "software", "measured")
+
+
+class Profile(Part):
+    """One mask for one model, task and device, and the evidence for it."""
+
+    schema_version: Literal[1]
+    model: ModelInfo
+    task: TaskInfo
+    hardware: Hardware | None
+    engine: Name | None = Field(description="engine that was measured; null only if unmeasured")
+    verdict: Literal["speculate", "plain", "unmeasured"]
+    drafter: Drafter
+    draft_length: int = Field(ge=0, le=64, description="most tokens drafted in a round, 1..64; 0 only where nothing is drafted")
+    exit: Exit
+    measured: Measured | None
+    software: Software | None
+    provenance: Provenance
+
+    @property
+    def mask(self) -> SkipMask:
+        """What the draft leaves out. For a plain verdict, the best candidate that lost."""
+        return SkipMask(self.model.n_layers, self.drafter.attn, self.drafter.mlp)
+
+    @model_validator(mode="after")
+    def _mask_fits_the_model(self) -> Profile:
+        try:
+            drafts = self.mask.n_skipped > 0
+        except MaskError as error:
+            raise broken_rule("drafter", str(error)) from error
+        if not drafts and self.verdict != "plain":
+            raise broken_rule("drafter", "it skips nothing, which only a plain verdict may")
+        if drafts != (self.draft_length > 0):
+            raise broken_rule("draft_length", "it is 0 exactly where the mask is empty: then nothing is drafted")
+        return self
+
+    @model_validator(mode="after")
+    def _verdict_fits_the_evidence(self) -> Profile:
+        if self.verdict == "unmeasured":
+            for key in _UNMEASURED_LACKS:
+                if _at(self, key) is not None:
+                    raise broken_rule(key, "it must be null: the verdict is unmeasured")
+            return self
+        for key in _ONLY_UNMEASURED_LACKS:
+            if _at(self, key) is None:
+                raise broken_rule(key, f"it is null, which only an unmeasured profile may have; the verdict is {self.verdict}")
+        for key in _DRAFT_FIGURES:
+            if (_at(self.measured, key) is None) != (self.draft_length == 0):
+                raise broken_rule(f"measured.{key}", "it is null exactly where nothing is drafted")
+        return self
+
+
+def _at(value: Any, path: str) -> Any:
+    for key in path.split("."):
+        value = getattr(value, key)
+    return value
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of the current version, for editors. Rules between keys are the loader's alone."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Profile.model_json_schema()
