@@ -54,15 +54,17 @@ def read_file(path: str | Path) -> bytes:
         if os.path.islink(path):
             raise ProfileError(f"{path}: this is a symbolic link, and links are not followed; name the file itself") from None
         raise ProfileError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    with os.fdopen(handle, "rb") as file:
+    try:
         mode = os.fstat(handle).st_mode
         if not stat.S_ISREG(mode):
             kind = "folder" if stat.S_ISDIR(mode) else "device or pipe"
             raise ProfileError(f"{path}: this is a {kind}; a profile is a regular file")
-        try:
+        with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from None
+    finally:
+        os.close(handle)
 
 
 _A_MAP = "it should be a map of keys"
@@ -96,7 +98,7 @@ def _path(data: Any, detail: ErrorDetails) -> KeyPath:
     for key in [*detail["loc"], *(beyond.split(".") if beyond else ())]:
         if isinstance(data, dict) and key in data:
             data = data[str(key)]
-        elif isinstance(data, list) and isinstance(key, int):
+        elif isinstance(data, list) and isinstance(key, int) and key < len(data):
             data = data[key]
         elif detail["type"] != "missing" or key != detail["loc"][-1]:
             continue

@@ -82,8 +82,8 @@ VERDICTS = {"speculate": speculate, "plain": plain, "unmeasured": unmeasured}
 
 _SHA = st.binary(min_size=32, max_size=32).map(bytes.hex)
 _NAME = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
-_TRICKY = ["null", "yes", "2026-01-31", "012", "1e5", "0x1F", "a: b", "# x", "[a]", "- a", "1:30", "~", "é", "模型", "😀", "'", '"', "\\n",
-           "=", "<<", ".inf", "-1", "1_000", "a #b", "a,b", "{", "%", "@", "`", "!x", "&x", "*x", "? x", "|", ">"]
+_TRICKY = ["null", "yes", "2026-01-31", "012", "1e5", "0x1F", "a: b", "# x", "[a]", "- a", "1:30", "~", "é", "模型", "😀", "'",
+           '"', "\\n", "=", "<<", ".inf", "-1", "1_000", "a #b", "a,b", "{", "%", "@", "`", "!x", "&x", "*x", "? x", "|", ">"]
 _PRINTABLE = st.characters(categories=["L", "N", "P", "S"], include_characters=" ")
 _TEXT = st.sampled_from(_TRICKY) | st.text(_PRINTABLE, max_size=30).map(lambda text: text.strip() or "x")
 _FRACTION = st.floats(0, 1)
