@@ -1,0 +1,150 @@
+"""The schema of `calibration_data/<task>/task.yaml`, and reading one with errors that name file, line, field and rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from skipsearch.errors import TaskError
+from skipsearch.names import unknown
+from skipsearch.tasks.template import columns_of
+from skipsearch.tasks.values import Sampling
+from skipsearch.tasks.yaml_lines import line_of, read_yaml
+
+MANIFEST = "task.yaml"
+
+
+def _placeholders_only(template: str) -> str:
+    columns_of(template)
+    return template
+
+
+Text = Annotated[str, Field(min_length=1)]
+Template = Annotated[Text, AfterValidator(_placeholders_only)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class StdlibSource(_Strict):
+    """Text of the running interpreter's standard library; rows have the one column `text`.
+
+    flavour: `code` (a source file up to somewhere inside a function) or `docstrings` (the first part of a long one).
+    per_module: the most prompts that one module may give.
+    """
+
+    kind: Literal["stdlib"]
+    flavour: Literal["code", "docstrings"]
+    per_module: Count = 1
+
+
+class JsonlSource(_Strict):
+    """Lines of JSON in files beside the manifest. Without holdout_path, one file is cut into both halves."""
+
+    kind: Literal["jsonl"]
+    path: Text
+    holdout_path: Text | None = None
+
+
+def _readable(file: str) -> str:
+    if not file.endswith((".parquet", ".jsonl")):
+        raise ValueError(f"{file} is neither .parquet nor .jsonl; name a file of one of these kinds")
+    return file
+
+
+class HubSource(_Strict):
+    """Files of a data set on the Hugging Face Hub at a revision. Without holdout_files, one pool is cut into both halves."""
+
+    kind: Literal["hub"]
+    repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
+    revision: Text
+    calibration_files: Annotated[list[Annotated[str, AfterValidator(_readable)]], Field(min_length=1)]
+    holdout_files: Annotated[list[Annotated[str, AfterValidator(_readable)]], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _disjoint(self) -> Self:
+        both = set(self.calibration_files) & set(self.holdout_files or ())
+        if both:
+            raise ValueError(f"{min(both)} is in both halves; leave holdout_files out to have one pool cut in two")
+        return self
+
+
+class Manifest(_Strict):
+    """One task as its file describes it. Sizes count prompts; max_new_tokens and max_prompt_tokens count tokens.
+
+    template: the prompt, with the columns of a row as placeholders. shots rows, rendered by `shot`, stand before it.
+    columns: our name for a column -> the data set's. single_line: columns whose line breaks become blanks.
+    categories: rows that have a column `category` are used only if it is one of these.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    version: Count
+    description: Text
+    source: Annotated[StdlibSource | JsonlSource | HubSource, Field(discriminator="kind")]
+    template: Template
+    shot: Template | None = None
+    shots: Annotated[int, Field(ge=0)] = 0
+    columns: dict[str, Text] = {}
+    single_line: list[Text] = []
+    categories: list[Text] | None = None
+    chat: bool = False
+    max_new_tokens: Count
+    max_prompt_tokens: Count
+    sampling: Sampling
+    calibration: Count
+    holdout: Count
+    seed: Annotated[int, Field(ge=0)]
+    end_on_repeat: Count | None
+
+    @model_validator(mode="after")
+    def _shots_have_a_shape(self) -> Self:
+        if (self.shots > 0) != (self.shot is not None):
+            raise ValueError("shots and shot belong together: how many examples, and the template of one")
+        return self
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in a file. Raises: TaskError naming the file, the line, the field and the rule it breaks."""
+    data, node = read_yaml(path)
+    if not isinstance(data, dict):
+        raise TaskError(f"{path}: a task manifest is a mapping of fields such as name and source")
+    try:
+        return Manifest.model_validate(data)
+    except ValidationError as error:
+        raise TaskError(_sentence(path, node, error.errors(include_url=False)[0])) from error
+
+
+def _sentence(path: Path, node: yaml.Node | None, problem: ErrorDetails) -> str:
+    where = problem["loc"]
+    line = line_of(node, where)
+    # Pydantic puts the tag of a union into the path (`source.hub.repo`); the file has no such level.
+    field = ".".join(str(part) for part in where if part not in ("stdlib", "jsonl", "hub")) or "the manifest"
+    return f"{path}{f', line {line}' if line else ''}: {_rule(field, problem)}"
+
+
+def _rule(field: str, problem: ErrorDetails) -> str:
+    kind, value = problem["type"], problem["input"]
+    if kind == "missing":
+        return f"{field} is missing"
+    if kind == "extra_forbidden":
+        return unknown("field", str(problem["loc"][-1]), _fields_beside(problem["loc"]))
+    if kind == "union_tag_invalid":
+        return unknown("source kind", str(problem["ctx"]["tag"]), ("stdlib", "jsonl", "hub"))
+    if kind == "union_tag_not_found":
+        return f"{field} has no kind; it is stdlib, jsonl or hub"
+    if kind == "value_error":
+        return f"{field}: {problem['msg'].removeprefix('Value error, ')}"
+    shown = repr(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
+    return f"{field} is {shown}; {problem['msg'].replace('Input', 'it').replace('String', 'it')}"
+
+
+def _fields_beside(where: tuple[Any, ...]) -> list[str]:
+    models: dict[str, type[BaseModel]] = {"stdlib": StdlibSource, "jsonl": JsonlSource, "hub": HubSource, "sampling": Sampling}
+    parent = str(where[-2]) if len(where) > 1 else ""
+    return list(models.get(parent, Manifest).model_fields)

@@ -1,0 +1,1 @@
+"""Where a task's rows come from, a file for each kind of source."""

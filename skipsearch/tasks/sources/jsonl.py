@@ -1,0 +1,72 @@
+"""Local text: a file of one JSON object a line, UTF-8, blank lines skipped; every error names its line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from skipsearch.errors import TaskError
+from skipsearch.tasks.manifest import JsonlSource
+from skipsearch.tasks.prompts import bare_prompt
+from skipsearch.tasks.rows import Pools, Row
+from skipsearch.tasks.values import Prompt
+
+EXAMPLE = '{"prompt": "…"}'
+ID_COLUMNS = ("id", "question_id", "task_id", "prompt_id")
+
+
+def read(source: JsonlSource, folder: Path) -> Pools:
+    """The rows of a manifest's files, whose paths count from the manifest's folder."""
+    holdout = None if source.holdout_path is None else read_rows(folder / source.holdout_path)
+    return Pools(read_rows(folder / source.path), holdout)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Raises: TaskError naming file and line: not readable, not UTF-8, not a JSON object, or no line at all."""
+    try:
+        with path.open("rb") as lines:
+            rows = parse_rows(lines, str(path))
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if not rows:
+        raise TaskError(f"{path}: holds no line; give one object such as {EXAMPLE} a line")
+    return rows
+
+
+def read_prompts(path: Path) -> tuple[Prompt, ...]:
+    """Every line's prompt in the file's order, repetitions included: what `decode --prompts` continues."""
+    return tuple(bare_prompt(row) for row in read_rows(path))
+
+
+def parse_rows(lines: Iterable[bytes], name: str) -> list[Row]:
+    """Rows of raw lines; `name` stands for the file in errors."""
+    rows: list[Row] = []
+    taken: set[str] = set()
+    for number, line in enumerate(lines, start=1):
+        where = f"{name}, line {number}"
+        columns = _object(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
+        if columns is None:
+            continue
+        given = next((columns[key] for key in ID_COLUMNS if isinstance(columns.get(key), str | int)), None)
+        identity = f"line-{number}" if given is None else str(given)
+        rows.append(Row(identity if identity not in taken else f"{identity}@line-{number}", where, columns))
+        taken.add(identity)
+    return rows
+
+
+def _object(line: bytes, where: str) -> Mapping[str, Any] | None:
+    try:
+        text = line.decode("utf-8").strip()
+        value = json.loads(text) if text else None
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{where}: not UTF-8 (byte {error.start} of the line); save the file as UTF-8") from error
+    except ValueError as error:
+        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise TaskError(f"{where}: not JSON ({reason}); a line is one object such as {EXAMPLE}") from error
+    except RecursionError as error:
+        raise TaskError(f"{where}: nested too deeply to be a row of text") from error
+    if text and not isinstance(value, dict):
+        raise TaskError(f"{where}: a {type(value).__name__}, not an object; a line is one object such as {EXAMPLE}")
+    return value
