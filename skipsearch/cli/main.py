@@ -23,9 +23,10 @@ def root(debug: bool = typer.Option(False, "--debug", help="Show the traceback o
 
 def register() -> None:
     """Attach every command; each file holds one."""
-    from skipsearch.cli import profile
+    from skipsearch.cli import profile, task
 
     app.add_typer(profile.app, name="profile")
+    app.add_typer(task.app, name="task")
 
 
 def main() -> None:

@@ -1,0 +1,51 @@
+"""What a contributor's task must pass before it is shared: its manifest reads, its name fits, and local text loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from skipsearch.errors import TaskError
+from skipsearch.tasks.load import load_task
+from skipsearch.tasks.manifest import MANIFEST, HubSource, read_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One file's verdict. problem: the sentence of what is wrong, or None; summary: what was found otherwise."""
+
+    path: str
+    summary: str
+    problem: str | None = None
+
+
+def check(path: Path) -> list[Checked]:
+    """Every task that a path stands for: a .jsonl, a task.yaml, a task's folder, or a folder of task folders.
+
+    Text on the Hub is not downloaded here. Raises: TaskError if there is no task at the path.
+    """
+    if path.is_dir() and not (path / MANIFEST).is_file():
+        inside = sorted(path.glob(f"*/{MANIFEST}"))
+        if not inside:
+            raise TaskError(f"{path} holds no {MANIFEST}, nor does a folder in it; a task is a folder with a {MANIFEST}")
+        return [_checked(manifest) for manifest in inside]
+    return [_checked(path / MANIFEST if path.is_dir() else path)]
+
+
+def _checked(path: Path) -> Checked:
+    try:
+        return Checked(str(path), _summary(path))
+    except TaskError as error:
+        return Checked(str(path), "", str(error))
+
+
+def _summary(path: Path) -> str:
+    if path.suffix != ".jsonl":
+        manifest = read_manifest(path)
+        if manifest.name != path.resolve().parent.name:
+            raise TaskError(f"{path}: name is {manifest.name}, its folder {path.resolve().parent.name}; a task is found by its "
+                            "folder, so the two are the same word")
+        if isinstance(manifest.source, HubSource):
+            return f"{manifest.name}: the manifest is valid; its text is on the Hub and was not downloaded"
+    task = load_task(path)
+    return f"{task.name}: {len(task.calibration)} calibration and {len(task.holdout)} hold-out prompts"
