@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from reprlib import repr as shorten
 from typing import Annotated, Any, Literal, Self
 
 import yaml
@@ -140,7 +141,7 @@ def _rule(field: str, problem: ErrorDetails) -> str:
         return f"{field} has no kind; it is stdlib, jsonl or hub"
     if kind == "value_error":
         return f"{field}: {problem['msg'].removeprefix('Value error, ')}"
-    shown = repr(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
+    shown = shorten(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
     return f"{field} is {shown}; {problem['msg'].replace('Input', 'it').replace('String', 'it')}"
 
 

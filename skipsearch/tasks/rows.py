@@ -37,8 +37,8 @@ def prepare(rows: Sequence[Row], manifest: Manifest) -> list[Row]:
     kept = [row for row in renamed if wanted is None or row.columns.get("category") in (None, *wanted)]
     if renamed and not kept:
         found = sorted({str(row.columns["category"]) for row in renamed})
-        raise TaskError(f"{renamed[0].where}: no row is of category {' or '.join(wanted or [])}, as task {manifest.name} needs; "
-                        f"there are {', '.join(found)}")
+        raise TaskError(f"{renamed[0].where}: no row is of a category that task {manifest.name} takes "
+                        f"({', '.join(wanted or ()) or 'none'}); there are {', '.join(found)}")
     return kept
 
 
