@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,14 @@ from skipsearch.tasks.sources.cuts import CODE_BUDGET, CODE_LEAST, code_prompts,
 OFFLINE_TASKS = ("pycode", "prose")
 
 
-@pytest.fixture(scope="module", params=OFFLINE_TASKS)
+@cache
+def loaded(task: str) -> Task:
+    return load_task(task)
+
+
+@pytest.fixture(params=OFFLINE_TASKS)
 def task(request: pytest.FixtureRequest) -> Task:
-    return load_task(request.param)
+    return loaded(request.param)
 
 
 def module_of(prompt_id: str) -> str:
@@ -36,7 +42,7 @@ def test_no_package_and_no_text_stands_in_both_halves(task: Task) -> None:
 
 
 def test_prompts_of_either_half_share_few_lines() -> None:
-    task = load_task("pycode")
+    task = loaded("pycode")
     searched = {line for p in task.calibration for line in p.text.split("\n") if len(line.strip()) >= stdlib.LONG_LINE}
     for prompt in task.holdout:
         lines = {line for line in prompt.text.split("\n") if len(line.strip()) >= stdlib.LONG_LINE}
@@ -65,12 +71,12 @@ def test_another_process_reads_the_same_text() -> None:
     """Hash randomisation and the order of a folder's listing must not matter."""
     code = "from skipsearch.tasks import load_task; t = load_task('pycode'); print(t.calibration_sha256, t.holdout_sha256)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    here = load_task("pycode")
+    here = loaded("pycode")
     assert out == [here.calibration_sha256, here.holdout_sha256]
 
 
 def test_another_seed_gives_other_prompts_but_moves_no_package_across() -> None:
-    task = load_task("pycode")
+    task = loaded("pycode")
     other = stdlib.read(StdlibSource(kind="stdlib", flavour="code"), manifest("pycode", seed=1))
     assert [row.id for row in other.calibration] != [p.id for p in task.calibration]
     held = {module_of(p.id).partition(".")[0] for p in task.holdout}
@@ -79,7 +85,7 @@ def test_another_seed_gives_other_prompts_but_moves_no_package_across() -> None:
 
 def test_a_code_prompt_is_real_source_that_ends_inside_a_function() -> None:
     modules = stdlib.find_modules(Path(ast.__file__).parent)
-    name, inner = next(p.id.split(":") for p in load_task("pycode").calibration if "." not in p.id.partition(":")[2])
+    name, inner = next(p.id.split(":") for p in loaded("pycode").calibration if "." not in p.id.partition(":")[2])
     prompt = dict(code_prompts(modules[name].read_text("utf-8")))[inner]
     assert CODE_LEAST <= len(prompt) <= CODE_BUDGET
     assert prompt in "\n".join(line.rstrip() for line in modules[name].read_text("utf-8").expandtabs(4).split("\n"))
