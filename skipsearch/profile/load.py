@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def _explain(error: ValidationError, data: dict[str, Any], document: Document, n
     lines = [_line(document, path) for path in paths]
     first = min(range(len(details)), key=lambda i: (lines[i], details[i]["type"] != "extra_forbidden"))
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    return f"{where(name, lines[first], paths[first])}: {_rule(details[first], missing)}{more}"
+    return f"{where(name, lines[first], paths[first])}: {broken(details[first], missing)}{more}"
 
 
 def _path(data: Any, detail: ErrorDetails) -> KeyPath:
@@ -113,7 +114,8 @@ def _line(document: Document, path: KeyPath) -> int:
     return document.lines.get(path, 1)
 
 
-def _rule(detail: ErrorDetails, missing: list[tuple[int | str, ...]]) -> str:
+def broken(detail: ErrorDetails, missing: Sequence[tuple[int | str, ...]] = ()) -> str:
+    """What stands there and the rule it breaks, in a profile's words; `missing` are the keys that a wrong one may have meant."""
     kind = detail["type"]
     if kind == "extra_forbidden":
         *parent, wrong = detail["loc"]

@@ -39,7 +39,7 @@ class Document:
 
 def where(name: str, line: int | None = None, path: KeyPath = ()) -> str:
     """`file, line 3, drafter.attn[2]`, as far as known."""
-    keys = "".join(f"[{key}]" if isinstance(key, int) else f".{_clip(key)}" for key in path).removeprefix(".")
+    keys = "".join(f"[{key}]" if isinstance(key, int) else f".{printable(key)}" for key in path).removeprefix(".")
     return ", ".join(part for part in (name, f"line {line}" if line else "", keys) if part)
 
 
@@ -105,11 +105,11 @@ class _Reader:
         self.nodes += 1
         self.document.lines[path] = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
-            raise self._refuse(event, path, f"aliases (`*{_clip(str(event.anchor))}`) are not allowed; write the value out")
+            raise self._refuse(event, path, f"aliases (`*{printable(str(event.anchor))}`) are not allowed; write the value out")
         if event.anchor is not None:
-            raise self._refuse(event, path, f"anchors (`&{_clip(event.anchor)}`) are not allowed; write the value out")
+            raise self._refuse(event, path, f"anchors (`&{printable(event.anchor)}`) are not allowed; write the value out")
         if event.tag is not None:
-            raise self._refuse(event, path, f"tags (`{_clip(event.tag)}`) are not allowed; write a plain value")
+            raise self._refuse(event, path, f"tags (`{printable(event.tag)}`) are not allowed; write a plain value")
         if self.nodes > MAX_NODES:
             raise self._refuse(event, path, f"there are more than {MAX_NODES} values, which no profile needs")
         if isinstance(event, yaml.ScalarEvent):
@@ -158,9 +158,10 @@ class _Reader:
 
 
 def _one_line(problem: object) -> str:
-    return _clip(" ".join(str(problem).split()), 200)
+    return printable(" ".join(str(problem).split()), 200)
 
 
-def _clip(text: str, length: int = 40) -> str:
+def printable(text: str, length: int = 40) -> str:
+    """Text from outside, made safe for one line of a terminal: control characters as `?`, and not longer than `length`."""
     shown = "".join(c if c.isprintable() else "?" for c in text)
     return shown if len(shown) <= length else f"{shown[:length]}…"

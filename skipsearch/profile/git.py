@@ -1,0 +1,174 @@
+"""`profile pull`: profiles out of somebody's Git repository, trusting nothing in it.
+
+Nothing is ever checked out. One commit is fetched, without history, into a bare repository that is thrown away; from its tree,
+regular *.yaml files under profiles/ are read as blobs, each is validated, and those that pass are written where their own content
+says they belong. So hooks, submodules, links, filters (LFS) and clever paths have nothing to act on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+
+from skipsearch.errors import ProfileError
+from skipsearch.profile.dump import save_text
+from skipsearch.profile.gitcli import run_git
+from skipsearch.profile.load import parse_profile
+from skipsearch.profile.places import profile_path, user_folder
+from skipsearch.profile.yaml import MAX_BYTES, printable
+
+MAX_FILES = 5000
+_HOST = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9.:\[\]-]*")
+_REF = re.compile(r"(?!.*(\.\.|//))[A-Za-z0-9_][A-Za-z0-9_./-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What came of a pull. kept: paths under `folder`. refused: one sentence for each file that was left behind."""
+
+    url: str
+    ref: str
+    commit: str
+    folder: Path
+    kept: tuple[Path, ...]
+    refused: tuple[str, ...]
+
+
+def pull(address: str) -> Pulled:
+    """Fetch the profiles of URL[@ref] into the user folder, in place of what an earlier pull of that URL left there.
+
+    The folder gets a source.json with URL, ref and commit. A ref is a branch, a tag or a full commit hash; without one it is the
+    repository's default branch. If a local path itself holds an `@`, write the ref (@HEAD) too.
+    Raises: ProfileError if the address is not https, ssh or file, git fails, or not one valid profile is in it; what an earlier
+    pull left is then untouched.
+    """
+    url, ref = split_address(address)
+    with tempfile.TemporaryDirectory(prefix="skipsearch-pull-") as scratch:
+        repository = Path(scratch, "repository")
+        commit = _fetch(repository, url, ref)
+        files, refused = _profiles(repository, commit)
+    if not files:
+        why = f": {refused[0]}" if refused else "; it needs profiles/<org>--<model>/<task>/<device>--<dtype>.yaml"
+        raise ProfileError(f"{url} holds no valid profile at {commit[:12]}{why}")
+    folder = user_folder() / "pulled" / _folder_name(url)
+    _replace(folder, files, {"url": url, "ref": ref, "commit": commit, "pulled": datetime.now(UTC).isoformat(timespec="seconds")})
+    return Pulled(url, ref, commit, folder, tuple(folder / path for path in files), tuple(refused))
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """URL[@ref] as (URL, ref). Raises: ProfileError for another scheme, a password in it, or a ref that git could misread."""
+    scheme, _, rest = address.partition("://")
+    authority, _, path = rest.partition("/")
+    if scheme not in ("https", "ssh", "file") or not path or not address.isprintable() or " " in address:
+        raise ProfileError(f"{printable(address, 100)} is no address of a profile repository; "
+                           "write https://host/path, ssh://git@host/path or file:///path, then @ref if you want one")
+    with_ref = re.fullmatch(r"(.*[^/])@([^@]+)", path)
+    path, ref = with_ref.groups() if with_ref else (path, "HEAD")
+    if not _REF.fullmatch(ref):
+        raise ProfileError(f"{ref!r} is no branch, tag or commit; letters, digits and `._/-` may follow the @ of {scheme}://…@ref")
+    user, at, host = authority.rpartition("@")
+    if at and (scheme != "ssh" or ":" in user or not _HOST.fullmatch(user)):
+        raise ProfileError(f"a {scheme} address must not hold a password or token, which would be written down with it; "
+                           "leave it to git's credential helper")
+    if (scheme == "file") != (host == "") or (host and not _HOST.fullmatch(host)):
+        raise ProfileError(f"{host!r} is no host; write https://host/path, ssh://git@host/path or file:///path")
+    return f"{scheme}://{authority}/{path}", ref
+
+
+def _fetch(repository: Path, url: str, ref: str) -> str:
+    """Fetch one commit without history into a new bare repository; its hash."""
+    run_git(["init", "--quiet", "--bare", "--template=", str(repository)])
+    run_git(["remote", "add", "origin", url], repository)
+    run_git(["fetch", "--quiet", "--depth=1", "--no-tags", f"--filter=blob:limit={MAX_BYTES + 1}", "origin", ref], repository)
+    commit = run_git(["rev-parse", "--verify", "--quiet", "FETCH_HEAD^{commit}"], repository).decode("ascii").strip()
+    # What the filter held back must stay away: without a remote to promise it, git calls it missing instead of fetching it.
+    run_git(["remote", "remove", "origin"], repository)
+    return commit
+
+
+def _profiles(repository: Path, commit: str) -> tuple[dict[Path, bytes], list[str]]:
+    """(path by content -> bytes) of each valid profile in a commit, and a sentence for each file that is none."""
+    blobs: dict[str, str] = {}
+    refused: list[str] = []
+    for mode, oid, name in _tree(repository, commit):
+        if mode in ("100644", "100755"):
+            blobs[name] = oid
+        else:
+            refused.append(f"{name}: this is {'a symbolic link' if mode == '120000' else 'a submodule'}, which is not followed")
+    files: dict[Path, bytes] = {}
+    for name, content in _contents(repository, blobs):
+        try:
+            if content is None:
+                raise ProfileError(f"{name}: the file is larger than {MAX_BYTES // 1024} KiB, which no profile needs")
+            if content.startswith(b"version https://git-lfs"):
+                raise ProfileError(f"{name}: this is stored with Git LFS, which profiles do not need; commit the file itself")
+            path = profile_path(parse_profile(content, name))
+            if name != path.as_posix():
+                raise ProfileError(f"{name}: its content belongs at {path}")
+            files[path] = content
+        except ProfileError as error:
+            refused.append(str(error))
+    return files, refused
+
+
+def _tree(repository: Path, commit: str) -> Iterator[tuple[str, str, str]]:
+    """(mode, blob, path) of what could be a profile or pretends to be one."""
+    listing = run_git(["ls-tree", "-r", "-z", "--full-tree", commit, "--", "profiles/"], repository)
+    entries = listing.split(b"\0")[:-1]
+    if len(entries) > MAX_FILES:
+        raise ProfileError(f"the repository has more than {MAX_FILES} files under profiles/; ask its owner to split it")
+    for entry in entries:
+        about, _, path = entry.partition(b"\t")
+        mode, kind, oid = about.decode("ascii").split()
+        if path.endswith(b".yaml") or kind == "commit" or mode == "120000":
+            yield mode, oid, printable(path.decode("utf-8", "replace"), 300)
+
+
+def _contents(repository: Path, blobs: dict[str, str]) -> Iterator[tuple[str, bytes | None]]:
+    """(path, bytes) of each blob; None for one larger than a profile may be."""
+    checks = run_git(["cat-file", "--batch-check=%(objectsize)"], repository, _lines(blobs)).split(b"\n")
+    # a size is no number where the fetch's filter has left the blob out already
+    small = {name: blobs[name] for name, size in zip(blobs, checks, strict=False) if size.isdigit() and int(size) <= MAX_BYTES}
+    yield from ((name, None) for name in blobs if name not in small)
+    stream = BytesIO(run_git(["cat-file", "--batch=%(objectsize)"], repository, _lines(small)))
+    for name in small:
+        content = stream.read(int(stream.readline()))
+        stream.readline()
+        yield name, content
+
+
+def _lines(blobs: dict[str, str]) -> bytes:
+    return "".join(f"{oid}\n" for oid in blobs.values()).encode("ascii")
+
+
+def _folder_name(url: str) -> str:
+    """Readable, and different for different URLs."""
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", url.partition("://")[2]).strip("-.").removesuffix(".git")[:80]
+    return f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
+
+
+def _replace(folder: Path, files: dict[Path, bytes], source: dict[str, str]) -> None:
+    """Put the files and source.json at `folder`; a reader sees the old folder or the new one.
+
+    Raises: ProfileError if the user folder cannot be written.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".pulling-") as scratch:
+            fresh = Path(scratch, "new")
+            for path, content in files.items():
+                save_text(content.decode("utf-8"), fresh / path)
+            save_text(json.dumps(source, indent=1) + "\n", fresh / "source.json")
+            if folder.exists():
+                os.rename(folder, Path(scratch, "old"))
+            os.rename(fresh, folder)
+    except OSError as error:
+        raise ProfileError(f"cannot write {folder}: {error.strerror or error}; XDG_DATA_HOME chooses another place") from error

@@ -1,0 +1,99 @@
+"""`--profile auto`: down a ladder from the profile that fits best to one that fits at all, telling what each rung held.
+
+Model → task → device → dtype: the wanted task before `any`; within a task this device before others, and masks that were never
+measured last; within a device the same dtype first. On one rung the earlier folder wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from skipsearch.errors import ProfileError
+from skipsearch.profile.load import load_profile
+from skipsearch.profile.match import MachineFacts, ModelFacts, check
+from skipsearch.profile.places import ANY, Source, device_slug, model_folder, sources
+from skipsearch.profile.schema import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One step of the ladder and what came of it, in words."""
+
+    wanted: str
+    outcome: str
+
+    def __str__(self) -> str:
+        return f"{self.wanted}: {self.outcome}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The profile to use, its file and its warnings, or None where no rung held one; and every rung that was tried."""
+
+    profile: Profile | None
+    path: Path | None
+    warnings: tuple[str, ...]
+    rungs: tuple[Rung, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file in one of the searched folders: a profile, or why it is none."""
+
+    source: Source
+    path: Path
+    profile: Profile | None
+    fault: str | None
+
+
+def find_profile(model: ModelFacts, machine: MachineFacts, task: str = ANY, folder: Path | None = None) -> Found:
+    """The best profile for this model, task and machine in the folders that are searched, `folder` first if given.
+
+    A file that cannot be read or is for another architecture is passed by, and its rung says why.
+    Raises: ProfileError if `folder` is not a folder.
+    """
+    rungs: list[Rung] = []
+    searched = [(source.folder / model_folder(model.id)) for source in sources(folder)]
+    homes = [home for home in searched if home.is_dir()]
+    rungs.append(Rung(f"model {model.id}", f"in {len(homes) or 'none'} of {len(searched)} folders"))
+    for wanted, candidates in _ladder(homes, model, machine, task):
+        refusals = []
+        for path in candidates:
+            try:
+                profile = load_profile(path)
+                warnings = check(profile, model, machine)
+            except ProfileError as error:
+                refusals.append(f"refused {path} ({error})")
+                continue
+            rungs.append(Rung(wanted, "; ".join([*refusals, f"using {path}"])))
+            return Found(profile, path, tuple(warnings), tuple(rungs))
+        rungs.append(Rung(wanted, "; ".join(refusals) or "none"))
+    return Found(None, None, (), tuple(rungs))
+
+
+def _ladder(homes: list[Path], model: ModelFacts, machine: MachineFacts, task: str) -> Iterator[tuple[str, list[Path]]]:
+    """(what this rung wants, the files on it), best first; a model's `homes` are its folders, in the order they are searched."""
+    here, dtype = device_slug(machine.name, machine.count), model.dtype or ANY
+
+    def fit(path: Path) -> str:
+        made_on, _, made_in = path.stem.rpartition("--")
+        if made_on == ANY:
+            return "unmeasured"
+        return f"{'this' if made_on == here else 'another'} device, {dtype if made_in == dtype else 'another dtype'}"
+
+    rungs = [f"{device} device, {kind}" for device in ("this", "another") for kind in (dtype, "another dtype")] + ["unmeasured"]
+    for name in dict.fromkeys([task, ANY]):
+        files = [path for home in homes for path in sorted((home / name).glob("*--*.yaml"))]
+        yield from ((f"task {name}, {rung}", [path for path in files if fit(path) == rung]) for rung in rungs)
+
+
+def list_profiles(folder: Path | None = None) -> Iterator[Listed]:
+    """Every profile in the folders that are searched. Raises: ProfileError if `folder` is not a folder."""
+    for source in sources(folder):
+        for path in sorted(source.folder.glob("*/*/*.yaml")):
+            try:
+                yield Listed(source, path, load_profile(path), None)
+            except ProfileError as error:
+                yield Listed(source, path, None, str(error))

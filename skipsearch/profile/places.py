@@ -1,0 +1,99 @@
+"""Where profiles are kept: the path of each inside a repository, and the folders that are searched."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from skipsearch.errors import ProfileError
+from skipsearch.profile.schema import Profile
+
+ENVIRONMENT = "SKIPSEARCH_PROFILE_PATH"
+ANY = "any"  # the task, device or dtype of a profile that is for no particular one
+
+
+def profile_path(profile: Profile) -> Path:
+    """Where it belongs in a repository: profiles/<org>--<model>/<task>/<device-slug>--<dtype>.yaml.
+
+    An unmeasured profile is for no device; where its dtype is not known either it is called any--any.yaml.
+    """
+    hardware = profile.hardware
+    device = device_slug(hardware.name, hardware.count) if hardware else ANY
+    return Path("profiles", model_folder(profile.model.id), profile.task.name, f"{device}--{profile.model.dtype or ANY}.yaml")
+
+
+def model_folder(model_id: str) -> str:
+    """`org/name` is org--name; `demo` is itself; a path to a local folder is that folder's name."""
+    parts = [part for part in model_id.split("/") if part]
+    is_hub_id = len(parts) == 2 and not model_id.startswith(("/", "~", "."))
+    return _slug("--".join(parts) if is_hub_id else "".join(parts[-1:]))
+
+
+def device_slug(name: str, count: int = 1) -> str:
+    """`NVIDIA H200` is nvidia-h200, two of them 2x-nvidia-h200."""
+    return _slug(f"{count}x {name}" if count > 1 else name).lower()
+
+
+def _slug(text: str) -> str:
+    """Safe as the name of one file or folder, anywhere; never `.`, `..` or hidden."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:100] or "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A folder that holds <org>--<model>/<task>/*.yaml, and what to call it."""
+
+    folder: Path
+    label: str
+
+
+def user_folder() -> Path:
+    """The user's own data: `profiles/` for theirs, `pulled/` for repositories that `profile pull` fetched."""
+    data = os.environ.get("XDG_DATA_HOME")
+    return (Path(data) if data else Path.home() / ".local" / "share") / "skipsearch"
+
+
+def sources(folder: Path | None = None) -> list[Source]:
+    """The folders to search, first one first: `folder` (--profiles), the environment's, the user's, pulled ones, the bundled one.
+
+    Raises: ProfileError if `folder` is given and is not a folder.
+    """
+    if folder is not None and not folder.is_dir():
+        raise ProfileError(f"--profiles {folder} is not a folder; name one that holds profiles/ or <org>--<model>/<task>/*.yaml")
+    found = [Source(_inside(folder), str(folder))] if folder is not None else []
+    found += [Source(_inside(Path(entry)), entry) for entry in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if entry]
+    found.append(Source(user_folder() / "profiles", "user"))
+    found += [Source(pulled / "profiles", f"pulled {pulled.name}") for pulled in _folders(user_folder() / "pulled")]
+    checkout = Path(__file__).parents[2]
+    if (checkout / "pyproject.toml").is_file():  # beside an installed package, profiles/ would be somebody else's
+        found.append(Source(checkout / "profiles", "bundled"))
+    return found
+
+
+def profile_files(folder: Path) -> Iterator[Path]:
+    """Every *.yaml under a folder or, if it is a repository, under its profiles/."""
+    yield from sorted(_inside(folder).rglob("*.yaml"))
+
+
+def misplaced(path: Path, profile: Profile) -> str | None:
+    """One sentence if a file under a folder called profiles is not where its content says it belongs."""
+    parts = path.absolute().parts
+    if "profiles" not in parts:
+        return None
+    root = len(parts) - 1 - parts[::-1].index("profiles")
+    here, there = Path(*parts[root:]), profile_path(profile)
+    return None if here == there else f"{path}: its content belongs at {there}; rename it, so that `--profile auto` finds it"
+
+
+def _inside(folder: Path) -> Path:
+    return folder / "profiles" if (folder / "profiles").is_dir() else folder
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    except OSError:
+        return []

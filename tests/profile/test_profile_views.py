@@ -1,0 +1,121 @@
+"""Comparing, drawing and importing profiles."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from profile_samples import plain, speculate, unmeasured
+from rich.console import Console
+
+from skipsearch.errors import ProfileError
+from skipsearch.mask import SkipMask
+from skipsearch.profile import Interval, Profile, dump_profile, parse_profile
+from skipsearch.profile.compare import compare
+from skipsearch.profile.draw import draw_mask
+from skipsearch.profile.importers import import_skip_sets
+from skipsearch.profile.places import profile_path
+
+PUBLISHED = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+def drawn(mask: SkipMask, width: int = 80, encoding: str = "utf-8") -> list[str]:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=file, width=width)
+    console.print(draw_mask(mask))
+    file.seek(0)
+    return file.read().splitlines()
+
+
+def test_a_mask_is_drawn_as_a_row_of_attention_and_a_row_of_mlps_under_a_ruler() -> None:
+    assert drawn(SkipMask(16, attn=(3, 4), mlp=(7,))) == [
+        "layer 0    5    10   15",
+        "attn  ███··███████████",
+        "mlp   ███████·████████"]
+
+
+def test_a_deep_mask_wraps_to_the_terminal_and_keeps_its_ruler() -> None:
+    assert drawn(SkipMask(12, attn=(0, 11)), width=17) == [
+        "layer 0    5", "attn  ·█████████", "mlp   ██████████",
+        "layer 10", "attn  █·", "mlp   ██"]
+
+
+def test_a_terminal_without_unicode_gets_plain_characters() -> None:
+    assert drawn(SkipMask(4, attn=(1,)), encoding="ascii")[1:] == ["attn  #.##", "mlp   ####"]
+
+
+def changed(profile: Profile, old: str, new: str) -> Profile:
+    text = dump_profile(profile)
+    assert old in text
+    return parse_profile(text.replace(old, new).encode(), "x.yaml")
+
+
+def test_comparing_a_profile_with_itself_finds_nothing() -> None:
+    same = compare(speculate(), speculate())
+    assert (same.jaccard, same.only_a.n_skipped, same.only_b.n_skipped, same.changed) == (1.0, 0, 0, {})
+    assert not any(apart for _, _, apart in same.intervals.values())
+
+
+def test_comparing_tells_sublayers_settings_and_whether_intervals_are_apart() -> None:
+    other = changed(speculate(), "attn: [3, 4], mlp: [7]", "attn: [4, 5], mlp: [7]")
+    other = changed(changed(other, "threshold: 0.6", "threshold: 0.5"), "[1.31, 1.366]", "[1.1, 1.366]")
+    other = changed(other, "{mean: 3.352, ci95: [3.29, 3.419]}", "{mean: 3.1, ci95: [3.0, 3.2]}")
+    found = compare(speculate(), other)
+    assert found.jaccard == 2 / 4
+    assert (found.only_a, found.only_b) == (SkipMask(16, attn=(3,)), SkipMask(16, attn=(5,)))
+    assert found.changed == {"exit.threshold": (0.6, 0.5)}
+    assert {key: apart for key, (_, _, apart) in found.intervals.items()} == {"ms_per_token": True, "speedup": False}
+    assert found.intervals["speedup"][0] == Interval(mean=1.337, ci95=(1.31, 1.366))
+    assert json.loads(json.dumps(found.as_dict()))["only_a"] == {"attn": [3], "mlp": []}
+
+
+def test_two_empty_masks_are_equal() -> None:
+    assert compare(plain(), plain()).jaccard == 1.0
+
+
+def test_masks_of_different_depth_are_not_compared() -> None:
+    with pytest.raises(ProfileError, match="demo has 16 layers and meta-llama/Llama-2-13b-hf has 40"):
+        compare(speculate(), unmeasured())
+
+
+def skip_sets(folder: Path, data: object) -> Path:
+    path = folder / "skip_layers.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_a_model_alone_is_imported_for_any_task_and_a_suffix_names_the_task(tmp_path: Path) -> None:
+    mask = {"attention": [30, 3], "mlp": [6]}
+    one, two = import_skip_sets(skip_sets(tmp_path, {"llama-2-13b": mask, "llama-2-13b_chat_cnndm": mask}))
+    assert one.mask == SkipMask(40, attn=(3, 30), mlp=(6,))
+    assert (one.verdict, one.model.id, one.task.name) == ("unmeasured", "meta-llama/Llama-2-13b-hf", "any")
+    assert (two.model.id, two.task.name) == ("meta-llama/Llama-2-13b-chat-hf", "cnndm")
+    assert "self-speculative-decoding" in str(one.provenance.source)
+    assert "SWIFT" in str(two.provenance.source)
+
+
+@pytest.mark.parametrize(("data", "rule"), [
+    ([], "a file of skip sets is a map"),
+    ({"llama-3-13b": {"attention": [1], "mlp": []}}, "did you mean llama-2-13b"),
+    ({"llama-2-13b": {"attention": [1]}}, "two keys, `attention` and `mlp`"),
+    ({"llama-2-13b": {"attention": [40], "mlp": []}}, "attn layer 40 is outside 0..39"),
+    ({"llama-2-13b": {"attention": [1, 1], "mlp": []}}, "layer 1 is listed more than once"),
+    ({"llama-2-13b": {"attention": ["1"], "mlp": []}}, "it should be a whole number"),
+])
+def test_a_file_that_is_none_is_refused_with_file_and_key(tmp_path: Path, data: object, rule: str) -> None:
+    path = skip_sets(tmp_path, data)
+    with pytest.raises(ProfileError, match=rule) as caught:
+        import_skip_sets(path)
+    assert str(caught.value).startswith(f"{path}")
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published files are not beside the checkout")
+@pytest.mark.parametrize(("name", "count"), [("draft_and_verify", 4), ("swift", 5)])
+def test_the_published_files_import_and_survive_the_round_trip(name: str, count: int) -> None:
+    profiles = import_skip_sets(PUBLISHED / f"skip_layers_{name}.json")
+    assert len({profile_path(profile) for profile in profiles}) == count
+    for profile in profiles:
+        assert parse_profile(dump_profile(profile).encode(), "x.yaml") == profile
+        assert 0.3 < profile.mask.n_skipped / (2 * profile.model.n_layers) < 0.6
