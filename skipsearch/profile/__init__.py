@@ -3,9 +3,9 @@
     schema, fields    version 1, as frozen models               yaml, load    a strict reader
     dump              canonical text, atomic saving             migrate       older versions
     match             does it fit this model and machine?       places        where profiles are kept
-    lookup            `--profile auto`: the ladder              git           pull a repository of profiles
-    importers         others' skip sets                         compare       two profiles side by side
-    draw              a mask and a profile in the terminal
+    lookup            `--profile auto`: the ladder              git, gitcli   pull a repository of profiles
+    importers         others' skip sets                         validate      a whole repository
+    describe, draw    a profile and its mask in the terminal    compare       two profiles side by side
 """
 
 from skipsearch.profile.dump import dump_profile, save_profile

@@ -8,7 +8,7 @@ from typing import Any
 
 from skipsearch.errors import ProfileError
 from skipsearch.mask import SkipMask
-from skipsearch.profile.dump import as_dict
+from skipsearch.profile.dump import as_dict, flow
 from skipsearch.profile.fields import Interval
 from skipsearch.profile.schema import Profile
 
@@ -37,6 +37,18 @@ class Comparison:
                           for key, (a, b, apart) in self.intervals.items()}}
 
 
+    def lines(self) -> list[str]:
+        """The comparison in words, most important first."""
+        told = [f"masks        {self.jaccard:.0%} of what either skips is skipped by both (Jaccard)"]
+        for name, mask in (("A", self.only_a), ("B", self.only_b)):
+            if mask.n_skipped:
+                told.append(f"only {name}       attention {_layers(mask.attn)}, MLP {_layers(mask.mlp)}")
+        for key, (x, y, apart) in self.intervals.items():
+            verdict = "apart" if apart else "not apart: the difference may be chance"
+            told.append(f"{key:<12} {x.in_words()} and {y.in_words()}, {verdict}")
+        return told + [f"{key}: {flow(old)} → {flow(new)}" for key, (old, new) in self.changed.items()]
+
+
 def compare(a: Profile, b: Profile) -> Comparison:
     """Raises: ProfileError if the two are for models of another depth: their masks then have nothing in common."""
     if a.model.n_layers != b.model.n_layers:
@@ -59,6 +71,10 @@ def _intervals(a: Profile, b: Profile) -> dict[str, tuple[Interval, Interval, bo
         return {}
     pairs = {"ms_per_token": (x.ms_per_token, y.ms_per_token), "speedup": (x.speedup, y.speedup)}
     return {key: (p, q, p.ci95[1] < q.ci95[0] or q.ci95[1] < p.ci95[0]) for key, (p, q) in pairs.items()}
+
+
+def _layers(layers: tuple[int, ...]) -> str:
+    return " ".join(map(str, layers)) or "none"
 
 
 def _flat(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -53,6 +53,10 @@ class Interval(Part):
             raise broken_rule("ci95", f"the bounds must satisfy 0 <= low <= mean <= high, with a mean of {self.mean}")
         return self
 
+    def in_words(self, unit: str = "") -> str:
+        """`1.337× (1.31–1.366)`"""
+        return f"{self.mean:g}{unit} ({self.ci95[0]:g}–{self.ci95[1]:g})"
+
     @classmethod
     def rounded(cls, mean: float, low: float, high: float) -> Interval:
         """Rounded to what the interval supports: two significant digits of its half-width, six of the mean where that is finer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -66,7 +67,7 @@ def sources(folder: Path | None = None) -> list[Source]:
     found = [Source(_inside(folder), str(folder))] if folder is not None else []
     found += [Source(_inside(Path(entry)), entry) for entry in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if entry]
     found.append(Source(user_folder() / "profiles", "user"))
-    found += [Source(pulled / "profiles", f"pulled {pulled.name}") for pulled in _folders(user_folder() / "pulled")]
+    found += [Source(pulled / "profiles", _origin(pulled)) for pulled in _folders(user_folder() / "pulled")]
     checkout = Path(__file__).parents[2]
     if (checkout / "pyproject.toml").is_file():  # beside an installed package, profiles/ would be somebody else's
         found.append(Source(checkout / "profiles", "bundled"))
@@ -90,6 +91,15 @@ def misplaced(path: Path, profile: Profile) -> str | None:
 
 def _inside(folder: Path) -> Path:
     return folder / "profiles" if (folder / "profiles").is_dir() else folder
+
+
+def _origin(pulled: Path) -> str:
+    """URL@commit of a pulled repository, as its pull wrote down."""
+    try:
+        source = json.loads((pulled / "source.json").read_text(encoding="utf-8"))
+        return f"{source['url']}@{source['commit'][:12]}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"pulled {pulled.name}"
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -1,0 +1,182 @@
+"""`skipsearch profile`: look at, check, compare, convert and fetch profiles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skipsearch.cli.common import err, out, print_json
+from skipsearch.errors import ProfileError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at, check, compare, convert and fetch profiles.")
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A profile.")]
+Json = Annotated[bool, typer.Option("--json", help="Print data only.")]
+
+
+@app.command("list", short_help="Every profile in the folders that are searched.")
+def list_command(
+        profiles: Annotated[Path | None, typer.Option(help="A folder to search first.")] = None,
+        as_json: Json = False) -> None:
+    """Example: skipsearch profile list --profiles my-profiles
+
+    Every profile in the folders that --profile auto searches: --profiles, SKIPSEARCH_PROFILE_PATH, the user folder, what was
+    pulled, and those that come with skipsearch.
+    """
+    from rich.markup import escape
+    from rich.table import Table
+
+    from skipsearch.profile.describe import device, speedup
+    from skipsearch.profile.dump import as_dict
+    from skipsearch.profile.lookup import list_profiles
+
+    listed = list(list_profiles(profiles))
+    if as_json:
+        print_json([{"file": str(entry.path), "source": entry.source.label, "fault": entry.fault,
+                     "profile": as_dict(entry.profile) if entry.profile else None} for entry in listed])
+        return
+    table = Table("model", "task", "device", "dtype", "speedup", "source", "file", box=None, pad_edge=False)
+    for entry in listed:
+        if entry.profile is None:
+            err.print(f"warning: {entry.fault}", style="yellow", markup=False)
+            continue
+        found = entry.profile
+        cells = (found.model.id, found.task.name, device(found), found.model.dtype or "any", speedup(found), entry.source.label,
+                 str(entry.path))
+        table.add_row(*map(escape, cells))
+    if table.row_count:
+        out.print(table)
+    else:
+        err.print("no profiles yet; `skipsearch tune` makes one, `skipsearch profile pull` fetches some", markup=False)
+
+
+@app.command(short_help="A profile in words, with its mask drawn.")
+def show(file: File, as_json: Json = False) -> None:
+    """Example: skipsearch profile show my-profile.yaml
+
+    A profile in words, with its mask drawn; --json prints its content.
+    """
+    from skipsearch.profile import load_profile
+    from skipsearch.profile.describe import describe
+    from skipsearch.profile.draw import draw_mask
+    from skipsearch.profile.dump import as_dict
+
+    profile = load_profile(file)
+    if as_json:
+        print_json(as_dict(profile))
+        return
+    out.print("\n".join(describe(profile)), markup=False)
+    out.print()
+    out.print(draw_mask(profile.mask))
+
+
+@app.command(short_help="Check a profile, or every profile of a repository.")
+def validate(
+        paths: Annotated[list[Path], typer.Argument(metavar="FILE|DIR", help="Profiles, or folders of them.")],
+        as_json: Json = False) -> None:
+    """Example: skipsearch profile validate profiles/
+
+    Check profiles: that they load and, in a folder called profiles, that each is where its content says it belongs. One sentence
+    for each fault; exit status 1 if there is any.
+    """
+    from skipsearch.profile.validate import validate_paths
+
+    checked = validate_paths(paths)
+    if as_json:
+        print_json([{"file": str(entry.path), "valid": entry.fault is None, "fault": entry.fault} for entry in checked])
+    faults = [entry.fault for entry in checked if entry.fault]
+    for fault in faults:
+        err.print(fault, markup=False)
+    if faults:
+        raise ProfileError(f"{len(faults)} of {len(checked)} profiles are not valid")
+    if not as_json:
+        out.print(f"{len(checked)} valid", markup=False)
+
+
+@app.command(short_help="Two profiles of one model side by side.")
+def diff(
+        a: Annotated[Path, typer.Argument(metavar="A")],
+        b: Annotated[Path, typer.Argument(metavar="B")], as_json: Json = False) -> None:
+    """Example: skipsearch profile diff old.yaml new.yaml
+
+    Which sub-layers only one of them skips, which settings differ, and whether the measured intervals are apart.
+    """
+    from skipsearch.profile import load_profile
+    from skipsearch.profile.compare import compare
+
+    found = compare(load_profile(a), load_profile(b))
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        out.print("\n".join(found.lines()), markup=False)
+
+
+@app.command(short_help="Rewrite a profile in the current version.")
+def migrate(file: File) -> None:
+    """Example: skipsearch profile migrate old.yaml
+
+    Rewrite a profile, in place, in the current schema version and in canonical form. Comments are lost.
+    """
+    from skipsearch.profile import dump_profile, load_profile, save_profile
+    from skipsearch.profile.load import read_file
+
+    profile = load_profile(file)
+    if read_file(file) == dump_profile(profile).encode():
+        out.print(f"{file} is current and canonical already", markup=False)
+        return
+    save_profile(profile, file)
+    out.print(f"rewrote {file} in schema version {profile.schema_version}", markup=False)
+
+
+@app.command("import", short_help="Turn a published file of skip sets into profiles.")
+def import_command(
+        file: Annotated[Path, typer.Argument(metavar="FILE", help="skip_layers.json of Draft & Verify or SWIFT.")],
+        to: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder that has or gets profiles/.")]) -> None:
+    """Example: skipsearch profile import skip_layers.json --out my-profiles
+
+    Turn a published file of skip sets into profiles with the verdict unmeasured: decoding with one is lossless, its speed is
+    unknown.
+    """
+    from skipsearch.profile import save_profile
+    from skipsearch.profile.importers import import_skip_sets
+    from skipsearch.profile.places import profile_path
+
+    for profile in import_skip_sets(file):
+        path = to / profile_path(profile)
+        save_profile(profile, path)
+        out.print(f"{path}", markup=False)
+
+
+@app.command(short_help="Fetch the profiles of a Git repository.")
+def pull(address: Annotated[str, typer.Argument(metavar="URL[@REF]", help="https, ssh or file.")],
+         as_json: Json = False) -> None:
+    """Example: skipsearch profile pull https://github.com/org/profiles@main
+
+    Fetch the profiles of a Git repository into the user folder, where --profile auto finds them. Only valid *.yaml files under
+    profiles/ are kept; nothing in the repository is run or followed. The commit is written down beside them.
+    """
+    from skipsearch.profile.git import pull as pull_profiles
+
+    pulled = pull_profiles(address)
+    for refusal in pulled.refused:
+        err.print(f"left behind: {refusal}", style="yellow", markup=False)
+    if as_json:
+        print_json({"url": pulled.url, "ref": pulled.ref, "commit": pulled.commit, "folder": str(pulled.folder),
+                    "kept": [str(path) for path in pulled.kept], "refused": list(pulled.refused)})
+    else:
+        count = f"{len(pulled.kept)} profile{'s' if len(pulled.kept) > 1 else ''}"
+        out.print(f"{count} from {pulled.url} at {pulled.commit[:12]}, in {pulled.folder}", markup=False)
+
+
+@app.command(short_help="JSON Schema of a profile, for editors.")
+def schema() -> None:
+    """Example: skipsearch profile schema > profile.schema.json
+
+    JSON Schema of the current version, for editors that complete and check YAML by it.
+    """
+    from skipsearch.profile.schema import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))

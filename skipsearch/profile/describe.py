@@ -1,0 +1,58 @@
+"""A profile in a few lines of plain words, for the terminal."""
+
+from __future__ import annotations
+
+from skipsearch.profile.schema import Measured, Profile
+
+_VERDICTS = {
+    "speculate": "speculate: decoding with it was faster than plain decoding",
+    "plain": "plain: nothing beat plain decoding there, so decoding runs plain; what follows is the best that lost",
+    "unmeasured": "unmeasured: imported, never timed; decoding with it is lossless, its speed is unknown",
+}
+
+
+def describe(profile: Profile) -> list[str]:
+    """What it is for, what it does and what was measured, most important first."""
+    model, task = profile.model, profile.task
+    mask = profile.mask
+    settings = ", ".join(f"{key} {value:g}" for key, value in profile.exit.model_dump().items() if key != "kind")
+    lines = [
+        f"model    {model.id}{'@' + model.revision if model.revision else ''}, {model.family}, {model.n_layers} layers, "
+        f"{model.dtype or 'any dtype'}{', ' + model.quantization if model.quantization else ''}",
+        f"task     {task.name}{f' version {task.version}' if task.version else ''}, temperature {task.sampling.temperature:g}",
+        f"device   {device(profile)}",
+        f"verdict  {_VERDICTS[profile.verdict]}",
+        f"skips    {len(mask.attn)} attention and {len(mask.mlp)} MLP sub-layers of {model.n_layers} each while drafting",
+        f"drafts   up to {profile.draft_length} tokens, exit {profile.exit.kind}{f' ({settings})' if settings else ''}"
+        if profile.draft_length else "drafts   nothing",
+    ]
+    if profile.measured:
+        lines += _measured(profile.measured)
+    made = profile.provenance
+    by = [made.searcher, made.objective, f"{made.trials} trials" if made.trials is not None else None, made.created, made.source]
+    return [*lines, f"made by  {', '.join(part for part in by if part)}"]
+
+
+def device(profile: Profile) -> str:
+    """Where it was measured, or that it was not."""
+    if profile.hardware is None:
+        return "none: not measured"
+    here = profile.hardware
+    count = f"{here.count} × " if here.count > 1 else ""
+    threads = f", {here.threads} threads" if here.threads else ""
+    return f"{count}{here.name}{threads}, engine {profile.engine}"
+
+
+def speedup(profile: Profile) -> str:
+    """`1.337× (1.31–1.366)`, or the verdict where no speedup was measured."""
+    return profile.measured.speedup.in_words("×") if profile.measured else profile.verdict
+
+
+def _measured(found: Measured) -> list[str]:
+    figures = {"α": found.alpha, "accepted": found.accepted_fraction, "τ": found.tau, "β": found.beta, "v": found.verify_ratio}
+    rounds = ", ".join(f"{name} {value:g}" for name, value in figures.items() if value is not None)
+    return [
+        f"speedup  {found.speedup.in_words('×')} on {found.prompts} held-out prompts, {found.tokens} tokens",
+        f"time     {found.ms_per_token.in_words(' ms')} a token, plain decoding {found.baseline_ms_per_token.in_words(' ms')}",
+        f"rounds   {rounds}",
+        f"lossless {found.lossless.identical} of {found.lossless.prompts} prompts identical to plain decoding"]

@@ -1,0 +1,169 @@
+"""`skipsearch profile …`: data on stdout, sentences on stderr, exit status 0, 1 or 2."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from skipsearch.cli.profile import app
+from skipsearch.errors import ProfileError
+from skipsearch.profile import load_profile
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "profile" / "golden"
+SPECULATE, PLAIN, UNMEASURED = (GOLDEN / f"v1_{verdict}.yaml" for verdict in ("speculate", "plain", "unmeasured"))
+PLACE = Path("profiles/demo/pycode/nvidia-h200--float32.yaml")
+COMMANDS = ["list", "show", "validate", "diff", "migrate", "import", "pull", "schema"]
+
+
+@pytest.fixture(autouse=True)
+def _own_user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.delenv("SKIPSEARCH_PROFILE_PATH", raising=False)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A profile repository with one good profile."""
+    folder = tmp_path / "repository"
+    (folder / PLACE).parent.mkdir(parents=True)
+    shutil.copy(SPECULATE, folder / PLACE)
+    return folder
+
+
+def run(*arguments: object) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_each_commands_help_starts_with_an_example() -> None:
+    for command in COMMANDS:
+        help_text = run(command, "--help").stdout
+        assert help_text.split("\n\n")[1].strip().startswith(f"Example: skipsearch profile {command}"), command
+    overview = run("--help").stdout
+    assert all(f"  {command} " in overview for command in COMMANDS)
+
+
+def test_a_failure_is_one_sentence_on_stderr_and_status_1() -> None:
+    done = subprocess.run([sys.executable, "-m", "skipsearch.cli.main", "profile", "show", "missing.yaml"], cwd=ROOT,
+                          capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: missing.yaml: there is no such file")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_missing_argument_is_a_usage_error() -> None:
+    assert run("show").exit_code == 2
+    assert run("import", SPECULATE).exit_code == 2
+
+
+def test_show_tells_the_profile_in_words_and_draws_the_mask() -> None:
+    shown = run("show", SPECULATE).stdout
+    for said in ("demo, llama, 16 layers, float32", "NVIDIA H200, engine graph", "1.337× (1.31–1.366) on 32 held-out prompts",
+                 "adaptive (threshold 0.6", "32 of 32 prompts identical", "layer 0    5    10   15", "attn  "):
+        assert said in shown
+    assert "its speed is unknown" in run("show", UNMEASURED).stdout
+    assert "drafts   nothing" in run("show", PLAIN).stdout
+
+
+def test_show_json_is_the_profiles_content() -> None:
+    data = json.loads(run("show", SPECULATE, "--json").stdout)
+    assert data["drafter"] == {"kind": "skip", "attn": [3, 4], "mlp": [7]}
+    assert list(data)[:3] == ["schema_version", "model", "task"]
+
+
+def test_validate_accepts_a_good_file_and_a_good_repository(repository: Path) -> None:
+    assert run("validate", SPECULATE, GOLDEN / "v0.yaml").stdout == "2 valid\n"
+    assert run("validate", repository).stdout == "1 valid\n"
+    assert run("validate", repository / "profiles").stdout == "1 valid\n"
+
+
+def test_validate_names_every_fault_of_a_repository(repository: Path) -> None:
+    (repository / "profiles/demo/broken.yaml").write_text("schema_version: 99\n")
+    (repository / "profiles/demo/link.yaml").symlink_to(repository / PLACE)
+    shutil.copy(SPECULATE, repository / "profiles/demo/misplaced.yaml")
+    result = CliRunner().invoke(app, ["validate", str(repository)])
+    assert isinstance(result.exception, ProfileError)
+    assert str(result.exception) == "3 of 4 profiles are not valid"
+    faults = result.stderr.splitlines()
+    assert len(faults) == 3
+    for name, fault in zip(("broken.yaml", "link.yaml", "misplaced.yaml"), faults, strict=True):
+        assert name in fault
+
+
+def test_validate_json_has_an_entry_for_each_file(repository: Path) -> None:
+    (repository / "profiles/demo/broken.yaml").write_text("schema_version: 99\n")
+    result = CliRunner().invoke(app, ["validate", str(repository), "--json"])
+    assert [entry["valid"] for entry in json.loads(result.stdout)] == [False, True]
+
+
+def test_validating_an_empty_folder_is_no_success(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"no \*\.yaml file in this folder"):
+        run("validate", tmp_path)
+
+
+def test_diff_tells_masks_settings_and_intervals() -> None:
+    told = run("diff", SPECULATE, PLAIN).stdout
+    for said in ("0% of what either skips", "only A       attention 3 4, MLP 7", "1.337 (1.31–1.366) and 1 (1–1), apart",
+                 "verdict: speculate → plain", "draft_length: 8 → 0"):
+        assert said in told
+    assert json.loads(run("diff", SPECULATE, SPECULATE, "--json").stdout)["jaccard"] == 1.0
+
+
+def test_migrate_rewrites_an_old_file_in_place_once(tmp_path: Path) -> None:
+    path = Path(shutil.copy(GOLDEN / "v0.yaml", tmp_path / "old.yaml"))
+    assert "schema version 1" in run("migrate", path).stdout
+    assert path.read_bytes() == (GOLDEN / "v0_migrated.yaml").read_bytes()
+    assert "already" in run("migrate", path).stdout
+
+
+def test_import_writes_profiles_where_they_belong(tmp_path: Path) -> None:
+    source = tmp_path / "skip_layers.json"
+    source.write_text(json.dumps({"llama-2-13b": {"attention": [3, 5], "mlp": [6]}}))
+    place = tmp_path / "out/profiles/meta-llama--Llama-2-13b-hf/any/any--any.yaml"
+    assert run("import", source, "--out", tmp_path / "out").stdout == f"{place}\n"
+    assert load_profile(place).verdict == "unmeasured"
+    assert run("validate", tmp_path / "out").stdout == "1 valid\n"
+
+
+def test_list_shows_model_task_device_speedup_and_source(repository: Path) -> None:
+    (listed,) = [entry for entry in json.loads(run("list", "--profiles", repository, "--json").stdout)
+                 if entry["file"] == str(repository / PLACE)]
+    assert listed["source"] == str(repository)
+    assert listed["profile"]["measured"]["speedup"]["mean"] == 1.337
+    shown = " ".join(run("list", "--profiles", repository).stdout.split())
+    for said in ("model", "speedup", "source", "demo", "pycode"):
+        assert said in shown
+
+
+def test_list_warns_of_a_file_that_is_no_profile_and_goes_on(repository: Path) -> None:
+    (repository / PLACE).with_name("broken.yaml").write_text("schema_version: 99\n")
+    result = run("list", "--profiles", repository)
+    assert "demo" in result.stdout
+    assert "update skipsearch" in result.stderr
+
+
+def test_pull_fetches_a_repository_and_list_names_its_origin(repository: Path) -> None:
+    (repository / "profiles/demo/broken.yaml").write_text("schema_version: 99\n")
+    git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "profiles"]):
+        subprocess.run([*git, *arguments], check=True, capture_output=True)
+    result = run("pull", f"file://{repository}", "--json")
+    pulled = json.loads(result.stdout)
+    assert len(pulled["kept"]) == len(pulled["refused"]) == 1
+    assert "left behind: profiles/demo/broken.yaml, line 1: schema_version 99" in result.stderr
+    sources = [entry["source"] for entry in json.loads(run("list", "--json").stdout)]
+    assert f"file://{repository}@{pulled['commit'][:12]}" in sources
+    assert "1 profile from file://" in run("pull", f"file://{repository}").stdout
+
+
+def test_schema_prints_the_json_schema() -> None:
+    assert run("schema").stdout == (GOLDEN / "schema.json").read_text()
