@@ -1,0 +1,58 @@
+"""skipsearch: search which sub-layers a language model may skip while it drafts for itself, and decode losslessly with the answer.
+
+    import skipsearch as ss
+    model = ss.load_model("demo")
+    decoder = ss.Decoder(model, ss.load_profile("profile.yaml"))
+    print(decoder.generate(model.tokenizer("def main(").input_ids, max_new_tokens=64).text)
+
+Names are resolved on first use: reading a profile does not load torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skipsearch.decoding import Chunk, Decoder, Generation
+    from skipsearch.errors import (
+        DecodeError,
+        MaskError,
+        ModelError,
+        ProfileError,
+        SearchError,
+        SkipSearchError,
+        TaskError,
+    )
+    from skipsearch.mask import SkipMask
+    from skipsearch.models import ModelAdapter, ModelSpec, adapt, load_model
+    from skipsearch.profile import Profile, load_profile, save_profile
+    from skipsearch.stats import DecodeStats, Trial
+    from skipsearch.tasks import Task, load_task
+    from skipsearch.tune import tune
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "skipsearch.decoding": ("Chunk", "Decoder", "Generation"),
+    "skipsearch.errors": ("DecodeError", "MaskError", "ModelError", "ProfileError", "SearchError", "SkipSearchError", "TaskError"),
+    "skipsearch.mask": ("SkipMask",),
+    "skipsearch.models": ("ModelAdapter", "ModelSpec", "adapt", "load_model"),
+    "skipsearch.profile": ("Profile", "load_profile", "save_profile"),
+    "skipsearch.stats": ("DecodeStats", "Trial"),
+    "skipsearch.tasks": ("Task", "load_task"),
+    "skipsearch.tune": ("tune",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = ["Chunk", "DecodeError", "DecodeStats", "Decoder", "Generation", "MaskError", "ModelAdapter", "ModelError", "ModelSpec",
+           "Profile", "ProfileError", "SearchError", "SkipMask", "SkipSearchError", "Task", "TaskError", "Trial", "__version__",
+           "adapt", "load_model", "load_profile", "load_task", "save_profile", "tune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'skipsearch' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value  # `tune` the function must win over `tune` the submodule that its import binds here
+    return value

@@ -19,19 +19,9 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from skipsearch.demo.train import Trainable
+from skipsearch.repeats import first_repeat
 
 NGRAM = 6
-
-
-def first_repeat(tokens: list[int], n: int = NGRAM) -> int:
-    """Tokens up to and including the first repeated n-gram; all of them if none repeats."""
-    seen: set[tuple[int, ...]] = set()
-    for end in range(n, len(tokens) + 1):
-        gram = tuple(tokens[end - n:end])
-        if gram in seen:
-            return end
-        seen.add(gram)
-    return len(tokens)
 
 
 class Losses:
@@ -68,8 +58,8 @@ def greedy_lengths(folder: Path, heldout: Tensor, device: str, prompt: int = 64,
     rows = heldout[: (len(heldout) // (prompt + length)) * (prompt + length)].view(-1, prompt + length)[:256].to(device)
     out = model.generate(rows[:, :prompt], attention_mask=torch.ones_like(rows[:, :prompt]), do_sample=False,
                          max_new_tokens=length, min_new_tokens=length)[:, prompt:]
-    greedy = [first_repeat(r) for r in out.tolist()]
-    real = [first_repeat(r) for r in rows[:, prompt:].tolist()]
+    greedy = [first_repeat(r, NGRAM) or length for r in out.tolist()]
+    real = [first_repeat(r, NGRAM) or length for r in rows[:, prompt:].tolist()]
     return {"prompts": len(greedy), "greedy_mean": float(np.mean(greedy)), "greedy_median": float(np.median(greedy)),
             "greedy_ended_on_repeat": float(np.mean(np.array(greedy) < length)), "real_text_mean": float(np.mean(real))}
 

@@ -123,7 +123,7 @@ def train(args: argparse.Namespace) -> LlamaForCausalLM:
         if step % args.log_every == 0 or step == args.steps - 1:
             seen = (step + 1) * args.batch * args.context
             held = heldout_loss(trainable, heldout, args.context, min(args.batch, 32), args.device)
-            print(f"{args.layers} layers, step {step}: loss {loss.item():.3f}, held out at full depth {held:.3f}, "
+            print(f"{time.time() - started:.0f} s: {args.layers} layers, step {step}: loss {loss.item():.3f}, held out at full depth {held:.3f}, "
                   f"{seen / 1e6:.0f} M tokens, {seen / (time.time() - started) / 1e3:.0f} k/s", flush=True)
             if not math.isfinite(held):
                 raise SystemExit("the loss is not finite: lower --rate")

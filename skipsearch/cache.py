@@ -1,0 +1,91 @@
+"""The one KV cache, written by slot, and the pass plan that says what a pass writes and sees.
+
+Rollback is moving an integer: rejected entries stay behind, no plan shows them, and the next verify pass overwrites them
+before anything reads them. Buffers start at zero, because a masked NaN is still a NaN (0 · NaN).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from skipsearch.errors import DecodeError
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """One forward pass: where its T tokens stand, where their K/V go, and which slots each of them sees.
+
+    positions, slots: [B, T] int64. A position feeds the rotary embedding, a slot is a place in the cache: siblings of a tree
+    share a position. start: the first slot, where the slots are `start … start + T − 1` in every row (a slice instead of a
+    scatter); None otherwise. keys: slots 0 … keys − 1 take part in attention.
+    visible: [B or 1, 1, T, keys] bool, True = may look. None = plain causal attention with nothing to mask out: one token
+    that sees every key, or a prefill from slot 0.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    keys: int
+    visible: Tensor | None
+    start: int | None
+
+
+class KVCache:
+    """Keys and values of every layer, [B, heads, capacity, head_dim] each, allocated at a layer's first write.
+
+    length: slots that hold committed K/V of the full model. Whoever commits moves it; whoever rolls back does not.
+    """
+
+    def __init__(self, n_layers: int, batch: int, capacity: int):
+        self.batch, self.capacity, self.length = batch, capacity, 0
+        self.keys: list[Tensor | None] = [None] * n_layers
+        self.values: list[Tensor | None] = [None] * n_layers
+
+    def write(self, layer: int, key: Tensor, value: Tensor, plan: PassPlan) -> tuple[Tensor, Tensor]:
+        """Store K/V [B, heads, T, D] of a pass and return all K/V it may look at, [B, heads, plan.keys, D]."""
+        if self.keys[layer] is None:
+            shape = (self.batch, key.shape[1], self.capacity)
+            self.keys[layer] = torch.zeros(*shape, key.shape[-1], dtype=key.dtype, device=key.device)
+            self.values[layer] = torch.zeros(*shape, value.shape[-1], dtype=value.dtype, device=value.device)
+        keys, values = self.keys[layer], self.values[layer]
+        assert keys is not None and values is not None
+        if plan.start is not None:
+            end = plan.start + key.shape[2]
+            keys[:, :, plan.start:end] = key
+            values[:, :, plan.start:end] = value
+        else:
+            index = plan.slots[:, None, :, None].to(key.device)
+            keys.scatter_(2, index.expand_as(key), key)
+            values.scatter_(2, index.expand_as(value), value)
+        return keys[:, :, :plan.keys], values[:, :, :plan.keys]
+
+    def reset(self) -> None:
+        """Forget everything; the buffers are kept for the next request."""
+        self.length = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values) if t is not None)
+
+
+class Planner:
+    """Builds chain plans: consecutive tokens, each seeing everything before it. capacity: slots of the cache."""
+
+    def __init__(self, capacity: int, device: torch.device):
+        self.capacity = capacity
+        self.slots = torch.arange(capacity, device=device)[None]  # [1, capacity]; every plan is a view into it
+
+    def chain(self, start: int, tokens: int, batch: int = 1) -> PassPlan:
+        """A pass over `tokens` tokens that go to the slots from `start` on.
+
+        Raises: DecodeError if that passes the end of the cache.
+        """
+        end = start + tokens
+        if end > self.capacity:
+            raise DecodeError(f"this pass needs {end} slots and the cache has {self.capacity}: ask for a larger capacity")
+        slots = self.slots[:, start:end].expand(batch, tokens)
+        plain = tokens == 1 or start == 0
+        visible = None if plain else (self.slots[:, :end] <= self.slots[0, start:end, None])[None, None]
+        return PassPlan(slots, slots, end, visible, start)

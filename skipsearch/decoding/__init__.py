@@ -1,0 +1,6 @@
+"""Draft, verify, commit: the lossless decoder."""
+
+from skipsearch.decoding.decoder import Chunk, Generation
+from skipsearch.decoding.front import Decoder
+
+__all__ = ["Chunk", "Decoder", "Generation"]

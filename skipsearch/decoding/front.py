@@ -1,0 +1,79 @@
+"""`Decoder`: what people call. A model, and a profile, a bare mask or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from skipsearch.decoding.decoder import Chunk, DecodeLoop, Generation, checked_prompt
+from skipsearch.decoding.sampling import Sampling
+from skipsearch.decoding.stopping import Stopper
+from skipsearch.drafters.skip import SkipDrafter
+from skipsearch.errors import DecodeError, MaskError
+from skipsearch.exits import ExitPolicy, make_exit
+from skipsearch.mask import SkipMask
+from skipsearch.models.spec import ModelAdapter
+from skipsearch.profile import Profile
+
+DEFAULT_DRAFT_LENGTH = 12   # Draft & Verify's K
+
+
+class Decoder:
+    """Decodes with `model`, drafting as a profile says; the tokens are the full model's own.
+
+    profile: a Profile; a SkipMask (Draft & Verify's adaptive exit and K = 12 unless told otherwise); None for plain decoding
+    on the same engine, which is also what a profile with `verdict: plain` asks for.
+    Raises: ProfileError for a profile of another model, MaskError for a mask of another depth.
+    """
+
+    def __init__(self, model: ModelAdapter, profile: Profile | SkipMask | None = None, *, draft_length: int | None = None,
+                 exit_policy: ExitPolicy | None = None):
+        self.model = model
+        self.warnings: list[str] = []
+        mask: SkipMask | None
+        if isinstance(profile, Profile):
+            from skipsearch.decoding.matching import check_profile
+
+            self.warnings = check_profile(profile, model)
+            mask = profile.mask if profile.verdict != "plain" else None
+            draft_length = draft_length if draft_length is not None else profile.draft_length
+            exit_policy = exit_policy or make_exit(**profile.exit.model_dump())
+        else:
+            mask = profile
+        if mask is None:
+            self.loop = DecodeLoop(model)
+            return
+        if mask.n_layers != model.spec.n_layers:
+            raise MaskError(f"the mask is for {mask.n_layers} layers and {model.spec.id} has {model.spec.n_layers}: tune one for this model")
+        draft_length = DEFAULT_DRAFT_LENGTH if draft_length is None else draft_length
+        if draft_length < 1:
+            raise DecodeError(f"draft_length is {draft_length}; a round drafts at least 1 token (no profile at all is plain decoding)")
+        self.loop = DecodeLoop(model, SkipDrafter(mask, exit_policy or make_exit("adaptive")), draft_length)
+
+    def stream(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
+               top_k: int = 0, seed: int = 0, stop: str | Sequence[str] | None = None, end_on_repeat: int | None = None,
+               ignore_eos: bool = False) -> Iterator[Chunk]:
+        """As `generate`, a chunk a round. Raises: DecodeError before the first chunk."""
+        ids, room = checked_prompt(input_ids, self.model, max_new_tokens)
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        eos = () if ignore_eos else self.model.spec.eos_token_ids
+        stopper = Stopper(room, eos, stops, self.model.tokenizer, end_on_repeat)
+        return self.loop.stream(ids, Sampling(temperature, top_p, top_k), stopper, seed)
+
+    def generate(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
+                 top_k: int = 0, seed: int = 0, stop: str | Sequence[str] | None = None, end_on_repeat: int | None = None,
+                 ignore_eos: bool = False) -> Generation:
+        """Go on from `input_ids` (a list, or a tensor [T] or [1, T]).
+
+        max_new_tokens: exact limit, cut down to what the model's context leaves. temperature 0 is greedy. A seed repeats a sample with
+        one profile; across profiles samples differ while their distribution does not. stop: strings that end the text (left out of it).
+        end_on_repeat: end at the first n-gram of this length that the generation has already written.
+        Raises: DecodeError for a request that makes no sense.
+        """
+        chunks = list(self.stream(input_ids, max_new_tokens, temperature, top_p, top_k, seed, stop, end_on_repeat, ignore_eos))
+        last = chunks[-1]
+        assert last.finish_reason is not None
+        assert last.stats is not None
+        text = None if last.text is None else "".join(c.text or "" for c in chunks)
+        return Generation([t for c in chunks for t in c.tokens], last.finish_reason, last.stats, text)

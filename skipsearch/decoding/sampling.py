@@ -1,0 +1,71 @@
+"""How a token is chosen from logits, for draft and full model alike: the request's temperature, top-k and top-p, in that order.
+
+The warping itself is transformers' own; it applies to p and q alike, and each is normalised again after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from skipsearch.errors import DecodeError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What a request asks for. temperature 0 is greedy; top_k 0 and top_p 1 are off. Raises: DecodeError."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= 100:
+            raise DecodeError(f"temperature is {self.temperature}; it lies in 0..100, and 0 is greedy decoding")
+        if not 0 < self.top_p <= 1:
+            raise DecodeError(f"top_p is {self.top_p}; it lies in (0, 1], and 1 turns it off")
+        if isinstance(self.top_k, bool) or int(self.top_k) != self.top_k or self.top_k < 0:
+            raise DecodeError(f"top_k is {self.top_k}; it is a whole number of tokens, and 0 turns it off")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+class GreedyPicker:
+    """The most likely token; its q is one-hot, so no distribution is handed on."""
+
+    def pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        return logits.argmax(dim=-1, keepdim=True), None
+
+    def confidence(self, logits: Tensor, probs: Tensor | None) -> float:
+        return float((logits.max() - logits.float().logsumexp(dim=-1)).exp())
+
+
+class SamplingPicker:
+    """Draws from the warped distribution with its own generator, so that a seed makes a request repeatable."""
+
+    def __init__(self, sampling: Sampling, generator: torch.Generator):
+        from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+        self.generator = generator
+        self.warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
+        if sampling.top_k:
+            self.warpers.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1:
+            self.warpers.append(TopPLogitsWarper(sampling.top_p))
+
+    def probs(self, logits: Tensor) -> Tensor:
+        """[N, V] -> [N, V]: what tokens are drawn from, at least in fp32."""
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return self.warpers(None, logits).softmax(dim=-1)
+
+    def pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        probs = self.probs(logits)
+        return torch.multinomial(probs, 1, generator=self.generator), probs
+
+    def confidence(self, logits: Tensor, probs: Tensor | None) -> float:
+        assert probs is not None
+        return float(probs.max())

@@ -1,0 +1,39 @@
+"""The one layer loop: full pass, draft pass and verify pass are this function with another mask, plan or start layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from skipsearch.cache import KVCache, PassPlan
+from skipsearch.mask import SkipMask
+from skipsearch.models.spec import ModelAdapter
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def inference(function: F) -> F:
+    """Run without autograd. `inference_mode` would forbid callers to use our tensors in their own graphs; `no_grad` does not."""
+    return torch.no_grad()(function)  # type: ignore[return-value]
+
+
+def forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
+            last_only: bool = False) -> Tensor:
+    """One pass. tokens: [B, T]; returns logits [B, T, V], or [B, 1, V] with last_only (a prefill needs no more).
+
+    mask: sub-layers to leave out (a draft pass); None runs all of them. K/V of every attention that runs are written.
+    """
+    h = model.embed(tokens)
+    if mask is None:
+        for i in range(model.spec.n_layers):
+            h = model.block(i, h, cache, plan)
+    else:
+        no_attn, no_mlp = frozenset(mask.attn), frozenset(mask.mlp)
+        for i in range(model.spec.n_layers):
+            attn, mlp = i not in no_attn, i not in no_mlp
+            if attn or mlp:
+                h = model.block(i, h, cache, plan, attn=attn, mlp=mlp)
+    return model.head(h[:, -1:] if last_only else h)
