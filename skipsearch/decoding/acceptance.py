@@ -20,7 +20,7 @@ def accept_greedy(drafted: Tensor, logits: Tensor) -> tuple[int, int]:
 
 def accept_sampled(drafted: Tensor, q: Tensor | None, p: Tensor, generator: torch.Generator) -> tuple[int, int]:
     """Speculative sampling: token x, drawn from q, stands with probability min(1, p(x) / q(x)); the first that falls is replaced
-    by a draw from max(p − q, 0), renormalised; if none falls, one more token is drawn from p. Each emitted token is distributed as p.
+    by a draw from max(p − q, 0), renormalised; if none falls, one more token is drawn from p. So each token is distributed as p.
 
     drafted: [N]; q: [N, V], or None where the draft was certain of each token (a one-hot q); p: [N + 1, V].
     Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023, theorem 1.

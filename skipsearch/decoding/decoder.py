@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from time import perf_counter
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from skipsearch.cache import KVCache, Planner
 from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
-from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
-from skipsearch.decoding.stopping import Stopper, TextStream
+from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker, is_whole
+from skipsearch.decoding.stopping import Stopper
 from skipsearch.drafters import DecodeContext, Drafter
 from skipsearch.engine import forward, inference
 from skipsearch.errors import DecodeError
@@ -64,24 +65,26 @@ class DecodeLoop:
 
     def stream(self, prompt: Sequence[int], sampling: Sampling, stopper: Stopper, seed: int = 0) -> Iterator[Chunk]:
         """Chunks of committed tokens, a round each, the prefill's first token alone in the first."""
-        text = TextStream(self.model.tokenizer, stopper.stop) if self.model.tokenizer is not None else None
         request, first = self._prefill(prompt, sampling, stopper, seed)
         stats, emitted = request.stats, [first]
-        while True:
-            reason, committed = None, []
-            for token in emitted:
-                committed.append(token)
-                reason = stopper.push(token)
+        try:
+            while True:
+                reason, committed = None, []
+                for token in emitted:
+                    committed.append(token)
+                    reason = stopper.push(token)
+                    if reason:
+                        break
+                stats.tokens += len(committed)
+                stats.round_tokens = stats.tokens - 1
+                request.ctx.history[0].extend(committed)
+                text = None if stopper.text is None else stopper.text.take(last=reason is not None)
+                yield Chunk(committed, text, reason, stats if reason else None)
                 if reason:
-                    break
-            stats.tokens += len(committed)
-            stats.round_tokens = stats.tokens - 1
-            request.ctx.history[0].extend(committed)
-            shown = None if text is None else text.push(committed, last=reason is not None)
-            yield Chunk(committed, shown, reason, stats if reason else None)
-            if reason:
-                return
-            emitted = self._round(request, stopper.max_new_tokens - len(stopper.tokens))
+                    return
+                emitted = self._round(request, stopper.max_new_tokens - stopper.n_tokens)
+        finally:
+            self._cache, self._planner = request.ctx.cache, request.ctx.planner
 
     @inference
     def _prefill(self, prompt: Sequence[int], sampling: Sampling, stopper: Stopper, seed: int) -> tuple[_Request, int]:
@@ -90,7 +93,8 @@ class DecodeLoop:
         cache, planner = self._room_for(len(prompt) + stopper.max_new_tokens)
         generator = torch.Generator(device).manual_seed(seed)
         picker = GreedyPicker() if sampling.greedy else SamplingPicker(sampling, generator)
-        logits = forward(self.model, torch.tensor([list(prompt)], device=device), cache, planner.chain(0, len(prompt)), last_only=True)
+        rows = torch.tensor([list(prompt)], device=device)
+        logits = forward(self.model, rows, cache, planner.chain(0, len(prompt)), last_only=True)
         pending, _ = picker.pick(logits[:, -1])
         cache.length = len(prompt)
         ctx = DecodeContext(self.model, cache, planner, pending, [list(prompt)], picker)
@@ -137,12 +141,16 @@ class DecodeLoop:
         return accept_greedy(drafted, logits)
 
     def _room_for(self, tokens: int) -> tuple[KVCache, Planner]:
-        """The cache of the last request, emptied, or a larger one. The drafter never writes past the last token that may be emitted."""
-        if self._cache is None or self._planner is None or self._cache.capacity < tokens:
+        """The cache of the last request, emptied, or a larger one. A drafter never writes past the last token that may come.
+
+        It is lent until the request ends, so that another one that starts meanwhile takes its own.
+        """
+        cache, planner, self._cache, self._planner = self._cache, self._planner, None, None
+        if cache is None or planner is None or cache.capacity < tokens:
             capacity = max(256, 1 << (tokens - 1).bit_length())
-            self._cache, self._planner = self.model.new_cache(1, capacity), Planner(capacity, self.model.spec.device)
-        self._cache.reset()
-        return self._cache, self._planner
+            cache, planner = self.model.new_cache(1, capacity), Planner(capacity, self.model.spec.device)
+        cache.reset()
+        return cache, planner
 
     def _clock(self) -> float:
         if self.model.spec.device.type == "cuda":
@@ -156,16 +164,22 @@ def checked_prompt(prompt: Sequence[int] | Tensor, model: ModelAdapter, max_new_
         if prompt.ndim == 2 and len(prompt) != 1:
             raise DecodeError(f"input_ids holds {len(prompt)} sequences; one request is one sequence")
         prompt = prompt.flatten().tolist()
-    ids, spec = [int(t) for t in prompt], model.spec
+    try:
+        ids, spec = [index(t) for t in prompt], model.spec
+    except TypeError:
+        raise DecodeError(f"the prompt is {prompt!r:.80}; give the token ids of one sequence as whole numbers, in a list or "
+                          "tensor") from None
     if not ids:
         raise DecodeError("the prompt is empty: give at least one token to go on from")
     outside = next((t for t in ids if not 0 <= t < spec.vocab), None)
     if outside is not None:
-        raise DecodeError(f"token id {outside} is outside 0..{spec.vocab - 1}, the vocabulary of {spec.id}; was it made by another tokenizer?")
-    if isinstance(max_new_tokens, bool) or int(max_new_tokens) != max_new_tokens or max_new_tokens < 1:
+        raise DecodeError(f"token id {outside} is outside 0..{spec.vocab - 1}, the vocabulary of {spec.id}; "
+                          "was it made by another tokenizer?")
+    if not is_whole(max_new_tokens) or max_new_tokens < 1:
         raise DecodeError(f"max_new_tokens is {max_new_tokens}; ask for at least 1 token")
     if spec.context is not None:
         if len(ids) >= spec.context:
-            raise DecodeError(f"the prompt has {len(ids)} tokens and {spec.id} was made for {spec.context}, the answer included: shorten it")
+            raise DecodeError(f"the prompt has {len(ids)} tokens and {spec.id} was made for {spec.context}, the answer included: "
+                              "shorten it")
         max_new_tokens = min(int(max_new_tokens), spec.context - len(ids))
     return ids, int(max_new_tokens)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from skipsearch.decoding.decoder import Chunk, DecodeLoop, Generation, checked_prompt
-from skipsearch.decoding.sampling import Sampling
+from skipsearch.decoding.sampling import Sampling, is_whole
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.drafters.skip import SkipDrafter
 from skipsearch.errors import DecodeError, MaskError
@@ -45,29 +45,34 @@ class Decoder:
             self.loop = DecodeLoop(model)
             return
         if mask.n_layers != model.spec.n_layers:
-            raise MaskError(f"the mask is for {mask.n_layers} layers and {model.spec.id} has {model.spec.n_layers}: tune one for this model")
+            raise MaskError(f"the mask is for {mask.n_layers} layers and {model.spec.id} has {model.spec.n_layers}: "
+                            "tune one for this model")
         draft_length = DEFAULT_DRAFT_LENGTH if draft_length is None else draft_length
-        if draft_length < 1:
-            raise DecodeError(f"draft_length is {draft_length}; a round drafts at least 1 token (no profile at all is plain decoding)")
-        self.loop = DecodeLoop(model, SkipDrafter(mask, exit_policy or make_exit("adaptive")), draft_length)
+        if not is_whole(draft_length) or draft_length < 1:
+            raise DecodeError(f"draft_length is {draft_length}; a round drafts a whole number of tokens, at least 1 "
+                              "(no profile at all is plain decoding)")
+        self.loop = DecodeLoop(model, SkipDrafter(mask, exit_policy or make_exit("adaptive")), int(draft_length))
 
     def stream(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
                top_k: int = 0, seed: int = 0, stop: str | Sequence[str] | None = None, end_on_repeat: int | None = None,
                ignore_eos: bool = False) -> Iterator[Chunk]:
         """As `generate`, a chunk a round. Raises: DecodeError before the first chunk."""
         ids, room = checked_prompt(input_ids, self.model, max_new_tokens)
+        if not is_whole(seed) or not -2**63 <= seed < 2**64:
+            raise DecodeError(f"seed is {seed}; a seed is a whole number of at most 64 bits")
         stops = [stop] if isinstance(stop, str) else list(stop or ())
         eos = () if ignore_eos else self.model.spec.eos_token_ids
         stopper = Stopper(room, eos, stops, self.model.tokenizer, end_on_repeat)
-        return self.loop.stream(ids, Sampling(temperature, top_p, top_k), stopper, seed)
+        return self.loop.stream(ids, Sampling(temperature, top_p, top_k), stopper, int(seed))
 
     def generate(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
                  top_k: int = 0, seed: int = 0, stop: str | Sequence[str] | None = None, end_on_repeat: int | None = None,
                  ignore_eos: bool = False) -> Generation:
         """Go on from `input_ids` (a list, or a tensor [T] or [1, T]).
 
-        max_new_tokens: exact limit, cut down to what the model's context leaves. temperature 0 is greedy. A seed repeats a sample with
-        one profile; across profiles samples differ while their distribution does not. stop: strings that end the text (left out of it).
+        max_new_tokens: exact limit, cut down to what the model's context leaves. temperature 0 is greedy. A seed repeats a sample
+        with one profile; across profiles samples differ while their distribution does not. stop: strings that end the text, left
+        out of it.
         end_on_repeat: end at the first n-gram of this length that the generation has already written.
         Raises: DecodeError for a request that makes no sense.
         """

@@ -6,6 +6,8 @@ The warping itself is transformers' own; it applies to p and q alike, and each i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,14 +26,21 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= 100:
             raise DecodeError(f"temperature is {self.temperature}; it lies in 0..100, and 0 is greedy decoding")
+        if 0 < self.temperature < 1e-6:
+            raise DecodeError(f"temperature is {self.temperature}; under 0.000001 logits overflow, and 0 is greedy decoding")
         if not 0 < self.top_p <= 1:
             raise DecodeError(f"top_p is {self.top_p}; it lies in (0, 1], and 1 turns it off")
-        if isinstance(self.top_k, bool) or int(self.top_k) != self.top_k or self.top_k < 0:
+        if not is_whole(self.top_k) or self.top_k < 0:
             raise DecodeError(f"top_k is {self.top_k}; it is a whole number of tokens, and 0 turns it off")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it counts something: 3 and 3.0 do, True, 2.5, infinity and "3" do not."""
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(value % 1 == 0)
 
 
 class GreedyPicker:
@@ -51,9 +60,9 @@ class SamplingPicker:
         from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
         self.generator = generator
-        self.warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
+        self.warpers = LogitsProcessorList([TemperatureLogitsWarper(float(sampling.temperature))])
         if sampling.top_k:
-            self.warpers.append(TopKLogitsWarper(sampling.top_k))
+            self.warpers.append(TopKLogitsWarper(int(sampling.top_k)))
         if sampling.top_p < 1:
             self.warpers.append(TopPLogitsWarper(sampling.top_p))
 
