@@ -57,10 +57,11 @@ class SamplingPicker:
     """Draws from the warped distribution with its own generator, so that a seed makes a request repeatable."""
 
     def __init__(self, sampling: Sampling, generator: torch.Generator):
-        from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+        from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
         self.generator = generator
-        self.warpers = LogitsProcessorList([TemperatureLogitsWarper(float(sampling.temperature))])
+        # A plain list: transformers' own inspects each warper's signature at every call, which costs more than all of them together.
+        self.warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(sampling.temperature))]
         if sampling.top_k:
             self.warpers.append(TopKLogitsWarper(int(sampling.top_k)))
         if sampling.top_p < 1:
@@ -69,7 +70,9 @@ class SamplingPicker:
     def probs(self, logits: Tensor) -> Tensor:
         """[N, V] -> [N, V]: what tokens are drawn from, at least in fp32."""
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        return self.warpers(None, logits).softmax(dim=-1)
+        for warp in self.warpers:
+            logits = warp(None, logits)
+        return logits.softmax(dim=-1)
 
     def pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         probs = self.probs(logits)
