@@ -60,7 +60,7 @@ class SamplingPicker:
         from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
         self.generator = generator
-        # A plain list: transformers' own inspects each warper's signature at every call, which costs more than all of them together.
+        # A plain list: transformers' own inspects the warpers' signatures at every call, which costs more than warping.
         self.warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(sampling.temperature))]
         if sampling.top_k:
             self.warpers.append(TopKLogitsWarper(int(sampling.top_k)))
