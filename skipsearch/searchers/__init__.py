@@ -2,8 +2,45 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+
+from skipsearch.errors import SearchError
+from skipsearch.names import resolve
 from skipsearch.searchers.base import Costs, Evidence, Searcher, SearchProblem
 
-SEARCHERS: dict[str, str] = {}
+SEARCHERS: dict[str, str] = {
+    "random": "skipsearch.searchers.random:Random",
+    "middle": "skipsearch.searchers.middle:Middle",
+    "uniform": "skipsearch.searchers.uniform:Uniform",
+    "sensitivity": "skipsearch.searchers.sensitivity:Sensitivity",
+}
 
-__all__ = ["SEARCHERS", "Costs", "Evidence", "SearchProblem", "Searcher"]
+ENTRY_POINT_GROUP = "skipsearch.searchers"
+
+__all__ = ["ENTRY_POINT_GROUP", "SEARCHERS", "Costs", "Evidence", "SearchProblem", "Searcher", "make_searcher", "searcher_names"]
+
+
+def searcher_names() -> tuple[str, ...]:
+    """Every searcher that `make_searcher` can build, third parties' included, sorted."""
+    return tuple(sorted(_table()))
+
+
+def make_searcher(name: str, problem: SearchProblem) -> Searcher:
+    """A fresh searcher over `problem`.
+
+    Raises: SearchError if the name is unknown (with the nearest one), if a third party's searcher cannot be imported, or if
+    the searcher needs evidence that the problem does not have.
+    """
+    table = _table()
+    try:
+        build = resolve("searcher", name, table, SearchError)
+    except (ImportError, AttributeError) as cause:
+        origin = f"searcher {name!r} ({table[name]})"
+        raise SearchError(f"{origin} cannot be imported: {cause}; reinstall or remove its package") from cause
+    searcher: Searcher = build(problem)
+    return searcher
+
+
+def _table() -> dict[str, str]:
+    """Ours and the installed entry points'; ours win, so that no package can change what a name in a profile means."""
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)} | SEARCHERS

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from skipsearch.errors import SearchError
 from skipsearch.mask import SkipMask
 from skipsearch.stats import Trial
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,23 +51,81 @@ class Evidence:
     probe: Callable[[int, Tensor, bool, bool], Tensor] | None = None
 
 
+def required(measured: T | None, name: str, searcher: str) -> T:
+    """A piece of evidence that a searcher cannot do without. Raises: SearchError if it was not measured."""
+    if measured is None:
+        raise SearchError(f"searcher {searcher!r} needs evidence.{name}; measure it before the search, or take another searcher")
+    return measured
+
+
 @dataclass(frozen=True)
 class SearchProblem:
-    """What a searcher is built from. never_skip: flat sub-layer indices that no proposed mask may skip."""
+    """What a searcher is built from.
+
+    never_skip: flat sub-layer indices that no proposed mask may skip.
+    whole_layers: skip a layer's attention and MLP only together.
+    Raises: SearchError if an index lies outside the model, nothing is left to skip, or evidence is of another model's length.
+    """
 
     n_layers: int
     never_skip: frozenset[int] = frozenset()
     evidence: Evidence = field(default_factory=Evidence)
     seed: int = 0
+    whole_layers: bool = False
+
+    def __post_init__(self) -> None:
+        n = 2 * self.n_layers
+        for s in sorted(self.never_skip):
+            if not 0 <= s < n:
+                raise SearchError(f"never_skip names sub-layer {s}, outside 0..{n - 1} of a model of {self.n_layers} layers")
+        if not self.units:
+            raise SearchError("never_skip leaves nothing to skip; take at least one sub-layer (or whole layer) off that list")
+        if self.seed < 0:
+            raise SearchError(f"seed is {self.seed}; a seed is a whole number from 0 up")
+        costs = self.evidence.costs
+        for name, values in (("cosines", self.evidence.cosines), ("acceptance_without", self.evidence.acceptance_without),
+                             ("costs.sublayers", costs.sublayers if costs else None)):
+            if values is not None and len(values) != n:
+                raise SearchError(f"evidence.{name} has {len(values)} values for {n} sub-layers; is it another model's?")
+        if costs and len(costs.verify) < 2:
+            raise SearchError(f"evidence.costs.verify has {len(costs.verify)} passes; measure those over one and two tokens")
 
     @property
     def free(self) -> tuple[int, ...]:
         """Flat indices of the sub-layers that may be skipped, in running order."""
         return tuple(s for s in range(2 * self.n_layers) if s not in self.never_skip)
 
+    @cached_property
+    def units(self) -> tuple[tuple[int, ...], ...]:
+        """What may be skipped independently, in running order: each free sub-layer or, with `whole_layers`, each free layer.
+
+        A searcher that counts, ranks and flips units, not sub-layers, honours `never_skip` and `whole_layers` for nothing.
+        """
+        if not self.whole_layers:
+            return tuple((s,) for s in self.free)
+        return tuple((a, a + 1) for a in range(0, 2 * self.n_layers, 2) if not self.never_skip & {a, a + 1})
+
+    def mask_of(self, units: Iterable[int]) -> SkipMask:
+        """The mask that skips these units (indices into `units`)."""
+        return SkipMask.from_sublayers(self.n_layers, (s for u in units for s in self.units[u]))
+
+    def units_of(self, mask: SkipMask) -> frozenset[int] | None:
+        """The units that a mask skips; None if it skips something that this problem does not allow.
+
+        Raises: SearchError if the mask is of another model.
+        """
+        if mask.n_layers != self.n_layers:
+            raise SearchError(f"a mask of {mask.n_layers} layers was told to a search over {self.n_layers}: another model's?")
+        skipped = mask.sublayers
+        units = frozenset(u for u, members in enumerate(self.units) if members[0] in skipped)
+        return units if self.mask_of(units) == mask else None
+
 
 class Searcher(Protocol):
-    """Proposes masks. Deterministic: the same problem, seed and tells give the same asks."""
+    """Proposes masks. Deterministic: the same problem, seed and tells give the same asks, so telling again resumes a search.
+
+    The empty mask is never proposed: a draft that skips nothing is no draft, and plain decoding is the driver's own candidate.
+    """
 
     def __init__(self, problem: SearchProblem) -> None: ...
 

@@ -1,0 +1,28 @@
+"""`middle`: skip symmetrically from the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skipsearch.mask import SkipMask
+from skipsearch.searchers.base import SearchProblem
+from skipsearch.searchers.ranked import RankedSearcher, coarse_to_fine
+
+
+class Middle(RankedSearcher):
+    """Skips one run of sub-layers around the middle, every length once, half of the model first.
+
+    Source: S3D (section 5.3 and figure 4: symmetric middle skipping keeps the most acceptance for its count); "Mid." in
+    Draft & Verify, table 7.
+    """
+
+    def masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
+        order = from_the_middle(problem)
+        return (problem.mask_of(order[:count]) for count in coarse_to_fine(len(order)))
+
+
+def from_the_middle(problem: SearchProblem) -> tuple[int, ...]:
+    """Units by their distance to the middle of the model, nearest first, the earlier one first of two."""
+    middle = problem.n_layers - 0.5   # of flat sub-layer indices 0..2L-1
+    centres = [sum(unit) / len(unit) for unit in problem.units]
+    return tuple(sorted(range(len(centres)), key=lambda u: (abs(centres[u] - middle), u)))

@@ -1,0 +1,35 @@
+"""`random`: the reference that any adaptive searcher has to beat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from skipsearch.mask import SkipMask
+from skipsearch.searchers.base import SearchProblem
+from skipsearch.searchers.ranked import RankedSearcher
+
+
+class Random(RankedSearcher):
+    """Draws how much to skip, then which, without ever repeating itself; ends when every mask has been drawn.
+
+    Fair bits would nearly always skip about half of the model; drawing the count first sees light and heavy masks as often.
+    Source: random search as a baseline, Bergstra & Bengio 2012.
+    """
+
+    def masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
+        rng = np.random.default_rng(problem.seed)
+        n = len(problem.units)
+        undrawn = {count: math.comb(n, count) for count in range(1, n + 1)}
+        drawn: set[frozenset[int]] = set()
+        while undrawn:
+            count = list(undrawn)[rng.integers(len(undrawn))]
+            while (units := frozenset(rng.permutation(n)[:count].tolist())) in drawn:
+                pass
+            drawn.add(units)
+            undrawn[count] -= 1
+            if not undrawn[count]:
+                del undrawn[count]
+            yield problem.mask_of(units)
