@@ -13,6 +13,7 @@ SEARCHERS: dict[str, str] = {
     "middle": "skipsearch.searchers.middle:Middle",
     "uniform": "skipsearch.searchers.uniform:Uniform",
     "sensitivity": "skipsearch.searchers.sensitivity:Sensitivity",
+    "gp": "skipsearch.searchers.gp:GP",
 }
 
 ENTRY_POINT_GROUP = "skipsearch.searchers"
