@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from skipsearch.profile import Profile, load_profile, save_profile
     from skipsearch.stats import DecodeStats, Trial
     from skipsearch.tasks import Task, load_task
-    from skipsearch.tune import tune
+    from skipsearch.tuning import tune
 
 __version__ = "0.1.0"
 
@@ -41,7 +41,7 @@ _HOMES = {
     "skipsearch.profile": ("Profile", "load_profile", "save_profile"),
     "skipsearch.stats": ("DecodeStats", "Trial"),
     "skipsearch.tasks": ("Task", "load_task"),
-    "skipsearch.tune": ("tune",),
+    "skipsearch.tuning": ("tune",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -54,5 +54,5 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'skipsearch' has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value  # `tune` the function must win over `tune` the submodule that its import binds here
+    globals()[name] = value
     return value

@@ -6,6 +6,7 @@ from typing import Any
 
 from skipsearch.errors import DecodeError
 from skipsearch.exits.base import ExitPolicy
+from skipsearch.exits.policy import DraftPolicy
 from skipsearch.names import resolve
 
 EXITS: dict[str, str] = {
@@ -21,4 +22,4 @@ def make_exit(kind: str, **parameters: Any) -> ExitPolicy:
     return policy
 
 
-__all__ = ["EXITS", "ExitPolicy", "make_exit"]
+__all__ = ["EXITS", "DraftPolicy", "ExitPolicy", "make_exit"]

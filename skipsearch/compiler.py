@@ -1,0 +1,97 @@
+"""The profile compiler: a winner, what was measured with it, and where, written down as a `Profile`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from statistics import median
+
+from skipsearch.errors import SearchError
+from skipsearch.evaluation.prompts import Workload
+from skipsearch.evaluation.wall import Divergence, Timings, first_divergence
+from skipsearch.exits import DraftPolicy
+from skipsearch.machine import software, source_commit, this_machine
+from skipsearch.mask import SkipMask
+from skipsearch.models.spec import ModelAdapter, ModelSpec
+from skipsearch.profile import Interval, Profile, round_sig
+from skipsearch.profile import schema as s
+from skipsearch.stats import Estimate
+from skipsearch.tasks.values import Task
+
+
+def divergences(model: ModelAdapter, workload: Workload, plain: Timings, ours: Timings) -> list[Divergence]:
+    """Greedy generations that differ from plain decoding's, one entry a prompt."""
+    reference = {x.prompt: x.generation.tokens for x in plain.samples}
+    found = {}
+    for sample in ours.samples:
+        where = first_divergence(model, workload.prompts[sample.prompt], reference[sample.prompt], sample.generation.tokens)
+        if where is not None:
+            found[sample.prompt] = where
+    return list(found.values())
+
+
+def compile_profile(model: ModelAdapter, task: Task, workload: Workload, mask: SkipMask, policy: DraftPolicy, plain: Timings, ours: Timings,
+                    *, engine: str, provenance: s.Provenance) -> Profile:
+    """verdict: `speculate` if the speedup's whole interval lies above 1, else `plain`.
+
+    Raises: SearchError if the model lacks the hashes that make a profile checkable (a model that was not loaded from files).
+    """
+    spec = model.spec
+    if spec.config_sha256 is None or spec.weights_sha256 is None:
+        raise SearchError(f"{spec.id} was not loaded from files, so a profile could not say which weights it is for: save it and load_model it")
+    speedup = ours.speedup_over(plain)
+    verdict = "speculate" if speedup.low > 1 and mask.n_skipped else "plain"
+    machine = this_machine(spec.device)
+    sampling = s.Sampling(temperature=task.sampling.temperature, top_p=task.sampling.top_p, top_k=task.sampling.top_k)
+    return Profile(
+        schema_version=1, model=model_info(spec),
+        task=s.TaskInfo(name=task.name, version=task.version, calibration_sha256=task.calibration_sha256, sampling=sampling),
+        hardware=s.Hardware(kind=machine.kind, name=machine.name, count=machine.count, threads=machine.threads),  # type: ignore[arg-type]
+        engine=engine, verdict=verdict, drafter=s.SkipDrafter(attn=mask.attn, mlp=mask.mlp), draft_length=policy.draft_length,
+        exit=_exit(policy), measured=_measured(model, workload, plain, ours, speedup), software=s.Software(**software()),  # type: ignore[arg-type]
+        provenance=provenance)
+
+
+def provenance(searcher: str, objective: str, seed: int, trials: int, search_seconds: float) -> s.Provenance:
+    return s.Provenance(searcher=searcher, objective=objective, seed=seed, trials=trials, search_seconds=round(search_seconds, 1),  # type: ignore[arg-type]
+                        created=datetime.now(UTC).isoformat(timespec="seconds"), commit=source_commit())
+
+
+def model_info(spec: ModelSpec) -> s.ModelInfo:
+    return s.ModelInfo(id=spec.id, revision=spec.revision, family=spec.family, n_layers=spec.n_layers, config_sha256=spec.config_sha256,
+                       weights_sha256=spec.weights_sha256, dtype=spec.dtype_name, quantization=spec.quantization)  # type: ignore[arg-type]
+
+
+def _exit(policy: DraftPolicy) -> s.FixedExit | s.ConfidenceExit | s.AdaptiveExit:
+    kinds = {"fixed": s.FixedExit, "confidence": s.ConfidenceExit, "adaptive": s.AdaptiveExit}
+    built: s.FixedExit | s.ConfidenceExit | s.AdaptiveExit = kinds[policy.kind](**policy.make().parameters())
+    return built
+
+
+def _measured(model: ModelAdapter, workload: Workload, plain: Timings, ours: Timings, speedup: Estimate) -> s.Measured:
+    stats, baseline = ours.stats, plain.stats
+    contexts = [len(workload.prompts[x.prompt]) + len(x.generation.tokens) for x in ours.samples]
+    prompts = {x.prompt for x in ours.samples}
+    differing = divergences(model, workload, plain, ours) if workload.sampling.greedy else []
+    compared = len(prompts) if workload.sampling.greedy else 0
+    a_pass = baseline.decode_seconds / baseline.rounds
+    repeats = {x.prompt for x in ours.samples if x.generation.finish_reason == "repeat"}
+    return s.Measured(
+        baseline_ms_per_token=_milliseconds(plain.estimate()), ms_per_token=_milliseconds(ours.estimate()),
+        speedup=Interval.rounded(speedup.mean, speedup.low, speedup.high),
+        alpha=_rounded(stats.alpha), accepted_fraction=_rounded(stats.accepted_fraction), tau=round_sig(stats.tau or 1.0),
+        beta=_rounded(stats.draft_seconds / stats.drafted / a_pass if stats.drafted else None),
+        verify_ratio=_rounded(stats.verify_seconds / stats.rounds / a_pass if stats.drafted else None),
+        prompts=len(prompts), tokens=stats.tokens,
+        context_tokens=s.ContextTokens(p50=round(median(contexts)), max=max(contexts)),
+        ended_on_repeat=len(repeats), split="holdout",
+        lossless=s.Lossless(prompts=compared, identical=compared - len(differing),
+                            first_divergence_logit_gap=float(round_sig(max(d.gap for d in differing))) if differing else None))
+
+
+def _milliseconds(estimate: Estimate) -> Interval:
+    return Interval.rounded(estimate.mean * 1e3, estimate.low * 1e3, estimate.high * 1e3)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round_sig(value)
+

@@ -1,0 +1,1 @@
+"""How good is a mask: latency table, replay, policy simulation, wall clock."""

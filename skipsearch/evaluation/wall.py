@@ -1,0 +1,111 @@
+"""Wall clock: real draft-and-verify decoding, warmed up, synchronised, interleaved with plain decoding, prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from skipsearch.decoding import Decoder, Generation
+from skipsearch.engine import inference
+from skipsearch.evaluation.prompts import Workload
+from skipsearch.models.spec import ModelAdapter
+from skipsearch.stats import DecodeStats, Estimate, bootstrap_ratio
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One decoder on one prompt, in one repeat."""
+
+    prompt: int
+    seconds: float
+    tokens: int
+    stats: DecodeStats
+    generation: Generation
+
+
+@dataclass
+class Timings:
+    """Samples of one decoder; `None` in the list of `race` stands for plain decoding."""
+
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def stats(self) -> DecodeStats:
+        return sum((s.stats for s in self.samples), DecodeStats())
+
+    def by_prompt(self, what: Callable[[Sample], float]) -> list[float]:
+        """Totals over repeats, a prompt each."""
+        totals: dict[int, float] = {}
+        for s in self.samples:
+            totals[s.prompt] = totals.get(s.prompt, 0.0) + what(s)
+        return [totals[p] for p in sorted(totals)]
+
+    @property
+    def seconds_per_token(self) -> float:
+        return sum(s.seconds for s in self.samples) / max(1, sum(s.tokens for s in self.samples))
+
+    def estimate(self) -> Estimate:
+        """Seconds per verified token with a bootstrap interval over prompts."""
+        return bootstrap_ratio(self.by_prompt(lambda s: s.seconds), self.by_prompt(lambda s: s.tokens))
+
+    def speedup_over(self, baseline: Timings) -> Estimate:
+        """Ratio of total times over the same prompts, paired by prompt; per token, should a repeat have ended elsewhere."""
+        ours = [s / t for s, t in zip(self.by_prompt(lambda s: s.seconds), self.by_prompt(lambda s: s.tokens), strict=True)]
+        theirs = [s / t for s, t in zip(baseline.by_prompt(lambda s: s.seconds), baseline.by_prompt(lambda s: s.tokens), strict=True)]
+        weights = baseline.by_prompt(lambda s: s.tokens)
+        return bootstrap_ratio([a * w for a, w in zip(theirs, weights, strict=True)],
+                               [b * w for b, w in zip(ours, weights, strict=True)])
+
+
+def race(decoders: Sequence[Decoder], workload: Workload, repeats: int = 1, seed: int = 0,
+         progress: Callable[[int, int], None] = lambda done, total: None) -> list[Timings]:
+    """Every decoder on every prompt, taking turns within a prompt, the order rotating from prompt to prompt.
+
+    Prompts whose generation ends with the prefill's own token are left out by all: no round was run. progress(done, total).
+    """
+    timings = [Timings() for _ in decoders]
+    for decoder in decoders:  # warm-up
+        workload.generate(decoder, 0, seed, limit=8)
+    total = repeats * len(workload.prompts)
+    for repeat in range(repeats):
+        for p in range(len(workload.prompts)):
+            shift = (p + repeat) % len(decoders)
+            for d in [*range(shift, len(decoders)), *range(shift)]:
+                generation = workload.generate(decoders[d], p, seed + p)
+                stats = generation.stats
+                if stats.round_tokens:
+                    timings[d].samples.append(Sample(p, stats.decode_seconds, stats.round_tokens, stats, generation))
+            progress(repeat * len(workload.prompts) + p + 1, total)
+    return _common_prompts(timings)
+
+
+def _common_prompts(timings: list[Timings]) -> list[Timings]:
+    common = set.intersection(*({s.prompt for s in t.samples} for t in timings))
+    return [Timings([s for s in t.samples if s.prompt in common]) for t in timings]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two greedy generations part: token index, and the gap of the full model's two top logits there."""
+
+    index: int
+    gap: float
+
+
+@inference
+def first_divergence(model: ModelAdapter, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int]) -> Divergence | None:
+    """None if the two are identical."""
+    from skipsearch.cache import Planner
+    from skipsearch.engine import forward
+
+    if list(plain) == list(other):
+        return None
+    index = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
+    text = [*prompt, *plain[:index]]
+    device = model.spec.device
+    logits = forward(model, torch.tensor([text], device=device), model.new_cache(1, len(text)),
+                     Planner(len(text), device).chain(0, len(text)), last_only=True)[0, -1].float()
+    top = logits.topk(2).values
+    return Divergence(index, float(top[0] - top[1]))

@@ -1,0 +1,70 @@
+"""What this machine is: the facts about hardware and software that a measurement is worth nothing without."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+import skipsearch
+
+
+@dataclass(frozen=True)
+class Machine:
+    """kind: "cpu" or "cuda". count: devices used. threads: CPU threads of torch, None on a GPU."""
+
+    kind: str
+    name: str
+    count: int
+    threads: int | None
+
+    @property
+    def description(self) -> str:
+        return f"{self.name}, {self.threads} threads" if self.kind == "cpu" else f"{self.count} × {self.name}"
+
+
+def this_machine(device: torch.device) -> Machine:
+    if device.type == "cuda":
+        return Machine("cuda", torch.cuda.get_device_name(device), 1, None)
+    return Machine("cpu", _cpu_name(), 1, torch.get_num_threads())
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "ignore").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def software() -> dict[str, str | None]:
+    return {"skipsearch": skipsearch.__version__, "torch": torch.__version__, "transformers": transformers.__version__,
+            "cuda": torch.version.cuda if torch.cuda.is_available() else None}
+
+
+def source_commit() -> str | None:
+    """Commit of the checkout this package runs from, with `-dirty` behind it where files differ; None outside a checkout."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        answer = subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude", "*", "--abbrev=12"],
+                                capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None
+
+
+def busy_cores() -> float | None:
+    """One-minute load average, to be said beside timings; None where the system does not tell."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None

@@ -1,0 +1,242 @@
+"""The driver of a search: it alone owns the budget, de-duplication, the ledger, the final race and the hold-out measurement.
+
+    prepare   calibration text is continued by the full model; the latency table is measured
+    seed      masks of the formula searchers are judged, and told to the searcher that will learn from them
+    search    ask, judge, tell, until budget, trials or ideas run out
+    race      the best few, under real decoding on calibration prompts, interleaved with plain decoding
+    confirm   the winner, once, on hold-out prompts that no step before has seen; "no skipping" wins unless it is beaten there
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from skipsearch import compiler
+from skipsearch.decoding import Decoder
+from skipsearch.errors import SearchError
+from skipsearch.evaluation.latency import measure_costs
+from skipsearch.evaluation.objectives import MAX_DRAFT, Objective, ReplayObjective, WallObjective
+from skipsearch.evaluation.prompts import Workload, workload
+from skipsearch.evaluation.replay import Replay
+from skipsearch.evaluation.wall import Timings, race
+from skipsearch.exits import DraftPolicy
+from skipsearch.ledger import Ledger
+from skipsearch.machine import software, this_machine
+from skipsearch.mask import SkipMask
+from skipsearch.models.spec import ModelAdapter
+from skipsearch.names import unknown
+from skipsearch.profile import Profile
+from skipsearch.searchers import Evidence, Searcher, SearchProblem, make_searcher, searcher_names
+from skipsearch.stats import Estimate, Trial, TrialState
+from skipsearch.tasks import Task, load_task
+
+DEFAULT_SEARCHER = "gp"
+DEFAULT_BUDGET = 120.0   # seconds of search
+SEEDS = {"sensitivity": 8, "middle": 6, "uniform": 6}
+WALL_PROMPTS = 6         # of one evaluation under the wall objective
+FINALISTS, RACE_PROMPTS, HOLDOUT_REPEATS = 4, 16, 2
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A new part of the work begins."""
+
+    title: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """done of total in the current stage; judged and best during the search."""
+
+    done: float
+    total: float
+    judged: Trial | None = None
+    best: Trial | None = None
+
+
+@dataclass(frozen=True)
+class Raced:
+    """One contender under real decoding. split: "calibration" or "holdout"."""
+
+    mask: SkipMask
+    policy: DraftPolicy
+    predicted: float | None
+    speedup: Estimate
+    split: str
+
+
+Event = Stage | Progress | Raced
+Listener = Callable[[Event], None]
+
+
+def seconds(budget: str | float | None) -> float | None:
+    """`20m`, `90s`, `1.5h` or a number of seconds. Raises: SearchError."""
+    if budget is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(budget).strip())
+    value = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+    if not value > 0:
+        raise SearchError(f"budget {budget!r} is not a time: write 90s, 20m or 1.5h")
+    return value
+
+
+def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER, budget: str | float | None = None,
+         trials: int | None = None, objective: str = "replay", seed: int = 0, study: str | Path | None = None, resume: bool = False,
+         whole_layers: bool = False, engine: str = "hf", listen: Listener = lambda event: None) -> Profile:
+    """Search a mask and a draft policy for `model` on `task`, and measure them here.
+
+    budget: of the search itself (the race and the confirmation come on top); trials: masks judged. The first to run out ends the search;
+    with neither, two minutes. study: a journal file or storage URL that keeps every judged mask; None keeps nothing. listen: told of progress.
+    Raises: SearchError, TaskError, and KeyboardInterrupt through: what was judged is in the study.
+    """
+    limit = seconds(budget)
+    if trials is not None and trials < 1:
+        raise SearchError(f"trials is {trials}; judge at least 1 mask")
+    if limit is None and trials is None:
+        limit = DEFAULT_BUDGET
+    if objective not in ("replay", "wall"):
+        raise SearchError(f"there is no objective {objective!r}; use replay or wall")
+    started = perf_counter()
+    task = load_task(task) if isinstance(task, str) else task
+    check_searcher(searcher)
+    ledger = Ledger(study, identity(model, task, objective, whole_layers, engine), resume) if study is not None else None
+    told = ledger.trials() if ledger else []
+
+    listen(Stage("continuing the calibration prompts with the full model"))
+    calibration = workload(model, task, task.calibration)
+    evidence, by_replay = prepare(model, calibration, listen)
+    problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed, whole_layers=whole_layers)
+    judge: Objective = by_replay
+    if objective == "wall":
+        judge = WallObjective(model, calibration.first(WALL_PROMPTS), by_replay, by_replay.costs.verify[0])
+
+    listen(Stage(f"searching masks with {searcher} ({objective} objective)"))
+    search = Search(problem, judge, ledger, told, listen, perf_counter(), limit, trials)
+    search.run(searcher)
+    listen(Stage("racing the best masks under real decoding"))
+    contenders = [(t, by_replay.best_policy(t.mask)[0]) for t in search.finalists(FINALISTS)]
+    winner, policy = _race(model, calibration.first(RACE_PROMPTS), contenders, seed, listen)
+    searched = perf_counter() - started
+
+    listen(Stage("measuring the winner on hold-out prompts"))
+    holdout = workload(model, task, task.holdout)
+    plain, ours = _timed(model, holdout, [(winner, policy)], seed, HOLDOUT_REPEATS, listen)
+    listen(Raced(winner, policy, None, ours.speedup_over(plain), "holdout"))
+    return compiler.compile_profile(model, task, holdout, winner, policy, plain, ours, engine=engine,
+                                    provenance=compiler.provenance(searcher, objective, seed, len(search.seen), searched))
+
+
+def check_searcher(name: str) -> None:
+    """A wrong name should not cost a minute of preparation. Raises: SearchError."""
+    if name not in searcher_names():
+        raise SearchError(unknown("searcher", name, searcher_names()))
+
+
+def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool, engine: str) -> dict[str, Any]:
+    """What must be equal for the trials of two processes to be comparable."""
+    machine, spec = this_machine(model.spec.device), model.spec
+    return {"model": spec.id, "n_layers": spec.n_layers, "config_sha256": spec.config_sha256, "weights_sha256": spec.weights_sha256,
+            "dtype": spec.dtype_name, "device": machine.description, "engine": engine, "task": task.name,
+            "calibration_sha256": task.calibration_sha256, "objective": objective, "whole_layers": whole_layers, "software": software()}
+
+
+def prepare(model: ModelAdapter, calibration: Workload, listen: Listener) -> tuple[Evidence, ReplayObjective]:
+    """Continuations, latency table, and what searchers are given to rank sub-layers by."""
+    context = sum(map(len, calibration.prompts)) // len(calibration.prompts) + calibration.max_new_tokens // 2
+    replay = Replay(model, calibration.prompts, calibration.max_new_tokens, calibration.end_on_repeat,
+                    progress=lambda done, total: listen(Progress(done, total)))
+    listen(Stage("measuring the latency table"))
+    costs = measure_costs(model, MAX_DRAFT, context)
+    n = 2 * model.spec.n_layers
+    listen(Stage("ranking sub-layers by what skipping each alone costs"))
+    without = []
+    for s in range(n):
+        without.append(replay.acceptance(SkipMask.from_sublayers(model.spec.n_layers, [s])))
+        listen(Progress(s + 1, n))
+    return Evidence(replay.cosines(), tuple(without), costs), ReplayObjective(replay, costs)
+
+
+class Search:
+    """Ask, judge, tell. seen: every judged mask, none of them twice."""
+
+    def __init__(self, problem: SearchProblem, objective: Objective, ledger: Ledger | None, told: Iterable[Trial],
+                 listen: Listener, started: float, limit: float | None, trials: int | None):
+        self.problem, self.objective, self.ledger, self.listen = problem, objective, ledger, listen
+        self.started, self.limit, self.trials = started, limit, trials
+        # A failed trial that a killed process left behind is not a judgement: its mask may be asked for again.
+        self.seen: dict[SkipMask, Trial] = {t.mask: t for t in told if t.state is TrialState.COMPLETE}
+
+    def run(self, name: str) -> None:
+        """Seed, then search until something runs out."""
+        learner = make_searcher(name, self.problem)
+        for trial in self.seen.values():
+            learner.tell(trial)
+        if name not in SEEDS:
+            for seed_name, count in SEEDS.items():
+                self._drive(make_searcher(seed_name, self.problem), count, [learner])
+        self._drive(learner, None, [])
+        if not any(t.state is TrialState.COMPLETE and math.isfinite(t.seconds_per_token) for t in self.seen.values()):
+            raise SearchError("no mask could be judged before the budget ran out: give it more time (--budget) or trials")
+
+    def finalists(self, count: int) -> list[Trial]:
+        return sorted(self.seen.values(), key=lambda t: t.seconds_per_token)[:count]
+
+    def _drive(self, searcher: Searcher, most: int | None, listeners: Iterable[Searcher]) -> None:
+        asked = 0
+        while (most is None or asked < most) and not self._spent():
+            mask = searcher.ask()
+            if mask is None:
+                return
+            asked += 1
+            known = self.seen.get(mask)
+            trial = known or self._judge(mask)
+            searcher.tell(trial)
+            if known is None:
+                for other in listeners:
+                    other.tell(trial)
+
+    def _judge(self, mask: SkipMask) -> Trial:
+        cheap = self.objective.fidelity == "replay"
+        number = self.ledger.claim(mask) if self.ledger and not cheap else None
+        trial, _ = self.objective.judge(mask)
+        if self.ledger and number is not None:
+            self.ledger.finish(number, trial)
+        elif self.ledger:
+            self.ledger.add(trial)
+        self.seen[mask] = trial
+        by_time = (perf_counter() - self.started, self.limit) if self.limit else (0.0, 1.0)
+        by_count = (float(len(self.seen)), float(self.trials)) if self.trials else (0.0, 1.0)
+        spent, total = max(by_time, by_count, key=lambda pair: pair[0] / pair[1])
+        self.listen(Progress(spent, total, trial, self.finalists(1)[0]))
+        return trial
+
+    def _spent(self) -> bool:
+        """The first mask is always judged: a search that judged nothing has no answer."""
+        if not self.seen:
+            return False
+        over_time = self.limit is not None and perf_counter() - self.started >= self.limit
+        return over_time or (self.trials is not None and len(self.seen) >= self.trials)
+
+
+def _race(model: ModelAdapter, prompts: Workload, contenders: list[tuple[Trial, DraftPolicy]], seed: int,
+          listen: Listener) -> tuple[SkipMask, DraftPolicy]:
+    """The contender with the least measured time. Calibration prompts only."""
+    entries = [(t.mask, policy) for t, policy in contenders]
+    plain, *timed = _timed(model, prompts, entries, seed, 1, listen)
+    ratios = [t.speedup_over(plain) for t in timed]
+    for (trial, policy), ratio in zip(contenders, ratios, strict=True):
+        listen(Raced(trial.mask, policy, trial.speedup, ratio, "calibration"))
+    best = max(range(len(entries)), key=lambda i: ratios[i].mean)
+    return entries[best]
+
+
+def _timed(model: ModelAdapter, prompts: Workload, entries: list[tuple[SkipMask, DraftPolicy]], seed: int, repeats: int,
+           listen: Listener) -> list[Timings]:
+    decoders = [Decoder(model), *(Decoder(model, m, draft_length=p.draft_length, exit_policy=p.make()) for m, p in entries)]
+    return race(decoders, prompts, repeats, seed, lambda done, total: listen(Progress(done, total)))
