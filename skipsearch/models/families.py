@@ -1,51 +1,177 @@
-"""The table of families: where a Hugging Face model of each keeps the pieces that the generic adapter drives.
+"""The table of families: where a Hugging Face model of each keeps its pieces, and how its layers add them up.
 
-To add a family of this shape: one row, keyed by the `model_type` of its config.
+To add a family: one row, keyed by the `model_type` of its config; CONTRIBUTING.md has the steps. What no path can say is a
+small named function at the end of this file.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor, nn
 
 from skipsearch.errors import ModelError
 from skipsearch.names import unknown
 
+Part = str | Callable[[nn.Module], Callable[[Tensor], Tensor]]  # a dotted path, or a function that finds or makes the piece
+
 
 @dataclass(frozen=True)
 class Family:
-    """Dotted paths inside `AutoModelForCausalLM`, and inside one of its layers.
+    """A row. The defaults are Llama: h + attn(attn_norm(h)), then h + mlp(mlp_norm(h)).
 
-    A layer is two sequential residual sub-layers: h + attn(attn_norm(h)), then h + mlp(mlp_norm(h)).
+    Paths are dotted, those of the first group inside `AutoModelForCausalLM` and those of the second inside one of its layers;
+    None says that the family has no such piece. Names ending in `_key` are keys of the config, read where they exist.
     """
 
-    embed: str = "model.embed_tokens"
+    embed: Part = "model.embed_tokens"
+    embed_project: Part | None = None       # between embedding and layers, where they differ in width
+    positions: Part | None = None           # learned position embeddings: [B, T] int64 -> [B, T, H]
+    rotary: str | None = "model.rotary_emb"
     layers: str = "model.layers"
-    norm: str = "model.norm"
-    head: str = "lm_head"
-    rotary: str = "model.rotary_emb"
-    attn: str = "self_attn"
-    attn_norm: str = "input_layernorm"
-    mlp: str = "mlp"
-    mlp_norm: str = "post_attention_layernorm"
+    norm: Part | None = "model.norm"
+    head_project: Part | None = None
+    head: Part = "lm_head"
 
+    attn: str = "self_attn"
+    attn_norm: Part | None = "input_layernorm"
+    attn_post_norm: Part | None = None      # of the branch, before it is added
+    attn_sum_norm: Part | None = None       # of the sum, after it is added
+    mlp: Part = "mlp"
+    mlp_norm: Part | None = "post_attention_layernorm"
+    mlp_post_norm: Part | None = None
+    mlp_sum_norm: Part | None = None
+
+    parallel: bool = False                  # attention and MLP read the same h, and both are added to it
+    cache_argument: str = "past_key_values"
+    extra_arguments: Mapping[str, Any] | None = None  # of the attention, the same in every pass
+    gives_position_ids: bool = False        # the attention makes its own rotary embedding
+    rotary_by_type: bool = False            # rotary(h, positions, layer type) instead of rotary(h, positions)
+    alibi: bool = False                     # a bias for each head, linear in the key's position
+    window: Literal["none", "all", "typed"] = "none"  # layers that see `sliding_window` tokens; typed: as config.layer_types says
+    attention: Literal["sdpa", "eager"] = "sdpa"      # what the family is loaded with
+
+    embed_scale_key: str | None = None      # × embeddings
+    branch_scale_key: str | None = None     # × each branch before it is added
+    logit_scale_key: str | None = None      # × logits
+    logit_divisor_key: str | None = None    # logits ÷
+    logit_cap_key: str | None = None        # cap · tanh(logits / cap)
+
+    variant: Callable[[Any], Mapping[str, Any]] | None = None  # fields that depend on the config
+
+
+# Norms before and after each branch.
+_SANDWICH = Family(attn_post_norm="post_attention_layernorm", mlp_norm="pre_feedforward_layernorm",
+                   mlp_post_norm="post_feedforward_layernorm", window="typed", logit_cap_key="final_logit_softcapping")
+
+
+def _inside(family: Family, prefix: str) -> Family:
+    """The same family as the text part of a model that also sees images; it is driven on text alone."""
+    return replace(family, **{field: getattr(family, field).replace("model.", f"{prefix}.", 1)
+                              for field in ("embed", "rotary", "layers", "norm")})
+
+
+def _either_residual(config: Any) -> Mapping[str, Any]:
+    return {"parallel": config.use_parallel_residual}
+
+
+def _stablelm(config: Any) -> Mapping[str, Any]:
+    return {"parallel": True, "mlp_norm": "input_layernorm"} if config.use_parallel_residual else {}
+
+
+def _falcon(config: Any) -> Mapping[str, Any]:
+    alibi = {"alibi": True, "rotary": None, "extra_arguments": None} if config.alibi else {}
+    if config.new_decoder_architecture and config.num_ln_in_parallel_attn == 2:
+        return {"parallel": True, "attn_norm": "ln_attn", "mlp_norm": "ln_mlp", **alibi}
+    if config.new_decoder_architecture or config.parallel_attn:
+        return {"parallel": True, "mlp_norm": "input_layernorm", **alibi}
+    return alibi
+
+
+def _opt(config: Any) -> Mapping[str, Any]:
+    if config.do_layer_norm_before:
+        return {}
+    return {"attn_norm": None, "attn_sum_norm": "self_attn_layer_norm", "mlp_norm": None, "mlp_sum_norm": "final_layer_norm"}
+
+
+def _opt_positions(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    table: Any = model.get_submodule("model.decoder.embed_positions")
+    return lambda positions: table(positions, position_ids=positions)
+
+
+def _inline_mlp(layer: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: layer.fc2(layer.activation_fn(layer.fc1(x)))
+
+
+_GEMMA3 = replace(_SANDWICH, rotary_by_type=True)
 
 FAMILIES: dict[str, Family] = {
+    "cohere": Family(parallel=True, mlp_norm="input_layernorm", logit_scale_key="logit_scale"),
+    "falcon": Family(embed="transformer.word_embeddings", rotary="transformer.rotary_emb", layers="transformer.h",
+                     norm="transformer.ln_f", attn="self_attention", cache_argument="layer_past", extra_arguments={"alibi": None},
+                     variant=_falcon),
+    "gemma": Family(),
+    "gemma2": replace(_SANDWICH, attention="eager"),  # its attention caps scores, which sdpa cannot
+    "gemma3": _inside(_GEMMA3, "model.language_model"),
+    "gemma3_text": _GEMMA3,
+    "gpt2": Family(embed="transformer.wte", positions="transformer.wpe", rotary=None, layers="transformer.h",
+                   norm="transformer.ln_f", attn="attn", attn_norm="ln_1", mlp_norm="ln_2"),
+    "gpt_neox": Family(embed="gpt_neox.embed_in", rotary="gpt_neox.rotary_emb", layers="gpt_neox.layers",
+                       norm="gpt_neox.final_layer_norm", attn="attention", cache_argument="layer_past", variant=_either_residual),
+    "granite": Family(embed_scale_key="embedding_multiplier", branch_scale_key="residual_multiplier",
+                      logit_divisor_key="logits_scaling"),
     "llama": Family(),
-    "mistral": Family(),
-    "qwen2": Family(),
-    "qwen3": Family(),
+    "mistral": Family(window="all"),
+    "mixtral": Family(window="all"),
+    "olmo2": Family(attn_norm=None, attn_post_norm="post_attention_layernorm",
+                    mlp_norm=None, mlp_post_norm="post_feedforward_layernorm"),
+    "opt": Family(embed="model.decoder.embed_tokens", embed_project="model.decoder.project_in", positions=_opt_positions,
+                  rotary=None, layers="model.decoder.layers", norm="model.decoder.final_layer_norm",
+                  head_project="model.decoder.project_out",
+                  attn_norm="self_attn_layer_norm", mlp=_inline_mlp, mlp_norm="final_layer_norm", variant=_opt),
+    "phi": Family(norm="model.final_layernorm", parallel=True, mlp_norm="input_layernorm"),
+    "phi3": Family(window="all"),
+    "qwen2": Family(window="typed"),
+    "qwen3": Family(window="typed"),
+    "qwen3_moe": Family(window="all"),
+    "stablelm": Family(variant=_stablelm),
 }
 
 
-def family_of(config: object) -> Family:
-    """The row for a config. Raises: ModelError for a family without one, or a feature that could not be exact."""
+def family_of(config: Any) -> Family:
+    """The row for a config, its variant settled. Raises: ModelError for a family without one, or one that cannot be exact."""
     name = getattr(config, "model_type", None) or "(none)"
+    reason = _never(config, name)
+    if reason:
+        raise ModelError(f"{name} models cannot be driven exactly: {reason}; use a decoder-only model with plain attention")
     if name not in FAMILIES:
-        raise ModelError(f"{unknown('model family', name, FAMILIES)}; add a row to skipsearch/models/families.py if its layers are "
-                         "two sequential residual sub-layers")
-    window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if window and (kinds & {"sliding_attention"} or not kinds) and getattr(config, "use_sliding_window", True):
-        raise ModelError(f"this {name} model uses sliding-window attention ({window} tokens), which is not driven exactly yet; "
-                         "use a full-attention model of the family")
-    return FAMILIES[name]
+        raise ModelError(f"{unknown('model family', name, FAMILIES)}; a new one is a row of skipsearch/models/families.py "
+                         "(CONTRIBUTING.md has the steps)")
+    family, text = FAMILIES[name], config.get_text_config(decoder=True)
+    return replace(family, **family.variant(text)) if family.variant else family
+
+
+def _never(config: Any, name: str) -> str | None:
+    """Why a model can never be decoded by rolling a KV cache back, as half a sentence; None if nothing speaks against it."""
+    text = config.get_text_config(decoder=True)
+    odd = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if _keeps_a_state(config, name):
+        return "its layers keep a recurrent state, which rejected draft tokens cannot be taken out of again"
+    if config.is_encoder_decoder or getattr(text, "add_cross_attention", False):
+        return "an encoder feeds its decoder"
+    if getattr(text, "use_bidirectional_attention", False):
+        return "its tokens look ahead"
+    return f"it has layers of the kind {', '.join(sorted(odd))}" if odd else None
+
+
+def _keeps_a_state(config: Any, name: str) -> bool:
+    if name in FAMILIES:
+        return False
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return bool(getattr(AutoModelForCausalLM._model_mapping[type(config)], "_is_stateful", False))
+    except (KeyError, ImportError):
+        return False

@@ -5,23 +5,26 @@ The modules only ever call `update(key, value, layer_idx)` on a cache, so a smal
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
 
 from skipsearch.cache import KVCache, PassPlan
+from skipsearch.errors import ModelError
+from skipsearch.models import masks
 from skipsearch.models.families import Family
+from skipsearch.models.layout import LayerKind, take_apart
 from skipsearch.models.spec import ModelSpec
 
 
-class _CacheView:
-    """What an attention module sees of our cache during one pass."""
+class _Pass:
+    """One pass as its layers see it: our cache in the place of transformers' own, and arguments that layers of one kind share."""
 
-    __slots__ = ("cache", "plan")
+    __slots__ = ("cache", "inputs", "plan")
 
-    def __init__(self, cache: KVCache, plan: PassPlan):
-        self.cache, self.plan = cache, plan
+    def __init__(self, plan: PassPlan, cache: KVCache):
+        self.plan, self.cache = plan, cache
+        self.inputs: dict[int, dict[str, Any]] = {}
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         return self.cache.write(layer_idx, key, value, self.plan)
@@ -31,31 +34,61 @@ class HFAdapter:
     """A `ModelAdapter` over any model that a row of the families table describes. The model object is not altered."""
 
     def __init__(self, model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = None):
-        self.model, self.spec, self.tokenizer = model, spec, tokenizer
-        self._embed, self._norm, self._head = (attrgetter(p)(model) for p in (family.embed, family.norm, family.head))
-        self._rotary = attrgetter(family.rotary)(model)
-        self._layers = [(getattr(layer, family.attn_norm), getattr(layer, family.attn),
-                         getattr(layer, family.mlp_norm), getattr(layer, family.mlp)) for layer in attrgetter(family.layers)(model)]
-        # What all blocks of one pass share, computed by the first of them: (plan, cache, view, rotary embedding).
-        self._pass: tuple[PassPlan, KVCache, _CacheView, tuple[Tensor, Tensor]] | None = None
+        self.model, self.spec, self.family, self.tokenizer = model, spec, family, tokenizer
+        self._parts = take_apart(model, family)
+        self._layers = self._parts.layers
+        self._kinds = list(dict.fromkeys(self._parts.kinds))
+        self._kind_of = [self._kinds.index(kind) for kind in self._parts.kinds]
+        self._config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
+        self._pass: _Pass | None = None
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         return KVCache(self.spec.n_layers, batch, capacity)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self._embed(tokens)
+    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        h = tokens
+        for piece in self._parts.before:
+            h = piece(h)
+        if self._parts.positions is None:
+            return h
+        if positions is None:
+            raise ModelError(f"{self.spec.family} adds learned positions to its embeddings: give embed the plan's positions too")
+        return h + self._parts.positions(positions)
 
     def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
-        attn_norm, attention, mlp_norm, feed_forward = self._layers[i]
-        if attn:
-            if self._pass is None or self._pass[0] is not plan or self._pass[1] is not cache:
-                self._pass = (plan, cache, _CacheView(cache, plan), self._rotary(h, plan.positions))
-            _, _, view, rotary = self._pass
-            h = h + attention(hidden_states=attn_norm(h), position_embeddings=rotary,
-                              attention_mask=plan.visible, past_key_values=view)[0]
-        if mlp:
-            h = h + feed_forward(mlp_norm(h))
-        return h
+        layer = self._layers[i]
+        if layer.device is not None:
+            h = h.to(layer.device)
+        return layer(h, self._inputs(self._kind_of[i], h, cache, plan) if attn else None, mlp)
 
     def head(self, h: Tensor) -> Tensor:
-        return self._head(self._norm(h))
+        for piece in self._parts.after:
+            h = piece(h)
+        return h
+
+    def _inputs(self, kind: int, h: Tensor, cache: KVCache, plan: PassPlan) -> dict[str, Any]:
+        """Arguments of an attention beside its hidden states, made by the first layer of its kind in a pass."""
+        shared = self._pass
+        if shared is None or shared.plan is not plan or shared.cache is not cache:
+            shared = self._pass = _Pass(plan, cache)
+        inputs = shared.inputs.get(kind)
+        if inputs is None:
+            inputs = shared.inputs[kind] = self._new_inputs(self._kinds[kind], h, shared)
+        return inputs
+
+    def _new_inputs(self, kind: LayerKind, h: Tensor, shared: _Pass) -> dict[str, Any]:
+        family, config, plan = self.family, self._config, shared.plan
+        inputs: dict[str, Any] = {**(family.extra_arguments or {}), family.cache_argument: shared}
+        mask, bias = masks.windowed(plan, kind.window), None
+        if family.alibi:
+            inputs["alibi"] = masks.alibi(masks.key_positions(plan), config.num_attention_heads, h.dtype).to(kind.device)
+            bias = inputs["alibi"] / (config.hidden_size // config.num_attention_heads) ** 0.5
+        if bias is not None or config._attn_implementation == "eager":  # no kernel fills in the causal pattern here
+            mask = masks.additive((masks.visible(plan) if mask is None else mask).to(kind.device), h.dtype, bias)
+        inputs["attention_mask"] = mask if mask is None else mask.to(kind.device)
+        if self._parts.rotary is not None:
+            of_type = (kind.layer_type,) if family.rotary_by_type else ()
+            inputs["position_embeddings"] = self._parts.rotary(h, plan.positions.to(kind.device), *of_type)
+        if family.gives_position_ids:
+            inputs["position_ids"] = plan.positions.to(kind.device)
+        return inputs

@@ -13,7 +13,10 @@ from skipsearch.cache import KVCache, PassPlan
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Identity and shape of a loaded model. context: longest sequence it was made for, None if it does not say.
+    """Identity and shape of a loaded model. context: longest sequence it can be driven on, None if it does not say.
+
+    dtype: of activations, and of weights that are not quantised. device: where tokens go in and logits come out.
+    n_devices: GPUs that the layers are spread over.
 
     config_sha256, weights_sha256: of the canonical config and of the weight files; None where there are no files.
     """
@@ -31,10 +34,16 @@ class ModelSpec:
     config_sha256: str | None = None
     weights_sha256: str | None = None
     eos_token_ids: tuple[int, ...] = ()
+    n_devices: int = 1
 
     @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
+
+    def __str__(self) -> str:
+        """One line for people: what was loaded, as what, and where."""
+        where = f"{self.n_devices} GPUs" if self.n_devices > 1 else str(self.device)
+        return f"{self.id} ({self.family}, {self.n_layers} layers) as {self.quantization or self.dtype_name} on {where}"
 
 
 class ModelAdapter(Protocol):
@@ -46,8 +55,8 @@ class ModelAdapter(Protocol):
 
     def new_cache(self, batch: int, capacity: int) -> KVCache: ...
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """[B, T] int64 -> [B, T, H]."""
+    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """[B, T] int64 -> [B, T, H]. positions: the plan's; families that learned theirs (GPT-2, OPT) refuse to go without."""
 
     def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
         """Layer i without the sub-layers that are off; [B, T, H] -> [B, T, H]. Attention writes K/V where `plan` says."""

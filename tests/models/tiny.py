@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -21,6 +20,7 @@ VOCAB, LAYERS = 61, 3
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB, "num_hidden_layers": LAYERS, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 96, "pad_token_id": None, "bos_token_id": None, "eos_token_id": 1}
+TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Tiny:
     """family: `model_type`; config: what it says beside SHAPE.
 
     layers: path of the list of layers. attn, mlp: path, inside a layer, of the module whose output zeroed is that sub-layer's
-    branch removed.
+    branch removed. attn_sum_norm, mlp_sum_norm: of the norm that a sub-layer ends in where it norms the sum; it goes with it.
     """
 
     family: str
@@ -36,14 +36,58 @@ class Tiny:
     layers: str = "model.layers"
     attn: str = "self_attn"
     mlp: str = "mlp"
+    attn_sum_norm: str | None = None
+    mlp_sum_norm: str | None = None
 
 
+FALCON = ("transformer.h", "self_attention")
 TINY: dict[str, Tiny] = {
+    "cohere": Tiny("cohere", {"logit_scale": 0.7, "use_qk_norm": True}),
+    "falcon-7b": Tiny("falcon", {"new_decoder_architecture": False, "parallel_attn": True, "multi_query": True, "bias": True,
+                                 "alibi": False}, *FALCON),
+    "falcon-40b": Tiny("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False}, *FALCON),
+    "falcon-11b": Tiny("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False,
+                                  "num_ln_in_parallel_attn": 1}, *FALCON),
+    "falcon-rw": Tiny("falcon", {"new_decoder_architecture": False, "parallel_attn": False, "multi_query": False, "bias": True,
+                                 "alibi": True}, *FALCON),
+    "falcon-six-heads": Tiny("falcon", {"new_decoder_architecture": False, "parallel_attn": False, "multi_query": False,
+                                        "alibi": True, "num_attention_heads": 6, "hidden_size": 24}, *FALCON),
+    "gemma": Tiny("gemma", {"head_dim": 8}),
+    "gemma2": Tiny("gemma2", {"head_dim": 8, "sliding_window": 8, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0,
+                              "query_pre_attn_scalar": 8}),
+    "gemma3": Tiny("gemma3", {"text_config": {**SHAPE, "head_dim": 8, "sliding_window": 8, "layer_types": TYPES},
+                              "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+                                                "num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+                              "mm_tokens_per_image": 1},
+                   "model.language_model.layers"),
+    "gemma3_text": Tiny("gemma3_text", {"head_dim": 8, "sliding_window": 8, "layer_types": TYPES,
+                                        "final_logit_softcapping": 2.0}),
+    "gpt2": Tiny("gpt2", layers="transformer.h", attn="attn"),
+    "gpt_neox": Tiny("gpt_neox", {"use_parallel_residual": True}, "gpt_neox.layers", "attention"),
+    "gpt_neox-sequential": Tiny("gpt_neox", {"use_parallel_residual": False}, "gpt_neox.layers", "attention"),
+    "granite": Tiny("granite", {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 1.7,
+                                "attention_multiplier": 0.4}),
     "llama": Tiny("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-tied": Tiny("llama", {"tie_word_embeddings": True}),
     "mistral": Tiny("mistral", {"sliding_window": None}),
-    "qwen2": Tiny("qwen2"),
+    "mistral-window": Tiny("mistral", {"sliding_window": 8}),
+    "mixtral": Tiny("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
+    "olmo2": Tiny("olmo2"),
+    "opt": Tiny("opt", {"ffn_dim": 48}, "model.decoder.layers", mlp="fc2"),
+    "opt-350m": Tiny("opt", {"ffn_dim": 48, "do_layer_norm_before": False, "word_embed_proj_dim": 24},
+                     "model.decoder.layers", mlp="fc2",
+                     attn_sum_norm="self_attn_layer_norm", mlp_sum_norm="final_layer_norm"),
+    "phi": Tiny("phi", {"partial_rotary_factor": 0.5, "qk_layernorm": True}),
+    "phi3": Tiny("phi3", {"sliding_window": 8}),
+    "phi3-longrope": Tiny("phi3", {"sliding_window": None, "original_max_position_embeddings": 48, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [2.0, 3.0, 4.0, 5.0]}}),
+    "qwen2": Tiny("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
     "qwen3": Tiny("qwen3", {"head_dim": 8}),
+    "qwen3_moe": Tiny("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8,
+                                    "mlp_only_layers": [1]}),
+    "stablelm": Tiny("stablelm", {"use_parallel_residual": False, "qk_layernorm": True, "use_qkv_bias": True}),
+    "stablelm-parallel": Tiny("stablelm", {"use_parallel_residual": True}),
 }
 
 
@@ -56,6 +100,7 @@ def hf_model(name: str) -> nn.Module:
 def new_hf_model(name: str, **changes: Any) -> nn.Module:
     tiny = TINY[name]
     config = AutoConfig.for_model(tiny.family, **{**SHAPE, **tiny.config, **changes})
+    config.get_text_config()._experts_implementation = "eager"  # the grouped kernels know no fp64
     torch.manual_seed(0)
     with torch.device("cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
@@ -103,7 +148,7 @@ class Run:
 
 
 def logits_of(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None) -> Tensor:
-    h = model.embed(tokens)
+    h = model.embed(tokens, plan.positions)
     for i in range(model.spec.n_layers):
         h = model.block(i, h, cache, plan, attn=mask is None or i not in mask.attn, mlp=mask is None or i not in mask.mlp)
     return model.head(h)[0]
@@ -120,22 +165,21 @@ def full_logits(name: str, tokens: Tensor) -> Tensor:
 
 
 def logits_without(name: str, tokens: Tensor, mask: SkipMask) -> Tensor:
-    """The Hugging Face model's own forward with the branches of these sub-layers zeroed by hooks: [1, T] -> [T, V]."""
+    """The Hugging Face model's own forward with these sub-layers cut out by hooks: [1, T] -> [T, V]."""
     tiny, model = TINY[name], hf_model(name)
     layers = attrgetter(tiny.layers)(model)
-    branches = [attrgetter(tiny.attn)(layers[i]) for i in mask.attn] + [attrgetter(tiny.mlp)(layers[i]) for i in mask.mlp]
-    with _zeroed(branches):
+    with ExitStack() as hooks:
+        for branch, sum_norm, indices in ((tiny.attn, tiny.attn_sum_norm, mask.attn), (tiny.mlp, tiny.mlp_sum_norm, mask.mlp)):
+            for i in indices:
+                hooks.callback(attrgetter(branch)(layers[i]).register_forward_hook(_zero).remove)
+                if sum_norm is not None:
+                    hooks.callback(attrgetter(sum_norm)(layers[i]).register_forward_hook(_identity).remove)
         return full_logits(name, tokens)
 
 
-@contextmanager
-def _zeroed(branches: list[nn.Module]) -> Iterator[None]:
-    def zero(module: nn.Module, inputs: Any, output: Any) -> Any:
-        return (torch.zeros_like(output[0]), *output[1:]) if isinstance(output, tuple) else torch.zeros_like(output)
+def _zero(module: nn.Module, inputs: Any, output: Any) -> Any:
+    return (torch.zeros_like(output[0]), *output[1:]) if isinstance(output, tuple) else torch.zeros_like(output)
 
-    hooks = [branch.register_forward_hook(zero) for branch in branches]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+def _identity(module: nn.Module, inputs: Any, output: Any) -> Any:
+    return inputs[0]

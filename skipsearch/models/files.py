@@ -1,0 +1,151 @@
+"""What lies in a model folder: which weight files there are, whether they are whole, how large they are, and their hash.
+
+Only safetensors is read: a pickle can run code when it is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from skipsearch.errors import ModelError
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+OTHERS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # anything else takes one byte
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as its file's header announces it. bytes_per_value: None for a float, which is loaded as the dtype asked for."""
+
+    name: str
+    shape: tuple[int, ...]
+    bytes_per_value: int | None
+
+    @property
+    def values(self) -> int:
+        return prod(self.shape)
+
+
+def read_config(folder: Path, name: str) -> dict[str, Any]:
+    """config.json as it stands. Raises: ModelError."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{name}: {folder} has no config.json, so it is no Hugging Face model folder: give the one that has it")
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{name}: {path} is not readable JSON ({error}); download it again") from None
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        raise ModelError(f"{name}: {path} names no model_type, so nothing says which family it is; "
+                         "take the config.json of the original model")
+    return data
+
+
+def weight_files(folder: Path, name: str) -> list[Path]:
+    """The safetensors files that make up the model, in order. Raises: ModelError if there are none or some are missing."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        files = [folder / shard for shard in _shards(index)]
+    elif single.is_file():
+        return [single]
+    else:
+        raise ModelError(f"{name}: {_no_weights(folder)}")
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"{name}: {folder} lacks {missing[0]}{more} of the {len(files)} weight files that its index lists: "
+                         "the download is not complete, run it again")
+    return files
+
+
+def stored_tensors(files: list[Path]) -> Iterator[Stored]:
+    """Every tensor that the headers announce; no weight is read. Raises: ModelError if a file is damaged or cut short."""
+    for path in files:
+        for name, entry in _header(path).items():
+            yield Stored(name, tuple(entry["shape"]), None if entry["dtype"] in FLOATS else OTHERS.get(entry["dtype"], 1))
+
+
+def weights_hash(files: list[Path]) -> str:
+    """sha256 over the names and sha256 sums of the weight files.
+
+    A file of the Hub's cache is a link to a blob that is named by its own sum, so nothing large is read there.
+    """
+    total = hashlib.sha256()
+    with ThreadPoolExecutor() as pool:
+        for path, blob in zip(files, pool.map(_sha256, files), strict=True):
+            total.update(f"{path.name} {blob}\n".encode())
+    return total.hexdigest()
+
+
+def config_hash(config: Any) -> str:
+    """sha256 of the canonical config without what does not change the function: paths, versions, dtype, cache use.
+
+    Nor is quantization part of it: a profile names that by itself.
+    """
+    ignored = {"transformers_version", "dtype", "torch_dtype", "use_cache", "architectures", "quantization_config"}
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(k): kept(v) for k, v in value.items() if k not in ignored and not str(k).startswith("_")}
+        return [kept(v) for v in value] if isinstance(value, list | tuple) else value
+
+    return hashlib.sha256(json.dumps(kept(config.to_dict()), sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        if not shards or any(Path(shard).name != shard for shard in shards):
+            raise ValueError
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise ModelError(f"{index} is not a readable index of the weight files beside it; download it again") from None
+    return shards
+
+
+def _no_weights(folder: Path) -> str:
+    if (folder / "adapter_config.json").is_file():
+        return f"{folder} holds an adapter and not a whole model: merge it into its base (peft: merge_and_unload) and save that"
+    pickle = next((path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))), None)
+    found = f"holds its weights as a pickle ({pickle})" if pickle else "has no model.safetensors"
+    return (f"{folder} {found}; only safetensors is read, since a pickle can run code when it is opened: "
+            "take a revision that has it, or load the model with transformers once and save_pretrained it")
+
+
+def _header(path: Path) -> dict[str, Any]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        if start == b"version ":
+            raise ModelError(f"{path} is a Git LFS pointer and not the weights: run `git lfs pull` in that folder")
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > size - 8:
+            raise ModelError(f"{path} is cut short or damaged ({size} bytes): delete it and download it again")
+        text = file.read(length)
+    try:
+        entries = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
+        end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        if not all(isinstance(entry["dtype"], str) and isinstance(entry["shape"], list) for entry in entries.values()):
+            raise ValueError
+    except (ValueError, KeyError, AttributeError, TypeError, IndexError):
+        raise ModelError(f"{path} is damaged, its header cannot be read: delete it and download it again") from None
+    if end != size:
+        raise ModelError(f"{path} has {size} bytes and its header announces {end}: the download was cut short or the file is "
+                         "damaged, delete it and download it again")
+    return entries
+
+
+def _sha256(path: Path) -> str:
+    blob = path.resolve().name
+    if re.fullmatch(r"[0-9a-f]{64}", blob):
+        return blob
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

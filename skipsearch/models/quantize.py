@@ -1,0 +1,62 @@
+"""8-bit and 4-bit weights, by the libraries that transformers knows for that. A quantization is part of a profile's model key."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from skipsearch.errors import ModelError
+from skipsearch.models.files import Stored
+from skipsearch.names import unknown
+
+# name -> (library, bytes a quantised weight takes, its scales included)
+QUANTIZATIONS: dict[str, tuple[str, float]] = {
+    "bitsandbytes-8bit": ("bitsandbytes", 1.0),
+    "bitsandbytes-4bit": ("bitsandbytes", 0.57),
+    "torchao-8bit": ("torchao", 1.0),
+    "torchao-4bit": ("torchao", 0.57),
+}
+
+
+def quantization_config(name: str, dtype: torch.dtype) -> Any:
+    """What transformers' `quantization_config` takes. Raises: ModelError for an unknown name or a missing library."""
+    if name not in QUANTIZATIONS:
+        raise ModelError(f"{unknown('quantization', name, QUANTIZATIONS)}; or none at all")
+    library, _ = QUANTIZATIONS[name]
+    if find_spec(library) is None:
+        raise ModelError(f"quantization {name} needs the library {library}, which is not installed: `pip install {library}`, "
+                         "or load the model without quantization")
+    return _config(name, dtype)
+
+
+def stored_quantization(config: Any) -> str | None:
+    """The name of what a config says its weights are quantised with already, such as gptq-4bit; None for plain weights."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return None
+    data: dict[str, Any] = settings if isinstance(settings, dict) else settings.to_dict()
+    method = str(getattr(data.get("quant_method"), "value", data.get("quant_method") or "unknown"))
+    bits = 8 if data.get("load_in_8bit") else 4 if data.get("load_in_4bit") else data.get("bits") or data.get("w_bit")
+    return f"{method}-{bits}bit" if bits else method
+
+
+def bytes_per_value(tensor: Stored, dtype: torch.dtype, quantization: str | None) -> float:
+    """Of a floating-point tensor once loaded. Only matrices are quantised, and neither embeddings nor the head."""
+    plain = any(part in tensor.name for part in ("embed", "lm_head", "wte"))
+    if quantization in QUANTIZATIONS and len(tensor.shape) == 2 and not plain:
+        return QUANTIZATIONS[quantization][1]
+    return dtype.itemsize
+
+
+def _config(name: str, dtype: torch.dtype) -> Any:
+    from transformers import BitsAndBytesConfig, TorchAoConfig
+
+    if name == "bitsandbytes-8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    if name == "bitsandbytes-4bit":
+        return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig  # type: ignore[import-not-found]
+
+    return TorchAoConfig(Int8WeightOnlyConfig() if name == "torchao-8bit" else Int4WeightOnlyConfig())

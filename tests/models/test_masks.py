@@ -1,0 +1,68 @@
+"""What a pass may see: windows measured in positions and not in slots, and the forms that attention modules take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from skipsearch.cache import PassPlan, Planner
+from skipsearch.models import masks
+from skipsearch.models.families import FAMILIES
+
+PLANNER = Planner(64, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("start", "tokens"), [(0, 12), (7, 1), (7, 5), (20, 3), (0, 1)])
+def test_a_window_shows_the_last_keys_and_nothing_ahead(start: int, tokens: int) -> None:
+    mask = masks.windowed(PLANNER.chain(start, tokens), 4)
+    for row, position in enumerate(range(start, start + tokens)):
+        expected = set(range(max(0, position - 3), position + 1))
+        seen = set(range(position + 1)) if mask is None else set(mask[0, 0, row].nonzero()[:, 0].tolist())
+        assert seen == expected or (mask is None and start + tokens <= 4)
+
+
+def test_a_window_that_reaches_over_everything_leaves_the_plan_as_it_is() -> None:
+    prefill, later = PLANNER.chain(0, 6), PLANNER.chain(3, 3)
+    assert masks.windowed(prefill, 6) is None
+    assert masks.windowed(prefill, None) is None
+    assert masks.windowed(later, 6) is later.visible
+
+
+def test_a_window_is_measured_in_positions_where_siblings_share_one() -> None:
+    slots, positions = torch.tensor([[6, 7, 8, 9]]), torch.tensor([[6, 7, 7, 8]])
+    shown = torch.ones(1, 1, 4, 10, dtype=torch.bool)
+    plan = PassPlan(positions, slots, 10, shown, 6)
+    assert masks.key_positions(plan)[0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8]
+    mask = masks.windowed(plan, 3)
+    assert mask is not None
+    assert mask[0, 0, 3].nonzero()[:, 0].tolist() == [6, 7, 8, 9]  # position 8 sees 6, 7, 7 and 8
+    assert mask[0, 0, 1].nonzero()[:, 0].tolist() == [5, 6, 7, 8, 9]  # what is ahead is the plan's to hide
+
+
+def test_a_window_is_measured_from_each_rows_own_start_where_rows_are_padded() -> None:
+    slots, positions = torch.tensor([[8, 9], [8, 9]]), torch.tensor([[8, 9], [5, 6]])  # the second row begins 3 slots later
+    mask = masks.windowed(PassPlan(positions, slots, 10, torch.ones(2, 1, 2, 10, dtype=torch.bool), 8), 4)
+    assert mask is not None
+    assert [row[0].nonzero()[:, 0].tolist() for row in mask[:, 0]] == [[5, 6, 7, 8, 9], [5, 6, 7, 8, 9]]
+    assert masks.key_positions(PassPlan(positions, slots, 10, None, 8))[1].tolist() == [-3, -2, -1, 0, 1, 2, 3, 4, 5, 6]
+
+
+def test_an_additive_mask_is_zero_or_the_bias_where_it_may_look() -> None:
+    plan = PLANNER.chain(0, 3)
+    low = torch.finfo(torch.float64).min
+    assert masks.additive(masks.visible(plan), torch.float64)[0, 0].tolist() == [[0, low, low], [0, 0, low], [0, 0, 0]]
+    bias = masks.alibi(masks.key_positions(plan), 2, torch.float64)
+    assert bias.shape == (1, 2, 1, 3)
+    assert masks.additive(masks.visible(plan), torch.float64, bias)[0, 1, 2].tolist() == bias[0, 1, 0].tolist()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8, 12, 71])
+def test_alibi_is_what_transformers_makes_of_it(heads: int) -> None:
+    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+    theirs = build_alibi_tensor(torch.ones(1, 9, dtype=torch.long), heads, torch.float32)
+    assert torch.equal(masks.alibi(torch.arange(9)[None], heads, torch.float32)[0], theirs)
+
+
+def test_only_gemma_2_asks_for_eager_attention() -> None:
+    assert [name for name, family in FAMILIES.items() if family.attention == "eager"] == ["gemma2"]
