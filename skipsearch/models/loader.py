@@ -101,7 +101,7 @@ def _known_config(folder: Path, name: str) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # each family checks its config in its own way
-        raise ModelError(f"{name}: its config.json cannot be used ({_first_line(error)}); take the original model's") from None
+        raise ModelError(f"{name}: its config.json cannot be used ({_in_short(error)}); take the original model's") from None
 
 
 def _read_weights(folder: Path, name: str, dtype: torch.dtype, placement: Placement, quantization: Any, family: Family) -> Any:
@@ -109,20 +109,24 @@ def _read_weights(folder: Path, name: str, dtype: torch.dtype, placement: Placem
     from transformers import AutoModelForCausalLM
 
     device_map: Any = "auto" if placement.spread else {"": placement.device}
+    # Left to itself, transformers answers a wrong shape with a table on the terminal; asked to ignore it, it tells us.
+    options: dict[str, Any] = {"ignore_mismatched_sizes": True, "quantization_config": quantization, "device_map": device_map}
+    if dtype == torch.float64:
+        options["experts_implementation"] = "eager"  # the grouped kernels know no float64
     try:
         with _quietly():
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, attn_implementation=family.attention, use_safetensors=True, trust_remote_code=False,
-                local_files_only=True, output_loading_info=True, device_map=device_map, quantization_config=quantization)
+                local_files_only=True, output_loading_info=True, **options)
     except SafetensorError as error:
         raise ModelError(f"{name}: a weight file is damaged ({error}); delete it and download it again") from None
     except (torch.OutOfMemoryError, MemoryError):
         raise ModelError(f"{name} does not fit into memory as {dtype}; use a smaller dtype, a quantization or another "
                          "device") from None
     except ImportError as error:
-        raise ModelError(f"{name} needs a library that is not installed ({_first_line(error)}); install it") from None
+        raise ModelError(f"{name} needs a library that is not installed ({_in_short(error)}); install it") from None
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{name} cannot be loaded ({_first_line(error)}); download it again, or try it with transformers "
+        raise ModelError(f"{name} cannot be loaded ({_in_short(error)}); download it again, or try it with transformers "
                          "alone") from None
     _refuse_strange_weights(name, report)
     if placement.spread:
@@ -151,7 +155,7 @@ def _read_tokenizer(folder: Path) -> Any:
         with _quietly():
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # tokenizers raises bare Exception
-        raise ModelError(f"the tokenizer in {folder} cannot be read ({_first_line(error)}); download it again, "
+        raise ModelError(f"the tokenizer in {folder} cannot be read ({_in_short(error)}); download it again, "
                          "or remove its files and work on token ids") from None
 
 
@@ -161,8 +165,8 @@ def _eos_ids(model: Any, config: Any) -> tuple[int, ...]:
     return () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")[:200]
+def _in_short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".: ") or type(error).__name__
 
 
 @contextlib.contextmanager

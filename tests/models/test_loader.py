@@ -1,0 +1,242 @@
+"""`load_model` from folders: what comes back, and one sentence that says what to do for each way it can fail."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from skipsearch.cache import Planner
+from skipsearch.engine import forward
+from skipsearch.errors import ModelError
+from skipsearch.models import adapt, load_model
+from skipsearch.models.files import weight_files, weights_hash
+from skipsearch.models.hub import DEMO_FOLDER
+
+from .tiny import Run, new_hf_model, some_tokens
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    new_hf_model("llama").to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A copy to break."""
+    return Path(shutil.copytree(saved, tmp_path / "tiny-llama"))
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    new_hf_model("llama").to(torch.float32).save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    return tmp_path / "sharded"
+
+
+def edit(path: Path, **changes: Any) -> None:
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in {**data, **changes}.items() if v is not None}))
+
+
+def refusal(name: object, **options: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_model(str(name), **{"device": "cpu", **options})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_folder_gives_the_model_that_was_saved_into_it(saved: Path) -> None:
+    model = load_model(str(saved), device="cpu", dtype="float32")
+    spec = model.spec
+    assert (spec.id, spec.revision, spec.family, spec.n_layers, spec.hidden, spec.vocab, spec.context) == (
+        "tiny-llama", None, "llama", 3, 32, 61, 96)
+    assert (spec.dtype, spec.dtype_name, spec.device, spec.quantization, spec.eos_token_ids) == (
+        torch.float32, "float32", torch.device("cpu"), None, (1,))
+    assert str(spec) == "tiny-llama (llama, 3 layers) as float32 on cpu"
+    tokens = some_tokens(9)
+    theirs = AutoModelForCausalLM.from_pretrained(saved)(input_ids=tokens).logits[0]
+    torch.testing.assert_close(Run(model)(tokens), theirs, rtol=1e-4, atol=1e-4)
+    assert not any(weight.requires_grad for weight in model.model.parameters())  # type: ignore[attr-defined]
+
+
+def test_weights_in_several_files_are_one_model(saved: Path, sharded: Path) -> None:
+    assert len(weight_files(sharded, "x")) > 1
+    tokens = some_tokens(9)
+    torch.testing.assert_close(Run(load_model(str(sharded), "cpu"))(tokens), Run(load_model(str(saved), "cpu"))(tokens))
+
+
+def test_without_a_tokenizer_a_model_works_on_token_ids(saved: Path) -> None:
+    assert load_model(str(saved), device="cpu").tokenizer is None
+
+
+def test_a_tokenizer_comes_with_the_model_if_its_folder_has_one() -> None:
+    model = load_model("demo", device="cpu")
+    ids = model.tokenizer("def add(a, b):").input_ids
+    assert ids
+    assert model.tokenizer.decode(ids) == "def add(a, b):"
+
+
+def test_the_demo_is_a_small_llama_with_an_end_and_a_context() -> None:
+    model = load_model("demo", device="cpu")
+    assert (model.spec.id, model.spec.family, model.spec.revision) == ("demo", "llama", None)
+    assert 16 <= model.spec.n_layers <= 24
+    assert model.spec.context
+    assert model.spec.eos_token_ids
+    assert model.spec.dtype == torch.float32
+    assert sum(path.stat().st_size for path in DEMO_FOLDER.glob("*.safetensors")) <= 20e6
+    tokens = torch.tensor([model.tokenizer("import os\n").input_ids])
+    cache = model.new_cache(1, 16)
+    assert forward(model, tokens, cache, Planner(16, model.spec.device).chain(0, tokens.shape[1])).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_dtype_is_what_was_asked_for(saved: Path, dtype: str) -> None:
+    spec = load_model(str(saved), device="cpu", dtype=dtype).spec
+    assert spec.dtype_name == dtype
+
+
+def test_experts_run_in_float64_too(tmp_path: Path) -> None:
+    new_hf_model("qwen3_moe").save_pretrained(tmp_path / "moe")
+    model, tokens = load_model(str(tmp_path / "moe"), device="cpu", dtype="float64"), some_tokens(9)
+    torch.testing.assert_close(Run(model)(tokens), new_hf_model("qwen3_moe")(input_ids=tokens).logits[0], rtol=1e-5, atol=1e-5)
+
+
+def test_hashes_are_of_content_and_not_of_place_or_dtype(saved: Path, folder: Path) -> None:
+    here, there = load_model(str(saved), "cpu", "float32").spec, load_model(str(folder), "cpu", "bfloat16").spec
+    assert here.config_sha256 == there.config_sha256
+    assert here.weights_sha256 == there.weights_sha256
+    assert here.config_sha256 == adapt(AutoModelForCausalLM.from_pretrained(folder).eval()).spec.config_sha256
+
+    edit(folder / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 5000.0}, transformers_version="0.0.1")
+    (folder / "notes.safetensors.txt").write_text("not a weight")
+    changed = load_model(str(folder), "cpu").spec
+    assert changed.config_sha256 != here.config_sha256
+    assert changed.weights_sha256 == here.weights_sha256
+
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] += 1e-3
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert load_model(str(folder), "cpu").spec.weights_sha256 != here.weights_sha256
+
+
+def test_a_blob_of_the_hubs_cache_is_known_by_its_name_and_not_read_again(saved: Path, tmp_path: Path) -> None:
+    named = tmp_path / ("ab" * 32)
+    named.write_bytes(b"anything")
+    (tmp_path / "model.safetensors").symlink_to(named)
+    named_hash = weights_hash([tmp_path / "model.safetensors"])
+    named.write_bytes(b"something else")
+    assert weights_hash([tmp_path / "model.safetensors"]) == named_hash
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_one() -> None:
+    assert refusal("lama-2-13b") == (
+        "there is no model called 'lama-2-13b'; did you mean llama-2-13b? `skipsearch list models` shows the short names, a Hub id has "
+        "the form org/name[@revision], and no folder has this name")
+    assert "did you mean" not in refusal("zzzz")
+    assert refusal(" ") == ("the model name is empty; use demo, a short name (`skipsearch list models`), a Hub id or a folder")
+
+
+def test_a_path_that_is_no_model_folder_says_so(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "nowhere") == f"there is no folder {tmp_path}/nowhere; check the path, or give a Hub id (org/name[@revision])"
+    (tmp_path / "file").write_text("")
+    assert refusal(tmp_path / "file") == f"{tmp_path}/file is a file; give the folder that holds config.json and the weights"
+    assert refusal(tmp_path) == (
+        f"{tmp_path}: {tmp_path} has no config.json, so it is no Hugging Face model folder: give the one that has it")
+
+
+def test_a_config_that_says_nothing_useful_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text("{not json")
+    assert "is not readable JSON" in refusal(folder)
+    (folder / "config.json").write_text("[]")
+    assert "names no model_type" in refusal(folder)
+    (folder / "config.json").write_text('{"model_type": "llama", "num_attention_heads": "many"}')
+    assert "its config.json cannot be used" in refusal(folder)
+
+
+def test_an_unsupported_family_is_named(folder: Path) -> None:
+    AutoConfig.for_model("mamba2").save_pretrained(folder)
+    assert "keep a recurrent state" in refusal(folder)
+    (folder / "config.json").write_text("{}")
+    edit(folder / "config.json", model_type="t5")
+    assert "an encoder feeds its decoder" in refusal(folder)
+    edit(folder / "config.json", model_type="bert")
+    assert "there is no model family called 'bert'" in refusal(folder)
+    edit(folder / "config.json", model_type="llama-of-2030")
+    assert "knows no model_type 'llama-of-2030'; if it is new, update transformers" in refusal(folder)
+
+
+def test_code_that_comes_with_a_model_is_never_run(folder: Path) -> None:
+    (folder / "evil.py").write_text("raise SystemExit('the code of a model was run')")
+    edit(folder / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"})
+    assert "evil models bring their own code, which is never run" in refusal(folder)
+    edit(folder / "config.json", model_type="llama")
+    assert load_model(str(folder), "cpu").spec.family == "llama"  # transformers has its own code for this family
+
+
+def test_pickles_are_never_opened(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert refusal(folder) == (
+        f"{folder}: {folder} holds its weights as a pickle (pytorch_model.bin); only safetensors is read, since a pickle can run code "
+        "when it is opened: take a revision that has it, or load the model with transformers once and save_pretrained it")
+    (folder / "pytorch_model.bin").unlink()
+    assert "has no model.safetensors; only safetensors is read" in refusal(folder)
+    (folder / "adapter_config.json").write_text("{}")
+    assert "holds an adapter and not a whole model: merge it into its base" in refusal(folder)
+
+
+def test_a_missing_shard_is_named(sharded: Path) -> None:
+    shards = sorted(sharded.glob("*.safetensors"))
+    shards[1].unlink()
+    assert refusal(sharded) == (
+        f"{sharded}: {sharded} lacks {shards[1].name} of the {len(shards)} weight files that its index lists: the download is not "
+        "complete, run it again")
+    (sharded / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../etc/passwd"}}')
+    assert "is not a readable index of the weight files beside it" in refusal(sharded)
+
+
+def test_damaged_weights_are_found_before_they_are_read(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-100])
+    assert refusal(folder) == (
+        f"{weights} has {len(whole) - 100} bytes and its header announces {len(whole)}: the download was cut short or the file is "
+        "damaged, delete it and download it again")
+    for broken, sentence in ((whole[:5], "is cut short or damaged (5 bytes)"), (b"", "is cut short or damaged (0 bytes)"),
+                             (whole[:8] + b"#" + whole[9:], "is damaged, its header cannot be read"),
+                             (b"\x02" + bytes(7) + b"{}", "the weights lack"),
+                             (b"\xff" * 50, "is cut short or damaged (50 bytes)"),
+                             (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "run `git lfs pull` in that folder")):
+        weights.write_bytes(broken)
+        assert sentence in refusal(folder)
+
+
+def test_weights_of_another_shape_are_refused(folder: Path) -> None:
+    edit(folder / "config.json", intermediate_size=64)
+    message = refusal(folder)
+    assert "is stored as [48" in message
+    assert "and the config asks for [64" in message
+    assert message.endswith("config.json and weights belong to two models, download both again")
+
+
+def test_weights_that_lack_what_the_config_asks_for_are_refused(folder: Path) -> None:
+    edit(folder / "config.json", num_hidden_layers=4)
+    assert "the weights lack model.layers.3." in refusal(folder)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{broken")
+    assert f"the tokenizer in {folder} cannot be read" in refusal(folder)
+
+
+def test_devices_and_dtypes_that_do_not_exist_are_refused(saved: Path) -> None:
+    assert refusal(saved, dtype="float31").startswith("there is no dtype called 'float31'; did you mean float32?")
+    assert refusal(saved, device="gpu") == "there is no device called 'gpu'; use auto, cpu, cuda or cuda:N"
+    assert refusal(saved, device="mps") == "device 'mps' is not supported; use auto, cpu, cuda or cuda:N"
