@@ -23,6 +23,8 @@ def measure_costs(model: ModelAdapter, max_draft: int, context: int, repeats: in
     what the loop around it costs. Runs are interleaved, so that a busy moment hits all of them alike.
     """
     n, device = model.spec.n_layers, model.spec.device
+    if model.spec.context is not None:
+        context = max(1, min(context, model.spec.context - max_draft - 1))  # learned positions end there
     capacity = context + max_draft + 1
     cache, planner = model.new_cache(1, capacity), Planner(capacity, device)
     tokens = torch.zeros(1, capacity, dtype=torch.long, device=device)

@@ -61,7 +61,8 @@ class Replay:
                 self._continuations.append(self._continue(list(prompt), generated))
             progress(done, len(prompts))
         if not self._continuations:
-            raise SearchError("the model ends every calibration prompt with its first token, so there is nothing to draft: take another task")
+            raise SearchError("the model ends every calibration prompt with its first token, so there is nothing to draft: take "
+                              "another task")
 
     @inference
     def _continue(self, prompt: list[int], generated: list[int]) -> _Continuation:

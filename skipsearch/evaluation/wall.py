@@ -9,6 +9,7 @@ import torch
 
 from skipsearch.decoding import Decoder, Generation
 from skipsearch.engine import inference
+from skipsearch.errors import SearchError
 from skipsearch.evaluation.prompts import Workload
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.stats import DecodeStats, Estimate, bootstrap_ratio
@@ -64,6 +65,7 @@ def race(decoders: Sequence[Decoder], workload: Workload, repeats: int = 1, seed
     """Every decoder on every prompt, taking turns within a prompt, the order rotating from prompt to prompt.
 
     Prompts whose generation ends with the prefill's own token are left out by all: no round was run. progress(done, total).
+    Raises: SearchError if that leaves none.
     """
     timings = [Timings() for _ in decoders]
     for decoder in decoders:  # warm-up
@@ -83,6 +85,8 @@ def race(decoders: Sequence[Decoder], workload: Workload, repeats: int = 1, seed
 
 def _common_prompts(timings: list[Timings]) -> list[Timings]:
     common = set.intersection(*({s.prompt for s in t.samples} for t in timings))
+    if not common:
+        raise SearchError("the model ends every one of these prompts with its first token, so there is no round to time: take another task")
     return [Timings([s for s in t.samples if s.prompt in common]) for t in timings]
 
 

@@ -1,0 +1,36 @@
+# make demo   tune, write a profile and decode with it, on the model that comes with the package
+# make test   lint, type-check, test
+# Both install what they need into .venv/ first. PYTHON=… chooses the interpreter (3.11 or newer).
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO := build/demo
+
+.PHONY: demo test slow clean
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "skipsearch needs Python 3.11 or newer: make PYTHON=python3.11 …")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: .venv/installed
+	@mkdir -p $(DEMO)
+	$(BIN)/skipsearch tune --model demo --task pycode --budget 45s --out $(DEMO)/profile.yaml --force
+	@echo
+	@cat $(DEMO)/profile.yaml
+	@echo
+	@echo "A prompt decoded plainly, then with the profile and compared token by token:"
+	$(BIN)/skipsearch decode --profile none --model demo --prompt 'def parse_arguments(argv=None):' --end-on-repeat 6
+	$(BIN)/skipsearch decode --profile $(DEMO)/profile.yaml --prompt 'def parse_arguments(argv=None):' --end-on-repeat 6 --check
+
+test: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+slow: .venv/installed
+	$(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,75 @@
+"""`skipsearch list`: the names that other commands take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from skipsearch.cli.options import Json, require
+
+WHAT = ("models", "tasks", "searchers", "drafters", "exits")
+
+
+def catalogue(what: Annotated[str, typer.Argument(help=", ".join(WHAT))], as_json: Json = False) -> None:
+    """Example: skipsearch list searchers
+
+    The names that other commands take: models (aliases of Hub ids), tasks, searchers, drafters, exits.
+    """
+    require(what in WHAT, f"{what!r} is not one of {', '.join(WHAT)}")
+    from rich.table import Table
+
+    from skipsearch.cli.common import out, print_json
+
+    rows = dict(_ROWS[what]())
+    if as_json:
+        print_json(rows)
+        return
+    table = Table(what.removesuffix("s"), "", box=None, pad_edge=False)
+    for name, note in rows.items():
+        table.add_row(name, note)
+    out.print(table)
+
+
+def _models() -> dict[str, str]:
+    from skipsearch.models.names import ALIASES
+
+    return {"demo": "the embedded model"} | ALIASES
+
+
+def _tasks() -> dict[str, str]:
+    from skipsearch.tasks.load import manifest_path, read_manifest, task_names
+
+    return {name: read_manifest(manifest_path(name)).description for name in task_names()}
+
+
+def _first_lines(table: dict[str, str]) -> dict[str, str]:
+    """What each unit says of itself: the first line of its module's docstring."""
+    from importlib import import_module
+
+    notes = {}
+    for name, target in sorted(table.items()):
+        doc = (import_module(target.partition(":")[0]).__doc__ or "").strip().splitlines()
+        notes[name] = doc[0].split("`: ", 1)[-1] if doc else ""
+    return notes
+
+
+def _searchers() -> dict[str, str]:
+    from skipsearch.searchers import SEARCHERS
+
+    return _first_lines(SEARCHERS)
+
+
+def _drafters() -> dict[str, str]:
+    from skipsearch.drafters import DRAFTERS
+
+    return _first_lines(DRAFTERS)
+
+
+def _exits() -> dict[str, str]:
+    from skipsearch.exits import EXITS
+
+    return _first_lines(EXITS)
+
+
+_ROWS = {"models": _models, "tasks": _tasks, "searchers": _searchers, "drafters": _drafters, "exits": _exits}

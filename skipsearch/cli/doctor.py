@@ -1,0 +1,90 @@
+"""`skipsearch doctor`: is this installation able to do its work?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from skipsearch.cli.options import Json
+
+
+def doctor(as_json: Json = False) -> None:
+    """Example: skipsearch doctor
+
+    What this machine is, which versions are installed, and whether the embedded model loads and decodes losslessly. Exit status 1 if not.
+    """
+    from rich.table import Table
+
+    from skipsearch.cli.common import out, print_json
+    from skipsearch.errors import SkipSearchError
+
+    findings, healthy = {}, True
+    for name, look in _CHECKS.items():
+        try:
+            findings[name] = look()
+        except (SkipSearchError, OSError, ImportError) as problem:
+            findings[name], healthy = f"FAILED: {problem}", False
+    if as_json:
+        print_json({"healthy": healthy, **findings})
+    else:
+        table = Table("what", "found", box=None, pad_edge=False)
+        for name, found in findings.items():
+            table.add_row(name, found, style="red" if found.startswith("FAILED") else None)
+        out.print(table)
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _versions() -> str:
+    import platform
+    from importlib.metadata import version
+
+    packages = ("torch", "transformers", "optuna", "botorch", "gpytorch", "pydantic", "safetensors")
+    return ", ".join([f"python {platform.python_version()}", *(f"{p} {version(p)}" for p in packages)])
+
+
+def _machine() -> str:
+    import torch
+
+    from skipsearch.machine import this_machine
+
+    return this_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")).description
+
+
+def _load() -> str:
+    import os
+
+    from skipsearch.machine import busy_cores
+
+    busy, cores = busy_cores(), os.cpu_count() or 1
+    if busy is None:
+        return "unknown"
+    return f"{busy:.1f} of {cores} cores busy" + (": timings will be noisy" if busy > 0.5 * cores else "")
+
+
+def _memory() -> str:
+    import os
+    import shutil
+
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return f"{pages:.1f} GiB of memory and {shutil.disk_usage('.').free / 2**30:.0f} GiB of disk free"
+
+
+def _demo() -> str:
+    from skipsearch.decoding import Decoder
+    from skipsearch.errors import SkipSearchError
+    from skipsearch.mask import SkipMask
+    from skipsearch.models import load_model
+
+    model = load_model("demo", device="cpu")
+    ids = model.tokenizer("def main(argv=None):")["input_ids"]
+    mask = SkipMask.whole_layers(model.spec.n_layers, range(model.spec.n_layers // 2, model.spec.n_layers - 2))
+    plain, drafted = Decoder(model).generate(ids, 24), Decoder(model, mask).generate(ids, 24)
+    if plain.tokens != drafted.tokens:
+        raise SkipSearchError("drafting changed the tokens of the embedded model: please report this with the versions above")
+    return f"decodes losslessly, {drafted.stats.accepted} of {drafted.stats.drafted} drafted tokens accepted"
+
+
+_CHECKS: dict[str, Callable[[], str]] = {
+    "versions": _versions, "machine": _machine, "load": _load, "free": _memory, "embedded model": _demo}

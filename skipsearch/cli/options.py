@@ -1,0 +1,56 @@
+"""Options that several commands share, and what they stand for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skipsearch.errors import ModelError
+
+if TYPE_CHECKING:
+    from skipsearch.models import ModelAdapter
+
+ENGINES = ("auto", "hf")
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on a GPU, float32 on a CPU), float32, bfloat16, float16 or float64.")]
+Engine = Annotated[str, typer.Option(help="auto or hf: the unmodified Hugging Face modules.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of torch; its own choice if not given.")]
+Json = Annotated[bool, typer.Option("--json", help="Print data only, on stdout.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
+
+
+def open_model(name: str, device: str, dtype: str, engine: str, threads: int | None) -> ModelAdapter:
+    """Load what the shared options describe, and say on stderr what was chosen. Raises: ModelError."""
+    from skipsearch.cli.common import err
+    from skipsearch.names import unknown
+
+    if engine not in ENGINES:
+        raise ModelError(unknown("engine", engine, ENGINES))
+    import torch
+
+    from skipsearch.machine import this_machine
+    from skipsearch.models import load_model
+
+    if threads:
+        torch.set_num_threads(threads)
+    model = load_model(name, device=device, dtype=dtype)
+    err.print(f"{model.spec.id}: {model.spec.n_layers} layers, {model.spec.dtype_name} on {this_machine(model.spec.device).description}",
+              style="dim", markup=False)
+    return model
+
+
+def warn(sentences: list[str]) -> None:
+    from skipsearch.cli.common import err
+
+    for sentence in sentences:
+        err.print(f"warning: {sentence}", style="yellow", markup=False)
+
+
+def require(condition: bool, sentence: str) -> None:
+    """A usage rule that the option parser cannot express; exit status 2."""
+    if not condition:
+        raise typer.BadParameter(sentence)
+
+

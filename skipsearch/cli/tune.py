@@ -1,0 +1,86 @@
+"""`skipsearch tune`: search a mask, measure it, write a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Seed, Threads, open_model, require, warn
+
+
+def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")],
+         task: Annotated[str, typer.Option(help="A task's name, a folder with a task.yaml, or a .jsonl of prompts.")],
+         data: Annotated[Path | None, typer.Option(help="A .jsonl to take the task's text from.")] = None,
+         searcher: Annotated[str, typer.Option(help="See `skipsearch list searchers`.")] = "gp",
+         budget: Annotated[str | None, typer.Option(help="Time for the search: 90s, 20m, 1.5h. Default 2m.")] = None,
+         trials: Annotated[int | None, typer.Option(min=1, help="Masks to judge at most.")] = None,
+         objective: Annotated[str, typer.Option(help="replay (predicted, fast) or wall (timed decoding).")] = "replay",
+         device: Device = "auto", dtype: Dtype = "auto", engine: Engine = "auto", threads: Threads = None, seed: Seed = 0,
+         whole_layers: Annotated[bool, typer.Option("--whole-layers", help="Skip attention and MLP of a layer only together.")] = False,
+         study: Annotated[str | None, typer.Option(help="Where every judged mask is kept: a journal file or a storage URL. "
+                                                        "Default: beside the profile.")] = None,
+         resume: Annotated[bool, typer.Option("--resume", help="Go on with the study after an interruption.")] = False,
+         out: Annotated[Path | None, typer.Option(help="The profile. Default: profiles/<model>/<task>/<device>--<dtype>.yaml")] = None,
+         force: Annotated[bool, typer.Option("--force", help="Replace a profile and a study that exist.")] = False,
+         as_json: Json = False) -> None:
+    """Example: skipsearch tune --model demo --task pycode
+
+    Search which sub-layers the model may skip while it drafts for itself on a task, measure the answer on hold-out prompts, and write
+    a profile. Where skipping does not pay the profile says so. Interrupt it at any time: --resume goes on.
+    """
+    require(not (resume and force), "--resume keeps the study and --force replaces it: give one of them")
+    from skipsearch.cli.common import err, out as console, print_json
+    from skipsearch.cli.tune_view import TuneView
+    from skipsearch.profile import save_profile
+    from skipsearch.profile.dump import as_dict
+    from skipsearch.tasks import load_task
+    from skipsearch.tuning import check_searcher, seconds, tune as run
+
+    check_searcher(searcher)
+    seconds(budget)
+    chosen = load_task(task, data=data)
+    warn([*chosen.notes])
+    adapter = open_model(model, device, dtype, engine, threads)
+    target = out or default_path(adapter, chosen.name)
+    journal = study or str(target.with_suffix(".journal"))
+    prepare_target(target, journal, force=force, resume=resume)
+    err.print(f"every judged mask is kept in {journal}", style="dim", markup=False)
+    with TuneView(err) as view:
+        profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,
+                      resume=resume, whole_layers=whole_layers, listen=view)
+    save_profile(profile, target)
+    if as_json:
+        print_json({"file": str(target), "profile": as_dict(profile)})
+    else:
+        view.summary(console, profile, target)
+
+
+def default_path(model: object, task: str) -> Path:
+    from skipsearch.machine import this_machine
+    from skipsearch.profile.places import device_slug, model_folder
+
+    spec = model.spec  # type: ignore[attr-defined]
+    here = this_machine(spec.device)
+    return Path("profiles", model_folder(spec.id), task, f"{device_slug(here.name, here.count)}--{spec.dtype_name}.yaml")
+
+
+def prepare_target(target: Path, journal: str, *, force: bool, resume: bool) -> None:
+    """Find out before the search, not after it, that the answer cannot be written. Raises: ProfileError."""
+    import os
+
+    from skipsearch.errors import ProfileError
+
+    if target.is_dir():
+        raise ProfileError(f"--out {target} is a folder; name the file to write")
+    if target.exists() and not (force or resume):
+        raise ProfileError(f"{target} exists already: replace it with --force, or write another with --out")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProfileError(f"the folder {target.parent} cannot be made ({error.strerror}): choose another with --out") from None
+    if not os.access(target.parent, os.W_OK):
+        raise ProfileError(f"the folder {target.parent} may not be written to: choose another with --out")
+    if force and "://" not in journal:
+        Path(journal).unlink(missing_ok=True)

@@ -1,0 +1,102 @@
+"""What a person sees of a search: stages with a bar and the time left, the best mask so far, the final race, the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from skipsearch.profile import Profile
+from skipsearch.profile.draw import draw_mask
+from skipsearch.stats import Trial
+from skipsearch.tuning import Event, Progress, Raced, Stage
+
+
+class TuneView:
+    """Listens to `tune`. A terminal gets a live bar a stage; a pipe gets a line a stage and one for each new best mask."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.live = console.is_terminal
+        self.bar = Bar(TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
+                       TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console, disable=not self.live)
+        self.stage: TaskID | None = None
+        self.best: Trial | None = None
+        self.judged = 0
+        self.raced: list[Raced] = []
+
+    def __enter__(self) -> TuneView:
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bar.stop()
+        if isinstance(error, KeyboardInterrupt):
+            self.console.print("interrupted; every finished trial is kept, the same command with --resume goes on")
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Stage(title):
+                self._close()
+                self.stage = self.bar.add_task(title, total=None, note="")
+                if not self.live:
+                    self.console.print(title, markup=False)
+            case Progress(done, total, judged, best):
+                if judged is not None and best is not None:
+                    self.judged += 1
+                    self._judged(best)
+                if self.stage is not None:
+                    self.bar.update(self.stage, completed=min(done, total), total=total, note=self._note())
+            case Raced():
+                self.raced.append(event)
+
+    def _close(self) -> None:
+        if self.stage is not None:
+            task = self.bar.tasks[self.bar.task_ids.index(self.stage)]
+            self.bar.update(self.stage, total=task.total or 1, completed=task.total or 1)
+
+    def _judged(self, best: Trial) -> None:
+        if self.best is None or best.mask != self.best.mask:
+            self.best = best
+            if not self.live:
+                self.console.print(f"  trial {self.judged}: best so far {_trial(best)}", markup=False)
+
+    def _note(self) -> str:
+        return f"trial {self.judged}, best {_trial(self.best)}" if self.best else ""
+
+    def summary(self, console: Console, profile: Profile, path: Path) -> None:
+        """The race, the hold-out measurement, the mask, and what to do with it."""
+        table = Table("sub-layers skipped", "policy", "predicted", "measured (95 %)", "prompts", box=None, pad_edge=False)
+        for r in self.raced:
+            predicted = f"{r.predicted:.2f}×" if r.predicted else ""
+            table.add_row(f"{r.mask.n_skipped} of {2 * r.mask.n_layers}", str(r.policy), predicted,
+                          f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", r.split)
+        console.print(table)
+        console.print(draw_mask(profile.mask))
+        measured = profile.measured
+        assert measured is not None
+        console.print(f"plain decoding {measured.baseline_ms_per_token.in_words(' ms')} a token, with this profile "
+                      f"{measured.ms_per_token.in_words(' ms')}, on {measured.prompts} hold-out prompts", markup=False)
+        lossless = measured.lossless
+        if lossless.prompts:
+            console.print(f"tokens identical to plain decoding on {lossless.identical} of {lossless.prompts} prompts", markup=False)
+        calibrated = [r for r in self.raced if r.split == "calibration" and r.mask == profile.mask]
+        if calibrated and calibrated[0].speedup.low > measured.speedup.mean:
+            console.print(f"on calibration prompts it measured {calibrated[0].speedup.mean:.2f}×: part of that does not carry over to text "
+                          "that the search has not seen", markup=False)
+        if profile.verdict == "speculate":
+            console.print(f"[bold green]speculate[/]: {measured.speedup.in_words('×')} faster than plain decoding")
+        else:
+            console.print(f"[bold yellow]plain[/]: nothing beat plain decoding beyond doubt here; the best mask measured "
+                          f"{measured.speedup.in_words('×')}, and this profile decodes plainly")
+        console.print(f"written to {path}", markup=False)
+
+
+def _trial(trial: Trial | None) -> str:
+    if trial is None or trial.speedup is None:
+        return "none"
+    alpha = f", α {trial.alpha:.2f}" if trial.alpha is not None else ""
+    return f"{trial.speedup:.2f}×{alpha}, {trial.mask.n_skipped} of {2 * trial.mask.n_layers} skipped"
