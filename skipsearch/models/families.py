@@ -47,7 +47,6 @@ class Family:
     parallel: bool = False                  # attention and MLP read the same h, and both are added to it
     cache_argument: str = "past_key_values"
     extra_arguments: Mapping[str, Any] | None = None  # of the attention, the same in every pass
-    gives_position_ids: bool = False        # the attention makes its own rotary embedding
     rotary_by_type: bool = False            # rotary(h, positions, layer type) instead of rotary(h, positions)
     alibi: bool = False                     # a bias for each head, linear in the key's position
     window: Literal["none", "all", "typed"] = "none"  # layers that see `sliding_window` tokens; typed: as config.layer_types says
@@ -109,6 +108,7 @@ _GEMMA3 = replace(_SANDWICH, rotary_by_type=True)
 
 FAMILIES: dict[str, Family] = {
     "cohere": Family(parallel=True, mlp_norm="input_layernorm", logit_scale_key="logit_scale"),
+    "cwm": Family(window="typed"),
     "falcon": Family(embed="transformer.word_embeddings", rotary="transformer.rotary_emb", layers="transformer.h",
                      norm="transformer.ln_f", attn="self_attention", cache_argument="layer_past", extra_arguments={"alibi": None},
                      variant=_falcon),
@@ -125,12 +125,14 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(),
     "mistral": Family(window="all"),
     "mixtral": Family(window="all"),
+    "nemotron": Family(),
     "olmo2": Family(attn_norm=None, attn_post_norm="post_attention_layernorm",
                     mlp_norm=None, mlp_post_norm="post_feedforward_layernorm"),
     "opt": Family(embed="model.decoder.embed_tokens", embed_project="model.decoder.project_in", positions=_opt_positions,
                   rotary=None, layers="model.decoder.layers", norm="model.decoder.final_layer_norm",
                   head_project="model.decoder.project_out",
                   attn_norm="self_attn_layer_norm", mlp=_inline_mlp, mlp_norm="final_layer_norm", variant=_opt),
+    "persimmon": Family(norm="model.final_layernorm"),
     "phi": Family(norm="model.final_layernorm", parallel=True, mlp_norm="input_layernorm"),
     "phi3": Family(window="all"),
     "qwen2": Family(window="typed"),
@@ -163,7 +165,7 @@ def _never(config: Any, name: str) -> str | None:
         return "an encoder feeds its decoder"
     if getattr(text, "use_bidirectional_attention", False):
         return "its tokens look ahead"
-    return f"it has layers of the kind {', '.join(sorted(odd))}" if odd else None
+    return f"no rule here says what layers of the kind {', '.join(sorted(odd))} see" if odd else None
 
 
 def _keeps_a_state(config: Any, name: str) -> bool:

@@ -89,6 +89,4 @@ class HFAdapter:
         if self._parts.rotary is not None:
             of_type = (kind.layer_type,) if family.rotary_by_type else ()
             inputs["position_embeddings"] = self._parts.rotary(h, plan.positions.to(kind.device), *of_type)
-        if family.gives_position_ids:
-            inputs["position_ids"] = plan.positions.to(kind.device)
         return inputs

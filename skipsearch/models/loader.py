@@ -135,7 +135,7 @@ def _read_weights(folder: Path, name: str, dtype: torch.dtype, placement: Placem
 
 
 def _refuse_strange_weights(name: str, report: Any) -> None:
-    missing, mismatched = sorted(map(str, report.get("missing_keys", ()))), list(report.get("mismatched_keys", ()))
+    missing, mismatched = sorted(map(str, report.get("missing_keys", ()))), sorted(report.get("mismatched_keys", ()), key=str)
     if mismatched:
         key, stored, expected = mismatched[0]
         raise ModelError(f"{name}: {key} is stored as {list(stored)} and the config asks for {list(expected)}: config.json and "

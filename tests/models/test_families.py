@@ -39,7 +39,7 @@ def test_an_encoder_is_refused(name: str) -> None:
 def test_features_that_no_rollback_can_undo_are_refused_in_known_families_too() -> None:
     assert "an encoder feeds its decoder" in refusal(AutoConfig.for_model("gpt2", add_cross_attention=True))
     assert "its tokens look ahead" in refusal(AutoConfig.for_model("gemma3_text", use_bidirectional_attention=True))
-    assert "layers of the kind chunked_attention" in refusal(
+    assert "no rule here says what layers of the kind chunked_attention see" in refusal(
         AutoConfig.for_model("qwen2", num_hidden_layers=1, layer_types=["chunked_attention"]))
 
 

@@ -43,6 +43,8 @@ class Tiny:
 FALCON = ("transformer.h", "self_attention")
 TINY: dict[str, Tiny] = {
     "cohere": Tiny("cohere", {"logit_scale": 0.7, "use_qk_norm": True}),
+    "cwm": Tiny("cwm", {"sliding_window": 8, "head_dim": 8, "bos_token_id": 0,
+                        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     "falcon-7b": Tiny("falcon", {"new_decoder_architecture": False, "parallel_attn": True, "multi_query": True, "bias": True,
                                  "alibi": False}, *FALCON),
     "falcon-40b": Tiny("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False}, *FALCON),
@@ -72,11 +74,13 @@ TINY: dict[str, Tiny] = {
     "mistral": Tiny("mistral", {"sliding_window": None}),
     "mistral-window": Tiny("mistral", {"sliding_window": 8}),
     "mixtral": Tiny("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
+    "nemotron": Tiny("nemotron", {"head_dim": 8, "attention_bias": True}),
     "olmo2": Tiny("olmo2"),
     "opt": Tiny("opt", {"ffn_dim": 48}, "model.decoder.layers", mlp="fc2"),
     "opt-350m": Tiny("opt", {"ffn_dim": 48, "do_layer_norm_before": False, "word_embed_proj_dim": 24},
                      "model.decoder.layers", mlp="fc2",
                      attn_sum_norm="self_attn_layer_norm", mlp_sum_norm="final_layer_norm"),
+    "persimmon": Tiny("persimmon", {"qk_layernorm": True}),
     "phi": Tiny("phi", {"partial_rotary_factor": 0.5, "qk_layernorm": True}),
     "phi3": Tiny("phi3", {"sliding_window": 8}),
     "phi3-longrope": Tiny("phi3", {"sliding_window": None, "original_max_position_embeddings": 48, "rope_parameters": {
