@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from skipsearch.mask import SkipMask
 from skipsearch.stats import Trial, TrialState
 
 STUDY = "skipsearch"
-_STATES = {TrialState.COMPLETE: OptunaState.COMPLETE, TrialState.FAILED: OptunaState.FAIL, TrialState.PRUNED: OptunaState.PRUNED}
+JOURNAL_START = b'{"op_code":'   # what Optuna begins every journal with
 _FACTS = ("stderr", "fidelity", "alpha", "tau", "beta", "baseline_seconds_per_token", "policy")
 
 
@@ -67,25 +68,29 @@ class Ledger:
 
     def claim(self, mask: SkipMask) -> int:
         """Note that `mask` is being measured, before it is: a killed process leaves a trace. Returns the trial's number."""
-        self.study.enqueue_trial(_parameters(mask))
-        running = self.study.ask(self._space)
+        with self._writing():
+            self.study.enqueue_trial(_parameters(mask))
+            running = self.study.ask(self._space)
         self._running[running.number] = running
         return running.number
 
     def finish(self, number: int, trial: Trial, **notes: Any) -> None:
         """Record the outcome of a claimed trial."""
         running = self._running.pop(number)
-        for key, value in {**_facts(trial), **notes}.items():
-            running.set_user_attr(key, value)
         finite = trial.state is TrialState.COMPLETE and math.isfinite(trial.seconds_per_token)
-        self.study.tell(number, trial.seconds_per_token if finite else None, state=OptunaState.COMPLETE if finite else OptunaState.FAIL)
+        with self._writing():
+            for key, value in {**_facts(trial), **notes}.items():
+                running.set_user_attr(key, value)
+            self.study.tell(number, trial.seconds_per_token if finite else None, state=OptunaState.COMPLETE if finite else OptunaState.FAIL)
 
     def add(self, trial: Trial, **notes: Any) -> None:
         """Record a finished trial in one step: for cheap evaluations, which a kill can only lose whole."""
         finite = trial.state is TrialState.COMPLETE and math.isfinite(trial.seconds_per_token)
-        self.study.add_trial(optuna.trial.create_trial(
+        judged = optuna.trial.create_trial(
             state=OptunaState.COMPLETE if finite else OptunaState.FAIL, value=trial.seconds_per_token if finite else None,
-            params=_parameters(trial.mask), distributions=self._space, user_attrs={**_facts(trial), **notes}))
+            params=_parameters(trial.mask), distributions=self._space, user_attrs={**_facts(trial), **notes})
+        with self._writing():
+            self.study.add_trial(judged)
 
     def _read(self, frozen: optuna.trial.FrozenTrial) -> Trial:
         mask = SkipMask.from_bits([frozen.params[name] for name in self._space])
@@ -96,10 +101,11 @@ class Ledger:
 
     def _check(self, identity: Mapping[str, Any]) -> None:
         stored = self.study.user_attrs["identity"]
-        for key, value in identity.items():
-            if stored.get(key) != json.loads(json.dumps(value)):
-                raise SearchError(f"the search in {self.where} was made with {key} = {stored.get(key)} and this one has {value}: their times cannot "
-                                  "be compared; start a new one with another --study")
+        differing = [f"{key} = {stored.get(key)} (now {value})" for key, value in identity.items()
+                     if stored.get(key) != json.loads(json.dumps(value))]
+        if differing:
+            raise SearchError(f"the search in {self.where} was made with {', '.join(differing)}: times of the two cannot be compared; "
+                              "start a new one with another --study")
 
     def _fail_orphans(self) -> None:
         for trial in self.study.get_trials(deepcopy=False, states=(OptunaState.RUNNING, OptunaState.WAITING)):
@@ -109,18 +115,30 @@ class Ledger:
                 self.study.ask(self._space)  # takes the waiting one off the queue
                 self.study.tell(trial.number, state=OptunaState.FAIL)
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A full disk or a lost server ends the search with a sentence; what was finished before stays readable."""
+        try:
+            yield
+        except (OSError, optuna.exceptions.StorageInternalError) as error:
+            raise SearchError(f"the study {self.where} cannot be written ({_reason(error)}): the trials in it are kept; make room or "
+                              "reach the server again, then go on with --resume") from error
+
     @property
     def _is_url(self) -> bool:
         return "://" in self.where
 
     def _exists(self) -> bool:
         if not self._is_url:
-            path = Path(self.where)
-            return path.is_file() and path.stat().st_size > 0
+            start = _start(Path(self.where))
+            if start != JOURNAL_START[:len(start)]:  # Optuna would write its lines behind those of any file
+                raise SearchError(f"{self.where} is not the journal of a search: name another file with --study")
+            return bool(start)
         try:
             return STUDY in optuna.get_all_study_names(self.where)
         except Exception as error:
-            raise SearchError(f"the study {self.where} cannot be reached ({_reason(error)}): check the address and that the server runs") from error
+            raise SearchError(f"the study {self.where} cannot be reached ({_reason(error)}): check the address and that the server "
+                              "runs") from error
 
     def _storage(self) -> str | BaseStorage:
         if self._is_url:
@@ -154,6 +172,17 @@ def _cut_torn_line(path: Path) -> None:
     if data and not data.endswith(b"\n"):
         with path.open("r+b") as file:
             file.truncate(data.rfind(b"\n") + 1)
+
+
+def _start(path: Path) -> bytes:
+    """As much of a file as tells a journal; nothing if there is no such file."""
+    try:
+        if not path.is_file():
+            return b""
+        with path.open("rb") as file:
+            return file.read(len(JOURNAL_START))
+    except OSError as error:
+        raise SearchError(f"the study {path} cannot be read ({error.strerror}): name another file with --study") from error
 
 
 def _reason(error: Exception) -> str:
