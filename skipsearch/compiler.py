@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from statistics import median
+from typing import Literal
 
 from skipsearch.errors import SearchError
 from skipsearch.evaluation.prompts import Workload
@@ -29,6 +30,13 @@ def divergences(model: ModelAdapter, workload: Workload, plain: Timings, ours: T
     return list(found.values())
 
 
+def check_identifiable(spec: ModelSpec) -> None:
+    """Raises: SearchError if a profile could not say which weights it is for, which is better said before a search than after it."""
+    if spec.config_sha256 is None or spec.weights_sha256 is None:
+        raise SearchError(f"{spec.id} was not loaded from files, so a profile could not say which weights it is for: save it and "
+                          "load_model it")
+
+
 def compile_profile(model: ModelAdapter, task: Task, workload: Workload, mask: SkipMask, policy: DraftPolicy, plain: Timings, ours: Timings,
                     *, engine: str, provenance: s.Provenance) -> Profile:
     """verdict: `speculate` if the speedup's whole interval lies above 1, else `plain`.
@@ -36,10 +44,9 @@ def compile_profile(model: ModelAdapter, task: Task, workload: Workload, mask: S
     Raises: SearchError if the model lacks the hashes that make a profile checkable (a model that was not loaded from files).
     """
     spec = model.spec
-    if spec.config_sha256 is None or spec.weights_sha256 is None:
-        raise SearchError(f"{spec.id} was not loaded from files, so a profile could not say which weights it is for: save it and load_model it")
+    check_identifiable(spec)
     speedup = ours.speedup_over(plain)
-    verdict = "speculate" if speedup.low > 1 and mask.n_skipped else "plain"
+    verdict: Literal["speculate", "plain"] = "speculate" if speedup.low > 1 and mask.n_skipped else "plain"
     machine = this_machine(spec.device)
     sampling = s.Sampling(temperature=task.sampling.temperature, top_p=task.sampling.top_p, top_k=task.sampling.top_k)
     return Profile(
@@ -81,7 +88,7 @@ def _measured(model: ModelAdapter, workload: Workload, plain: Timings, ours: Tim
         alpha=_rounded(stats.alpha), accepted_fraction=_rounded(stats.accepted_fraction), tau=round_sig(stats.tau or 1.0),
         beta=_rounded(stats.draft_seconds / stats.drafted / a_pass if stats.drafted else None),
         verify_ratio=_rounded(stats.verify_seconds / stats.rounds / a_pass if stats.drafted else None),
-        prompts=len(prompts), tokens=stats.tokens,
+        prompts=len(prompts), tokens=sum({x.prompt: x.stats.tokens for x in ours.samples}.values()),  # a repeat adds no text
         context_tokens=s.ContextTokens(p50=round(median(contexts)), max=max(contexts)),
         ended_on_repeat=len(repeats), split="holdout",
         lossless=s.Lossless(prompts=compared, identical=compared - len(differing),

@@ -91,8 +91,9 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
          whole_layers: bool = False, engine: str = "hf", listen: Listener = lambda event: None) -> Profile:
     """Search a mask and a draft policy for `model` on `task`, and measure them here.
 
-    budget: of the search itself (the race and the confirmation come on top); trials: masks judged. The first to run out ends the search;
-    with neither, two minutes. study: a journal file or storage URL that keeps every judged mask; None keeps nothing. listen: told of progress.
+    budget: of the search itself (the race and the confirmation come on top); trials: masks judged. The first to run out ends the
+    search; with neither, two minutes. study: a journal file or storage URL that keeps every judged mask; None keeps nothing.
+    listen: told of progress.
     Raises: SearchError, TaskError, and KeyboardInterrupt through: what was judged is in the study.
     """
     limit = seconds(budget)
@@ -102,9 +103,13 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
         limit = DEFAULT_BUDGET
     if objective not in ("replay", "wall"):
         raise SearchError(f"there is no objective {objective!r}; use replay or wall")
+    if seed < 0:
+        raise SearchError(f"seed is {seed}; a seed is a whole number from 0 up")
+    check_searcher(searcher)
+    compiler.check_identifiable(model.spec)
     started = perf_counter()
     task = load_task(task) if isinstance(task, str) else task
-    check_searcher(searcher)
+    check_task(task)
     ledger = Ledger(study, identity(model, task, objective, whole_layers, engine), resume) if study is not None else None
     told = ledger.trials() if ledger else []
 
@@ -136,6 +141,15 @@ def check_searcher(name: str) -> None:
     """A wrong name should not cost a minute of preparation. Raises: SearchError."""
     if name not in searcher_names():
         raise SearchError(unknown("searcher", name, searcher_names()))
+
+
+def check_task(task: Task) -> None:
+    """A task that no draft can be measured on. Raises: SearchError."""
+    if task.max_new_tokens < 3:  # the prefill's own, and a round of two: a round that may emit one token drafts none
+        raise SearchError(f"task {task.name} generates {task.max_new_tokens} tokens, too few to draft any: let it generate at least 3")
+    if not task.calibration or not task.holdout:
+        raise SearchError(f"task {task.name} has {len(task.calibration)} prompts to search on and {len(task.holdout)} to measure on: "
+                          "it needs some of both")
 
 
 def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool, engine: str) -> dict[str, Any]:
@@ -181,11 +195,13 @@ class Search:
             for seed_name, count in SEEDS.items():
                 self._drive(make_searcher(seed_name, self.problem), count, [learner])
         self._drive(learner, None, [])
-        if not any(t.state is TrialState.COMPLETE and math.isfinite(t.seconds_per_token) for t in self.seen.values()):
+        if not self.finalists(1):
             raise SearchError("no mask could be judged before the budget ran out: give it more time (--budget) or trials")
 
     def finalists(self, count: int) -> list[Trial]:
-        return sorted(self.seen.values(), key=lambda t: t.seconds_per_token)[:count]
+        """The best judged masks, by ratio to the baseline of their own process: a resumed search may run on a slower day."""
+        judged = [t for t in self.seen.values() if t.state is TrialState.COMPLETE and math.isfinite(t.seconds_per_token)]
+        return sorted(judged, key=lambda t: (-(t.speedup or 0.0), t.seconds_per_token))[:count]
 
     def _drive(self, searcher: Searcher, most: int | None, listeners: Iterable[Searcher]) -> None:
         asked = 0
@@ -213,7 +229,7 @@ class Search:
         by_time = (perf_counter() - self.started, self.limit) if self.limit else (0.0, 1.0)
         by_count = (float(len(self.seen)), float(self.trials)) if self.trials else (0.0, 1.0)
         spent, total = max(by_time, by_count, key=lambda pair: pair[0] / pair[1])
-        self.listen(Progress(spent, total, trial, self.finalists(1)[0]))
+        self.listen(Progress(spent, total, trial, next(iter(self.finalists(1)), None)))
         return trial
 
     def _spent(self) -> bool:
