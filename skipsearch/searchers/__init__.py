@@ -10,7 +10,9 @@ from skipsearch.searchers.base import Costs, Evidence, Searcher, SearchProblem
 
 SEARCHERS: dict[str, str] = {
     "random": "skipsearch.searchers.random:Random",
+    "first": "skipsearch.searchers.first:First",
     "middle": "skipsearch.searchers.middle:Middle",
+    "last": "skipsearch.searchers.last:Last",
     "uniform": "skipsearch.searchers.uniform:Uniform",
     "sensitivity": "skipsearch.searchers.sensitivity:Sensitivity",
     "gp": "skipsearch.searchers.gp:GP",
