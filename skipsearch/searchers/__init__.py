@@ -15,6 +15,7 @@ SEARCHERS: dict[str, str] = {
     "last": "skipsearch.searchers.last:Last",
     "uniform": "skipsearch.searchers.uniform:Uniform",
     "sensitivity": "skipsearch.searchers.sensitivity:Sensitivity",
+    "knapsack": "skipsearch.searchers.knapsack:Knapsack",
     "gp": "skipsearch.searchers.gp:GP",
 }
 
