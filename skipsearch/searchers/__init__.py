@@ -16,6 +16,9 @@ SEARCHERS: dict[str, str] = {
     "uniform": "skipsearch.searchers.uniform:Uniform",
     "sensitivity": "skipsearch.searchers.sensitivity:Sensitivity",
     "knapsack": "skipsearch.searchers.knapsack:Knapsack",
+    "greedy": "skipsearch.searchers.greedy:Greedy",
+    "evolution": "skipsearch.searchers.evolution:Evolution",
+    "tpe": "skipsearch.searchers.tpe:TPE",
     "gp": "skipsearch.searchers.gp:GP",
 }
 

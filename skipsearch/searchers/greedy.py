@@ -1,0 +1,84 @@
+"""`greedy`: backward elimination, then exchanges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+
+from skipsearch.mask import SkipMask
+from skipsearch.searchers.base import SearchProblem
+from skipsearch.searchers.memory import Memory
+from skipsearch.searchers.predict import costs_or_equal, predicted_speedup
+from skipsearch.stats import Trial
+
+WIDTH = 8      # sub-layers judged at each step of the elimination
+PATIENCE = 4   # steps without a new best before the elimination ends
+
+Times = Mapping[frozenset[int], float]   # log time of what has been judged
+
+
+class Greedy:
+    """Skips one more sub-layer at a time, each time the one without which decoding is fastest; then tries to mend the best mask.
+
+    A full elimination judges L(2L + 1) masks. Here each step judges only the 8 sub-layers that looked least harmful so far: in
+    the step where they were last judged or, before that, alone (evidence.acceptance_without; without it the first step judges
+    every one). It goes 4 steps past the best, then flips single sub-layers and exchanges pairs of the best mask known, anybody's,
+    moving whenever that helps. Ends at a mask that no such move improves.
+    Source: backward elimination and forward-backward exchange of feature selection (Pudil et al. 1994).
+    """
+
+    def __init__(self, problem: SearchProblem) -> None:
+        self._problem = problem
+        self._memory = Memory(problem)
+
+    def tell(self, trial: Trial) -> None:
+        self._memory.add(trial)
+
+    def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
+        taken = self._memory.taken(pending)
+        times = {j.units: j.log_time for j in self._memory.judged()}
+        return next((mask for units in self._walk(times) if (mask := self._problem.mask_of(units)) not in taken), None)
+
+    def _walk(self, times: Times) -> Iterator[frozenset[int]]:
+        """The whole search from its start, as far as the times known lead: the first mask on it that is not taken is the next.
+
+        A step with masks still pending is decided by those judged, so that several workers never wait for each other.
+        """
+        n = len(self._problem.units)
+        harm = self._alone()
+        width = WIDTH if harm else n
+        skipped: frozenset[int] = frozenset()
+        fastest, stale = math.inf, 0
+        while len(skipped) < n and stale < PATIENCE:
+            looks_best = sorted(set(range(n)) - skipped, key=lambda u: (harm.get(u, 0.0), u))[:width]
+            width = WIDTH
+            yield from (skipped | {u} for u in looks_best)
+            judged = {u: times[skipped | {u}] for u in looks_best if math.isfinite(times.get(skipped | {u}, math.inf))}
+            chosen = min(judged, key=lambda u: judged[u], default=looks_best[0])
+            for u in looks_best:
+                if u != chosen:
+                    harm[u] = judged[u] - judged[chosen] if u in judged else math.inf
+            skipped |= {chosen}
+            fastest, stale = (judged[chosen], 0) if judged.get(chosen, math.inf) < fastest else (fastest, stale + 1)
+        if (best := self._memory.best()) is not None:
+            yield from _moves(best.units, n, harm)
+
+    def _alone(self) -> dict[int, float]:
+        """Predicted log time of skipping each unit alone, over that of the best one; empty if nothing was measured."""
+        alphas = self._problem.evidence.acceptance_without
+        if alphas is None:
+            return {}
+        costs = costs_or_equal(self._problem)
+        logs = [-math.log(predicted_speedup(self._problem.mask_of([u]), math.prod(alphas[s] for s in unit), costs))
+                for u, unit in enumerate(self._problem.units)]
+        return {u: log - min(logs) for u, log in enumerate(logs)}
+
+
+def _moves(skipped: frozenset[int], n: int, harm: Mapping[int, float]) -> Iterator[frozenset[int]]:
+    """Masks one flip, then one exchange away, the most hopeful first."""
+    into = sorted(set(range(n)) - skipped, key=lambda u: (harm.get(u, 0.0), u))
+    out = sorted(skipped, key=lambda u: (-harm.get(u, 0.0), u))
+    yield from (skipped | {u} for u in into)
+    yield from (skipped - {u} for u in out)
+    pairs = sorted((a + b, i, o) for a, i in enumerate(into) for b, o in enumerate(out))
+    yield from (skipped - {o} | {i} for _, i, o in pairs)

@@ -1,0 +1,114 @@
+"""Searchers that learn as they go: `greedy`, `evolution`, `tpe`. What they share is in test_conformance, `gp` in test_gp."""
+
+from __future__ import annotations
+
+import optuna
+import pytest
+
+from skipsearch.mask import SkipMask
+from skipsearch.searchers import Evidence, SearchProblem, make_searcher
+from skipsearch.searchers.evolution import START as FIRST_GENERATION
+from skipsearch.searchers.greedy import PATIENCE, WIDTH
+from skipsearch.stats import Trial
+
+from .toy import HiddenMask, ToyModel, drive
+
+
+def test_greedy_without_evidence_first_judges_every_sublayer_alone() -> None:
+    toy = ToyModel.random(4)
+    found = drive(make_searcher("greedy", SearchProblem(4)), toy, 8)
+    assert {trial.mask.sublayers for trial in found} == {frozenset({s}) for s in range(8)}
+
+
+def test_greedy_with_evidence_first_judges_those_that_promise_most() -> None:
+    alphas = tuple(0.5 + 0.01 * s for s in range(32))
+    found = drive(make_searcher("greedy", SearchProblem(16, evidence=Evidence(acceptance_without=alphas))), ToyModel.random(16), WIDTH)
+    assert [trial.mask.sublayers for trial in found] == [{s} for s in range(31, 31 - WIDTH, -1)]
+
+
+def test_greedy_adds_to_the_best_mask_of_each_step() -> None:
+    toy = HiddenMask(target=SkipMask(4, attn=(1, 2), mlp=(1,)), weights=(0.1, 0.2, 0.1, 0.3, 0.5, 0.1, 0.1, 0.2))
+    found = drive(make_searcher("greedy", SearchProblem(4)), toy, 22)
+    second_step, third_step = found[8:15], found[15:21]
+    assert all(4 in trial.mask.sublayers and trial.mask.n_skipped == 2 for trial in second_step)
+    assert all({3, 4} < trial.mask.sublayers for trial in third_step)
+
+
+def test_greedy_goes_past_the_best_for_a_while_and_then_mends_it() -> None:
+    toy = HiddenMask(target=SkipMask(4, attn=(1, 2), mlp=(1,)), weights=(0.1,) * 8)
+    found = drive(make_searcher("greedy", SearchProblem(4)), toy, 300)
+    elimination = sum(8 - step for step in range(3 + PATIENCE))
+    assert max(trial.mask.n_skipped for trial in found) == 3 + PATIENCE
+    assert all(trial.mask.distance(toy.target) <= 2 for trial in found[elimination:])
+    assert min(toy.regret(trial.mask) for trial in found) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_ends_at_a_mask_that_no_flip_or_exchange_improves(seed: int) -> None:
+    toy = ToyModel.random(4, seed)
+    found = drive(make_searcher("greedy", toy.problem()), toy, 300)
+    best = min(found, key=lambda trial: trial.seconds_per_token)
+    flips = [(s,) for s in range(8)] + [(s, t) for s in best.mask.sublayers for t in set(range(8)) - best.mask.sublayers]
+    assert len(found) < 300
+    assert all(toy.trial(best.mask.flipped(*flip)).seconds_per_token >= best.seconds_per_token for flip in flips)
+
+
+def test_greedy_mends_a_better_mask_that_somebody_else_found() -> None:
+    toy = HiddenMask.random(n_layers=4, seed=2)
+    near = toy.target.flipped(0, 5)
+    searcher = make_searcher("greedy", SearchProblem(4))
+    searcher.tell(toy.trial(near))
+    found = drive(searcher, toy, 100)
+    assert toy.target in {trial.mask for trial in found}
+
+
+def test_several_greedy_workers_never_wait_for_each_other() -> None:
+    searcher = make_searcher("greedy", SearchProblem(4))
+    pending: set[SkipMask] = set()
+    for _ in range(20):
+        mask = searcher.ask(pending)
+        assert mask is not None
+        pending.add(mask)
+    assert len(pending) == 20
+
+
+def test_evolution_breeds_from_the_best_alone() -> None:
+    """Every good mask skips sub-layer 3 and keeps 4: so does nearly every child, whatever the bad ones do."""
+    searcher = make_searcher("evolution", SearchProblem(8))
+    strangers = drive(make_searcher("random", SearchProblem(8, seed=3)), ToyModel.random(8), 100)
+    for mask in (trial.mask for trial in strangers):
+        good = 3 in mask.sublayers and 4 not in mask.sublayers
+        searcher.tell(Trial(mask, 0.01 if good else 0.1))
+    assert sum(3 in trial.mask.sublayers and 4 not in trial.mask.sublayers for trial in strangers) >= FIRST_GENERATION
+    pending: set[SkipMask] = set()
+    for _ in range(30):
+        child = searcher.ask(pending)
+        assert child is not None
+        pending.add(child)
+    assert sum(3 in mask.sublayers and 4 not in mask.sublayers for mask in pending) > 20
+
+
+def test_tpe_never_repeats_itself_even_when_it_is_sure() -> None:
+    """Optuna's sampler alone suggests the one best point over and over."""
+    toy = HiddenMask.random(n_layers=3, seed=1)
+    masks = [trial.mask for trial in drive(make_searcher("tpe", SearchProblem(3)), toy, 63)]
+    assert len(masks) == len(set(masks)) == 63
+
+
+def test_tpe_starts_its_study_anew_when_what_it_learned_from_changes() -> None:
+    toy = HiddenMask.random(n_layers=4, seed=1)
+    searcher, fresh = (make_searcher("tpe", SearchProblem(4)) for _ in range(2))
+    trials = drive(searcher, toy, 12)
+    wall = [toy.trial(trial.mask, fidelity="wall") for trial in drive(make_searcher("random", SearchProblem(4, seed=8)), toy, 14)]
+    for trial in wall:
+        searcher.tell(trial)
+    for trial in trials + wall:
+        fresh.tell(trial)
+    assert searcher.ask() == fresh.ask()
+
+
+def test_tpe_says_nothing_and_leaves_optunas_loudness_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    verbosity = optuna.logging.get_verbosity()
+    drive(make_searcher("tpe", SearchProblem(3)), HiddenMask.random(3, 0), 12)
+    assert capfd.readouterr() == ("", "")
+    assert optuna.logging.get_verbosity() == verbosity
