@@ -1,0 +1,141 @@
+"""What lossless decoding promises of greedy text and of its end, as functions that raise AssertionError where it is broken.
+
+The suites of this folder call them on many cases; the planted bugs must make them fail on the few cases that are their defaults.
+What is right is always found without skipsearch, by Hugging Face's own forward over the whole text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+from helpers.text import byte_tokenizer
+from helpers.tiny import LAYERS, FullModel, small_world, with_eos
+
+from skipsearch.decoding import Decoder
+from skipsearch.exits import make_exit
+from skipsearch.mask import SkipMask
+from skipsearch.models import ModelAdapter, adapt
+from skipsearch.stats import DecodeStats
+
+MASKS = (SkipMask(LAYERS, (1, 3), (2,)), SkipMask(LAYERS, (0,), (0, 4)), SkipMask(LAYERS, (2, 3)), SkipMask(LAYERS, mlp=(1, 2)))
+PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))   # as text, what follows (0,) has split characters
+
+
+# --- greedy ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How a decoder drafts."""
+
+    mask: SkipMask = MASKS[0]
+    draft_length: int = 4
+    exit: str = "fixed"
+    parameters: dict[str, float] = field(default_factory=dict)
+
+    def decoder(self, model: ModelAdapter) -> Decoder:
+        return Decoder(model, self.mask, draft_length=self.draft_length, exit_policy=make_exit(self.exit, **self.parameters))
+
+
+DRAFTINGS = (Drafting(), Drafting(MASKS[1], 1), Drafting(MASKS[2], 12, "confidence", {"threshold": 0.3}),
+             Drafting(MASKS[3], 7, "adaptive", {"threshold": 0.4, "target_acceptance": 0.7, "step": 0.5, "beta2": 0.1}))
+REQUESTS = ((PROMPTS[0], 24), (PROMPTS[1], 3), (PROMPTS[2], 20), (PROMPTS[3], 12))
+
+
+def check_greedy(draftings: Sequence[Drafting] = DRAFTINGS, requests: Sequence[tuple[tuple[int, ...], int]] = REQUESTS,
+                 world: tuple[ModelAdapter, FullModel] | None = None) -> DecodeStats:
+    """Several requests on one decoder, one after the other: each gets the full model's own tokens and runs to its exact limit."""
+    model, full = world or small_world()
+    total = DecodeStats()
+    for drafting in draftings:
+        decoder = drafting.decoder(model)
+        for prompt, n in requests:
+            result = decoder.generate(prompt, max_new_tokens=n)
+            assert result.tokens == full.greedy(prompt, n), (drafting, prompt, n)
+            assert result.finish_reason == "length"
+            total += result.stats
+    return total
+
+
+def check_streams_side_by_side() -> None:
+    """Two streams of one decoder, read in turns, each get the full model's own tokens."""
+    model, full = small_world()
+    decoder = DRAFTINGS[0].decoder(model)
+    streams = [decoder.stream(prompt, max_new_tokens=16) for prompt in PROMPTS[:2]]
+    read: list[list[int]] = [[], []]
+    for chunks in zip_longest(*streams):
+        for tokens, chunk in zip(read, chunks, strict=True):
+            tokens.extend(chunk.tokens if chunk else ())
+    assert read == [full.greedy(prompt, 16) for prompt in PROMPTS[:2]]
+
+
+def assert_partly_accepted(stats: DecodeStats) -> None:
+    """A losslessness test that accepted nothing, or everything, proves nothing."""
+    assert 0 < stats.accepted < stats.drafted, stats
+
+
+# --- where a generation ends -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What may end a generation."""
+
+    limit: int = 16
+    eos: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    end_on_repeat: int | None = None
+
+
+def expected_ending(tokens: Sequence[int], ending: Ending, tokenizer: Any) -> tuple[list[int], str, str]:
+    """(tokens, finish reason, text) by the definition, judged on the whole text again after every token."""
+    for n in range(1, ending.limit + 1):
+        text = tokenizer.decode(tokens[:n], skip_special_tokens=True)
+        grams = [tuple(tokens[i:i + size]) for size in [ending.end_on_repeat or n + 1] for i in range(n - size + 1)]
+        if tokens[n - 1] in ending.eos:
+            return list(tokens[:n]), "eos", text
+        if any(s in text for s in ending.stop):
+            return list(tokens[:n]), "stop", text[:min(text.find(s) for s in ending.stop if s in text)]
+        if grams and grams[-1] in grams[:-1]:
+            return list(tokens[:n]), "repeat", text
+    return list(tokens[:ending.limit]), "length", text
+
+
+def endings_by_default(prompt: tuple[int, ...], every: int = 4) -> list[tuple[tuple[int, ...], Ending]]:
+    """Short limits; an end-of-sequence token, and a piece of text, at every fourth place of a generation; its first repeat."""
+    _, full = small_world()
+    tokens = full.greedy(prompt, 16)
+    text = byte_tokenizer().decode(tokens, skip_special_tokens=True)
+    pieces = [text[i:i + 3] for i in range(0, len(text) - 3, every)]
+    return [*((prompt, Ending(limit)) for limit in (1, 2, 3, 7)),
+            *((prompt, Ending(eos=(token, 63))) for token in dict.fromkeys(tokens[::every])),
+            *((prompt, Ending(stop=(piece, "nowhere"))) for piece in pieces if "\ufffd" not in piece),
+            (prompt, Ending(24, end_on_repeat=2))]
+
+
+def check_endings(cases: Sequence[tuple[tuple[int, ...], Ending]] | None = None,
+                  draftings: Sequence[Drafting | None] = (None, DRAFTINGS[0])) -> Counter[str]:
+    """Plain or speculative, streamed or not: a generation ends where the definition says, with its reason and its text."""
+    model, full = small_world()
+    tokenizer = byte_tokenizer()
+    reasons: Counter[str] = Counter()
+    for prompt, ending in cases or [*endings_by_default(PROMPTS[0]), *endings_by_default(PROMPTS[1])]:
+        expected = expected_ending(full.greedy(prompt, ending.limit), ending, tokenizer)
+        for drafting in draftings:
+            ready = with_eos(adapt(model.model, tokenizer), *ending.eos)  # type: ignore[attr-defined]
+            decoder = drafting.decoder(ready) if drafting else Decoder(ready)
+            chunks = list(decoder.stream(prompt, ending.limit, stop=ending.stop, end_on_repeat=ending.end_on_repeat))
+            tokens = [t for c in chunks for t in c.tokens]
+            text = "".join(c.text or "" for c in chunks)
+            assert (tokens, chunks[-1].finish_reason, text) == expected, (prompt, ending, drafting)
+            assert [c.finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 1)
+            settled = ""
+            for chunk in chunks:   # what was shown is never taken back
+                settled += chunk.text or ""
+                assert expected[2].startswith(settled)
+        reasons[expected[1]] += 1
+    return reasons

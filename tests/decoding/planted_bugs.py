@@ -1,0 +1,422 @@
+"""Mistakes that decoders of this kind have been shipped with, planted into the real code one at a time.
+
+Each is a context manager. `BUGS` names the check that has to fail while it lasts; all checks pass without it.
+To add one: a context manager under @caught_by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from skipsearch.cache import KVCache, PassPlan, Planner
+from skipsearch.decoding import acceptance, decoder
+from skipsearch.decoding.sampling import SamplingPicker
+from skipsearch.decoding.stopping import Stopper, TextStream
+from skipsearch.drafters import DecodeContext, Draft
+from skipsearch.drafters.skip import SkipDrafter
+from skipsearch.engine import forward
+
+from .acceptance_checks import check_acceptance
+from .checks import MASKS, Drafting, check_endings, check_greedy, check_streams_side_by_side
+from .count_checks import check_counts
+from .sampling_checks import Warp, check_sampling
+
+Check = Callable[[], object]
+BUGS: dict[str, tuple[Callable[[], AbstractContextManager[None]], Check]] = {}
+
+
+def check_sampling_of_likely_tokens() -> None:
+    check_sampling(Warp(0.7, top_p=0.8, top_k=3))
+
+
+def check_greedy_on_padded_passes() -> None:
+    """A pass may look at a whole block of slots, hidden ones and never written ones among them, and change nothing."""
+    with padded_passes():
+        check_greedy([Drafting(MASKS[0])])
+
+
+def caught_by(check: Check) -> Callable[[Callable[[], Iterator[None]]], Callable[[], AbstractContextManager[None]]]:
+    def register(plant: Callable[[], Iterator[None]]) -> Callable[[], AbstractContextManager[None]]:
+        manager = contextmanager(plant)
+        BUGS[plant.__name__] = (manager, check)
+        return manager
+
+    return register
+
+
+# --- the cache ---------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def padded_passes() -> Iterator[None]:
+    """No bug: an engine with fixed shapes shows every pass a multiple of 64 slots and masks what it must not see."""
+    def chain(self: Planner, start: int, tokens: int, batch: int = 1) -> PassPlan:
+        slots = self.slots[:, start:start + tokens].expand(batch, tokens)
+        keys = -(-(start + tokens) // 64) * 64
+        visible = (self.slots[:, :keys] <= slots[0][:, None])[None, None]
+        return PassPlan(slots, slots, keys, visible, start)
+
+    with patch.object(Planner, "chain", chain):
+        yield
+
+
+@caught_by(check_greedy_on_padded_passes)
+def nan_left_in_an_unwritten_slot() -> Iterator[None]:
+    """Buffers from torch.empty: what no pass has written may be NaN, and a masked NaN is still a NaN."""
+    real = KVCache.write
+
+    def write(self: KVCache, layer: int, key: Tensor, value: Tensor, plan: PassPlan) -> tuple[Tensor, Tensor]:
+        if self.keys[layer] is None:
+            shape = (self.batch, key.shape[1], self.capacity, key.shape[-1])
+            self.keys[layer], self.values[layer] = key.new_full(shape, torch.nan), value.new_full(shape, torch.nan)
+        return real(self, layer, key, value, plan)
+
+    with patch.object(KVCache, "write", write):
+        yield
+
+
+@caught_by(check_greedy)
+def stale_kv_at_accepted_positions() -> Iterator[None]:
+    """The verify pass does not overwrite what the draft wrote: accepted tokens keep the draft's K/V."""
+    real = KVCache.write
+
+    def write(self: KVCache, layer: int, key: Tensor, value: Tensor, plan: PassPlan) -> tuple[Tensor, Tensor]:
+        buffers = self.keys[layer], self.values[layer]
+        is_verify = plan.start is not None and plan.start > 0 and key.shape[2] > 1
+        drafted = [b[:, :, plan.start:plan.keys - 1].clone() for b in buffers if b is not None] if is_verify else []
+        seen = tuple(t.clone() for t in real(self, layer, key, value, plan))
+        for buffer, old in zip(buffers, drafted, strict=False):
+            assert buffer is not None
+            if bool(old.any()):
+                buffer[:, :, plan.start:plan.keys - 1] = old
+        return seen[0], seen[1]
+
+    with patch.object(KVCache, "write", write):
+        yield
+
+
+@caught_by(check_greedy)
+def full_model_kv_missing() -> Iterator[None]:
+    """The verify pass leaves no K/V behind in the attention layers that the draft skips."""
+    real = KVCache.write
+
+    def write(self: KVCache, layer: int, key: Tensor, value: Tensor, plan: PassPlan) -> tuple[Tensor, Tensor]:
+        keys, values = (t.clone() for t in real(self, layer, key, value, plan))
+        if key.shape[2] > 1 and plan.start and layer in MASKS[0].attn:
+            for buffer in (self.keys[layer], self.values[layer]):
+                assert buffer is not None
+                buffer[:, :, plan.start:plan.keys] = 0
+        return keys, values
+
+    with patch.object(KVCache, "write", write):
+        yield
+
+
+@caught_by(check_greedy)
+def length_advanced_past_what_stands() -> Iterator[None]:
+    """The bonus token counts as committed, but nobody has written its K/V yet."""
+    real = decoder.DecodeLoop._round
+
+    def advanced(self: decoder.DecodeLoop, request: Any, room: int) -> list[int]:
+        tokens = real(self, request, room)
+        request.ctx.cache.length += len(tokens) > 1
+        return tokens
+
+    with patch.object(decoder.DecodeLoop, "_round", advanced):
+        yield
+
+
+@caught_by(check_greedy)
+def rejected_tokens_stay_visible() -> Iterator[None]:
+    """The cache is not rolled back: length moves over every verified token, rejected ones included."""
+    real = decoder.DecodeLoop._round
+
+    def kept(self: decoder.DecodeLoop, request: Any, room: int) -> list[int]:
+        before, drafted = request.ctx.cache.length, request.stats.drafted
+        tokens = real(self, request, room)
+        request.ctx.cache.length = before + 1 + request.stats.drafted - drafted
+        return tokens
+
+    with patch.object(decoder.DecodeLoop, "_round", kept):
+        yield
+
+
+@caught_by(check_streams_side_by_side)
+def one_cache_for_two_streams() -> Iterator[None]:
+    real = decoder.DecodeLoop._room_for
+
+    def shared(self: decoder.DecodeLoop, tokens: int) -> tuple[KVCache, Planner]:
+        self._cache, self._planner = real(self, tokens)
+        return self._cache, self._planner
+
+    with patch.object(decoder.DecodeLoop, "_room_for", shared):
+        yield
+
+
+# --- the end of a generation -------------------------------------------------------------------------------------------------
+
+
+@caught_by(check_greedy)
+def one_token_too_many() -> Iterator[None]:
+    real = Stopper.push
+
+    def push(self: Stopper, token: int) -> str | None:
+        reason = real(self, token)
+        return None if reason == "length" and self.n_tokens == self.max_new_tokens else reason
+
+    with patch.object(Stopper, "push", push):
+        yield
+
+
+@caught_by(check_endings)
+def eos_inside_a_round_does_not_cut_it() -> Iterator[None]:
+    """The end is looked for, but only after a whole round has been emitted."""
+    left = [1]   # tokens of the round that are still to be pushed; the prefill's own is a round of one
+    reasons: list[str] = []
+    real_push, real_round, real_prefill = Stopper.push, decoder.DecodeLoop._round, decoder.DecodeLoop._prefill
+
+    def prefill(self: decoder.DecodeLoop, *args: Any) -> Any:
+        left[0] = 1
+        reasons.clear()
+        return real_prefill(self, *args)
+
+    def rounds(self: decoder.DecodeLoop, request: Any, room: int) -> list[int]:
+        tokens = real_round(self, request, room)
+        left[0] = len(tokens)
+        return tokens
+
+    def push(self: Stopper, token: int) -> str | None:
+        left[0] -= 1
+        if reason := real_push(self, token):
+            reasons.append(reason)
+        return reasons[0] if reasons and not left[0] else None
+
+    with patch.object(Stopper, "push", push), patch.object(decoder.DecodeLoop, "_round", rounds), \
+            patch.object(decoder.DecodeLoop, "_prefill", prefill):
+        yield
+
+
+@caught_by(check_endings)
+def stop_string_sought_in_the_last_token_only() -> Iterator[None]:
+    real = TextStream.push
+
+    def push(self: TextStream, token: int) -> bool:
+        real(self, token)
+        return any(s in self.tokenizer.decode([token]) for s in self.stop)
+
+    with patch.object(TextStream, "push", push):
+        yield
+
+
+@caught_by(check_endings)
+def half_a_character_shown() -> Iterator[None]:
+    def push(self: TextStream, token: int) -> bool:
+        self.tokens.append(token)
+        self.held += self.tokenizer.decode([token], skip_special_tokens=True)
+        return any(s in self.held for s in self.stop)
+
+    with patch.object(TextStream, "push", push):
+        yield
+
+
+@caught_by(check_endings)
+def start_of_a_stop_string_shown() -> Iterator[None]:
+    real = TextStream.take
+
+    def take(self: TextStream, last: bool = False) -> str:
+        if last:
+            return real(self, last)
+        text, self.held = self.held, ""
+        return text
+
+    with patch.object(TextStream, "take", take):
+        yield
+
+
+# --- acceptance --------------------------------------------------------------------------------------------------------------
+
+
+@caught_by(check_greedy)
+def first_wrong_token_accepted() -> Iterator[None]:
+    def accept(drafted: Tensor, logits: Tensor) -> tuple[int, int]:
+        accepted, _ = acceptance.accept_greedy(drafted, logits)
+        accepted = min(accepted + 1, len(drafted))
+        return accepted, int(logits[accepted].argmax())
+
+    with patch.object(decoder, "accept_greedy", accept):
+        yield
+
+
+@caught_by(check_greedy)
+def correction_read_from_the_row_behind() -> Iterator[None]:
+    def accept(drafted: Tensor, logits: Tensor) -> tuple[int, int]:
+        accepted, _ = acceptance.accept_greedy(drafted, logits)
+        return accepted, int(logits[-1].argmax())
+
+    with patch.object(decoder, "accept_greedy", accept):
+        yield
+
+
+def _swapped(drafted: Tensor, q: Tensor | None, p: Tensor, generator: torch.Generator) -> tuple[int, int]:
+    n = len(drafted)
+    px = p[:n].gather(1, drafted[:, None])[:, 0]
+    qx = torch.ones_like(px) if q is None else q.gather(1, drafted[:, None])[:, 0]
+    u = torch.rand(n, generator=generator, dtype=p.dtype)
+    accepted = int((u * px < qx).long().cumprod(dim=0).sum())
+    weights = p[n] if accepted == n else acceptance.residual(p[accepted], None if q is None else q[accepted], drafted[accepted])
+    return accepted, int(torch.multinomial(weights, 1, generator=generator))
+
+
+@caught_by(check_sampling)
+def p_and_q_swapped() -> Iterator[None]:
+    with patch.object(decoder, "accept_sampled", _swapped), patch.object(acceptance, "accept_sampled", _swapped):
+        yield
+
+
+@caught_by(check_acceptance)
+def p_and_q_swapped_in_the_rule_alone() -> Iterator[None]:
+    with patch.object(acceptance, "accept_sampled", _swapped):
+        yield
+
+
+@caught_by(check_acceptance)
+def residual_not_renormalised() -> Iterator[None]:
+    """torch.multinomial forgives it; any other way to draw would not, so it is the rule's own check that has to see it."""
+    def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
+        if q is None:
+            q = torch.zeros_like(p)
+            q[token] = 1
+        left = (p - q).clamp(min=0)
+        return left if bool(left.sum() > 0) else p
+
+    with patch.object(acceptance, "residual", residual):
+        yield
+
+
+@caught_by(check_sampling)
+def residual_replaced_by_p() -> Iterator[None]:
+    with patch.object(acceptance, "residual", lambda p, q, token: p):
+        yield
+
+
+@caught_by(check_acceptance)
+def residual_keeps_the_certain_token() -> Iterator[None]:
+    """A one-hot draft is handled as if it had no distribution at all."""
+    real = acceptance.residual
+    with patch.object(acceptance, "residual", lambda p, q, token: p if q is None else real(p, q, token)):
+        yield
+
+
+@caught_by(check_sampling)
+def greedy_draft_entered_as_its_softmax() -> Iterator[None]:
+    real = SkipDrafter.draft
+
+    class Greedy(SamplingPicker):
+        def __init__(self, inner: SamplingPicker):
+            self.generator, self.warpers = inner.generator, inner.warpers
+
+        def pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+            return logits.argmax(dim=-1, keepdim=True), self.probs(logits)
+
+    def draft(self: SkipDrafter, ctx: DecodeContext, max_tokens: int) -> Draft:
+        assert isinstance(ctx.picker, SamplingPicker)
+        return real(self, replace(ctx, picker=Greedy(ctx.picker)), max_tokens)
+
+    with patch.object(SkipDrafter, "draft", draft):
+        yield
+
+
+@caught_by(check_sampling)
+def bonus_token_without_temperature() -> Iterator[None]:
+    real = SamplingPicker.probs
+
+    def probs(self: SamplingPicker, logits: Tensor) -> Tensor:
+        warped = real(self, logits)
+        if len(logits) > 1:   # a verify pass
+            warped[-1] = logits[-1].softmax(dim=-1)
+        return warped
+
+    with patch.object(SamplingPicker, "probs", probs):
+        yield
+
+
+@caught_by(check_sampling)
+def draft_judged_at_another_temperature() -> Iterator[None]:
+    real = SamplingPicker.pick
+
+    def pick(self: SamplingPicker, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        return real(self, logits)[0], logits.softmax(dim=-1)
+
+    with patch.object(SamplingPicker, "pick", pick):
+        yield
+
+
+@caught_by(check_sampling_of_likely_tokens)
+def top_p_and_top_k_left_out_of_the_verify_pass() -> Iterator[None]:
+    real = SamplingPicker.probs
+
+    def probs(self: SamplingPicker, logits: Tensor) -> Tensor:
+        return (logits / 0.7).softmax(dim=-1) if len(logits) > 1 else real(self, logits)
+
+    with patch.object(SamplingPicker, "probs", probs):
+        yield
+
+
+# --- drafting and counting ---------------------------------------------------------------------------------------------------
+
+
+@caught_by(check_counts)
+def low_confidence_token_dropped_instead_of_verified() -> Iterator[None]:
+    def draft(self: SkipDrafter, ctx: DecodeContext, max_tokens: int) -> Draft:
+        token, tokens = ctx.pending, [ctx.pending[:, :0]]
+        for n in range(max_tokens):
+            plan = ctx.planner.chain(ctx.cache.length + n, 1, ctx.cache.batch)
+            logits = forward(ctx.model, token, ctx.cache, plan, self.mask)[:, -1]
+            token, q = ctx.picker.pick(logits)
+            if self.exit.stop(ctx.picker.confidence(logits, q), n + 1):
+                break
+            tokens.append(token)
+        self._drafted = len(tokens) - 1
+        return Draft(torch.cat(tokens, dim=1), (self._drafted,))
+
+    with patch.object(SkipDrafter, "draft", draft):
+        yield
+
+
+@caught_by(check_counts)
+def policy_told_that_the_bonus_was_accepted() -> Iterator[None]:
+    def commit(self: SkipDrafter, accepted: Sequence[Sequence[int]]) -> None:
+        for row in accepted:
+            self.exit.observe(len(row) + 1, self._drafted)
+
+    with patch.object(SkipDrafter, "commit", commit):
+        yield
+
+
+@caught_by(check_counts)
+def policy_told_the_draft_length_instead_of_the_draft() -> Iterator[None]:
+    def commit(self: SkipDrafter, accepted: Sequence[Sequence[int]]) -> None:
+        for row in accepted:
+            self.exit.observe(len(row), 4)
+
+    with patch.object(SkipDrafter, "commit", commit):
+        yield
+
+
+@caught_by(check_counts)
+def bonus_counted_as_accepted() -> Iterator[None]:
+    real = decoder.DecodeLoop._round
+
+    def counted(self: decoder.DecodeLoop, request: Any, room: int) -> list[int]:
+        request.stats.accepted += 1
+        return real(self, request, room)
+
+    with patch.object(decoder.DecodeLoop, "_round", counted):
+        yield

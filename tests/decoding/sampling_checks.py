@@ -1,0 +1,93 @@
+"""Sampling leaves the full model's distribution unchanged: what is drawn, against exact probabilities by enumeration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+from helpers.table import TABLE_LAYERS, TableModel
+from numpy.typing import NDArray
+from scipy.stats import chisquare
+
+from skipsearch.decoding import Decoder
+from skipsearch.drafters import Drafter
+from skipsearch.exits import ExitPolicy, make_exit
+from skipsearch.mask import SkipMask
+from skipsearch.stats import DecodeStats
+
+
+@dataclass(frozen=True)
+class Warp:
+    """What a request asks of sampling."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Temperature; then the top_k likeliest; then the fewest of those that hold top_p of the mass; then normalised again."""
+        scores = logits / self.temperature
+        order = np.argsort(-scores)
+        p = np.exp(scores - scores.max())
+        p[order[self.top_k or len(p):]] = 0
+        p /= p.sum()
+        mass_before = np.cumsum(p[order]) - p[order]
+        p[order[mass_before >= self.top_p]] = 0
+        return p / p.sum()
+
+
+def exact_distribution(next_logits: Callable[[Sequence[int]], NDArray[np.float64]], prompt: tuple[int, ...], length: int,
+                       warp: Warp) -> dict[tuple[int, ...], float]:
+    """Probability of every continuation of `length` tokens under the full model."""
+    found = {(): 1.0}
+    for _ in range(length):
+        found = {(*tail, token): mass * float(p) for tail, mass in found.items()
+                 for token, p in enumerate(warp.probabilities(next_logits([*prompt, *tail]))) if p > 0}
+    return found
+
+
+def surprise(drawn: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
+    """p-value of a chi-square test of the draws; outcomes expected fewer than five times count as one. 0: an impossible draw."""
+    n = drawn.total()
+    if any(outcome not in expected for outcome in drawn):
+        return 0.0
+    observed, wanted, rest = [], [], [0.0, 0.0]
+    for outcome, p in expected.items():
+        if n * p >= 5:
+            observed.append(drawn[outcome])
+            wanted.append(n * p)
+        else:
+            rest[0] += drawn[outcome]
+            rest[1] += n * p
+    if rest[1] >= 5:
+        observed.append(rest[0])
+        wanted.append(rest[1])
+    wanted_array = np.array(wanted)
+    return float(chisquare(observed, wanted_array * (sum(observed) / wanted_array.sum())).pvalue)
+
+
+TABLE_MASK = SkipMask(TABLE_LAYERS, (0,), (1,))
+FALSE_ALARM = 1e-4
+
+
+def check_sampling(warp: Warp = Warp(0.5), samples: int = 1200, draft_length: int = 2,
+                   model: Any = None, mask: SkipMask = TABLE_MASK, drafter: Callable[[Drafter], Drafter] | None = None,
+                   exit_policy: ExitPolicy | None = None, length: int = 4, prompt: tuple[int, ...] = (2, 0),
+                   next_logits: Callable[[Sequence[int]], NDArray[np.float64]] | None = None) -> DecodeStats:
+    """Samples of `length` tokens, by rounds that draft up to draft_length, are distributed as the full model's own."""
+    model = model or TableModel()
+    decoder = Decoder(model, mask, draft_length=draft_length, exit_policy=exit_policy or make_exit("fixed"))
+    if drafter is not None:
+        assert decoder.loop.drafter is not None
+        decoder.loop.drafter = drafter(decoder.loop.drafter)
+    results = [decoder.generate(prompt, length, warp.temperature, warp.top_p, warp.top_k, seed) for seed in range(samples)]
+    drawn = Counter(tuple(r.tokens) for r in results)
+    expected = exact_distribution(next_logits or model.next_logits, prompt, length, warp)
+    assert abs(sum(expected.values()) - 1) < 1e-9
+    assert surprise(drawn, expected) > FALSE_ALARM, warp
+    return reduce(add, (r.stats for r in results))

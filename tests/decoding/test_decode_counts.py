@@ -1,0 +1,94 @@
+"""What a decoder counts, recounted independently from what was drafted and from the full model's own text."""
+
+from __future__ import annotations
+
+from helpers.properties import examples
+from helpers.tiny import LAYERS, FullModel, small_world, tiny_llama
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skipsearch.decoding import Decoder
+from skipsearch.exits.adaptive import Adaptive
+from skipsearch.exits.confidence import Confidence
+from skipsearch.exits.fixed import Fixed
+from skipsearch.mask import SkipMask
+from skipsearch.models import adapt
+from skipsearch.stats import DecodeStats
+
+from .checks import MASKS, PROMPTS, assert_partly_accepted
+from .count_checks import Recorder, StopAt, check_counts
+
+light_masks = st.sets(st.integers(0, 2 * LAYERS - 1), max_size=4).map(lambda s: SkipMask.from_sublayers(LAYERS, s))
+
+
+def test_every_count_is_that_of_an_independent_recount_and_so_is_what_the_policy_is_told() -> None:
+    total = DecodeStats()
+
+    @examples(30)
+    @given(light_masks, st.integers(1, 12), st.integers(1, 12), st.sampled_from(PROMPTS), st.integers(1, 20))
+    def holds(mask: SkipMask, draft_length: int, last: int, prompt: tuple[int, ...], limit: int) -> None:
+        nonlocal total
+        total += check_counts([(mask, draft_length, last, prompt, limit)])
+
+    holds()
+    assert_partly_accepted(total)
+    assert 0 < total.rejecting_rounds < total.rounds
+
+
+def test_alpha_and_tau_follow_from_the_counts() -> None:
+    stats = check_counts()
+    assert stats.alpha == stats.accepted / (stats.accepted + stats.rejecting_rounds)
+    assert stats.accepted_fraction == stats.accepted / stats.drafted
+    assert stats.tau == stats.round_tokens / stats.rounds
+
+
+def test_a_round_cut_short_by_an_end_of_sequence_emits_only_what_stands_before_it() -> None:
+    _, full = small_world()
+    tokens = full.greedy(PROMPTS[0], 12)
+    end = tokens[4]
+    model = adapt(tiny_llama(eos=end))
+    result = Decoder(model, SkipMask(LAYERS), draft_length=8, exit_policy=Fixed()).generate(PROMPTS[0], 12)
+    n = tokens.index(end) + 1
+    assert result.tokens == tokens[:n]
+    assert (result.stats.tokens, result.stats.round_tokens, result.stats.rounds) == (n, n - 1, 1)
+    assert result.stats.accepted == result.stats.drafted == 8, "accepted counts what the full model judged, shown or not"
+
+
+def test_a_low_confidence_token_ends_its_draft_and_is_verified() -> None:
+    model, full = small_world()
+    decoder = Decoder(model, MASKS[0], draft_length=6, exit_policy=Confidence(1.0))
+    assert decoder.loop.drafter is not None
+    recorder = decoder.loop.drafter = Recorder(decoder.loop.drafter)
+    result = decoder.generate(PROMPTS[0], 20)
+    assert result.tokens == full.greedy(PROMPTS[0], 20)
+    assert {len(d) for d in recorder.drafts} == {1}
+    assert 0 < result.stats.accepted < result.stats.drafted == len(recorder.drafts)
+
+
+def test_a_policy_learns_on_across_requests() -> None:
+    model, _ = small_world()
+    policy = Adaptive(threshold=0.2)
+    decoder = Decoder(model, MASKS[0], exit_policy=policy)
+    seen = [policy.threshold]
+    for prompt in PROMPTS[:3]:
+        decoder.generate(prompt, 12)
+        seen.append(policy.threshold)
+    assert len(set(seen)) == 4, "no request starts from the initial threshold again"
+    told = StopAt(2)
+    decoder = Decoder(model, MASKS[0], exit_policy=told)
+    rounds = sum(decoder.generate(p, 12).stats.rounds for p in PROMPTS)
+    assert 0 < len(told.told) <= rounds
+
+
+def test_times_are_kept_apart_and_add_up() -> None:
+    model, _ = small_world()
+    stats = Decoder(model, MASKS[0]).generate(PROMPTS[0], 12).stats
+    assert min(stats.prefill_seconds, stats.draft_seconds, stats.verify_seconds) > 0
+    assert abs(stats.decode_seconds - stats.draft_seconds - stats.verify_seconds) < 1e-6
+
+
+def test_one_token_is_the_prefills_own_and_takes_no_round() -> None:
+    hf = tiny_llama()
+    result = Decoder(adapt(hf), MASKS[0]).generate(PROMPTS[0], 1)
+    assert result.tokens == FullModel(hf).greedy(PROMPTS[0], 1)
+    assert (result.stats.tokens, result.stats.rounds, result.stats.tau, result.stats.seconds_per_token) == (1, 0, None, None)

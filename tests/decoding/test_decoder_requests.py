@@ -1,0 +1,101 @@
+"""What `Decoder` takes, and the one sentence it answers to what makes no sense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.text import byte_tokenizer
+from helpers.tiny import LAYERS, small_world, tiny_llama
+
+from skipsearch.decoding import Decoder
+from skipsearch.errors import DecodeError, MaskError, SkipSearchError
+from skipsearch.exits.adaptive import Adaptive
+from skipsearch.mask import SkipMask
+from skipsearch.models import adapt
+
+from .checks import MASKS, PROMPTS
+
+
+def test_a_prompt_may_be_a_list_a_tuple_a_tensor_or_a_batch_of_one() -> None:
+    model, full = small_world()
+    decoder = Decoder(model, MASKS[0])
+    tensor = torch.tensor(PROMPTS[0])
+    for prompt in (list(PROMPTS[0]), PROMPTS[0], tensor, tensor[None], tensor.numpy()):
+        assert decoder.generate(prompt, 6).tokens == full.greedy(PROMPTS[0], 6)
+
+
+def test_a_bare_mask_drafts_as_draft_and_verify_does_unless_told_otherwise() -> None:
+    model, _ = small_world()
+    loop = Decoder(model, MASKS[0]).loop
+    assert loop.draft_length == 12
+    assert loop.drafter is not None
+    assert isinstance(loop.drafter.exit, Adaptive)  # type: ignore[attr-defined]
+    assert Decoder(model, MASKS[0], draft_length=3).loop.draft_length == 3
+
+
+@pytest.mark.parametrize(("prompt", "sentence"), [
+    ([], "the prompt is empty"),
+    (torch.zeros(1, 0, dtype=torch.long), "the prompt is empty"),
+    ([3, 64], r"token id 64 is outside 0\.\.63"),
+    ([-1], r"token id -1 is outside 0\.\.63"),
+    (torch.zeros(2, 3, dtype=torch.long), "holds 2 sequences"),
+    (torch.tensor([1.5]), "whole numbers"),
+    ([1, 2.0], "whole numbers"),
+    ([[1, 2]], "whole numbers"),
+    ("text", "whole numbers"),
+    (None, "whole numbers"),
+    (list(range(64)) * 4, "has 256 tokens and llama was made for 256"),
+], ids=str)
+def test_a_senseless_prompt_is_refused_with_what_is_wrong_with_it(prompt: Any, sentence: str) -> None:
+    with pytest.raises(DecodeError, match=sentence):
+        Decoder(small_world()[0]).generate(prompt, 4)
+
+
+@pytest.mark.parametrize(("asked", "sentence"), [
+    ({"max_new_tokens": 0}, "max_new_tokens is 0"), ({"max_new_tokens": -3}, "max_new_tokens is -3"),
+    ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5"), ({"max_new_tokens": float("inf")}, "max_new_tokens is inf"),
+    ({"max_new_tokens": True}, "max_new_tokens is True"), ({"max_new_tokens": "9"}, "max_new_tokens is 9"),
+    ({"temperature": -0.1}, "temperature is -0.1"), ({"temperature": float("nan")}, "temperature is nan"),
+    ({"temperature": 101}, "temperature is 101"), ({"temperature": 1e-40}, "temperature is 1e-40"),
+    ({"top_p": 0}, "top_p is 0"), ({"top_p": 1.01}, "top_p is 1.01"), ({"top_p": float("nan")}, "top_p is nan"),
+    ({"top_k": -1}, "top_k is -1"), ({"top_k": 1.5}, "top_k is 1.5"), ({"top_k": True}, "top_k is True"),
+    ({"seed": 2**64}, "seed is 18446744073709551616"), ({"seed": 0.5}, "seed is 0.5"),
+    ({"stop": ""}, "a stop string is empty"), ({"stop": ["a", ""]}, "a stop string is empty"),
+    ({"end_on_repeat": -1}, "end_on_repeat is -1"), ({"end_on_repeat": 2.5}, "end_on_repeat is 2.5"),
+], ids=str)
+def test_a_senseless_number_is_refused_before_the_first_token(asked: dict[str, Any], sentence: str) -> None:
+    decoder = Decoder(adapt(small_world()[0].model, byte_tokenizer()))  # type: ignore[attr-defined]
+    with pytest.raises(DecodeError, match=sentence):
+        decoder.stream(PROMPTS[0], **({"max_new_tokens": 4, "temperature": 0.0} | asked))
+
+
+def test_stop_strings_without_a_tokenizer_are_refused() -> None:
+    with pytest.raises(DecodeError, match="need a tokenizer"):
+        Decoder(small_world()[0]).stream(PROMPTS[0], stop="x")
+
+
+@pytest.mark.parametrize("draft_length", [0, -1, 2.5, True])
+def test_a_senseless_draft_length_is_refused(draft_length: Any) -> None:
+    with pytest.raises(DecodeError, match=f"draft_length is {draft_length}"):
+        Decoder(small_world()[0], MASKS[0], draft_length=draft_length)
+
+
+def test_a_mask_of_another_depth_is_refused() -> None:
+    with pytest.raises(MaskError, match=f"for 6 layers and llama has {LAYERS}"):
+        Decoder(small_world()[0], SkipMask(6, (1,)))
+
+
+def test_every_refusal_can_be_caught_by_the_one_root() -> None:
+    with pytest.raises(SkipSearchError):
+        Decoder(small_world()[0]).generate([], 4)
+
+
+def test_decoding_tracks_no_gradients_and_leaves_the_model_as_it_was() -> None:
+    hf = tiny_llama().requires_grad_(True)
+    before = {name: weight.clone() for name, weight in hf.state_dict().items()}
+    Decoder(adapt(hf), MASKS[0]).generate(PROMPTS[0], 6)
+    assert all(p.grad is None and p.requires_grad for p in hf.parameters())
+    assert all(torch.equal(before[name], weight) for name, weight in hf.state_dict().items())
+    assert torch.is_grad_enabled()

@@ -1,0 +1,148 @@
+"""Tokens become text as they come: never half a character, never a piece of what may become a stop string, nothing lost."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.properties import examples
+from helpers.text import byte_tokenizer, byte_tokens
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+import skipsearch
+from skipsearch.decoding.stopping import Stopper, TextStream
+
+
+@cache
+def demo_tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(Path(skipsearch.__file__).parent / "demo" / "model")
+
+
+@cache
+def llama_2_like_tokenizer() -> Any:
+    """Pieces with a space mark in front, and bytes as tokens of their own, as SentencePiece models have them."""
+    words = ["<s>", "</s>", "▁", "▁a", "▁b", "a", "b", "ab", *(f"<0x{b:02X}>" for b in sorted({10, *"é€🙂".encode()}))]
+    raw = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[], byte_fallback=True))
+    raw.decoder = decoders.Sequence([
+        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
+    tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+    return tokenizer
+
+
+def shown(tokenizer: Any, tokens: list[int], looks: list[bool], stop: tuple[str, ...] = ()) -> list[str]:
+    """What a stream shows when looked at after the tokens where `looks` is true, and at the end, which a stop string brings."""
+    stream, chunks = TextStream(tokenizer, stop), []
+    for token, look in zip(tokens, looks, strict=True):
+        if stream.push(token):
+            break
+        if look:
+            chunks.append(stream.take())
+    return [*chunks, stream.take(last=True)]
+
+
+def expected(tokenizer: Any, tokens: list[int], stop: tuple[str, ...]) -> str:
+    """The whole text up to the first token with which it holds a stop string, cut before that string."""
+    for n in range(1, len(tokens) + 1):
+        text: str = tokenizer.decode(tokens[:n], skip_special_tokens=True)
+        found = [text.find(s) for s in stop if s in text]
+        if found:
+            return text[:min(found)]
+    return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+@st.composite
+def streams(draw: st.DrawFn, vocab: int, stops: st.SearchStrategy[str], bytes_only: int | None = None) -> tuple[Any, ...]:
+    token = st.integers(0, vocab - 1) if bytes_only is None else st.integers(0, bytes_only) | st.integers(0, vocab - 1)
+    tokens = draw(st.lists(token, max_size=40))
+    looks = draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
+    return tokens, looks, tuple(draw(st.lists(stops, max_size=3)))
+
+
+short = st.text("ab \né€🙂", min_size=1, max_size=3)
+
+
+@examples(300)
+@given(streams(64, short))
+def test_what_is_shown_adds_up_to_the_whole_text_cut_before_its_first_stop_string(case: tuple[Any, ...]) -> None:
+    tokens, looks, stop = case
+    tokenizer = byte_tokenizer()
+    chunks = shown(tokenizer, tokens, looks, stop)
+    assert "".join(chunks) == expected(tokenizer, tokens, stop)
+    assert not any(chunk.endswith("\ufffd") for chunk in chunks[:-1])
+
+
+@examples(150)
+@given(streams(4096, st.text("\n :e", min_size=1, max_size=2), bytes_only=257))
+def test_the_embedded_models_own_tokenizer_streams_what_it_decodes(case: tuple[Any, ...]) -> None:
+    tokens, looks, stop = case
+    assert "".join(shown(demo_tokenizer(), tokens, looks, stop)) == expected(demo_tokenizer(), tokens, stop)
+
+
+@examples(100)
+@given(st.text(max_size=30), st.data())
+def test_any_text_streams_as_itself_however_it_is_cut(text: str, data: st.DataObject) -> None:
+    tokens = demo_tokenizer()(text).input_ids
+    looks = data.draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
+    assert "".join(shown(demo_tokenizer(), tokens, looks)) == text
+
+
+@examples(200)
+@given(streams(17, short), st.data())
+def test_with_byte_tokens_and_space_marks_text_does_not_depend_on_its_cuts(case: tuple[Any, ...], data: st.DataObject) -> None:
+    tokens, looks, stop = case
+    other = data.draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
+    chunks = shown(llama_2_like_tokenizer(), tokens, looks, stop)
+    assert "".join(chunks) == "".join(shown(llama_2_like_tokenizer(), tokens, other, stop))
+    assert not any(s in "".join(chunks) for s in stop)
+
+
+def test_byte_tokens_and_space_marks_stream_as_they_decode() -> None:
+    tokenizer = llama_2_like_tokenizer()
+    ids = tokenizer.get_vocab()
+    euro, newline = [ids[f"<0x{b:02X}>"] for b in "€".encode()], ids["<0x0A>"]
+    tokens = [ids["▁a"], *euro, *euro, newline, ids["</s>"], ids["▁b"], newline, newline, ids["ab"]]
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == "a€€\n b\n\nab"
+    assert "".join(shown(tokenizer, tokens, [True] * len(tokens))) == "a€€\n b\n\nab"
+    assert "".join(shown(tokenizer, tokens, [True] * len(tokens), ("\n\n",))) == "a€€\n b"
+
+
+def test_a_newline_is_found_as_a_stop_string_behind_a_long_run_of_byte_tokens() -> None:
+    tokenizer = llama_2_like_tokenizer()
+    ids = tokenizer.get_vocab()
+    stopper = Stopper(100, stop=["\n"], tokenizer=tokenizer)
+    tokens = [ids[f"<0x{b:02X}>"] for b in "🙂🙂🙂🙂🙂🙂\n".encode()]
+    assert [stopper.push(t) for t in tokens] == [None] * (len(tokens) - 1) + ["stop"]
+    assert stopper.text is not None
+    assert stopper.text.take(last=True) == "🙂🙂🙂🙂🙂🙂"
+
+
+def test_a_character_is_shown_with_its_last_byte() -> None:
+    stream, seen = TextStream(byte_tokenizer()), []
+    for token in byte_tokens("€a"):
+        stream.push(token)
+        seen.append(stream.take())
+    assert seen == ["", "", "€", "a"]
+
+
+def test_the_beginning_of_a_stop_string_is_held_back_until_it_turns_out_not_to_be_one() -> None:
+    stream, seen = TextStream(byte_tokenizer(), ["\n\n"]), []
+    for token in byte_tokens("a\nb"):
+        assert not stream.push(token)
+        seen.append(stream.take())
+    assert seen == ["a", "", "\nb"]
+
+
+def test_half_a_character_at_the_end_is_shown_as_decoding_shows_it() -> None:
+    assert shown(byte_tokenizer(), byte_tokens("a€")[:2], [True, True]) == ["a", "", "\ufffd"]
+
+
+@pytest.mark.parametrize(("stop", "sentence"), [([""], "a stop string is empty"), (["x"], "need a tokenizer")])
+def test_senseless_stop_strings_are_refused(stop: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Stopper(4, stop=stop, tokenizer=byte_tokenizer() if stop == [""] else None)

@@ -1,0 +1,61 @@
+"""A language model of a few small tables: quick enough to be sampled thousands of times, and in need of its K/V cache.
+
+Two layers. Attention adds what the token before wrote, so that logits depend on the last three tokens; an MLP bends the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from skipsearch.cache import KVCache, PassPlan
+from skipsearch.models import ModelSpec
+
+TABLE_LAYERS = 2
+
+
+class TableModel:
+    """A `ModelAdapter` whose hidden state [B, T, V] is the logits themselves."""
+
+    def __init__(self, vocab: int = 5, seed: int = 0, sharpness: float = 1.6, branch: float = 1.0):
+        rng = np.random.default_rng(seed)
+        self.spec = ModelSpec("table", None, "table", TABLE_LAYERS, vocab, vocab, None, torch.float64, torch.device("cpu"))
+        self.tokenizer: Any = None
+        self.branch = branch
+        self.embedding = rng.normal(size=(vocab, vocab)) * sharpness
+        self.weights = {kind: rng.normal(size=(TABLE_LAYERS, vocab, vocab)) for kind in ("attn", "mlp")}
+        self._embedding = torch.from_numpy(self.embedding)
+        self._weights = {kind: torch.from_numpy(w) for kind, w in self.weights.items()}
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        return KVCache(TABLE_LAYERS, batch, capacity)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._embedding[tokens]
+
+    def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
+        if attn:
+            value = torch.tanh(h @ self._weights["attn"][i])[:, None]                      # [B, 1, T, V]
+            _, values = cache.write(i, value[..., :1], value, plan)                        # [B, 1, keys, V]
+            before = (plan.slots[0] - 1).clamp(min=0)
+            h = h + self.branch * values[:, 0, before] * (plan.slots > 0)[..., None]
+        if mlp:
+            h = h + self.branch * torch.tanh(h @ self._weights["mlp"][i])
+        return h
+
+    def head(self, h: Tensor) -> Tensor:
+        return h
+
+    def next_logits(self, history: Sequence[int]) -> NDArray[np.float64]:
+        """The full model again, over a whole history at once and without a cache: [V]."""
+        h = self.embedding[list(history)]
+        for attn, mlp in zip(self.weights["attn"], self.weights["mlp"], strict=True):
+            written = np.tanh(h @ attn)
+            h = h + self.branch * np.vstack([np.zeros_like(written[:1]), written[:-1]])
+            h = h + self.branch * np.tanh(h @ mlp)
+        return h[-1]

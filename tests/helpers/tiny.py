@@ -1,0 +1,70 @@
+"""Tiny models that draft well but not perfectly without any training, and what the full model says, found without skipsearch.
+
+Every embedding is large and every residual branch small, so that leaving branches out changes the next token often, not always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from skipsearch.models import ModelAdapter, adapt
+
+LAYERS = 5
+VOCAB = 64
+
+
+def tiny_llama(seed: int = 0, *, layers: int = LAYERS, vocab: int = VOCAB, hidden: int = 32, context: int = 256,
+               attn: float = 0.35, mlp: float = 0.2, eos: int | list[int] | None = None) -> LlamaForCausalLM:
+    """A random fp64 Llama. attn, mlp: size of the residual branches beside an embedding of size 1; smaller drafts better."""
+    config = LlamaConfig(vocab_size=vocab, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
+                         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=context, eos_token_id=eos,
+                         bos_token_id=None, pad_token_id=None)
+    model = LlamaForCausalLM(config).double().eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    scales = {"o_proj": attn, "down_proj": mlp, "q_proj": 3.0, "k_proj": 3.0}
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            module = name.split(".")[-2]
+            fan_in = 1 if module in ("embed_tokens", "lm_head") else weight.shape[1]
+            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.copy_(noise * scales.get(module, 1.0) * fan_in**-0.5)
+    return model
+
+
+def with_eos(model: ModelAdapter, *eos: int) -> ModelAdapter:
+    """The same weights with other end-of-sequence tokens."""
+    other = adapt(model.model, model.tokenizer)  # type: ignore[attr-defined]
+    other.spec = replace(other.spec, eos_token_ids=eos)
+    return other
+
+
+class FullModel:
+    """What the unmodified model itself generates: Hugging Face's own forward over the whole sequence at every step, no cache."""
+
+    def __init__(self, hf: LlamaForCausalLM):
+        self.hf = hf
+        self._known: dict[tuple[int, ...], list[int]] = {}
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        tokens = self._known.setdefault(tuple(prompt), [])
+        while len(tokens) < n:
+            ids = torch.tensor([[*prompt, *tokens]])
+            tokens.append(int(self.hf(ids, use_cache=False).logits[0, -1].argmax()))
+        return tokens[:n]
+
+    def next_logits(self, history: Sequence[int]) -> NDArray[np.float64]:
+        return self.hf(torch.tensor([list(history)]), use_cache=False).logits[0, -1].numpy()
+
+
+@cache
+def small_world(seed: int = 0) -> tuple[ModelAdapter, FullModel]:
+    """The model that most tests share, and the full model's own view of it."""
+    hf = tiny_llama(seed)
+    return adapt(hf), FullModel(hf)
