@@ -1,0 +1,104 @@
+"""The `skip` drafter: the model itself without some sub-layers, one token a pass, until its exit policy says stop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.tiny import LAYERS, small_world
+
+from skipsearch.drafters.skip import SkipDrafter
+from skipsearch.engine import forward
+from skipsearch.exits.confidence import Confidence
+from skipsearch.exits.fixed import Fixed
+from skipsearch.mask import SkipMask
+
+from .test_drafter_contract import context, sampling
+
+MASK = SkipMask(LAYERS, (1, 3), (0, 2))
+
+
+class Listening:
+    """Notes what it is asked and told; stops at its nth token."""
+
+    kind = "listening"
+
+    def __init__(self, stop_at: int, reads_confidence: bool = True):
+        self.stop_at, self.reads_confidence = stop_at, reads_confidence  # type: ignore[misc]
+        self.asked: list[tuple[float, int]] = []
+        self.told: list[tuple[int, int]] = []
+
+    def stop(self, confidence: float, n_drafted: int) -> bool:
+        self.asked.append((confidence, n_drafted))
+        return n_drafted >= self.stop_at
+
+    def observe(self, n_accepted: int, n_drafted: int) -> None:
+        self.told.append((n_accepted, n_drafted))
+
+    def parameters(self) -> dict[str, object]:
+        return {}
+
+
+@torch.no_grad()
+def test_its_first_token_is_what_the_model_says_without_the_skipped_sublayers() -> None:
+    ctx, again = context(), context()
+    draft = SkipDrafter(MASK, Fixed()).draft(ctx, 1)
+    logits = forward(again.model, again.pending, again.cache, again.planner.chain(again.cache.length, 1), MASK)
+    assert draft.tokens.tolist() == [[int(logits[0, -1].argmax())]]
+
+
+@torch.no_grad()
+def test_without_a_mask_it_drafts_the_full_models_own_tokens() -> None:
+    _, full = small_world()
+    ctx = context()
+    tokens = SkipDrafter(SkipMask(LAYERS), Fixed()).draft(ctx, 9).tokens[0].tolist()
+    assert tokens == full.greedy(ctx.history[0], 9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stop_at", [1, 3, 6])
+def test_the_token_at_which_the_policy_stops_is_part_of_the_draft(stop_at: int) -> None:
+    policy = Listening(stop_at)
+    assert SkipDrafter(MASK, policy).draft(context(), 8).tokens.shape == (1, stop_at)
+    assert [n for _, n in policy.asked] == list(range(1, stop_at + 1))
+    assert all(0 < confidence < 1 for confidence, _ in policy.asked)
+
+
+@torch.no_grad()
+def test_the_policy_is_not_asked_about_the_last_token_that_fits() -> None:
+    policy = Listening(99)
+    assert SkipDrafter(MASK, policy).draft(context(), 4).tokens.shape == (1, 4)
+    assert [n for _, n in policy.asked] == [1, 2, 3]
+
+
+@torch.no_grad()
+def test_a_policy_that_reads_no_confidence_is_never_asked() -> None:
+    policy = Listening(1, reads_confidence=False)
+    assert SkipDrafter(MASK, policy).draft(context(), 4).tokens.shape == (1, 4)
+    assert policy.asked == []
+
+
+@torch.no_grad()
+def test_the_policy_hears_how_many_of_how_many_were_accepted() -> None:
+    policy = Listening(3)
+    drafter = SkipDrafter(MASK, policy)
+    for accepted in ([0, 1], [], [0, 1, 2]):
+        drafter.draft(context(), 8)
+        drafter.commit([accepted])
+    assert policy.told == [(2, 3), (0, 3), (3, 3)]
+
+
+@torch.no_grad()
+def test_confidence_is_the_top_probability_of_what_the_token_was_drawn_from() -> None:
+    policy = Listening(99)
+    draft = SkipDrafter(MASK, policy).draft(context(sampling()), 4)
+    assert draft.probs is not None
+    assert [c for c, _ in policy.asked] == pytest.approx(draft.probs[0, :3].max(-1).values.tolist())
+
+
+@torch.no_grad()
+def test_a_skipped_attention_writes_nothing_and_the_others_write_theirs() -> None:
+    ctx = context()
+    length = ctx.cache.length
+    SkipDrafter(MASK, Confidence(0.0)).draft(ctx, 3)
+    written = [bool(k[:, :, length:].any()) for k in ctx.cache.keys if k is not None]
+    assert written == [layer not in MASK.attn for layer in range(LAYERS)]
