@@ -94,12 +94,13 @@ class Ending:
 def expected_ending(tokens: Sequence[int], ending: Ending, tokenizer: Any) -> tuple[list[int], str, str]:
     """(tokens, finish reason, text) by the definition, judged on the whole text again after every token."""
     for n in range(1, ending.limit + 1):
-        text = tokenizer.decode(tokens[:n], skip_special_tokens=True)
+        whole = tokenizer.decode(tokens[:n], skip_special_tokens=True)
+        text = whole[:min((whole.find(s) for s in ending.stop if s in whole), default=len(whole))]   # never holds a stop string
         grams = [tuple(tokens[i:i + size]) for size in [ending.end_on_repeat or n + 1] for i in range(n - size + 1)]
         if tokens[n - 1] in ending.eos:
             return list(tokens[:n]), "eos", text
-        if any(s in text for s in ending.stop):
-            return list(tokens[:n]), "stop", text[:min(text.find(s) for s in ending.stop if s in text)]
+        if text != whole:
+            return list(tokens[:n]), "stop", text
         if grams and grams[-1] in grams[:-1]:
             return list(tokens[:n]), "repeat", text
     return list(tokens[:ending.limit]), "length", text
