@@ -16,14 +16,13 @@ from skipsearch.cache import PassPlan
 def key_positions(plan: PassPlan) -> Tensor:
     """The position of the token in each slot, [B or 1, keys] int64.
 
-    Before a pass, slots run with positions, up to a shift for each row (padding); the pass's own tokens say where they stand,
-    since siblings of a tree share a position.
+    A slot written before the pass holds the token of its own number. The pass's tokens say where they stand: siblings of a tree
+    share a position, and a replay writes behind the text what stands inside it.
     """
     slots = torch.arange(plan.keys, device=plan.positions.device)[None]  # [1, keys]
-    if plan.start is not None and plan.positions is plan.slots:  # a chain without padding: a slot is its position
+    if plan.positions is plan.slots:
         return slots
-    shifted = slots + (plan.positions[:, :1] - plan.slots[:, :1])  # [B, keys]
-    return shifted.scatter(1, plan.slots, plan.positions)
+    return slots.expand(len(plan.slots), -1).scatter(1, plan.slots, plan.positions)
 
 
 def windowed(plan: PassPlan, window: int | None) -> Tensor | None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from skipsearch.decoding import Decoder
 from skipsearch.errors import ModelError
+from skipsearch.evaluation.replay import Replay
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
 
@@ -46,3 +47,12 @@ def test_plain_decoding_is_transformers_generate(name: str) -> None:
         prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW, min_new_tokens=NEW, eos_token_id=None,
         pad_token_id=0)
     assert Decoder(adapted(name)).generate(prompt, max_new_tokens=NEW, ignore_eos=True).tokens == theirs[0, 7:].tolist()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_replaying_the_full_model_agrees_with_itself(name: str) -> None:
+    """A replay asks every position at once, its own K/V behind the text: a window or a bias must go by positions there."""
+    replay = Replay(adapted(name), [some_tokens(7)[0].tolist(), some_tokens(12)[0].tolist()], NEW, None)
+    replayed = replay(SkipMask(LAYERS))
+    assert sum(len(one.agrees) for one in replayed) > 8, "longer than the window"
+    assert all(one.agrees.all() for one in replayed)

@@ -39,12 +39,13 @@ def test_a_window_is_measured_in_positions_where_siblings_share_one() -> None:
     assert mask[0, 0, 1].nonzero()[:, 0].tolist() == [5, 6, 7, 8, 9]  # what is ahead is the plan's to hide
 
 
-def test_a_window_is_measured_from_each_rows_own_start_where_rows_are_padded() -> None:
-    slots, positions = torch.tensor([[8, 9], [8, 9]]), torch.tensor([[8, 9], [5, 6]])  # the second row begins 3 slots later
-    mask = masks.windowed(PassPlan(positions, slots, 10, torch.ones(2, 1, 2, 10, dtype=torch.bool), 8), 4)
+def test_a_window_is_measured_in_positions_where_a_replay_writes_behind_the_text() -> None:
+    """Two rows of text in slots 0 … 9, and queries at positions 6 and 7 (3 and 4) whose own K/V lie in slots 10 and 11."""
+    slots, positions = torch.tensor([[10, 11], [10, 11]]), torch.tensor([[6, 7], [3, 4]])
+    assert masks.key_positions(PassPlan(positions, slots, 12, None, 10))[1].tolist() == [*range(10), 3, 4]
+    mask = masks.windowed(PassPlan(positions, slots, 12, torch.ones(2, 1, 2, 12, dtype=torch.bool), 10), 4)
     assert mask is not None
-    assert [row[0].nonzero()[:, 0].tolist() for row in mask[:, 0]] == [[5, 6, 7, 8, 9], [5, 6, 7, 8, 9]]
-    assert masks.key_positions(PassPlan(positions, slots, 10, None, 8))[1].tolist() == [-3, -2, -1, 0, 1, 2, 3, 4, 5, 6]
+    assert [row[0].nonzero()[:, 0].tolist() for row in mask[:, 0]] == [[*range(3, 12)], [*range(12)]]
 
 
 def test_an_additive_mask_is_zero_or_the_bias_where_it_may_look() -> None:
