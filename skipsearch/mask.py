@@ -72,8 +72,7 @@ class SkipMask:
 
     def __str__(self) -> str:
         """Two rows of one character a layer, `#` kept and `.` skipped, attention first."""
-        rows = [("#." [i in skipped] for i in range(self.n_layers)) for skipped in (set(self.attn), set(self.mlp))]
-        return "\n".join("".join(row) for row in rows)
+        return "\n".join("".join("#."[i in skipped] for i in range(self.n_layers)) for skipped in (set(self.attn), set(self.mlp)))
 
 
 def _is_int(value: Any) -> bool:
