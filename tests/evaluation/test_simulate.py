@@ -1,0 +1,222 @@
+"""The simulator walks replayed positions as real decoding walks the text: the same rounds, counts and policy, with table costs."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from helpers.tiny import LAYERS, small_world
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skipsearch.decoding import Decoder
+from skipsearch.evaluation.prompts import workload
+from skipsearch.evaluation.replay import Replay, Replayed
+from skipsearch.evaluation.simulate import Prediction, simulate
+from skipsearch.exits import DraftPolicy, make_exit
+from skipsearch.exits.adaptive import Adaptive
+from skipsearch.mask import SkipMask
+from skipsearch.models import ModelAdapter, load_model
+from skipsearch.searchers.base import Costs
+from skipsearch.stats import DecodeStats
+from skipsearch.tasks import load_task
+
+PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
+MASK = SkipMask(LAYERS, (1, 3), (2,))
+TOKENS = 40
+COSTS = Costs(tuple(range(1, 2 * LAYERS + 1)), 0.5, tuple(100.0 + rows for rows in range(6)))
+
+POLICIES = st.one_of(
+    st.builds(DraftPolicy, st.integers(1, 8)),
+    st.builds(lambda n, t: DraftPolicy(n, "confidence", {"threshold": t}), st.integers(1, 8), st.floats(0, 1)),
+    st.builds(lambda n, t: DraftPolicy(n, "adaptive", {"threshold": t}), st.integers(1, 8), st.floats(0, 1)))
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> list[Replayed]:
+    prompts = []
+    for _ in range(draw(st.integers(1, 4))):
+        agrees = draw(st.lists(st.booleans(), min_size=1, max_size=30))
+        confidence = draw(st.lists(st.floats(0, 1), min_size=len(agrees), max_size=len(agrees)))
+        prompts.append(Replayed(np.array(agrees), np.array(confidence), len(agrees) + draw(st.integers(0, 10))))
+    return prompts
+
+
+@cache
+def world() -> tuple[ModelAdapter, Replay]:
+    model, _ = small_world()
+    return model, Replay(model, PROMPTS, TOKENS, end_on_repeat=6)
+
+
+def predicted(replayed: list[Replayed], policy: DraftPolicy, mask: SkipMask = MASK) -> Prediction:
+    return simulate(replayed, mask, policy.make(), policy.draft_length, COSTS)
+
+
+def decoded(policy: DraftPolicy, mask: SkipMask, end_on_repeat: int | None = 6) -> DecodeStats:
+    decoder = Decoder(world()[0], mask, draft_length=policy.draft_length, exit_policy=policy.make())
+    return sum((decoder.generate(p, TOKENS, end_on_repeat=end_on_repeat).stats for p in PROMPTS), DecodeStats())
+
+
+def counts(stats: DecodeStats) -> dict[str, int]:
+    return {name: getattr(stats, name) for name in ("tokens", "round_tokens", "rounds", "drafted", "accepted", "rejecting_rounds")}
+
+
+# --- against real decoding ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [MASK, SkipMask(LAYERS, (0,), (0, 4)), SkipMask(LAYERS, (0, 1, 2, 3, 4), (0, 1, 2, 3, 4))])
+def test_with_one_drafted_token_a_round_it_counts_exactly_what_real_decoding_counts(mask: SkipMask) -> None:
+    prediction = predicted(world()[1](mask), DraftPolicy(1), mask)
+    assert counts(prediction.stats) == counts(decoded(DraftPolicy(1), mask))
+    assert prediction.stats.rejecting_rounds > 0
+    if mask == MASK:
+        assert prediction.stats.accepted > 0
+
+
+@pytest.mark.parametrize("draft_length", [1, 3, 7, 50])
+def test_with_a_draft_that_skips_nothing_it_counts_exactly_what_real_decoding_counts(draft_length: int) -> None:
+    model, _ = world()
+    nothing, policy = SkipMask(LAYERS), DraftPolicy(draft_length)
+    replay = Replay(model, PROMPTS, TOKENS, end_on_repeat=None)  # all texts end by their length: see the next test
+    prediction = predicted(replay(nothing), policy, nothing)
+    assert counts(prediction.stats) == counts(decoded(policy, nothing, end_on_repeat=None))
+    assert prediction.stats.accepted == prediction.stats.drafted
+
+
+def test_what_a_draft_would_have_got_right_behind_the_end_of_the_text_is_not_counted_as_accepted() -> None:
+    text = Replayed(np.array([True, True, False]), np.ones(3), room=20)
+    stats = predicted([text], DraftPolicy(8)).stats
+    assert (stats.rounds, stats.drafted, stats.accepted, stats.rejecting_rounds) == (1, 8, 2, 1)
+    ended = Replayed(np.array([True, True, True]), np.ones(3), room=20)
+    stats = predicted([ended], DraftPolicy(8)).stats
+    assert (stats.rounds, stats.drafted, stats.accepted, stats.rejecting_rounds) == (1, 8, 3, 0), "the text ended, nobody was rejected"
+
+
+@pytest.mark.parametrize("policy", [DraftPolicy(4), DraftPolicy(8, "confidence", {"threshold": 0.5})], ids=str)
+def test_on_a_trained_model_its_acceptance_and_tokens_a_round_are_near_those_of_real_decoding(policy: DraftPolicy) -> None:
+    model, replay, prompts, mask = trained()
+    real = Decoder(model, mask, draft_length=policy.draft_length, exit_policy=policy.make())
+    measured = sum((real.generate(p, 32, end_on_repeat=6).stats for p in prompts), DecodeStats())
+    stats = predicted_on_demo(replay, mask, policy).stats
+    assert stats.alpha == pytest.approx(measured.alpha, abs=0.04)
+    assert stats.tau == pytest.approx(measured.tau, rel=0.1)
+    assert 0.3 < (measured.alpha or 0) < 0.98
+
+
+@cache
+def trained() -> tuple[ModelAdapter, Replay, list[tuple[int, ...]], SkipMask]:
+    model = load_model("demo", device="cpu", dtype="float32")
+    task = load_task("pycode")
+    prompts = [p[-64:] for p in workload(model, task, task.calibration[:5]).prompts]
+    mask = SkipMask(model.spec.n_layers, attn=(5, 9, 13, 15), mlp=(7, 11, 12, 15))
+    return model, Replay(model, prompts, 32, end_on_repeat=6), prompts, mask
+
+
+def predicted_on_demo(replay: Replay, mask: SkipMask, policy: DraftPolicy) -> Prediction:
+    n = mask.n_layers
+    return simulate(replay(mask), mask, policy.make(), policy.draft_length, Costs((1.0,) * 2 * n, 1.0, (2.0 * n,) * 13))
+
+
+# --- whatever the text and the policy -------------------------------------------------------------------------------------------
+
+
+@given(texts(), POLICIES)
+@settings(max_examples=150, deadline=None)
+def test_counts_add_up(replayed: list[Replayed], policy: DraftPolicy) -> None:
+    prediction = predicted(replayed, policy)
+    stats = prediction.stats
+    assert stats.round_tokens == sum(len(r.agrees) for r in replayed) == prediction.tokens.sum()
+    assert stats.tokens == stats.round_tokens + len(replayed)
+    ran_over = stats.accepted + stats.rounds - stats.round_tokens
+    assert 0 <= ran_over <= len(replayed), "a round yields what was accepted and one more, but for the last one of a text"
+    assert 0 <= stats.accepted <= stats.drafted <= policy.draft_length * stats.rounds
+    assert stats.accepted <= sum(int(r.agrees.sum()) for r in replayed)
+    assert stats.rejecting_rounds <= stats.rounds
+    assert stats.decode_seconds == pytest.approx(prediction.seconds.sum())
+    assert prediction.seconds_per_token == pytest.approx(stats.decode_seconds / stats.round_tokens)
+    assert prediction.stderr >= 0
+
+
+@given(texts(), POLICIES)
+@settings(max_examples=100, deadline=None)
+def test_time_is_that_of_all_draft_passes_and_of_verify_passes_by_their_rows(replayed: list[Replayed], policy: DraftPolicy) -> None:
+    rows_free = Costs(COSTS.sublayers, COSTS.overhead, (100.0,) * 6)
+    stats = simulate(replayed, MASK, policy.make(), policy.draft_length, rows_free).stats
+    assert stats.decode_seconds == pytest.approx(stats.drafted * rows_free.draft(MASK) + stats.rounds * 100)
+    by_row = Costs((0.0,) * 2 * LAYERS, 0.0, tuple(100.0 + rows for rows in range(9)))
+    stats = simulate(replayed, MASK, policy.make(), policy.draft_length, by_row).stats
+    assert stats.decode_seconds == pytest.approx(stats.rounds * 100 + stats.drafted), "row n costs 100 + n"
+
+
+@given(texts(), st.integers(1, 8))
+@settings(max_examples=50, deadline=None)
+def test_a_threshold_of_zero_never_stops_and_is_a_fixed_length(replayed: list[Replayed], length: int) -> None:
+    never = predicted(replayed, DraftPolicy(length, "confidence", {"threshold": 0.0}))
+    assert counts(never.stats) == counts(predicted(replayed, DraftPolicy(length)).stats)
+
+
+@given(texts(), POLICIES)
+@settings(max_examples=50, deadline=None)
+def test_no_round_drafts_more_than_may_still_be_emitted(replayed: list[Replayed], policy: DraftPolicy) -> None:
+    tight = [Replayed(r.agrees, r.confidence, len(r.agrees)) for r in replayed]
+    stats = predicted(tight, policy).stats
+    assert stats.accepted + stats.rounds == stats.round_tokens, "no round runs over the end of a text that fills its room"
+
+
+def test_the_last_token_of_a_full_room_is_not_drafted() -> None:
+    stats = predicted([Replayed(np.array([True]), np.ones(1), room=1)], DraftPolicy(4)).stats
+    assert (stats.rounds, stats.drafted, stats.rejecting_rounds) == (1, 0, 0)
+
+
+def test_a_low_confidence_ends_the_draft_behind_the_token_it_belongs_to() -> None:
+    text = Replayed(np.array([True, True, True, True]), np.array([0.9, 0.2, 0.9, 0.9]), room=5)
+    stats = predicted([text], DraftPolicy(3, "confidence", {"threshold": 0.5})).stats
+    assert (stats.rounds, stats.drafted, stats.accepted) == (2, 2 + 1, 3), "two drafted and one more emitted, then one that fits"
+
+
+def test_the_threshold_of_an_adaptive_policy_lives_on_from_prompt_to_prompt() -> None:
+    text = Replayed(np.array([True, False] * 10), np.full(20, 0.6005), room=30)
+    together, alone = Adaptive(threshold=0.6, target_acceptance=0.9), Adaptive(threshold=0.6, target_acceptance=0.9)
+    both = simulate([text, text], MASK, together, 4, COSTS)
+    first = simulate([text], MASK, alone, 4, COSTS)
+    assert both.seconds[0] == first.seconds[0]
+    assert both.seconds[1] != first.seconds[0], "the second prompt starts with the threshold that the first one left"
+    assert together.threshold > alone.threshold > 0.6
+
+
+def test_a_policy_hears_of_every_round_that_drafted_and_of_no_other() -> None:
+    heard: list[tuple[int, int]] = []
+
+    class Spy:
+        kind, reads_confidence = "spy", True
+
+        def stop(self, confidence: float, n_drafted: int) -> bool:
+            return False
+
+        def observe(self, n_accepted: int, n_drafted: int) -> None:
+            heard.append((n_accepted, n_drafted))
+
+        def parameters(self) -> dict[str, float]:
+            return {}
+
+    text = Replayed(np.array([True, False, True, True, True, True]), np.ones(6), room=6)
+    simulate([text], MASK, Spy(), 3, COSTS)
+    assert heard == [(1, 3), (3, 3)]
+    heard.clear()
+    simulate([Replayed(np.array([True]), np.ones(1), room=1)], MASK, Spy(), 3, COSTS)
+    assert heard == []
+
+
+def test_a_verify_pass_longer_than_the_table_costs_what_its_last_row_costs() -> None:
+    text = Replayed(np.ones(9, dtype=bool), np.ones(9), room=20)
+    costs = Costs((0.0,) * 2 * LAYERS, 0.0, (1.0, 2.0, 3.0))
+    assert simulate([text], MASK, make_exit("fixed"), 8, costs).stats.decode_seconds == 3.0
+
+
+def test_the_standard_error_is_over_prompts() -> None:
+    good, bad = (Replayed(np.full(10, right), np.ones(10), room=10) for right in (True, False))
+    assert predicted([good], DraftPolicy(2)).stderr == 0
+    assert predicted([good, good], DraftPolicy(2)).stderr == pytest.approx(0)
+    few, many = predicted([good, bad], DraftPolicy(2)), predicted([good, bad] * 8, DraftPolicy(2))
+    assert few.stderr > many.stderr > 0
