@@ -152,8 +152,8 @@ def _alone(seed: int) -> Iterator[None]:
 
 
 def _fit_size(n: int) -> int:
-    """The largest of START, START·1.1, START·1.21, … that is at most n, rounded up."""
+    """The largest of START, START·1.2, START·1.44, … (each rounded up) that is at most n."""
     size = START
-    while (larger := max(size + 1, math.ceil(size * 1.1))) <= n:
+    while (larger := math.ceil(size * 1.2)) <= n:
         size = larger
     return size

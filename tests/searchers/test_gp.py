@@ -54,14 +54,6 @@ def test_with_every_told_mask_searched_out_the_region_is_anywhere() -> None:
     assert trust_region(judged(((), 0.0), *flips), n_units=32).centre is None
 
 
-def test_gp_needs_a_fraction_of_the_evaluations_of_random_to_find_the_best_mask() -> None:
-    toy = HiddenMask.random(n_layers=8, seed=1)
-    found = drive(make_searcher("gp", SearchProblem(8)), toy, 45)
-    assert min(toy.regret(trial.mask) for trial in found) < 0.1
-    drawn = drive(make_searcher("random", SearchProblem(8)), toy, 450)
-    assert min(toy.regret(trial.mask) for trial in drawn) > 0.1
-
-
 def test_gp_goes_on_from_what_other_searchers_found() -> None:
     toy = ToyModel.random(6, seed=3)
     searcher = make_searcher("gp", toy.problem())
@@ -69,7 +61,7 @@ def test_gp_goes_on_from_what_other_searchers_found() -> None:
     for trial in seeds:
         searcher.tell(trial)
     best_seed = min(seeds, key=lambda trial: trial.seconds_per_token)
-    found = drive(searcher, toy, 15)
+    found = drive(searcher, toy, 10)
     assert min(trial.seconds_per_token for trial in found) < best_seed.seconds_per_token
     assert all(trial.mask.distance(best_seed.mask) <= 8 for trial in found[:1])
 
@@ -85,14 +77,14 @@ def test_gp_is_not_led_astray_by_noise_that_it_is_told_of() -> None:
     toy, rng = HiddenMask.random(n_layers=5, seed=4), np.random.default_rng(0)
     searcher = make_searcher("gp", SearchProblem(5))
     masks: list[SkipMask] = []
-    for _ in range(40):
+    for _ in range(30):
         mask = searcher.ask()
         assert mask is not None
         masks.append(mask)
         exact = toy.trial(mask)
         searcher.tell(replace(exact, seconds_per_token=exact.seconds_per_token * math.exp(0.1 * rng.standard_normal()),
                               stderr=0.1 * exact.seconds_per_token))
-    assert np.mean([toy.regret(mask) for mask in masks[-10:]]) < 0.5 * np.mean([toy.regret(mask) for mask in masks[:10]])
+    assert np.mean([toy.regret(mask) for mask in masks[-8:]]) < 0.5 * np.mean([toy.regret(mask) for mask in masks[:10]])
 
 
 def test_gp_finds_the_one_mask_that_is_left() -> None:
