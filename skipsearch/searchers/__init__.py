@@ -16,6 +16,7 @@ SEARCHERS: dict[str, str] = {
     "uniform": "skipsearch.searchers.uniform:Uniform",
     "sensitivity": "skipsearch.searchers.sensitivity:Sensitivity",
     "knapsack": "skipsearch.searchers.knapsack:Knapsack",
+    "asd": "skipsearch.searchers.asd:ASD",
     "greedy": "skipsearch.searchers.greedy:Greedy",
     "evolution": "skipsearch.searchers.evolution:Evolution",
     "tpe": "skipsearch.searchers.tpe:TPE",

@@ -1,0 +1,54 @@
+"""`asd`: drop what hardly turns the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from skipsearch.mask import SkipMask
+from skipsearch.searchers.base import SearchProblem, required
+from skipsearch.searchers.ranked import RankedSearcher, coarse_to_fine
+
+PAPER_THRESHOLD = 0.985
+# (m, n) of rules 1 and 2: the paper's, the paper's for CodeLlama, a denser and a sparser one, and the threshold alone (m = 0)
+RULES = ((3, 2), (4, 3), (2, 1), (6, 5), (0, 0))
+
+
+class ASD(RankedSearcher):
+    """Drops attentions whose output points where their input did (cosine >= threshold), and every m-th layer, but never the last n.
+
+    The paper's setting first (0.985, m = 3, n = 2), then every threshold that makes a difference, coarse to fine, under each of
+    five (m, n). The cosines are means over calibration text where the paper takes each prompt's own. In a whole-layer search a
+    layer's attention and MLP must both reach the threshold.
+    Raises: SearchError without evidence.cosines.
+    Source: ADMG (Metel et al. 2024, algorithm 1, table 2).
+    """
+
+    def masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
+        cosines = required(problem.evidence.cosines, "cosines", "asd")
+        return (problem.mask_of(units) for units in _sweep(problem, cosines))
+
+
+def _sweep(problem: SearchProblem, cosines: Sequence[float]) -> Iterator[set[int]]:
+    thresholds = sorted({_turning(cosines, unit) for unit in problem.units if not unit[0] % 2}, reverse=True)
+    for threshold in (PAPER_THRESHOLD, *(thresholds[count - 1] for count in coarse_to_fine(len(thresholds)))):
+        for m, n in RULES:
+            yield admg(problem, cosines, threshold, m, n)
+
+
+def admg(problem: SearchProblem, cosines: Sequence[float], threshold: float, m: int, n: int) -> set[int]:
+    """Units of {attention l : C_l >= threshold} and {attention, MLP l : l = j·m}, among layers l = 1..L - n; no rule 1 if m = 0.
+
+    Source: Metel et al. 2024, algorithm 1.
+    """
+    chosen = set()
+    for u, unit in enumerate(problem.units):
+        layer = unit[0] // 2 + 1   # the paper counts from 1
+        by_cosine = not unit[0] % 2 and _turning(cosines, unit) >= threshold
+        by_rule = m > 0 and layer % m == 0
+        if layer <= problem.n_layers - n and (by_cosine or by_rule):
+            chosen.add(u)
+    return chosen
+
+
+def _turning(cosines: Sequence[float], unit: Sequence[int]) -> float:
+    return min(cosines[s] for s in unit)
