@@ -17,6 +17,7 @@ SEARCHERS: dict[str, str] = {
     "sensitivity": "skipsearch.searchers.sensitivity:Sensitivity",
     "knapsack": "skipsearch.searchers.knapsack:Knapsack",
     "asd": "skipsearch.searchers.asd:ASD",
+    "clasp": "skipsearch.searchers.clasp:CLaSp",
     "greedy": "skipsearch.searchers.greedy:Greedy",
     "evolution": "skipsearch.searchers.evolution:Evolution",
     "tpe": "skipsearch.searchers.tpe:TPE",
