@@ -18,6 +18,7 @@ SEARCHERS: dict[str, str] = {
     "knapsack": "skipsearch.searchers.knapsack:Knapsack",
     "asd": "skipsearch.searchers.asd:ASD",
     "clasp": "skipsearch.searchers.clasp:CLaSp",
+    "s3d": "skipsearch.searchers.s3d:S3D",
     "greedy": "skipsearch.searchers.greedy:Greedy",
     "evolution": "skipsearch.searchers.evolution:Evolution",
     "tpe": "skipsearch.searchers.tpe:TPE",
