@@ -40,6 +40,7 @@ DEFAULT_SEARCHER = "gp"
 DEFAULT_BUDGET = 120.0   # seconds of search
 SEEDS = {"sensitivity": 8, "middle": 6, "uniform": 6}
 WALL_PROMPTS = 6         # of one evaluation under the wall objective
+RANKING_PROMPTS = 32     # that one-at-a-time skipping is ranked on
 FINALISTS, RACE_PROMPTS, HOLDOUT_REPEATS = 4, 16, 2
 
 
@@ -171,7 +172,7 @@ def prepare(model: ModelAdapter, calibration: Workload, listen: Listener) -> tup
     listen(Stage("ranking sub-layers by what skipping each alone costs"))
     without = []
     for s in range(n):
-        without.append(replay.acceptance(SkipMask.from_sublayers(model.spec.n_layers, [s])))
+        without.append(replay.acceptance(SkipMask.from_sublayers(model.spec.n_layers, [s]), RANKING_PROMPTS))
         listen(Progress(s + 1, n))
     return Evidence(replay.cosines(), tuple(without), costs), ReplayObjective(replay, costs)
 

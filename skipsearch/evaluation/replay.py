@@ -23,6 +23,9 @@ from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 
 
+BATCH = 16  # continuations of one forward
+
+
 @dataclass(frozen=True)
 class Replayed:
     """A mask on one prompt. agrees [G − 1]: the draft names the token that the full model emits next; confidence [G − 1]: its top
@@ -35,11 +38,18 @@ class Replayed:
 
 
 @dataclass(frozen=True)
-class _Continuation:
-    fed: Tensor       # [1, G − 1] generated tokens 0 … G − 2
-    following: Tensor  # [1, G − 1] generated tokens 1 … G − 1
+class _Batch:
+    """Continuations of similar length, padded on the right. fed: generated tokens 0 … G − 2, following: 1 … G − 1, both [B, T].
+
+    prompts: which prompt each row is of; lengths: entries of each row that count.
+    """
+
+    fed: Tensor
+    following: Tensor
     cache: KVCache
     plan: PassPlan
+    prompts: tuple[int, ...]
+    lengths: tuple[int, ...]
 
 
 class Replay:
@@ -50,60 +60,70 @@ class Replay:
 
     def __init__(self, model: ModelAdapter, prompts: Sequence[Sequence[int]], max_new_tokens: int, end_on_repeat: int | None,
                  progress: Callable[[int, int], None] = lambda done, total: None):
-        self.model, self._room = model, max_new_tokens - 1
+        self.model, context = model, model.spec.context
+        self._rooms = [(max_new_tokens if context is None else min(max_new_tokens, context - len(p))) - 1 for p in prompts]
         decoder = Decoder(model)
         self.tokens: list[list[int]] = []
-        self._continuations: list[_Continuation] = []
         for done, prompt in enumerate(prompts, start=1):
-            generated = decoder.generate(prompt, max_new_tokens, end_on_repeat=end_on_repeat).tokens
-            self.tokens.append(generated)
-            if len(generated) > 1:
-                self._continuations.append(self._continue(list(prompt), generated))
+            self.tokens.append(decoder.generate(prompt, max_new_tokens, end_on_repeat=end_on_repeat).tokens)
             progress(done, len(prompts))
-        if not self._continuations:
-            raise SearchError("the model ends every calibration prompt with its first token, so there is nothing to draft: take "
-                              "another task")
+        usable = sorted((i for i, generated in enumerate(self.tokens) if len(generated) > 1), key=lambda i: len(self.tokens[i]))
+        if not usable:
+            raise SearchError("the model ends every calibration prompt with its first token, so there is nothing to draft: "
+                              "take another task")
+        self._batches = [self._batch(prompts, tuple(usable[at:at + BATCH])) for at in range(0, len(usable), BATCH)]
 
     @inference
-    def _continue(self, prompt: list[int], generated: list[int]) -> _Continuation:
-        device, n, start = self.model.spec.device, len(generated) - 1, len(prompt)
-        text = start + n
-        cache, planner = self.model.new_cache(1, text + n), Planner(text + n, device)
-        forward(self.model, torch.tensor([prompt + generated[:-1]], device=device), cache, planner.chain(0, text), last_only=True)
-        positions = torch.arange(start, text, device=device)[None]
-        slots = torch.arange(text, text + n, device=device)[None]
-        every = torch.arange(text + n, device=device)[None, None, None]
-        visible = (every < positions[0][:, None]) | (every == slots[0][:, None])
-        plan = PassPlan(positions, slots, text + n, visible, text)
-        row = torch.tensor([generated], device=device)
-        return _Continuation(row[:, :-1], row[:, 1:], cache, plan)
+    def _batch(self, prompts: Sequence[Sequence[int]], chosen: tuple[int, ...]) -> _Batch:
+        """Run the full model over prompt and continuation once, and lay out the pass that every mask will make over it."""
+        device = self.model.spec.device
+        starts = torch.tensor([len(prompts[i]) for i in chosen], device=device)
+        lengths = tuple(len(self.tokens[i]) - 1 for i in chosen)
+        texts = [[*prompts[i], *self.tokens[i][:-1]] for i in chosen]
+        longest, n = max(map(len, texts)), max(lengths)
+        cache, planner = self.model.new_cache(len(chosen), longest + n), Planner(longest + n, device)
+        # Padding stands behind the text of a row, where no causal query of that text can see it.
+        padded = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
+        forward(self.model, padded, cache, planner.chain(0, longest, len(chosen)), last_only=True)
+        own = longest + torch.arange(n, device=device)            # [T] slots of the queries' own K/V
+        positions = starts[:, None] + torch.arange(n, device=device)  # [B, T]
+        every = torch.arange(longest + n, device=device)
+        earlier = (every < positions[..., None]) & (every < longest)
+        visible = (earlier | (every == own[:, None]))[:, None]    # [B, 1, T, longest + n]
+        plan = PassPlan(positions, own.expand(len(chosen), n), longest + n, visible, longest)
+        rows = torch.tensor([self.tokens[i] + [0] * (n - length) for i, length in zip(chosen, lengths, strict=True)], device=device)
+        return _Batch(rows[:, :-1], rows[:, 1:], cache, plan, chosen, lengths)
 
     @inference
-    def __call__(self, mask: SkipMask) -> list[Replayed]:
-        """One `Replayed` for each prompt whose continuation has two tokens or more."""
-        judged = []
-        for c in self._continuations:
-            logits = forward(self.model, c.fed, c.cache, c.plan, mask).float()  # [1, G − 1, V]
+    def __call__(self, mask: SkipMask, most_prompts: int | None = None) -> list[Replayed]:
+        """One `Replayed` for each prompt whose continuation has two tokens or more; of about `most_prompts` of them, if given."""
+        judged: dict[int, Replayed] = {}
+        stride = 1 if most_prompts is None else max(1, len(self._batches) * BATCH // most_prompts)
+        for b in self._batches[::stride]:
+            logits = forward(self.model, b.fed, b.cache, b.plan, mask).float()  # [B, T, V]
             top, token = logits.max(dim=-1)
-            confidence = (top - logits.logsumexp(dim=-1)).exp()
-            judged.append(Replayed((token == c.following)[0].cpu().numpy(), confidence[0].cpu().numpy(), self._room))
-        return judged
+            confidence = (top - logits.logsumexp(dim=-1)).exp().cpu().numpy()
+            agrees = (token == b.following).cpu().numpy()
+            for row, (prompt, length) in enumerate(zip(b.prompts, b.lengths, strict=True)):
+                judged[prompt] = Replayed(agrees[row, :length], confidence[row, :length], self._rooms[prompt])
+        return [judged[prompt] for prompt in sorted(judged)]
 
-    def acceptance(self, mask: SkipMask) -> float:
+    def acceptance(self, mask: SkipMask, most_prompts: int | None = None) -> float:
         """α of the mask: share of positions at which its draft names the full model's token."""
-        return float(np.concatenate([r.agrees for r in self(mask)]).mean())
+        return float(np.concatenate([r.agrees for r in self(mask, most_prompts)]).mean())
 
     @inference
     def cosines(self) -> tuple[float, ...]:
         """Mean cosine of the residual stream before and after each sub-layer, in the flat order of `SkipMask`."""
         layers = self.model.spec.n_layers
         sums, count = np.zeros(2 * layers), 0
-        for c in self._continuations:
-            h = self.model.embed(c.fed)
-            count += h.shape[1]
+        for b in self._batches:
+            h = self.model.embed(b.fed, b.plan.positions)
+            real = (torch.arange(h.shape[1], device=h.device) < torch.tensor(b.lengths, device=h.device)[:, None]).float()  # [B, T]
+            count += sum(b.lengths)
             for i in range(layers):
                 for kind in range(2):
-                    after = self.model.block(i, h, c.cache, c.plan, attn=kind == 0, mlp=kind == 1)
-                    sums[2 * i + kind] += float(torch.nn.functional.cosine_similarity(h.float(), after.float(), dim=-1).sum())
+                    after = self.model.block(i, h, b.cache, b.plan, attn=kind == 0, mlp=kind == 1)
+                    sums[2 * i + kind] += float((torch.nn.functional.cosine_similarity(h.float(), after.float(), dim=-1) * real).sum())
                     h = after
         return tuple(float(s / count) for s in sums)
