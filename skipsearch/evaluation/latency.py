@@ -19,8 +19,8 @@ from skipsearch.searchers.base import Costs
 def measure_costs(model: ModelAdapter, max_draft: int, context: int, repeats: int = 15) -> Costs:
     """Seconds of attention, MLP, overhead and verify passes of 1 … max_draft + 1 rows, at `context` tokens of text.
 
-    A sub-layer's price is what a pass saves without all of its kind, divided by their number: a layer timed on its own would hide
-    what the loop around it costs. Runs are interleaved, so that a busy moment hits all of them alike.
+    The sub-layers share what a pass costs beyond one that skips them all, by what it saves to leave out all of a kind: a layer timed
+    on its own would hide what the loop around it costs. Runs are interleaved, so that a busy moment hits all of them alike.
     """
     n, device = model.spec.n_layers, model.spec.device
     if model.spec.context is not None:
@@ -49,8 +49,10 @@ def measure_costs(model: ModelAdapter, max_draft: int, context: int, repeats: in
             if repeat >= 2:  # warm-up
                 times[name].append(perf_counter() - started)
     t = {name: median(values) for name, values in times.items()}
-    attention, mlp = max(t["rows 1"] - t["no attention"], 0.0) / n, max(t["rows 1"] - t["no mlp"], 0.0) / n
-    overhead = max(t["rows 1"] - n * (attention + mlp), 0.0)
+    overhead = min(t["nothing"], t["rows 1"])  # measured, not left over: noise must not make a draft free
+    saved = [max(t["rows 1"] - t[name], 0.0) for name in ("no attention", "no mlp")]
+    shares = [s / sum(saved) for s in saved] if sum(saved) else [0.5, 0.5]
+    attention, mlp = (share * (t["rows 1"] - overhead) / n for share in shares)
     return Costs((attention, mlp) * n, overhead, tuple(t[f"rows {r}"] for r in range(1, max_draft + 2)))
 
 

@@ -1,0 +1,76 @@
+"""The latency table: what it holds. How fast anything is, no test says."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from helpers.tiny import LAYERS, small_world, tiny_llama
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skipsearch.evaluation.latency import measure_costs
+from skipsearch.mask import SkipMask
+from skipsearch.models import adapt
+from skipsearch.searchers.base import Costs
+
+bits = st.lists(st.integers(0, 1), min_size=2 * LAYERS, max_size=2 * LAYERS)
+
+
+@cache
+def table() -> Costs:
+    return measure_costs(small_world()[0], max_draft=4, context=20, repeats=3)
+
+
+def test_there_is_a_price_for_every_sub_layer_and_for_every_number_of_rows() -> None:
+    assert len(table().sublayers) == 2 * LAYERS
+    assert len(table().verify) == 5
+    assert all(v > 0 for v in table().verify)
+    assert table().overhead > 0
+    assert all(s >= 0 for s in table().sublayers)
+
+
+def test_attentions_cost_the_same_and_so_do_mlps() -> None:
+    assert len(set(table().sublayers[0::2])) == len(set(table().sublayers[1::2])) == 1
+
+
+def test_a_draft_that_skips_nothing_costs_what_a_pass_over_one_token_does() -> None:
+    assert table().draft(SkipMask(LAYERS)) == pytest.approx(table().verify[0])
+
+
+def test_a_draft_is_never_free_however_noisy_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(np.cumsum(np.random.default_rng(0).lognormal(sigma=3, size=10_000)).tolist())
+    monkeypatch.setattr("skipsearch.evaluation.latency.perf_counter", lambda: next(clock))
+    for _ in range(5):
+        costs = measure_costs(small_world()[0], max_draft=2, context=4, repeats=1)
+        assert costs.draft(SkipMask(LAYERS, tuple(range(LAYERS)), tuple(range(LAYERS)))) > 0
+        assert costs.draft(SkipMask(LAYERS)) == pytest.approx(costs.verify[0])
+        assert min(costs.sublayers) >= 0
+
+
+@given(bits, st.integers(0, 2 * LAYERS - 1))
+def test_skipping_more_never_costs_more(chosen: list[int], other: int) -> None:
+    mask = SkipMask.from_bits(chosen)
+    more = mask if other in mask.sublayers else mask.flipped(other)
+    assert 0 < table().draft(more) <= table().draft(mask)
+
+
+@pytest.mark.parametrize("context", [1, 30, 500])
+def test_it_stays_within_the_context_that_the_model_was_made_for(context: int) -> None:
+    highest = []
+    model = adapt(tiny_llama(context=32))
+    embed = model.embed
+
+    class Watching:
+        spec, tokenizer, new_cache, head = model.spec, None, staticmethod(model.new_cache), staticmethod(model.head)
+
+        def block(self, i, h, cache, plan, *, attn=True, mlp=True):  # type: ignore[no-untyped-def]
+            highest.append(int(plan.positions.max()))
+            return model.block(i, h, cache, plan, attn=attn, mlp=mlp)
+
+        def embed(self, *arguments):  # type: ignore[no-untyped-def]
+            return embed(*arguments)
+
+    measure_costs(Watching(), max_draft=4, context=context, repeats=1)
+    assert max(highest) < 32
