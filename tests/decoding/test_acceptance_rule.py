@@ -34,7 +34,7 @@ def test_a_round_emits_texts_with_the_full_models_own_probabilities() -> None:
     check_acceptance()
 
 
-@examples(25)
+@examples(15)
 @given(tables, tables)
 def test_whatever_p_and_q_are_two_drafted_tokens_and_the_third_are_distributed_as_p(p: dict[Tokens, Row],
                                                                                     q: dict[Tokens, Row]) -> None:

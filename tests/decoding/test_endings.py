@@ -24,7 +24,7 @@ endings = st.builds(Ending, limit=st.integers(1, 20), eos=st.lists(st.integers(0
 
 
 def test_every_kind_of_ending_is_the_definitions_own_with_its_reason_and_its_text() -> None:
-    reasons = check_endings(draftings=(None, *DRAFTINGS))
+    reasons = check_endings(draftings=(None, *DRAFTINGS[1:3]))
     assert set(reasons) == {"eos", "stop", "repeat", "length"}
 
 
