@@ -50,7 +50,8 @@ class KVCache:
             self.keys[layer] = torch.zeros(*shape, key.shape[-1], dtype=key.dtype, device=key.device)
             self.values[layer] = torch.zeros(*shape, value.shape[-1], dtype=value.dtype, device=value.device)
         keys, values = self.keys[layer], self.values[layer]
-        assert keys is not None and values is not None
+        assert keys is not None
+        assert values is not None
         if plan.start is not None:
             end = plan.start + key.shape[2]
             keys[:, :, plan.start:end] = key

@@ -20,6 +20,7 @@ from typing import Any
 from skipsearch import compiler
 from skipsearch.decoding import Decoder
 from skipsearch.errors import SearchError
+from skipsearch.evaluation.evidence import gather
 from skipsearch.evaluation.latency import measure_costs
 from skipsearch.evaluation.objectives import MAX_DRAFT, Objective, ReplayObjective, WallObjective
 from skipsearch.evaluation.prompts import Workload, workload
@@ -40,7 +41,6 @@ DEFAULT_SEARCHER = "gp"
 DEFAULT_BUDGET = 120.0   # seconds of search
 SEEDS = {"sensitivity": 8, "middle": 6, "uniform": 6}
 WALL_PROMPTS = 6         # of one evaluation under the wall objective
-RANKING_PROMPTS = 32     # that one-at-a-time skipping is ranked on
 FINALISTS, RACE_PROMPTS, HOLDOUT_REPEATS = 4, 16, 2
 
 
@@ -168,13 +168,9 @@ def prepare(model: ModelAdapter, calibration: Workload, listen: Listener) -> tup
                     progress=lambda done, total: listen(Progress(done, total)))
     listen(Stage("measuring the latency table"))
     costs = measure_costs(model, MAX_DRAFT, context)
-    n = 2 * model.spec.n_layers
     listen(Stage("ranking sub-layers by what skipping each alone costs"))
-    without = []
-    for s in range(n):
-        without.append(replay.acceptance(SkipMask.from_sublayers(model.spec.n_layers, [s]), RANKING_PROMPTS))
-        listen(Progress(s + 1, n))
-    return Evidence(replay.cosines(), tuple(without), costs), ReplayObjective(replay, costs)
+    evidence = gather(replay, costs, lambda done, total: listen(Progress(done, total)))
+    return evidence, ReplayObjective(replay, costs)
 
 
 class Search:

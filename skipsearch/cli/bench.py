@@ -26,7 +26,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     from rich.progress import Progress
     from rich.table import Table
 
-    from skipsearch.bench import bench as run, make_peers
+    from skipsearch.bench import bench as run
+    from skipsearch.bench import make_peers
     from skipsearch.cli.common import err, out, print_json
     from skipsearch.evaluation.prompts import workload
     from skipsearch.profile import load_profile
@@ -46,8 +47,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     if as_json:
         print_json({"model": adapter.spec.id, "task": name, "rows": [row.as_dict() for row in rows]})
         return
-    table = Table("peer", "ms/token", "quartiles", f"× {rows[0].peer}", "95 %", "first token", "tokens/s with prefill", "τ", "α", "identical",
-                  box=None, pad_edge=False)
+    table = Table("peer", "ms/token", "quartiles", f"× {rows[0].peer}", "95 %", "first token", "tokens/s with prefill", "τ", "α",
+                  "identical", box=None, pad_edge=False)
     for r in rows:
         table.add_row(r.peer, f"{r.ms_per_token:.2f}", f"{r.ms_per_token_quartiles[0]:.2f}–{r.ms_per_token_quartiles[1]:.2f}",
                       f"{r.speedup.mean:.2f}", f"{r.speedup.low:.2f}–{r.speedup.high:.2f}", f"{r.first_token_ms:.0f} ms",

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from skipsearch.profile import Profile
 
 
-def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-` reads {\"prompt\": …} lines from standard input.")] = None,
-           profile: Annotated[str, typer.Option(help="A profile, `auto` (the best one found for this model and machine) or `none`.")] = "none",
+def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-` reads .jsonl from standard input.")] = None,
+           profile: Annotated[str, typer.Option(help="A file, `auto` (the best one found for this machine) or `none`.")] = "none",
            model: Annotated[str | None, typer.Option(help="Which model; the profile's own if not given.")] = None,
            prompt: Annotated[str | None, typer.Option(help="One prompt.")] = None,
            prompts: Annotated[Path | None, typer.Option(help="A .jsonl of {\"prompt\": …} lines.")] = None,
@@ -107,8 +107,8 @@ def _one(model: ModelAdapter, decoder: Decoder, plain: Decoder | None, name: str
     if plain is not None:
         reference = plain.generate(ids, **options)
         where = first_divergence(model, ids, reference.tokens, result.tokens)
-        checked = {"identical": where is None, "first_difference": where.index if where else None, "logit_gap": where.gap if where else None,
-                   "plain_seconds_per_token": reference.stats.seconds_per_token}
+        checked = {"identical": where is None, "first_difference": where.index if where else None,
+                   "logit_gap": where.gap if where else None, "plain_seconds_per_token": reference.stats.seconds_per_token}
     if as_json:
         row = {"id": name, "prompt_tokens": len(ids), "tokens": result.tokens, "text": result.text,
                "finish_reason": result.finish_reason, "stats": result.stats.as_dict()}

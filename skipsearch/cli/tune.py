@@ -31,12 +31,14 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     a profile. Where skipping does not pay the profile says so. Interrupt it at any time: --resume goes on.
     """
     require(not (resume and force), "--resume keeps the study and --force replaces it: give one of them")
-    from skipsearch.cli.common import err, out as console, print_json
+    from skipsearch.cli.common import err, print_json
+    from skipsearch.cli.common import out as console
     from skipsearch.cli.tune_view import TuneView
     from skipsearch.profile import save_profile
     from skipsearch.profile.dump import as_dict
     from skipsearch.tasks import load_task
-    from skipsearch.tuning import check_searcher, seconds, tune as run
+    from skipsearch.tuning import check_searcher, seconds
+    from skipsearch.tuning import tune as run
 
     check_searcher(searcher)
     seconds(budget)

@@ -6,7 +6,8 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 
 from skipsearch.profile import Profile
@@ -21,8 +22,9 @@ class TuneView:
     def __init__(self, console: Console):
         self.console = console
         self.live = console.is_terminal
-        self.bar = Bar(TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
-                       TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console, disable=not self.live)
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
+                   TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+        self.bar = Bar(*columns, console=console, disable=not self.live)
         self.stage: TaskID | None = None
         self.best: Trial | None = None
         self.judged = 0

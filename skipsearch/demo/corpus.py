@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -53,7 +54,7 @@ class Package:
 
 def licence_of(dist: Distribution) -> str | None:
     """The permissive licence the package declares in its metadata, or None."""
-    meta = dist.metadata
+    meta: Any = dist.metadata  # an email.message.Message, which the stubs hide
     declared = [meta.get("License-Expression") or "", (meta.get("License") or "").split("\n")[0][:80]]
     declared += [c.split("::")[-1].strip() for c in meta.get_all("Classifier") or [] if c.startswith("License ::")]
     text = " | ".join(part for part in declared if part)
@@ -109,7 +110,7 @@ def docstrings(text: str) -> Iterator[str]:
 
 def usable_files(packages: Iterable[Package]) -> Iterator[tuple[Package, Path, str]]:
     """(package, path, text) of every file that passes the three rules of this module."""
-    stdlib, seen = stdlib_lines(), set()
+    stdlib, seen = stdlib_lines(), set[int]()
     for package in packages:
         room = PACKAGE_CAP
         for path in sorted(package.files, key=lambda p: hashlib.sha256(str(p.name).encode()).hexdigest()):
@@ -142,10 +143,9 @@ def train_tokenizer(texts: list[str], vocab: int) -> Tokenizer:
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
     """uint16 ids of all texts, an end-of-text id (0) behind each."""
-    parts = []
+    parts: list[np.ndarray] = []
     for start in range(0, len(texts), 2000):
-        for item in tokenizer.encode_batch(texts[start:start + 2000]):
-            parts.append(np.array([*item.ids, 0], dtype=np.uint16))
+        parts.extend(np.array([*item.ids, 0], dtype=np.uint16) for item in tokenizer.encode_batch(texts[start:start + 2000]))
     return np.concatenate(parts)
 
 
@@ -163,7 +163,7 @@ def main() -> None:
     prose: list[str] = []
     used: dict[str, dict[str, object]] = {}
     seen_docs: set[str] = set()
-    for package, path, text in usable_files(find_packages(args.packages)):
+    for package, _path, text in usable_files(find_packages(args.packages)):
         entry = used.setdefault(package.name, {"version": package.version, "licence": package.licence, "characters": 0})
         entry["characters"] = int(str(entry["characters"])) + len(text)
         digest = hashlib.sha256(text.encode()).digest()

@@ -15,6 +15,7 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ def configuration(args: argparse.Namespace) -> LlamaConfig:
         bos_token_id=0, eos_token_id=0, pad_token_id=1)
 
 
-def run_layer(layer: nn.Module, h: Tensor, keep: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def run_layer(layer: Any, h: Tensor, keep: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """One layer with `keep` [B, 2] (0 or 1) multiplying its two residual branches. h: [B, T, H]."""
     branch, _ = layer.self_attn(hidden_states=layer.input_layernorm(h), position_embeddings=(cos, sin), attention_mask=None)
     h = h + keep[:, 0, None, None] * branch
@@ -123,7 +124,8 @@ def train(args: argparse.Namespace) -> LlamaForCausalLM:
         if step % args.log_every == 0 or step == args.steps - 1:
             seen = (step + 1) * args.batch * args.context
             held = heldout_loss(trainable, heldout, args.context, min(args.batch, 32), args.device)
-            print(f"{time.time() - started:.0f} s: {args.layers} layers, step {step}: loss {loss.item():.3f}, held out at full depth {held:.3f}, "
+            print(f"{time.time() - started:.0f} s: {args.layers} layers, step {step}: loss {loss.item():.3f}, "
+                  f"held out at full depth {held:.3f}, "
                   f"{seen / 1e6:.0f} M tokens, {seen / (time.time() - started) / 1e3:.0f} k/s", flush=True)
             if not math.isfinite(held):
                 raise SystemExit("the loss is not finite: lower --rate")

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def inference(function: F) -> F:
     """Run without autograd. `inference_mode` would forbid callers to use our tensors in their own graphs; `no_grad` does not."""
-    return torch.no_grad()(function)  # type: ignore[return-value]
+    return torch.no_grad()(function)
 
 
 def forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,

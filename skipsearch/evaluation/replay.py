@@ -22,7 +22,6 @@ from skipsearch.errors import SearchError
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 
-
 BATCH = 16  # continuations of one forward
 
 
@@ -38,7 +37,7 @@ class Replayed:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """Continuations of similar length, padded on the right. fed: generated tokens 0 … G − 2, following: 1 … G − 1, both [B, T].
 
     prompts: which prompt each row is of; lengths: entries of each row that count.
@@ -71,10 +70,10 @@ class Replay:
         if not usable:
             raise SearchError("the model ends every calibration prompt with its first token, so there is nothing to draft: "
                               "take another task")
-        self._batches = [self._batch(prompts, tuple(usable[at:at + BATCH])) for at in range(0, len(usable), BATCH)]
+        self.batches = [self._batch(prompts, tuple(usable[at:at + BATCH])) for at in range(0, len(usable), BATCH)]
 
     @inference
-    def _batch(self, prompts: Sequence[Sequence[int]], chosen: tuple[int, ...]) -> _Batch:
+    def _batch(self, prompts: Sequence[Sequence[int]], chosen: tuple[int, ...]) -> Batch:
         """Run the full model over prompt and continuation once, and lay out the pass that every mask will make over it."""
         device = self.model.spec.device
         starts = torch.tensor([len(prompts[i]) for i in chosen], device=device)
@@ -92,14 +91,14 @@ class Replay:
         visible = (earlier | (every == own[:, None]))[:, None]    # [B, 1, T, longest + n]
         plan = PassPlan(positions, own.expand(len(chosen), n), longest + n, visible, longest)
         rows = torch.tensor([self.tokens[i] + [0] * (n - length) for i, length in zip(chosen, lengths, strict=True)], device=device)
-        return _Batch(rows[:, :-1], rows[:, 1:], cache, plan, chosen, lengths)
+        return Batch(rows[:, :-1], rows[:, 1:], cache, plan, chosen, lengths)
 
     @inference
     def __call__(self, mask: SkipMask, most_prompts: int | None = None) -> list[Replayed]:
         """One `Replayed` for each prompt whose continuation has two tokens or more; of about `most_prompts` of them, if given."""
         judged: dict[int, Replayed] = {}
-        stride = 1 if most_prompts is None else max(1, len(self._batches) * BATCH // most_prompts)
-        for b in self._batches[::stride]:
+        stride = 1 if most_prompts is None else max(1, len(self.batches) * BATCH // most_prompts)
+        for b in self.batches[::stride]:
             logits = forward(self.model, b.fed, b.cache, b.plan, mask).float()  # [B, T, V]
             top, token = logits.max(dim=-1)
             confidence = (top - logits.logsumexp(dim=-1)).exp().cpu().numpy()
@@ -111,19 +110,3 @@ class Replay:
     def acceptance(self, mask: SkipMask, most_prompts: int | None = None) -> float:
         """α of the mask: share of positions at which its draft names the full model's token."""
         return float(np.concatenate([r.agrees for r in self(mask, most_prompts)]).mean())
-
-    @inference
-    def cosines(self) -> tuple[float, ...]:
-        """Mean cosine of the residual stream before and after each sub-layer, in the flat order of `SkipMask`."""
-        layers = self.model.spec.n_layers
-        sums, count = np.zeros(2 * layers), 0
-        for b in self._batches:
-            h = self.model.embed(b.fed, b.plan.positions)
-            real = (torch.arange(h.shape[1], device=h.device) < torch.tensor(b.lengths, device=h.device)[:, None]).float()  # [B, T]
-            count += sum(b.lengths)
-            for i in range(layers):
-                for kind in range(2):
-                    after = self.model.block(i, h, b.cache, b.plan, attn=kind == 0, mlp=kind == 1)
-                    sums[2 * i + kind] += float((torch.nn.functional.cosine_similarity(h.float(), after.float(), dim=-1) * real).sum())
-                    h = after
-        return tuple(float(s / count) for s in sums)
