@@ -1,0 +1,151 @@
+"""A profile says what was measured: every figure in it comes from the samples, worked out here by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from evaluation.fabricated import drafting, plain, sample
+from helpers.threads import one_thread
+from helpers.tiny import LAYERS, small_world
+
+from skipsearch import compiler
+from skipsearch.compiler import compile_profile
+from skipsearch.decoding.sampling import Sampling
+from skipsearch.errors import SearchError
+from skipsearch.evaluation.prompts import Workload
+from skipsearch.evaluation.wall import Timings
+from skipsearch.exits import DraftPolicy
+from skipsearch.mask import SkipMask
+from skipsearch.models import ModelAdapter, adapt
+from skipsearch.profile import Profile, dump_profile, parse_profile
+from skipsearch.tasks import Prompt, Task
+from skipsearch.tasks import Sampling as TaskSampling
+
+__all__ = ["one_thread"]
+
+MASK = SkipMask(LAYERS, (1, 3), (2,))
+ADAPTIVE = DraftPolicy(12, "adaptive", {"threshold": 0.4, "target_acceptance": 0.7, "step": 0.01, "beta1": 0.5, "beta2": 0.9})
+TASK = Task("sums", 2, "", TaskSampling(), 11, 64, 6, 0, False, (), (Prompt("c", "1 + 1"),), (Prompt("h", "2 + 2"),))
+PROMPTS = ((5, 17, 40, 3), (1, 2), (60, 2, 2, 31, 8))
+
+
+def named_model() -> ModelAdapter:
+    model = adapt(small_world()[0].model)  # type: ignore[attr-defined]
+    model.spec = replace(model.spec, config_sha256="c" * 64, weights_sha256="e" * 64)
+    return model
+
+
+def compiled(baseline: Timings, ours: Timings, mask: SkipMask = MASK, policy: DraftPolicy = ADAPTIVE,
+             prompts: Sequence[tuple[int, ...]] = PROMPTS, temperature: float = 0.0, task: Task = TASK) -> Profile:
+    work = Workload(tuple(map(str, range(len(prompts)))), tuple(prompts), 11, 6, Sampling(temperature))
+    return compile_profile(named_model(), task, work, mask, policy, baseline, ours, engine="hf",
+                           provenance=compiler.provenance("gp", "replay", 3, 57, 12.3456))
+
+
+def test_a_model_that_no_file_says_anything_about_gets_no_profile() -> None:
+    work = Workload(("a",), PROMPTS[:1], 11, 6, Sampling())
+    with pytest.raises(SearchError, match=r"was not loaded from files.*save it and load_model it"):
+        compile_profile(small_world()[0], TASK, work, MASK, ADAPTIVE, plain([1.0]), drafting([1.0]), engine="hf",
+                        provenance=compiler.provenance("gp", "replay", 0, 1, 1.0))
+
+
+# --- verdict ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_verdict_is_speculate_when_the_whole_interval_lies_above_one() -> None:
+    profile = compiled(plain([1.0, 2.0, 3.0]), drafting([0.5, 1.0, 1.5]))
+    assert profile.measured is not None
+    assert profile.measured.speedup.ci95[0] > 1
+    assert profile.verdict == "speculate"
+
+
+@pytest.mark.parametrize("seconds", [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [0.2, 1.05, 1.05]], ids=["equal", "slower", "not surely faster"])
+def test_the_verdict_is_plain_when_it_does_not(seconds: list[float]) -> None:
+    profile = compiled(plain([1.0, 1.0, 1.0]), drafting(seconds))
+    assert profile.measured is not None
+    assert profile.measured.speedup.ci95[0] <= 1
+    assert profile.verdict == "plain"
+    assert profile.mask == MASK, "what lost is documented"
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_figure_comes_from_the_samples() -> None:
+    measured = compiled(plain([1.0, 2.0, 3.0]), drafting([0.5, 1.0, 1.5])).measured
+    assert measured is not None
+    assert measured.baseline_ms_per_token.mean == pytest.approx(6 / 30 * 1e3)
+    assert measured.ms_per_token.mean == pytest.approx(3 / 30 * 1e3)
+    assert measured.speedup.mean == pytest.approx(2)
+    assert measured.alpha == pytest.approx(18 / (18 + 9), rel=1e-2)   # accepted over accepted and rejecting rounds
+    assert measured.accepted_fraction == pytest.approx(18 / 24)
+    assert measured.tau == pytest.approx(30 / 12)
+    a_pass = 6 / 30
+    assert measured.beta == pytest.approx(1.5 / 24 / a_pass, rel=1e-2)
+    assert measured.verify_ratio == pytest.approx(1.5 / 12 / a_pass, rel=1e-2)
+    assert (measured.prompts, measured.tokens, measured.split) == (3, 33, "holdout")
+    assert (measured.context_tokens.p50, measured.context_tokens.max) == (4 + 11, 5 + 11)
+    assert measured.ended_on_repeat == 0
+    assert (measured.lossless.prompts, measured.lossless.identical, measured.lossless.first_divergence_logit_gap) == (3, 3, None)
+
+
+def test_repeats_of_a_prompt_count_once_but_for_time() -> None:
+    once, twice = [1.0, 2.0, 3.0], [0.5, 1.0, 1.5]
+    repeated = compiled(Timings(plain(once).samples * 2), Timings(drafting(twice).samples * 2)).measured
+    single = compiled(plain(once), drafting(twice)).measured
+    assert repeated == single
+
+
+def test_prompts_that_ended_on_a_repeat_are_counted() -> None:
+    ours = Timings([sample(p, 0.5, rounds=4, drafted=8, accepted=6, finish_reason="repeat" if p else "length") for p in (0, 1, 2, 1)])
+    baseline = Timings([sample(p, 1.0) for p in (0, 1, 2, 1)])
+    measured = compiled(baseline, ours).measured
+    assert measured is not None
+    assert measured.ended_on_repeat == 2
+
+
+def test_a_generation_that_differs_is_counted_with_the_logit_gap_where_it_parts() -> None:
+    _, full = small_world()
+    right = [full.greedy(p, 11) for p in PROMPTS]
+    wrong = [*right[1][:4], *(63 - t for t in right[1][4:])]
+    ours = Timings([sample(p, 0.5, wrong if p == 1 else right[p], rounds=4, drafted=8, accepted=6) for p in range(3)])
+    measured = compiled(Timings([sample(p, 1.0, right[p]) for p in range(3)]), ours).measured
+    assert measured is not None
+    best = sorted(full.next_logits([*PROMPTS[1], *right[1][:4]]))
+    assert (measured.lossless.prompts, measured.lossless.identical) == (3, 2)
+    assert measured.lossless.first_divergence_logit_gap == pytest.approx(best[-1] - best[-2], rel=1e-2)
+
+
+def test_samples_drawn_at_random_are_not_compared() -> None:
+    measured = compiled(plain([1.0]), drafting([0.5]), prompts=PROMPTS[:1], temperature=0.7).measured
+    assert measured is not None
+    assert (measured.lossless.prompts, measured.lossless.identical, measured.lossless.first_divergence_logit_gap) == (0, 0, None)
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------------------
+
+
+def test_it_says_which_model_task_machine_and_search_it_is_of() -> None:
+    profile = compiled(plain([1.0] * 3), drafting([0.5] * 3))
+    assert (profile.model.family, profile.model.n_layers, profile.model.dtype) == ("llama", LAYERS, "float64")
+    assert (profile.model.config_sha256, profile.model.weights_sha256) == ("c" * 64, "e" * 64)
+    assert (profile.task.name, profile.task.version, profile.task.calibration_sha256) == ("sums", 2, TASK.calibration_sha256)
+    assert profile.hardware is not None
+    assert (profile.hardware.kind, profile.hardware.threads) == ("cpu", 1)
+    assert (profile.drafter.attn, profile.drafter.mlp, profile.draft_length) == ((1, 3), (2,), 12)
+    made = profile.provenance
+    assert (made.searcher, made.objective, made.seed, made.trials, made.search_seconds) == ("gp", "replay", 3, 57, 12.3)
+
+
+@pytest.mark.parametrize("policy", [DraftPolicy(3), DraftPolicy(6, "confidence", {"threshold": 0.3}), ADAPTIVE], ids=lambda p: p.kind)
+def test_the_exit_is_written_with_what_is_needed_to_build_it_again(policy: DraftPolicy) -> None:
+    profile = compiled(plain([1.0] * 3), drafting([0.5] * 3), policy=policy)
+    assert profile.exit.model_dump() == {"kind": policy.kind, **policy.parameters}
+    assert profile.draft_length == policy.draft_length
+
+
+def test_it_is_read_back_from_yaml_as_it_was_written() -> None:
+    for profile in (compiled(plain([1.0] * 3), drafting([0.5] * 3)), compiled(plain([0.5] * 3), drafting([1.0] * 3))):
+        assert parse_profile(dump_profile(profile), "a profile") == profile
