@@ -26,7 +26,7 @@ def forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan,
 
     mask: sub-layers to leave out (a draft pass); None runs all of them. K/V of every attention that runs are written.
     """
-    h = model.embed(tokens)
+    h = model.embed(tokens, plan.positions)
     if mask is None:
         for i in range(model.spec.n_layers):
             h = model.block(i, h, cache, plan)

@@ -6,10 +6,12 @@ import pytest
 import torch
 from helpers.tiny import LAYERS, small_world
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from skipsearch.cache import KVCache, Planner
 from skipsearch.engine import forward, inference
 from skipsearch.mask import SkipMask
+from skipsearch.models import adapt
 
 TOKENS = [5, 17, 40, 3, 22, 9, 60, 31]
 MASK = SkipMask(LAYERS, (1, 3), (0, 4))
@@ -85,6 +87,15 @@ def test_a_verify_pass_writes_over_every_key_and_value_that_a_draft_left() -> No
         assert a is not None
         assert b is not None
         assert torch.equal(a, b)
+
+
+def test_a_model_that_learned_its_positions_is_told_them_by_every_pass() -> None:
+    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=32, bos_token_id=None, eos_token_id=None)
+    hf = GPT2LMHeadModel(config).double().eval().requires_grad_(False)
+    model, tokens = adapt(hf), torch.tensor([TOKENS])
+    cache, planner = model.new_cache(1, 32), Planner(32, torch.device("cpu"))
+    pieces = [forward(model, tokens[:, a:b], cache, planner.chain(a, b - a)) for a, b in ((0, 3), (3, 4), (4, 8))]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), hf(tokens, use_cache=False).logits, rtol=0, atol=1e-12)
 
 
 @inference

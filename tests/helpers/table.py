@@ -35,7 +35,7 @@ class TableModel:
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         return KVCache(TABLE_LAYERS, batch, capacity)
 
-    def embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         return self._embedding[tokens]
 
     def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
