@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from helpers.tiny import small_world
 
@@ -20,7 +20,7 @@ Case = tuple[SkipMask, int, int, tuple[int, ...], int]
 class Recorder:
     """A drafter that does as another does and takes notes."""
 
-    kind = "recorder"
+    kind: ClassVar[str] = "recorder"
 
     def __init__(self, inner: Drafter):
         self.inner = inner
@@ -44,8 +44,8 @@ class Recorder:
 class StopAt:
     """Ends every draft at its nth token, and keeps what it is told."""
 
-    kind = "stop-at"
-    reads_confidence = True
+    kind: ClassVar[str] = "stop-at"
+    reads_confidence: ClassVar[bool] = True
 
     def __init__(self, n: int):
         self.n, self.told = n, list[tuple[int, int]]()

@@ -44,7 +44,7 @@ class Warp:
 def exact_distribution(next_logits: Callable[[Sequence[int]], NDArray[np.float64]], prompt: tuple[int, ...], length: int,
                        warp: Warp) -> dict[tuple[int, ...], float]:
     """Probability of every continuation of `length` tokens under the full model."""
-    found = {(): 1.0}
+    found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         found = {(*tail, token): mass * float(p) for tail, mass in found.items()
                  for token, p in enumerate(warp.probabilities(next_logits([*prompt, *tail]))) if p > 0}
@@ -56,7 +56,9 @@ def surprise(drawn: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], fl
     n = drawn.total()
     if any(outcome not in expected for outcome in drawn):
         return 0.0
-    observed, wanted, rest = [], [], [0.0, 0.0]
+    observed: list[float] = []
+    wanted: list[float] = []
+    rest = [0.0, 0.0]
     for outcome, p in expected.items():
         if n * p >= 5:
             observed.append(drawn[outcome])

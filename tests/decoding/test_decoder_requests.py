@@ -22,7 +22,8 @@ def test_a_prompt_may_be_a_list_a_tuple_a_tensor_or_a_batch_of_one() -> None:
     model, full = small_world()
     decoder = Decoder(model, MASKS[0])
     tensor = torch.tensor(PROMPTS[0])
-    for prompt in (list(PROMPTS[0]), PROMPTS[0], tensor, tensor[None], tensor.numpy()):
+    prompts: list[Any] = [list(PROMPTS[0]), PROMPTS[0], tensor, tensor[None], tensor.numpy()]
+    for prompt in prompts:
         assert decoder.generate(prompt, 6).tokens == full.greedy(PROMPTS[0], 6)
 
 

@@ -6,6 +6,7 @@ Seeds are fixed, so a verdict is the same at every run; a true sampler would fai
 from __future__ import annotations
 
 from collections import Counter
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ WARPS = [Warp(), Warp(0.4), Warp(1.7), Warp(top_p=0.7), Warp(top_k=2), Warp(0.6,
 class Certain:
     """Drafts its likeliest token even where the request samples: its q is one-hot."""
 
-    kind = "certain"
+    kind: ClassVar[str] = "certain"
 
     def __init__(self, inner: Drafter):
         self.inner = inner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
@@ -126,7 +127,7 @@ def test_it_writes_no_slot_behind_its_last_proposal(kind: str) -> None:
 class Witness:
     """Notes the order in which a decoder calls a drafter."""
 
-    kind = "witness"
+    kind: ClassVar[str] = "witness"
 
     def __init__(self, inner: Drafter):
         self.inner = inner

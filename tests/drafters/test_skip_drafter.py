@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from helpers.tiny import LAYERS, small_world
@@ -20,10 +22,11 @@ MASK = SkipMask(LAYERS, (1, 3), (0, 2))
 class Listening:
     """Notes what it is asked and told; stops at its nth token."""
 
-    kind = "listening"
+    kind: ClassVar[str] = "listening"
+    reads_confidence: ClassVar[bool] = True
 
-    def __init__(self, stop_at: int, reads_confidence: bool = True):
-        self.stop_at, self.reads_confidence = stop_at, reads_confidence  # type: ignore[misc]
+    def __init__(self, stop_at: int):
+        self.stop_at = stop_at
         self.asked: list[tuple[float, int]] = []
         self.told: list[tuple[int, int]] = []
 
@@ -36,6 +39,10 @@ class Listening:
 
     def parameters(self) -> dict[str, object]:
         return {}
+
+
+class Deaf(Listening):
+    reads_confidence: ClassVar[bool] = False
 
 
 @torch.no_grad()
@@ -72,7 +79,7 @@ def test_the_policy_is_not_asked_about_the_last_token_that_fits() -> None:
 
 @torch.no_grad()
 def test_a_policy_that_reads_no_confidence_is_never_asked() -> None:
-    policy = Listening(1, reads_confidence=False)
+    policy = Deaf(1)
     assert SkipDrafter(MASK, policy).draft(context(), 4).tokens.shape == (1, 4)
     assert policy.asked == []
 
