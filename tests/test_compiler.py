@@ -148,4 +148,4 @@ def test_the_exit_is_written_with_what_is_needed_to_build_it_again(policy: Draft
 
 def test_it_is_read_back_from_yaml_as_it_was_written() -> None:
     for profile in (compiled(plain([1.0] * 3), drafting([0.5] * 3)), compiled(plain([0.5] * 3), drafting([1.0] * 3))):
-        assert parse_profile(dump_profile(profile), "a profile") == profile
+        assert parse_profile(dump_profile(profile).encode(), "a profile") == profile

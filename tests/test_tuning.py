@@ -1,0 +1,495 @@
+"""The driver, end to end on a tiny model: what it judges, keeps, resumes, tells, and never looks at too early."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation.fabricated import drafting, plain
+from evaluation.small_search import COSTS, made_up_race, small_model, small_task
+from helpers.threads import one_thread
+from helpers.tiny import LAYERS, small_world
+
+from skipsearch import tuning
+from skipsearch.decoding import Decoder
+from skipsearch.errors import DecodeError, SearchError
+from skipsearch.evaluation.objectives import ReplayObjective, WallObjective, policies
+from skipsearch.evaluation.prompts import workload
+from skipsearch.evaluation.replay import Replay
+from skipsearch.evaluation.simulate import simulate
+from skipsearch.exits import DraftPolicy
+from skipsearch.ledger import Ledger
+from skipsearch.mask import SkipMask
+from skipsearch.profile import Profile, dump_profile, parse_profile
+from skipsearch.searchers import SearchProblem
+from skipsearch.stats import Trial, TrialState
+from skipsearch.tuning import Progress, Raced, Search, Stage, identity, seconds, tune
+
+__all__ = ["one_thread"]
+
+SEEDED = {"sensitivity": 5, "middle": 3, "uniform": 3}
+
+
+@pytest.fixture(autouse=True)
+def _no_clock_in_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs that do not depend on the moment make a search repeatable."""
+    monkeypatch.setattr(tuning, "measure_costs", lambda *_, **__: COSTS)
+    monkeypatch.setattr(tuning, "SEEDS", SEEDED)
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[SkipMask]:
+    """Every mask that is judged by replay, in order."""
+    masks: list[SkipMask] = []
+    judge = ReplayObjective.judge
+
+    def noting(self: ReplayObjective, mask: SkipMask) -> Any:
+        masks.append(mask)
+        return judge(self, mask)
+
+    monkeypatch.setattr(ReplayObjective, "judge", noting)
+    return masks
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No real race and no real confirmation."""
+    monkeypatch.setattr(tuning, "race", made_up_race(0.5))
+
+
+def searched(**options: Any) -> Profile:
+    return tune(small_model(), small_task(), **{"trials": 5, **options})
+
+
+def interrupt_after(n: int) -> Callable[[tuning.Event], None]:
+    heard: list[Trial] = []
+
+    def listen(event: tuning.Event) -> None:
+        if isinstance(event, Progress) and event.judged:
+            heard.append(event.judged)
+            if len(heard) == n:
+                raise KeyboardInterrupt
+
+    return listen
+
+
+def kept(journal: Path, objective: str = "replay", **options: Any) -> list[Trial]:
+    arguments = {"whole_layers": False, "engine": "hf", **options}
+    return Ledger(journal, identity(small_model(), small_task(), objective, **arguments), resume=True).trials()
+
+
+# --- end to end ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", ["replay", "wall"])
+def test_a_search_ends_in_a_profile_that_can_be_written_read_and_decoded_with(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()   # the real latency table, and all of the clock
+    profile = searched(objective=objective, trials=3)
+    assert parse_profile(dump_profile(profile).encode(), "a profile") == profile
+    assert profile.verdict in ("speculate", "plain")
+    assert profile.mask.n_skipped > 0
+    assert (profile.provenance.trials, profile.provenance.objective, profile.task.name) == (3, objective, "words")
+    assert profile.measured is not None
+    assert profile.measured.lossless.identical == profile.measured.lossless.prompts == profile.measured.prompts == 3
+    model = small_model()
+    assert Decoder(model, profile).generate([1, 2, 3], 12).tokens == Decoder(model).generate([1, 2, 3], 12).tokens
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("searcher", ["random", "middle", "uniform", "sensitivity", "gp"])
+def test_every_searcher_finds_its_masks_without_measuring_one_twice(searcher: str, judged: list[SkipMask]) -> None:
+    trials = 10 if searcher in ("middle", "uniform", "sensitivity") else 14
+    profile = searched(searcher=searcher, trials=trials)
+    assert len(judged) == len(set(judged)) == profile.provenance.trials == trials
+    assert SkipMask(LAYERS) not in judged
+    assert profile.provenance.searcher == searcher
+    assert profile.mask in judged
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_searcher_that_runs_out_of_ideas_ends_the_search(judged: list[SkipMask]) -> None:
+    assert searched(searcher="middle", trials=1000).provenance.trials == len(judged) == 2 * LAYERS
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_search_is_seeded_by_searchers_that_need_no_experience(judged: list[SkipMask]) -> None:
+    alone: dict[str, list[SkipMask]] = {}
+    for name, count in SEEDED.items():
+        searched(searcher=name, trials=count)
+        alone[name] = judged.copy()
+        judged.clear()
+    searched(searcher="random", trials=1 + len({m for masks in alone.values() for m in masks}))
+    assert judged[:-1] == list(dict.fromkeys(m for masks in alone.values() for m in masks))
+
+
+@pytest.mark.usefixtures("fast")
+def test_the_same_search_finds_the_same(judged: list[SkipMask]) -> None:
+    first, second = searched(searcher="random", trials=14, seed=4), searched(searcher="random", trials=14, seed=4)
+    assert judged[:14] == judged[14:]
+    assert first.drafter == second.drafter
+    searched(searcher="random", trials=14, seed=5)
+    assert judged[28:] != judged[:14]
+
+
+@pytest.mark.usefixtures("fast")
+def test_whole_layers_are_skipped_whole(judged: list[SkipMask]) -> None:
+    profile = searched(searcher="random", trials=8, whole_layers=True)
+    assert all(mask.attn == mask.mlp for mask in judged)
+    assert profile.drafter.attn == profile.drafter.mlp
+
+
+@pytest.mark.usefixtures("fast")
+def test_the_first_mask_is_judged_however_short_the_budget(judged: list[SkipMask]) -> None:
+    assert searched(searcher="gp", budget="0.000001s", trials=None).provenance.trials == len(judged) == 1
+
+
+def test_a_task_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "race", made_up_race(0.5))
+    monkeypatch.setattr(tuning, "load_task", lambda name: small_task(name=name))
+    assert tune(small_model(), "sums", trials=1).task.name == "sums"
+
+
+# --- verdict ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("drafting_takes", "verdict"), [(0.5, "speculate"), (1.0, "plain"), (2.0, "plain")])
+def test_drafting_is_only_advised_where_it_beat_plain_decoding_on_hold_out_prompts(drafting_takes: float, verdict: str,
+                                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "race", made_up_race(drafting_takes))
+    profile = searched()
+    assert profile.measured is not None
+    assert profile.measured.speedup.mean == pytest.approx(1 / drafting_takes)
+    assert profile.verdict == verdict
+    assert parse_profile(dump_profile(profile).encode(), "a profile") == profile
+
+
+def test_the_winner_is_who_was_fastest_in_the_race_and_not_who_was_predicted_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[SkipMask]] = []
+
+    def race(decoders: Any, workload: Any, *_: Any) -> Any:
+        masks = [d.loop.drafter.mask for d in decoders[1:]]
+        asked.append(masks)
+        n = len(workload.prompts)
+        return [plain([1.0] * n), *(drafting([0.9 - 0.1 * i] * n) for i in range(len(masks)))]   # the last one wins
+
+    monkeypatch.setattr(tuning, "race", race)
+    profile = searched(trials=8)
+    assert len(asked[0]) == len(set(asked[0])) == tuning.FINALISTS
+    assert asked[1:] == [[asked[0][-1]]], "only the winner is measured on hold-out prompts"
+    assert profile.mask == asked[0][-1]
+
+
+# --- hold-out --------------------------------------------------------------------------------------------------------------------
+
+
+def test_hold_out_prompts_are_used_once_the_winner_is_known_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, task = small_model(), small_task()
+    used: list[tuple[int, ...]] = []
+    before: list[list[tuple[int, ...]]] = []
+    stream = Decoder.stream
+
+    def noting(self: Decoder, input_ids: Any, *arguments: Any, **request: Any) -> Any:
+        used.append(tuple(input_ids))
+        return stream(self, input_ids, *arguments, **request)
+
+    def listen(event: tuning.Event) -> None:
+        if isinstance(event, Stage) and "hold-out" in event.title:
+            before.append(used.copy())
+
+    monkeypatch.setattr(Decoder, "stream", noting)
+    tune(model, task, trials=2, objective="wall", listen=listen)
+    held = {tuple(model.tokenizer(p.text)["input_ids"]) for p in task.holdout}
+    seen, = before
+    assert seen
+    assert not held & set(seen)
+    assert set(used[len(seen):]) == held, "and nothing else is measured then"
+
+
+# --- resume ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("searcher", ["random", "gp"])
+def test_an_interrupted_search_keeps_every_finished_trial_and_goes_on_where_it_was(searcher: str, judged: list[SkipMask],
+                                                                                   tmp_path: Path) -> None:
+    searched(searcher=searcher, trials=14)
+    uninterrupted = judged.copy()
+    judged.clear()
+
+    journal = tmp_path / "search.journal"
+    with pytest.raises(KeyboardInterrupt):
+        searched(searcher=searcher, trials=14, study=journal, listen=interrupt_after(12))
+    assert [t.mask for t in kept(journal)] == judged == uninterrupted[:12]
+    profile = searched(searcher=searcher, trials=14, study=journal, resume=True)
+    assert judged == uninterrupted
+    assert [t.mask for t in kept(journal)] == uninterrupted
+    assert profile.provenance.trials == 14
+
+
+@pytest.mark.usefixtures("fast")
+def test_resuming_a_finished_search_judges_nothing_and_gives_the_same_answer(judged: list[SkipMask], tmp_path: Path) -> None:
+    first = searched(study=tmp_path / "search.journal")
+    judged.clear()
+    again = searched(study=tmp_path / "search.journal", resume=True)
+    assert judged == []
+    assert (again.drafter, again.exit, again.provenance.trials) == (first.drafter, first.exit, 5)
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_study_of_another_search_is_refused_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = tmp_path / "search.journal"
+    searched(study=journal)
+    monkeypatch.setattr(tuning, "workload", unreachable)
+    with pytest.raises(SearchError, match="already holds a search"):
+        searched(study=journal)
+    with pytest.raises(SearchError, match="objective = replay"):
+        searched(study=journal, resume=True, objective="wall")
+    with pytest.raises(SearchError, match="whole_layers = False"):
+        searched(study=journal, resume=True, whole_layers=True)
+    with pytest.raises(SearchError, match="holds no search yet"):
+        searched(study=tmp_path / "other.journal", resume=True)
+
+
+@pytest.mark.usefixtures("fast")
+def test_without_a_study_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    searched()
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+import torch
+torch.set_num_threads(1)
+from evaluation.fabricated import drafting, plain
+from evaluation.small_search import COSTS, small_model, small_task
+from skipsearch import tuning
+from skipsearch.evaluation import objectives
+
+races = []
+
+def deadly(*arguments, race=objectives.race, **options):
+    races.append(None)
+    if len(races) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return race(*arguments, **options)
+
+tuning.measure_costs = lambda *_, **__: COSTS
+objectives.race = deadly
+tuning.tune(small_model(), small_task(), searcher="random", trials=4, objective="wall", study=sys.argv[1])
+"""
+
+
+def test_a_search_killed_in_the_middle_of_a_wall_measurement_loses_that_one_and_no_finished_trial(tmp_path: Path) -> None:
+    journal = tmp_path / "search.journal"
+    paths = os.pathsep.join([str(Path(__file__).parent), *map(os.path.abspath, sys.path)])
+    child = subprocess.run([sys.executable, "-c", KILLED, str(journal)], env={**os.environ, "PYTHONPATH": paths}, capture_output=True,
+                           text=True, check=False)
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    *finished, killed = kept(journal, "wall")
+    assert [t.state for t in finished] == [TrialState.COMPLETE] * 2
+    assert killed.state is TrialState.FAILED
+    profile = searched(searcher="random", trials=4, objective="wall", study=journal, resume=True)
+    after = kept(journal, "wall")
+    assert after[:3] == [*finished, killed]
+    complete = [t.mask for t in after if t.state is TrialState.COMPLETE]
+    assert len(complete) == len(set(complete)) == profile.provenance.trials == 4
+    assert killed.mask in complete, "its mask is asked for again"
+
+
+# --- what is told ----------------------------------------------------------------------------------------------------------------
+
+
+def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
+    events: list[tuning.Event] = []
+    searched(trials=6, listen=events.append)
+    stages = [e.title for e in events if isinstance(e, Stage)]
+    assert [t.split()[0] for t in stages] == ["continuing", "measuring", "ranking", "searching", "racing", "measuring"]
+    assert isinstance(events[0], Stage)
+
+    parts: list[list[Any]] = []
+    for event in events:
+        if isinstance(event, Stage):
+            parts.append([])
+        else:
+            parts[-1].append(event)
+    for part in parts:
+        progress = [e for e in part if isinstance(e, Progress)]
+        assert all(0 <= e.done <= e.total for e in progress)
+        assert [e.done for e in progress] == sorted(e.done for e in progress)
+    assert parts[0][-1] == Progress(4, 4)
+    assert parts[2][-1] == Progress(2 * LAYERS, 2 * LAYERS)
+
+    search = parts[3]
+    assert [e.done for e in search] == [1, 2, 3, 4, 5, 6]
+    best = [e.best.speedup for e in search]
+    assert best == sorted(best)
+    assert all(e.best.speedup == max(x.judged.speedup for x in search[:i + 1]) for i, e in enumerate(search))
+
+    raced = [e for e in parts[4] if isinstance(e, Raced)]
+    assert [e.split for e in raced] == ["calibration"] * 4
+    assert all(e.predicted for e in raced)
+    confirmed = [e for e in parts[5] if isinstance(e, Raced)]
+    assert [e.split for e in confirmed] == ["holdout"]
+    assert confirmed[0].mask in [e.mask for e in raced]
+    assert isinstance(events[-1], Raced)
+
+
+# --- refused before any work -----------------------------------------------------------------------------------------------------
+
+
+def unreachable(*_: Any, **__: Any) -> Any:
+    raise AssertionError("work was done for a request that makes no sense")
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"searcher": "randm"}, "randm.*random"), ({"searcher": ""}, "searcher"),
+    ({"objective": "clock"}, "objective 'clock'; use replay or wall"),
+    ({"trials": 0}, "trials is 0"), ({"trials": -3}, "trials is -3"), ({"budget": "soon"}, "budget 'soon' is not a time"),
+    ({"budget": 0}, "budget"), ({"budget": "-5s"}, "budget"), ({"budget": math.nan}, "budget"), ({"seed": -1}, "seed is -1")])
+def test_senseless_requests_are_one_sentence_before_any_work(options: dict[str, Any], sentence: str,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    for work in ("workload", "load_task", "measure_costs", "Replay", "Ledger"):
+        monkeypatch.setattr(tuning, work, unreachable)
+    with pytest.raises(SearchError, match=sentence) as caught:
+        tune(small_model(), "words", **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_whose_weights_a_profile_could_not_name_is_refused_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "workload", unreachable)
+    with pytest.raises(SearchError, match="was not loaded from files"):
+        tune(small_world()[0], small_task(), trials=1)
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"max_new_tokens": 2}, "generates 2 tokens, too few to draft"), ({"holdout": ()}, "4 prompts to search on and 0 to measure on"),
+    ({"calibration": ()}, "0 prompts to search on and 3")])
+def test_a_task_that_nothing_could_be_measured_on_is_refused_before_the_search(changes: dict[str, Any], sentence: str,
+                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "workload", unreachable)
+    with pytest.raises(SearchError, match=sentence):
+        tune(small_model(), small_task(**changes), trials=1)
+
+
+def test_the_shortest_task_that_can_be_drafted_on_is_searched() -> None:
+    profile = tune(small_model(), small_task(max_new_tokens=3), trials=2)
+    assert profile.measured is not None
+    assert profile.measured.alpha is not None
+
+
+@pytest.mark.parametrize(("written", "value"), [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("45", 45), (45, 45), (0.5, 0.5), (None, None)])
+def test_a_budget_is_a_time_with_or_without_a_unit(written: Any, value: float | None) -> None:
+    assert seconds(written) == value
+
+
+@pytest.mark.parametrize("written", ["", "m", "1 day", "1e3", "0s", "0", "-1", "2m30s", "ten"])
+def test_what_is_not_a_time_is_no_budget(written: str) -> None:
+    with pytest.raises(SearchError, match=r"write 90s, 20m or 1\.5h"):
+        seconds(written)
+
+
+# --- failures and slower days ----------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """Judges by a function of the mask."""
+
+    fidelity = "wall"
+
+    def __init__(self, judge: Callable[[SkipMask], Trial]):
+        self._judge = judge
+
+    def judge(self, mask: SkipMask) -> tuple[Trial, DraftPolicy]:
+        return self._judge(mask), DraftPolicy(1)
+
+
+def search_over(judge: Callable[[SkipMask], Trial], told: tuple[Trial, ...] = (), trials: int = 6) -> Search:
+    return Search(SearchProblem(LAYERS), Scripted(judge), None, told, lambda event: None, 0.0, None, trials)
+
+
+def failed(mask: SkipMask) -> Trial:
+    return Trial(mask, math.inf, state=TrialState.FAILED)
+
+
+def test_a_mask_that_cannot_be_measured_is_never_among_the_finalists() -> None:
+    search = search_over(lambda mask: failed(mask) if mask.n_skipped > 3 else Trial(mask, 1.0 / mask.n_skipped))
+    search.run("middle")
+    finalists = search.finalists(99)
+    assert 0 < len(finalists) < len(search.seen) == 6
+    assert [t.mask.n_skipped for t in finalists] == sorted((t.mask.n_skipped for t in finalists), reverse=True)
+    assert all(t.state is TrialState.COMPLETE for t in finalists)
+
+
+def test_a_search_in_which_nothing_could_be_measured_says_so() -> None:
+    with pytest.raises(SearchError, match="no mask could be judged"):
+        search_over(failed).run("middle")
+
+
+def test_a_mask_that_failed_in_an_earlier_process_is_judged_again() -> None:
+    mask = SkipMask(LAYERS, (), (2,))
+    search = search_over(lambda m: Trial(m, 1.0), told=(failed(mask),), trials=2 * LAYERS)
+    assert mask not in search.seen
+    search.run("middle")
+    assert len(search.seen) == 2 * LAYERS
+
+
+def test_masks_judged_on_a_slower_day_are_compared_by_their_ratio_to_that_days_baseline() -> None:
+    fast_day = Trial(SkipMask(LAYERS, (1,)), 0.010, baseline_seconds_per_token=0.011)   # 1.1 times plain decoding
+    slow_day = Trial(SkipMask(LAYERS, (2,)), 0.020, baseline_seconds_per_token=0.030)   # 1.5 times, on a machine three times slower
+    search = search_over(lambda m: Trial(m, 1.0), told=(fast_day, slow_day))
+    assert search.finalists(2) == [slow_day, fast_day]
+
+
+def test_a_mask_that_real_decoding_refuses_is_a_failed_trial_and_the_search_goes_on(monkeypatch: pytest.MonkeyPatch,
+                                                                                     tmp_path: Path) -> None:
+    real, judged = tuning.WallObjective, []
+
+    class Sometimes(real):  # type: ignore[misc, valid-type]
+        def judge(self, mask: SkipMask) -> Any:
+            judged.append(mask)
+            with pytest.MonkeyPatch.context() as patched:
+                if len(judged) == 2:
+                    patched.setattr("skipsearch.evaluation.objectives.race", refusing)
+                return super().judge(mask)
+
+    def refusing(*_: Any) -> Any:
+        raise DecodeError("no room")
+
+    monkeypatch.setattr(tuning, "WallObjective", Sometimes)
+    searched(objective="wall", trials=3, study=tmp_path / "search.journal")
+    assert [t.state for t in kept(tmp_path / "search.journal", "wall")] == [TrialState.COMPLETE, TrialState.FAILED, TrialState.COMPLETE]
+
+
+def test_a_wall_trial_is_measured_against_plain_decoding_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, task = small_model(), small_task()
+    work = workload(model, task, task.calibration)
+    by_replay = ReplayObjective(Replay(model, work.prompts, 14, 6), COSTS)
+    monkeypatch.setattr("skipsearch.evaluation.objectives.race", made_up_race(0.8))
+    trial, policy = WallObjective(model, work, by_replay, baseline=0.02).judge(SkipMask(LAYERS, (1, 3)))
+    assert trial.speedup == pytest.approx(1 / 0.8)
+    assert (trial.seconds_per_token, trial.baseline_seconds_per_token) == (pytest.approx(0.02 * 0.8), 0.02)
+    assert trial.fidelity == "wall"
+    assert trial.policy == str(policy)
+    assert trial.tau == pytest.approx(2.5)
+    assert trial.stderr == pytest.approx(0)
+
+
+def test_a_replay_trial_is_the_best_policys_prediction() -> None:
+    model, task = small_model(), small_task()
+    replay = Replay(model, workload(model, task, task.calibration).prompts, 14, 6)
+    mask = SkipMask(LAYERS, (1, 3))
+    trial, policy = ReplayObjective(replay, COSTS).judge(mask)
+    predictions = {str(p): simulate(replay(mask), mask, p.make(), p.draft_length, COSTS) for p in policies(8)}
+    assert trial.seconds_per_token == min(p.seconds_per_token for p in predictions.values())
+    assert trial.seconds_per_token == predictions[str(policy)].seconds_per_token
+    assert trial.baseline_seconds_per_token == COSTS.verify[0]
+    assert trial.beta == pytest.approx(COSTS.draft(mask) / COSTS.verify[0])
+    assert policy.draft_length <= 8, "no verify pass is longer than those in the table"
