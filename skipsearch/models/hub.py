@@ -49,7 +49,8 @@ def download(repo: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED))
     except errors.GatedRepoError:
-        raise ModelError(f"{repo} is gated: accept its licence on its Hub page, then log in with `hf auth login` as that user") from None
+        raise ModelError(f"{repo} is gated: accept its licence on its Hub page, then log in with `hf auth login` as that "
+                         "user") from None
     except errors.RevisionNotFoundError:
         raise ModelError(f"{repo} has no revision {revision!r}; look up its branches and tags on its Hub page") from None
     except errors.RepositoryNotFoundError:

@@ -58,17 +58,20 @@ def place(name: str, tensors: Sequence[Stored], device: torch.device, dtype: tor
     """Where the weights fit: on the device, or over all GPUs where `cuda` names none. Raises: ModelError, before loading them."""
     needed = weight_bytes(tensors, dtype, quantization)
     if device.type == "cpu":
-        free = [host_memory()]
+        places, free = [device], [host_memory()]
     else:
-        gpus = range(torch.cuda.device_count()) if device.index is None else [device.index]
-        free = [torch.cuda.mem_get_info(gpu)[0] for gpu in gpus]
+        places = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] if device.index is None else [device]
+        free = [torch.cuda.mem_get_info(gpu)[0] for gpu in places]
     if needed < max(free):
-        return Placement(device if len(free) == 1 else torch.device("cuda", free.index(max(free))))
+        return Placement(places[free.index(max(free))])
     if len(free) > 1 and needed < sum(free):
-        return Placement(torch.device("cuda", 0), spread=True)
-    where = "this machine's memory" if device.type == "cpu" else str(device) if len(free) == 1 else f"{len(free)} GPUs together"
-    raise ModelError(f"{name} needs {needed / GB:.1f} GB for its weights as {_words(dtype, quantization)} and {where} has "
-                     f"{sum(free) / GB:.1f} GB free: {_way_out(tensors, device, dtype, quantization, sum(free))}")
+        return Placement(places[0], spread=True)
+    room = f"{sum(free) / GB:.1f} GB free"
+    one = "this machine" if device.type == "cpu" else str(places[0])
+    has = f"{one} has {room}" if len(free) == 1 else f"{len(free)} GPUs have {room} together"
+    kind = quantization or str(dtype).removeprefix("torch.")
+    raise ModelError(f"{name} needs {needed / GB:.1f} GB for its weights as {kind} and {has}: "
+                     f"{_way_out(tensors, device, dtype, quantization, sum(free))}")
 
 
 def weight_bytes(tensors: Iterable[Stored], dtype: torch.dtype, quantization: str | None) -> int:
@@ -97,14 +100,12 @@ def refuse_offload(name: str, device_map: Mapping[str, Any]) -> None:
                          "quantization or --device cpu")
 
 
-def _words(dtype: torch.dtype, quantization: str | None) -> str:
-    return quantization or str(dtype).removeprefix("torch.")
-
-
 def _way_out(tensors: Sequence[Stored], device: torch.device, dtype: torch.dtype, quantization: str | None, free: int) -> str:
-    smaller = [(f"--dtype {short}", weight_bytes(tensors, DTYPES[short], None))
-               for short in ("bfloat16",) if dtype.itemsize > 2 and quantization is None]
-    if device.type == "cuda" and quantization is None:
-        smaller.append(("--quantization bitsandbytes-4bit", weight_bytes(tensors, dtype, "bitsandbytes-4bit")))
-    fitting = [f"{option} needs {needed / GB:.1f} GB" for option, needed in smaller if needed < free]
-    return fitting[0] if fitting else "use a larger machine or a smaller model"
+    if quantization is None:
+        smaller = [("--dtype bfloat16", weight_bytes(tensors, torch.bfloat16, None))] if dtype.itemsize > 2 else []
+        if device.type == "cuda":
+            smaller.append(("--quantization bitsandbytes-4bit", weight_bytes(tensors, dtype, "bitsandbytes-4bit")))
+        for option, needed in smaller:
+            if needed < free:
+                return f"{option} needs {needed / GB:.1f} GB"
+    return "use a larger machine or a smaller model"
