@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from skipsearch.decoding import Decoder
-from skipsearch.errors import ModelError
 from skipsearch.evaluation.replay import Replay
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
@@ -17,9 +16,7 @@ from skipsearch.mask import SkipMask
 from .tiny import LAYERS, TINY, adapted, full_logits, hf_model, some_tokens
 
 NEW = 24
-# Drafts go through the engine's loop, which hands no positions to `embed` yet.
-FAMILIES = [pytest.param(name, marks=pytest.mark.xfail(raises=ModelError)) if name in {"gpt2", "opt", "opt-350m"} else name
-            for name in TINY]
+every_model = pytest.mark.parametrize("name", TINY)
 
 
 def greedy(name: str, prompt: Tensor) -> list[int]:
@@ -30,7 +27,7 @@ def greedy(name: str, prompt: Tensor) -> list[int]:
     return tokens[0, prompt.shape[1]:].tolist()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@every_model
 def test_drafting_changes_no_token(name: str) -> None:
     prompt = some_tokens(7)
     expected, accepted, drafted = greedy(name, prompt), 0, 0
@@ -42,7 +39,7 @@ def test_drafting_changes_no_token(name: str) -> None:
     assert 0 < accepted < drafted, "nothing is shown where every draft is right, or none"
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@every_model
 def test_plain_decoding_is_transformers_generate(name: str) -> None:
     prompt = some_tokens(7)
     theirs = hf_model(name).generate(  # type: ignore[operator]
@@ -51,7 +48,7 @@ def test_plain_decoding_is_transformers_generate(name: str) -> None:
     assert Decoder(adapted(name)).generate(prompt, max_new_tokens=NEW, ignore_eos=True).tokens == theirs[0, 7:].tolist()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@every_model
 def test_replaying_the_full_model_agrees_with_itself(name: str) -> None:
     """A replay asks every position at once, its own K/V behind the text: a window or a bias must go by positions there."""
     model = adapted(name)
