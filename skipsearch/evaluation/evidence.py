@@ -36,7 +36,7 @@ def trace(model: ModelAdapter, batch: Batch) -> tuple[Tensor, tuple[float, ...]]
     N: positions of the batch's text. A layer with a parallel residual computes both from one input, and is taken so.
     """
     real = _real(batch)
-    h = model.embed(batch.fed)
+    h = model.embed(batch.fed, batch.plan.positions)
     states, cosines = [h[real]], []
     for i in range(model.spec.n_layers):
         for attn, mlp in ((True, False), (False, True)):
