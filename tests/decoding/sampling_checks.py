@@ -77,7 +77,7 @@ TABLE_MASK = SkipMask(TABLE_LAYERS, (0,), (1,))
 FALSE_ALARM = 1e-4
 
 
-def check_sampling(warp: Warp = Warp(0.5), samples: int = 900, draft_length: int = 2,
+def check_sampling(warp: Warp = Warp(0.5), samples: int = 800, draft_length: int = 2,
                    model: Any = None, mask: SkipMask = TABLE_MASK, drafter: Callable[[Drafter], Drafter] | None = None,
                    exit_policy: ExitPolicy | None = None, length: int = 4, prompt: tuple[int, ...] = (2, 0),
                    next_logits: Callable[[Sequence[int]], NDArray[np.float64]] | None = None) -> DecodeStats:

@@ -33,7 +33,7 @@ requests = st.tuples(prompts, st.integers(1, 20))
 def test_greedy_tokens_are_the_full_models_own_whatever_the_mask_the_draft_length_the_policy_and_the_request() -> None:
     total = DecodeStats()
 
-    @examples(80)
+    @examples(60)
     @given(draftings, requests)
     def holds(drafting: Drafting, request: tuple[tuple[int, ...], int]) -> None:
         nonlocal total
