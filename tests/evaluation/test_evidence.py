@@ -47,7 +47,7 @@ def streams() -> list[torch.Tensor]:
 
 def test_cosines_are_those_that_hooks_on_the_hugging_face_model_see() -> None:
     expected = [float(torch.nn.functional.cosine_similarity(a, b, dim=-1).mean()) for a, b in pairwise(streams())]
-    np.testing.assert_allclose(world()[1].cosines, expected, rtol=1e-5)
+    assert world()[1].cosines == pytest.approx(expected, rel=1e-5)
     assert len(set(expected)) == 2 * LAYERS
 
 

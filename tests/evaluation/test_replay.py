@@ -68,7 +68,7 @@ def test_each_position_is_a_draft_pass_on_that_token_alone_behind_the_full_model
 
 
 @given(mask=bits)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_that_holds_for_any_mask(mask: SkipMask) -> None:
     assert_equals_one_by_one(world()[0], PROMPTS, world()[1], mask)
 
