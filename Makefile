@@ -16,18 +16,18 @@ DEMO := build/demo
 
 demo: .venv/installed
 	@mkdir -p $(DEMO)
-	$(BIN)/skipsearch tune --model demo --task pycode --budget 45s --out $(DEMO)/profile.yaml --force
+	$(BIN)/skipsearch tune --model demo --task pycode --budget 40s --threads 1 --out $(DEMO)/profile.yaml --force
 	@echo
 	@cat $(DEMO)/profile.yaml
 	@echo
 	@echo "A prompt decoded plainly, then with the profile and compared token by token:"
-	$(BIN)/skipsearch decode --profile none --model demo --prompt 'def parse_arguments(argv=None):' --end-on-repeat 6
-	$(BIN)/skipsearch decode --profile $(DEMO)/profile.yaml --prompt 'def parse_arguments(argv=None):' --end-on-repeat 6 --check
+	$(BIN)/skipsearch decode --profile none --model demo --threads 1 --prompt 'def parse_arguments(argv=None):' --end-on-repeat 6
+	$(BIN)/skipsearch decode --profile $(DEMO)/profile.yaml --threads 1 --prompt 'def parse_arguments(argv=None):' --end-on-repeat 6 --check
 
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow

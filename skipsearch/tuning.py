@@ -41,7 +41,7 @@ DEFAULT_SEARCHER = "gp"
 DEFAULT_BUDGET = 120.0   # seconds of search
 SEEDS = {"sensitivity": 8, "middle": 6, "uniform": 6}
 WALL_PROMPTS = 6         # of one evaluation under the wall objective
-FINALISTS, RACE_PROMPTS, HOLDOUT_REPEATS = 4, 16, 2
+FINALISTS, RACE_PROMPTS, HOLDOUT_REPEATS = 3, 16, 2
 
 
 @dataclass(frozen=True)

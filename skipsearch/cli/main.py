@@ -36,7 +36,8 @@ def register() -> None:
 
 def main() -> None:
     """Console entry point. Raises SystemExit with status 0, 1, 2 or 130."""
-    register()
+    if not app.registered_commands:
+        register()
     try:
         app()
     except SkipSearchError as error:

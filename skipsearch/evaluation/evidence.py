@@ -11,8 +11,7 @@ from skipsearch.engine import inference
 from skipsearch.evaluation.replay import Batch, Replay
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
-from skipsearch.searchers import Evidence
-from skipsearch.searchers.base import Costs
+from skipsearch.searchers.base import Costs, Evidence
 
 RANKING_PROMPTS = 32  # that one-at-a-time skipping is ranked on
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -94,16 +93,15 @@ def test_sensitivity_skips_the_least_harmful_first() -> None:
     assert [by_count[k] for k in range(1, 7)] == [{2}, {2, 4}, {1, 2, 4}, {1, 2, 4, 5}, {1, 2, 3, 4, 5}, set(range(6))]
 
 
-def test_sensitivity_proposes_the_count_with_the_best_predicted_speedup_first() -> None:
-    toy = replace(ToyModel.random(8, seed=2), clash=0.0)   # then the prediction is the truth
-    times = [toy.trial(mask).seconds_per_token for mask in everything("sensitivity", toy.problem())]
-    assert times == sorted(times)
-    assert times[0] < times[1]
+def test_sensitivity_starts_with_half_of_the_model_and_sees_every_count_once() -> None:
+    counts = [mask.n_skipped for mask in everything("sensitivity", ToyModel.random(8, seed=2).problem())]
+    assert counts[0] == 8
+    assert sorted(counts) == list(range(1, 17))
 
 
 def test_sensitivity_lives_with_an_acceptance_of_nought() -> None:
     masks = everything("sensitivity", SearchProblem(2, evidence=Evidence(acceptance_without=(0.0, 0.9, 0.8, 0.0))))
-    assert masks[0].sublayers <= {1, 2}
+    assert masks[0].sublayers == {1, 2}
     assert len(masks) == 4
 
 

@@ -1,0 +1,229 @@
+"""The commands as a user meets them: what they print where, their exit status, and one clear sentence for each mistake."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from skipsearch.cli.main import main
+
+pytestmark = pytest.mark.xdist_group("cli")  # one worker, so that the search they share is made once
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def skipsearch(*arguments, stdin=None, **more):
+    return subprocess.run([sys.executable, "-m", "skipsearch.cli.main", *map(str, arguments)], input=stdin, capture_output=True, text=True,
+                          timeout=300, env=ENVIRONMENT | more, cwd=ROOT)
+
+
+def in_process(capsys, monkeypatch, *arguments):
+    """(exit status, stdout, stderr as one line) of a command that fails before it does any work: starting Python takes longer."""
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(sys, "argv", ["skipsearch", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    captured = capsys.readouterr()
+    return left.value.code or 0, captured.out, " ".join(captured.err.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """One small `tune` run, on a task of eight short generations, shared by the tests that look at its results."""
+    folder = tmp_path_factory.mktemp("small")
+    prompts = folder / "prompts.jsonl"
+    lines = [{"prompt": f"def {name}(path):\n    \"\"\"{name.title()} the file.\"\"\"\n    with open(path"} for name in
+             ("read", "write", "parse", "check", "load", "store", "scan", "print")]
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    (folder / "task.yaml").write_text(
+        "name: small\nversion: 1\ndescription: a few short functions\nsource: {kind: jsonl, path: prompts.jsonl}\n"
+        "template: \"{prompt}\"\nmax_new_tokens: 20\nmax_prompt_tokens: 64\nsampling: {temperature: 0.0, top_p: 1.0, top_k: 0}\n"
+        "calibration: 4\nholdout: 4\nseed: 0\nend_on_repeat: 6\n")
+    out = folder / "profile.yaml"
+    done = skipsearch("tune", "--model", "demo", "--task", folder, "--trials", 6, "--searcher", "middle", "--threads", 1,
+                      "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    return folder, prompts, out, done
+
+
+def test_tune_prints_one_json_object_on_stdout_and_progress_on_stderr(tuned):
+    _, _, out, done = tuned
+    answer = json.loads(done.stdout)
+    assert answer["file"] == str(out)
+    assert answer["profile"]["provenance"]["trials"] == 6
+    assert "searching masks with middle" in done.stderr
+
+
+def test_the_profile_that_tune_wrote_is_valid_and_was_measured_on_holdout_prompts(tuned):
+    _, _, out, _ = tuned
+    written = yaml.safe_load(out.read_text())
+    assert written["measured"]["split"] == "holdout"
+    assert written["measured"]["lossless"]["identical"] == written["measured"]["lossless"]["prompts"] == 4
+    assert skipsearch("profile", "validate", out).returncode == 0
+
+
+def test_tune_does_not_replace_a_profile_unasked(tuned):
+    task, _, out, _ = tuned
+    before = out.read_bytes()
+    done = skipsearch("tune", "--model", "demo", "--task", task, "--trials", 1, "--out", out)
+    assert done.returncode == 1
+    assert "exists already: replace it with --force" in done.stderr
+    assert out.read_bytes() == before
+
+
+def test_resume_of_a_finished_search_judges_nothing_again(tuned):
+    task, _, out, _ = tuned
+    done = skipsearch("tune", "--model", "demo", "--task", task, "--trials", 6, "--searcher", "middle", "--threads", 1,
+                      "--out", out, "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["profile"]["provenance"]["trials"] == 6
+    assert "trial 1:" not in done.stderr
+
+
+def test_decode_check_reports_identical_tokens_for_every_prompt(tuned):
+    _, prompts, out, _ = tuned
+    done = skipsearch("decode", "--profile", out, "--prompts", prompts, "--max-new-tokens", 24, "--threads", 1, "--check", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 8
+    assert all(row["check"]["identical"] for row in rows)
+    assert set(rows[0]) >= {"id", "prompt_tokens", "tokens", "text", "finish_reason", "stats"}
+
+
+def test_decode_streams_text_to_stdout_and_figures_to_stderr():
+    done = skipsearch("decode", "--model", "demo", "--prompt", "import os\nimport", "--max-new-tokens", 8)
+    assert done.returncode == 0
+    assert done.stdout.strip()
+    assert "8 tokens (length)" in done.stderr
+    assert "tokens/s" not in done.stdout
+
+
+def test_decode_reads_standard_input():
+    lines = '{"prompt": "class A"}\n{"prompt": "def b"}\n'
+    done = skipsearch("decode", "-", "--model", "demo", "--max-new-tokens", 4, "--json", stdin=lines)
+    assert [len(json.loads(line)["tokens"]) for line in done.stdout.splitlines()] == [4, 4]
+
+
+def test_bench_compares_peers_on_the_same_tokens(tuned):
+    task, _, out, _ = tuned
+    done = skipsearch("bench", "--profile", out, "--task", task, "--prompts", 2, "--repeats", 1, "--threads", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["peer"] for row in rows] == ["plain", "profile", "hf-generate"]
+    assert all(row["identical"] == row["prompts"] == 2 for row in rows)
+
+
+@pytest.mark.parametrize(("arguments", "status", "sentence"), [
+    (["tune", "--model", "demmo", "--task", "pycode"], 1, "did you mean demo?"),
+    (["tune", "--model", "demo", "--task", "pycod"], 1, "did you mean pycode?"),
+    (["tune", "--model", "demo", "--task", "pycode", "--searcher", "middel"], 1, "did you mean middle?"),
+    (["tune", "--model", "demo", "--task", "pycode", "--budget", "soon"], 1, "write 90s, 20m or 1.5h"),
+    (["tune", "--model", "demo", "--task", "pycode", "--objective", "fast"], 1, "use replay or wall"),
+    (["tune", "--model", "demo", "--task", "pycode", "--trials", "0"], 2, "greater than or equal"),
+    (["tune", "--model", "demo", "--task", "pycode", "--engine", "warp"], 1, "no engine called 'warp'"),
+    (["tune", "--model", "demo", "--task", "pycode", "--dtype", "int3"], 1, "dtype"),
+    (["tune", "--model", "demo", "--task", "pycode", "--resume", "--force"], 2, "give one of them"),
+    (["tune", "--task", "pycode"], 2, "Missing option '--model'"),
+    (["decode", "--model", "demo", "--prompt", ""], 1, "the prompt is empty"),
+    (["decode", "--model", "demo"], 2, "give exactly one of"),
+    (["decode", "--model", "demo", "--prompt", "x", "--max-new-tokens", "-3"], 2, "greater than or equal"),
+    (["decode", "--model", "demo", "--prompt", "x", "--temperature", "-1"], 1, "temperature is -1"),
+    (["decode", "--model", "demo", "--prompt", "x", "--top-p", "0"], 1, "top_p is 0"),
+    (["decode", "--model", "demo", "--prompt", "x", "--top-k", "-2"], 1, "top_k is -2"),
+    (["decode", "--model", "demo", "--prompt", "x", "--temperature", "1", "--check"], 2, "--check compares greedy tokens"),
+    (["decode", "--model", "demo", "--prompt", "word " * 3000], 1, "shorten it"),
+    (["decode", "--profile", "no-such-file.yaml", "--prompt", "x"], 1, "no-such-file.yaml"),
+    (["decode", "--profile", "none", "--prompt", "x"], 2, "needs --model"),
+    (["decode", "--model", "demo", "--prompts", "no-such.jsonl"], 1, "no-such.jsonl"),
+    (["bench"], 2, "give --profile FILE or --model M"),
+    (["list", "colours"], 2, "is not one of models"),
+])
+def test_a_mistake_gets_one_sentence_and_no_traceback(capsys, monkeypatch, arguments, status, sentence):
+    code, printed, shown = in_process(capsys, monkeypatch, *arguments)
+    assert code == status, shown
+    assert sentence in shown
+    assert "Traceback" not in shown
+    assert printed == ""
+
+
+def test_a_profile_of_another_model_is_refused(tuned, tmp_path):
+    out = tuned[2]
+    other = tmp_path / "other.yaml"
+    text = out.read_text()
+    other.write_text(text.replace(yaml.safe_load(text)["model"]["config_sha256"], "0" * 64))
+    done = skipsearch("decode", "--profile", other, "--prompt", "x")
+    assert done.returncode == 1
+    assert "load the model it was made for" in done.stderr.replace("\n", " ")
+
+
+def test_an_unwritable_out_is_found_before_the_search(capsys, monkeypatch):
+    code, _, shown = in_process(capsys, monkeypatch, "tune", "--model", "demo", "--task", "pycode", "--out", "/proc/nowhere/profile.yaml")
+    assert code == 1
+    assert "choose another with --out" in shown
+    assert "continuing" not in shown
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_is_one_sentence():
+    command = f"{sys.executable} -m skipsearch.cli.main list models --json > /dev/full"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, env=ENVIRONMENT, cwd=ROOT)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("signal_sent", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_an_interrupted_search_keeps_its_trials_and_resumes(tuned, tmp_path, signal_sent, status):
+    task, out = tuned[0], tmp_path / "profile.yaml"
+    journal = out.with_suffix(".journal")
+    command = [sys.executable, "-m", "skipsearch.cli.main", "tune", "--model", "demo", "--task", str(task), "--searcher", "random",
+               "--threads", "1", "--out", str(out)]
+    running = subprocess.Popen([*command, "--budget", "10m"], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and finished(journal) < 5:
+        assert running.poll() is None, running.stderr.read()
+        time.sleep(0.1)
+    running.send_signal(signal_sent)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == status, said
+    assert "Traceback" not in said
+    kept = finished(journal)
+    assert kept >= 5
+    done = skipsearch(*command[3:], "--trials", kept + 2, "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["profile"]["provenance"]["trials"] == kept + 2
+
+
+def finished(journal):
+    """Trials that the journal holds; replayed ones are written whole."""
+    return journal.read_text().count('"op_code":4') if journal.exists() else 0
+
+
+@pytest.mark.parametrize("command", ["tune", "decode", "bench", "list", "doctor"])
+def test_help_shows_an_example_first(capsys, monkeypatch, command):
+    code, printed, _ = in_process(capsys, monkeypatch, command, "--help")
+    assert code == 0
+    body = [line.strip() for line in printed.splitlines() if line.strip()]
+    assert body[1].startswith(f"Example: skipsearch {command}")
+
+
+@pytest.mark.parametrize(("what", "name"), [("models", "llama-2-13b"), ("tasks", "pycode"), ("searchers", "gp"), ("drafters", "skip"),
+                                            ("exits", "adaptive")])
+def test_list_knows_every_kind_of_name(capsys, monkeypatch, what, name):
+    code, printed, _ = in_process(capsys, monkeypatch, "list", what, "--json")
+    assert code == 0
+    assert name in json.loads(printed)
+
+
+def test_doctor_finds_a_working_installation(capsys, monkeypatch):
+    code, printed, _ = in_process(capsys, monkeypatch, "doctor", "--json")
+    assert code == 0, printed
+    assert json.loads(printed)["healthy"] is True
