@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skipsearch.decoding import Chunk, Decoder, Generation
+    from skipsearch.decoding import Chunk, Decoder, Generation, generate
     from skipsearch.errors import (
         DecodeError,
         MaskError,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "skipsearch.decoding": ("Chunk", "Decoder", "Generation"),
+    "skipsearch.decoding": ("Chunk", "Decoder", "Generation", "generate"),
     "skipsearch.errors": ("DecodeError", "MaskError", "ModelError", "ProfileError", "SearchError", "SkipSearchError", "TaskError"),
     "skipsearch.mask": ("SkipMask",),
     "skipsearch.models": ("ModelAdapter", "ModelSpec", "adapt", "load_model"),
@@ -47,7 +47,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = ["Chunk", "DecodeError", "DecodeStats", "Decoder", "Generation", "MaskError", "ModelAdapter", "ModelError", "ModelSpec",
            "Profile", "ProfileError", "SearchError", "SkipMask", "SkipSearchError", "Task", "TaskError", "Trial", "__version__",
-           "adapt", "load_model", "load_profile", "load_task", "save_profile", "tune"]
+           "adapt", "generate", "load_model", "load_profile", "load_task", "save_profile", "tune"]
 
 
 def __getattr__(name: str) -> Any:
