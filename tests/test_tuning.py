@@ -334,7 +334,7 @@ def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
     assert all(e.best.speedup == max(x.judged.speedup for x in search[:i + 1]) for i, e in enumerate(search))
 
     raced = [e for e in parts[4] if isinstance(e, Raced)]
-    assert [e.split for e in raced] == ["calibration"] * 4
+    assert [e.split for e in raced] == ["calibration"] * tuning.FINALISTS
     assert all(e.predicted for e in raced)
     confirmed = [e for e in parts[5] if isinstance(e, Raced)]
     assert [e.split for e in confirmed] == ["holdout"]

@@ -57,6 +57,9 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
         warn(["this profile was imported and never measured here: it may be slower than plain decoding"])
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed,
                "stop": stop, "end_on_repeat": end_on_repeat}
+    if plain is not None:  # first passes pay for start-up, which neither side should be charged
+        for either in (decoder, plain):
+            either.generate([0, 0], 16, ignore_eos=True)
     differing = 0
     for name, text in _requests(prompt, prompts):
         differing += _one(adapter, decoder, plain, name, text, options, as_json)

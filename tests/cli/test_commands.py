@@ -186,7 +186,9 @@ def test_an_interrupted_search_keeps_its_trials_and_resumes(tuned, tmp_path, sig
     journal = out.with_suffix(".journal")
     command = [sys.executable, "-m", "skipsearch.cli.main", "tune", "--model", "demo", "--task", str(task), "--searcher", "random",
                "--threads", "1", "--out", str(out)]
-    running = subprocess.Popen([*command, "--budget", "10m"], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT)
+    # A shell's background job ignores SIGINT and hands that on; what is tested is a terminal's foreground process.
+    running = subprocess.Popen([*command, "--budget", "10m"], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and finished(journal) < 5:
         assert running.poll() is None, running.stderr.read()
