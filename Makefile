@@ -16,7 +16,7 @@ DEMO := build/demo
 
 demo: .venv/installed
 	@mkdir -p $(DEMO)
-	$(BIN)/skipsearch tune --model demo --task pycode --budget 40s --threads 1 --out $(DEMO)/profile.yaml --force
+	$(BIN)/skipsearch tune --model demo --task pycode --budget 30s --threads 1 --out $(DEMO)/profile.yaml --force
 	@echo
 	@cat $(DEMO)/profile.yaml
 	@echo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -72,15 +73,18 @@ class HFGenerate:
         if hf_model is None:
             raise DecodeError(f"{model.spec.id} is not held as a Hugging Face model, so hf-generate cannot take part")
         self.model, self.device = hf_model, model.spec.device
+        # Not `min_new_tokens`: that forbids the end-of-sequence token, which the other peers may write and go on behind.
+        self.config = copy.deepcopy(hf_model.generation_config)
+        self.config.update(eos_token_id=None, do_sample=False, num_beams=1)
 
     @torch.no_grad()
     def run(self, prompt: Sequence[int], new_tokens: int) -> Run:
         ids = torch.tensor([list(prompt)], device=self.device)
         clock = _Clock(self.device)
+        self.config.max_new_tokens = new_tokens
         synchronize(self.device)
         started = perf_counter()
-        out = self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=new_tokens,
-                                  min_new_tokens=new_tokens, streamer=clock)
+        out = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=self.config, streamer=clock)
         synchronize(self.device)
         ended = perf_counter()
         return Run(out[0, ids.shape[1]:].tolist(), clock.first - started, ended - clock.first)

@@ -7,12 +7,21 @@ alone on stdout. Exit status: 0 done, 1 the work failed, 2 usage, 130 interrupte
 from __future__ import annotations
 
 import json
-from typing import Any
+import os
+import sys
+from typing import Any, TextIO
 
 from rich.console import Console
 
-out = Console(soft_wrap=True, highlight=False)
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+PIPE_COLUMNS = 140  # of a table that does not go to a terminal, unless COLUMNS says otherwise
+
+
+def _width(stream: TextIO) -> int | None:
+    return None if stream.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
+
+
+out = Console(soft_wrap=True, highlight=False, width=_width(sys.stdout))
+err = Console(stderr=True, soft_wrap=True, highlight=False, width=_width(sys.stderr))
 
 
 def print_json(data: Any) -> None:
