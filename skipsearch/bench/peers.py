@@ -73,9 +73,10 @@ class HFGenerate:
         if hf_model is None:
             raise DecodeError(f"{model.spec.id} is not held as a Hugging Face model, so hf-generate cannot take part")
         self.model, self.device = hf_model, model.spec.device
-        # Not `min_new_tokens`: that forbids the end-of-sequence token, which the other peers may write and go on behind.
+        # Not `min_new_tokens`: that forbids the end-of-sequence token, which the other peers may write and go on behind. Not None either:
+        # `generate` would fill in the model's own. So the id that no token has.
         self.config = copy.deepcopy(hf_model.generation_config)
-        self.config.update(eos_token_id=None, do_sample=False, num_beams=1)
+        self.config.update(eos_token_id=model.spec.vocab, do_sample=False, num_beams=1)
 
     @torch.no_grad()
     def run(self, prompt: Sequence[int], new_tokens: int) -> Run:
