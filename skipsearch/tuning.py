@@ -158,7 +158,10 @@ def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool
     machine, spec = this_machine(model.spec.device), model.spec
     return {"model": spec.id, "n_layers": spec.n_layers, "config_sha256": spec.config_sha256, "weights_sha256": spec.weights_sha256,
             "dtype": spec.dtype_name, "device": machine.description, "engine": engine, "task": task.name,
-            "calibration_sha256": task.calibration_sha256, "objective": objective, "whole_layers": whole_layers, "software": software()}
+            "calibration_sha256": task.calibration_sha256,
+            "generation": {"max_new_tokens": task.max_new_tokens, "max_prompt_tokens": task.max_prompt_tokens,
+                           "end_on_repeat": task.end_on_repeat, "sampling": task.sampling.model_dump()},
+            "objective": objective, "whole_layers": whole_layers, "software": software()}
 
 
 def prepare(model: ModelAdapter, calibration: Workload, listen: Listener) -> tuple[Evidence, ReplayObjective]:
