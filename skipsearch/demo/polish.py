@@ -20,28 +20,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from skipsearch.demo.train import heldout_loss, optimizers, run_layer, save
+from skipsearch.demo.train import Trainable, heldout_loss, optimizers, save
 from skipsearch.repeats import RepeatDetector
 
 
-class Polished:
-    """Shares its interface (`model`, `loss`) with `train.Trainable`, and gives the logits that the extra losses need."""
+class Polished(Trainable):
+    """Adds the loss of the second phase, compiled like the other pieces."""
 
     def __init__(self, model: LlamaForCausalLM, compiled: bool):
-        self.model = model
-        self.layer = torch.compile(run_layer, dynamic=False) if compiled else run_layer
+        super().__init__(model, compiled)
         self.divergence = torch.compile(divergence, dynamic=False) if compiled else divergence
 
     def hidden(self, inputs: Tensor, keep: Tensor) -> Tensor:
-        h = self.model.model.embed_tokens(inputs)
-        cos, sin = self.model.model.rotary_emb(h, torch.arange(inputs.shape[1], device=inputs.device)[None])
-        for i, layer in enumerate(self.model.model.layers):
-            h = self.layer(layer, h, keep[:, i], cos, sin)
-        return self.model.model.norm(h)
-
-    def loss(self, tokens: Tensor, keep: Tensor) -> Tensor:
-        logits = self.model.lm_head(self.hidden(tokens[:, :-1], keep))
-        return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        """What the head reads: the residual stream behind the final norm, [B, T, H]."""
+        return self.model.model.norm(self.stream(inputs, keep))
 
 
 def divergence(model: LlamaForCausalLM, full: Tensor, thin: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +121,7 @@ def main() -> None:
             opt.step()
             opt.zero_grad(set_to_none=True)
         if step % (10 * args.every) == 0:
-            held = heldout_loss(polished, heldout, args.context, min(args.batch, 32), args.device)  # type: ignore[arg-type]
+            held = heldout_loss(polished, heldout, args.context, min(args.batch, 32), args.device)
             print(f"{time.time() - started:.0f} s, step {step}: loss {ce.item():.3f}, divergence {kl.item():.3f}, "
                   f"held out {held:.3f}{note}", flush=True)
         step += 1

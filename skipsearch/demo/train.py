@@ -53,15 +53,18 @@ class Trainable:
         self.layer = torch.compile(run_layer, dynamic=False) if compiled else run_layer
         self.losses = torch.compile(token_losses, dynamic=False) if compiled else token_losses
 
-    def loss(self, tokens: Tensor, keep: Tensor) -> Tensor:
-        """Mean next-token loss in nats. tokens: [B, T + 1]; keep: [B, L, 2]."""
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    def stream(self, inputs: Tensor, keep: Tensor) -> Tensor:
+        """Residual stream behind the last layer, [B, T, H]. inputs: [B, T]; keep: [B, L, 2]."""
         h = self.model.model.embed_tokens(inputs)
         positions = torch.arange(inputs.shape[1], device=inputs.device)[None]
         cos, sin = self.model.model.rotary_emb(h, positions)
         for i, layer in enumerate(self.model.model.layers):
             h = self.layer(layer, h, keep[:, i], cos, sin)
-        return self.losses(self.model, h, targets)
+        return h
+
+    def loss(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        """Mean next-token loss in nats. tokens: [B, T + 1]; keep: [B, L, 2]."""
+        return self.losses(self.model, self.stream(tokens[:, :-1], keep), tokens[:, 1:])
 
 
 def draw_keep(batch: int, layers: int, drop: float, generator: torch.Generator) -> Tensor:
