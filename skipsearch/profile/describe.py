@@ -19,7 +19,8 @@ def describe(profile: Profile) -> list[str]:
     lines = [
         f"model    {model.id}{'@' + model.revision if model.revision else ''}, {model.family}, {model.n_layers} layers, "
         f"{model.dtype or 'any dtype'}{', ' + model.quantization if model.quantization else ''}",
-        f"task     {task.name}{f' version {task.version}' if task.version else ''}, temperature {task.sampling.temperature:g}",
+        f"task     {task.name}{f' version {task.version}' if task.version else ''}, temperature {task.sampling.temperature:g}"
+        f"{', prompts in the chat template' if task.chat_template_sha256 else ''}",
         f"device   {device(profile)}",
         f"verdict  {_VERDICTS[profile.verdict]}",
         f"skips    {len(mask.attn)} attention and {len(mask.mlp)} MLP sub-layers of {model.n_layers} each while drafting",

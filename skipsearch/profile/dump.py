@@ -16,6 +16,7 @@ from skipsearch.errors import ProfileError
 from skipsearch.profile.schema import Profile
 from skipsearch.profile.yaml import reads_as_text
 
+_LEFT_OUT_IF_NULL = (("task", "chat_template_sha256"), ("provenance", "source"))
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _./+()-]*")
 
 
@@ -34,8 +35,9 @@ def dump_profile(profile: Profile) -> str:
 def as_dict(profile: Profile) -> dict[str, Any]:
     """The profile as plain data (dict, list, str, int, float, None) in the order of its keys, as `--json` prints it."""
     data = profile.model_dump(mode="json")
-    if data["provenance"]["source"] is None:
-        del data["provenance"]["source"]
+    for part, key in _LEFT_OUT_IF_NULL:
+        if data[part][key] is None:
+            del data[part][key]
     return data
 
 

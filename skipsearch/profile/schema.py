@@ -62,6 +62,8 @@ class TaskInfo(Part):
     version: Annotated[int, Field(ge=1, le=10**6)] | None = Field(
         description="version of the task's manifest, from 1; null only if unmeasured")
     calibration_sha256: Sha256 | None = Field(description="hash of the calibration text; null only if unmeasured")
+    chat_template_sha256: Sha256 | None = Field(
+        default=None, description="hash of the chat template that prompts were put into; left out if they went in as they are")
     sampling: Sampling
 
 

@@ -136,7 +136,7 @@ def profiles(draw: st.DrawFn) -> Profile:
                         dtype=known(st.sampled_from(["float64", "float32", "bfloat16", "float16"])),
                         quantization=draw(st.none() | _TEXT)),
         task=TaskInfo(name=draw(_NAME), version=known(st.integers(1, 10**6)), calibration_sha256=known(_SHA),
-                      sampling=draw(sampling)),
+                      chat_template_sha256=draw(st.none() | _SHA), sampling=draw(sampling)),
         hardware=here(hardware), engine=here(_NAME), verdict=verdict, drafter=SkipDrafter(attn=attn, mlp=mlp),
         draft_length=draw(st.integers(1, 64)) if drafts else 0, exit=draw(exits),
         measured=None if verdict == "unmeasured" else draw(_measured(drafts)),

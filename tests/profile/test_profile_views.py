@@ -14,6 +14,7 @@ from skipsearch.errors import ProfileError
 from skipsearch.mask import SkipMask
 from skipsearch.profile import Interval, Profile, dump_profile, parse_profile
 from skipsearch.profile.compare import compare
+from skipsearch.profile.describe import describe
 from skipsearch.profile.draw import draw_mask
 from skipsearch.profile.importers import import_skip_sets
 from skipsearch.profile.places import profile_path
@@ -44,6 +45,16 @@ def test_a_deep_mask_wraps_to_the_terminal_and_keeps_its_ruler() -> None:
 
 def test_a_terminal_without_unicode_gets_plain_characters() -> None:
     assert drawn(SkipMask(4, attn=(1,)), encoding="ascii")[1:] == ["attn  #.##", "mlp   ####"]
+
+
+def test_a_profile_says_whether_its_prompts_went_through_a_chat_template() -> None:
+    bare = speculate()
+    chat = bare.model_copy(update={"task": bare.task.model_copy(update={"chat_template_sha256": "7e" * 32})})
+    assert "chat" not in dump_profile(bare)
+    assert f"chat_template_sha256: {'7e' * 32}" in dump_profile(chat)
+    assert [describe(profile)[1] for profile in (bare, chat)] == [
+        "task     pycode version 1, temperature 0", "task     pycode version 1, temperature 0, prompts in the chat template"]
+    assert compare(bare, chat).changed == {"task.chat_template_sha256": (None, "7e" * 32)}
 
 
 def changed(profile: Profile, old: str, new: str) -> Profile:
