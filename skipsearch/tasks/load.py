@@ -9,7 +9,7 @@ from pathlib import Path
 from skipsearch.errors import TaskError
 from skipsearch.names import unknown
 from skipsearch.tasks.manifest import MANIFEST, HubSource, JsonlSource, Manifest, StdlibSource, read_manifest
-from skipsearch.tasks.prompts import bare_prompt, rendered, with_shots
+from skipsearch.tasks.prompts import bare_prompt, rendered, with_shots, without_line_break
 from skipsearch.tasks.rows import Pools, prepare
 from skipsearch.tasks.sources import hub, jsonl, stdlib
 from skipsearch.tasks.split import cut_in_two, shortfall, take_both
@@ -85,7 +85,7 @@ def _pools(manifest: Manifest, path: Path) -> Pools:
 
 
 def _bare(path: Path) -> Task:
-    prompts = [bare_prompt(row) for row in jsonl.read_rows(path)]
+    prompts = [without_line_break(bare_prompt(row)) for row in jsonl.read_rows(path)]
     calibration, holdout = cut_in_two(prompts, BARE_CALIBRATION, BARE_HOLDOUT, 0, str(path))
     notes = (*shortfall("calibration", calibration, BARE_CALIBRATION), *shortfall("hold-out", holdout, BARE_HOLDOUT))
     return Task(name=path.stem, version=1, description=f"the prompts of {path.name}", sampling=Sampling(),

@@ -49,7 +49,14 @@ def rendered(row: Row, manifest: Manifest) -> Rendered:
         raise TaskError(f"{row.where}: there is no column {missing[0]!r}, which task {manifest.name} needs; "
                         f"its columns are {_listed(row.columns)}")
     template = "{prompt}" if missing else manifest.template
-    return Rendered(row, Prompt(row.id, _text(row, template, row.columns)), whole=bool(missing))
+    return Rendered(row, without_line_break(Prompt(row.id, _text(row, template, row.columns))), whole=bool(missing))
+
+
+def without_line_break(prompt: Prompt) -> Prompt:
+    """A task's prompt ends on text: many tokenizers join a line break with the indentation behind it, so that a model has hardly
+    seen one stand alone, other than at the end of a file, and ends there too. HumanEval's prompts all end in one.
+    """
+    return Prompt(prompt.id, prompt.text.rstrip("\r\n"))
 
 
 def with_shots(front: Sequence[Rendered], back: Sequence[Rendered], manifest: Manifest) -> tuple[list[Prompt], list[Prompt]]:

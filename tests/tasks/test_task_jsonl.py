@@ -92,6 +92,15 @@ def test_published_files_are_understood_as_they_are(jsonl: Write, row: dict[str,
     assert read_prompts(jsonl([row])) == (expected,)
 
 
+def test_a_tasks_prompt_ends_on_text_where_a_request_to_decode_stays_as_it_is(jsonl: Write) -> None:
+    path = jsonl([{"prompt": f"def f{i}():\r\n\n"} for i in range(2)])
+    task = load_task(path)
+    assert sorted(prompt.text for prompt in task.calibration + task.holdout) == ["def f0():", "def f1():"]
+    assert [prompt.text for prompt in read_prompts(path)] == ["def f0():\r\n\n", "def f1():\r\n\n"]
+    humaneval = load_task("humaneval", data=path)
+    assert {prompt.text for prompt in humaneval.calibration + humaneval.holdout} == {"def f0():", "def f1():"}
+
+
 @pytest.mark.skipif(not DATA.is_dir(), reason="no samples of the published files beside the repository")
 @pytest.mark.parametrize("file", ["spec_bench_even", "humaneval", "gsm8k_train200"])
 def test_real_files_load(file: str) -> None:

@@ -33,11 +33,18 @@ def test_a_task_is_the_one_its_folder_names_and_ends_on_repetition(task: str) ->
 
 
 @pytest.mark.parametrize(("task", "shots", "sampling"), [
-    ("cnndm", 1, (0.2, 0.85)), ("xsum", 1, (0.2, 0.85)), ("humaneval", 0, (0.6, 0.95))])
+    ("cnndm", 1, (0.2, 0.85)), ("xsum", 1, (0.2, 0.85)), ("humaneval", 0, (0.6, 0.95)),
+    ("gsm8k", 0, (0.0, 1.0))])  # greedy, as its appendix I reports accuracy
 def test_draft_and_verifys_table_6(task: str, shots: int, sampling: tuple[float, float]) -> None:
     manifest = read_manifest(data_folder() / task / "task.yaml")
     assert (manifest.shots, manifest.max_new_tokens) == (shots, 512)
     assert (manifest.sampling.temperature, manifest.sampling.top_p, manifest.sampling.top_k) == (*sampling, 0)
+
+
+@pytest.mark.parametrize("task", ["mtbench", "wmt14_de_en", "nq", "rag", "specbench"])
+def test_clasps_spec_bench_is_greedy_up_to_1024_tokens_of_a_request(task: str) -> None:
+    manifest = read_manifest(data_folder() / task / "task.yaml")
+    assert (manifest.shots, manifest.max_new_tokens, manifest.sampling.temperature, manifest.chat) == (0, 1024, 0.0, True)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
