@@ -7,7 +7,7 @@ from statistics import median
 from typing import Literal
 
 from skipsearch.errors import SearchError
-from skipsearch.evaluation.prompts import Workload
+from skipsearch.evaluation.prompts import Workload, template_sha256
 from skipsearch.evaluation.wall import Divergence, Timings, first_divergence
 from skipsearch.exits import DraftPolicy
 from skipsearch.machine import software, source_commit, this_machine
@@ -51,7 +51,8 @@ def compile_profile(model: ModelAdapter, task: Task, workload: Workload, mask: S
     sampling = s.Sampling(temperature=task.sampling.temperature, top_p=task.sampling.top_p, top_k=task.sampling.top_k)
     return Profile(
         schema_version=1, model=model_info(spec),
-        task=s.TaskInfo(name=task.name, version=task.version, calibration_sha256=task.calibration_sha256, sampling=sampling),
+        task=s.TaskInfo(name=task.name, version=task.version, calibration_sha256=task.calibration_sha256,
+                        chat_template_sha256=template_sha256(task, model.tokenizer), sampling=sampling),
         hardware=s.Hardware(kind=machine.kind, name=machine.name, count=machine.count, threads=machine.threads),  # type: ignore[arg-type]
         engine=engine, verdict=verdict, drafter=s.SkipDrafter(attn=mask.attn, mlp=mask.mlp), draft_length=policy.draft_length,
         exit=_exit(policy), measured=_measured(model, workload, plain, ours, speedup), software=s.Software(**software()),  # type: ignore[arg-type]

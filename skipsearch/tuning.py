@@ -23,7 +23,7 @@ from skipsearch.errors import SearchError
 from skipsearch.evaluation.evidence import gather
 from skipsearch.evaluation.latency import measure_costs
 from skipsearch.evaluation.objectives import MAX_DRAFT, Objective, ReplayObjective, WallObjective
-from skipsearch.evaluation.prompts import Workload, workload
+from skipsearch.evaluation.prompts import Workload, template_sha256, workload
 from skipsearch.evaluation.replay import Replay
 from skipsearch.evaluation.wall import Timings, race
 from skipsearch.exits import DraftPolicy
@@ -157,8 +157,8 @@ def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool
     """What must be equal for the trials of two processes to be comparable."""
     machine, spec = this_machine(model.spec.device), model.spec
     return {"model": spec.id, "n_layers": spec.n_layers, "config_sha256": spec.config_sha256, "weights_sha256": spec.weights_sha256,
-            "dtype": spec.dtype_name, "device": machine.description, "engine": engine, "task": task.name,
-            "calibration_sha256": task.calibration_sha256,
+            "dtype": spec.dtype_name, "quantization": spec.quantization, "device": machine.description, "engine": engine, "task": task.name,
+            "calibration_sha256": task.calibration_sha256, "chat_template_sha256": template_sha256(task, model.tokenizer),
             "generation": {"max_new_tokens": task.max_new_tokens, "max_prompt_tokens": task.max_prompt_tokens,
                            "end_on_repeat": task.end_on_repeat, "sampling": task.sampling.model_dump()},
             "objective": objective, "whole_layers": whole_layers, "software": software()}

@@ -22,7 +22,7 @@ class Letters:
 
     chat_template = None
 
-    def __call__(self, text: str, verbose: bool = True) -> dict[str, list[int]]:
+    def __call__(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> dict[str, list[int]]:
         return {"input_ids": [ord(c) % VOCAB for c in text]}
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
