@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from skipsearch.decoding import Chunk, Decoder, Generation, generate
     from skipsearch.errors import (
         DecodeError,
+        ExportError,
         MaskError,
         ModelError,
         ProfileError,
@@ -35,7 +36,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "skipsearch.decoding": ("Chunk", "Decoder", "Generation", "generate"),
-    "skipsearch.errors": ("DecodeError", "MaskError", "ModelError", "ProfileError", "SearchError", "SkipSearchError", "TaskError"),
+    "skipsearch.errors": ("DecodeError", "ExportError", "MaskError", "ModelError", "ProfileError", "SearchError", "SkipSearchError",
+                          "TaskError"),
     "skipsearch.mask": ("SkipMask",),
     "skipsearch.models": ("ModelAdapter", "ModelSpec", "adapt", "load_model"),
     "skipsearch.profile": ("Profile", "load_profile", "save_profile"),
@@ -45,9 +47,9 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = ["Chunk", "DecodeError", "DecodeStats", "Decoder", "Generation", "MaskError", "ModelAdapter", "ModelError", "ModelSpec",
-           "Profile", "ProfileError", "SearchError", "SkipMask", "SkipSearchError", "Task", "TaskError", "Trial", "__version__",
-           "adapt", "generate", "load_model", "load_profile", "load_task", "save_profile", "tune"]
+__all__ = ["Chunk", "DecodeError", "DecodeStats", "Decoder", "ExportError", "Generation", "MaskError", "ModelAdapter", "ModelError",
+           "ModelSpec", "Profile", "ProfileError", "SearchError", "SkipMask", "SkipSearchError", "Task", "TaskError", "Trial",
+           "__version__", "adapt", "generate", "load_model", "load_profile", "load_task", "save_profile", "tune"]
 
 
 def __getattr__(name: str) -> Any:

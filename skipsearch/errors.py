@@ -6,7 +6,8 @@
     ├── TaskError        a task manifest or its text
     ├── ProfileError     a profile file, or a profile used with something it was not made for
     ├── DecodeError      a generation request that makes no sense
-    └── SearchError      a search that cannot start, go on or be resumed
+    ├── SearchError      a search that cannot start, go on or be resumed
+    └── ExportError      a draft that has no form in another format, or no room
 """
 
 
@@ -36,3 +37,7 @@ class DecodeError(SkipSearchError, ValueError):
 
 class SearchError(SkipSearchError):
     """A search cannot start, go on, or be resumed."""
+
+
+class ExportError(SkipSearchError):
+    """A draft has no form in the format asked for, or cannot be written."""

@@ -1,0 +1,27 @@
+"""`skipsearch export`: a profile's draft as a checkpoint for engines that draft with a second model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skipsearch.cli.options import warn
+
+
+def export(profile: Annotated[Path, typer.Option(help="The profile whose draft is wanted.")],
+           format: Annotated[str, typer.Option(help="hf: whole layers, any engine. deci: sub-layers, as DeciLM (Nemotron-NAS).")],
+           out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; it must not exist.")],
+           model: Annotated[str | None, typer.Option(help="Which model; the profile's own if not given.")] = None) -> None:
+    """Example: skipsearch export --profile my-profile.yaml --format hf --out my-draft
+
+    Write what a profile drafts with as a checkpoint of its own, for vLLM, SGLang, TensorRT-LLM, llama.cpp or Transformers. Its README
+    has the commands. The weights are copied as they are stored; nothing is loaded.
+    """
+    from skipsearch.cli.common import out as console
+    from skipsearch.export import export as run
+    from skipsearch.profile import load_profile
+
+    warn(run(load_profile(profile), format, out, model))
+    console.print(f"{out}: {out / 'README.md'} says how to run it", markup=False)

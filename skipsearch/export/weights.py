@@ -1,0 +1,64 @@
+"""Tensors from one checkpoint to another under other names, a shard at a time: no model is built, and never two are held."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+
+from huggingface_hub import split_state_dict_into_shards_factory
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from skipsearch.errors import ExportError
+from skipsearch.models.files import FLOATS, OTHERS
+
+SHARD_BYTES = 2_000_000_000   # what is held in memory at once
+WIDTHS = FLOATS | OTHERS      # bytes of a value by safetensors' names; one byte for any other
+
+
+def copy_weights(files: list[Path], rename: Callable[[str], str | None], folder: Path) -> int:
+    """Write the tensors of `files` to `folder` under new names (None leaves one out), as they are stored; the number of bytes.
+
+    Raises: ExportError if the disk has no room for them, or a file cannot be read or written.
+    """
+    sizes: dict[str, int] = {}
+    origin: dict[str, tuple[Path, str]] = {}
+    try:
+        for path in files:
+            with safe_open(path, framework="pt") as stored:
+                for name in stored.keys():  # noqa: SIM118  (it is no dict)
+                    if (new := rename(name)) is not None:
+                        part = stored.get_slice(name)
+                        sizes[new] = prod(part.get_shape()) * WIDTHS.get(part.get_dtype(), 1)
+                        origin[new] = path, name
+        _require_room(sum(sizes.values()), folder)
+        plan = split_state_dict_into_shards_factory(sizes, get_storage_size=lambda size: size, max_shard_size=SHARD_BYTES,
+                                                    filename_pattern="model{suffix}.safetensors")
+        for shard, names in plan.filename_to_tensors.items():
+            _write_shard(folder / shard, {name: origin[name] for name in names})
+    except SafetensorError as error:
+        raise ExportError(f"a weight file cannot be copied ({error}): check the model's files and the room on the disk") from None
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": dict(sorted(plan.tensor_to_filename.items()))}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+    return sum(sizes.values())
+
+
+def _write_shard(path: Path, tensors: dict[str, tuple[Path, str]]) -> None:
+    loaded: dict[str, Tensor] = {}
+    for file in sorted({file for file, _ in tensors.values()}):
+        with safe_open(file, framework="pt") as stored:
+            loaded |= {new: stored.get_tensor(old) for new, (origin, old) in tensors.items() if origin == file}
+    save_file(loaded, path, metadata={"format": "pt"})
+    shutil.copymode(path.with_name("config.json"), path)  # safetensors lets nobody but the owner read
+
+
+def _require_room(needed: int, folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ExportError(f"the draft's weights take {needed / 1e9:.1f} GB and the disk of {folder.parent.parent} has {free / 1e9:.1f} GB "
+                          "free: make room there, or choose another --out")

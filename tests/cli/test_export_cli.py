@@ -1,0 +1,68 @@
+"""`skipsearch export`: from a profile to a folder, or one sentence."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from skipsearch.cli.main import main
+
+GOLDEN = Path(__file__).parents[1] / "profile" / "golden"
+
+
+def profile(folder: Path, attn: str, mlp: str) -> Path:
+    """An unmeasured profile of the embedded model."""
+    text = (GOLDEN / "v1_unmeasured.yaml").read_text()
+    for old, new in (("meta-llama/Llama-2-13b-hf", "demo"), ("n_layers: 40", "n_layers: 20"),
+                     ("attn: [10, 11], mlp: [12, 39]", f"attn: {attn}, mlp: {mlp}")):
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "profile.yaml"
+    path.write_text(text)
+    return path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Exit status."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["skipsearch", "export", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return int(left.value.code or 0)
+
+
+def test_help_starts_with_an_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--help") == 0
+    body = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert body[1] == "Example: skipsearch export --profile my-profile.yaml --format hf --out my-draft"
+
+
+@pytest.mark.parametrize(("form", "mlp"), [("hf", "[5, 6]"), ("deci", "[6]")])
+def test_it_writes_the_folder_and_says_what_to_read(
+        form: str, mlp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "draft"
+    assert run(monkeypatch, "--profile", profile(tmp_path, "[5, 6]", mlp), "--format", form, "--out", out) == 0
+    told = capsys.readouterr()
+    assert told.out == f"{out}: {out}/README.md says how to run it\n"
+    assert "never measured" in told.err
+    assert (out / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("form", "mlp", "more", "sentence"), [
+    ("hf", "[5]", [], "skips the attention but not the MLP of layer 6"),
+    ("gguf", "[5, 6]", [], "there is no export format called 'gguf'"),
+    ("hf", "[5, 6]", ["--model", "demmo"], "did you mean demo?"),
+])
+def test_a_mistake_is_one_sentence_and_nothing_is_written(
+        form: str, mlp: str, more: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    path = profile(tmp_path, "[5, 6]", mlp)
+    assert run(monkeypatch, "--profile", path, "--format", form, "--out", tmp_path / "draft", *more) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert sentence in told.err
+    assert told.err.startswith("error: ")
+    assert len(told.err.splitlines()) == 1
+    assert not (tmp_path / "draft").exists()

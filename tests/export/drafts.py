@@ -1,0 +1,43 @@
+"""Models on disk to cut drafts out of, and the profiles that say what to leave out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from models.tiny import Run
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from skipsearch.mask import SkipMask
+from skipsearch.models import ModelAdapter
+from skipsearch.profile import Profile, load_profile
+from skipsearch.profile.schema import SkipDrafter
+
+GOLDEN = Path(__file__).parents[1] / "profile" / "golden"
+
+
+def profile_for(model: str, family: str, mask: SkipMask) -> Profile:
+    """An unmeasured profile: it names no hashes, so any model of this family and depth will do."""
+    golden = load_profile(GOLDEN / "v1_unmeasured.yaml")
+    made_for = golden.model.model_copy(update={"id": model, "family": family, "n_layers": mask.n_layers})
+    return golden.model_copy(update={"model": made_for, "drafter": SkipDrafter(attn=mask.attn, mlp=mask.mlp), "draft_length": 5})
+
+
+def saved(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    return folder
+
+
+def logits_of_checkpoint(folder: Path, tokens: Tensor) -> Tensor:
+    """[1, T] -> [T, V], by transformers alone."""
+    options: dict[str, Any] = {"experts_implementation": "eager"}  # the grouped kernels know no fp64
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, local_files_only=True, **options).eval()
+    with torch.no_grad():
+        return model(input_ids=tokens, use_cache=False).logits[0]
+
+
+def drafted_logits(model: ModelAdapter, tokens: Tensor, mask: SkipMask) -> Tensor:
+    """[1, T] -> [T, V], by our own draft pass."""
+    return Run(model)(tokens, mask)

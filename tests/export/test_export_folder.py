@@ -1,0 +1,218 @@
+"""The folder that an export writes: whole or not there, with all that belongs to the model, and a README that can be followed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import shlex
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers.text import byte_tokenizer
+from models.tiny import LAYERS, hf_model, logits_without, some_tokens
+from safetensors import safe_open
+
+import skipsearch
+from skipsearch.errors import ExportError, ModelError, ProfileError
+from skipsearch.export import export, run, weights
+from skipsearch.export.conversion import Conversion
+from skipsearch.export.deci import CONFIGURATION
+from skipsearch.export.readme import readme
+from skipsearch.export.source import Source
+from skipsearch.mask import SkipMask
+from skipsearch.models.families import FAMILIES
+
+from .drafts import GOLDEN, logits_of_checkpoint, profile_for, saved
+
+MASK = SkipMask.whole_layers(LAYERS, (1,))
+REGENERATE = bool(os.environ.get("SKIPSEARCH_REGENERATE_GOLDEN"))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return saved(hf_model("llama"), tmp_path / "model")
+
+
+def export_from(source: Path, mask: SkipMask = MASK) -> list[str]:
+    return export(profile_for(str(source), "llama", mask), "hf", source.with_name("draft"))
+
+
+# --- whole or not there ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_that_exists_is_replaced(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "draft").mkdir()
+    with pytest.raises(ExportError, match=r"draft exists already, and an export replaces nothing: choose another --out"):
+        export_from(source)
+    (tmp_path / "draft").rmdir()
+    (tmp_path / "draft").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ExportError, match="exists already"):
+        export_from(source)
+    assert (tmp_path / "draft").is_symlink()
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=["interrupted", "disk full"])
+def test_an_export_that_stops_in_the_middle_leaves_nothing_behind(
+        failure: BaseException, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(run, "readme", fail)   # the weights are written by then
+    with pytest.raises((KeyboardInterrupt, ExportError)) as caught:
+        export_from(source)
+    assert os.listdir(tmp_path) == ["model"]
+    if isinstance(caught.value, ExportError):
+        assert re.fullmatch(r"cannot write .*draft: No space left on device; choose another --out", str(caught.value))
+
+
+def test_a_killed_export_leaves_no_folder_of_that_name(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "readme", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    child = multiprocessing.get_context("fork").Process(target=export_from, args=(source,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert not (tmp_path / "draft").exists()
+    monkeypatch.undo()
+    export_from(source)   # and the next one is not in its way
+    assert (tmp_path / "draft" / "model.safetensors").is_file()
+
+
+def test_a_disk_without_room_is_found_out_before_anything_is_written(
+        source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(weights.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(weights, "save_file", lambda *_, **__: pytest.fail("it was written"))
+    with pytest.raises(ExportError, match=r"take 0\.0 GB and the disk of .* has 0\.0 GB free: make room there"):
+        export_from(source)
+
+
+# --- what is in it --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_belongs_to_the_model_comes_along_and_nothing_else_does(source: Path, tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(source)
+    for name in ("LICENSE", "USE_POLICY.md", "chat_template.jinja", "modeling_x.py", "model.bin", "notes.txt", "README.md"):
+        (source / name).write_text(name)
+    export_from(source)
+    found = set(os.listdir(tmp_path / "draft"))
+    assert found >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "LICENSE",
+                     "USE_POLICY.md", "chat_template.jinja", "README.md"}
+    assert not found & {"modeling_x.py", "model.bin", "notes.txt"}
+    assert (tmp_path / "draft" / "README.md").read_text() != "README.md"
+
+
+def test_large_weights_come_in_shards_with_an_index(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "SHARD_BYTES", 30_000)
+    export_from(source)
+    draft = tmp_path / "draft"
+    index = json.loads((draft / "model.safetensors.index.json").read_text())
+    shards = sorted(set(index["weight_map"].values()))
+    assert len(shards) > 2
+    assert shards == sorted(path.name for path in draft.glob("*.safetensors"))
+    for shard in shards:
+        with safe_open(draft / shard, framework="pt") as stored:
+            assert set(stored.keys()) == {name for name, file in index["weight_map"].items() if file == shard}
+    tokens = some_tokens(12)
+    torch.testing.assert_close(logits_of_checkpoint(draft, tokens), logits_without("llama", tokens, MASK), rtol=1e-9, atol=1e-9)
+
+
+def test_everybody_may_read_it(source: Path, tmp_path: Path) -> None:
+    export_from(source)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "draft").iterdir()}
+    assert len(modes) == 1
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_that_skips_nothing_has_nothing_to_export(source: Path) -> None:
+    with pytest.raises(ExportError, match="there is nothing to export"):
+        export_from(source, SkipMask(LAYERS))
+
+
+def test_an_unknown_format_is_answered_with_the_known_ones(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"no export format called 'gguf'; available: deci, hf"):
+        export(profile_for(str(source), "llama", MASK), "gguf", tmp_path / "draft")
+
+
+def test_a_profile_of_another_model_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="5 layers, but model has 3"):
+        export(profile_for("org/other", "llama", SkipMask.whole_layers(5, (1,))), "hf", tmp_path / "draft", model=str(source))
+
+
+def test_a_profile_of_other_weights_is_a_warning(source: Path, tmp_path: Path) -> None:
+    warnings = export(profile_for("org/other", "llama", MASK), "hf", tmp_path / "draft", model=str(source))
+    assert any("made for org/other, used with model" in warning for warning in warnings)
+
+
+def test_quantised_weights_are_refused(source: Path) -> None:
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq", "bits": 4}}))
+    with pytest.raises(ExportError, match=r"stored as gptq-4bit.*export the model that it was made from"):
+        export_from(source)
+
+
+def test_a_config_that_transformers_refuses_is_one_sentence(source: Path) -> None:
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"hidden_size": "wide"}))
+    with pytest.raises(ModelError, match=r"config\.json cannot be used \([^\n]*\); take the original model's"):
+        export_from(source)
+
+
+def test_a_damaged_weight_file_is_one_sentence(source: Path, tmp_path: Path) -> None:
+    (source / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:-100])
+    with pytest.raises(ExportError, match="a weight file cannot be copied"):
+        export_from(source)
+    assert os.listdir(tmp_path) == ["model"]
+
+
+# --- its README -----------------------------------------------------------------------------------------------------------------
+
+
+def text_of(form: str, model: str = "org/model", name: str = "my-draft") -> str:
+    source = Source(Path("/models/model"), model, "v2" if "/" in model else None, {}, None, FAMILIES["llama"], [])
+    mask = SkipMask(16, (3, 4), (7,)) if form == "deci" else SkipMask.whole_layers(16, (3, 4))
+    conversion = (Conversion({}, str, (CONFIGURATION,), False, ("A caveat.",)) if form == "deci" else Conversion({}, str))
+    return readme(profile_for(model, "llama", mask), source, conversion, name)
+
+
+@pytest.mark.parametrize("form", ["hf", "deci"])
+def test_the_readme_is_this(form: str) -> None:
+    golden = Path(__file__).parent / "golden" / f"README_{form}.md"
+    text = text_of(form).replace(f"skipsearch {skipsearch.__version__}:", "skipsearch 0.1.0:")
+    if REGENERATE:
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_the_readme_says_what_a_second_copy_costs_and_that_the_draft_length_is_to_be_tuned_again() -> None:
+    text = text_of("hf")
+    for said in ("**The weights here are a second copy.**", "**Tune the draft length again.**", "org/model@v2",
+                 "## vLLM", "## SGLang", "## TensorRT-LLM", "## llama.cpp", "## Transformers", "## The profile"):
+        assert said in text
+
+
+@pytest.mark.parametrize("name", ["my-draft", "it's a draft"])
+def test_its_commands_are_what_a_shell_understands(name: str) -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", text_of("hf", "model", name), re.DOTALL)
+    vllm, sglang, tensorrt, llama = (shlex.split(block.replace("\\\n", " ").replace("<<'END'", "")) for block in blocks)
+    assert vllm[:3] == ["vllm", "serve", "/models/model"]
+    assert json.loads(vllm[-1]) == {"method": "draft_model", "model": f"./{name}", "num_speculative_tokens": 5}
+    assert sglang[sglang.index("--speculative-draft-model-path") + 1] == f"./{name}"
+    assert sglang[sglang.index("--speculative-num-draft-tokens") + 1] == "6"
+    settings = yaml.safe_load(blocks[2].split("<<'END'\n")[1].split("END\n")[0])
+    assert settings["speculative_config"] == {"decoding_type": "Draft_Target", "max_draft_len": 5, "speculative_model": f"./{name}"}
+    assert tensorrt[-4:] == ["trtllm-serve", "/models/model", "--config", "speculative.yaml"]
+    assert llama[llama.index("--spec-draft-n-max") + 1] == "5"
+
+
+def test_the_profile_that_it_came_from_is_in_it() -> None:
+    quoted = text_of("hf").split("## The profile\n\n```yaml\n")[1].removesuffix("```\n")
+    assert yaml.safe_load(quoted)["drafter"] == {"kind": "skip", "attn": [3, 4], "mlp": [3, 4]}
+    assert (GOLDEN / "v1_unmeasured.yaml").read_text().splitlines()[0] == quoted.splitlines()[0]
