@@ -23,6 +23,8 @@ class PassPlan:
     scatter); None otherwise. keys: slots 0 … keys − 1 take part in attention.
     visible: [B or 1, 1, T, keys] bool, True = may look. None = plain causal attention with nothing to mask out: one token
     that sees every key, or a prefill from slot 0.
+    chain: the tokens follow one another, each at the position of its slot and seeing every slot up to its own; whoever knows that
+    need not look at `visible`.
     """
 
     positions: Tensor
@@ -30,6 +32,7 @@ class PassPlan:
     keys: int
     visible: Tensor | None
     start: int | None
+    chain: bool = False
 
 
 class KVCache:
@@ -89,4 +92,4 @@ class Planner:
         slots = self.slots[:, start:end].expand(batch, tokens)
         plain = tokens == 1 or start == 0
         visible = None if plain else (self.slots[:, :end] <= self.slots[0, start:end, None])[None, None]
-        return PassPlan(slots, slots, end, visible, start)
+        return PassPlan(slots, slots, end, visible, start, chain=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +19,46 @@ from skipsearch.models.families import Family, family_of
 from skipsearch.models.files import config_hash, read_config, stored_tensors, weight_files, weights_hash
 from skipsearch.models.hf import HFAdapter
 from skipsearch.models.hub import locate
+from skipsearch.models.lean import fuse, why_not
 from skipsearch.models.place import Placement, pick_device, pick_dtype, place, refuse_offload
 from skipsearch.models.quantize import quantization_config, stored_quantization
 from skipsearch.models.spec import ModelAdapter, ModelSpec
 
 
-def load_model(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None) -> ModelAdapter:
+def load_model(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None,
+               engine: str = "auto") -> ModelAdapter:
     """Load `demo`, an alias (`llama-2-13b`), a Hub id (`org/name[@revision]`) or a local folder.
 
     device: auto (a GPU if there is one), cpu, cuda (the GPU with most room; all of them, where one is too small), cuda:1, …
     dtype: auto (float32 on a CPU, bfloat16 on a GPU) or a name. quantization: bitsandbytes-4bit, -8bit, torchao-4bit, -8bit.
+    engine: hf (the unmodified modules), lean (fused weights) or auto (lean where the model is of its shape).
     Raises: ModelError with what to do.
     """
     chosen_device = pick_device(device)
     chosen_dtype = pick_dtype(dtype, chosen_device)
+    settings = quantization_config(quantization, chosen_dtype) if quantization is not None else None  # asked before a download
     folder, identity, revision = locate(name)
     config = _known_config(folder, name)
     family = family_of(config)
     stored = stored_quantization(config)
     if quantization is not None and stored is not None:
         raise ModelError(f"{name} is stored as {stored} and cannot be quantised again; leave quantization {quantization} out")
-    settings = quantization_config(quantization, chosen_dtype) if quantization is not None else None
     files = weight_files(folder, name)
     placement = place(name, list(stored_tensors(files)), chosen_device, chosen_dtype, quantization)
     model = _read_weights(folder, name, chosen_dtype, placement, settings, family)
     spec = _spec(model, config, id=identity, revision=revision, quantization=quantization or stored,
                  weights_sha256=weights_hash(files))
-    return HFAdapter(model, spec, family, _read_tokenizer(folder))
+    return drive(model, spec, family, _read_tokenizer(folder), engine)
+
+
+def drive(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, engine: str) -> ModelAdapter:
+    """The adapter for `engine`; `lean` uses the model up. Raises: ModelError where `lean` was asked for and is not possible."""
+    reason = None if engine == "hf" else why_not(model.config, spec.quantization, spec.n_devices)
+    if engine == "lean" and reason is not None:
+        raise ModelError(f"the engine lean cannot drive {spec.id}: {reason}; use --engine hf")
+    if engine == "hf" or reason is not None:
+        return HFAdapter(model, spec, family, tokenizer)
+    return fuse(model, replace(spec, engine="lean"), family, tokenizer)
 
 
 def adapt(model: nn.Module, tokenizer: Any = None) -> ModelAdapter:

@@ -16,7 +16,7 @@ class ModelSpec:
     """Identity and shape of a loaded model. context: longest sequence it can be driven on, None if it does not say.
 
     dtype: of activations, and of weights that are not quantised. device: where tokens go in and logits come out.
-    n_devices: GPUs that the layers are spread over.
+    n_devices: GPUs that the layers are spread over. engine: what drives it: "hf", the unmodified modules; "lean", fused weights; …
 
     config_sha256, weights_sha256: of the canonical config and of the weight files; None where there are no files.
     """
@@ -35,6 +35,7 @@ class ModelSpec:
     weights_sha256: str | None = None
     eos_token_ids: tuple[int, ...] = ()
     n_devices: int = 1
+    engine: str = "hf"
 
     @property
     def dtype_name(self) -> str:

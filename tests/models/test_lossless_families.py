@@ -13,10 +13,10 @@ from skipsearch.evaluation.replay import Replay
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
 
-from .tiny import LAYERS, TINY, adapted, full_logits, hf_model, some_tokens
+from .tiny import ADAPTED, LAYERS, adapted, full_logits, hf_model, some_tokens
 
 NEW = 24
-every_model = pytest.mark.parametrize("name", TINY)
+every_model = pytest.mark.parametrize("name", ADAPTED)
 
 
 def greedy(name: str, prompt: Tensor) -> list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -15,6 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, adapt
+from skipsearch.models.families import family_of
+from skipsearch.models.lean import LEAN, fuse
 
 VOCAB, LAYERS = 61, 3
 SHAPE: dict[str, Any] = {
@@ -95,14 +98,26 @@ TINY: dict[str, Tiny] = {
 }
 
 
-@cache
+FUSED = [f"{name}:lean" for name, tiny in TINY.items() if tiny.family in LEAN]
+ADAPTED = [*TINY, *FUSED]  # every way to drive each of them
+
+
+def tiny_of(name: str) -> Tiny:
+    return TINY[name.partition(":")[0]]
+
+
 def hf_model(name: str) -> nn.Module:
+    return _hf_model(name.partition(":")[0])
+
+
+@cache
+def _hf_model(name: str) -> nn.Module:
     """The same object for every test: none of them may alter it, and one test makes sure that none does."""
     return new_hf_model(name)
 
 
 def new_hf_model(name: str, **changes: Any) -> nn.Module:
-    tiny = TINY[name]
+    tiny = tiny_of(name)
     config = AutoConfig.for_model(tiny.family, **{**SHAPE, **tiny.config, **changes})
     config.get_text_config()._experts_implementation = "eager"  # the grouped kernels know no fp64
     torch.manual_seed(0)
@@ -159,7 +174,14 @@ def logits_of(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPla
 
 
 def adapted(name: str) -> ModelAdapter:
-    return adapt(hf_model(name))
+    """The adapter over the shared model's modules, or, for a fused name, over the weights of a model of its own."""
+    return copy.copy(_fused(name)) if ":" in name else adapt(hf_model(name))
+
+
+@cache
+def _fused(name: str) -> ModelAdapter:
+    model = new_hf_model(name)
+    return fuse(model, replace(adapt(model).spec, engine="lean"), family_of(model.config))
 
 
 @torch.no_grad()
@@ -170,7 +192,7 @@ def full_logits(name: str, tokens: Tensor) -> Tensor:
 
 def logits_without(name: str, tokens: Tensor, mask: SkipMask) -> Tensor:
     """The Hugging Face model's own forward with these sub-layers cut out by hooks: [1, T] -> [T, V]."""
-    tiny, model = TINY[name], hf_model(name)
+    tiny, model = tiny_of(name), hf_model(name)
     layers = attrgetter(tiny.layers)(model)
     with ExitStack() as hooks:
         for branch, sum_norm, indices in ((tiny.attn, tiny.attn_sum_norm, mask.attn), (tiny.mlp, tiny.mlp_sum_norm, mask.mlp)):

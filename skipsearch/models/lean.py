@@ -1,0 +1,252 @@
+"""The fused fast path for Llama-shaped models: their weights as a few large matrices, their sub-layers as a few kernels.
+
+It takes a Hugging Face model apart for good: each layer's matrices are laid out anew and the old ones let go of at once, so that no
+moment of loading holds a second copy of more than one layer. A model that somebody else holds is therefore never driven this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from skipsearch.cache import KVCache, PassPlan
+from skipsearch.models import masks
+from skipsearch.models.bands import Bands
+from skipsearch.models.families import Family
+from skipsearch.models.layout import LayerKind, Layout, SubLayer, take_apart
+from skipsearch.models.linear import Linear, Plain, Transposed, emptied, fused, transposes
+from skipsearch.models.norms import Norm, norm_of
+from skipsearch.models.rope import Turns
+from skipsearch.models.spec import ModelSpec
+
+LEAN = frozenset({"gemma", "gemma3", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"})
+
+
+def why_not(config: Any, quantization: str | None, n_devices: int) -> str | None:
+    """What keeps a model from the fused path, as half a sentence; None if nothing does."""
+    text = config.get_text_config(decoder=True)
+    rope: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    if config.model_type not in LEAN:
+        return f"{config.model_type} models are not of its shape (they are: {', '.join(sorted(LEAN))})"
+    if quantization is not None:
+        return f"its weights are quantised ({quantization})"
+    if n_devices > 1:
+        return "it is spread over several GPUs"
+    if any(isinstance(part, dict) and part.get("rope_type") == "dynamic" for part in (rope, *rope.values())):
+        return "its rotary angles change with the length of the text"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """h + post_norm(out(attention(rotary(qkv(norm(h)))))); heads of q, then of k, then of v in one matrix."""
+
+    index: int
+    kind: LayerKind
+    norm: Norm | None
+    qkv: Linear
+    q_norm: Norm | None
+    k_norm: Norm | None
+    out: Linear
+    post_norm: Norm | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+
+    def __call__(self, h: Tensor, cache: KVCache, step: Pass) -> Tensor:
+        """[B, T, H] -> [B, T, H]."""
+        b, t, width = h.shape
+        flat = h.view(b * t, width)
+        q, k, v = self.heads_of(flat if self.norm is None else self.norm(flat), b, t, *step.turns(self.kind))
+        keys, values = cache.write(self.index, k, v, step.plan)
+        bias, causal = step.bias(self.kind)
+        seen = F.scaled_dot_product_attention(q, keys, values, bias, is_causal=causal, scale=self.scale,
+                                              enable_gqa=self.heads != self.kv_heads)
+        branch = seen.transpose(1, 2).reshape(b * t, self.heads * self.head_dim)
+        return self.summed(flat, branch).view(b, t, width)
+
+    def heads_of(self, x: Tensor, b: int, t: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[N, H] -> q [B, heads, T, D], k and v [B, kv_heads, T, D]; q and k normed and turned."""
+        turned = (self.heads + self.kv_heads) * self.head_dim
+        qkv = self.qkv(x)
+        qk = self._normed(qkv[:, :turned]).view(b, t, self.heads + self.kv_heads, self.head_dim)
+        qk = rotated(qk, cos, sin).transpose(1, 2)
+        v = qkv[:, turned:].view(b, t, self.kv_heads, self.head_dim).transpose(1, 2)
+        return qk[:, :self.heads], qk[:, self.heads:], v
+
+    def summed(self, h: Tensor, branch: Tensor) -> Tensor:
+        return self.out.added(h, branch) if self.post_norm is None else h + self.post_norm(self.out(branch))
+
+    def _normed(self, qk: Tensor) -> Tensor:
+        """q and k [N, (heads + kv_heads) · D], each normed by its own: head by head, or all of its heads at once."""
+        if self.q_norm is None or self.k_norm is None:
+            return qk
+        n, width = len(qk), self.heads * self.head_dim
+        q, k = (norm(x.reshape(-1, norm.width)).view(n, -1)
+                for norm, x in ((self.q_norm, qk[:, :width]), (self.k_norm, qk[:, width:])))
+        return torch.cat([q, k], dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    """h + post_norm(down(act(gate(x)) · up(x))), x = norm(h)."""
+
+    norm: Norm | None
+    gate_up: Linear
+    act: Callable[[Tensor], Tensor]
+    down: Linear
+    post_norm: Norm | None
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """[B, T, H] -> [B, T, H]."""
+        flat = h.view(-1, h.shape[-1])
+        gate, up = self.gate_up(flat if self.norm is None else self.norm(flat)).chunk(2, dim=-1)
+        branch = self.act(gate) * up
+        return (self.down.added(flat, branch) if self.post_norm is None else flat + self.post_norm(self.down(branch))).view(h.shape)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x: [B, T, heads, D]; cos, sin: [B or 1, T, 1, R], R ≤ D, sin with the sign that its half of the pair takes."""
+    r = cos.shape[-1]
+    part = x if r == x.shape[-1] else x[..., :r]
+    swapped = part.unflatten(-1, (2, r // 2)).flip(-2).flatten(-2)
+    turned = torch.addcmul(part * cos, swapped, sin)
+    return turned if r == x.shape[-1] else torch.cat([turned, x[..., r:]], dim=-1)
+
+
+class Pass:
+    """What the layers of one pass share: angles by rotary table and masks by window, each made by the first that asks."""
+
+    __slots__ = ("_bias", "_owner", "_turns", "plan")
+
+    def __init__(self, plan: PassPlan, owner: LeanAdapter):
+        self.plan, self._owner = plan, owner
+        self._turns: dict[str | None, tuple[Tensor, Tensor]] = {}
+        self._bias: dict[int | None, tuple[Tensor | None, bool]] = {}
+
+    def turns(self, kind: LayerKind) -> tuple[Tensor, Tensor]:
+        found = self._turns.get(kind.layer_type)
+        if found is None:
+            found = self._turns[kind.layer_type] = self._owner.tables[kind.layer_type].of(self.plan)
+        return found
+
+    def bias(self, kind: LayerKind) -> tuple[Tensor | None, bool]:
+        """(additive mask [B or 1, 1, T, keys] or None, whether the kernel fills in the causal pattern)."""
+        found = self._bias.get(kind.window)
+        if found is None:
+            found = self._bias[kind.window] = self._new_bias(kind.window)
+        return found
+
+    def _new_bias(self, window: int | None) -> tuple[Tensor | None, bool]:
+        plan = self.plan
+        if plan.visible is None and (window is None or plan.keys <= window):
+            return None, plan.positions.shape[1] > 1
+        if plan.chain:
+            return self._owner.bands.of(plan, window), False
+        mask = masks.windowed(plan, window)
+        assert mask is not None
+        return masks.additive(mask, self._owner.spec.dtype), False
+
+
+class LeanAdapter:
+    """A `ModelAdapter` over fused weights."""
+
+    def __init__(self, spec: ModelSpec, embedding: Callable[[Tensor], Tensor], layers: list[tuple[Attention, MLP]],
+                 tables: dict[str | None, Turns], norm: Norm, unembed: Linear, after: list[Callable[[Tensor], Tensor]],
+                 tokenizer: Any = None):
+        self.spec, self.tokenizer, self.layers, self.tables = spec, tokenizer, layers, tables
+        self.bands = Bands(spec.dtype, spec.device)
+        self.norm, self.unembed = norm, unembed
+        self._embedding, self._after = embedding, after
+        self._pass: Pass | None = None
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        self.bands.room(capacity)
+        for table in self.tables.values():
+            table.room(capacity)
+        return KVCache(self.spec.n_layers, batch, capacity)
+
+    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        return self._embedding(tokens)
+
+    def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
+        attention, feed_forward = self.layers[i]
+        if attn:
+            h = attention(h, cache, self.pass_of(plan))
+        return feed_forward(h) if mlp else h
+
+    def head(self, h: Tensor) -> Tensor:
+        logits = self.unembed(self.norm(h.reshape(-1, h.shape[-1]))).view(*h.shape[:-1], -1)
+        for piece in self._after:
+            logits = piece(logits)
+        return logits
+
+    def pass_of(self, plan: PassPlan) -> Pass:
+        if self._pass is None or self._pass.plan is not plan:
+            self._pass = Pass(plan, self)
+        return self._pass
+
+
+def fuse(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = None) -> LeanAdapter:
+    """The fused form of a model of which `why_not` has nothing to say. The model is used up: its matrices are emptied."""
+    config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
+    layout = take_apart(model, family)
+    tables = {kind.layer_type: Turns(layout.rotary, kind.layer_type, spec) for kind in layout.kinds}
+    layers = [(_attention(i, layer.attn, layout.kinds[i], config), _mlp(layer.mlp, config)) for i, layer in enumerate(layout.layers)]
+    norm, unembed, *after = layout.after
+    embedding, matrix = _ends(layout, unembed)
+    return LeanAdapter(spec, embedding, layers, tables, norm_of(norm), matrix, after, tokenizer)
+
+
+def _attention(i: int, sublayer: SubLayer, kind: LayerKind, config: Any) -> Attention:
+    module: Any = sublayer.run
+    projections = [module.qkv_proj] if hasattr(module, "qkv_proj") else [module.q_proj, module.k_proj, module.v_proj]
+    q_norm, k_norm = (_norm(getattr(module, name, None)) for name in ("q_norm", "k_norm"))
+    return Attention(i, kind, _norm(sublayer.norm), fused(projections), q_norm, k_norm, fused([module.o_proj]),
+                     _norm(sublayer.post_norm), config.num_attention_heads, config.num_key_value_heads, module.head_dim,
+                     module.scaling)
+
+
+def _mlp(sublayer: SubLayer, config: Any) -> MLP:
+    module: Any = sublayer.run
+    projections = [module.gate_up_proj] if hasattr(module, "gate_up_proj") else [module.gate_proj, module.up_proj]
+    act = module.activation_fn if hasattr(module, "activation_fn") else module.act_fn
+    if isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation":
+        act = F.silu  # without the module's call around it
+    return MLP(_norm(sublayer.norm), fused(projections), act, fused([module.down_proj]), _norm(sublayer.post_norm))
+
+
+def _norm(module: Any) -> Norm | None:
+    return None if module is None else norm_of(module)
+
+
+def _ends(layout: Layout, unembed: Any) -> tuple[Callable[[Tensor], Tensor], Linear]:
+    """Embedding and head. Where they share their weights they go on doing so: the head decides the layout, or the table does."""
+    table: Any = layout.before[0]
+    scale, tied = getattr(table, "embed_scale", None), table.weight.data_ptr() == unembed.weight.data_ptr()
+    if not tied:
+        return table, fused([unembed])
+    if not transposes(table.weight):
+        return table, Plain(table.weight.detach(), unembed.bias)
+    matrix = fused([unembed])
+    emptied(table)
+    assert isinstance(matrix, Transposed)
+    return _Columns(matrix.weight, scale), matrix
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """An embedding that lies in the columns of its head. weight: [H, V]."""
+
+    weight: Tensor
+    scale: Tensor | None
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        h = self.weight.index_select(1, tokens.flatten()).t().contiguous().view(*tokens.shape, -1)
+        return h if self.scale is None else h * self.scale.to(h.dtype)
