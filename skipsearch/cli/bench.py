@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Threads, open_model, require, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Threads, open_model, require, warn
 
 
 def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take part; its model is used.")] = None,
@@ -16,7 +16,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
           peers: Annotated[str | None, typer.Option(help="Comma-separated: plain, profile, hf-generate. Default: all that can.")] = None,
           prompts: Annotated[int, typer.Option(min=1, help="Hold-out prompts.")] = 16,
           repeats: Annotated[int, typer.Option(min=1, help="Turns of each peer on each prompt.")] = 3,
-          device: Device = "auto", dtype: Dtype = "auto", engine: Engine = "auto", threads: Threads = None, as_json: Json = False) -> None:
+          device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
+          threads: Threads = None, as_json: Json = False) -> None:
     """Example: skipsearch bench --profile my-profile.yaml
 
     Greedy decoding of a task's hold-out prompts by this engine plain, with a profile, and by Hugging Face's generate: interleaved in one
@@ -29,7 +30,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     from skipsearch.bench import bench as run
     from skipsearch.bench import make_peers
     from skipsearch.cli.common import err, out, print_json
-    from skipsearch.evaluation.prompts import workload
+    from skipsearch.evaluation.prompts import shortened, workload
     from skipsearch.profile import load_profile
     from skipsearch.tasks import load_task
 
@@ -37,7 +38,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     name = task or (loaded.task.name if loaded else "pycode")
     chosen = load_task(name)
     warn([*chosen.notes])
-    adapter = open_model(model or (loaded.model.id if loaded else ""), device, dtype, engine, threads)
+    adapter = open_model(model or (loaded.model.id if loaded else ""), device, dtype, engine, threads, quantization)
+    warn(shortened(chosen, adapter.spec))
     names = peers.split(",") if peers else ["plain", *(["profile"] if loaded else []), "hf-generate"]
     contenders = make_peers([n.strip() for n in names], adapter, loaded)
     with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Seed, Threads, open_model, require, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, open_model, require, warn
 
 if TYPE_CHECKING:
     from skipsearch.decoding import Decoder, Generation
@@ -28,7 +28,8 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
            end_on_repeat: Annotated[int | None, typer.Option(min=2, help="End at the first repeated n-gram of this length.")] = None,
            task: Annotated[str, typer.Option(help="Which task `--profile auto` looks for.")] = "any",
            profiles: Annotated[Path | None, typer.Option(help="A folder that `--profile auto` searches first.")] = None,
-           device: Device = "auto", dtype: Dtype = "auto", engine: Engine = "auto", threads: Threads = None,
+           device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
+           threads: Threads = None,
            check: Annotated[bool, typer.Option("--check", help="Decode plainly too and compare the tokens.")] = False,
            as_json: Json = False) -> None:
     """Example: skipsearch decode --profile my-profile.yaml --prompt "def main(argv=None):"
@@ -44,7 +45,7 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
     from skipsearch.profile import load_profile
 
     loaded = load_profile(profile) if profile not in ("auto", "none") else None
-    adapter = open_model(model or (loaded.model.id if loaded else ""), device, dtype, engine, threads)
+    adapter = open_model(model or (loaded.model.id if loaded else ""), device, dtype, engine, threads, quantization)
     if profile == "auto":
         loaded = _look_up(adapter, task, profiles)
     from skipsearch.decoding import Decoder

@@ -71,6 +71,20 @@ def _memory() -> str:
     return f"{pages:.1f} GiB of memory and {shutil.disk_usage('.').free / 2**30:.0f} GiB of disk free"
 
 
+def _quantization() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    from skipsearch.models.quantize import QUANTIZATIONS
+
+    found = {}
+    for library in dict.fromkeys(library for library, _ in QUANTIZATIONS.values()):
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            found[library] = "not installed"
+    return ", ".join(f"{library} {state}" for library, state in found.items())
+
+
 def _demo() -> str:
     from skipsearch.decoding import Decoder
     from skipsearch.errors import SkipSearchError
@@ -87,4 +101,4 @@ def _demo() -> str:
 
 
 _CHECKS: dict[str, Callable[[], str]] = {
-    "versions": _versions, "machine": _machine, "load": _load, "free": _memory, "embedded model": _demo}
+    "versions": _versions, "machine": _machine, "load": _load, "free": _memory, "quantization": _quantization, "embedded model": _demo}

@@ -15,13 +15,15 @@ ENGINES = ("auto", "hf")
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on a GPU, float32 on a CPU), float32, bfloat16, float16 or float64.")]
+Quantization = Annotated[str | None, typer.Option(help="Load the weights as bitsandbytes-4bit, bitsandbytes-8bit, torchao-4bit or "
+                                                       "torchao-8bit, by that library.")]
 Engine = Annotated[str, typer.Option(help="auto or hf: the unmodified Hugging Face modules.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of torch; its own choice if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print data only, on stdout.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
 
 
-def open_model(name: str, device: str, dtype: str, engine: str, threads: int | None) -> ModelAdapter:
+def open_model(name: str, device: str, dtype: str, engine: str, threads: int | None, quantization: str | None = None) -> ModelAdapter:
     """Load what the shared options describe, and say on stderr what was chosen. Raises: ModelError."""
     from skipsearch.cli.common import err
     from skipsearch.names import unknown
@@ -35,9 +37,10 @@ def open_model(name: str, device: str, dtype: str, engine: str, threads: int | N
 
     if threads:
         torch.set_num_threads(threads)
-    model = load_model(name, device=device, dtype=dtype)
-    err.print(f"{model.spec.id}: {model.spec.n_layers} layers, {model.spec.dtype_name} on {this_machine(model.spec.device).description}",
-              style="dim", markup=False)
+    model = load_model(name, device=device, dtype=dtype, quantization=quantization)
+    spec = model.spec
+    weights = f"{spec.quantization} weights, {spec.dtype_name}" if spec.quantization else spec.dtype_name
+    err.print(f"{spec.id}: {spec.n_layers} layers, {weights} on {this_machine(spec.device).description}", style="dim", markup=False)
     return model
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Seed, Threads, open_model, require, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, open_model, require, warn
 
 
 def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")],
@@ -17,7 +17,8 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
          budget: Annotated[str | None, typer.Option(help="Time for the search: 90s, 20m, 1.5h. Default 2m.")] = None,
          trials: Annotated[int | None, typer.Option(min=1, help="Masks to judge at most.")] = None,
          objective: Annotated[str, typer.Option(help="replay (predicted, fast) or wall (timed decoding).")] = "replay",
-         device: Device = "auto", dtype: Dtype = "auto", engine: Engine = "auto", threads: Threads = None, seed: Seed = 0,
+         device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
+         threads: Threads = None, seed: Seed = 0,
          whole_layers: Annotated[bool, typer.Option("--whole-layers", help="Skip attention and MLP of a layer only together.")] = False,
          study: Annotated[str | None, typer.Option(help="Where every judged mask is kept: a journal file or a storage URL. "
                                                         "Default: beside the profile.")] = None,
@@ -34,6 +35,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     from skipsearch.cli.common import err, print_json
     from skipsearch.cli.common import out as console
     from skipsearch.cli.tune_view import TuneView
+    from skipsearch.evaluation.prompts import shortened
     from skipsearch.profile import save_profile
     from skipsearch.profile.dump import as_dict
     from skipsearch.tasks import load_task
@@ -44,7 +46,8 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     seconds(budget)
     chosen = load_task(task, data=data)
     warn([*chosen.notes])
-    adapter = open_model(model, device, dtype, engine, threads)
+    adapter = open_model(model, device, dtype, engine, threads, quantization)
+    warn(shortened(chosen, adapter.spec))
     target = out or default_path(adapter, chosen.name)
     journal = study or str(target.with_suffix(".journal"))
     prepare_target(target, journal, force=force, resume=resume)

@@ -64,8 +64,8 @@ def shortened(task: Task, spec: ModelSpec) -> list[str]:
     most, new = lengths(task, spec.context)
     if new == task.max_new_tokens:
         return []
-    return [f"task {task.name} generates up to {task.max_new_tokens} tokens and {spec.id} was made for {spec.context}, the prompt included: "
-            f"here up to {new}, behind prompts of up to {most}"]
+    return [f"task {task.name} generates up to {task.max_new_tokens} tokens and {spec.id} was made for {spec.context}, the prompt "
+            f"included: here up to {new}, behind prompts of up to {most}"]
 
 
 def template_of(task: Task, tokenizer: object) -> str | None:

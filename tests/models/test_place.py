@@ -165,6 +165,7 @@ def test_a_quantization_is_handed_on_and_recorded(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_stored_quantised_is_not_quantised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skipsearch.models.quantize.find_spec", lambda library: library)
     monkeypatch.setattr("skipsearch.models.loader.stored_quantization", lambda config: "gptq-4bit")
     with pytest.raises(ModelError) as caught:
         load_model("demo", device="cpu", quantization="bitsandbytes-4bit")
