@@ -36,7 +36,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
     """
     chosen_device = pick_device(device)
     chosen_dtype = pick_dtype(dtype, chosen_device)
-    settings = quantization_config(quantization, chosen_dtype) if quantization is not None else None  # asked before a download
+    settings = quantization_config(quantization, chosen_dtype, chosen_device)  # refused before a download
     folder, identity, revision = locate(name)
     config = _known_config(folder, name)
     family = family_of(config)
@@ -140,8 +140,8 @@ def _read_weights(folder: Path, name: str, dtype: torch.dtype, placement: Placem
     except ImportError as error:
         raise ModelError(f"{name} needs a library that is not installed ({_in_short(error)}); install it") from None
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{name} cannot be loaded ({_in_short(error)}); download it again, or try it with transformers "
-                         "alone") from None
+        way_out = "download it again, or try it with transformers alone" if quantization is None else "try another quantization, or none"
+        raise ModelError(f"{name} cannot be loaded ({_in_short(error)}); {way_out}") from None
     _refuse_strange_weights(name, report)
     if placement.spread:
         refuse_offload(name, model.hf_device_map)

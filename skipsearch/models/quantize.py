@@ -20,14 +20,22 @@ QUANTIZATIONS: dict[str, tuple[str, float]] = {
 }
 
 
-def quantization_config(name: str, dtype: torch.dtype) -> Any:
-    """What transformers' `quantization_config` takes. Raises: ModelError for an unknown name or a missing library."""
+def quantization_config(name: str | None, dtype: torch.dtype, device: torch.device) -> Any:
+    """What transformers' `quantization_config` takes; None for None.
+
+    Raises: ModelError for an unknown name, a missing library, or a device or dtype that the library has no kernel for.
+    """
+    if name is None:
+        return None
     if name not in QUANTIZATIONS:
         raise ModelError(f"{unknown('quantization', name, QUANTIZATIONS)}; or none at all")
     library, _ = QUANTIZATIONS[name]
     if find_spec(library) is None:
         raise ModelError(f"quantization {name} needs the library {library}, which is not installed: `pip install {library}`, "
                          "or load the model without quantization")
+    if name == "torchao-4bit" and (device.type != "cuda" or dtype != torch.bfloat16):
+        raise ModelError(f"quantization torchao-4bit runs on a GPU in bfloat16 only, and not on {device} in "
+                         f"{str(dtype).removeprefix('torch.')}: use bitsandbytes-4bit, or no quantization")
     return _config(name, dtype)
 
 
@@ -59,4 +67,6 @@ def _config(name: str, dtype: torch.dtype) -> Any:
         return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
     from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig  # type: ignore[import-not-found]
 
-    return TorchAoConfig(Int8WeightOnlyConfig() if name == "torchao-8bit" else Int4WeightOnlyConfig())
+    if name == "torchao-8bit":
+        return TorchAoConfig(Int8WeightOnlyConfig())
+    return TorchAoConfig(Int4WeightOnlyConfig(int4_packing_format="tile_packed_to_4d"))  # its other packings need another library

@@ -17,6 +17,7 @@ from skipsearch.models.files import Stored, stored_tensors, weight_files
 from skipsearch.models.hub import DEMO_FOLDER
 from skipsearch.models.quantize import QUANTIZATIONS, quantization_config, stored_quantization
 
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 BIG = [Stored("model.embed_tokens.weight", (32000, 4096), None), Stored("model.layers.0.mlp.up_proj.weight", (1_600_000, 4096), None)]
 
 
@@ -187,18 +188,30 @@ def test_a_quantization_by_another_name_or_without_its_library_is_refused(monkey
 def test_quantizations_are_transformers_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """bitsandbytes need not be installed to be configured, torchao must: it is pretended."""
     monkeypatch.setattr("skipsearch.models.quantize.find_spec", lambda library: library)
-    eight = quantization_config("bitsandbytes-8bit", torch.bfloat16)
-    four = quantization_config("bitsandbytes-4bit", torch.bfloat16)
+    eight = quantization_config("bitsandbytes-8bit", torch.bfloat16, CPU)
+    four = quantization_config("bitsandbytes-4bit", torch.bfloat16, CPU)
     assert (eight.load_in_8bit, four.load_in_4bit, four.bnb_4bit_compute_dtype) == (True, True, torch.bfloat16)
     assert [stored_quantization(SimpleNamespace(quantization_config=settings)) for settings in (eight, four.to_dict())] == [
         "bitsandbytes-8bit", "bitsandbytes-4bit"]
 
     torchao = ModuleType("torchao.quantization")
-    torchao.Int8WeightOnlyConfig, torchao.Int4WeightOnlyConfig = lambda: "int8", lambda: "int4"  # type: ignore[attr-defined]
+    torchao.Int8WeightOnlyConfig = lambda: "int8"  # type: ignore[attr-defined]
+    torchao.Int4WeightOnlyConfig = lambda int4_packing_format: f"int4, {int4_packing_format}"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
     monkeypatch.setitem(sys.modules, "torchao.quantization", torchao)
     monkeypatch.setattr("transformers.TorchAoConfig", lambda kind: kind)
-    assert [quantization_config(f"torchao-{bits}bit", torch.bfloat16) for bits in (8, 4)] == ["int8", "int4"]
+    assert [quantization_config(f"torchao-{bits}bit", torch.bfloat16, GPU) for bits in (8, 4)] == ["int8", "int4, tile_packed_to_4d"]
+
+
+@pytest.mark.parametrize(("device", "dtype", "where"), [
+    (CPU, torch.bfloat16, "cpu in bfloat16"), (GPU, torch.float16, "cuda in float16")])
+def test_a_quantization_without_a_kernel_here_is_refused(monkeypatch: pytest.MonkeyPatch, device: torch.device, dtype: torch.dtype,
+                                                         where: str) -> None:
+    monkeypatch.setattr("skipsearch.models.quantize.find_spec", lambda library: library)
+    with pytest.raises(ModelError) as caught:
+        quantization_config("torchao-4bit", dtype, device)
+    assert str(caught.value) == (f"quantization torchao-4bit runs on a GPU in bfloat16 only, and not on {where}: use bitsandbytes-4bit, or "
+                                 "no quantization")
 
 
 @pytest.mark.parametrize(("settings", "name"), [
@@ -206,6 +219,17 @@ def test_quantizations_are_transformers_own_settings(monkeypatch: pytest.MonkeyP
     ({"quant_method": "fp8"}, "fp8"), ({"load_in_4bit": True, "quant_method": "bitsandbytes"}, "bitsandbytes-4bit")])
 def test_weights_that_are_stored_quantised_are_recorded_as_such(settings: dict[str, Any] | None, name: str | None) -> None:
     assert stored_quantization(SimpleNamespace(quantization_config=settings)) == name
+
+
+def test_a_library_that_fails_to_quantise_leaves_other_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernel for this shape")
+
+    monkeypatch.setattr("skipsearch.models.quantize.find_spec", lambda library: library)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", failing)
+    with pytest.raises(ModelError) as caught:
+        load_model("demo", device="cpu", quantization="bitsandbytes-4bit")
+    assert str(caught.value) == "demo cannot be loaded (no kernel for this shape); try another quantization, or none"
 
 
 def test_only_matrices_of_layers_count_as_quantised() -> None:
