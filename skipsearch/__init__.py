@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skipsearch.decoding import Chunk, Decoder, Generation, generate
+    from skipsearch.engine import load_model
     from skipsearch.errors import (
         DecodeError,
         ExportError,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
         TaskError,
     )
     from skipsearch.mask import SkipMask
-    from skipsearch.models import ModelAdapter, ModelSpec, adapt, load_model
+    from skipsearch.models import ModelAdapter, ModelSpec, adapt
     from skipsearch.profile import Profile, load_profile, save_profile
     from skipsearch.stats import DecodeStats, Trial
     from skipsearch.tasks import Task, load_task
@@ -39,7 +40,8 @@ _HOMES = {
     "skipsearch.errors": ("DecodeError", "ExportError", "MaskError", "ModelError", "ProfileError", "SearchError", "SkipSearchError",
                           "TaskError"),
     "skipsearch.mask": ("SkipMask",),
-    "skipsearch.models": ("ModelAdapter", "ModelSpec", "adapt", "load_model"),
+    "skipsearch.engine": ("load_model",),
+    "skipsearch.models": ("ModelAdapter", "ModelSpec", "adapt"),
     "skipsearch.profile": ("Profile", "load_profile", "save_profile"),
     "skipsearch.stats": ("DecodeStats", "Trial"),
     "skipsearch.tasks": ("Task", "load_task"),

@@ -38,7 +38,7 @@ def check_identifiable(spec: ModelSpec) -> None:
 
 
 def compile_profile(model: ModelAdapter, task: Task, workload: Workload, mask: SkipMask, policy: DraftPolicy, plain: Timings, ours: Timings,
-                    *, engine: str, provenance: s.Provenance) -> Profile:
+                    *, provenance: s.Provenance) -> Profile:
     """verdict: `speculate` if the speedup's whole interval lies above 1, else `plain`.
 
     Raises: SearchError if the model lacks the hashes that make a profile checkable (a model that was not loaded from files).
@@ -54,7 +54,7 @@ def compile_profile(model: ModelAdapter, task: Task, workload: Workload, mask: S
         task=s.TaskInfo(name=task.name, version=task.version, calibration_sha256=task.calibration_sha256,
                         chat_template_sha256=template_sha256(task, model.tokenizer), sampling=sampling),
         hardware=s.Hardware(kind=machine.kind, name=machine.name, count=machine.count, threads=machine.threads),  # type: ignore[arg-type]
-        engine=engine, verdict=verdict, drafter=s.SkipDrafter(attn=mask.attn, mlp=mask.mlp), draft_length=policy.draft_length,
+        engine=model.spec.engine, verdict=verdict, drafter=s.SkipDrafter(attn=mask.attn, mlp=mask.mlp), draft_length=policy.draft_length,
         exit=_exit(policy), measured=_measured(model, workload, plain, ours, speedup), software=s.Software(**software()),  # type: ignore[arg-type]
         provenance=provenance)
 

@@ -89,7 +89,7 @@ def seconds(budget: str | float | None) -> float | None:
 
 def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER, budget: str | float | None = None,
          trials: int | None = None, objective: str = "replay", seed: int = 0, study: str | Path | None = None, resume: bool = False,
-         whole_layers: bool = False, engine: str = "hf", listen: Listener = lambda event: None) -> Profile:
+         whole_layers: bool = False, listen: Listener = lambda event: None) -> Profile:
     """Search a mask and a draft policy for `model` on `task`, and measure them here.
 
     budget: of the search itself (the race and the confirmation come on top); trials: masks judged. The first to run out ends the
@@ -111,7 +111,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     started = perf_counter()
     task = load_task(task) if isinstance(task, str) else task
     check_task(task)
-    ledger = Ledger(study, identity(model, task, objective, whole_layers, engine), resume) if study is not None else None
+    ledger = Ledger(study, identity(model, task, objective, whole_layers), resume) if study is not None else None
     told = ledger.trials() if ledger else []
 
     listen(Stage("continuing the calibration prompts with the full model"))
@@ -134,7 +134,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     holdout = workload(model, task, task.holdout)
     plain, ours = _timed(model, holdout, [(winner, policy)], seed, HOLDOUT_REPEATS, listen)
     listen(Raced(winner, policy, None, ours.speedup_over(plain), "holdout"))
-    return compiler.compile_profile(model, task, holdout, winner, policy, plain, ours, engine=engine,
+    return compiler.compile_profile(model, task, holdout, winner, policy, plain, ours,
                                     provenance=compiler.provenance(searcher, objective, seed, len(search.seen), searched))
 
 
@@ -153,11 +153,11 @@ def check_task(task: Task) -> None:
                           "it needs some of both")
 
 
-def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool, engine: str) -> dict[str, Any]:
+def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool) -> dict[str, Any]:
     """What must be equal for the trials of two processes to be comparable."""
     machine, spec = this_machine(model.spec.device), model.spec
     return {"model": spec.id, "n_layers": spec.n_layers, "config_sha256": spec.config_sha256, "weights_sha256": spec.weights_sha256,
-            "dtype": spec.dtype_name, "quantization": spec.quantization, "device": machine.description, "engine": engine, "task": task.name,
+            "dtype": spec.dtype_name, "quantization": spec.quantization, "device": machine.description, "engine": spec.engine, "task": task.name,
             "calibration_sha256": task.calibration_sha256, "chat_template_sha256": template_sha256(task, model.tokenizer),
             "generation": {"max_new_tokens": task.max_new_tokens, "max_prompt_tokens": task.max_prompt_tokens,
                            "end_on_repeat": task.end_on_repeat, "sampling": task.sampling.model_dump()},

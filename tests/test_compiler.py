@@ -40,14 +40,14 @@ def named_model() -> ModelAdapter:
 def compiled(baseline: Timings, ours: Timings, mask: SkipMask = MASK, policy: DraftPolicy = ADAPTIVE,
              prompts: Sequence[tuple[int, ...]] = PROMPTS, temperature: float = 0.0, task: Task = TASK) -> Profile:
     work = Workload(tuple(map(str, range(len(prompts)))), tuple(prompts), 11, 6, Sampling(temperature))
-    return compile_profile(named_model(), task, work, mask, policy, baseline, ours, engine="hf",
+    return compile_profile(named_model(), task, work, mask, policy, baseline, ours,
                            provenance=compiler.provenance("gp", "replay", 3, 57, 12.3456))
 
 
 def test_a_model_that_no_file_says_anything_about_gets_no_profile() -> None:
     work = Workload(("a",), PROMPTS[:1], 11, 6, Sampling())
     with pytest.raises(SearchError, match=r"was not loaded from files.*save it and load_model it"):
-        compile_profile(small_world()[0], TASK, work, MASK, ADAPTIVE, plain([1.0]), drafting([1.0]), engine="hf",
+        compile_profile(small_world()[0], TASK, work, MASK, ADAPTIVE, plain([1.0]), drafting([1.0]),
                         provenance=compiler.provenance("gp", "replay", 0, 1, 1.0))
 
 

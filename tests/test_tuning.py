@@ -81,7 +81,7 @@ def interrupt_after(n: int) -> Callable[[tuning.Event], None]:
 
 
 def kept(journal: Path, objective: str = "replay", **options: Any) -> list[Trial]:
-    arguments = {"whole_layers": False, "engine": "hf", **options}
+    arguments = {"whole_layers": False, **options}
     return Ledger(journal, identity(small_model(), small_task(), objective, **arguments), resume=True).trials()
 
 

@@ -30,6 +30,8 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
            profiles: Annotated[Path | None, typer.Option(help="A folder that `--profile auto` searches first.")] = None,
            device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
            threads: Threads = None,
+           exact: Annotated[bool, typer.Option("--exact", help="Greedy tokens equal to the bit with any profile and none, in every "
+                                                               "dtype; costs passes of eight rows.")] = False,
            check: Annotated[bool, typer.Option("--check", help="Decode plainly too and compare the tokens.")] = False,
            as_json: Json = False) -> None:
     """Example: skipsearch decode --profile my-profile.yaml --prompt "def main(argv=None):"
@@ -50,7 +52,7 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
         loaded = _look_up(adapter, task, profiles)
     from skipsearch.decoding import Decoder
 
-    decoder, plain = Decoder(adapter, loaded), Decoder(adapter) if check else None
+    decoder, plain = Decoder(adapter, loaded, exact=exact), Decoder(adapter, exact=exact) if check else None
     warn(decoder.warnings)
     if loaded is not None and loaded.verdict == "plain":
         warn(["this profile says that nothing beat plain decoding where it was made, so decoding is plain"])

@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.errors import ModelError
-
 if TYPE_CHECKING:
     from skipsearch.models import ModelAdapter
-
-ENGINES = ("auto", "hf")
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on a GPU, float32 on a CPU), float32, bfloat16, float16 or float64.")]
 Quantization = Annotated[str | None, typer.Option(help="Load the weights as bitsandbytes-4bit, bitsandbytes-8bit, torchao-4bit or "
                                                        "torchao-8bit, by that library.")]
-Engine = Annotated[str, typer.Option(help="auto or hf: the unmodified Hugging Face modules.")]
+Engine = Annotated[str, typer.Option(help="auto (lean where it applies, else hf), hf (the unmodified Hugging Face modules), lean (fused "
+                                          "weights), compiled (for this CPU) or graph (CUDA graphs).")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of torch; its own choice if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print data only, on stdout.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
@@ -25,22 +22,19 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
 
 def open_model(name: str, device: str, dtype: str, engine: str, threads: int | None, quantization: str | None = None) -> ModelAdapter:
     """Load what the shared options describe, and say on stderr what was chosen. Raises: ModelError."""
-    from skipsearch.cli.common import err
-    from skipsearch.names import unknown
-
-    if engine not in ENGINES:
-        raise ModelError(unknown("engine", engine, ENGINES))
     import torch
 
+    from skipsearch.cli.common import err
+    from skipsearch.engine import load_model
     from skipsearch.machine import this_machine
-    from skipsearch.models import load_model
 
     if threads:
         torch.set_num_threads(threads)
-    model = load_model(name, device=device, dtype=dtype, quantization=quantization)
+    model = load_model(name, device=device, dtype=dtype, quantization=quantization, engine=engine)
     spec = model.spec
     weights = f"{spec.quantization} weights, {spec.dtype_name}" if spec.quantization else spec.dtype_name
-    err.print(f"{spec.id}: {spec.n_layers} layers, {weights} on {this_machine(spec.device).description}", style="dim", markup=False)
+    err.print(f"{spec.id}: {spec.n_layers} layers, {weights} on {this_machine(spec.device).description}, engine {spec.engine}",
+              style="dim", markup=False)
     return model
 
 

@@ -15,7 +15,7 @@ from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker, is_whole
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.drafters import DecodeContext, Drafter
-from skipsearch.engine import forward, inference
+from skipsearch.engine import EXACT_ROWS, exact_forward, forward, inference
 from skipsearch.errors import DecodeError
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.stats import DecodeStats
@@ -56,10 +56,13 @@ class _Request:
 
 
 class DecodeLoop:
-    """The engine room of `Decoder`: one model, one drafter or none, one cache that is kept between requests."""
+    """The engine room of `Decoder`: one model, one drafter or none, one cache that is kept between requests.
 
-    def __init__(self, model: ModelAdapter, drafter: Drafter | None = None, draft_length: int = 0):
-        self.model, self.drafter, self.draft_length = model, drafter, draft_length
+    exact: passes of the full model have one fixed shape, so that their bits do not depend on what was drafted.
+    """
+
+    def __init__(self, model: ModelAdapter, drafter: Drafter | None = None, draft_length: int = 0, exact: bool = False):
+        self.model, self.drafter, self.draft_length, self.exact = model, drafter, draft_length, exact
         self._cache: KVCache | None = None
         self._planner: Planner | None = None
 
@@ -94,7 +97,7 @@ class DecodeLoop:
         generator = torch.Generator(device).manual_seed(seed)
         picker = GreedyPicker() if sampling.greedy else SamplingPicker(sampling, generator)
         rows = torch.tensor([list(prompt)], device=device)
-        logits = forward(self.model, rows, cache, planner.chain(0, len(prompt)), last_only=True)
+        logits = self._full(rows, cache, planner, last_only=True)
         pending, _ = picker.pick(logits[:, -1])
         cache.length = len(prompt)
         ctx = DecodeContext(self.model, cache, planner, pending, [list(prompt)], picker)
@@ -117,7 +120,7 @@ class DecodeLoop:
         drafted_at = perf_counter()
 
         n_drafted = rows.shape[1] - 1
-        logits = forward(self.model, rows, cache, ctx.planner.chain(cache.length, 1 + n_drafted))[0]  # [1 + N, V]
+        logits = self._full(rows, cache, ctx.planner)[0]  # [1 + N, V]
         accepted, following = self._accept(request, rows[0, 1:], draft.probs if draft else None, logits)
         cache.length += 1 + accepted  # rejected K/V stays behind; the next verify overwrites it before anything reads it
         ctx.pending = rows.new_tensor([[following]])
@@ -134,6 +137,12 @@ class DecodeLoop:
         stats.decode_seconds += ended - started
         return [*rows[0, 1:1 + accepted].tolist(), following]
 
+    def _full(self, tokens: Tensor, cache: KVCache, planner: Planner, last_only: bool = False) -> Tensor:
+        """The full model over tokens [1, T] behind what is committed."""
+        if self.exact:
+            return exact_forward(self.model, tokens, cache, planner, cache.length, last_only)
+        return forward(self.model, tokens, cache, planner.chain(cache.length, tokens.shape[1]), last_only=last_only)
+
     def _accept(self, request: _Request, drafted: Tensor, q: Tensor | None, logits: Tensor) -> tuple[int, int]:
         picker = request.ctx.picker
         if isinstance(picker, SamplingPicker):
@@ -145,6 +154,7 @@ class DecodeLoop:
 
         It is lent until the request ends, so that another one that starts meanwhile takes its own.
         """
+        tokens += EXACT_ROWS - 1 if self.exact else 0  # rows that fill a pass up write behind the last token
         cache, planner, self._cache, self._planner = self._cache, self._planner, None, None
         if cache is None or planner is None or cache.capacity < tokens:
             capacity = max(256, 1 << (tokens - 1).bit_length())

@@ -24,11 +24,12 @@ class Decoder:
 
     profile: a Profile; a SkipMask (Draft & Verify's adaptive exit and K = 12 unless told otherwise); None for plain decoding
     on the same engine, which is also what a profile with `verdict: plain` asks for.
+    exact: greedy tokens are the same to the bit with any profile and with none, in every dtype; costs passes of eight rows.
     Raises: ProfileError for a profile of another model, MaskError for a mask of another depth.
     """
 
     def __init__(self, model: ModelAdapter, profile: Profile | SkipMask | None = None, *, draft_length: int | None = None,
-                 exit_policy: ExitPolicy | None = None):
+                 exit_policy: ExitPolicy | None = None, exact: bool = False):
         self.model = model
         self.warnings: list[str] = []
         mask: SkipMask | None
@@ -42,7 +43,7 @@ class Decoder:
         else:
             mask = profile
         if mask is None:
-            self.loop = DecodeLoop(model)
+            self.loop = DecodeLoop(model, exact=exact)
             return
         if mask.n_layers != model.spec.n_layers:
             raise MaskError(f"the mask is for {mask.n_layers} layers and {model.spec.id} has {model.spec.n_layers}: "
@@ -51,7 +52,7 @@ class Decoder:
         if not is_whole(draft_length) or draft_length < 1:
             raise DecodeError(f"draft_length is {draft_length}; a round drafts a whole number of tokens, at least 1 "
                               "(no profile at all is plain decoding)")
-        self.loop = DecodeLoop(model, SkipDrafter(mask, exit_policy or make_exit("adaptive")), int(draft_length))
+        self.loop = DecodeLoop(model, SkipDrafter(mask, exit_policy or make_exit("adaptive")), int(draft_length), exact)
 
     def stream(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
                top_k: int = 0, seed: int = 0, stop: str | Sequence[str] | None = None, end_on_repeat: int | None = None,

@@ -13,9 +13,9 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
                       weights_sha256=spec.weights_sha256, dtype=spec.dtype_name, quantization=spec.quantization)
 
 
-def machine_facts(spec: ModelSpec, engine: str | None = None) -> MachineFacts:
+def machine_facts(spec: ModelSpec) -> MachineFacts:
     here = this_machine(spec.device)
-    return MachineFacts(here.kind, here.name, here.count, here.threads, engine, software())
+    return MachineFacts(here.kind, here.name, here.count, here.threads, spec.engine, software())
 
 
 def check_profile(profile: Profile, model: ModelAdapter) -> list[str]:

@@ -1,5 +1,8 @@
-"""The engine: the one loop over layers."""
+"""The engine: the one loop over layers, and what makes it fast: compiled pieces, recorded passes; and passes exact to the bit."""
 
+from skipsearch.engine.exact import ROWS as EXACT_ROWS
+from skipsearch.engine.exact import exact_forward
 from skipsearch.engine.forward import forward, inference
+from skipsearch.engine.load import ENGINES, load_model
 
-__all__ = ["forward", "inference"]
+__all__ = ["ENGINES", "EXACT_ROWS", "exact_forward", "forward", "inference", "load_model"]

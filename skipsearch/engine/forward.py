@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,13 @@ from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class PassRunner(Protocol):
+    """An engine that may have a whole pass ready."""
+
+    def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor | None:
+        """As `forward`; None leaves the pass to the loop."""
 
 
 def inference(function: F) -> F:
@@ -25,7 +32,18 @@ def forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan,
     """One pass. tokens: [B, T]; returns logits [B, T, V], or [B, 1, V] with last_only (a prefill needs no more).
 
     mask: sub-layers to leave out (a draft pass); None runs all of them. K/V of every attention that runs are written.
+    An engine that has the whole pass ready runs that instead.
     """
+    run = getattr(model, "run", None)  # of a PassRunner; isinstance of a protocol costs as much as a kernel
+    logits = None if run is None else run(tokens, cache, plan, mask, last_only)
+    if logits is not None:
+        return logits
+    return layers(model, tokens, cache, plan, mask, last_only)
+
+
+def layers(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
+           last_only: bool = False) -> Tensor:
+    """The loop itself."""
     h = model.embed(tokens, plan.positions)
     if mask is None:
         for i in range(model.spec.n_layers):

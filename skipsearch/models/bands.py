@@ -1,7 +1,7 @@
 """Which keys the rows of a chain pass may see, as additive masks that are views: nothing is computed that grows with the context.
 
 Row i of a pass of T rows sees all slots up to the one it writes itself, or the last `window` of them. The pattern only moves along
-with the pass, so one buffer [T, capacity + T] serves every start: the last start + T of its columns.
+with the pass, so one buffer serves every start: as many columns before the pass's own as the cache has, and some hidden ones behind.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import Tensor
 from skipsearch.cache import PassPlan
 
 MOST_ROWS = 64  # of a buffer that is kept; a longer pass is a prefill and pays for its own
+BEHIND = 64     # hidden columns behind the pass's own, for passes that look at whole blocks of keys
 
 
 class Bands:
@@ -28,15 +29,17 @@ class Bands:
 
     def of(self, plan: PassPlan, window: int | None) -> Tensor:
         """[1, 1, T, plan.keys] of a chain pass, 0 where a row may look and −inf where it may not."""
-        rows = plan.positions.shape[1]
-        if rows > MOST_ROWS:
-            return self._band(rows, plan.keys, window)
+        rows, keys = plan.positions.shape[1], plan.keys
+        assert plan.start is not None
+        if rows > MOST_ROWS or keys > plan.start + rows + BEHIND:
+            return self._band(rows, plan.start, keys - rows - plan.start, window)
         band = self._kept.get((rows, window))
         if band is None:
-            band = self._kept[rows, window] = self._band(rows, self.capacity + rows, window)
-        return band[..., band.shape[-1] - plan.keys:]
+            band = self._kept[rows, window] = self._band(rows, self.capacity, BEHIND, window)
+        return band.narrow(-1, self.capacity - plan.start, keys)
 
-    def _band(self, rows: int, keys: int, window: int | None) -> Tensor:
-        behind = torch.arange(keys - rows, keys, device=self.device)[:, None] - torch.arange(keys, device=self.device)  # [T, keys]
-        seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
-        return torch.zeros(rows, keys, dtype=self.dtype, device=self.device).masked_fill_(~seen, float("-inf"))[None, None]
+    def _band(self, rows: int, before: int, after: int, window: int | None) -> Tensor:
+        own = torch.arange(before, before + rows, device=self.device)[:, None]
+        distance = own - torch.arange(before + rows + after, device=self.device)  # [T, columns]
+        seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        return torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, float("-inf"))[None, None]

@@ -9,7 +9,7 @@ from skipsearch.errors import DecodeError
 
 @pytest.fixture
 def model():
-    return ss.load_model("demo", device="cpu", dtype="float32")
+    return ss.load_model("demo", device="cpu", dtype="float32", engine="hf")
 
 
 def test_peers_write_the_same_tokens_and_go_on_behind_an_end_of_sequence_token(model):

@@ -13,12 +13,12 @@ from itertools import zip_longest
 from typing import Any
 
 from helpers.text import byte_tokenizer
-from helpers.tiny import LAYERS, FullModel, small_world, with_eos
+from helpers.tiny import LAYERS, FullModel, small_world, with_eos, with_tokenizer
 
 from skipsearch.decoding import Decoder
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
-from skipsearch.models import ModelAdapter, adapt
+from skipsearch.models import ModelAdapter
 from skipsearch.stats import DecodeStats
 
 MASKS = (SkipMask(LAYERS, (1, 3), (2,)), SkipMask(LAYERS, (0,), (0, 4)), SkipMask(LAYERS, (2, 3)), SkipMask(LAYERS, mlp=(1, 2)))
@@ -127,7 +127,7 @@ def check_endings(cases: Sequence[tuple[tuple[int, ...], Ending]] | None = None,
     for prompt, ending in cases or [*endings_by_default(PROMPTS[0]), *endings_by_default(PROMPTS[1])]:
         expected = expected_ending(full.greedy(prompt, ending.limit), ending, tokenizer)
         for drafting in draftings:
-            ready = with_eos(adapt(model.model, tokenizer), *ending.eos)  # type: ignore[attr-defined]
+            ready = with_eos(with_tokenizer(model, tokenizer), *ending.eos)
             decoder = drafting.decoder(ready) if drafting else Decoder(ready)
             chunks = list(decoder.stream(prompt, ending.limit, stop=ending.stop, end_on_repeat=ending.end_on_repeat))
             tokens = [t for c in chunks for t in c.tokens]

@@ -89,13 +89,14 @@ def stale_kv_at_accepted_positions() -> Iterator[None]:
 
     def write(self: KVCache, layer: int, key: Tensor, value: Tensor, plan: PassPlan) -> tuple[Tensor, Tensor]:
         buffers = self.keys[layer], self.values[layer]
-        is_verify = plan.start is not None and plan.start > 0 and key.shape[2] > 1
-        drafted = [b[:, :, plan.start:plan.keys - 1].clone() for b in buffers if b is not None] if is_verify else []
+        slots = plan.slots[0]
+        is_verify = len(slots) > 1 and int(slots[0]) > 0
+        drafted = [b[:, :, slots[:-1]].clone() for b in buffers if b is not None] if is_verify else []
         seen = tuple(t.clone() for t in real(self, layer, key, value, plan))
         for buffer, old in zip(buffers, drafted, strict=False):
             assert buffer is not None
             if bool(old.any()):
-                buffer[:, :, plan.start:plan.keys - 1] = old
+                buffer[:, :, slots[:-1]] = old
         return seen[0], seen[1]
 
     with patch.object(KVCache, "write", write):
@@ -109,10 +110,10 @@ def full_model_kv_missing() -> Iterator[None]:
 
     def write(self: KVCache, layer: int, key: Tensor, value: Tensor, plan: PassPlan) -> tuple[Tensor, Tensor]:
         keys, values = (t.clone() for t in real(self, layer, key, value, plan))
-        if key.shape[2] > 1 and plan.start and layer in MASKS[0].attn:
+        if key.shape[2] > 1 and int(plan.slots[0, 0]) > 0 and layer in MASKS[0].attn:
             for buffer in (self.keys[layer], self.values[layer]):
                 assert buffer is not None
-                buffer[:, :, plan.start:plan.keys] = 0
+                buffer[:, :, plan.slots[0]] = 0
         return keys, values
 
     with patch.object(KVCache, "write", write):

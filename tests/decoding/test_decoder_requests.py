@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.text import byte_tokenizer
-from helpers.tiny import LAYERS, small_world, tiny_llama
+from helpers.tiny import LAYERS, small_world, tiny_llama, with_tokenizer
 
 from skipsearch.decoding import Decoder
 from skipsearch.errors import DecodeError, MaskError, SkipSearchError
@@ -67,7 +67,7 @@ def test_a_senseless_prompt_is_refused_with_what_is_wrong_with_it(prompt: Any, s
     ({"end_on_repeat": -1}, "end_on_repeat is -1"), ({"end_on_repeat": 2.5}, "end_on_repeat is 2.5"),
 ], ids=str)
 def test_a_senseless_number_is_refused_before_the_first_token(asked: dict[str, Any], sentence: str) -> None:
-    decoder = Decoder(adapt(small_world()[0].model, byte_tokenizer()))  # type: ignore[attr-defined]
+    decoder = Decoder(with_tokenizer(small_world()[0], byte_tokenizer()))
     with pytest.raises(DecodeError, match=sentence):
         decoder.stream(PROMPTS[0], **({"max_new_tokens": 4, "temperature": 0.0} | asked))
 

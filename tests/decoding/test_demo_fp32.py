@@ -21,8 +21,8 @@ NEW_TOKENS = 20
 
 
 @cache
-def demo() -> ModelAdapter:
-    return load_model("demo", device="cpu", dtype="float32")
+def demo(engine: str = "lean") -> ModelAdapter:
+    return load_model("demo", device="cpu", dtype="float32", engine=engine)
 
 
 @cache
@@ -33,23 +33,25 @@ def prompt(text: str) -> list[int]:
 @cache
 def of_hugging_face(text: str) -> list[int]:
     ids = torch.tensor([prompt(text)])
-    out = demo().model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS)  # type: ignore[attr-defined]
+    out = demo("hf").model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS)  # type: ignore[attr-defined]
     return out[0, ids.shape[1]:].tolist()
 
 
+@pytest.mark.parametrize("engine", ["hf", "lean"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_plain_decoding_writes_what_hugging_face_generates(text: str) -> None:
-    result = Decoder(demo()).generate(prompt(text), NEW_TOKENS)
+def test_plain_decoding_writes_what_hugging_face_generates(text: str, engine: str) -> None:
+    result = Decoder(demo(engine)).generate(prompt(text), NEW_TOKENS)
     assert result.tokens == of_hugging_face(text)
     assert result.text == demo().tokenizer.decode(result.tokens, skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("engine", ["hf", "lean"])
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
-def test_speculative_decoding_writes_the_same_tokens(kind: str) -> None:
+def test_speculative_decoding_writes_the_same_tokens(kind: str, engine: str) -> None:
     layers = demo().spec.n_layers
     middle = range(layers // 3, layers - layers // 4)
     mask = SkipMask(layers, tuple(middle)[::2], tuple(middle)[1::2])
-    decoder = Decoder(demo(), mask, draft_length=5, exit_policy=make_exit(kind))
+    decoder = Decoder(demo(engine), mask, draft_length=5, exit_policy=make_exit(kind))
     total = DecodeStats()
     for text in TEXTS:
         result = decoder.generate(prompt(text), NEW_TOKENS)

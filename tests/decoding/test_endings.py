@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from helpers.properties import examples
 from helpers.text import SPECIAL, byte_tokenizer
-from helpers.tiny import VOCAB, FullModel, small_world, tiny_llama, with_eos
+from helpers.tiny import VOCAB, FullModel, small_world, tiny_llama, with_eos, with_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,7 +91,7 @@ def test_a_special_token_given_as_a_stop_string_stops_though_it_shows_as_nothing
 
 def test_chunks_come_a_round_at_a_time_and_only_the_last_has_reason_and_stats() -> None:
     model, full = small_world()
-    chunks = list(Drafting(draft_length=5).decoder(adapt(model.model, byte_tokenizer())).stream(PROMPTS[0], 20))  # type: ignore[attr-defined]
+    chunks = list(Drafting(draft_length=5).decoder(with_tokenizer(model, byte_tokenizer())).stream(PROMPTS[0], 20))
     assert [t for c in chunks for t in c.tokens] == full.greedy(PROMPTS[0], 20)
     assert all(c.finish_reason is None and c.stats is None for c in chunks[:-1])
     assert (chunks[-1].finish_reason, len(chunks[0].tokens)) == ("length", 1)

@@ -9,7 +9,7 @@ from skipsearch.errors import DecodeError
 
 @pytest.fixture(scope="module")
 def demo():
-    return ss.load_model("demo", device="cpu", dtype="float32")
+    return ss.load_model("demo", device="cpu", dtype="float32", engine="hf")
 
 
 @pytest.fixture(scope="module")

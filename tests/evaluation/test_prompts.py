@@ -47,11 +47,11 @@ def test_the_hash_says_whether_there_was_a_template_and_which() -> None:
 def test_profile_and_study_carry_it() -> None:
     model, task = talking_model(), small_task(chat=True)
     expected = template_sha256(task, model.tokenizer)
-    assert identity(model, task, "replay", False, "hf")["chat_template_sha256"] == expected
+    assert identity(model, task, "replay", False)["chat_template_sha256"] == expected
     work = workload(model, task, task.holdout)
     seconds = [1.0] * len(work.prompts)
     profile = compile_profile(model, task, work, SkipMask(LAYERS, (1,)), DraftPolicy(4, "fixed"), plain(seconds), drafting(seconds),
-                              engine="hf", provenance=provenance("gp", "replay", 0, 1, 1.0))
+                              provenance=provenance("gp", "replay", 0, 1, 1.0))
     assert profile.task.chat_template_sha256 == expected is not None
 
 

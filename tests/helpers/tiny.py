@@ -5,16 +5,24 @@ Every embedding is large and every residual branch small, so that leaving branch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import copy
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from skipsearch.engine.graph import GraphAdapter
+from skipsearch.engine.load import driven
 from skipsearch.models import ModelAdapter, adapt
+from skipsearch.models.families import family_of
+from skipsearch.models.lean import fuse
 
 LAYERS = 5
 VOCAB = 64
@@ -40,8 +48,14 @@ def tiny_llama(seed: int = 0, *, layers: int = LAYERS, vocab: int = VOCAB, hidde
 
 def with_eos(model: ModelAdapter, *eos: int) -> ModelAdapter:
     """The same weights with other end-of-sequence tokens."""
-    other = adapt(model.model, model.tokenizer)  # type: ignore[attr-defined]
+    other = copy(model)
     other.spec = replace(other.spec, eos_token_ids=eos)
+    return other
+
+
+def with_tokenizer(model: ModelAdapter, tokenizer: Any) -> ModelAdapter:
+    other = copy(model)
+    other.tokenizer = tokenizer
     return other
 
 
@@ -63,8 +77,34 @@ class FullModel:
         return self.hf(torch.tensor([list(history)]), use_cache=False).logits[0, -1].numpy()
 
 
-@cache
 def small_world(seed: int = 0) -> tuple[ModelAdapter, FullModel]:
-    """The model that most tests share, and the full model's own view of it."""
-    hf = tiny_llama(seed)
-    return adapt(hf), FullModel(hf)
+    """The model that most tests share, driven by the engine of the moment, and the full model's own view of it."""
+    return _driven(seed, _engine.get()), _full(seed)
+
+
+@contextmanager
+def driven_by(engine: str) -> Iterator[None]:
+    """While it lasts, `small_world` is driven by this engine, which may be `graph` on a CPU."""
+    token = _engine.set(engine)
+    try:
+        yield
+    finally:
+        _engine.reset(token)
+
+
+_engine: ContextVar[str] = ContextVar("engine", default="hf")
+
+
+@cache
+def _full(seed: int) -> FullModel:
+    return FullModel(tiny_llama(seed))
+
+
+@cache
+def _driven(seed: int, engine: str) -> ModelAdapter:
+    hf = tiny_llama(seed) if engine != "hf" else _full(seed).hf
+    model = adapt(hf)
+    if engine == "hf":
+        return model
+    lean = fuse(hf, replace(model.spec, engine="lean"), family_of(hf.config))
+    return GraphAdapter(lean) if engine == "graph" else driven(lean, engine)

@@ -1,0 +1,104 @@
+"""The graph engine: whole passes over static buffers, recorded once as CUDA graphs and replayed without Python in between.
+
+A pass is recorded for a mask (a draft step) or for none (a verify pass), for a number of rows and of keys, each rounded up so that few
+recordings serve all. What changes from call to call, the tokens and where they start, lies in two small buffers that the recording reads.
+On a CPU the same body runs directly: shapes, padding and buffers are then tested where there is no GPU.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skipsearch.cache import KVCache, PassPlan
+from skipsearch.engine.forward import layers
+from skipsearch.mask import SkipMask
+from skipsearch.models.lean import LeanAdapter
+
+MOST_ROWS = 32        # of a recorded pass; longer ones are prefills and run as they are
+LEAST_KEYS = 256      # recordings are made for this many keys, then for twice as many, …
+MOST_RECORDINGS = 128  # the least recently used one goes first
+WARM_UP = 2           # runs before a recording, in which kernels are chosen and workspaces made
+
+
+class GraphAdapter:
+    """A fused model whose short passes are recorded."""
+
+    def __init__(self, lean: LeanAdapter):
+        self.lean, self.tokenizer = lean, lean.tokenizer
+        self.spec = lean.spec
+        self._recordings: OrderedDict[tuple[Any, ...], _Recording] = OrderedDict()
+        self.new_cache, self.embed, self.block, self.head = lean.new_cache, lean.embed, lean.block, lean.head
+
+    def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor | None:
+        """Logits of a pass, or None for one that is not recorded: a batch, a tree, a replay, a prefill, one at the end of the cache.
+
+        The next call of the same shape overwrites them.
+        """
+        rows = _next_power(tokens.shape[1])
+        if not plan.chain or not plan.start or len(tokens) != 1 or rows > MOST_ROWS or plan.start + rows > cache.capacity:
+            return None
+        keys = min(max(LEAST_KEYS, _next_power(plan.start + rows)), cache.capacity)
+        key = (id(cache), mask, rows, keys)
+        recording = self._recordings.get(key)
+        if recording is None or recording.cache is not cache:
+            recording = self._recordings[key] = _Recording(self.lean, cache, mask, rows, keys)
+            if len(self._recordings) > MOST_RECORDINGS:
+                self._recordings.popitem(last=False)
+        self._recordings.move_to_end(key)
+        logits = recording(tokens, plan.start)[:, :tokens.shape[1]]
+        return logits[:, -1:] if last_only else logits
+
+
+class _Recording:
+    """One shape of one mask over the buffers of one cache."""
+
+    def __init__(self, model: LeanAdapter, cache: KVCache, mask: SkipMask | None, rows: int, keys: int):
+        device = model.spec.device
+        self.model, self.cache, self.mask, self.keys = model, cache, mask, keys
+        self.tokens = torch.zeros(1, rows, dtype=torch.long, device=device)
+        self.start = torch.zeros(1, dtype=torch.long, device=device)
+        self.steps, self.slots = torch.arange(rows, device=device)[None], torch.arange(keys, device=device)
+        self.replay: Callable[[], Tensor] | None = None
+
+    def __call__(self, tokens: Tensor, start: int) -> Tensor:
+        """tokens: [1, T], T ≤ rows; returns logits [1, rows, V], of which the first T count. The next call overwrites them."""
+        self.tokens[:, :tokens.shape[1]].copy_(tokens)
+        self.start.fill_(start)
+        if self.replay is None:  # the runs of a recording write what this very pass has to write
+            self.replay = _recorded(self._body) if self.tokens.is_cuda else self._body
+        return self.replay()
+
+    def _body(self) -> Tensor:
+        slots = self.start + self.steps
+        context = self.model.spec.context
+        positions = slots if context is None else slots.clamp(max=context - 1)  # of rows that only fill up
+        plan = PassPlan(positions, slots, self.keys, (self.slots <= slots[0, :, None])[None, None], None)
+        return layers(self.model, self.tokens, self.cache, plan, self.mask)
+
+
+def _recorded(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Capture `body`; the result replays it and returns the buffer that its result lies in."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(WARM_UP):
+            body()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = body()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return result
+
+    return replay
+
+
+def _next_power(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,47 @@
+"""Engines by name, and `load_model`: a model together with the engine that drives it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from skipsearch import models
+from skipsearch.errors import ModelError
+from skipsearch.models.lean import LeanAdapter
+from skipsearch.models.spec import ModelAdapter
+from skipsearch.names import unknown
+
+ENGINES: dict[str, str] = {
+    "hf": "the unmodified Hugging Face modules, any family",
+    "lean": "fused weights and a few kernels a sub-layer, Llama-shaped families",
+    "compiled": "lean, its sub-layers compiled once for this CPU",
+    "graph": "lean, its passes recorded once as CUDA graphs",
+}
+
+
+def load_model(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None,
+               engine: str = "auto") -> ModelAdapter:
+    """As `skipsearch.models.load_model`, driven by an engine of `ENGINES`; auto takes lean where it applies and hf elsewhere.
+
+    Raises: ModelError for an unknown engine, or one that cannot drive this model here.
+    """
+    if engine not in ("auto", *ENGINES):
+        raise ModelError(f"{unknown('engine', engine, ENGINES)}; or auto")
+    model = models.load_model(name, device, dtype, quantization, engine if engine in ("auto", "hf") else "lean")
+    return driven(model, engine)
+
+
+def driven(model: ModelAdapter, engine: str) -> ModelAdapter:
+    """A fused model under an engine that builds on it; any other as it is. Raises: ModelError."""
+    if not isinstance(model, LeanAdapter) or engine not in ("compiled", "graph"):
+        return model
+    if engine == "graph":
+        from skipsearch.engine.graph import GraphAdapter
+
+        if model.spec.device.type != "cuda":
+            raise ModelError(f"the engine graph records CUDA graphs and {model.spec.id} is on {model.spec.device}: use --device cuda, "
+                             "or --engine lean")
+        model.spec = replace(model.spec, engine="graph")
+        return GraphAdapter(model)
+    from skipsearch.engine.compiled import compile_model
+
+    return compile_model(model)

@@ -1,0 +1,66 @@
+"""What holds of one engine holds of each: the checks of this folder and the planted bugs, with another engine under the same loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from helpers.properties import examples
+from helpers.tiny import FullModel, driven_by, small_world
+from hypothesis import given
+
+from skipsearch.decoding import Decoder
+from skipsearch.stats import DecodeStats
+
+from .checks import MASKS, PROMPTS, Drafting, assert_partly_accepted, check_endings, check_greedy, check_streams_side_by_side
+from .count_checks import check_counts
+from .planted_bugs import BUGS, check_greedy_on_padded_passes
+from .test_greedy_losslessness import draftings, requests
+
+CHECKS = (check_greedy, check_greedy_on_padded_passes, check_streams_side_by_side, check_endings, check_counts)
+
+
+@pytest.fixture(params=["lean", "graph"], autouse=True)
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    with driven_by(request.param):
+        yield request.param
+
+
+def test_the_engine_of_the_moment_is_used(engine: str) -> None:
+    model, full = small_world()
+    assert type(model).__name__.lower().startswith(engine)
+    assert isinstance(full, FullModel)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_a_check_passes(check) -> None:
+    check()
+
+
+@pytest.mark.parametrize("bug", [name for name, (_, check) in BUGS.items() if check in CHECKS])
+def test_a_check_fails_while_the_bug_is_planted(bug: str) -> None:
+    plant, check = BUGS[bug]
+    with plant(), pytest.raises(AssertionError):
+        check()
+
+
+def test_greedy_tokens_are_the_full_models_own_whatever_is_asked() -> None:
+    total = DecodeStats()
+
+    @examples(25)
+    @given(draftings, requests)
+    def holds(drafting: Drafting, request: tuple[tuple[int, ...], int]) -> None:
+        nonlocal total
+        total += check_greedy([drafting], [request])
+
+    holds()
+    assert_partly_accepted(total)
+
+
+def test_a_text_that_crosses_several_sizes_of_the_key_buffer_is_exact() -> None:
+    """256 slots, then 512: the recordings of an engine with static shapes change in the middle of a request."""
+    model, full = small_world()
+    prompt = tuple(i * 7 % 64 for i in range(235))
+    decoder = Decoder(model, MASKS[0], draft_length=5)
+    assert decoder.generate(prompt, 20).tokens == full.greedy(prompt, 20)
+    assert decoder.generate(PROMPTS[0], 20).tokens == full.greedy(PROMPTS[0], 20)

@@ -1,0 +1,81 @@
+"""`exact`: greedy text is the same to the bit with any profile and with none, in a dtype whose rounding would tell them apart."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from helpers.tiny import LAYERS, FullModel, tiny_llama
+
+from skipsearch.cache import Planner
+from skipsearch.decoding import Decoder
+from skipsearch.engine import EXACT_ROWS, exact_forward, inference, load_model
+from skipsearch.engine.exact import KEY_BLOCK
+from skipsearch.exits import make_exit
+from skipsearch.mask import SkipMask
+from skipsearch.models import ModelAdapter, adapt
+from skipsearch.stats import DecodeStats
+
+from .checks import MASKS, PROMPTS, Drafting, assert_partly_accepted
+
+TEXT = "def parse_arguments(argv=None):\n"
+DEMO_MASK = SkipMask(20, attn=(2, 4, 5, 7, 9, 11, 13), mlp=(3, 6, 8, 10, 12))
+
+
+@cache
+def demo(engine: str) -> ModelAdapter:
+    return load_model("demo", device="cpu", dtype="bfloat16", engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["hf", "lean"])
+@pytest.mark.parametrize("draft_length", [1, 5, 7, 8, 12])
+def test_in_bfloat16_drafting_changes_no_token_across_every_block_border(engine: str, draft_length: int) -> None:
+    """150 tokens cross two borders of the key buffer; drafts of 8 and more need a second pass to verify."""
+    model, total = demo(engine), DecodeStats()
+    prompt = list(model.tokenizer(TEXT).input_ids)
+    plain = Decoder(model, exact=True).generate(prompt, 150, ignore_eos=True)
+    drafted = Decoder(model, DEMO_MASK, draft_length=draft_length, exit_policy=make_exit("fixed"), exact=True)
+    result = drafted.generate(prompt, 150, ignore_eos=True)
+    assert result.tokens == plain.tokens
+    total += result.stats
+    assert_partly_accepted(total)
+
+
+@inference
+def logits_of(model: ModelAdapter, tokens: list[int], cuts: list[int]) -> torch.Tensor:
+    """[T, V] of the same text, fed in pieces of these sizes."""
+    cache, planner = model.new_cache(1, 256), Planner(256, model.spec.device)
+    parts, at = [], 0
+    for size in cuts:
+        parts.append(exact_forward(model, torch.tensor([tokens[at:at + size]]), cache, planner, at)[0])
+        at += size
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("engine", ["hf", "lean"])
+def test_a_row_has_the_same_bits_wherever_it_stands_in_a_pass(engine: str) -> None:
+    model = demo(engine)
+    tokens = [(i * 37 + 11) % 4000 + 4 for i in range(KEY_BLOCK + 20)]
+    one_by_one = logits_of(model, tokens, [1] * len(tokens))
+    for cuts in ([len(tokens)], [3] * 28, [EXACT_ROWS, 1, 2, 9] * 4 + [4]):
+        assert torch.equal(logits_of(model, tokens, cuts), one_by_one), cuts
+
+
+def test_in_wide_floats_exact_decoding_is_the_full_models_own() -> None:
+    hf = tiny_llama()
+    model, full = adapt(hf), FullModel(hf)
+    for drafting in (Drafting(MASKS[0], 4), Drafting(MASKS[1], 12)):
+        decoder = Decoder(model, drafting.mask, draft_length=drafting.draft_length, exit_policy=make_exit("fixed"), exact=True)
+        for prompt in PROMPTS:
+            assert decoder.generate(prompt, 20).tokens == full.greedy(prompt, 20)
+
+
+def test_a_request_may_run_up_to_the_last_token_of_the_context() -> None:
+    """Rows that only fill a pass up stand past the context there."""
+    hf = tiny_llama(context=30)
+    model, full = adapt(hf), FullModel(hf)
+    decoder = Decoder(model, SkipMask(LAYERS, (1,), (2,)), draft_length=6, exit_policy=make_exit("fixed"), exact=True)
+    result = decoder.generate(PROMPTS[2], 100)
+    assert len(result.tokens) == 30 - len(PROMPTS[2])
+    assert result.tokens == full.greedy(PROMPTS[2], len(result.tokens))
