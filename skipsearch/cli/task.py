@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from skipsearch.cli.common import err, out, print_json
 from skipsearch.errors import TaskError
+
+if TYPE_CHECKING:
+    from skipsearch.tasks import Task
 
 app = typer.Typer(no_args_is_help=True, help="Look at tasks and check them.")
 
@@ -19,33 +23,65 @@ app = typer.Typer(no_args_is_help=True, help="Look at tasks and check them.")
 def show(
     task: Annotated[str, typer.Argument(help="A task's name, a folder with a task.yaml, or a .jsonl file.")],
     data: Annotated[Path | None, typer.Option(help="A .jsonl file to take the text from instead of the task's source.")] = None,
+    model: Annotated[str | None, typer.Option(help="Show the prompts as this model is given them, and count its tokens.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Three rendered prompts of a task, its sizes and the hashes of its text.
 
-    Example: skipsearch task show pycode
+    Example: skipsearch task show pycode --model demo
     """
     from skipsearch.tasks import load_task
 
     loaded = load_task(task, data=data)
-    lengths = sorted(len(prompt.text) for prompt in loaded.calibration + loaded.holdout)
+    prompts: list[dict[str, Any]] = [{"id": prompt.id, "text": prompt.text} for prompt in loaded.calibration[:3]]
     facts = {
         "task": loaded.name, "version": loaded.version, "description": loaded.description,
         "max_new_tokens": loaded.max_new_tokens, "max_prompt_tokens": loaded.max_prompt_tokens,
         "sampling": loaded.sampling.model_dump(), "end_on_repeat": loaded.end_on_repeat, "chat": loaded.chat, "seed": loaded.seed,
         "calibration": len(loaded.calibration), "holdout": len(loaded.holdout),
-        "characters": {"min": lengths[0], "median": lengths[len(lengths) // 2], "max": lengths[-1]},
+        "characters": _spread(len(prompt.text) for prompt in loaded.calibration + loaded.holdout),
         "calibration_sha256": loaded.calibration_sha256, "holdout_sha256": loaded.holdout_sha256, "notes": list(loaded.notes),
     }
+    if model is not None:
+        prompts, more = _as_given_to(model, loaded, len(prompts))
+        facts |= more
     if as_json:
-        print_json(facts | {"prompts": [{"id": prompt.id, "text": prompt.text} for prompt in loaded.calibration[:3]]})
+        print_json(facts | {"prompts": prompts})
         return
-    for prompt in loaded.calibration[:3]:
-        out.rule(Text(prompt.id), align="left")  # as text: an id may hold brackets
-        out.print(prompt.text, markup=False)
+    for prompt in prompts:
+        tokens = f", {prompt['tokens']} tokens" if "tokens" in prompt else ""
+        out.rule(Text(f"{prompt['id']}{tokens}"), align="left")  # as text: an id may hold brackets
+        out.print(prompt["text"], markup=False)
     out.rule()
     for name, value in facts.items():
-        out.print(f"{name}: {value}", markup=False)
+        out.print(f"{name}: {_in_words(value)}", markup=False)
+
+
+def _as_given_to(model: str, task: Task, shown: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(the first prompts as the model reads them, what it makes of the task): its template, its tokens, and how many fit."""
+    from skipsearch.evaluation.prompts import as_given, lengths, template_sha256
+    from skipsearch.models import load_tokenizer
+    from skipsearch.models.text import token_ids
+
+    tokenizer, context = load_tokenizer(model)
+    most, new = lengths(task, context)
+    template = template_sha256(task, tokenizer)
+    counts = [len(token_ids(tokenizer, prompt.text, chat=template is not None)) for prompt in task.calibration + task.holdout]
+    prompts = [{"id": prompt.id, "text": as_given(task, tokenizer, prompt.text), "tokens": count}
+               for prompt, count in zip(task.calibration[:shown], counts, strict=False)]
+    return prompts, {"model": model, "chat_template_sha256": template, "max_new_tokens": new, "max_prompt_tokens": most,
+                     "tokens": _spread(counts), "too_long": sum(count > most for count in counts)}
+
+
+def _spread(sizes: Iterable[int]) -> dict[str, int]:
+    ordered = sorted(sizes)
+    return {"min": ordered[0], "median": ordered[len(ordered) // 2], "max": ordered[-1]}
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {part}" for key, part in value.items())
+    return "; ".join(value) if isinstance(value, list) else "none" if value is None else str(value)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from skipsearch.decoding import Decoder, Generation
 from skipsearch.decoding.sampling import Sampling
 from skipsearch.errors import TaskError
 from skipsearch.models.spec import ModelAdapter, ModelSpec
-from skipsearch.models.text import chat_template, token_ids
+from skipsearch.models.text import as_request, chat_template, token_ids
 from skipsearch.tasks.values import Prompt, Task
 
 
@@ -66,6 +66,11 @@ def shortened(task: Task, spec: ModelSpec) -> list[str]:
         return []
     return [f"task {task.name} generates up to {task.max_new_tokens} tokens and {spec.id} was made for {spec.context}, the prompt "
             f"included: here up to {new}, behind prompts of up to {most}"]
+
+
+def as_given(task: Task, tokenizer: object, text: str) -> str:
+    """A prompt's text as the model reads it: in its chat template, if the task asks for that and the model has one."""
+    return text if template_of(task, tokenizer) is None else as_request(tokenizer, text)
 
 
 def template_of(task: Task, tokenizer: object) -> str | None:

@@ -18,8 +18,11 @@ WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 UNWANTED = ["*/*", "consolidated*"]
 
 
-def locate(name: str) -> tuple[Path, str, str | None]:
-    """(folder with the files, model id, revision) of a name; downloads from the Hub where it must. Raises: ModelError."""
+def locate(name: str, *, weights: bool = True) -> tuple[Path, str, str | None]:
+    """(folder with the files, model id, revision) of a name; downloads from the Hub where it must. Raises: ModelError.
+
+    weights False: they are not asked for, and not downloaded.
+    """
     if not name.strip():
         raise ModelError("the model name is empty; use demo, a short name (`skipsearch list models`), a Hub id or a folder")
     if name == "demo":
@@ -38,16 +41,17 @@ def locate(name: str) -> tuple[Path, str, str | None]:
         hint = f"did you mean {near[0]}? " if near else ""
         raise ModelError(f"there is no model called {name!r}; {hint}`skipsearch list models` shows the short names, a Hub id has "
                          "the form org/name[@revision], and no folder has this name")
-    return download(repo, revision or None), repo, revision or None
+    return download(repo, revision or None, weights), repo, revision or None
 
 
-def download(repo: str, revision: str | None) -> Path:
+def download(repo: str, revision: str | None, weights: bool) -> Path:
     """The folder of a model of the Hub, fetched where the cache does not have it. Raises: ModelError."""
     from huggingface_hub import errors, snapshot_download
 
     incomplete = getattr(errors, "IncompleteSnapshotError", ())  # newer than the oldest huggingface_hub that we allow
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=WANTED,
+                                      ignore_patterns=UNWANTED if weights else [*UNWANTED, "*.safetensors"]))
     except errors.GatedRepoError:
         raise ModelError(f"{repo} is gated: accept its licence on its Hub page, then log in with `hf auth login` as that "
                          "user") from None

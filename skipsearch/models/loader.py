@@ -51,6 +51,18 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
     return drive(model, spec, family, _read_tokenizer(folder), engine)
 
 
+def load_tokenizer(name: str) -> tuple[Any, int | None]:
+    """(tokenizer, context in tokens) of what `load_model` would load, without the weights; context None where none is said.
+
+    Raises: ModelError, also for a model without a tokenizer.
+    """
+    folder, identity, _ = locate(name, weights=False)
+    tokenizer = _read_tokenizer(folder)
+    if tokenizer is None:
+        raise ModelError(f"{identity} has no tokenizer, so nothing says how it reads text: put its tokenizer files beside its weights")
+    return tokenizer, _context(_known_config(folder, name).get_text_config(decoder=True))
+
+
 def drive(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, engine: str) -> ModelAdapter:
     """The adapter for `engine`; `lean` uses the model up. Raises: ModelError where `lean` was asked for and is not possible."""
     reason = None if engine == "hf" else why_not(model.config, spec.quantization, spec.n_devices)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.letters import letter_tokenizer
 from huggingface_hub import constants
 
 from skipsearch.errors import ModelError
-from skipsearch.models import load_model
+from skipsearch.models import load_model, load_tokenizer
 from skipsearch.models.hub import HUB_ID
 from skipsearch.models.names import ALIASES
 
@@ -61,6 +62,21 @@ def test_a_hub_id_is_downloaded_once_and_nothing_that_is_not_read(hub: FakeHub, 
     hub.served.clear()
     load_model(f"org/tiny@{COMMIT}", device="cpu")
     assert hub.served == [], "a pinned commit that is there needs no network"
+
+
+def test_a_tokenizer_comes_without_the_weights_which_follow_when_they_are_needed(
+        hub: FakeHub, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = hub.add("org/tiny", model_folder)
+    letter_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    repo.files |= {path.name: path.read_bytes() for path in (tmp_path / "tokenizer").iterdir()}
+    tokenizer, context = load_tokenizer("org/tiny")
+    assert (len(tokenizer("two").input_ids), context) == (4, 96)
+    assert not any(path.endswith(".safetensors") for _, path in hub.served)
+    with monkeypatch.context() as offline:
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert refusal("org/tiny") == ("org/tiny is only half downloaded and the Hub cannot be reached: connect, and the same command "
+                                       "fetches the rest")
+    assert load_model("org/tiny", device="cpu").tokenizer("two").input_ids == tokenizer("two").input_ids
 
 
 def test_a_revision_is_part_of_the_name(hub: FakeHub, model_folder: Path) -> None:
