@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from skipsearch.cli.common import err, out, print_json
+from skipsearch.cli.verify import verify
 from skipsearch.errors import ProfileError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at, check, compare, convert and fetch profiles.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at, check, compare, convert, fetch and verify profiles.")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A profile.")]
 Json = Annotated[bool, typer.Option("--json", help="Print data only.")]
@@ -169,6 +170,9 @@ def pull(address: Annotated[str, typer.Argument(metavar="URL[@REF]", help="https
     else:
         count = f"{len(pulled.kept)} profile{'s' if len(pulled.kept) > 1 else ''}"
         out.print(f"{count} from {pulled.url} at {pulled.commit[:12]}, in {pulled.folder}", markup=False)
+
+
+app.command("verify", short_help="Measure a profile here: does its claim hold?")(verify)
 
 
 @app.command(short_help="JSON Schema of a profile, for editors.")

@@ -81,12 +81,16 @@ def profile_files(folder: Path) -> Iterator[Path]:
 
 def misplaced(path: Path, profile: Profile) -> str | None:
     """One sentence if a file under a folder called profiles is not where its content says it belongs."""
-    parts = path.absolute().parts
-    if "profiles" not in parts:
+    root = repository_of(path)
+    if root is None:
         return None
-    root = len(parts) - 1 - parts[::-1].index("profiles")
-    here, there = Path(*parts[root:]), profile_path(profile)
+    here, there = path.absolute().relative_to(root), profile_path(profile)
     return None if here == there else f"{path}: its content belongs at {there}; rename it, so that `--profile auto` finds it"
+
+
+def repository_of(path: Path) -> Path | None:
+    """The folder whose profiles/ a file is in; None if it is in none."""
+    return next((parent.parent for parent in path.absolute().parents if parent.name == "profiles"), None)
 
 
 def _inside(folder: Path) -> Path:

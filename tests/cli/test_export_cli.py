@@ -6,22 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.profiles import demo_profile
 
 from skipsearch.cli.main import main
-
-GOLDEN = Path(__file__).parents[1] / "profile" / "golden"
-
-
-def profile(folder: Path, attn: str, mlp: str) -> Path:
-    """An unmeasured profile of the embedded model."""
-    text = (GOLDEN / "v1_unmeasured.yaml").read_text()
-    for old, new in (("meta-llama/Llama-2-13b-hf", "demo"), ("n_layers: 40", "n_layers: 20"),
-                     ("attn: [10, 11], mlp: [12, 39]", f"attn: {attn}, mlp: {mlp}")):
-        assert old in text
-        text = text.replace(old, new)
-    path = folder / "profile.yaml"
-    path.write_text(text)
-    return path
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -43,7 +30,7 @@ def test_help_starts_with_an_example(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_it_writes_the_folder_and_says_what_to_read(
         form: str, mlp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "draft"
-    assert run(monkeypatch, "--profile", profile(tmp_path, "[5, 6]", mlp), "--format", form, "--out", out) == 0
+    assert run(monkeypatch, "--profile", demo_profile(tmp_path / "profile.yaml", mlp=mlp), "--format", form, "--out", out) == 0
     told = capsys.readouterr()
     assert told.out == f"{out}: {out}/README.md says how to run it\n"
     assert "never measured" in told.err
@@ -58,7 +45,7 @@ def test_it_writes_the_folder_and_says_what_to_read(
 def test_a_mistake_is_one_sentence_and_nothing_is_written(
         form: str, mlp: str, more: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
-    path = profile(tmp_path, "[5, 6]", mlp)
+    path = demo_profile(tmp_path / "profile.yaml", mlp=mlp)
     assert run(monkeypatch, "--profile", path, "--format", form, "--out", tmp_path / "draft", *more) == 1
     told = capsys.readouterr()
     assert told.out == ""

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "profile" / "golden"
 SPECULATE, PLAIN, UNMEASURED = (GOLDEN / f"v1_{verdict}.yaml" for verdict in ("speculate", "plain", "unmeasured"))
 PLACE = Path("profiles/demo/pycode/nvidia-h200--float32.yaml")
-COMMANDS = ["list", "show", "validate", "diff", "migrate", "import", "pull", "schema"]
+COMMANDS = ["list", "show", "validate", "diff", "migrate", "import", "pull", "verify", "schema"]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,131 @@
+"""Does a profile's claim hold on this machine? The compiler's own measurement again, and what became of the claim, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from skipsearch.compiler import compile_profile, provenance
+from skipsearch.decoding import Decoder
+from skipsearch.decoding.matching import machine_facts, model_facts
+from skipsearch.errors import ProfileError
+from skipsearch.evaluation.prompts import workload
+from skipsearch.evaluation.wall import race
+from skipsearch.exits import DraftPolicy
+from skipsearch.models.spec import ModelAdapter
+from skipsearch.profile import Profile
+from skipsearch.profile.dump import as_dict
+from skipsearch.profile.match import check
+from skipsearch.profile.places import ANY
+from skipsearch.profile.schema import Measured, Provenance
+from skipsearch.tasks.values import Task
+from skipsearch.tuning import HOLDOUT_REPEATS
+
+# What can become of a claim, and how it is told. `holds` and `faster` are the two that bear it out.
+OUTCOMES: dict[str, str] = {
+    "holds": "the claim holds here: the two intervals overlap, and both lie above 1",
+    "faster": "the claim holds here, and more: it is faster than claimed",
+    "slower": "the claim does not hold here: it is slower than claimed",
+    "undecided": "the claim is neither shown nor refuted here: the two intervals overlap, but this one reaches down to plain decoding; "
+                 "more prompts would tell",
+    "loses": "the claim does not hold here: decoding with this profile is slower than plain decoding",
+    "plain": "the claim holds here: this draft does not beat plain decoding beyond doubt",
+    "beats": "the claim does not hold here: it says that nothing beat plain decoding, and here this draft does",
+    "pays": "nothing was claimed; here it is faster than plain decoding",
+    "does_not_pay": "nothing was claimed; here it does not beat plain decoding beyond doubt",
+}
+_BORNE_OUT = ("holds", "faster", "plain")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """claim: the profile that was verified. here: the same draft as measured on this machine, a profile of its own.
+
+    differences: what is not as it was when the claim was made, a sentence each.
+    """
+
+    claim: Profile
+    here: Profile
+    differences: tuple[str, ...]
+
+    @property
+    def outcome(self) -> str:
+        """A key of `OUTCOMES`."""
+        low, high = _measured(self.here).speedup.ci95
+        if self.claim.measured is None:
+            return "pays" if self.here.verdict == "speculate" else "does_not_pay"
+        if self.claim.verdict == "plain":
+            return "beats" if low > 1 else "plain"
+        claimed_low, claimed_high = self.claim.measured.speedup.ci95
+        if high < 1:
+            return "loses"
+        if high < claimed_low:
+            return "slower"
+        if low <= 1:
+            return "undecided"
+        return "faster" if low > claimed_high else "holds"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether tokens are plain decoding's own, or differ by no more than rounding did where the claim was made."""
+        found = _measured(self.here).lossless
+        claimed = self.claim.measured.lossless.first_divergence_logit_gap if self.claim.measured else None
+        gap = found.first_divergence_logit_gap
+        return gap is None or (claimed is not None and gap <= claimed)
+
+    @property
+    def holds(self) -> bool:
+        return self.outcome in _BORNE_OUT and self.lossless
+
+    def tokens_in_words(self) -> str:
+        found = _measured(self.here).lossless
+        if not found.prompts:
+            return "not compared: this task draws its tokens at random"
+        told = f"identical to plain decoding on {found.identical} of {found.prompts} prompts"
+        if found.first_divergence_logit_gap is not None:
+            told += f"; where they part, the model's two likeliest tokens lie {found.first_divergence_logit_gap:g} apart in logits at most"
+        claim = self.claim.measured
+        return f"{told} (claimed: {claim.lossless.identical} of {claim.lossless.prompts})" if claim else told
+
+    def as_dict(self) -> dict[str, Any]:
+        claim = self.claim.measured
+        return {"outcome": self.outcome, "holds": self.holds, "sentence": OUTCOMES[self.outcome],
+                "claim": claim.model_dump(mode="json") if claim else None, "here": as_dict(self.here),
+                "differences": list(self.differences)}
+
+
+def verify(model: ModelAdapter, profile: Profile, task: Task, prompts: int | None = None, seed: int = 0,
+           progress: Callable[[int, int], None] = lambda done, total: None) -> Verification:
+    """Measure a profile's draft on the hold-out prompts of `task`, interleaved with plain decoding, as `tune` measures its winner.
+
+    prompts: how many of them, all if None. progress(done, total).
+    Raises: ProfileError if the profile is for another architecture or names no mask; SearchError for a model without files.
+    """
+    if not profile.mask.n_skipped:
+        raise ProfileError("this profile says that nothing beat plain decoding and names no draft that lost, so there is nothing to "
+                           "measure: `skipsearch tune` finds out whether that is so here")
+    differences = check(profile, model_facts(model.spec), machine_facts(model.spec))
+    differences += _other_prompts(profile, task)
+    holdout = workload(model, task, task.holdout[:prompts])
+    drafting = Decoder(model, profile.model_copy(update={"verdict": "speculate"}))  # a plain verdict would not draft
+    plain, ours = race([Decoder(model), drafting], holdout, HOLDOUT_REPEATS, seed, progress)
+    policy = DraftPolicy(profile.draft_length, profile.exit.kind, profile.exit.model_dump(exclude={"kind"}))
+    made = profile.provenance
+    if profile.measured is None:  # one mask was judged, by the clock; where it comes from stays
+        made = provenance(made.searcher, "wall", seed, trials=1, search_seconds=0.0).model_copy(update={"source": made.source})
+    here = compile_profile(model, task, holdout, profile.mask, policy, plain, ours, provenance=made)
+    return Verification(profile, here, tuple(differences))
+
+
+def _other_prompts(profile: Profile, task: Task) -> Iterator[str]:
+    claimed = profile.task
+    if claimed.name not in (task.name, ANY):
+        yield f"made for task {claimed.name}, verified on {task.name}: drafts are accepted at another rate"
+    elif claimed.calibration_sha256 not in (None, task.calibration_sha256):
+        yield f"task {task.name} has other text here than where the profile was made, so these are other prompts"
+
+
+def _measured(here: Profile) -> Measured:
+    assert here.measured is not None  # the compiler measures
+    return here.measured
