@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Threads, open_model, require, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Threads, model_of, open_model, require, warn
 
 
 def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take part; its model is used.")] = None,
@@ -38,7 +38,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     name = task or (loaded.task.name if loaded else "pycode")
     chosen = load_task(name)
     warn([*chosen.notes])
-    adapter = open_model(model or (loaded.model.id if loaded else ""), device, dtype, engine, threads, quantization)
+    adapter = open_model(model or (model_of(loaded) if loaded else ""), device, dtype, engine, threads, quantization)
     warn(shortened(chosen, adapter.spec))
     names = peers.split(",") if peers else ["plain", *(["profile"] if loaded else []), "hf-generate"]
     contenders = make_peers([n.strip() for n in names], adapter, loaded)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, open_model, require, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, model_of, open_model, require, warn
 
 if TYPE_CHECKING:
     from skipsearch.decoding import Decoder, Generation
@@ -21,6 +21,7 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
            model: Annotated[str | None, typer.Option(help="Which model; the profile's own if not given.")] = None,
            prompt: Annotated[str | None, typer.Option(help="One prompt.")] = None,
            prompts: Annotated[Path | None, typer.Option(help="A .jsonl of {\"prompt\": …} lines.")] = None,
+           chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template, as a user's turn.")] = False,
            max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
            temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0, top_p: Annotated[float, typer.Option()] = 1.0,
            top_k: Annotated[int, typer.Option()] = 0, seed: Seed = 0,
@@ -44,12 +45,18 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
     require(source in (None, "-"), f"{source!r} is not understood here: use --prompt TEXT, or - for standard input")
     require(not check or temperature == 0, "--check compares greedy tokens; at a temperature above 0 two runs draw different ones")
     require(not (profile in ("auto", "none") and model is None), f"--profile {profile} needs --model")
+    from skipsearch.errors import ModelError
+    from skipsearch.models.text import chat_template
     from skipsearch.profile import load_profile
 
     loaded = load_profile(profile) if profile not in ("auto", "none") else None
-    adapter = open_model(model or (loaded.model.id if loaded else ""), device, dtype, engine, threads, quantization)
+    adapter = open_model(model or (model_of(loaded) if loaded else ""), device, dtype, engine, threads, quantization)
     if profile == "auto":
         loaded = _look_up(adapter, task, profiles)
+    if chat and chat_template(adapter.tokenizer) is None:
+        raise ModelError(f"{adapter.spec.id} has no chat template: leave --chat out, and write the prompt as the model expects it")
+    if loaded is not None and loaded.task.chat_template_sha256 and not chat:
+        warn(["this profile was made for requests in the chat template: with --chat yours go through it too"])
     from skipsearch.decoding import Decoder
 
     decoder, plain = Decoder(adapter, loaded, exact=exact), Decoder(adapter, exact=exact) if check else None
@@ -65,7 +72,7 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
             either.generate([0, 0], 16, ignore_eos=True)
     differing = 0
     for name, text in _requests(prompt, prompts):
-        differing += _one(adapter, decoder, plain, name, text, options, as_json)
+        differing += _one(adapter, decoder, plain, name, text, chat, options, as_json)
     if differing:
         raise typer.Exit(1)
 
@@ -99,15 +106,17 @@ def _requests(prompt: str | None, prompts: Path | None) -> Iterator[tuple[str, s
         yield from ((p.id, p.text) for p in map(bare_prompt, parse_rows(sys.stdin.buffer, "standard input")))
 
 
-def _one(model: ModelAdapter, decoder: Decoder, plain: Decoder | None, name: str, text: str, options: dict, as_json: bool) -> int:
+def _one(model: ModelAdapter, decoder: Decoder, plain: Decoder | None, name: str, text: str, chat: bool, options: dict,
+         as_json: bool) -> int:
     """Decode one request; returns 1 if --check found other tokens beyond rounding."""
     from skipsearch.cli.common import print_json
     from skipsearch.errors import ModelError
     from skipsearch.evaluation.wall import first_divergence
+    from skipsearch.models.text import token_ids
 
     if model.tokenizer is None:
         raise ModelError(f"{model.spec.id} has no tokenizer, so it takes token ids only: use Decoder.generate from Python")
-    ids = list(model.tokenizer(text, verbose=False)["input_ids"])
+    ids = token_ids(model.tokenizer, text, chat=chat)
     result = decoder.generate(ids, **options) if as_json else _streamed(decoder, ids, options)
     checked = None
     if plain is not None:

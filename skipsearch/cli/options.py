@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from skipsearch.models import ModelAdapter
+    from skipsearch.profile import Profile
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on a GPU, float32 on a CPU), float32, bfloat16, float16 or float64.")]
@@ -36,6 +37,11 @@ def open_model(name: str, device: str, dtype: str, engine: str, threads: int | N
     err.print(f"{spec.id}: {spec.n_layers} layers, {weights} on {this_machine(spec.device).description}, engine {spec.engine}",
               style="dim", markup=False)
     return model
+
+
+def model_of(profile: Profile) -> str:
+    """What `--model` calls the model that a profile was made for."""
+    return f"{profile.model.id}@{profile.model.revision}" if profile.model.revision else profile.model.id
 
 
 def warn(sentences: list[str]) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from skipsearch.cli.main import main
+from helpers.command import in_process
 
 pytestmark = pytest.mark.xdist_group("cli")  # one worker, so that the search they share is made once
 
@@ -22,17 +21,6 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR"
 def skipsearch(*arguments, stdin=None, **more):
     return subprocess.run([sys.executable, "-m", "skipsearch.cli.main", *map(str, arguments)], input=stdin, capture_output=True, text=True,
                           timeout=300, env=ENVIRONMENT | more, cwd=ROOT)
-
-
-def in_process(capsys, monkeypatch, *arguments):
-    """(exit status, stdout, stderr as one line) of a command that fails before it does any work: starting Python takes longer."""
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(sys, "argv", ["skipsearch", *map(str, arguments)])
-    with pytest.raises(SystemExit) as left:
-        main()
-    captured = capsys.readouterr()
-    return left.value.code or 0, captured.out, " ".join(captured.err.replace("│", " ").split())
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +130,7 @@ def test_bench_compares_peers_on_the_same_tokens(tuned):
     (["decode", "--model", "demo", "--prompt", "x", "--top-p", "0"], 1, "top_p is 0"),
     (["decode", "--model", "demo", "--prompt", "x", "--top-k", "-2"], 1, "top_k is -2"),
     (["decode", "--model", "demo", "--prompt", "x", "--temperature", "1", "--check"], 2, "--check compares greedy tokens"),
+    (["decode", "--model", "demo", "--prompt", "x", "--chat"], 1, "demo has no chat template: leave --chat out"),
     (["decode", "--model", "demo", "--prompt", "word " * 3000], 1, "shorten it"),
     (["decode", "--profile", "no-such-file.yaml", "--prompt", "x"], 1, "no-such-file.yaml"),
     (["decode", "--profile", "none", "--prompt", "x"], 2, "needs --model"),

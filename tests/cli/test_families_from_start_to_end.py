@@ -1,0 +1,87 @@
+"""`tune` and `decode` on a tiny random model of each family, from a folder on disk to tokens that are plain decoding's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.command import in_process
+from helpers.letters import letter_tokenizer
+from helpers.threads import one_thread
+from models.tiny import TINY, new_hf_model
+
+from skipsearch.profile import load_profile, save_profile
+from skipsearch.profile.schema import FixedExit, SkipDrafter
+
+__all__ = ["one_thread"]
+
+TASK = """\
+name: openings
+version: 1
+description: how functions begin
+source: {kind: jsonl, path: rows.jsonl}
+template: "{prompt}"
+max_new_tokens: 16
+max_prompt_tokens: 40
+sampling: {temperature: 0.0}
+calibration: 3
+holdout: 3
+seed: 0
+end_on_repeat: 6
+"""
+UNMEASURED = {"verdict": "unmeasured", "engine": None, "hardware": None, "software": None, "measured": None}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("openings")
+    prompts = [f"def {name}(path):\n    with open(path" for name in ("read", "write", "parse", "check", "load", "store")]
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    (folder / "task.yaml").write_text(TASK)
+    return folder
+
+
+def drafting(tuned: Path) -> Path:
+    """The profile that was tuned, made to draft with a mask of its own: a clock decided whether it does."""
+    mask = {"drafter": SkipDrafter(attn=(1,), mlp=(0, 2)), "draft_length": 4, "exit": FixedExit()}
+    save_profile(load_profile(tuned).model_copy(update=UNMEASURED | mask), tuned.with_name("drafting.yaml"))
+    return tuned.with_name("drafting.yaml")
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_tune_writes_a_profile_and_decode_gives_the_full_models_tokens(
+        name: str, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, tuned = tmp_path / name, tmp_path / "tuned.yaml"
+    new_hf_model(name).save_pretrained(folder)
+    letter_tokenizer().save_pretrained(folder)
+    model = ("--model", folder, "--dtype", "float64", "--json")
+    capsys.readouterr()
+    status, printed, said = in_process(capsys, monkeypatch, "tune", *model, "--task", task, "--searcher", "middle", "--trials", 3,
+                                       "--out", tuned)
+    assert status == 0, said
+    profile = json.loads(printed)["profile"]
+    lossless = profile["measured"]["lossless"]
+    assert profile["model"]["family"] == TINY[name].family
+    assert lossless["identical"] == lossless["prompts"] > 0
+
+    for file in (tuned, drafting(tuned)):
+        status, printed, said = in_process(capsys, monkeypatch, "decode", *model, "--profile", file, "--prompts", task / "rows.jsonl",
+                                           "--max-new-tokens", 16, "--check")
+        assert status == 0, said
+        rows = [json.loads(line) for line in printed.splitlines()]
+        assert len(rows) == 6
+        assert all(row["check"]["identical"] for row in rows)
+    assert sum(row["stats"]["drafted"] for row in rows) > 0
+
+
+def test_without_a_tokenizer_both_say_that_text_cannot_be_read(
+        task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    new_hf_model("llama").save_pretrained(tmp_path / "mute")
+    model = ("--model", tmp_path / "mute")
+    status, _, said = in_process(capsys, monkeypatch, "tune", *model, "--task", task, "--out", tmp_path / "x.yaml")
+    assert (status, said.count("error:")) == (1, 1)
+    assert "mute has no tokenizer, so the text of task openings cannot be given to it: put its tokenizer files beside its weights" in said
+    status, _, said = in_process(capsys, monkeypatch, "decode", *model, "--prompt", "x")
+    assert status == 1
+    assert "mute has no tokenizer, so it takes token ids only: use Decoder.generate from Python" in said
