@@ -139,20 +139,25 @@ def import_command(
     """Example: skipsearch profile import skip_layers.json --out my-profiles
 
     Turn a published file of skip sets into profiles with the verdict unmeasured: decoding with one is lossless, its speed is
-    unknown.
+    unknown. A profile that is there already and says something else is not replaced.
     """
-    from skipsearch.profile import save_profile
+    from skipsearch.profile import dump_profile, save_profile
     from skipsearch.profile.importers import import_skip_sets
+    from skipsearch.profile.load import read_file
     from skipsearch.profile.places import profile_path
 
-    for profile in import_skip_sets(file):
-        path = to / profile_path(profile)
+    imported = {to / profile_path(profile): profile for profile in import_skip_sets(file)}
+    for path, profile in imported.items():
+        if path.exists() and read_file(path) != dump_profile(profile).encode():
+            raise ProfileError(f"{path} exists already and says something else: move it away, or choose another --out")
+    for path, profile in imported.items():
         save_profile(profile, path)
         out.print(f"{path}", markup=False)
 
 
 @app.command(short_help="Fetch the profiles of a Git repository.")
 def pull(address: Annotated[str, typer.Argument(metavar="URL[@REF]", help="https, ssh or file.")],
+         signed: Annotated[bool, typer.Option("--signed", help="Only if git finds the signature of the tag or commit good.")] = False,
          as_json: Json = False) -> None:
     """Example: skipsearch profile pull https://github.com/org/profiles@main
 
@@ -161,15 +166,16 @@ def pull(address: Annotated[str, typer.Argument(metavar="URL[@REF]", help="https
     """
     from skipsearch.profile.git import pull as pull_profiles
 
-    pulled = pull_profiles(address)
+    pulled = pull_profiles(address, signed)
     for refusal in pulled.refused:
         err.print(f"left behind: {refusal}", style="yellow", markup=False)
     if as_json:
-        print_json({"url": pulled.url, "ref": pulled.ref, "commit": pulled.commit, "folder": str(pulled.folder),
-                    "kept": [str(path) for path in pulled.kept], "refused": list(pulled.refused)})
+        print_json({"url": pulled.url, "ref": pulled.ref, "commit": pulled.commit, "signature": pulled.signature,
+                    "folder": str(pulled.folder), "kept": [str(path) for path in pulled.kept], "refused": list(pulled.refused)})
     else:
         count = f"{len(pulled.kept)} profile{'s' if len(pulled.kept) > 1 else ''}"
-        out.print(f"{count} from {pulled.url} at {pulled.commit[:12]}, in {pulled.folder}", markup=False)
+        good = f" (signature good: git {pulled.signature})" if pulled.signature else ""
+        out.print(f"{count} from {pulled.url} at {pulled.commit[:12]}{good}, in {pulled.folder}", markup=False)
 
 
 app.command("verify", short_help="Measure a profile here: does its claim hold?")(verify)

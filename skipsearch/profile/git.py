@@ -32,35 +32,43 @@ _REF = re.compile(r"(?!.*(\.\.|//))[A-Za-z0-9_][A-Za-z0-9_./-]*")
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What came of a pull. kept: paths under `folder`. refused: one sentence for each file that was left behind."""
+    """What came of a pull. kept: paths under `folder`. refused: one sentence for each file that was left behind.
+
+    signature: the git command that found it good, `verify-tag` or `verify-commit`; None if none was asked for.
+    """
 
     url: str
     ref: str
     commit: str
+    signature: str | None
     folder: Path
     kept: tuple[Path, ...]
     refused: tuple[str, ...]
 
 
-def pull(address: str) -> Pulled:
+def pull(address: str, signed: bool = False) -> Pulled:
     """Fetch the profiles of URL[@ref] into the user folder, in place of what an earlier pull of that URL left there.
 
     The folder gets a source.json with URL, ref and commit. A ref is a branch, a tag or a full commit hash; without one it is the
     repository's default branch. If a local path itself holds an `@`, write the ref (@HEAD) too.
-    Raises: ProfileError if the address is not https, ssh or file, git fails, or not one valid profile is in it; what an earlier
-    pull left is then untouched.
+    signed: git must find the signature of the tag or, for any other ref, of the commit good, with the keys that the user's own git
+    configuration trusts.
+    Raises: ProfileError if the address is not https, ssh or file, git fails, a signature that was asked for is not good, or not one
+    valid profile is in it; what an earlier pull left is then untouched.
     """
     url, ref = split_address(address)
     with tempfile.TemporaryDirectory(prefix="skipsearch-pull-") as scratch:
         repository = Path(scratch, "repository")
         commit = _fetch(repository, url, ref)
+        signature = _verify_signature(repository) if signed else None
         files, refused = _profiles(repository, commit)
     if not files:
         why = f": {refused[0]}" if refused else "; it needs profiles/<org>--<model>/<task>/<device>--<dtype>.yaml"
         raise ProfileError(f"{url} holds no valid profile at {commit[:12]}{why}")
     folder = user_folder() / "pulled" / _folder_name(url)
-    _replace(folder, files, {"url": url, "ref": ref, "commit": commit, "pulled": datetime.now(UTC).isoformat(timespec="seconds")})
-    return Pulled(url, ref, commit, folder, tuple(folder / path for path in files), tuple(refused))
+    _replace(folder, files, {"url": url, "ref": ref, "commit": commit, "signature": signature,
+                             "pulled": datetime.now(UTC).isoformat(timespec="seconds")})
+    return Pulled(url, ref, commit, signature, folder, tuple(folder / path for path in files), tuple(refused))
 
 
 def split_address(address: str) -> tuple[str, str]:
@@ -92,6 +100,14 @@ def _fetch(repository: Path, url: str, ref: str) -> str:
     # What the filter held back must stay away: without a remote to promise it, git calls it missing instead of fetching it.
     run_git(["remote", "remove", "origin"], repository)
     return commit
+
+
+def _verify_signature(repository: Path) -> str:
+    """Which of git's two commands found the signature of what was fetched good. Raises: ProfileError if it did not."""
+    kind = run_git(["cat-file", "-t", "FETCH_HEAD"], repository).decode("ascii").strip()
+    verb = "verify-tag" if kind == "tag" else "verify-commit"
+    run_git([verb, "FETCH_HEAD"], repository, way_out="make its signer's key known to git, or pull without --signed")
+    return verb
 
 
 def _profiles(repository: Path, commit: str) -> tuple[dict[Path, bytes], list[str]]:
@@ -155,7 +171,7 @@ def _folder_name(url: str) -> str:
     return f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
-def _replace(folder: Path, files: dict[Path, bytes], source: dict[str, str]) -> None:
+def _replace(folder: Path, files: dict[Path, bytes], source: dict[str, str | None]) -> None:
     """Put the files and source.json at `folder`; a reader sees the old folder or the new one.
 
     Raises: ProfileError if the user folder cannot be written.

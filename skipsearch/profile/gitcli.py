@@ -27,8 +27,9 @@ _SETTINGS = {
     "http.lowSpeedLimit": "1000", "http.lowSpeedTime": "30"}
 
 
-def run_git(arguments: list[str], repository: Path | None = None, stdin: bytes = b"") -> bytes:
-    """Run git with nothing of the caller's repository, hooks or prompts around it; its output.
+def run_git(arguments: list[str], repository: Path | None = None, stdin: bytes = b"",
+            way_out: str = "check the address, the @ref and your access") -> bytes:
+    """Run git with nothing of the caller's repository, hooks or prompts around it; its output. way_out: what to do if it fails.
 
     Raises: ProfileError if git is missing, fails, takes longer than the deadline or writes a file beyond the cap.
     """
@@ -53,7 +54,7 @@ def run_git(arguments: list[str], repository: Path | None = None, stdin: bytes =
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         if status:
-            raise ProfileError(_failure(arguments[0], status, errors))
+            raise ProfileError(_failure(arguments[0], status, errors, way_out))
         output.seek(0)
         return output.read()
 
@@ -65,11 +66,11 @@ def _cap_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
 
 
-def _failure(verb: str, status: int, errors: IO[bytes]) -> str:
+def _failure(verb: str, status: int, errors: IO[bytes], way_out: str) -> str:
     errors.seek(0)
     said = errors.read(16 * 1024).decode("utf-8", "replace")
     if os.strerror(errno.EFBIG) in said:
         return f"the repository sends more than {MAX_FILE_BYTES // 1024**2} MiB for one commit, which no profiles need"
-    lines = [line for line in said.splitlines() if line.startswith(("fatal:", "error:"))] or said.splitlines()
+    lines = [line for line in said.splitlines() if line.startswith(("fatal:", "error:"))] or said.splitlines()[-1:]
     reason = printable(lines[0].partition(": ")[2] or lines[0], 200) if lines else f"exit status {status}"
-    return f"git {verb} failed: {reason}; check the address, the @ref and your access"
+    return f"git {verb} failed: {reason}; {way_out}"

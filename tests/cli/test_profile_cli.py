@@ -134,6 +134,19 @@ def test_import_writes_profiles_where_they_belong(tmp_path: Path) -> None:
     assert run("validate", tmp_path / "out").stdout == "1 valid\n"
 
 
+def test_import_replaces_nothing_that_says_something_else(tmp_path: Path) -> None:
+    source = tmp_path / "skip_layers.json"
+    source.write_text(json.dumps({"llama-2-70b": {"attention": [3], "mlp": []}, "llama-2-13b": {"attention": [3, 5], "mlp": [6]}}))
+    assert run("import", source, "--out", tmp_path).exit_code == run("import", source, "--out", tmp_path).exit_code == 0
+    mine = tmp_path / "profiles/meta-llama--Llama-2-13b-hf/any/any--any.yaml"
+    mine.write_text(mine.read_text().replace("attn: [3, 5]", "attn: [3, 5, 7]"))
+    shutil.rmtree(tmp_path / "profiles/meta-llama--Llama-2-70b-hf")
+    with pytest.raises(ProfileError, match=r"any--any\.yaml exists already and says something else: move it away"):
+        run("import", source, "--out", tmp_path)
+    assert "attn: [3, 5, 7]" in mine.read_text()
+    assert not (tmp_path / "profiles/meta-llama--Llama-2-70b-hf").exists()
+
+
 def test_list_shows_model_task_device_speedup_and_source(repository: Path) -> None:
     (listed,) = [entry for entry in json.loads(run("list", "--profiles", repository, "--json").stdout)
                  if entry["file"] == str(repository / PLACE)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -49,8 +50,8 @@ class Repository:
         entries += [f"040000 tree {self.tree(inner)}\t{name}" for name, inner in folders.items()]
         return self.git("mktree", "--missing", "-z", stdin="".join(f"{entry}\0" for entry in entries).encode())
 
-    def commit(self, files: Files, branch: str = "main") -> str:
-        commit = self.git("commit-tree", "-m", "x", self.tree(files))
+    def commit(self, files: Files, branch: str = "main", sign: bool = False) -> str:
+        commit = self.git("commit-tree", *(["-S"] if sign else []), "-m", "x", self.tree(files))
         self.git("update-ref", f"refs/heads/{branch}", commit)
         return commit
 
@@ -223,3 +224,53 @@ def test_an_address_is_a_url_and_perhaps_a_ref(address: str, parts: tuple[str, s
 def test_an_address_that_git_could_misread_is_refused(address: str, rule: str) -> None:
     with pytest.raises(ProfileError, match=rule):
         split_address(address)
+
+
+# --- signatures ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def signer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A key that git signs with, and a configuration that trusts it."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("ssh-keygen, which signs and verifies, is not installed")
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    (tmp_path / "trusted").write_text(f"a@b {key.with_suffix('.pub').read_text()}")
+    settings = tmp_path / "gitconfig"
+    settings.write_text(f"[gpg]\n\tformat = ssh\n[user]\n\tsigningkey = {key}\n[gpg \"ssh\"]\n\tallowedSignersFile = {tmp_path}/trusted\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    return tmp_path
+
+
+@pytest.mark.parametrize("what", ["tag", "commit"])
+def test_a_good_signature_is_recorded(what: str, repository: Repository, signer: Path) -> None:
+    commit = repository.commit({GOOD_PATH: ("100644", GOOD)}, sign=what == "commit")
+    if what == "tag":
+        repository.git("tag", "--sign", "--message=x", "v1", commit)
+    pulled = pull(f"{repository.url}@v1" if what == "tag" else repository.url, signed=True)
+    assert (pulled.commit, pulled.signature) == (commit, f"verify-{what}")
+    assert json.loads((pulled.folder / "source.json").read_text())["signature"] == f"verify-{what}"
+
+
+def test_without_a_good_signature_nothing_is_kept(repository: Repository, signer: Path) -> None:
+    unsigned = repository.commit({GOOD_PATH: ("100644", GOOD)})
+    repository.git("tag", "--annotate", "--message=x", "v0", unsigned)
+    for ref in ("main", "v0", unsigned):
+        with pytest.raises(ProfileError, match=r"git verify-(tag|commit) failed: .*; make its signer's key known to git, or pull without"):
+            pull(f"{repository.url}@{ref}", signed=True)
+    repository.commit({GOOD_PATH: ("100644", GOOD)}, sign=True)
+    (signer / "trusted").write_text("")
+    with pytest.raises(ProfileError, match=r"git verify-commit failed: No principal matched"):
+        pull(repository.url, signed=True)
+    assert not user_folder().exists()
+    assert pull(repository.url).signature is None
+
+
+def test_a_commit_that_was_changed_after_it_was_signed_is_refused(repository: Repository, signer: Path) -> None:
+    commit = repository.commit({GOOD_PATH: ("100644", GOOD)}, sign=True)
+    forged = repository.git("cat-file", "commit", commit).replace("\n\nx", "\n\ny") + "\n"
+    oid = repository.git("hash-object", "-t", "commit", "-w", "--stdin", stdin=forged.encode())
+    repository.git("update-ref", "refs/heads/main", oid)
+    with pytest.raises(ProfileError, match="git verify-commit failed"):
+        pull(repository.url, signed=True)
