@@ -40,7 +40,7 @@ def device(profile: Profile) -> str:
         return "none: not measured"
     here = profile.hardware
     count = f"{here.count} × " if here.count > 1 else ""
-    threads = f", {here.threads} threads" if here.threads else ""
+    threads = f", {here.threads} thread{'s' if here.threads > 1 else ''}" if here.threads else ""
     return f"{count}{here.name}{threads}, engine {profile.engine}"
 
 
