@@ -48,13 +48,7 @@ class KVCache:
 
     def write(self, layer: int, key: Tensor, value: Tensor, plan: PassPlan) -> tuple[Tensor, Tensor]:
         """Store K/V [B, heads, T, D] of a pass and return all K/V it may look at, [B, heads, plan.keys, D]."""
-        if self.keys[layer] is None:
-            shape = (self.batch, key.shape[1], self.capacity)
-            self.keys[layer] = torch.zeros(*shape, key.shape[-1], dtype=key.dtype, device=key.device)
-            self.values[layer] = torch.zeros(*shape, value.shape[-1], dtype=value.dtype, device=value.device)
-        keys, values = self.keys[layer], self.values[layer]
-        assert keys is not None
-        assert values is not None
+        keys, values = self.buffers(layer, key, value)
         if plan.start is not None:
             end = plan.start + key.shape[2]
             keys[:, :, plan.start:end] = key
@@ -64,6 +58,15 @@ class KVCache:
             keys.scatter_(2, index.expand_as(key), key)
             values.scatter_(2, index.expand_as(value), value)
         return keys[:, :, :plan.keys], values[:, :, :plan.keys]
+
+    def buffers(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's whole buffers, made now if they are not there yet, for K/V like these."""
+        keys, values = self.keys[layer], self.values[layer]
+        if keys is None or values is None:
+            shape = (self.batch, key.shape[1], self.capacity)
+            keys = self.keys[layer] = torch.zeros(*shape, key.shape[-1], dtype=key.dtype, device=key.device)
+            values = self.values[layer] = torch.zeros(*shape, value.shape[-1], dtype=value.dtype, device=value.device)
+        return keys, values
 
     def reset(self) -> None:
         """Forget everything; the buffers are kept for the next request."""

@@ -31,10 +31,10 @@ class Machine:
 def this_machine(device: torch.device) -> Machine:
     if device.type == "cuda":
         return Machine("cuda", torch.cuda.get_device_name(device), 1, None)
-    return Machine("cpu", _cpu_name(), 1, torch.get_num_threads())
+    return Machine("cpu", cpu_name(), 1, torch.get_num_threads())
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text("utf-8", "ignore").splitlines():
             if line.startswith("model name"):

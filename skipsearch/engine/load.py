@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from skipsearch import models
@@ -19,18 +20,18 @@ ENGINES: dict[str, str] = {
 
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None,
-               engine: str = "auto") -> ModelAdapter:
+               engine: str = "auto", progress: Callable[[int, int], None] = lambda done, total: None) -> ModelAdapter:
     """As `skipsearch.models.load_model`, driven by an engine of `ENGINES`; auto takes lean where it applies and hf elsewhere.
 
+    progress(done, total): of sub-layers compiled.
     Raises: ModelError for an unknown engine, or one that cannot drive this model here.
     """
     if engine not in ("auto", *ENGINES):
         raise ModelError(f"{unknown('engine', engine, ENGINES)}; or auto")
-    model = models.load_model(name, device, dtype, quantization, engine if engine in ("auto", "hf") else "lean")
-    return driven(model, engine)
+    return driven(models.load_model(name, device, dtype, quantization, engine), engine, progress)
 
 
-def driven(model: ModelAdapter, engine: str) -> ModelAdapter:
+def driven(model: ModelAdapter, engine: str, progress: Callable[[int, int], None] = lambda done, total: None) -> ModelAdapter:
     """A fused model under an engine that builds on it; any other as it is. Raises: ModelError."""
     if not isinstance(model, LeanAdapter) or engine not in ("compiled", "graph"):
         return model
@@ -44,4 +45,4 @@ def driven(model: ModelAdapter, engine: str) -> ModelAdapter:
         return GraphAdapter(model)
     from skipsearch.engine.compiled import compile_model
 
-    return compile_model(model)
+    return compile_model(model, progress)

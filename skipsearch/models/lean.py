@@ -123,17 +123,25 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Pass:
     """What the layers of one pass share: angles by rotary table and masks by window, each made by the first that asks."""
 
-    __slots__ = ("_bias", "_owner", "_turns", "plan")
+    __slots__ = ("_bias", "_masks", "_owner", "_turns", "plan")
 
     def __init__(self, plan: PassPlan, owner: LeanAdapter):
         self.plan, self._owner = plan, owner
         self._turns: dict[str | None, tuple[Tensor, Tensor]] = {}
         self._bias: dict[int | None, tuple[Tensor | None, bool]] = {}
+        self._masks: dict[int | None, Tensor] = {}
 
     def turns(self, kind: LayerKind) -> tuple[Tensor, Tensor]:
         found = self._turns.get(kind.layer_type)
         if found is None:
             found = self._turns[kind.layer_type] = self._owner.tables[kind.layer_type].of(self.plan)
+        return found
+
+    def mask(self, kind: LayerKind) -> Tensor:
+        """The additive mask in full [1, 1, T, keys], contiguous, of a chain."""
+        found = self._masks.get(kind.window)
+        if found is None:
+            found = self._masks[kind.window] = self._owner.bands.of(self.plan, kind.window).contiguous()
         return found
 
     def bias(self, kind: LayerKind) -> tuple[Tensor | None, bool]:
@@ -163,7 +171,7 @@ class LeanAdapter:
         self.spec, self.tokenizer, self.layers, self.tables = spec, tokenizer, layers, tables
         self.bands = Bands(spec.dtype, spec.device)
         self.norm, self.unembed = norm, unembed
-        self._embedding, self._after = embedding, after
+        self._embedding, self.after = embedding, after
         self._pass: Pass | None = None
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
@@ -183,7 +191,7 @@ class LeanAdapter:
 
     def head(self, h: Tensor) -> Tensor:
         logits = self.unembed(self.norm(h.reshape(-1, h.shape[-1]))).view(*h.shape[:-1], -1)
-        for piece in self._after:
+        for piece in self.after:
             logits = piece(logits)
         return logits
 
@@ -193,48 +201,51 @@ class LeanAdapter:
         return self._pass
 
 
-def fuse(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = None) -> LeanAdapter:
-    """The fused form of a model of which `why_not` has nothing to say. The model is used up: its matrices are emptied."""
+def fuse(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = None, *, pack: bool = True) -> LeanAdapter:
+    """The fused form of a model of which `why_not` has nothing to say. The model is used up: its matrices are emptied.
+
+    pack: matrices of half precision may go into a layout that only one library can read.
+    """
     config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
     layout = take_apart(model, family)
     tables = {kind.layer_type: Turns(layout.rotary, kind.layer_type, spec) for kind in layout.kinds}
-    layers = [(_attention(i, layer.attn, layout.kinds[i], config), _mlp(layer.mlp, config)) for i, layer in enumerate(layout.layers)]
+    layers = [(_attention(i, layer.attn, layout.kinds[i], config, pack), _mlp(layer.mlp, pack)) for i, layer in enumerate(layout.layers)]
     norm, unembed, *after = layout.after
-    embedding, matrix = _ends(layout, unembed)
+    embedding, matrix = _ends(layout, unembed, pack)
     return LeanAdapter(spec, embedding, layers, tables, norm_of(norm), matrix, after, tokenizer)
 
 
-def _attention(i: int, sublayer: SubLayer, kind: LayerKind, config: Any) -> Attention:
+def _attention(i: int, sublayer: SubLayer, kind: LayerKind, config: Any, pack: bool) -> Attention:
     module: Any = sublayer.run
     projections = [module.qkv_proj] if hasattr(module, "qkv_proj") else [module.q_proj, module.k_proj, module.v_proj]
     q_norm, k_norm = (_norm(getattr(module, name, None)) for name in ("q_norm", "k_norm"))
-    return Attention(i, kind, _norm(sublayer.norm), fused(projections), q_norm, k_norm, fused([module.o_proj]),
+    return Attention(i, kind, _norm(sublayer.norm), fused(projections, pack), q_norm, k_norm, fused([module.o_proj], pack),
                      _norm(sublayer.post_norm), config.num_attention_heads, config.num_key_value_heads, module.head_dim,
                      module.scaling)
 
 
-def _mlp(sublayer: SubLayer, config: Any) -> MLP:
+def _mlp(sublayer: SubLayer, pack: bool) -> MLP:
     module: Any = sublayer.run
     projections = [module.gate_up_proj] if hasattr(module, "gate_up_proj") else [module.gate_proj, module.up_proj]
     act = module.activation_fn if hasattr(module, "activation_fn") else module.act_fn
     if isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation":
         act = F.silu  # without the module's call around it
-    return MLP(_norm(sublayer.norm), fused(projections), act, fused([module.down_proj]), _norm(sublayer.post_norm))
+    return MLP(_norm(sublayer.norm), fused(projections, pack), act, fused([module.down_proj], pack), _norm(sublayer.post_norm))
 
 
 def _norm(module: Any) -> Norm | None:
     return None if module is None else norm_of(module)
 
 
-def _ends(layout: Layout, unembed: Any) -> tuple[Callable[[Tensor], Tensor], Linear]:
+def _ends(layout: Layout, unembed: Any, pack: bool) -> tuple[Callable[[Tensor], Tensor], Linear]:
     """Embedding and head. Where they share their weights they go on doing so: the head decides the layout, or the table does."""
     table: Any = layout.before[0]
     scale, tied = getattr(table, "embed_scale", None), table.weight.data_ptr() == unembed.weight.data_ptr()
     if not tied:
-        return table, fused([unembed])
+        return table, fused([unembed], pack)
     if not transposes(table.weight):
         return table, Plain(table.weight.detach(), unembed.bias)
-    matrix = fused([unembed])
+    matrix = fused([unembed], pack)
     emptied(table)
     assert isinstance(matrix, Transposed)
     return _Columns(matrix.weight, scale), matrix

@@ -83,13 +83,13 @@ class Packed:
         return result
 
 
-def laid_out(weight: Tensor, bias: Tensor | None) -> Linear:
-    """weight: [out, in]. The caller lets go of it, or there are two copies."""
+def laid_out(weight: Tensor, bias: Tensor | None, pack: bool = True) -> Linear:
+    """weight: [out, in]. The caller lets go of it, or there are two copies. pack: `Packed` may be chosen."""
     if weight.device.type != "cpu":
         return Plain(weight.contiguous(), bias)
     if transposes(weight):
         return Transposed(weight.t().contiguous(), bias)
-    if _packs(weight.dtype):
+    if pack and _packs(weight.dtype):
         return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACK_ROWS), bias, weight.nbytes)
     return Plain(weight.contiguous(), bias)
 
@@ -106,12 +106,12 @@ def _packs(dtype: torch.dtype) -> bool:
     return dtype == torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def fused(modules: Sequence[Any]) -> Linear:
+def fused(modules: Sequence[Any], pack: bool = True) -> Linear:
     """Several `nn.Linear` of one input as one matrix, their outputs side by side. Empties the modules: no second copy stays behind."""
     biases = [m.bias for m in modules]
     bias = None if all(b is None for b in biases) else torch.cat(
         [b if b is not None else m.weight.new_zeros(m.out_features) for b, m in zip(biases, modules, strict=True)])
-    matrix = laid_out(torch.cat([m.weight for m in modules]) if len(modules) > 1 else modules[0].weight.detach(), bias)
+    matrix = laid_out(torch.cat([m.weight for m in modules]) if len(modules) > 1 else modules[0].weight.detach(), bias, pack)
     for module in modules:
         emptied(module)
     return matrix

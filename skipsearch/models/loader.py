@@ -31,7 +31,8 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
 
     device: auto (a GPU if there is one), cpu, cuda (the GPU with most room; all of them, where one is too small), cuda:1, …
     dtype: auto (float32 on a CPU, bfloat16 on a GPU) or a name. quantization: bitsandbytes-4bit, -8bit, torchao-4bit, -8bit.
-    engine: hf (the unmodified modules), lean (fused weights) or auto (lean where the model is of its shape).
+    engine: hf (the unmodified modules), lean (fused weights) or auto (lean where the model is of its shape); an engine that builds on
+    fused weights gets them as it needs them.
     Raises: ModelError with what to do.
     """
     chosen_device = pick_device(device)
@@ -64,13 +65,16 @@ def load_tokenizer(name: str) -> tuple[Any, int | None]:
 
 
 def drive(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, engine: str) -> ModelAdapter:
-    """The adapter for `engine`; `lean` uses the model up. Raises: ModelError where `lean` was asked for and is not possible."""
+    """The adapter for `engine`: hf, or the fused weights that all others stand on, which use the model up.
+
+    Raises: ModelError where fused weights were asked for and are not possible.
+    """
     reason = None if engine == "hf" else why_not(model.config, spec.quantization, spec.n_devices)
-    if engine == "lean" and reason is not None:
-        raise ModelError(f"the engine lean cannot drive {spec.id}: {reason}; use --engine hf")
+    if engine not in ("auto", "hf") and reason is not None:
+        raise ModelError(f"the engine {engine} cannot drive {spec.id}: {reason}; use --engine hf")
     if engine == "hf" or reason is not None:
         return HFAdapter(model, spec, family, tokenizer)
-    return fuse(model, replace(spec, engine="lean"), family, tokenizer)
+    return fuse(model, replace(spec, engine="lean"), family, tokenizer, pack=engine != "compiled")
 
 
 def adapt(model: nn.Module, tokenizer: Any = None) -> ModelAdapter:

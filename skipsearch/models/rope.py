@@ -20,6 +20,11 @@ class Turns:
         self._like, self._most = torch.zeros((), dtype=spec.dtype, device=spec.device), spec.context
         self.cos = self.sin = self._like.new_zeros(1, 0, 1, 1)  # [1, positions, 1, R]
 
+    @property
+    def width(self) -> int:
+        """R: dimensions of a head that are turned."""
+        return int(self._rotary(self._like, torch.zeros(1, 1, dtype=torch.long, device=self._like.device), *self._of_type)[0].shape[-1])
+
     def room(self, positions: int) -> None:
         """Know the angles of this many positions. Those past the model's context are never asked for, and might change the others'."""
         positions = min(positions, self._most or positions)

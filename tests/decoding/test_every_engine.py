@@ -17,11 +17,13 @@ from .count_checks import check_counts
 from .planted_bugs import BUGS, check_greedy_on_padded_passes
 from .test_greedy_losslessness import draftings, requests
 
+# These bugs are planted into `KVCache.write`, which compiled code does not go through: it writes K/V itself.
+IN_WRITE = {"nan_left_in_an_unwritten_slot", "stale_kv_at_accepted_positions", "full_model_kv_missing"}
 CHECKS = (check_greedy, check_greedy_on_padded_passes, check_streams_side_by_side, check_endings, check_counts)
 
 
-@pytest.fixture(params=["lean", "graph"], autouse=True)
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(params=["lean", "graph", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled"))], autouse=True)
+def engine(request: pytest.FixtureRequest, compiled_here: None) -> Iterator[str]:
     with driven_by(request.param):
         yield request.param
 
@@ -38,7 +40,9 @@ def test_a_check_passes(check) -> None:
 
 
 @pytest.mark.parametrize("bug", [name for name, (_, check) in BUGS.items() if check in CHECKS])
-def test_a_check_fails_while_the_bug_is_planted(bug: str) -> None:
+def test_a_check_fails_while_the_bug_is_planted(bug: str, engine: str) -> None:
+    if engine == "compiled" and bug in IN_WRITE:
+        pytest.skip("compiled code writes K/V itself")
     plant, check = BUGS[bug]
     with plant(), pytest.raises(AssertionError):
         check()

@@ -1,0 +1,228 @@
+"""The compiled engine: each kind of sub-layer compiled once for this CPU, and reused by every layer of that kind and every mask.
+
+The pieces of `pieces.py` go through torch's ahead-of-time compiler twice: for one row, and for any number of rows that a verify pass may
+have. What comes out lies in a folder of the user's own (SKIPSEARCH_CACHE_DIR, else ~/.cache/skipsearch) under a name that says for which
+shapes, versions and processor it was made; it is native code, so nobody else's belongs there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skipsearch.cache import KVCache, PassPlan
+from skipsearch.engine import pieces
+from skipsearch.engine.pieces import attention_piece, head_piece, mlp_piece, weights_of
+from skipsearch.errors import ModelError
+from skipsearch.models import lean as lean_module
+from skipsearch.models import linear, norms
+from skipsearch.models.lean import MLP, Attention, LeanAdapter
+from skipsearch.models.norms import Norm
+
+MOST_ROWS = 64  # of a compiled pass; longer ones are prefills and run uncompiled
+Progress = Callable[[int, int], None]
+
+
+class CompiledAdapter:
+    """A fused model on a CPU whose short passes run compiled sub-layers."""
+
+    def __init__(self, lean: LeanAdapter, progress: Progress = lambda done, total: None):
+        self.lean, self.tokenizer, self.spec = lean, lean.tokenizer, replace(lean.spec, engine="compiled")
+        self.new_cache, self.embed = lean.new_cache, lean.embed
+        shop = _Shop(lean, progress)
+        self._layers = [(shop.attention(a), shop.mlp(m)) for a, m in lean.layers]
+        self._head = shop.head()
+        shop.make()
+
+    def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
+        rows = h.shape[1]
+        if len(h) != 1 or rows > MOST_ROWS or not plan.chain:
+            return self.lean.block(i, h, cache, plan, attn=attn, mlp=mlp)
+        attention, feed_forward = self._layers[i]
+        flat = h[0]
+        if attn:
+            flat = attention(rows, flat, *self._around(i, cache, plan))
+        if mlp:
+            flat = feed_forward(rows, flat)
+        return flat[None]
+
+    def head(self, h: Tensor) -> Tensor:
+        if len(h) != 1 or h.shape[1] > MOST_ROWS:
+            return self.lean.head(h)
+        logits = self._head(h.shape[1], h[0])[None]
+        for piece in self.lean.after:
+            logits = piece(logits)
+        return logits
+
+    def _around(self, i: int, cache: KVCache, plan: PassPlan) -> tuple[Tensor, ...]:
+        """What the attention of layer i works on beside its hidden states: keys, values, slots, cos, sin, mask."""
+        part, step = self.lean.layers[i][0], self.lean.pass_of(plan)
+        keys, values = cache.keys[i], cache.values[i]
+        if keys is None or values is None:
+            like = torch.empty(1, part.kv_heads, 0, part.head_dim, dtype=self.spec.dtype)
+            keys, values = cache.buffers(i, like, like)
+        return keys, values, plan.slots[0], *step.turns(part.kind), step.mask(part.kind)
+
+
+class _Piece:
+    """One kind of sub-layer: how it is written, on what example, and, once made, the compiled code for one row and for several."""
+
+    def __init__(self, write: Callable[[bool], Callable[..., Tensor]], example: Callable[[int], tuple[tuple[Tensor, ...], tuple[Any, ...]]],
+                 weights: Sequence[Tensor]):
+        self.write, self.example, self.weights = write, example, weights
+        self.one: Any = None
+        self.many: Any = None
+
+    def bound(self, weights: Sequence[Tensor]) -> Callable[..., Tensor]:
+        mine = list(weights)
+
+        def run(rows: int, *inputs: Tensor) -> Tensor:
+            result: Tensor = (self.one if rows == 1 else self.many).boxed_run([*inputs, *mine])[0]
+            return result
+
+        return run
+
+
+class _Shop:
+    """Collects the kinds of pieces that a model is made of, then makes each or finds it made."""
+
+    def __init__(self, lean: LeanAdapter, progress: Progress):
+        self.lean, self.progress = lean, progress
+        self.pieces: dict[str, _Piece] = {}
+        self.hidden = torch.zeros(0, lean.spec.hidden, dtype=lean.spec.dtype)
+
+    def attention(self, part: Attention) -> Callable[..., Tensor]:
+        h = self.hidden
+        turned = self.lean.tables[part.kind.layer_type].width
+
+        def example(rows: int) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+            count, keys, capacity = _some("rows", rows), torch.export.Dim("keys", min=2), torch.export.Dim("capacity", min=2)
+            kv = h.new_zeros(1, part.kv_heads, 128, part.head_dim)
+            tensors = (h.new_zeros(rows, h.shape[-1]), kv, kv.clone(), torch.arange(rows),
+                       h.new_zeros(1, rows, 1, turned), h.new_zeros(1, rows, 1, turned), h.new_zeros(1, 1, rows, 96))
+            shapes = (_at(count, 0), {2: capacity}, {2: capacity}, _at(count, 0), _at(count, 1), _at(count, 1), {**_at(count, 2), 3: keys})
+            return tensors, shapes
+
+        return self._piece(part, lambda one: attention_piece(part, one), example)
+
+    def mlp(self, part: MLP) -> Callable[..., Tensor]:
+        return self._piece(part, lambda one: mlp_piece(part, one), self._only_rows)
+
+    def head(self) -> Callable[..., Tensor]:
+        norm, matrix = self.lean.norm, self.lean.unembed
+        weights = [norm.weight, matrix.weight, *([] if matrix.bias is None else [matrix.bias])]  # type: ignore[attr-defined]
+        piece = self._kept("head", _named(norm, matrix), lambda one: head_piece(norm, matrix, one),
+                           self._only_rows, weights)
+        return piece.bound(weights)
+
+    def make(self) -> None:
+        """Raises: ModelError where nothing can be compiled."""
+        work = [(name, piece, one) for name, piece in self.pieces.items() for one in (True, False)]
+        for done, (name, piece, one) in enumerate(work):
+            self.progress(done, len(work))
+            if one:
+                piece.one = _compiled(name, piece, 1)
+            else:
+                piece.many = _compiled(name, piece, 6)
+        self.progress(len(work), len(work))
+
+    def _piece(self, part: Attention | MLP, write: Callable[[bool], Callable[..., Tensor]], example: Any) -> Callable[..., Tensor]:
+        weights = weights_of(part)
+        named = _named(*(getattr(part, name) for name in part.__dataclass_fields__ if name not in ("index", "kind")))
+        return self._kept(type(part).__name__.lower(), named, write, example, weights).bound(weights)
+
+    def _kept(self, kind: str, named: str, write: Any, example: Any, weights: Sequence[Tensor]) -> _Piece:
+        name = f"{kind}-{hashlib.sha256(f'{named} {_maker()}'.encode()).hexdigest()[:24]}"
+        return self.pieces.setdefault(name, _Piece(write, example, weights))
+
+    def _only_rows(self, rows: int) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+        return (self.hidden.new_zeros(rows, self.hidden.shape[-1]),), (_at(_some("rows", rows), 0),)
+
+
+def compile_model(model: LeanAdapter, progress: Progress = lambda done, total: None) -> CompiledAdapter:
+    """Raises: ModelError for a model on a GPU, or where there is no C++ compiler."""
+    if model.spec.device.type != "cpu":
+        raise ModelError(f"the engine compiled is for CPUs and {model.spec.id} is on {model.spec.device}: use --engine graph or lean")
+    return CompiledAdapter(model, progress)
+
+
+def cache_folder() -> Path:
+    chosen = os.environ.get("SKIPSEARCH_CACHE_DIR")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipsearch"
+
+
+def _compiled(name: str, piece: _Piece, rows: int) -> Any:
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+
+    path = cache_folder() / "compiled" / f"{name}-{'one' if rows == 1 else 'many'}.pt2"
+    if not path.is_file():
+        try:
+            _compile(piece, rows, path)
+        except (InvalidCxxCompiler, CppCompileError) as error:
+            raise ModelError(f"the engine compiled needs a C++ compiler that works ({str(error).splitlines()[0][:120]}): install g++, or "
+                             "use --engine lean") from None
+        except OSError as error:
+            raise ModelError(f"compiled code cannot be kept in {path.parent} ({error.strerror}): set SKIPSEARCH_CACHE_DIR to a folder with "
+                             "room, or use --engine lean") from None
+    try:
+        return torch._inductor.aoti_load_package(str(path)).loader
+    except RuntimeError:
+        path.unlink(missing_ok=True)
+        raise ModelError(f"{path} could not be loaded and was removed: run the same command again") from None
+
+
+def _compile(piece: _Piece, rows: int, path: Path) -> None:
+    """Made beside its place and moved there whole, so that two processes do not see each other's halves."""
+    write = piece.write(rows == 1)
+
+    class Module(torch.nn.Module):
+        def forward(self, *tensors: Tensor) -> Tensor:
+            return write(*tensors)
+
+    tensors, shapes = piece.example(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = path.with_name(f"{path.stem}.{os.getpid()}.pt2")
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(Module(), (*tensors, *piece.weights), strict=False,
+                                      dynamic_shapes=((*shapes, *[None] * len(piece.weights)),))
+        torch._inductor.aoti_compile_and_package(program, package_path=str(made))
+    os.replace(made, path)
+
+
+def _named(*values: Any) -> str:
+    """What a piece was made for: shapes, dtypes and settings, but no weight."""
+    return " ".join(_name(value) for value in values)
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, Norm):
+        return f"norm{tuple(value.weight.shape)}{value.weight.dtype}{value.eps}{value.wide}"
+    if hasattr(value, "added"):
+        return f"{type(value).__name__}{tuple(value.weight.shape)}{value.weight.dtype}{value.bias is not None}"
+    return getattr(value, "__name__", None) or (type(value).__name__ if callable(value) else repr(value))
+
+
+def _maker() -> str:
+    """Whatever else decides the code that comes out: our own source, torch, the processor, its threads."""
+    source = "".join(inspect.getsource(module) for module in (pieces, lean_module, linear, norms))
+    from skipsearch.machine import cpu_name
+
+    return f"{hashlib.sha256(source.encode()).hexdigest()} {torch.__version__} {cpu_name()} {torch.get_num_threads()}"
+
+
+def _some(name: str, rows: int) -> Any:
+    return None if rows == 1 else torch.export.Dim(name, min=2, max=MOST_ROWS)
+
+
+def _at(size: Any, dimension: int) -> dict[int, Any]:
+    return {} if size is None else {dimension: size}
