@@ -39,7 +39,9 @@ def list_command(
         print_json([{"file": str(entry.path), "source": entry.source.label, "fault": entry.fault,
                      "profile": as_dict(entry.profile) if entry.profile else None} for entry in listed])
         return
-    table = Table("model", "task", "device", "dtype", "speedup", "source", "file", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("model", "task", "device", "dtype", "speedup", "source", "file"):
+        table.add_column(column, overflow="fold")  # a path that is cut short is of no use
     for entry in listed:
         if entry.profile is None:
             err.print(f"warning: {entry.fault}", style="yellow", markup=False)

@@ -155,6 +155,7 @@ def test_list_shows_model_task_device_speedup_and_source(repository: Path) -> No
     shown = " ".join(run("list", "--profiles", repository).stdout.split())
     for said in ("model", "speedup", "source", "demo", "pycode"):
         assert said in shown
+    assert "…" not in shown, "a path that is cut short cannot be copied"
 
 
 def test_list_warns_of_a_file_that_is_no_profile_and_goes_on(repository: Path) -> None:
