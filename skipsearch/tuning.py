@@ -157,8 +157,9 @@ def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool
     """What must be equal for the trials of two processes to be comparable."""
     machine, spec = this_machine(model.spec.device), model.spec
     return {"model": spec.id, "n_layers": spec.n_layers, "config_sha256": spec.config_sha256, "weights_sha256": spec.weights_sha256,
-            "dtype": spec.dtype_name, "quantization": spec.quantization, "device": machine.description, "engine": spec.engine, "task": task.name,
-            "calibration_sha256": task.calibration_sha256, "chat_template_sha256": template_sha256(task, model.tokenizer),
+            "dtype": spec.dtype_name, "quantization": spec.quantization, "device": machine.description, "engine": spec.engine,
+            "task": task.name, "calibration_sha256": task.calibration_sha256,
+            "chat_template_sha256": template_sha256(task, model.tokenizer),
             "generation": {"max_new_tokens": task.max_new_tokens, "max_prompt_tokens": task.max_prompt_tokens,
                            "end_on_repeat": task.end_on_repeat, "sampling": task.sampling.model_dump()},
             "objective": objective, "whole_layers": whole_layers, "software": software()}

@@ -1,6 +1,10 @@
 """Side-by-side measurements: one run, interleaved, every peer on the same prompts."""
 
-from skipsearch.bench.peers import PEERS, make_peers
+from skipsearch.bench.costs import CostRow, cost_table
+from skipsearch.bench.peers import PEERS, Peer, make_peers
+from skipsearch.bench.picture import draw
+from skipsearch.bench.requests import Request, random_requests, task_requests
 from skipsearch.bench.run import BenchRow, bench
 
-__all__ = ["PEERS", "BenchRow", "bench", "make_peers"]
+__all__ = ["PEERS", "BenchRow", "CostRow", "Peer", "Request", "bench", "cost_table", "draw", "make_peers", "random_requests",
+           "task_requests"]

@@ -7,21 +7,33 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from skipsearch.bench.peers import Peer, Run
-from skipsearch.decoding import Decoder
-from skipsearch.evaluation.prompts import Workload
-from skipsearch.models.spec import ModelAdapter
+from skipsearch.bench.memory import bytes_read, peak_of, read_bandwidth
+from skipsearch.bench.overhead import loop_overhead
+from skipsearch.bench.peers import OurPeer, Peer, Run
+from skipsearch.bench.requests import Request
 from skipsearch.stats import DecodeStats, Estimate, bootstrap_ratio
+
+Progress = Callable[[int, int], None]
+CONTEXT_TOKENS = 32  # generated behind each context
 
 
 @dataclass(frozen=True)
 class BenchRow:
-    """Times in milliseconds; speedup over the first peer, paired by prompt, with its 95 % interval. Shares are None for other engines."""
+    """One peer. Times in milliseconds; speedup over the first peer, paired by prompt, with its 95 % interval.
+
+    beta, verify_ratio: a draft and a verify pass over a plain pass of the same engine, where that took part. What only our engines know
+    is None for others. peak_bytes: weights, and the most that a run took beside them. memory_normalised: the speedup over the first peer
+    divided by the memory relative to it (S3D's M). bandwidth_share: bytes that a token of plain decoding has to read, over the bytes
+    that this machine reads in the time it took; None where a token is not a pass. loop_overhead: of the decode time, the share outside
+    model passes.
+    """
 
     peer: str
+    engine: str
     ms_per_token: float
     ms_per_token_quartiles: tuple[float, float]
     first_token_ms: float
+    tokens_per_second: float
     end_to_end_tokens_per_second: float
     speedup: Estimate
     identical: int
@@ -29,38 +41,103 @@ class BenchRow:
     tau: float | None
     alpha: float | None
     accepted_fraction: float | None
+    beta: float | None
+    verify_ratio: float | None
+    peak_bytes: int | None
+    memory_normalised: float | None
+    bandwidth_share: float | None
+    loop_overhead: float | None
+    by_group: dict[str, Estimate]
+    by_context: dict[int, float]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def bench(model: ModelAdapter, peers: Sequence[Peer], workload: Workload, repeats: int = 3,
-          progress: Callable[[int, int], None] = lambda done, total: None) -> list[BenchRow]:
-    """Greedy decoding of each prompt, as long as the task lets it run (the full model decides, once), by every peer."""
-    plain = Decoder(model)
-    lengths = [max(2, len(workload.generate(plain, p, 0).tokens)) for p in range(len(workload.prompts))]
+def bench(peers: Sequence[Peer], requests: Sequence[Request], repeats: int = 3, contexts: Sequence[int] = (),
+          progress: Progress = lambda done, total: None) -> list[BenchRow]:
+    """Greedy decoding of each request by every peer, then of each context length."""
     for peer in peers:
-        peer.run(workload.prompts[0], 8)  # warm-up
-    runs: dict[str, list[list[Run]]] = {peer.name: [[] for _ in lengths] for peer in peers}
-    total, done = repeats * len(lengths), 0
+        for _ in range(2):  # kernels are chosen, graphs recorded, pages touched
+            peer.run(requests[0].prompt, min(requests[0].new_tokens, 24))
+    runs: dict[str, list[list[Run]]] = {peer.name: [[] for _ in requests] for peer in peers}
+    total, done = repeats * (len(requests) + len(contexts)), 0
     for repeat in range(repeats):
-        for p, length in enumerate(lengths):
-            shift = (p + repeat) % len(peers)
-            for peer in [*peers[shift:], *peers[:shift]]:
-                runs[peer.name][p].append(peer.run(workload.prompts[p], length))
-            done += 1
-            progress(done, total)
-    return [_row(peer.name, runs[peer.name], runs[peers[0].name]) for peer in peers]
+        for p, request in enumerate(requests):
+            for peer in _turn(peers, p + repeat):
+                runs[peer.name][p].append(peer.run(request.prompt, request.new_tokens))
+            progress(done := done + 1, total)
+    paces = _at_contexts(peers, requests, contexts, repeats, lambda: progress(done, total))
+    longest = max(requests, key=lambda r: len(r.prompt) + r.new_tokens)
+    peaks = {peer.name: peak_of(lambda peer=peer: peer.run(longest.prompt, longest.new_tokens),  # type: ignore[misc]
+                                peer.model.spec.device) for peer in peers}
+    bandwidth = read_bandwidth(peers[0].model.spec.device, peers[0].model.read_bytes)
+    return [_row(peer, peers, requests, runs, paces[peer.name], peaks, bandwidth) for peer in peers]
 
 
-def _row(name: str, ours: list[list[Run]], first: list[list[Run]]) -> BenchRow:
-    pace = sorted(1e3 * r.decode / (len(r.tokens) - 1) for rs in ours for r in rs)
-    stats = sum((r.stats for rs in ours for r in rs if r.stats), DecodeStats())
-    theirs, mine = [[median(r.decode for r in rs) for rs in side] for side in (first, ours)]
-    whole = sum(r.first_token + r.decode for rs in ours for r in rs)
+def _turn(peers: Sequence[Peer], turn: int) -> list[Peer]:
+    shift = turn % len(peers)
+    return [*peers[shift:], *peers[:shift]]
+
+
+def _at_contexts(peers: Sequence[Peer], requests: Sequence[Request], contexts: Sequence[int], repeats: int,
+                 step: Callable[[], None]) -> dict[str, dict[int, float]]:
+    """Milliseconds a token behind so many tokens of the prompts' own text; contexts that the model was not made for are left out."""
+    text = [t for request in requests for t in request.prompt]
+    most = peers[0].model.spec.context
+    paces: dict[str, dict[int, list[float]]] = {peer.name: {} for peer in peers}
+    for repeat in range(repeats):
+        for c in contexts:
+            if most is not None and c + CONTEXT_TOKENS > most:
+                continue
+            prompt = (text * (c // len(text) + 1))[:c]
+            for peer in _turn(peers, repeat):
+                run = peer.run(prompt, CONTEXT_TOKENS)
+                paces[peer.name].setdefault(c, []).append(1e3 * run.decode / (len(run.tokens) - 1))
+            step()
+    return {name: {c: median(values) for c, values in found.items()} for name, found in paces.items()}
+
+
+def _row(peer: Peer, peers: Sequence[Peer], requests: Sequence[Request], all_runs: dict[str, list[list[Run]]], by_context: dict[int, float],
+         peaks: dict[str, int | None], bandwidth: float) -> BenchRow:
+    first, runs = all_runs[peers[0].name], all_runs[peer.name]
+    pace = sorted(1e3 * r.decode / (len(r.tokens) - 1) for rs in runs for r in rs)
+    stats = sum((r.stats for rs in runs for r in rs if r.stats), DecodeStats())
+    seconds = sum(r.first_token + r.decode for rs in runs for r in rs)
+    written = sum(len(r.tokens) for rs in runs for r in rs)
+    speedup = _speedup(first, runs)
+    plain = _plain_pass(peer, peers, all_runs)
+    memory, reference = (None if peaks[p.name] is None else p.model.weight_bytes + (peaks[p.name] or 0) for p in (peer, peers[0]))
+    context = sum((len(r.prompt) + r.new_tokens / 2) for r in requests) / len(requests)
+    a_pass_a_token = stats.drafted == 0 if stats.rounds else peer.name in ("hf-generate", "hf-compile")
+    typical = median(pace)
     return BenchRow(
-        peer=name, ms_per_token=median(pace), ms_per_token_quartiles=(pace[len(pace) // 4], pace[3 * len(pace) // 4]),
-        first_token_ms=1e3 * median(r.first_token for rs in ours for r in rs),
-        end_to_end_tokens_per_second=sum(len(r.tokens) for rs in ours for r in rs) / whole,
-        speedup=bootstrap_ratio(theirs, mine), identical=sum(a[0].tokens == b[0].tokens for a, b in zip(ours, first, strict=True)),
-        prompts=len(ours), tau=stats.tau, alpha=stats.alpha, accepted_fraction=stats.accepted_fraction)
+        peer=peer.name, engine=peer.model.spec.engine, ms_per_token=typical,
+        ms_per_token_quartiles=(pace[len(pace) // 4], pace[3 * len(pace) // 4]),
+        first_token_ms=1e3 * median(r.first_token for rs in runs for r in rs), tokens_per_second=1e3 / typical,
+        end_to_end_tokens_per_second=written / seconds, speedup=speedup,
+        identical=sum(a[0].tokens == b[0].tokens for a, b in zip(runs, first, strict=True)), prompts=len(runs),
+        tau=stats.tau, alpha=stats.alpha, accepted_fraction=stats.accepted_fraction,
+        beta=stats.draft_seconds / stats.drafted / plain if plain and stats.drafted else None,
+        verify_ratio=stats.verify_seconds / stats.rounds / plain if plain and stats.drafted else None,
+        peak_bytes=memory, memory_normalised=speedup.mean * reference / memory if memory and reference else None,
+        bandwidth_share=bytes_read(peer.model, context) / (typical / 1e3) / bandwidth if a_pass_a_token else None,
+        loop_overhead=loop_overhead(peer, requests[:2]) if isinstance(peer, OurPeer) else None,
+        by_group={g: _speedup([rs for rs, q in zip(first, requests, strict=True) if q.group == g],
+                              [rs for rs, q in zip(runs, requests, strict=True) if q.group == g])
+                  for g in dict.fromkeys(q.group for q in requests) if g},
+        by_context=by_context)
+
+
+def _speedup(first: list[list[Run]], ours: list[list[Run]]) -> Estimate:
+    theirs, mine = ([median(r.decode for r in rs) for rs in side] for side in (first, ours))
+    return bootstrap_ratio(theirs, mine)
+
+
+def _plain_pass(peer: Peer, peers: Sequence[Peer], runs: dict[str, list[list[Run]]]) -> float | None:
+    """Seconds of a plain pass by the engine of this peer, if that took part."""
+    for other in peers:
+        if isinstance(other, OurPeer) and other.model is peer.model and other.name.startswith("plain"):
+            stats = sum((r.stats for rs in runs[other.name] for r in rs if r.stats), DecodeStats())
+            return stats.decode_seconds / stats.rounds
+    return None

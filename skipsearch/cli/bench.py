@@ -3,57 +3,97 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Threads, model_of, open_model, require, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Threads, open_model, require, warn
+
+if TYPE_CHECKING:
+    from skipsearch.bench import Request
+    from skipsearch.models import ModelAdapter
 
 
 def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take part; its model is used.")] = None,
-          model: Annotated[str | None, typer.Option(help="Which model, without a profile.")] = None,
+          model: Annotated[str | None, typer.Option(help="Which model, without a profile; synthetic:llama-2-13b (-7b, -70b, llama-3-8b, "
+                                                         "phi-3-mini) or synthetic:24x512 for random weights of a shape.")] = None,
           task: Annotated[str | None, typer.Option(help="Whose hold-out prompts; the profile's own task, or pycode.")] = None,
-          peers: Annotated[str | None, typer.Option(help="Comma-separated: plain, profile, hf-generate. Default: all that can.")] = None,
+          peers: Annotated[str | None, typer.Option(help="Comma-separated: plain, profile, each with @ENGINE behind it for another engine; "
+                                                         "hf-generate, hf-compile, hf-early-exit, hf-lookup. "
+                                                         "Default: plain, profile, hf-generate.")] = None,
           prompts: Annotated[int, typer.Option(min=1, help="Hold-out prompts.")] = 16,
           repeats: Annotated[int, typer.Option(min=1, help="Turns of each peer on each prompt.")] = 3,
+          contexts: Annotated[str | None, typer.Option(help="Also behind so many tokens: 128,1024,4096.")] = None,
+          costs: Annotated[bool, typer.Option("--costs", help="Also β of half the sub-layers, and v by rows, of each engine.")] = False,
+          exact: Annotated[bool, typer.Option("--exact", help="Our peers in passes of one fixed shape.")] = False,
+          picture: Annotated[Path | None, typer.Option(help="Draw it: a .png, .svg or .pdf.")] = None,
           device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
           threads: Threads = None, as_json: Json = False) -> None:
-    """Example: skipsearch bench --profile my-profile.yaml
+    """Example: skipsearch bench --profile my-profile.yaml --peers plain,profile,plain@hf,hf-generate
 
-    Greedy decoding of a task's hold-out prompts by this engine plain, with a profile, and by Hugging Face's generate: interleaved in one
-    run, with ratios paired by prompt. Speed is that of tokens behind the first.
+    Greedy decoding of a task's hold-out prompts by this engine plain, with a profile, by our other engines and by Hugging Face's generate:
+    interleaved in one run, with ratios paired by prompt. Speed is that of tokens behind the first.
     """
     require(profile is not None or model is not None, "give --profile FILE or --model M")
+    lengths = _numbers(contexts)
     from rich.progress import Progress
-    from rich.table import Table
 
     from skipsearch.bench import bench as run
-    from skipsearch.bench import make_peers
+    from skipsearch.bench import cost_table, draw, make_peers
+    from skipsearch.cli.bench_view import print_costs, print_rows
     from skipsearch.cli.common import err, out, print_json
-    from skipsearch.evaluation.prompts import shortened, workload
+    from skipsearch.models.synthetic import is_synthetic
     from skipsearch.profile import load_profile
-    from skipsearch.tasks import load_task
 
     loaded = load_profile(profile) if profile else None
-    name = task or (loaded.task.name if loaded else "pycode")
-    chosen = load_task(name)
-    warn([*chosen.notes])
-    adapter = open_model(model or (model_of(loaded) if loaded else ""), device, dtype, engine, threads, quantization)
-    warn(shortened(chosen, adapter.spec))
-    names = peers.split(",") if peers else ["plain", *(["profile"] if loaded else []), "hf-generate"]
-    contenders = make_peers([n.strip() for n in names], adapter, loaded)
+    chosen = model or (loaded.model.id if loaded else "")
+    opened: dict[str, ModelAdapter] = {}
+
+    def by_engine(name: str) -> ModelAdapter:
+        if name not in opened:
+            adapter = open_model(chosen, device, dtype, name, threads, quantization)
+            opened[name] = opened.setdefault(adapter.spec.engine, adapter)
+        return opened[name]
+
+    main = by_engine(engine)
+    if is_synthetic(chosen):
+        warn([f"{chosen} has random weights: every figure below is of speed only, and its acceptance is made up"])
+    names = [n.strip() for n in peers.split(",")] if peers else ["plain", *(["profile"] if loaded else []), "hf-generate"]
+    contenders = make_peers(names, engine, loaded, by_engine, exact)
+    name, requests = _requests(main, task or (loaded.task.name if loaded else "pycode"), prompts)
+    warn([f"a context of {c} tokens is longer than {main.spec.id} was made for ({main.spec.context}): left out"
+          for c in lengths if main.spec.context and c + 32 > main.spec.context])
     with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
         running = bar.add_task("decoding", total=None)
-        rows = run(adapter, contenders, workload(adapter, chosen, chosen.holdout[:prompts]), repeats,
-                   lambda done, total: bar.update(running, completed=done, total=total))
+        rows = run(contenders, requests, repeats, lengths, lambda done, total: bar.update(running, completed=done, total=total))
+    table = cost_table(list({id(p.model): p.model for p in contenders}.values()), 128) if costs else []
+    title = f"{main.spec.id}, {main.spec.dtype_name}, {name}" + (" (random weights: speed only)" if is_synthetic(chosen) else "")
+    if picture:
+        draw(rows, title, picture)
     if as_json:
-        print_json({"model": adapter.spec.id, "task": name, "rows": [row.as_dict() for row in rows]})
+        print_json({"model": main.spec.id, "dtype": main.spec.dtype_name, "task": name, "synthetic": is_synthetic(chosen), "exact": exact,
+                    "rows": [row.as_dict() for row in rows], "costs": [row.as_dict() for row in table]})
         return
-    table = Table("peer", "ms/token", "quartiles", f"× {rows[0].peer}", "95 %", "first token", "tokens/s with prefill", "τ", "α",
-                  "identical", box=None, pad_edge=False)
-    for r in rows:
-        table.add_row(r.peer, f"{r.ms_per_token:.2f}", f"{r.ms_per_token_quartiles[0]:.2f}–{r.ms_per_token_quartiles[1]:.2f}",
-                      f"{r.speedup.mean:.2f}", f"{r.speedup.low:.2f}–{r.speedup.high:.2f}", f"{r.first_token_ms:.0f} ms",
-                      f"{r.end_to_end_tokens_per_second:.0f}", f"{r.tau:.2f}" if r.tau else "", f"{r.alpha:.2f}" if r.alpha else "",
-                      f"{r.identical} of {r.prompts}")
-    out.print(table)
+    print_rows(out, rows)
+    print_costs(out, table)
+
+
+def _requests(model: ModelAdapter, task: str, count: int) -> tuple[str, list[Request]]:
+    """(what they are, requests): the task's, or random ones for a model that reads no text."""
+    from skipsearch.bench import random_requests, task_requests
+    from skipsearch.evaluation.prompts import shortened, workload
+    from skipsearch.tasks import load_task
+
+    if model.tokenizer is None:
+        warn([f"{model.spec.id} has no tokenizer, so its prompts are random tokens"])
+        return "random tokens", random_requests(model, count)
+    chosen = load_task(task)
+    warn([*chosen.notes, *shortened(chosen, model.spec)])
+    return chosen.name, task_requests(model, workload(model, chosen, chosen.holdout[:count]))
+
+
+def _numbers(text: str | None) -> list[int]:
+    found = [part.strip() for part in text.split(",")] if text else []
+    require(all(part.isdigit() and int(part) > 0 for part in found),
+            f"--contexts is {text!r}; write numbers of tokens with commas between them, such as 128,1024,4096")
+    return [int(part) for part in found]

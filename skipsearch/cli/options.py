@@ -24,6 +24,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
 def open_model(name: str, device: str, dtype: str, engine: str, threads: int | None, quantization: str | None = None) -> ModelAdapter:
     """Load what the shared options describe, and say on stderr what was chosen. Raises: ModelError."""
     import torch
+    from rich.progress import Progress
 
     from skipsearch.cli.common import err
     from skipsearch.engine import load_model
@@ -31,7 +32,10 @@ def open_model(name: str, device: str, dtype: str, engine: str, threads: int | N
 
     if threads:
         torch.set_num_threads(threads)
-    model = load_model(name, device=device, dtype=dtype, quantization=quantization, engine=engine)
+    with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
+        compiling = bar.add_task("compiling for this CPU, once", total=None, visible=False)
+        model = load_model(name, device=device, dtype=dtype, quantization=quantization, engine=engine,
+                           progress=lambda done, total: bar.update(compiling, completed=done, total=total, visible=True))
     spec = model.spec
     weights = f"{spec.quantization} weights, {spec.dtype_name}" if spec.quantization else spec.dtype_name
     err.print(f"{spec.id}: {spec.n_layers} layers, {weights} on {this_machine(spec.device).description}, engine {spec.engine}",

@@ -43,6 +43,14 @@ class CompiledAdapter:
         self._head = shop.head()
         shop.make()
 
+    @property
+    def weight_bytes(self) -> int:
+        return self.lean.weight_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        return self.lean.read_bytes
+
     def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
         rows = h.shape[1]
         if len(h) != 1 or rows > MOST_ROWS or not plan.chain:
@@ -119,7 +127,7 @@ class _Shop:
 
     def head(self) -> Callable[..., Tensor]:
         norm, matrix = self.lean.norm, self.lean.unembed
-        weights = [norm.weight, matrix.weight, *([] if matrix.bias is None else [matrix.bias])]  # type: ignore[attr-defined]
+        weights = [norm.weight, matrix.weight, *([] if matrix.bias is None else [matrix.bias])]
         piece = self._kept("head", _named(norm, matrix), lambda one: head_piece(norm, matrix, one),
                            self._only_rows, weights)
         return piece.bound(weights)

@@ -34,6 +34,14 @@ class GraphAdapter:
         self._recordings: OrderedDict[tuple[Any, ...], _Recording] = OrderedDict()
         self.new_cache, self.embed, self.block, self.head = lean.new_cache, lean.embed, lean.block, lean.head
 
+    @property
+    def weight_bytes(self) -> int:
+        return self.lean.weight_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        return self.lean.read_bytes
+
     def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor | None:
         """Logits of a pass, or None for one that is not recorded: a batch, a tree, a replay, a prefill, one at the end of the cache.
 

@@ -42,6 +42,16 @@ class HFAdapter:
         self._config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
         self._pass: _Pass | None = None
 
+    @property
+    def weight_bytes(self) -> int:
+        return sum(weight.nbytes for weight in self.model.parameters())  # shared ones come once
+
+    @property
+    def read_bytes(self) -> int:
+        model: Any = self.model
+        table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        return self.weight_bytes - (0 if table is head else table.nbytes)
+
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         return KVCache(self.spec.n_layers, batch, capacity)
 

@@ -19,7 +19,7 @@ from skipsearch.models import masks
 from skipsearch.models.bands import Bands
 from skipsearch.models.families import Family
 from skipsearch.models.layout import LayerKind, Layout, SubLayer, take_apart
-from skipsearch.models.linear import Linear, Plain, Transposed, emptied, fused, transposes
+from skipsearch.models.linear import Linear, Packed, Plain, Transposed, emptied, fused, transposes
 from skipsearch.models.norms import Norm, norm_of
 from skipsearch.models.rope import Turns
 from skipsearch.models.spec import ModelSpec
@@ -173,6 +173,20 @@ class LeanAdapter:
         self.norm, self.unembed = norm, unembed
         self._embedding, self.after = embedding, after
         self._pass: Pass | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        table: Tensor = self._embedding.weight  # type: ignore[attr-defined]
+        tied = not isinstance(self.unembed, Packed) and table.data_ptr() == self.unembed.weight.data_ptr()
+        return self.read_bytes + (0 if tied else table.nbytes)
+
+    @property
+    def read_bytes(self) -> int:
+        parts = [getattr(part, name) for layer in self.layers for part in layer for name in part.__dataclass_fields__]
+        matrices = [part for part in parts if hasattr(part, "added")] + [self.unembed]
+        norms = [part for part in parts if isinstance(part, Norm)] + [self.norm]
+        vectors = [n.weight for n in norms] + [m.bias for m in matrices if m.bias is not None]
+        return sum(m.bytes for m in matrices) + sum(v.nbytes for v in vectors)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         self.bands.room(capacity)

@@ -20,6 +20,14 @@ PACK_ROWS = 8  # that oneDNN lays blocks out for; the layout serves any number
 
 class Linear(Protocol):
     @property
+    def weight(self) -> Tensor:
+        """In the layout's own order, or opaque."""
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[out]"""
+
+    @property
     def bytes(self) -> int:
         """Of the weight."""
 

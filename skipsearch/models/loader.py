@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from skipsearch.errors import ModelError
+from skipsearch.models import synthetic
 from skipsearch.models.families import Family, family_of
 from skipsearch.models.files import config_hash, read_config, stored_tensors, weight_files, weights_hash
 from skipsearch.models.hf import HFAdapter
@@ -27,7 +28,7 @@ from skipsearch.models.spec import ModelAdapter, ModelSpec
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None,
                engine: str = "auto") -> ModelAdapter:
-    """Load `demo`, an alias (`llama-2-13b`), a Hub id (`org/name[@revision]`) or a local folder.
+    """Load `demo`, an alias (`llama-2-13b`), a Hub id (`org/name[@revision]`) or a local folder; `synthetic:SHAPE` for speed only.
 
     device: auto (a GPU if there is one), cpu, cuda (the GPU with most room; all of them, where one is too small), cuda:1, …
     dtype: auto (float32 on a CPU, bfloat16 on a GPU) or a name. quantization: bitsandbytes-4bit, -8bit, torchao-4bit, -8bit.
@@ -37,6 +38,8 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
     """
     chosen_device = pick_device(device)
     chosen_dtype = pick_dtype(dtype, chosen_device)
+    if synthetic.is_synthetic(name):
+        return _synthetic(name, chosen_device, chosen_dtype, quantization, engine)
     settings = quantization_config(quantization, chosen_dtype, chosen_device)  # refused before a download
     folder, identity, revision = locate(name)
     config = _known_config(folder, name)
@@ -62,6 +65,17 @@ def load_tokenizer(name: str) -> tuple[Any, int | None]:
     if tokenizer is None:
         raise ModelError(f"{identity} has no tokenizer, so nothing says how it reads text: put its tokenizer files beside its weights")
     return tokenizer, _context(_known_config(folder, name).get_text_config(decoder=True))
+
+
+def _synthetic(name: str, device: torch.device, dtype: torch.dtype, quantization: str | None, engine: str) -> ModelAdapter:
+    if quantization is not None:
+        raise ModelError(f"{name} has random weights, which are not quantised; leave quantization {quantization} out")
+    shape, _ = synthetic.parse(name)
+    placement = place(name, synthetic.tensors(shape), device, dtype, None)
+    if placement.spread:
+        raise ModelError(f"{name} does not fit on one GPU as {dtype}, and a synthetic model is not spread over several; use a smaller one")
+    model: Any = synthetic.build(name, dtype, placement.device)
+    return drive(model, _spec(model, model.config, id=name), family_of(model.config), None, engine)
 
 
 def drive(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, engine: str) -> ModelAdapter:

@@ -54,6 +54,14 @@ class ModelAdapter(Protocol):
     spec: ModelSpec
     tokenizer: Any
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights, each once."""
+
+    @property
+    def read_bytes(self) -> int:
+        """Of the weights that a pass over one token reads: all but the embeddings of other tokens."""
+
     def new_cache(self, batch: int, capacity: int) -> KVCache: ...
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:

@@ -1,0 +1,36 @@
+"""What drafting and verifying cost by engine: β of half the sub-layers, and v by rows, from the latency table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from skipsearch.evaluation.latency import measure_costs
+from skipsearch.models.spec import ModelAdapter
+
+MOST_ROWS = 16
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """pass_ms: a pass over one token. beta_half: a draft step with half of the sub-layers, over it. v: a pass over 2 … 16 rows, over it."""
+
+    engine: str
+    dtype: str
+    pass_ms: float
+    beta_half: float
+    v: tuple[float, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def cost_table(models: Sequence[ModelAdapter], context: int) -> list[CostRow]:
+    rows = []
+    for model in models:
+        costs = measure_costs(model, MOST_ROWS - 1, context)
+        one = costs.verify[0]
+        half = costs.overhead + sum(costs.sublayers) / 2
+        rows.append(CostRow(model.spec.engine, model.spec.dtype_name, 1e3 * one, half / one, tuple(x / one for x in costs.verify[1:])))
+    return rows

@@ -1,0 +1,64 @@
+"""What a pass reads and what a run takes: bytes a token, the speed at which this machine reads, and the peak beside the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from skipsearch.cache import Planner
+from skipsearch.engine import forward, inference
+from skipsearch.evaluation.latency import synchronize
+from skipsearch.models.spec import ModelAdapter
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def bytes_read(model: ModelAdapter, context: float) -> float:
+    """Bytes that one token of plain decoding reads: every weight but the embedding table's other rows, and K/V of `context` tokens."""
+    spec = model.spec
+    cache = model.new_cache(1, 8)
+    inference(forward)(model, torch.zeros(1, 2, dtype=torch.long, device=spec.device), cache, Planner(8, spec.device).chain(0, 2))
+    one_token = cache.bytes / cache.capacity
+    return model.read_bytes + one_token * context
+
+
+def read_bandwidth(device: torch.device, size: float, repeats: int = 15) -> float:
+    """Bytes a second at which a sum reads a buffer as large as the model, cached or not as it would be; the best of several.
+
+    A sum does nothing but read, so it bounds what any decoder can do.
+    """
+    buffer = torch.ones(int(max(size, 1e6)) // 4, device=device)
+    times = []
+    for _ in range(repeats):
+        synchronize(device)
+        started = perf_counter()
+        buffer.sum()
+        synchronize(device)
+        times.append(perf_counter() - started)
+    return buffer.nbytes / min(times)
+
+
+def peak_of(run: Callable[[], object], device: torch.device) -> int | None:
+    """Most bytes that a run takes beside what is there before it: its cache, its buffers. None where the system does not tell."""
+    if device.type == "cuda":
+        synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        run()
+        synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device)) - int(before)
+    try:
+        CLEAR.write_text("5")  # the high-water mark starts again from what is resident now
+        before = _status("VmRSS")
+        run()
+        return max(0, _status("VmHWM") - before)
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _status(field: str) -> int:
+    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
+    return int(lines[field].split()[0]) * 1024

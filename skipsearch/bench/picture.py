@@ -1,0 +1,43 @@
+"""A benchmark as a picture: time per token by peer, and by context where that was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from skipsearch.bench.run import BenchRow
+from skipsearch.errors import DecodeError
+
+
+def draw(rows: Sequence[BenchRow], title: str, file: Path) -> None:
+    """Write a .png, .svg or .pdf. Raises: DecodeError without matplotlib, or where the file cannot be written."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise DecodeError("a picture needs matplotlib, which is not installed: pip install matplotlib, or leave --picture out") from None
+    by_context = any(row.by_context for row in rows)
+    figure = Figure(figsize=(11 if by_context else 7, 0.5 * len(rows) + 1.8), layout="constrained")
+    axes = figure.subplots(1, 2 if by_context else 1, squeeze=False)[0]
+    names = [row.peer for row in rows]
+    low = [row.ms_per_token - row.ms_per_token_quartiles[0] for row in rows]
+    high = [row.ms_per_token_quartiles[1] - row.ms_per_token for row in rows]
+    bars = axes[0].barh(names, [row.ms_per_token for row in rows], xerr=[low, high], color="#4477aa", ecolor="#222222", capsize=3)
+    axes[0].bar_label(bars, [f" {row.speedup.mean:.2f}×" for row in rows], padding=6)
+    axes[0].invert_yaxis()
+    axes[0].set_xlabel(f"ms per verified token, median and quartiles\n(× of {rows[0].peer})")
+    axes[0].margins(x=0.15)
+    if by_context:
+        for row in rows:
+            axes[1].plot(list(row.by_context), list(row.by_context.values()), marker="o", label=row.peer)
+        axes[1].set_xscale("log", base=2)
+        axes[1].set_ylim(bottom=0)
+        axes[1].set_xlabel("context, tokens")
+        axes[1].set_ylabel("ms per verified token")
+        axes[1].legend(frameon=False)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title)
+    try:
+        figure.savefig(file, dpi=150)
+    except (OSError, ValueError) as error:
+        raise DecodeError(f"--picture {file} cannot be written ({error}): choose another file, ending in .png, .svg or .pdf") from None

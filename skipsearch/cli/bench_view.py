@@ -1,0 +1,64 @@
+"""What `bench` shows to people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from skipsearch.bench import BenchRow, CostRow
+
+ROWS_SHOWN = (2, 3, 4, 6, 8, 12, 16)
+
+
+def print_rows(console: Console, rows: Sequence[BenchRow]) -> None:
+    first = rows[0].peer
+    table = Table("peer", "engine", "ms/token", "quartiles", f"× {first}", "95 %", "first token", "tokens/s", "with prefill", "identical",
+                  box=None, pad_edge=False)
+    for r in rows:
+        table.add_row(r.peer, r.engine, f"{r.ms_per_token:.2f}", f"{r.ms_per_token_quartiles[0]:.2f}–{r.ms_per_token_quartiles[1]:.2f}",
+                      f"{r.speedup.mean:.2f}", f"{r.speedup.low:.2f}–{r.speedup.high:.2f}", f"{r.first_token_ms:.0f} ms",
+                      f"{r.tokens_per_second:.0f}", f"{r.end_to_end_tokens_per_second:.0f}", f"{r.identical} of {r.prompts}")
+    console.print(table)
+    console.print()
+    table = Table("peer", "τ", "α", "accepted", "β", "v", "memory", f"speed a memory, × {first}", "of read bandwidth", "outside passes",
+                  box=None, pad_edge=False)
+    for r in rows:
+        memory = "" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.0f} MB"
+        table.add_row(r.peer, _number(r.tau), _number(r.alpha), _share(r.accepted_fraction), _number(r.beta), _number(r.verify_ratio),
+                      memory, _number(r.memory_normalised), _share(r.bandwidth_share), _share(r.loop_overhead))
+    console.print(table)
+    _print_by(console, "context", {r.peer: {str(c): f"{ms:.2f}" for c, ms in r.by_context.items()} for r in rows}, "ms/token")
+    _print_by(console, "category", {r.peer: {g: f"{e.mean:.2f}" for g, e in r.by_group.items()} for r in rows}, f"× {first}")
+
+
+def print_costs(console: Console, rows: Sequence[CostRow]) -> None:
+    if not rows:
+        return
+    console.print()
+    table = Table("engine", "dtype", "ms/pass", "β of a half", *(f"v {n}" for n in ROWS_SHOWN), box=None, pad_edge=False)
+    for r in rows:
+        table.add_row(r.engine, r.dtype, f"{r.pass_ms:.2f}", f"{r.beta_half:.2f}", *(f"{r.v[n - 2]:.2f}" for n in ROWS_SHOWN))
+    console.print(table)
+
+
+def _print_by(console: Console, what: str, cells: dict[str, dict[str, str]], unit: str) -> None:
+    columns = list(dict.fromkeys(c for row in cells.values() for c in row))
+    if not columns:
+        return
+    console.print()
+    table = Table(f"{unit} by {what}", *columns, box=None, pad_edge=False)
+    for peer, row in cells.items():
+        table.add_row(peer, *(row.get(c, "") for c in columns))
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.0f} %"

@@ -1,0 +1,163 @@
+"""A benchmark's figures: what they are computed from, and that they are of the work that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.tiny import LAYERS, driven_by, small_world
+
+from skipsearch.bench import Request, bench, cost_table, draw, random_requests
+from skipsearch.bench.memory import bytes_read, peak_of, read_bandwidth
+from skipsearch.bench.overhead import loop_overhead
+from skipsearch.bench.peers import OurPeer, Run
+from skipsearch.decoding import Decoder
+from skipsearch.errors import DecodeError
+from skipsearch.exits import make_exit
+from skipsearch.mask import SkipMask
+from skipsearch.models import load_model
+from skipsearch.stats import DecodeStats
+
+REQUESTS = [Request((5, 17, 40), 12, "a"), Request((60, 2), 9, "b"), Request((33, 34, 1, 8), 12, "a")]
+
+
+class Fake:
+    """A peer that takes as long as it says."""
+
+    def __init__(self, name: str, seconds_per_token: float, drafted: int = 0):
+        self.name, self.pace, self.drafted = name, seconds_per_token, drafted
+        self.model = small_world()[0]
+        self.calls: list[tuple[int, int]] = []
+
+    def run(self, prompt: Sequence[int], new_tokens: int) -> Run:
+        self.calls.append((len(prompt), new_tokens))
+        behind = new_tokens - 1
+        return Run([1] * new_tokens, 0.5, self.pace * behind, DecodeStats(rounds=behind, round_tokens=behind, drafted=self.drafted,
+                                                                          decode_seconds=self.pace * behind))
+
+
+def drafting_peer() -> OurPeer:
+    model, _ = small_world()
+    peer = OurPeer("profile", model, None)
+    peer.decoder = Decoder(model, SkipMask(LAYERS, (1,), (2,)), draft_length=3, exit_policy=make_exit("fixed"))
+    return peer
+
+
+def test_ratios_are_of_total_times_over_the_same_prompts() -> None:
+    slow, fast = bench([Fake("plain", 0.004), Fake("profile", 0.002)], REQUESTS, repeats=2)
+    assert slow.speedup.mean == pytest.approx(1.0)
+    assert fast.speedup.mean == pytest.approx(2.0)
+    assert (fast.ms_per_token, fast.tokens_per_second) == pytest.approx((2.0, 500.0))
+    assert {group: estimate.mean for group, estimate in fast.by_group.items()} == pytest.approx({"a": 2.0, "b": 2.0})
+    assert fast.end_to_end_tokens_per_second == pytest.approx(33 / (1.5 + 0.002 * 30))
+
+
+def test_every_peer_gets_every_request_in_every_repeat_and_turns_are_taken() -> None:
+    peers = [Fake("plain", 0.004), Fake("profile", 0.002)]
+    bench(peers, REQUESTS, repeats=2)
+    asked = [(len(r.prompt), r.new_tokens) for r in REQUESTS]
+    for peer in peers:
+        assert peer.calls[2:-1] == asked * 2  # two warm-ups before, the run that memory is watched in behind
+
+
+def test_contexts_are_filled_with_the_prompts_own_text_and_those_too_long_left_out() -> None:
+    peer = Fake("plain", 0.004)
+    row, = bench([peer], REQUESTS, repeats=3, contexts=[16, 64, 100_000])
+    assert set(row.by_context) == {16, 64}
+    assert row.by_context[64] == pytest.approx(4.0)
+    assert peer.calls.count((64, 32)) == 3
+
+
+def test_our_peers_know_their_rounds() -> None:
+    model, _ = small_world()
+    plain, drafted = bench([OurPeer("plain", model, None), drafting_peer()], REQUESTS, repeats=1)
+    assert (plain.tau, plain.alpha, plain.beta) == (1.0, None, None)
+    assert drafted.identical == drafted.prompts == 3
+    assert drafted.tau is not None
+    assert 1 < drafted.tau < 4
+    assert drafted.beta is not None
+    assert drafted.verify_ratio is not None
+    assert drafted.accepted_fraction is not None
+    assert drafted.bandwidth_share is None, "a token of it is not a pass"
+    assert plain.bandwidth_share is not None
+    assert plain.bandwidth_share > 0
+
+
+def test_what_a_token_reads_is_every_matrix_once_and_the_keys_and_values_before_it() -> None:
+    for engine in ("hf", "lean"):
+        with driven_by(engine):
+            model, full = small_world()
+            table = full.hf.model.embed_tokens.weight
+            weights = sum(w.nbytes for w in full.hf.parameters())
+            assert model.weight_bytes == weights
+            assert model.read_bytes == weights - table.nbytes
+            keys_and_values = LAYERS * 2 * 1 * 16 * 8  # layers, both, heads, width of a head, bytes
+            assert bytes_read(model, 10) == model.read_bytes + 10 * keys_and_values
+
+
+def test_bfloat16_weights_of_a_tied_model_are_counted_once() -> None:
+    sizes = {engine: load_model("demo", device="cpu", dtype="bfloat16", engine=engine).weight_bytes for engine in ("hf", "lean")}
+    assert sizes["hf"] == sizes["lean"] == 9_641_664 * 2
+
+
+def test_the_share_outside_passes_is_a_share_and_sees_a_slow_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = drafting_peer()
+    quick = loop_overhead(peer, REQUESTS)
+    assert 0 <= quick < 1
+    loop_class = type(peer.decoder.loop)
+    real = loop_class._accept
+
+    def slow(self, *arguments):
+        sum(range(200_000))
+        return real(self, *arguments)
+
+    monkeypatch.setattr(loop_class, "_accept", slow)
+    assert loop_overhead(peer, REQUESTS) > max(quick, 0.3)
+
+
+def test_memory_of_a_run_is_seen() -> None:
+    def takes_64_megabytes() -> None:
+        torch.ones(16_000_000)
+
+    peak = peak_of(takes_64_megabytes, torch.device("cpu"))
+    if peak is None:
+        pytest.skip("this system does not tell")
+    assert peak > 50e6
+
+
+def test_the_read_bandwidth_is_positive() -> None:
+    assert read_bandwidth(torch.device("cpu"), 4e6, repeats=3) > 1e6
+
+
+def test_the_cost_table_is_relative_to_a_pass_of_its_own_engine() -> None:
+    row, = cost_table([small_world()[0]], 16)
+    assert len(row.v) == 15
+    assert 0 < row.beta_half < 1.5
+    assert row.engine == "hf"
+
+
+def test_random_requests_are_the_same_every_time_and_of_the_models_vocabulary() -> None:
+    model = load_model("synthetic:2x64", device="cpu")
+    a, b = random_requests(model, 3), random_requests(model, 3)
+    assert a == b
+    assert all(0 <= t < model.spec.vocab for r in a for t in r.prompt)
+
+
+def test_a_picture_shows_peers_and_contexts(tmp_path: Path) -> None:
+    rows = bench([Fake("plain", 0.004), Fake("profile", 0.002)], REQUESTS, repeats=1, contexts=[16, 64])
+    for file in (tmp_path / "b.png", tmp_path / "b.svg"):
+        draw(rows, "title", file)
+        assert file.stat().st_size > 5000
+    with pytest.raises(DecodeError, match="choose another file"):
+        draw(rows, "title", tmp_path / "no folder" / "b.png")
+    with pytest.raises(DecodeError, match=r"choose another file, ending in \.png"):
+        draw(rows, "title", tmp_path / "b.xyz")
+
+
+def test_a_loop_is_left_as_it_was() -> None:
+    peer = drafting_peer()
+    before = peer.decoder.loop.model
+    loop_overhead(peer, REQUESTS[:1])
+    assert peer.decoder.loop.model is before
