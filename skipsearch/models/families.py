@@ -13,7 +13,6 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from skipsearch.errors import ModelError
-from skipsearch.names import unknown
 
 Part = str | Callable[[nn.Module], Callable[[Tensor], Tensor]]  # a dotted path, or a function that finds or makes the piece
 
@@ -149,8 +148,8 @@ def family_of(config: Any) -> Family:
     if reason:
         raise ModelError(f"{name} models cannot be driven exactly: {reason}; use a decoder-only model with plain attention")
     if name not in FAMILIES:
-        raise ModelError(f"{unknown('model family', name, FAMILIES)}; a new one is a row of skipsearch/models/families.py "
-                         "(CONTRIBUTING.md has the steps)")
+        raise ModelError(f"{name} models have no row in the table of families ({', '.join(sorted(FAMILIES))}): use a model of one of "
+                         "these, or add a row if it is a decoder-only model (CONTRIBUTING.md has the steps)")
     family, text = FAMILIES[name], config.get_text_config(decoder=True)
     return replace(family, **family.variant(text)) if family.variant else family
 

@@ -116,8 +116,9 @@ def _no_weights(folder: Path) -> str:
         return f"{folder} holds an adapter and not a whole model: merge it into its base (peft: merge_and_unload) and save that"
     pickle = next((path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))), None)
     found = f"holds its weights as a pickle ({pickle})" if pickle else "has no model.safetensors"
-    return (f"{folder} {found}; only safetensors is read, since a pickle can run code when it is opened: "
-            "take a revision that has it, or load the model with transformers once and save_pretrained it")
+    return (f"{folder} {found}; only safetensors is read, since a pickle can run code when it is opened: take a revision that has it "
+            "(on the Hub it often waits as a pull request: org/name@refs/pr/N), or load the model with transformers once and "
+            "save_pretrained it")
 
 
 def _header(path: Path) -> dict[str, Any]:

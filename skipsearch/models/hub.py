@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -50,8 +54,9 @@ def download(repo: str, revision: str | None, weights: bool) -> Path:
 
     incomplete = getattr(errors, "IncompleteSnapshotError", ())  # newer than the oldest huggingface_hub that we allow
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=WANTED,
-                                      ignore_patterns=UNWANTED if weights else [*UNWANTED, "*.safetensors"]))
+        with _bars_on_a_terminal_alone():
+            return Path(snapshot_download(repo, revision=revision, allow_patterns=WANTED,
+                                          ignore_patterns=UNWANTED if weights else [*UNWANTED, "*.safetensors"]))
     except errors.GatedRepoError:
         raise ModelError(f"{repo} is gated: accept its licence on its Hub page, then log in with `hf auth login` as that "
                          "user") from None
@@ -73,3 +78,22 @@ def download(repo: str, revision: str | None, weights: bool) -> Path:
             raise ModelError(f"the disk is too full for {repo}: free some space, or set HF_HOME to a larger disk") from None
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
         raise ModelError(f"downloading {repo} failed ({reason[:200]}): try again, or give a folder that has it") from None
+
+
+@contextmanager
+def _bars_on_a_terminal_alone() -> Iterator[None]:
+    """A download shows its progress to people; its retries and warnings come back as the one sentence of what failed."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
+
+    verbosity, hide = logging.get_verbosity(), not sys.stderr.isatty() and not are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    if hide:
+        disable_progress_bars()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if hide:
+            enable_progress_bars()

@@ -24,7 +24,7 @@ class Repo:
     gated: bool = False
     private: bool = False
     cut: dict[str, int] = field(default_factory=dict)
-    revisions: tuple[str, ...] = ("main", "v1", COMMIT)
+    revisions: tuple[str, ...] = ("main", "v1", "refs/pr/4", COMMIT)
 
 
 class FakeHub:

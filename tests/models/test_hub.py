@@ -81,7 +81,8 @@ def test_a_tokenizer_comes_without_the_weights_which_follow_when_they_are_needed
 
 def test_a_revision_is_part_of_the_name(hub: FakeHub, model_folder: Path) -> None:
     hub.add("org/tiny", model_folder)
-    assert load_model("org/tiny@v1", device="cpu").spec.revision == "v1"
+    for revision in ("v1", "refs/pr/4"):
+        assert load_model(f"org/tiny@{revision}", device="cpu").spec.revision == revision
     assert refusal("org/tiny@v2") == "org/tiny has no revision 'v2'; look up its branches and tags on its Hub page"
 
 
@@ -141,6 +142,16 @@ def test_a_connection_that_breaks_is_one_sentence(hub: FakeHub, model_folder: Pa
     message = refusal("org/tiny")
     assert message.startswith("downloading org/tiny failed (")
     assert message.endswith("): try again, or give a folder that has it")
+
+
+def test_the_clients_own_bars_and_warnings_stay_off_a_pipe(
+        hub: FakeHub, model_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    repo = hub.add("org/tiny", model_folder, cut={"config.json": 20})
+    refusal("org/tiny")
+    repo.cut.clear()
+    load_model("org/tiny", device="cpu")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_full_disk_is_one_sentence(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

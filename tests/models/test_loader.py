@@ -169,7 +169,7 @@ def test_an_unsupported_family_is_named(folder: Path) -> None:
     edit(folder / "config.json", model_type="t5")
     assert "an encoder feeds its decoder" in refusal(folder)
     edit(folder / "config.json", model_type="bert")
-    assert "there is no model family called 'bert'" in refusal(folder)
+    assert "bert models have no row in the table of families" in refusal(folder)
     edit(folder / "config.json", model_type="llama-of-2030")
     assert "knows no model_type 'llama-of-2030'; if it is new, update transformers" in refusal(folder)
 
@@ -186,7 +186,8 @@ def test_pickles_are_never_opened(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert refusal(folder) == (
         f"{folder}: {folder} holds its weights as a pickle (pytorch_model.bin); only safetensors is read, since a pickle can run code "
-        "when it is opened: take a revision that has it, or load the model with transformers once and save_pretrained it")
+        "when it is opened: take a revision that has it (on the Hub it often waits as a pull request: org/name@refs/pr/N), or load the "
+        "model with transformers once and save_pretrained it")
     (folder / "pytorch_model.bin").unlink()
     assert "has no model.safetensors; only safetensors is read" in refusal(folder)
     (folder / "adapter_config.json").write_text("{}")
