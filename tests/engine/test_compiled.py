@@ -1,0 +1,127 @@
+"""The compiled engine: what it compiles, where it keeps it, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from skipsearch.decoding import Decoder
+from skipsearch.engine import compiled, load_model
+from skipsearch.engine.compiled import cache_folder
+from skipsearch.engine.pieces import RowSums, rebuilt, weights_of
+from skipsearch.errors import ModelError
+from skipsearch.exits import make_exit
+from skipsearch.mask import SkipMask
+from skipsearch.models.linear import Plain
+
+NAME, MASK = "synthetic:3x64", SkipMask(3, (1,), (2,))
+pytestmark = pytest.mark.xdist_group("compiled")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield cache_folder()
+
+
+def open_it(progress: list[tuple[int, int]] | None = None, dtype: str = "bfloat16") -> compiled.CompiledAdapter:
+    listen = (lambda done, total: progress.append((done, total))) if progress is not None else (lambda done, total: None)
+    model = load_model(NAME, device="cpu", dtype=dtype, engine="compiled", progress=listen)
+    assert isinstance(model, compiled.CompiledAdapter)
+    return model
+
+
+def test_in_bfloat16_exact_drafting_changes_no_token(cache: Path) -> None:
+    model = open_it()
+    assert model.spec.engine == "compiled"
+    plain = Decoder(model, exact=True).generate([5, 17, 40], 40)
+    drafted = Decoder(model, MASK, draft_length=4, exit_policy=make_exit("fixed"), exact=True).generate([5, 17, 40], 40)
+    assert drafted.tokens == plain.tokens
+    assert drafted.stats.accepted > 0
+
+
+def test_what_is_compiled_once_is_loaded_the_next_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_it()
+    files = {path: path.stat().st_mtime_ns for path in (cache / "compiled").glob("*.pt2")}
+    assert len(files) == 6, "attention, MLP and head, for one row and for several, whatever the number of layers"
+
+    def never(*arguments: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(compiled, "_compile", never)
+    progress: list[tuple[int, int]] = []
+    open_it(progress)
+    assert {path: path.stat().st_mtime_ns for path in (cache / "compiled").glob("*.pt2")} == files
+    assert progress[-1] == (6, 6)
+    assert not list((cache / "compiled").glob("*.tmp*"))
+
+
+def test_another_dtype_is_compiled_under_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_it()
+    asked: list[Path] = []
+    monkeypatch.setattr(compiled, "_compile", lambda piece, rows, path: asked.append(path) or path.write_bytes(b"not a package"))
+    with pytest.raises(ModelError, match="could not be loaded and was removed: run the same command again"):
+        open_it(dtype="float32")
+    assert len(asked) == 1
+    assert not asked[0].exists()
+
+
+def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    def broken(*arguments: object) -> None:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiled, "_compile", broken)
+    with pytest.raises(ModelError, match=r"needs a C\+\+ compiler that works .*: install g\+\+, or use --engine lean"):
+        open_it()
+
+
+def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match=r"cannot be kept in .*set SKIPSEARCH_CACHE_DIR to a folder with room"):
+        open_it()
+
+
+def test_the_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SKIPSEARCH_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "skipsearch"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path(os.path.expanduser("~")) / ".cache" / "skipsearch"
+
+
+def test_a_long_prefill_and_a_batch_run_uncompiled() -> None:
+    model = open_it()
+    prompt = [i * 11 % 4000 for i in range(100)]
+    lean = Decoder(model.lean).generate(prompt, 6)
+    assert len(Decoder(model).generate(prompt, 6).tokens) == len(lean.tokens) == 6
+    rows = torch.zeros(2, 3, dtype=torch.long)
+    from skipsearch.cache import Planner
+    from skipsearch.engine import forward
+
+    with torch.no_grad():
+        logits = forward(model, rows, model.new_cache(2, 16), Planner(16, torch.device("cpu")).chain(0, 3, 2))
+    assert logits.shape == (2, 3, model.spec.vocab)
+
+
+def test_row_sums_are_the_product() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, x, h = (torch.randn(*shape, generator=generator) for shape in ((24, 16), (24,), (1, 16), (1, 24)))
+    for b in (None, bias):
+        torch.testing.assert_close(RowSums(weight, b)(x), Plain(weight, b)(x))
+        torch.testing.assert_close(RowSums(weight, b).added(h, x), Plain(weight, b).added(h, x))
+        assert RowSums(weight, b).bytes == weight.nbytes
+
+
+def test_a_sub_layer_rebuilt_from_its_own_weights_is_itself() -> None:
+    model = load_model(NAME, device="cpu", dtype="float32", engine="lean")
+    for part in model.layers[0]:  # type: ignore[attr-defined]
+        assert rebuilt(part, weights_of(part), one_row=False) == part

@@ -1,0 +1,152 @@
+"""The graph engine: which passes it records, that few recordings serve all, and, on a GPU, that replaying them changes nothing."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import pytest
+import torch
+from helpers.tiny import LAYERS, driven_by, small_world
+
+from skipsearch.cache import KVCache, PassPlan, Planner
+from skipsearch.decoding import Decoder
+from skipsearch.engine import forward, inference, load_model
+from skipsearch.engine import graph as graph_module
+from skipsearch.engine.graph import LEAST_KEYS, MOST_ROWS, GraphAdapter
+from skipsearch.errors import ModelError
+from skipsearch.exits import make_exit
+from skipsearch.mask import SkipMask
+
+CAPACITY = 4 * LEAST_KEYS
+MASK = SkipMask(LAYERS, (1,), (2,))
+
+
+@pytest.fixture
+def model() -> GraphAdapter:
+    with driven_by("graph"):
+        shared = small_world()[0]
+    assert isinstance(shared, GraphAdapter)
+    return GraphAdapter(shared.lean)
+
+
+class Text:
+    """A cache with a text in it, ready for passes behind it."""
+
+    def __init__(self, model: GraphAdapter, length: int, capacity: int = CAPACITY):
+        self.model, self.cache = model, model.new_cache(1, capacity)
+        self.planner = Planner(capacity, model.spec.device)
+        self.tokens = torch.arange(length)[None] * 7 % 64
+        with torch.no_grad():
+            forward(model, self.tokens, self.cache, self.planner.chain(0, length))
+        self.cache.length = length
+
+    @inference
+    def run(self, rows: int, mask: SkipMask | None = None, last_only: bool = False) -> torch.Tensor | None:
+        tokens = torch.arange(rows)[None] + 3
+        logits = self.model.run(tokens, self.cache, self.planner.chain(self.cache.length, rows), mask, last_only)
+        return None if logits is None else logits.clone()
+
+    @inference
+    def uncaptured(self, rows: int, mask: SkipMask | None = None) -> torch.Tensor:
+        tokens = torch.arange(rows)[None] + 3
+        return forward(self.model.lean, tokens, self.cache, self.planner.chain(self.cache.length, rows), mask)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("mask", [None, MASK])
+def test_a_recorded_pass_gives_the_logits_of_the_pass(model: GraphAdapter, rows: int, mask: SkipMask | None) -> None:
+    text = Text(model, 20)
+    expected = text.uncaptured(rows, mask)
+    for _ in range(2):  # recorded, then replayed
+        logits = text.run(rows, mask)
+        assert logits is not None
+        torch.testing.assert_close(logits, expected)
+    last = text.run(rows, mask, last_only=True)
+    assert last is not None
+    torch.testing.assert_close(last, expected[:, -1:])
+
+
+def test_rows_are_rounded_up_and_keys_doubled_so_that_few_recordings_serve_all(model: GraphAdapter) -> None:
+    text = Text(model, 20)
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8):
+        text.run(rows)
+    assert sorted(key[2] for key in model._recordings) == [1, 2, 4, 8]
+    text.cache.length = LEAST_KEYS
+    text.run(1)
+    assert {key[3] for key in model._recordings} == {LEAST_KEYS, 2 * LEAST_KEYS}
+
+
+def test_another_mask_and_another_cache_are_recorded_anew_and_the_oldest_goes_first(model: GraphAdapter,
+                                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_module, "MOST_RECORDINGS", 3)
+    text, other = Text(model, 20), Text(model, 30)
+    text.run(1)
+    text.run(1, MASK)
+    other.run(1)
+    first = next(iter(model._recordings))
+    text.run(1)  # used again: no longer the oldest
+    other.run(1, MASK)
+    assert len(model._recordings) == 3
+    assert first in model._recordings
+    assert (id(text.cache), MASK, 1, LEAST_KEYS) not in model._recordings
+
+
+@pytest.mark.parametrize("what", ["prefill", "long", "end of the cache", "tree", "batch"])
+def test_what_is_not_a_short_chain_is_left_to_the_loop(model: GraphAdapter, what: str) -> None:
+    text = Text(model, 20, capacity=LEAST_KEYS)
+    rows, batch = {"long": MOST_ROWS + 1}.get(what, 4), 2 if what == "batch" else 1
+    start = {"prefill": 0, "end of the cache": LEAST_KEYS - 4}.get(what, 20)
+    plan = text.planner.chain(start, 3 if what == "end of the cache" else rows, batch)
+    if what == "end of the cache":
+        text.cache.capacity = LEAST_KEYS - 1
+    if what == "tree":
+        plan = PassPlan(plan.positions, plan.slots, plan.keys, plan.visible, plan.start)
+    cache = KVCache(LAYERS, batch, LEAST_KEYS) if what == "batch" else text.cache
+    tokens = torch.zeros(batch, plan.positions.shape[1], dtype=torch.long)
+    assert model.run(tokens, cache, plan, None, False) is None
+
+
+def test_it_needs_a_gpu() -> None:
+    with pytest.raises(ModelError, match="records CUDA graphs and demo is on cpu: use --device cuda, or --engine lean"):
+        load_model("demo", device="cpu", engine="graph")
+
+
+# --- on a GPU ----------------------------------------------------------------------------------------------------------------
+
+
+DEMO_MASK = SkipMask(20, attn=(2, 4, 5, 7, 9, 11, 13), mlp=(3, 6, 8, 10, 12))
+PROMPT = "def parse_arguments(argv=None):\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("exit_kind", ["fixed", "confidence"])
+def test_on_a_gpu_replayed_graphs_write_the_unmodified_models_tokens(exit_kind: str) -> None:
+    reference = load_model("demo", device="cuda", dtype="float32", engine="hf")
+    model = load_model("demo", device="cuda", dtype="float32", engine="graph")
+    prompt = list(reference.tokenizer(PROMPT).input_ids)
+    expected = Decoder(reference).generate(prompt, 300, ignore_eos=True).tokens
+    assert Decoder(model).generate(prompt, 300, ignore_eos=True).tokens == expected
+    drafted = Decoder(model, DEMO_MASK, draft_length=5, exit_policy=make_exit(exit_kind)).generate(prompt, 300, ignore_eos=True)
+    assert drafted.tokens == expected
+    assert 0 < drafted.stats.accepted < drafted.stats.drafted
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_exact_text_in_bfloat16_does_not_depend_on_the_draft() -> None:
+    model = load_model("demo", device="cuda", dtype="bfloat16", engine="graph")
+    prompt = list(model.tokenizer(PROMPT).input_ids)
+    plain = Decoder(model, exact=True).generate(prompt, 600, ignore_eos=True)
+    drafted = Decoder(model, DEMO_MASK, draft_length=5, exit_policy=make_exit("fixed"), exact=True).generate(prompt, 600, ignore_eos=True)
+    assert drafted.tokens == plain.tokens
+    assert 0 < drafted.stats.accepted < drafted.stats.drafted
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_another_mask_is_recorded_in_well_under_a_second() -> None:
+    model = load_model("demo", device="cuda", dtype="bfloat16", engine="graph")
+    prompt = list(model.tokenizer(PROMPT).input_ids)
+    Decoder(model, DEMO_MASK).generate(prompt, 40, ignore_eos=True)
+    started = perf_counter()
+    Decoder(model, SkipMask(20, attn=(3,), mlp=(4,))).generate(prompt, 8, ignore_eos=True)
+    print(f"a new mask and eight tokens: {perf_counter() - started:.3f} s")
+    assert model._recordings  # type: ignore[attr-defined]
