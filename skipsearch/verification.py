@@ -111,11 +111,14 @@ def verify(model: ModelAdapter, profile: Profile, task: Task, prompts: int | Non
     drafting = Decoder(model, profile.model_copy(update={"verdict": "speculate"}))  # a plain verdict would not draft
     plain, ours = race([Decoder(model), drafting], holdout, HOLDOUT_REPEATS, seed, progress)
     policy = DraftPolicy(profile.draft_length, profile.exit.kind, profile.exit.model_dump(exclude={"kind"}))
-    made = profile.provenance
-    if profile.measured is None:  # one mask was judged, by the clock; where it comes from stays
-        made = provenance(made.searcher, "wall", seed, trials=1, search_seconds=0.0).model_copy(update={"source": made.source})
-    here = compile_profile(model, task, holdout, profile.mask, policy, plain, ours, provenance=made)
+    here = compile_profile(model, task, holdout, profile.mask, policy, plain, ours, provenance=_measured_now(profile.provenance, seed))
     return Verification(profile, here, tuple(differences))
+
+
+def _measured_now(made: Provenance, seed: int) -> Provenance:
+    """The same origin. What an imported profile does not know of its search is that one mask was judged, by the clock."""
+    known = (made.objective or "wall", seed if made.seed is None else made.seed, 1 if made.trials is None else made.trials)
+    return provenance(made.searcher, *known, made.search_seconds or 0.0).model_copy(update={"source": made.source})
 
 
 def _other_prompts(profile: Profile, task: Task) -> Iterator[str]:

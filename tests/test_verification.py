@@ -120,6 +120,17 @@ def test_the_figures_are_the_compilers_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert verified.outcome == "faster"
 
 
+def test_what_was_measured_here_says_when_and_of_which_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "race", lambda *_: [plain([1.0]), drafting([0.5])])
+    claim = of_tiny("speculate")
+    there, here = claim.provenance, verify(tiny(), claim, TASK).here.provenance
+    assert (here.searcher, here.objective, here.seed, here.trials, here.search_seconds) == (
+        there.searcher, there.objective, there.seed, there.trials, there.search_seconds)
+    assert here.created is not None
+    assert there.created is not None
+    assert here.created > there.created
+
+
 def test_a_plain_verdict_is_verified_by_drafting_with_what_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     def look(decoders, *_):  # type: ignore[no-untyped-def]
         assert [decoder.loop.drafter is not None for decoder in decoders] == [False, True]

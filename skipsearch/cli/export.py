@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skipsearch.cli.options import warn
+from skipsearch.cli.options import model_of, warn
 
 
 def export(profile: Annotated[Path, typer.Option(help="The profile whose draft is wanted.")],
@@ -23,5 +23,6 @@ def export(profile: Annotated[Path, typer.Option(help="The profile whose draft i
     from skipsearch.export import export as run
     from skipsearch.profile import load_profile
 
-    warn(run(load_profile(profile), format, out, model))
+    loaded = load_profile(profile)
+    warn(run(loaded, model or model_of(loaded), format, out))
     console.print(f"{out}: {out / 'README.md'} says how to run it", markup=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Threads, open_model, require, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Threads, model_of, open_model, require, warn
 
 if TYPE_CHECKING:
     from skipsearch.profile import Profile
@@ -18,15 +18,17 @@ def verify(file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile.
            model: Annotated[str | None, typer.Option(help="Which model; the profile's own if not given.")] = None,
            task: Annotated[str | None, typer.Option(help="Whose hold-out prompts; the profile's own task if not given.")] = None,
            prompts: Annotated[int | None, typer.Option(min=2, help="Hold-out prompts; all of the task's if not given.")] = None,
-           device: Device = "auto", dtype: Dtype = "auto", engine: Engine = "auto", threads: Threads = None,
+           device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
+           threads: Threads = None,
            write: Annotated[bool, typer.Option("--write", help="Fill an unmeasured profile in with what was measured.")] = False,
            strict: Annotated[bool, typer.Option("--strict", help="Exit status 1 unless the claim holds.")] = False,
            as_json: Json = False) -> None:
     """Example: skipsearch profile verify my-profile.yaml
 
     Measure a profile again on this machine, on hold-out prompts interleaved with plain decoding, and say whether its claim holds here and
-    what differs. Device, dtype, engine and threads are the claim's own where this machine has them. An unmeasured profile claims nothing:
-    --write fills it in. In a profile repository that file gets the name of this device, beside the unmeasured one.
+    what differs. What you leave open of device, dtype, quantization, engine and threads is as it was claimed, where this machine has such
+    a device. An unmeasured profile claims nothing: --write fills it in. In a profile repository the measured one becomes a file of its own,
+    named for this device.
     """
     from skipsearch.profile import load_profile, save_profile
     from skipsearch.profile.places import ANY
@@ -39,12 +41,7 @@ def verify(file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile.
     require(task is not None or profile.task.name != ANY, "this profile is for any task: say with --task on which one to measure it")
     chosen = load_task(task or profile.task.name)
     warn([*chosen.notes])
-    hardware = profile.hardware
-    adapter = open_model(
-        model or profile.model.id, _device(profile) if device == "auto" else device,
-        profile.model.dtype or dtype if dtype == "auto" else dtype,
-        profile.engine or engine if engine == "auto" else engine,
-        threads or (hardware.threads if hardware else None))
+    adapter = open_model(model or model_of(profile), *_as_claimed(profile, device, dtype, engine, threads, quantization))
     target = _target(file, adapter, chosen.name) if write else None
     from rich.progress import Progress
 
@@ -63,11 +60,24 @@ def verify(file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile.
         raise typer.Exit(1)
 
 
-def _device(profile: Profile) -> str:
+def _as_claimed(profile: Profile, device: str, dtype: str, engine: str, threads: int | None,
+                quantization: str | None) -> tuple[str, str, str, int | None, str | None]:
+    """What the user left open, as it was when the claim was made, where this machine has that kind of device."""
     import torch
 
-    claimed = profile.hardware.kind if profile.hardware else "auto"
-    return "auto" if claimed == "cuda" and not torch.cuda.is_available() else claimed
+    there, made = profile.hardware, profile.model
+    has_it = there is not None and (there.kind == "cpu" or torch.cuda.is_available())
+    if there is None or not has_it or not (device == "auto" or device.startswith(there.kind)):
+        return device, dtype, engine, threads, quantization
+    return (there.kind if device == "auto" else device, made.dtype or dtype if dtype == "auto" else dtype,
+            profile.engine or engine if engine == "auto" else engine, threads or there.threads, quantization or _by_loader(made.quantization))
+
+
+def _by_loader(quantization: str | None) -> str | None:
+    """A quantization that loading does; any other is how the weights are stored."""
+    from skipsearch.models.quantize import QUANTIZATIONS
+
+    return quantization if quantization in QUANTIZATIONS else None
 
 
 def _target(file: Path, adapter: object, task: str) -> Path:

@@ -28,11 +28,11 @@ KEPT = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*",
         "generation_config.json", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
-def export(profile: Profile, format: str, out: str | Path, model: str | None = None) -> list[str]:
-    """Write what `profile` drafts with as a checkpoint at `out`, a folder that must not exist; warnings about the two, if any.
+def export(profile: Profile, model: str, format: str, out: str | Path) -> list[str]:
+    """Write what `profile` lets `model` draft with as a checkpoint at `out`, a folder that must not exist; warnings about the two.
 
-    format: `hf` (whole layers) or `deci` (sub-layers). model: as `load_model` takes it, the profile's own if None. The weights are
-    copied as they are stored. `out` is whole or is not there, whatever interrupts the work.
+    model: as `load_model` takes it. format: `hf` (whole layers) or `deci` (sub-layers). The weights are copied as they are stored.
+    `out` is whole or is not there, whatever interrupts the work.
     Raises: ExportError; ModelError for a model that cannot be found; ProfileError if the profile is for another architecture.
     """
     convert = resolve("export format", format, FORMATS, ExportError)
@@ -40,7 +40,7 @@ def export(profile: Profile, format: str, out: str | Path, model: str | None = N
     _require_free(target)
     if not profile.mask.n_skipped:
         raise ExportError("this profile skips nothing, so its draft would be the model itself: there is nothing to export")
-    source = open_source(model or profile.model.id)
+    source = open_source(model)
     warnings = check(profile, source.facts)
     conversion = convert(source, profile.mask)
     with _new_folder(target) as folder:

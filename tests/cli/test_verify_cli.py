@@ -14,7 +14,7 @@ from helpers.threads import one_thread
 from typer.testing import CliRunner, Result
 
 from skipsearch.cli.profile import app
-from skipsearch.cli.verify import _target
+from skipsearch.cli.verify import _as_claimed, _target
 from skipsearch.errors import ProfileError
 from skipsearch.profile import load_profile
 
@@ -107,6 +107,30 @@ def test_write_keeps_out_of_pulled_repositories_since_the_next_pull_replaces_the
     pulled = tmp_path / "data/skipsearch/pulled/somebody/profiles/demo/any/any--any.yaml"
     model = SimpleNamespace(spec=SimpleNamespace(id="demo", device=torch.device("cpu"), dtype_name="float32"))
     assert _target(pulled, model, "pycode").parent == tmp_path / "data/skipsearch/profiles/demo/pycode"
+
+
+OPEN = ("auto", "auto", "auto", None, None)
+ON_A_CPU = ("cpu", "bfloat16", "compiled", 6, "torchao-8bit")
+
+
+@pytest.mark.parametrize(("given", "taken"), [
+    (OPEN, ON_A_CPU),
+    (("cpu", "float32", "auto", None, None), ("cpu", "float32", "compiled", 6, "torchao-8bit")),
+    (("auto", "auto", "hf", 2, "torchao-4bit"), ("cpu", "bfloat16", "hf", 2, "torchao-4bit")),
+    (("cuda", "auto", "auto", None, None), ("cuda", "auto", "auto", None, None)),
+])
+def test_what_is_left_open_is_as_it_was_claimed(given: tuple[object, ...], taken: tuple[object, ...]) -> None:
+    golden = load_profile(SPECULATE)
+    claim = golden.model_copy(update={
+        "hardware": golden.hardware.model_copy(update={"kind": "cpu", "threads": 6}), "engine": "compiled",  # type: ignore[union-attr]
+        "model": golden.model.model_copy(update={"dtype": "bfloat16", "quantization": "torchao-8bit"})})
+    assert _as_claimed(claim, *given) == taken  # type: ignore[arg-type]
+
+
+def test_nothing_is_taken_from_a_claim_that_this_machine_has_no_such_device_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert _as_claimed(load_profile(SPECULATE), *OPEN) == OPEN
+    assert _as_claimed(load_profile(UNMEASURED), *OPEN) == OPEN
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [

@@ -26,7 +26,7 @@ NEW_TOKENS, DRAFT_LENGTH = 40, 5
 @pytest.fixture(scope="module")
 def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export") / "draft"
-    export(profile_for("demo", "llama", MASK), "hf", folder)
+    export(profile_for("demo", "llama", MASK), "demo", "hf", folder)
     return folder
 
 

@@ -33,7 +33,7 @@ SHAPES = {"untied": ("llama", PLAIN), "tied": ("llama-tied", WIDE), "mistral": (
 
 def exported(model: Any, mask: SkipMask, folder: Path) -> Path:
     source = saved(model, folder / "model")
-    export(profile_for(str(source), model.config.model_type, mask), "deci", folder / "draft")
+    export(profile_for(str(source), model.config.model_type, mask), str(source), "deci", folder / "draft")
     return folder / "draft"
 
 
@@ -50,7 +50,7 @@ def test_the_checkpoint_computes_what_the_draft_does(shape: str, mask: SkipMask,
 
 def test_the_embedded_model_exports_and_computes_what_its_draft_does(tmp_path: Path) -> None:
     mask = SkipMask(20, (3, 7, 11), (3, 8, 19))
-    export(profile_for("demo", "llama", mask), "deci", tmp_path / "draft")
+    export(profile_for("demo", "llama", mask), "demo", "deci", tmp_path / "draft")
     model = load_model("demo", device="cpu", dtype="float64")
     tokens = torch.tensor([model.tokenizer("def main(argv=None):")["input_ids"]])
     found = DeciLM(tmp_path / "draft").logits(tokens[0])

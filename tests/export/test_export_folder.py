@@ -40,7 +40,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def export_from(source: Path, mask: SkipMask = MASK) -> list[str]:
-    return export(profile_for(str(source), "llama", mask), "hf", source.with_name("draft"))
+    return export(profile_for(str(source), "llama", mask), str(source), "hf", source.with_name("draft"))
 
 
 # --- whole or not there ---------------------------------------------------------------------------------------------------------
@@ -138,16 +138,16 @@ def test_a_profile_that_skips_nothing_has_nothing_to_export(source: Path) -> Non
 
 def test_an_unknown_format_is_answered_with_the_known_ones(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"no export format called 'gguf'; available: deci, hf"):
-        export(profile_for(str(source), "llama", MASK), "gguf", tmp_path / "draft")
+        export(profile_for(str(source), "llama", MASK), str(source), "gguf", tmp_path / "draft")
 
 
 def test_a_profile_of_another_model_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="5 layers, but model has 3"):
-        export(profile_for("org/other", "llama", SkipMask.whole_layers(5, (1,))), "hf", tmp_path / "draft", model=str(source))
+        export(profile_for("org/other", "llama", SkipMask.whole_layers(5, (1,))), str(source), "hf", tmp_path / "draft")
 
 
 def test_a_profile_of_other_weights_is_a_warning(source: Path, tmp_path: Path) -> None:
-    warnings = export(profile_for("org/other", "llama", MASK), "hf", tmp_path / "draft", model=str(source))
+    warnings = export(profile_for("org/other", "llama", MASK), str(source), "hf", tmp_path / "draft")
     assert any("made for org/other, used with model" in warning for warning in warnings)
 
 

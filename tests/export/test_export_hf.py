@@ -25,7 +25,7 @@ REFUSED = {"gemma3": "it is the text part of a model that also sees images"}
 def exported(name: str, layers: tuple[int, ...], folder: Path, model: Any = None) -> Path:
     source = saved(model or hf_model(name), folder / "model")
     profile = profile_for(str(source), TINY[name].family, SkipMask.whole_layers(LAYERS, layers))
-    export(profile, "hf", folder / "draft")
+    export(profile, str(source), "hf", folder / "draft")
     return folder / "draft"
 
 
@@ -62,7 +62,7 @@ def test_the_kinds_of_layers_are_written_down_where_the_config_meant_a_pattern(t
     del config["layer_types"]
     (source / "config.json").write_text(json.dumps(config))
     mask = SkipMask.whole_layers(LAYERS, (0,))
-    export(profile_for(str(source), "gemma2", mask), "hf", tmp_path / "draft")
+    export(profile_for(str(source), "gemma2", mask), str(source), "hf", tmp_path / "draft")
     assert json.loads((tmp_path / "draft" / "config.json").read_text())["layer_types"] == ["full_attention", "sliding_attention"]
     torch.testing.assert_close(logits_of_checkpoint(tmp_path / "draft", TOKENS), logits_without("gemma2", TOKENS, mask),
                                rtol=1e-9, atol=1e-9)
@@ -99,5 +99,5 @@ def test_weights_keep_the_dtype_that_they_are_stored_in(dtype: torch.dtype, tmp_
 def test_a_mask_that_leaves_no_ordinary_checkpoint_is_refused(mask: SkipMask, rule: str, tmp_path: Path) -> None:
     source = saved(hf_model("llama"), tmp_path / "model")
     with pytest.raises(ExportError, match=rule):
-        export(profile_for(str(source), "llama", mask), "hf", tmp_path / "draft")
+        export(profile_for(str(source), "llama", mask), str(source), "hf", tmp_path / "draft")
     assert not (tmp_path / "draft").exists()
