@@ -24,16 +24,18 @@ def draw(rows: Sequence[BenchRow], title: str, file: Path) -> None:
     bars = axes[0].barh(names, [row.ms_per_token for row in rows], xerr=[low, high], color="#4477aa", ecolor="#222222", capsize=3)
     axes[0].bar_label(bars, [f" {row.speedup.mean:.2f}×" for row in rows], padding=6)
     axes[0].invert_yaxis()
-    axes[0].set_xlabel(f"ms per verified token, median and quartiles\n(× of {rows[0].peer})")
+    axes[0].set_xlabel(f"ms per verified token, median and quartiles\n(×: speed over {rows[0].peer})")
     axes[0].margins(x=0.15)
     if by_context:
         for row in rows:
             axes[1].plot(list(row.by_context), list(row.by_context.values()), marker="o", label=row.peer)
         axes[1].set_xscale("log", base=2)
+        axes[1].set_xticks(sorted({c for row in rows for c in row.by_context}))
+        axes[1].xaxis.set_major_formatter("{x:.0f}")
         axes[1].set_ylim(bottom=0)
         axes[1].set_xlabel("context, tokens")
         axes[1].set_ylabel("ms per verified token")
-        axes[1].legend(frameon=False)
+        axes[1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title)

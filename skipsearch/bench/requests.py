@@ -10,24 +10,31 @@ import torch
 from skipsearch.decoding import Decoder
 from skipsearch.evaluation.prompts import Workload
 from skipsearch.models.spec import ModelAdapter
+from skipsearch.tasks import Prompt
 
+MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
 RANDOM_PROMPT, RANDOM_NEW = 128, 64  # tokens
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how many tokens every peer writes behind it. group: Spec-Bench's category, or nothing."""
+    """A prompt and how many tokens every peer writes behind it. group: the column of Spec-Bench's table that it counts for, or nothing."""
 
     prompt: tuple[int, ...]
     new_tokens: int
     group: str = ""
 
 
-def task_requests(model: ModelAdapter, workload: Workload, groups: Sequence[str] = ()) -> list[Request]:
-    """As long as the task lets each generation run: the full model decides, once."""
-    plain = Decoder(model)
-    return [Request(tuple(prompt), max(2, len(workload.generate(plain, p, 0).tokens)), groups[p] if groups else "")
-            for p, prompt in enumerate(workload.prompts)]
+def task_requests(model: ModelAdapter, workload: Workload, prompts: Sequence[Prompt]) -> list[Request]:
+    """As long as the task lets each generation run: the full model decides, once. prompts: what the workload was made of."""
+    plain, categories = Decoder(model), {p.id: p.category for p in prompts}
+    return [Request(tuple(prompt), max(2, len(workload.generate(plain, i, 0).tokens)), column(categories[workload.ids[i]]))
+            for i, prompt in enumerate(workload.prompts)]
+
+
+def column(category: str) -> str:
+    """Spec-Bench counts the eight categories of MT-bench as one. Source: Xia et al. 2024, table 2."""
+    return "conversation" if category in MT_BENCH else category
 
 
 def random_requests(model: ModelAdapter, count: int, seed: int = 0) -> list[Request]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,12 +13,14 @@ from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Th
 if TYPE_CHECKING:
     from skipsearch.bench import Request
     from skipsearch.models import ModelAdapter
+    from skipsearch.tasks import Prompt
 
 
 def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take part; its model is used.")] = None,
           model: Annotated[str | None, typer.Option(help="Which model, without a profile; synthetic:llama-2-13b (-7b, -70b, llama-3-8b, "
                                                          "phi-3-mini) or synthetic:24x512 for random weights of a shape.")] = None,
           task: Annotated[str | None, typer.Option(help="Whose hold-out prompts; the profile's own task, or pycode.")] = None,
+          data: Annotated[Path | None, typer.Option(help="A .jsonl to take the task's text from.")] = None,
           peers: Annotated[str | None, typer.Option(help="Comma-separated: plain, profile, each with @ENGINE behind it for another engine; "
                                                          "hf-generate, hf-compile, hf-early-exit, hf-lookup. "
                                                          "Default: plain, profile, hf-generate.")] = None,
@@ -60,7 +63,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
         warn([f"{chosen} has random weights: every figure below is of speed only, and its acceptance is made up"])
     names = [n.strip() for n in peers.split(",")] if peers else ["plain", *(["profile"] if loaded else []), "hf-generate"]
     contenders = make_peers(names, engine, loaded, by_engine, exact)
-    name, requests = _requests(main, task or (loaded.task.name if loaded else "pycode"), prompts)
+    name, requests = _requests(main, task or (loaded.task.name if loaded else "pycode"), data, prompts)
     warn([f"a context of {c} tokens is longer than {main.spec.id} was made for ({main.spec.context}): left out"
           for c in lengths if main.spec.context and c + 32 > main.spec.context])
     with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
@@ -78,7 +81,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     print_costs(out, table)
 
 
-def _requests(model: ModelAdapter, task: str, count: int) -> tuple[str, list[Request]]:
+def _requests(model: ModelAdapter, task: str, data: Path | None, count: int) -> tuple[str, list[Request]]:
     """(what they are, requests): the task's, or random ones for a model that reads no text."""
     from skipsearch.bench import random_requests, task_requests
     from skipsearch.evaluation.prompts import shortened, workload
@@ -87,9 +90,19 @@ def _requests(model: ModelAdapter, task: str, count: int) -> tuple[str, list[Req
     if model.tokenizer is None:
         warn([f"{model.spec.id} has no tokenizer, so its prompts are random tokens"])
         return "random tokens", random_requests(model, count)
-    chosen = load_task(task)
+    chosen = load_task(task, data=data)
     warn([*chosen.notes, *shortened(chosen, model.spec)])
-    return chosen.name, task_requests(model, workload(model, chosen, chosen.holdout[:count]))
+    held_out = _spread(chosen.holdout, count)
+    return chosen.name, task_requests(model, workload(model, chosen, held_out), held_out)
+
+
+def _spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """So many prompts, as many of each category as there are; without categories the first ones."""
+    waiting = {c: [p for p in prompts if p.category == c] for c in dict.fromkeys(p.category for p in prompts)}
+    chosen: list[Prompt] = []
+    while len(chosen) < min(count, len(prompts)):
+        chosen += [rest.pop(0) for rest in waiting.values() if rest][:count - len(chosen)]
+    return chosen
 
 
 def _numbers(text: str | None) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skipsearch.errors import TaskError
@@ -35,7 +35,7 @@ def bare_prompt(row: Row) -> Prompt:
     columns = with_first_turn(row.columns)
     for needed, template in SHAPES.items():
         if all(name in columns for name in needed):
-            return Prompt(row.id, _text(row, template, columns))
+            return Prompt(row.id, _text(row, template, columns), _category(row))
     known = ", ".join("{" + ", ".join(needed) + "}" for needed in SHAPES)
     raise TaskError(f"{row.where}: its columns ({_listed(columns)}) are of no known shape; a line has {known} or {{turns}}")
 
@@ -49,14 +49,19 @@ def rendered(row: Row, manifest: Manifest) -> Rendered:
         raise TaskError(f"{row.where}: there is no column {missing[0]!r}, which task {manifest.name} needs; "
                         f"its columns are {_listed(row.columns)}")
     template = "{prompt}" if missing else manifest.template
-    return Rendered(row, without_line_break(Prompt(row.id, _text(row, template, row.columns))), whole=bool(missing))
+    return Rendered(row, without_line_break(Prompt(row.id, _text(row, template, row.columns), _category(row))), whole=bool(missing))
 
 
 def without_line_break(prompt: Prompt) -> Prompt:
     """A task's prompt ends on text: many tokenizers join a line break with the indentation behind it, so that a model has hardly
     seen one stand alone, other than at the end of a file, and ends there too. HumanEval's prompts all end in one.
     """
-    return Prompt(prompt.id, prompt.text.rstrip("\r\n"))
+    return replace(prompt, text=prompt.text.rstrip("\r\n"))
+
+
+def _category(row: Row) -> str:
+    category = row.columns.get("category")
+    return category if isinstance(category, str) else ""
 
 
 def with_shots(front: Sequence[Rendered], back: Sequence[Rendered], manifest: Manifest) -> tuple[list[Prompt], list[Prompt]]:
@@ -66,7 +71,7 @@ def with_shots(front: Sequence[Rendered], back: Sequence[Rendered], manifest: Ma
     shots = "".join(_text(distinct[text].row, manifest.shot or "", distinct[text].row.columns) for text in examples)
 
     def behind(items: Sequence[Rendered]) -> list[Prompt]:
-        return [item.prompt if item.whole else Prompt(item.prompt.id, shots + item.prompt.text)
+        return [item.prompt if item.whole else replace(item.prompt, text=shots + item.prompt.text)
                 for item in items if item.prompt.text not in examples]
 
     return behind(front), behind(back)

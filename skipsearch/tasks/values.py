@@ -22,10 +22,11 @@ class Sampling(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One text to continue; id says where it came from and is unique within its task's half."""
+    """One text to continue; id says where it came from and is unique within its task's half. category: the source's own, if it has any."""
 
     id: str
     text: str
+    category: str = ""
 
 
 @dataclass(frozen=True, slots=True)

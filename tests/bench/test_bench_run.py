@@ -13,12 +13,15 @@ from skipsearch.bench import Request, bench, cost_table, draw, random_requests
 from skipsearch.bench.memory import bytes_read, peak_of, read_bandwidth
 from skipsearch.bench.overhead import loop_overhead
 from skipsearch.bench.peers import OurPeer, Run
+from skipsearch.bench.requests import column
+from skipsearch.cli.bench import _spread
 from skipsearch.decoding import Decoder
 from skipsearch.errors import DecodeError
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
 from skipsearch.models import load_model
 from skipsearch.stats import DecodeStats
+from skipsearch.tasks import Prompt
 
 REQUESTS = [Request((5, 17, 40), 12, "a"), Request((60, 2), 9, "b"), Request((33, 34, 1, 8), 12, "a")]
 
@@ -161,3 +164,15 @@ def test_a_loop_is_left_as_it_was() -> None:
     before = peer.decoder.loop.model
     loop_overhead(peer, REQUESTS[:1])
     assert peer.decoder.loop.model is before
+
+
+def test_spec_benchs_columns_hold_the_categories_of_mt_bench_as_one() -> None:
+    assert [column(c) for c in ("writing", "stem", "math", "math_reasoning", "rag", "")] == ["conversation"] * 3 + ["math_reasoning", "rag", ""]
+
+
+def test_a_few_prompts_are_of_every_category() -> None:
+    prompts = [Prompt(str(i), "x", category) for i, category in enumerate(["qa"] * 5 + ["rag"] * 2 + ["math"])]
+    assert [p.category for p in _spread(prompts, 5)] == ["qa", "rag", "math", "qa", "rag"]
+    assert len(_spread(prompts, 100)) == len(prompts)
+    plain = [Prompt(str(i), "x") for i in range(4)]
+    assert _spread(plain, 3) == plain[:3]
