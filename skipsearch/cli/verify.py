@@ -65,12 +65,15 @@ def _as_claimed(profile: Profile, device: str, dtype: str, engine: str, threads:
     """What the user left open, as it was when the claim was made, where this machine has that kind of device."""
     import torch
 
-    there, made = profile.hardware, profile.model
-    has_it = there is not None and (there.kind == "cpu" or torch.cuda.is_available())
-    if there is None or not has_it or not (device == "auto" or device.startswith(there.kind)):
+    claimed, made = profile.hardware, profile.model
+    if claimed is None or (claimed.kind == "cuda" and not torch.cuda.is_available()):
         return device, dtype, engine, threads, quantization
-    return (there.kind if device == "auto" else device, made.dtype or dtype if dtype == "auto" else dtype,
-            profile.engine or engine if engine == "auto" else engine, threads or there.threads, quantization or _by_loader(made.quantization))
+    if not (device == "auto" or device.startswith(claimed.kind)):
+        return device, dtype, engine, threads, quantization
+    device = claimed.kind if device == "auto" else device
+    dtype = made.dtype or dtype if dtype == "auto" else dtype
+    engine = profile.engine or engine if engine == "auto" else engine
+    return device, dtype, engine, threads or claimed.threads, quantization or _by_loader(made.quantization)
 
 
 def _by_loader(quantization: str | None) -> str | None:
