@@ -83,7 +83,7 @@ def test_read_prompts_keeps_order_repetitions_and_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("row", "expected"), [
-    ({"question_id": 81, "category": "writing", "turns": ["first", "second"]}, Prompt("81", "first")),
+    ({"question_id": 81, "category": "writing", "turns": ["first", "second"]}, Prompt("81", "first", "writing")),
     ({"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "test": "…"}, Prompt("HumanEval/0", "def f():\n")),
     ({"question": "How many?", "answer": "#### 3"}, Prompt("line-1", "Question: How many?\nAnswer:")),
     ({"article": "News.", "highlights": "Short."}, Prompt("line-1", "Article: News.\nSummary:")),
