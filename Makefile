@@ -14,6 +14,10 @@ DEMO := build/demo
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+gpu: .venv/installed
+	$(BIN)/python -m pytest -m gpu -s
+	$(BIN)/skipsearch bench --model synthetic:llama-2-13b --device cuda --engine graph --peers plain,skip,plain@lean,hf-generate,hf-compile --prompts 4 --costs --contexts 128,1024,4000 --picture build/gpu.png
+
 demo: .venv/installed
 	@mkdir -p $(DEMO)
 	$(BIN)/skipsearch tune --model demo --task pycode --budget 30s --threads 1 --out $(DEMO)/profile.yaml --force

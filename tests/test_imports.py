@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "machine": set(),
     "cache": set(),
     "models": {"mask", "cache"},
-    "engine": {"models", "cache", "mask"},
+    "engine": {"models", "cache", "mask", "machine"},
     "exits": {"engine"},
     "drafters": {"exits", "engine", "cache", "mask", "models.spec"},
     "decoding": DECODING,

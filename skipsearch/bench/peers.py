@@ -10,12 +10,15 @@ from skipsearch.bench.hugging_face import ALONE, HFGenerate
 from skipsearch.decoding import Decoder
 from skipsearch.engine import ENGINES
 from skipsearch.errors import DecodeError
+from skipsearch.exits import make_exit
+from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.names import unknown
 from skipsearch.profile import Profile
 from skipsearch.stats import DecodeStats
 
-ON_OUR_ENGINE = ("plain", "profile")
+ON_OUR_ENGINE = ("plain", "profile", "skip")
+SKIP_DRAFTS = 4  # of the peer `skip`
 PEERS = (*ON_OUR_ENGINE, *(f"{name}@{engine}" for name in ON_OUR_ENGINE for engine in ENGINES), *ALONE)
 Opener = Callable[[str], ModelAdapter]
 
@@ -39,8 +42,8 @@ class Peer(Protocol):
 
 
 class OurPeer:
-    def __init__(self, name: str, model: ModelAdapter, profile: Profile | None, exact: bool = False):
-        self.name, self.model, self.decoder = name, model, Decoder(model, profile, exact=exact)
+    def __init__(self, name: str, decoder: Decoder):
+        self.name, self.model, self.decoder = name, decoder.model, decoder
 
     def run(self, prompt: Sequence[int], new_tokens: int) -> Run:
         result = self.decoder.generate(prompt, new_tokens, ignore_eos=True)
@@ -72,5 +75,14 @@ def make_peers(names: Sequence[str], engine: str, profile: Profile | None, open_
         kind, _, other = name.partition("@")
         if kind == "profile" and profile is None:
             raise DecodeError(f"the peer `{name}` needs --profile FILE")
-        peers.append(OurPeer(name, open_model(other or engine), profile if kind == "profile" else None, exact))
+        peers.append(OurPeer(name, _decoder(kind, open_model(other or engine), profile, exact)))
     return peers
+
+
+def _decoder(kind: str, model: ModelAdapter, profile: Profile | None, exact: bool) -> Decoder:
+    """skip: every second sub-layer left out, of both kinds alike, and a fixed draft length; a mask that nobody searched."""
+    if kind != "skip":
+        return Decoder(model, profile if kind == "profile" else None, exact=exact)
+    n = model.spec.n_layers
+    mask = SkipMask(n, attn=tuple(range(1, n, 2)), mlp=tuple(range(0, n, 2)))
+    return Decoder(model, mask, draft_length=SKIP_DRAFTS, exit_policy=make_exit("fixed"), exact=exact)

@@ -8,10 +8,11 @@ from statistics import median
 from typing import Any
 
 from skipsearch.bench.memory import bytes_read, peak_of, read_bandwidth
-from skipsearch.bench.overhead import loop_overhead
+from skipsearch.bench.passes import PassTimes, pass_times
 from skipsearch.bench.peers import OurPeer, Peer, Run
 from skipsearch.bench.requests import Request
-from skipsearch.stats import DecodeStats, Estimate, bootstrap_ratio
+from skipsearch.exits.fixed import Fixed
+from skipsearch.stats import DecodeStats, Estimate, bootstrap_ratio, expected_speedup
 
 Progress = Callable[[int, int], None]
 CONTEXT_TOKENS = 32  # generated behind each context
@@ -21,7 +22,8 @@ CONTEXT_TOKENS = 32  # generated behind each context
 class BenchRow:
     """One peer. Times in milliseconds; speedup over the first peer, paired by prompt, with its 95 % interval.
 
-    beta, verify_ratio: a draft and a verify pass over a plain pass of the same engine, where that took part. What only our engines know
+    beta, verify_ratio: a draft and a verify pass over a plain pass of the same engine, where that took part, each timed on its own;
+    closed_form: the speedup over that engine's plain decoding that α, β, v and a fixed draft length predict. What only our engines know
     is None for others. peak_bytes: weights, and the most that a run took beside them. memory_normalised: the speedup over the first peer
     divided by the memory relative to it (S3D's M). bandwidth_share: bytes that a token of plain decoding has to read, over the bytes
     that this machine reads in the time it took; None where a token is not a pass. loop_overhead: of the decode time, the share outside
@@ -43,6 +45,7 @@ class BenchRow:
     accepted_fraction: float | None
     beta: float | None
     verify_ratio: float | None
+    closed_form: float | None
     peak_bytes: int | None
     memory_normalised: float | None
     bandwidth_share: float | None
@@ -72,7 +75,8 @@ def bench(peers: Sequence[Peer], requests: Sequence[Request], repeats: int = 3, 
     peaks = {peer.name: peak_of(lambda peer=peer: peer.run(longest.prompt, longest.new_tokens),  # type: ignore[misc]
                                 peer.model.spec.device) for peer in peers}
     bandwidth = read_bandwidth(peers[0].model.spec.device, peers[0].model.read_bytes)
-    return [_row(peer, peers, requests, runs, paces[peer.name], peaks, bandwidth) for peer in peers]
+    times = {peer.name: pass_times(peer, requests[:8]) for peer in peers if isinstance(peer, OurPeer)}
+    return [_row(peer, peers, requests, runs, paces[peer.name], peaks, bandwidth, times) for peer in peers]
 
 
 def _turn(peers: Sequence[Peer], turn: int) -> list[Peer]:
@@ -99,14 +103,16 @@ def _at_contexts(peers: Sequence[Peer], requests: Sequence[Request], contexts: S
 
 
 def _row(peer: Peer, peers: Sequence[Peer], requests: Sequence[Request], all_runs: dict[str, list[list[Run]]], by_context: dict[int, float],
-         peaks: dict[str, int | None], bandwidth: float) -> BenchRow:
+         peaks: dict[str, int | None], bandwidth: float, times: dict[str, PassTimes]) -> BenchRow:
     first, runs = all_runs[peers[0].name], all_runs[peer.name]
     pace = sorted(1e3 * r.decode / (len(r.tokens) - 1) for rs in runs for r in rs)
     stats = sum((r.stats for rs in runs for r in rs if r.stats), DecodeStats())
     seconds = sum(r.first_token + r.decode for rs in runs for r in rs)
     written = sum(len(r.tokens) for rs in runs for r in rs)
     speedup = _speedup(first, runs)
-    plain = _plain_pass(peer, peers, all_runs)
+    mine, plain = times.get(peer.name), _plain_pass(peer, peers, times)
+    beta = mine.a_draft / plain if mine and mine.a_draft and plain else None
+    v = mine.a_full / plain if mine and beta and plain else None
     memory, reference = (None if peaks[p.name] is None else p.model.weight_bytes + (peaks[p.name] or 0) for p in (peer, peers[0]))
     context = sum((len(r.prompt) + r.new_tokens / 2) for r in requests) / len(requests)
     a_pass_a_token = stats.drafted == 0 if stats.rounds else peer.name in ("hf-generate", "hf-compile")
@@ -118,11 +124,10 @@ def _row(peer: Peer, peers: Sequence[Peer], requests: Sequence[Request], all_run
         end_to_end_tokens_per_second=written / seconds, speedup=speedup,
         identical=sum(a[0].tokens == b[0].tokens for a, b in zip(runs, first, strict=True)), prompts=len(runs),
         tau=stats.tau, alpha=stats.alpha, accepted_fraction=stats.accepted_fraction,
-        beta=stats.draft_seconds / stats.drafted / plain if plain and stats.drafted else None,
-        verify_ratio=stats.verify_seconds / stats.rounds / plain if plain and stats.drafted else None,
+        beta=beta, verify_ratio=v, closed_form=_closed_form(peer, stats, beta, v),
         peak_bytes=memory, memory_normalised=speedup.mean * reference / memory if memory and reference else None,
         bandwidth_share=bytes_read(peer.model, context) / (typical / 1e3) / bandwidth if a_pass_a_token else None,
-        loop_overhead=loop_overhead(peer, requests[:2]) if isinstance(peer, OurPeer) else None,
+        loop_overhead=mine.loop_share if mine else None,
         by_group={g: _speedup([rs for rs, q in zip(first, requests, strict=True) if q.group == g],
                               [rs for rs, q in zip(runs, requests, strict=True) if q.group == g])
                   for g in dict.fromkeys(q.group for q in requests) if g},
@@ -134,10 +139,15 @@ def _speedup(first: list[list[Run]], ours: list[list[Run]]) -> Estimate:
     return bootstrap_ratio(theirs, mine)
 
 
-def _plain_pass(peer: Peer, peers: Sequence[Peer], runs: dict[str, list[list[Run]]]) -> float | None:
+def _plain_pass(peer: Peer, peers: Sequence[Peer], times: dict[str, PassTimes]) -> float | None:
     """Seconds of a plain pass by the engine of this peer, if that took part."""
-    for other in peers:
-        if isinstance(other, OurPeer) and other.model is peer.model and other.name.startswith("plain"):
-            stats = sum((r.stats for rs in runs[other.name] for r in rs if r.stats), DecodeStats())
-            return stats.decode_seconds / stats.rounds
-    return None
+    plain = [other for other in peers if other.name.startswith("plain") and other.model is peer.model]
+    return times[plain[0].name].a_full if plain and plain[0].name in times else None
+
+
+def _closed_form(peer: Peer, stats: DecodeStats, beta: float | None, v: float | None) -> float | None:
+    loop = peer.decoder.loop if isinstance(peer, OurPeer) else None
+    fixed = isinstance(getattr(loop and loop.drafter, "exit", None), Fixed)
+    if loop is None or not fixed or beta is None or v is None or stats.alpha is None:
+        return None
+    return expected_speedup(stats.alpha, loop.draft_length, beta, v)

@@ -24,12 +24,12 @@ def print_rows(console: Console, rows: Sequence[BenchRow]) -> None:
                       f"{r.tokens_per_second:.0f}", f"{r.end_to_end_tokens_per_second:.0f}", f"{r.identical} of {r.prompts}")
     console.print(table)
     console.print()
-    table = Table("peer", "τ", "α", "accepted", "β", "v", "memory", f"speed a memory, × {first}", "of read bandwidth", "outside passes",
-                  box=None, pad_edge=False)
+    table = Table("peer", "τ", "α", "accepted", "β", "v", "closed form", "memory", f"speed a memory, × {first}", "of read bandwidth",
+                  "outside passes", box=None, pad_edge=False)
     for r in rows:
         memory = "" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.0f} MB"
         table.add_row(r.peer, _number(r.tau), _number(r.alpha), _share(r.accepted_fraction), _number(r.beta), _number(r.verify_ratio),
-                      memory, _number(r.memory_normalised), _share(r.bandwidth_share), _share(r.loop_overhead))
+                      _number(r.closed_form), memory, _number(r.memory_normalised), _share(r.bandwidth_share), _share(r.loop_overhead))
     console.print(table)
     _print_by(console, "context", {r.peer: {str(c): f"{ms:.2f}" for c, ms in r.by_context.items()} for r in rows}, "ms/token")
     _print_by(console, "category", {r.peer: {g: f"{e.mean:.2f}" for g, e in r.by_group.items()} for r in rows}, f"× {first}")

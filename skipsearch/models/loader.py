@@ -32,8 +32,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
 
     device: auto (a GPU if there is one), cpu, cuda (the GPU with most room; all of them, where one is too small), cuda:1, …
     dtype: auto (float32 on a CPU, bfloat16 on a GPU) or a name. quantization: bitsandbytes-4bit, -8bit, torchao-4bit, -8bit.
-    engine: hf (the unmodified modules), lean (fused weights) or auto (lean where the model is of its shape); an engine that builds on
-    fused weights gets them as it needs them.
+    engine: hf (the unmodified modules), auto (fused weights where the model is of their shape), or any other name: fused weights.
     Raises: ModelError with what to do.
     """
     chosen_device = pick_device(device)
@@ -154,7 +153,9 @@ def _read_weights(folder: Path, name: str, dtype: torch.dtype, placement: Placem
 
     device_map: Any = "auto" if placement.spread else {"": placement.device}
     # Left to itself, transformers answers a wrong shape with a table on the terminal; asked to ignore it, it tells us.
-    options: dict[str, Any] = {"ignore_mismatched_sizes": True, "quantization_config": quantization, "device_map": device_map}
+    options: dict[str, Any] = {"ignore_mismatched_sizes": True, "device_map": device_map}
+    if quantization is not None:  # None itself would hide what the stored weights are quantised with
+        options["quantization_config"] = quantization
     if dtype == torch.float64:
         options["experts_implementation"] = "eager"  # the grouped kernels know no float64
     try:

@@ -12,7 +12,7 @@ from helpers.tiny import LAYERS, driven_by, small_world
 
 from skipsearch.bench import Request, bench, cost_table, draw, random_requests
 from skipsearch.bench.memory import bytes_read, peak_of, read_bandwidth
-from skipsearch.bench.overhead import loop_overhead
+from skipsearch.bench.passes import pass_times
 from skipsearch.bench.peers import OurPeer, Run
 from skipsearch.bench.requests import column
 from skipsearch.cli.bench import _spread
@@ -21,7 +21,7 @@ from skipsearch.errors import DecodeError
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
 from skipsearch.models import load_model
-from skipsearch.stats import DecodeStats
+from skipsearch.stats import DecodeStats, expected_speedup
 from skipsearch.tasks import Prompt
 
 REQUESTS = [Request((5, 17, 40), 12, "a"), Request((60, 2), 9, "b"), Request((33, 34, 1, 8), 12, "a")]
@@ -44,9 +44,7 @@ class Fake:
 
 def drafting_peer() -> OurPeer:
     model, _ = small_world()
-    peer = OurPeer("profile", model, None)
-    peer.decoder = Decoder(model, SkipMask(LAYERS, (1,), (2,)), draft_length=3, exit_policy=make_exit("fixed"))
-    return peer
+    return OurPeer("profile", Decoder(model, SkipMask(LAYERS, (1,), (2,)), draft_length=3, exit_policy=make_exit("fixed")))
 
 
 def test_ratios_are_of_total_times_over_the_same_prompts() -> None:
@@ -76,7 +74,7 @@ def test_contexts_are_filled_with_the_prompts_own_text_and_those_too_long_left_o
 
 def test_our_peers_know_their_rounds() -> None:
     model, _ = small_world()
-    plain, drafted = bench([OurPeer("plain", model, None), drafting_peer()], REQUESTS, repeats=1)
+    plain, drafted = bench([OurPeer("plain", Decoder(model)), drafting_peer()], REQUESTS, repeats=1)
     assert (plain.tau, plain.alpha, plain.beta) == (1.0, None, None)
     assert drafted.identical == drafted.prompts == 3
     assert drafted.tau is not None
@@ -84,6 +82,9 @@ def test_our_peers_know_their_rounds() -> None:
     assert drafted.beta is not None
     assert drafted.verify_ratio is not None
     assert drafted.accepted_fraction is not None
+    assert drafted.alpha is not None
+    assert drafted.closed_form == pytest.approx(expected_speedup(drafted.alpha, 3, drafted.beta, drafted.verify_ratio))
+    assert plain.closed_form is None
     assert drafted.bandwidth_share is None, "a token of it is not a pass"
     assert plain.bandwidth_share is not None
     assert plain.bandwidth_share > 0
@@ -109,10 +110,16 @@ def test_bfloat16_weights_of_a_tied_model_are_counted_once() -> None:
 def test_the_share_outside_passes_is_what_the_passes_leave_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that ticks whenever it is read: a round of plain decoding reads it three times, a timed pass twice in between."""
     ticks = count()
-    for module in ("skipsearch.bench.overhead", "skipsearch.decoding.decoder"):
+    for module in ("skipsearch.bench.passes", "skipsearch.decoding.decoder"):
         monkeypatch.setattr(f"{module}.perf_counter", lambda: float(next(ticks)))
     model, _ = small_world()
-    assert loop_overhead(OurPeer("plain", model, None), REQUESTS) == pytest.approx(3 / 4)
+    plain = pass_times(OurPeer("plain", Decoder(model)), REQUESTS)
+    rounds = sum(r.new_tokens - 1 for r in REQUESTS)
+    assert (plain.draft, plain.drafts, plain.full, plain.fulls, plain.whole) == (0, 0, rounds, rounds, 4 * rounds)
+    assert (plain.loop_share, plain.a_draft, plain.a_full) == (3 / 4, None, 1.0)
+    drafted = pass_times(drafting_peer(), REQUESTS)
+    assert drafted.a_draft == drafted.a_full == 1.0
+    assert drafted.drafts > drafted.fulls > 0
 
 
 def test_memory_of_a_run_is_seen() -> None:
@@ -157,7 +164,7 @@ def test_a_picture_shows_peers_and_contexts(tmp_path: Path) -> None:
 def test_a_loop_is_left_as_it_was() -> None:
     peer = drafting_peer()
     before = peer.decoder.loop.model
-    loop_overhead(peer, REQUESTS[:1])
+    pass_times(peer, REQUESTS[:1])
     assert peer.decoder.loop.model is before
 
 

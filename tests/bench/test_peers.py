@@ -69,5 +69,16 @@ def test_hugging_faces_peers_need_a_hugging_face_model() -> None:
         make_peers(["hf-generate"], "auto", None, lambda engine: demo("lean"))
 
 
+def test_the_unsearched_mask_leaves_out_every_second_sub_layer() -> None:
+    plain, skip = make_peers(["plain", "skip"], "auto", None, opener())
+    run = skip.run(prompt(), 24)
+    assert run.tokens == plain.run(prompt(), 24).tokens
+    assert run.stats is not None
+    assert run.stats.drafted > run.stats.accepted > 0
+    mask = skip.decoder.loop.drafter.mask  # type: ignore[attr-defined]
+    assert mask.n_skipped == 20
+    assert len(mask.attn) == len(mask.mlp) == 10
+
+
 def test_every_engine_has_a_plain_and_a_drafting_peer() -> None:
     assert {"plain", "profile", "plain@hf", "plain@lean", "plain@compiled", "plain@graph", "profile@compiled"} < set(PEERS)
