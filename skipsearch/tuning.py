@@ -111,11 +111,11 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     started = perf_counter()
     task = load_task(task) if isinstance(task, str) else task
     check_task(task)
+    calibration = workload(model, task, task.calibration)  # before a study is begun that such a model could not go on with
     ledger = Ledger(study, identity(model, task, objective, whole_layers), resume) if study is not None else None
     told = ledger.trials() if ledger else []
 
     listen(Stage("continuing the calibration prompts with the full model"))
-    calibration = workload(model, task, task.calibration)
     evidence, by_replay = prepare(model, calibration, listen)
     problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed, whole_layers=whole_layers)
     judge: Objective = by_replay

@@ -246,7 +246,7 @@ def test_resuming_a_finished_search_judges_nothing_and_gives_the_same_answer(jud
 def test_a_study_of_another_search_is_refused_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = tmp_path / "search.journal"
     searched(study=journal)
-    monkeypatch.setattr(tuning, "workload", unreachable)
+    monkeypatch.setattr(tuning, "prepare", unreachable)
     with pytest.raises(SearchError, match="already holds a search"):
         searched(study=journal)
     with pytest.raises(SearchError, match="objective = replay"):

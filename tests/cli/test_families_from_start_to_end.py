@@ -81,6 +81,7 @@ def test_without_a_tokenizer_both_say_that_text_cannot_be_read(
     model = ("--model", tmp_path / "mute")
     status, _, said = in_process(capsys, monkeypatch, "tune", *model, "--task", task, "--out", tmp_path / "x.yaml")
     assert (status, said.count("error:")) == (1, 1)
+    assert not list(tmp_path.glob("x.*")), "nothing is left behind that would stand in the way of the next try"
     assert "mute has no tokenizer, so the text of task openings cannot be given to it: put its tokenizer files beside its weights" in said
     status, _, said = in_process(capsys, monkeypatch, "decode", *model, "--prompt", "x")
     assert status == 1

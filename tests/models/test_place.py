@@ -137,7 +137,7 @@ class Loading:
 
         def from_pretrained(folder: Path, **options: Any) -> Any:
             self.options = options
-            model, report = load(folder, **{**options, "device_map": None, "quantization_config": None})
+            model, report = load(folder, **{k: v for k, v in options.items() if k not in {"device_map", "quantization_config"}})
             model.hf_device_map = device_map
             return model, report
 
@@ -163,6 +163,24 @@ def test_a_quantization_is_handed_on_and_recorded(monkeypatch: pytest.MonkeyPatc
     assert str(spec).endswith("layers) as bitsandbytes-4bit on cpu")
     assert loading.options["quantization_config"].load_in_4bit
     assert spec.config_sha256 == load_model("demo", device="cpu").spec.config_sha256
+
+
+def test_what_the_weights_are_stored_with_is_left_to_their_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers takes a quantization_config of None for "none at all", and would read packed weights as plain ones."""
+    loading = Loading(monkeypatch)
+    load_model("demo", device="cpu")
+    assert "quantization_config" not in loading.options
+
+
+def test_a_library_that_stored_weights_need_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise ImportError("Using `bitsandbytes` 4-bit quantization requires bitsandbytes: `pip install bitsandbytes`")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", failing)
+    with pytest.raises(ModelError) as caught:
+        load_model("demo", device="cpu")
+    assert str(caught.value) == ("demo needs a library that is not installed (Using `bitsandbytes` 4-bit quantization requires "
+                                 "bitsandbytes: `pip install bitsandbytes`); install it")
 
 
 def test_what_is_stored_quantised_is_not_quantised_again(monkeypatch: pytest.MonkeyPatch) -> None:
