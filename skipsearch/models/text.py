@@ -32,8 +32,8 @@ def token_ids(tokenizer: Any, text: str, *, chat: bool = False, most: int | None
         kept = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][len(ids) - most:]
         if not kept:
             return ids[-most:]  # what stands around the text is too long by itself
-        decoded = tokenizer.decode(kept).lstrip("\N{REPLACEMENT CHARACTER}")  # of a character that was cut in two
-        text = decoded[max(0, len(decoded) - len(text) + 1):]  # shorter in any case, for tokenizers that do not decode what they read
+        left = tokenizer.decode(kept, clean_up_tokenization_spaces=False).lstrip("\N{REPLACEMENT CHARACTER}")  # of a character cut in two
+        text = left[max(0, len(left) - len(text) + 1):]  # shorter in any case, for tokenizers that do not decode what they read
         ids = _whole(tokenizer, text, chat)
     return ids
 
