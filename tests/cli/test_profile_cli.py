@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.golden import check_golden
 from typer.testing import CliRunner, Result
 
 from skipsearch.cli.profile import app
@@ -50,6 +51,12 @@ def test_each_commands_help_starts_with_an_example() -> None:
         assert help_text.split("\n\n")[1].strip().startswith(f"Example: skipsearch profile {command}"), command
     overview = run("--help").stdout
     assert all(f"  {command} " in overview for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "verify"])   # its options are most commands' own
+def test_the_help_of_each_command_is_the_golden_file(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    check_golden(Path(__file__).parent / "golden" / f"profile_{command}.txt", run(command, "--help").stdout)
 
 
 def test_a_failure_is_one_sentence_on_stderr_and_status_1() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from helpers.golden import check_golden
 from helpers.text import byte_tokenizer
 from models.tiny import LAYERS, hf_model, logits_without, some_tokens
 from safetensors import safe_open
@@ -31,7 +32,6 @@ from skipsearch.models.families import FAMILIES
 from .drafts import GOLDEN, logits_of_checkpoint, profile_for, saved
 
 MASK = SkipMask.whole_layers(LAYERS, (1,))
-REGENERATE = bool(os.environ.get("SKIPSEARCH_REGENERATE_GOLDEN"))
 
 
 @pytest.fixture
@@ -184,11 +184,8 @@ def text_of(form: str, model: str = "org/model", name: str = "my-draft") -> str:
 
 @pytest.mark.parametrize("form", ["hf", "deci"])
 def test_the_readme_is_this(form: str) -> None:
-    golden = Path(__file__).parent / "golden" / f"README_{form}.md"
     text = text_of(form).replace(f"skipsearch {skipsearch.__version__}:", "skipsearch 0.1.0:")
-    if REGENERATE:
-        golden.write_text(text)
-    assert text == golden.read_text()
+    check_golden(Path(__file__).parent / "golden" / f"README_{form}.md", text)
 
 
 def test_the_readme_says_what_a_second_copy_costs_and_that_the_draft_length_is_to_be_tuned_again() -> None:

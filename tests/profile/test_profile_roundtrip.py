@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 import yaml
+from helpers.golden import check_golden
 from hypothesis import given, settings
 from profile_samples import GOLDEN, VERDICTS, profiles, speculate
 
 from skipsearch.profile import Profile, dump_profile, load_profile, parse_profile
 from skipsearch.profile.dump import as_dict
 from skipsearch.profile.schema import json_schema
-
-REGENERATE = os.environ.get("SKIPSEARCH_REGENERATE_GOLDEN") == "1"
-
-
-def check_golden(path: Path, text: str) -> None:
-    if REGENERATE:
-        path.write_text(text, encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == text, f"{path.name} differs; SKIPSEARCH_REGENERATE_GOLDEN=1 rewrites it"
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)
