@@ -40,7 +40,7 @@ class CompiledAdapter:
         self.new_cache, self.embed = lean.new_cache, lean.embed
         shop = _Shop(lean, progress)
         self._layers = [(shop.attention(a), shop.mlp(m)) for a, m in lean.layers]
-        self._head = shop.head()
+        self._head, self._many = shop.head(), torch.empty(1024, dtype=self.spec.dtype)
         shop.make()
 
     @property
@@ -56,12 +56,19 @@ class CompiledAdapter:
         if len(h) != 1 or rows > MOST_ROWS or not plan.chain:
             return self.lean.block(i, h, cache, plan, attn=attn, mlp=mlp)
         attention, feed_forward = self._layers[i]
+        if attn and rows == 1 and not self._sees_all(i, plan):
+            h, attn = self.lean.block(i, h, cache, plan, mlp=False), False
         flat = h[0]
         if attn:
             flat = attention(rows, flat, *self._around(i, cache, plan))
         if mlp:
             flat = feed_forward(rows, flat)
         return flat[None]
+
+    def _sees_all(self, i: int, plan: PassPlan) -> bool:
+        """Whether a row looks at every key of the pass: none of them hidden behind it, none out of the layer's window."""
+        window = self.lean.layers[i][0].kind.window
+        return plan.visible is None and (window is None or plan.keys <= window)
 
     def head(self, h: Tensor) -> Tensor:
         if len(h) != 1 or h.shape[1] > MOST_ROWS:
@@ -78,7 +85,14 @@ class CompiledAdapter:
         if keys is None or values is None:
             like = torch.empty(1, part.kv_heads, 0, part.head_dim, dtype=self.spec.dtype)
             keys, values = cache.buffers(i, like, like)
-        return keys, values, plan.slots[0], *step.turns(part.kind), step.mask(part.kind)
+        shown = self._numbers(plan.keys) if plan.positions.shape[1] == 1 else step.mask(part.kind)
+        return keys, values, plan.slots[0], *step.turns(part.kind), shown
+
+    def _numbers(self, count: int) -> Tensor:
+        """[count], of no other meaning."""
+        if len(self._many) < count:
+            self._many = torch.empty(2 * count, dtype=self.spec.dtype)
+        return self._many[:count]
 
 
 class _Piece:
@@ -116,8 +130,10 @@ class _Shop:
             count, keys, capacity = _some("rows", rows), torch.export.Dim("keys", min=2), torch.export.Dim("capacity", min=2)
             kv = h.new_zeros(1, part.kv_heads, 128, part.head_dim)
             tensors = (h.new_zeros(rows, h.shape[-1]), kv, kv.clone(), torch.arange(rows),
-                       h.new_zeros(1, rows, 1, turned), h.new_zeros(1, rows, 1, turned), h.new_zeros(1, 1, rows, 96))
-            shapes = (_at(count, 0), {2: capacity}, {2: capacity}, _at(count, 0), _at(count, 1), _at(count, 1), {**_at(count, 2), 3: keys})
+                       h.new_zeros(1, rows, 1, turned), h.new_zeros(1, rows, 1, turned),
+                       h.new_zeros(96) if rows == 1 else h.new_zeros(1, 1, rows, 96))
+            shown = {0: keys} if rows == 1 else {2: count, 3: keys}
+            shapes = (_at(count, 0), {2: capacity}, {2: capacity}, _at(count, 0), _at(count, 1), _at(count, 1), shown)
             return tensors, shapes
 
         return self._piece(part, lambda one: attention_piece(part, one), example)

@@ -70,9 +70,10 @@ def _matrix(pattern: Linear, weight: Tensor, bias: Tensor | None, one_row: bool)
 
 
 def attention_piece(pattern: Attention, one_row: bool) -> Callable[..., Tensor]:
-    """(h [T, H], keys and values [1, kv, capacity, D], slots [T], cos and sin [1, T, 1, R], shown [1, 1, T, keys], *weights) -> h.
+    """(h [T, H], keys and values [1, kv, capacity, D], slots [T], cos and sin [1, T, 1, R], shown, *weights) -> h.
 
-    shown: the additive mask. K/V are written in place.
+    shown: the additive mask [1, 1, T, keys]; for one row, which sees all of them, any tensor [keys]: a kernel without a mask grows
+    several times slower with the context. K/V are written in place.
     """
 
     def run(h: Tensor, keys: Tensor, values: Tensor, slots: Tensor, cos: Tensor, sin: Tensor, shown: Tensor, *weights: Tensor) -> Tensor:
@@ -81,8 +82,8 @@ def attention_piece(pattern: Attention, one_row: bool) -> Callable[..., Tensor]:
         keys.index_copy_(2, slots, k)
         values.index_copy_(2, slots, v)
         n = shown.shape[-1]
-        seen = F.scaled_dot_product_attention(q, keys[:, :, :n], values[:, :, :n], shown, scale=part.scale,
-                                              enable_gqa=part.heads != part.kv_heads)
+        seen = F.scaled_dot_product_attention(q, keys[:, :, :n], values[:, :, :n], None if one_row else shown,
+                                              scale=part.scale, enable_gqa=part.heads != part.kv_heads)
         return part.summed(h, seen.transpose(1, 2).reshape(h.shape[0], part.heads * part.head_dim))
 
     return run
