@@ -19,10 +19,16 @@ def export(profile: Annotated[Path, typer.Option(help="The profile whose draft i
     Write what a profile drafts with as a checkpoint of its own, for vLLM, SGLang, TensorRT-LLM, llama.cpp or Transformers. Its README
     has the commands. The weights are copied as they are stored; nothing is loaded.
     """
+    from rich.progress import Progress
+
+    from skipsearch.cli.common import err
     from skipsearch.cli.common import out as console
     from skipsearch.export import export as run
     from skipsearch.profile import load_profile
 
     loaded = load_profile(profile)
-    warn(run(loaded, model or model_of(loaded), format, out))
+    with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
+        copying = bar.add_task("copying weights", total=None)
+        warnings = run(loaded, model or model_of(loaded), format, out, lambda done, total: bar.update(copying, completed=done, total=total))
+    warn(warnings)
     console.print(f"{out}: {out / 'README.md'} says how to run it", markup=False)

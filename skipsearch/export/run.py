@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -28,11 +28,12 @@ KEPT = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*",
         "generation_config.json", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
-def export(profile: Profile, model: str, format: str, out: str | Path) -> list[str]:
+def export(profile: Profile, model: str, format: str, out: str | Path,
+           progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
     """Write what `profile` lets `model` draft with as a checkpoint at `out`, a folder that must not exist; warnings about the two.
 
     model: as `load_model` takes it. format: `hf` (whole layers) or `deci` (sub-layers). The weights are copied as they are stored.
-    `out` is whole or is not there, whatever interrupts the work.
+    `out` is whole or is not there, whatever interrupts the work. progress(done, total): bytes of weights.
     Raises: ExportError; ModelError for a model that cannot be found; ProfileError if the profile is for another architecture.
     """
     convert = resolve("export format", format, FORMATS, ExportError)
@@ -41,11 +42,11 @@ def export(profile: Profile, model: str, format: str, out: str | Path) -> list[s
     if not profile.mask.n_skipped:
         raise ExportError("this profile skips nothing, so its draft would be the model itself: there is nothing to export")
     source = open_source(model)
-    warnings = check(profile, source.facts)
+    warnings = check(profile, source.facts(weights=profile.model.weights_sha256 is not None))
     conversion = convert(source, profile.mask)
     with _new_folder(target) as folder:
         (folder / "config.json").write_text(json.dumps(conversion.config, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        copy_weights(source.weights, conversion.rename, folder)
+        copy_weights(source.weights, conversion.rename, folder, progress)
         for path in [*_belongings(source), *conversion.files]:
             shutil.copyfile(path, folder / path.name)
         (folder / "README.md").write_text(readme(profile, source, conversion, target.name), "utf-8")

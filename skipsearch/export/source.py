@@ -27,10 +27,10 @@ class Source:
     family: Family
     weights: list[Path]
 
-    @property
-    def facts(self) -> ModelFacts:
+    def facts(self, weights: bool) -> ModelFacts:
+        """weights: with their hash, for which files outside the Hub's cache are read from end to end."""
         return ModelFacts(id=self.id, family=self.config.model_type, n_layers=self.n_layers, revision=self.revision,
-                          config_sha256=config_hash(self.config), weights_sha256=weights_hash(self.weights))
+                          config_sha256=config_hash(self.config), weights_sha256=weights_hash(self.weights) if weights else None)
 
     @property
     def n_layers(self) -> int:

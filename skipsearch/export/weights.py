@@ -20,8 +20,8 @@ SHARD_BYTES = 2_000_000_000   # what is held in memory at once
 WIDTHS = FLOATS | OTHERS      # bytes of a value by safetensors' names; one byte for any other
 
 
-def copy_weights(files: list[Path], rename: Callable[[str], str | None], folder: Path) -> int:
-    """Write the tensors of `files` to `folder` under new names (None leaves one out), as they are stored; the number of bytes.
+def copy_weights(files: list[Path], rename: Callable[[str], str | None], folder: Path, progress: Callable[[int, int], None]) -> None:
+    """Write the tensors of `files` to `folder` under new names (None leaves one out), as they are stored. progress(done, total): bytes.
 
     Raises: ExportError if the disk has no room for them, or a file cannot be read or written.
     """
@@ -35,17 +35,19 @@ def copy_weights(files: list[Path], rename: Callable[[str], str | None], folder:
                         part = stored.get_slice(name)
                         sizes[new] = prod(part.get_shape()) * WIDTHS.get(part.get_dtype(), 1)
                         origin[new] = path, name
-        _require_room(sum(sizes.values()), folder)
+        total, done = sum(sizes.values()), 0
+        _require_room(total, folder)
         plan = split_state_dict_into_shards_factory(sizes, get_storage_size=lambda size: size, max_shard_size=SHARD_BYTES,
                                                     filename_pattern="model{suffix}.safetensors")
         for shard, names in plan.filename_to_tensors.items():
             _write_shard(folder / shard, {name: origin[name] for name in names})
+            done += sum(sizes[name] for name in names)
+            progress(done, total)
     except SafetensorError as error:
         raise ExportError(f"a weight file cannot be copied ({error}): check the model's files and the room on the disk") from None
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": dict(sorted(plan.tensor_to_filename.items()))}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
-    return sum(sizes.values())
 
 
 def _write_shard(path: Path, tensors: dict[str, tuple[Path, str]]) -> None:

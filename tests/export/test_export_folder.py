@@ -109,11 +109,13 @@ def test_what_belongs_to_the_model_comes_along_and_nothing_else_does(source: Pat
 
 def test_large_weights_come_in_shards_with_an_index(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "SHARD_BYTES", 30_000)
-    export_from(source)
-    draft = tmp_path / "draft"
+    draft, told = tmp_path / "draft", list[tuple[int, int]]()
+    export(profile_for(str(source), "llama", MASK), str(source), "hf", draft, lambda done, total: told.append((done, total)))
     index = json.loads((draft / "model.safetensors.index.json").read_text())
     shards = sorted(set(index["weight_map"].values()))
     assert len(shards) > 2
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert (len(told), told[-1]) == (len(shards), (index["metadata"]["total_size"],) * 2)
     assert shards == sorted(path.name for path in draft.glob("*.safetensors"))
     for shard in shards:
         with safe_open(draft / shard, framework="pt") as stored:
