@@ -12,6 +12,8 @@ import pytest
 import yaml
 from helpers.command import in_process
 
+from skipsearch.engine import exact_forward
+
 pytestmark = pytest.mark.xdist_group("cli")  # one worker, so that the search they share is made once
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +111,40 @@ def test_bench_compares_peers_on_the_same_tokens(tuned):
     assert all(row["identical"] == row["prompts"] == 2 for row in rows)
 
 
+def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(capsys, monkeypatch, tmp_path):
+    code, printed, shown = in_process(capsys, monkeypatch, "bench", "--model", "synthetic:2x64", "--device", "cpu", "--prompts", "2",
+                                      "--repeats", "1", "--peers", "plain,skip,plain@hf,hf-generate", "--costs", "--contexts", "16,64",
+                                      "--picture", str(tmp_path / "b.png"), "--json")
+    assert code == 0, shown
+    assert "random weights: every figure below is of speed only" in shown
+    answer = json.loads(printed)
+    assert answer["synthetic"] is True
+    assert [row["engine"] for row in answer["costs"]] == ["lean", "hf"]
+    assert [len(row["v"]) for row in answer["costs"]] == [15, 15]
+    assert [row["peer"] for row in answer["rows"]] == ["plain", "skip", "plain@hf", "hf-generate"]
+    assert all(sorted(row["by_context"]) == ["16", "64"] for row in answer["rows"])
+    assert all(row["identical"] == 2 for row in answer["rows"])
+    assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
+    code, printed, shown = in_process(capsys, monkeypatch, "bench", "--model", "synthetic:2x64", "--device", "cpu", "--prompts", "2",
+                                      "--repeats", "1", "--peers", "plain,skip", "--costs", "--contexts", "16")
+    assert code == 0, shown
+    for heading in ("ms/token", "of read bandwidth", "closed form", "ms/token by context", "β of a half"):
+        assert heading in printed, heading
+
+
+@pytest.mark.parametrize("engine", ["hf", "lean"])
+def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, engine):
+    """That they reach the decoder; what they promise is tested in tests/decoding."""
+    passes = []
+    monkeypatch.setattr("skipsearch.decoding.decoder.exact_forward", lambda *a, **k: passes.append(a[1].shape[1]) or exact_forward(*a, **k))
+    code, printed, shown = in_process(capsys, monkeypatch, "decode", "--profile", str(tuned[2]), "--prompt", "import os", "--dtype",
+                                      "bfloat16", "--engine", engine, "--max-new-tokens", "30", "--exact", "--check", "--json")
+    assert code == 0, shown
+    assert json.loads(printed)["check"]["identical"] is True
+    assert f"engine {engine}" in shown
+    assert len(passes) > 30
+
+
 @pytest.mark.parametrize(("arguments", "status", "sentence"), [
     (["tune", "--model", "demmo", "--task", "pycode"], 1, "did you mean demo?"),
     (["tune", "--model", "demo", "--task", "pycod"], 1, "did you mean pycode?"),
@@ -136,6 +172,11 @@ def test_bench_compares_peers_on_the_same_tokens(tuned):
     (["decode", "--profile", "none", "--prompt", "x"], 2, "needs --model"),
     (["decode", "--model", "demo", "--prompts", "no-such.jsonl"], 1, "no-such.jsonl"),
     (["bench"], 2, "give --profile FILE or --model M"),
+    (["bench", "--model", "demo", "--peers", "plain,plian"], 1, "did you mean plain"),
+    (["bench", "--model", "demo", "--contexts", "128,long"], 2, "write numbers of tokens"),
+    (["bench", "--model", "synthetic:llama-2-14b"], 1, "did you mean llama-2-13b"),
+    (["tune", "--model", "synthetic:2x64", "--task", "pycode"], 1, "so a profile could not say which weights it is for"),
+    (["decode", "--model", "demo", "--prompt", "x", "--device", "cpu", "--engine", "graph"], 1, "use --device cuda, or --engine lean"),
     (["list", "colours"], 2, "is not one of models"),
 ])
 def test_a_mistake_gets_one_sentence_and_no_traceback(capsys, monkeypatch, arguments, status, sentence):
