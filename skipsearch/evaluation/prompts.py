@@ -52,7 +52,7 @@ def workload(model: ModelAdapter, task: Task, prompts: Sequence[Prompt]) -> Work
 
 
 def lengths(task: Task, context: int | None) -> tuple[int, int]:
-    """(tokens of a prompt, tokens to generate), at most. A context too small for both is shared, half of it for the prompt at least."""
+    """(tokens of a prompt, tokens to generate), at most. Of too small a context the answer gets half, or what a short prompt leaves."""
     if context is None:
         return task.max_prompt_tokens, task.max_new_tokens
     new = min(task.max_new_tokens, max(context // 2, context - task.max_prompt_tokens))
