@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skipsearch.compiler import compile_profile, provenance
@@ -18,11 +18,11 @@ from skipsearch.profile import Profile
 from skipsearch.profile.dump import as_dict
 from skipsearch.profile.match import check
 from skipsearch.profile.places import ANY
-from skipsearch.profile.schema import Measured, Provenance
+from skipsearch.profile.schema import Measured, Provenance, TaskInfo
 from skipsearch.tasks.values import Task
 from skipsearch.tuning import HOLDOUT_REPEATS
 
-# What can become of a claim, and how it is told. `holds` and `faster` are the two that bear it out.
+# What can become of a claim, and how it is told.
 OUTCOMES: dict[str, str] = {
     "holds": "the claim holds here: the two intervals overlap, and both lie above 1",
     "faster": "the claim holds here, and more: it is faster than claimed",
@@ -78,6 +78,12 @@ class Verification:
     def holds(self) -> bool:
         return self.outcome in _BORNE_OUT and self.lossless
 
+    @property
+    def sentence(self) -> str:
+        """What became of the claim, in words."""
+        told = OUTCOMES[self.outcome]
+        return told if self.lossless else f"{told}; but tokens differ from plain decoding's by more than the profile says"
+
     def tokens_in_words(self) -> str:
         found = _measured(self.here).lossless
         if not found.prompts:
@@ -90,7 +96,7 @@ class Verification:
 
     def as_dict(self) -> dict[str, Any]:
         claim = self.claim.measured
-        return {"outcome": self.outcome, "holds": self.holds, "sentence": OUTCOMES[self.outcome],
+        return {"outcome": self.outcome, "holds": self.holds, "sentence": self.sentence,
                 "claim": claim.model_dump(mode="json") if claim else None, "here": as_dict(self.here),
                 "differences": list(self.differences)}
 
@@ -105,14 +111,13 @@ def verify(model: ModelAdapter, profile: Profile, task: Task, prompts: int | Non
     if not profile.mask.n_skipped:
         raise ProfileError("this profile says that nothing beat plain decoding and names no draft that lost, so there is nothing to "
                            "measure: `skipsearch tune` finds out whether that is so here")
-    differences = check(profile, model_facts(model.spec), machine_facts(model.spec))
-    differences += _other_prompts(profile, task)
     holdout = workload(model, task, task.holdout[:prompts])
     drafting = Decoder(model, profile.model_copy(update={"verdict": "speculate"}))  # a plain verdict would not draft
     plain, ours = race([Decoder(model), drafting], holdout, HOLDOUT_REPEATS, seed, progress)
     policy = DraftPolicy(profile.draft_length, profile.exit.kind, profile.exit.model_dump(exclude={"kind"}))
     here = compile_profile(model, task, holdout, profile.mask, policy, plain, ours, provenance=_measured_now(profile.provenance, seed))
-    return Verification(profile, here, tuple(differences))
+    facts = replace(machine_facts(model.spec), sampling=here.task.sampling)
+    return Verification(profile, here, (*check(profile, model_facts(model.spec), facts), *_other_prompts(profile.task, here.task)))
 
 
 def _measured_now(made: Provenance, seed: int) -> Provenance:
@@ -121,12 +126,13 @@ def _measured_now(made: Provenance, seed: int) -> Provenance:
     return provenance(made.searcher, *known, made.search_seconds or 0.0).model_copy(update={"source": made.source})
 
 
-def _other_prompts(profile: Profile, task: Task) -> Iterator[str]:
-    claimed = profile.task
-    if claimed.name not in (task.name, ANY):
-        yield f"made for task {claimed.name}, verified on {task.name}: drafts are accepted at another rate"
-    elif claimed.calibration_sha256 not in (None, task.calibration_sha256):
-        yield f"task {task.name} has other text here than where the profile was made, so these are other prompts"
+def _other_prompts(claimed: TaskInfo, here: TaskInfo) -> Iterator[str]:
+    if claimed.name not in (here.name, ANY):
+        yield f"made for task {claimed.name}, verified on {here.name}: drafts are accepted at another rate"
+    elif claimed.calibration_sha256 not in (None, here.calibration_sha256):
+        yield f"task {here.name} has other text here than where the profile was made, so these are other prompts"
+    if claimed.calibration_sha256 and claimed.chat_template_sha256 != here.chat_template_sha256:
+        yield "prompts went through another chat template where the profile was made, so these are other prompts"
 
 
 def _measured(here: Profile) -> Measured:

@@ -81,6 +81,7 @@ def test_tokens_may_differ_by_no_more_than_rounding_did_where_the_claim_was_made
     verified = found(claimed(gap=there), (1.34, 1.31, 1.37), here)
     assert verified.outcome == "holds"
     assert (verified.lossless, verified.holds) == (lossless, lossless)
+    assert ("tokens differ" in verified.sentence) == (not lossless)
     assert f"{32 if here is None else 30} of 32 prompts" in verified.tokens_in_words()
 
 
@@ -145,6 +146,12 @@ def test_a_profile_without_a_draft_has_nothing_to_verify() -> None:
         verify(tiny(), load_profile(GOLDEN / "v1_plain.yaml"), TASK)
 
 
+def test_a_profile_of_another_architecture_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "race", lambda *_: pytest.fail("it was measured"))
+    with pytest.raises(ProfileError, match="16 layers, but tiny has 5"):
+        verify(tiny(), claimed(), TASK)
+
+
 def test_fewer_prompts_can_be_asked_for() -> None:
     measured = verify(tiny(), of_tiny("speculate"), TASK, prompts=2).here.measured
     assert measured is not None
@@ -157,8 +164,13 @@ def test_what_is_not_as_it_was_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     for difference in ("measured on NVIDIA H200, used on", "measured with engine graph, used with hf", "measured with torch 2.13.0,",
                        "task pycode has other text here"):
         assert difference in told
-    other = "\n".join(verify(tiny(), of_tiny("speculate", task="prose"), TASK).differences)
-    assert "made for task prose, verified on pycode" in other
+    assert "chat template" not in told
+    other = of_tiny("speculate", task="prose")
+    warm = other.task.sampling.model_copy(update={"temperature": 0.8})
+    other = other.model_copy(update={"task": other.task.model_copy(update={"chat_template_sha256": "7e" * 32, "sampling": warm})})
+    told = "\n".join(verify(tiny(), other, TASK).differences)
+    for difference in ("made for task prose, verified on pycode", "went through another chat template", "made for temperature 0.8"):
+        assert difference in told
 
 
 def test_an_unmeasured_profile_comes_out_measured_with_its_source_kept(monkeypatch: pytest.MonkeyPatch) -> None:

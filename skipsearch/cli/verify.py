@@ -102,7 +102,6 @@ def _target(file: Path, adapter: object, task: str) -> Path:
 
 def _lines(found: Verification) -> list[str]:
     from skipsearch.profile.describe import device, speedup
-    from skipsearch.verification import OUTCOMES
 
     claim, measured = found.claim, found.here.measured
     assert measured is not None
@@ -110,4 +109,4 @@ def _lines(found: Verification) -> list[str]:
              f"here     {speedup(found.here)} on {measured.prompts} hold-out prompts of {found.here.task.name}, {device(found.here)}",
              f"time     {measured.ms_per_token.in_words(' ms')} a token, plain decoding {measured.baseline_ms_per_token.in_words(' ms')}",
              f"tokens   {found.tokens_in_words()}"]
-    return [*lines, *(f"differs  {difference}" for difference in found.differences), OUTCOMES[found.outcome]]
+    return [*lines, *(f"differs  {difference}" for difference in found.differences), found.sentence]

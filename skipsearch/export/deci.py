@@ -22,7 +22,7 @@ from skipsearch.export.conversion import Conversion
 from skipsearch.export.source import Source
 from skipsearch.mask import SkipMask
 
-FAMILIES = ("llama", "mistral")
+LLAMA_SHAPED = ("llama", "mistral")
 WIDTH_STEP = 256
 _ATTENTION, _MLP = ("self_attn.", "input_layernorm."), ("mlp.", "post_attention_layernorm.")
 CONFIGURATION = Path(__file__).with_name("configuration_decilm.py")
@@ -61,14 +61,16 @@ def _caveats(mask: SkipMask) -> tuple[str, ...]:
 def _unlike_llama(source: Source) -> str | None:
     """Half a sentence: which part of the model DeciLM has no word for."""
     config = source.config
-    if config.model_type not in FAMILIES:
-        return f"{config.model_type} is not Llama-shaped ({' and '.join(FAMILIES)} are)"
+    if config.model_type not in LLAMA_SHAPED:
+        return f"{config.model_type} is not Llama-shaped ({' and '.join(LLAMA_SHAPED)} are)"
     if getattr(config, "sliding_window", None) is not None:
         return f"its attention sees {config.sliding_window} tokens only (sliding_window)"
     if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
         return "its projections have biases"
     if config.head_dim not in (None, config.hidden_size // config.num_attention_heads):
         return f"its heads are {config.head_dim} wide and not hidden_size / num_attention_heads"
+    if config.hidden_act != "silu":
+        return f"its MLP uses {config.hidden_act} and not silu"
     if config.intermediate_size % WIDTH_STEP:
         return f"its MLP is {config.intermediate_size} wide, which is no multiple of {WIDTH_STEP}"
     return None

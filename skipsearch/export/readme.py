@@ -37,7 +37,7 @@ The commands are run in the folder that holds `{name}/`.
 _UNTRIED = """\
 - **No engine has loaded such a folder yet.** Its form follows what vLLM, SGLang, TensorRT-LLM and llama.cpp
   read; skipsearch checks it against a reference of its own, written from config.json alone.
-- `configuration_decilm.py` is code, which the engines run (`--trust-remote-code`). It is 30 lines long.
+- `configuration_decilm.py` is code, which the engines run (`--trust-remote-code`). It is short: read it.
 """
 
 _TRANSFORMERS = """\

@@ -64,6 +64,7 @@ def test_the_embedded_model_exports_and_computes_what_its_draft_does(tmp_path: P
     ("llama", WIDE, "projections have biases"),
     ("llama-tied", {}, "MLP is 48 wide, which is no multiple of 256"),
     ("llama-tied", WIDE | {"head_dim": 16}, "heads are 16 wide"),
+    ("llama-tied", WIDE | {"hidden_act": "gelu"}, "MLP uses gelu"),
 ])
 def test_a_model_that_the_format_has_no_words_for_is_refused(
         name: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_transformers_reads_the_config_with_the_class_beside_it_and_writes_it_ag
             "    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)\n"
             f"    config.save_pretrained({str(tmp_path / 'again')!r})\n"
             "    print([(b.attention.no_op, b.attention.n_heads_in_group, b.ffn.no_op, b.ffn.ffn_mult) for b in config.block_configs])")
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120,
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300,
                          env=os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"})
     assert ran.stdout.splitlines() == ["[(False, 2, False, 12.0), (True, None, False, 12.0), (False, 2, True, None)]"] * 2, ran.stderr
 
