@@ -43,6 +43,8 @@ def export(profile: Profile, model: str, format: str, out: str | Path,
         raise ExportError("this profile skips nothing, so its draft would be the model itself: there is nothing to export")
     source = open_source(model)
     warnings = check(profile, source.facts(weights=profile.model.weights_sha256 is not None))
+    if profile.verdict == "plain":
+        warnings.append("nothing beat plain decoding where this profile was made; what is exported is the draft that came closest")
     conversion = convert(source, profile.mask)
     with _new_folder(target) as folder:
         (folder / "config.json").write_text(json.dumps(conversion.config, indent=2, ensure_ascii=False) + "\n", "utf-8")

@@ -28,6 +28,8 @@ from skipsearch.export.readme import readme
 from skipsearch.export.source import Source
 from skipsearch.mask import SkipMask
 from skipsearch.models.families import FAMILIES
+from skipsearch.profile import load_profile
+from skipsearch.profile.schema import SkipDrafter
 
 from .drafts import GOLDEN, logits_of_checkpoint, profile_for, saved
 
@@ -151,6 +153,14 @@ def test_a_profile_of_another_model_is_refused(source: Path, tmp_path: Path) -> 
 def test_a_profile_of_other_weights_is_a_warning(source: Path, tmp_path: Path) -> None:
     warnings = export(profile_for("org/other", "llama", MASK), str(source), "hf", tmp_path / "draft")
     assert any("made for org/other, used with model" in warning for warning in warnings)
+
+
+def test_a_draft_that_lost_to_plain_decoding_is_exported_with_a_warning(source: Path, tmp_path: Path) -> None:
+    lost = load_profile(GOLDEN / "v1_plain.yaml")
+    unknown = profile_for("model", "llama", MASK).model
+    lost = lost.model_copy(update={"model": unknown, "drafter": SkipDrafter(attn=MASK.attn, mlp=MASK.mlp), "draft_length": 4})
+    (warning,) = export(lost, str(source), "hf", tmp_path / "draft")
+    assert "nothing beat plain decoding where this profile was made" in warning
 
 
 def test_quantised_weights_are_refused(source: Path) -> None:

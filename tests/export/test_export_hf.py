@@ -69,6 +69,12 @@ def test_the_kinds_of_layers_are_written_down_where_the_config_meant_a_pattern(t
     assert "tells layers with a sliding window by their number" in (tmp_path / "draft" / "README.md").read_text()
 
 
+@pytest.mark.parametrize(("layers", "first"), [((0,), 0), ((1,), 1)])
+def test_a_number_of_first_layers_counts_those_that_are_left(layers: tuple[int, ...], first: int, tmp_path: Path) -> None:
+    """Of Qwen 2's layers the first one has no window here. Transformers goes by layer_types; others go by this."""
+    assert json.loads((exported("qwen2", layers, tmp_path) / "config.json").read_text())["max_window_layers"] == first
+
+
 def test_config_keys_that_say_nothing_of_single_layers_stay_as_they_were_written(tmp_path: Path) -> None:
     draft = exported("llama", (1,), tmp_path)
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "model", draft))
