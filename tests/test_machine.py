@@ -40,7 +40,7 @@ def test_a_system_that_does_not_name_its_processor_still_has_one(monkeypatch: py
         raise FileNotFoundError
 
     monkeypatch.setattr(Path, "read_text", missing)
-    assert machine._cpu_name()
+    assert machine.cpu_name()
 
 
 def test_software_is_what_runs_here() -> None:

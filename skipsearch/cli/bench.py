@@ -36,7 +36,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     """Example: skipsearch bench --profile my-profile.yaml --peers plain,profile,plain@hf,hf-generate
 
     Greedy decoding of a task's hold-out prompts by this engine plain, with a profile, by our other engines and by Hugging Face's generate:
-    interleaved in one run, with ratios paired by prompt. Speed is that of tokens behind the first.
+    interleaved in one run, with ratios paired by prompt. Speed is that of tokens behind the first. M is speed over memory, both relative to
+    the first peer; "of bandwidth" the share of what this machine can read in that time; "loop" the share of time outside model passes.
     """
     require(profile is not None or model is not None, "give --profile FILE or --model M")
     lengths = _numbers(contexts)

@@ -15,6 +15,7 @@ ROWS_SHOWN = (2, 3, 4, 6, 8, 12, 16)
 
 
 def print_rows(console: Console, rows: Sequence[BenchRow]) -> None:
+    """M: speed a memory, both over the first peer's (S3D). of bandwidth: share of what this machine can read. loop: time outside passes."""
     first = rows[0].peer
     table = Table("peer", "engine", "ms/token", "quartiles", f"× {first}", "95 %", "first token", "tokens/s", "with prefill", "identical",
                   box=None, pad_edge=False)
@@ -24,8 +25,7 @@ def print_rows(console: Console, rows: Sequence[BenchRow]) -> None:
                       f"{r.tokens_per_second:.0f}", f"{r.end_to_end_tokens_per_second:.0f}", f"{r.identical} of {r.prompts}")
     console.print(table)
     console.print()
-    table = Table("peer", "τ", "α", "accepted", "β", "v", "closed form", "memory", f"speed a memory, × {first}", "of read bandwidth",
-                  "outside passes", box=None, pad_edge=False)
+    table = Table("peer", "τ", "α", "accepted", "β", "v", "closed form", "memory", "M", "of bandwidth", "loop", box=None, pad_edge=False)
     for r in rows:
         memory = "" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.0f} MB"
         table.add_row(r.peer, _number(r.tau), _number(r.alpha), _share(r.accepted_fraction), _number(r.beta), _number(r.verify_ratio),
