@@ -1,11 +1,12 @@
 # make demo   tune, write a profile and decode with it, on the model that comes with the package
 # make test   lint, type-check, test
-# Both install what they need into .venv/ first. PYTHON=… chooses the interpreter (3.11 or newer).
+# make gpu    the GPU tests, and a benchmark of a synthetic Llama-2-13B; by hand, where there is a GPU
+# All install what they need into .venv/ first. PYTHON=… chooses the interpreter (3.11 or newer).
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := build/demo
 
-.PHONY: demo test slow clean
+.PHONY: demo gpu test slow clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "skipsearch needs Python 3.11 or newer: make PYTHON=python3.11 …")'
@@ -15,6 +16,7 @@ DEMO := build/demo
 	touch $@
 
 gpu: .venv/installed
+	@mkdir -p build
 	$(BIN)/python -m pytest -m gpu -s
 	$(BIN)/skipsearch bench --model synthetic:llama-2-13b --device cuda --engine graph --peers plain,skip,plain@lean,hf-generate,hf-compile --prompts 4 --costs --contexts 128,1024,4000 --picture build/gpu.png
 
