@@ -59,6 +59,21 @@ def test_nothing_that_exists_is_replaced(source: Path, tmp_path: Path) -> None:
     assert (tmp_path / "draft").is_symlink()
 
 
+def test_an_existing_folder_is_found_out_before_any_work(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "draft").mkdir()
+    monkeypatch.setattr(run, "open_source", lambda _: pytest.fail("work was begun"))
+    with pytest.raises(ExportError, match="exists already"):
+        export_from(source)
+
+
+def test_a_folder_that_comes_meanwhile_is_not_replaced_either(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty one would be, by the operating system."""
+    monkeypatch.setattr(run, "readme", lambda *_: (tmp_path / "draft").mkdir() or "")
+    with pytest.raises(ExportError, match="exists already"):
+        export_from(source)
+    assert os.listdir(tmp_path / "draft") == []
+
+
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=["interrupted", "disk full"])
 def test_an_export_that_stops_in_the_middle_leaves_nothing_behind(
         failure: BaseException, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
