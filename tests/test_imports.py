@@ -21,7 +21,7 @@ BASE = {"errors", "names", "repeats"}
 DECODING = {"drafters", "exits", "engine", "cache", "models", "profile", "machine", "stats", "mask"}   # `generate` adapts a model in memory
 EVALUATION = DECODING | {"decoding", "models", "tasks", "searchers.base"}   # the last for the plain data that searchers are given
 ABOVE_SEARCHERS = EVALUATION | {"evaluation", "searchers"}
-DRIVER = ABOVE_SEARCHERS | {"ledger", "compiler", "tuning"}
+DRIVER = ABOVE_SEARCHERS | {"ledger", "compiler", "search", "tuning"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "searchers": {"mask", "stats"},
     "ledger": ABOVE_SEARCHERS,
     "compiler": DRIVER,
+    "search": ABOVE_SEARCHERS | {"ledger"},
     "tuning": DRIVER,
     "verification": DRIVER,
     "export": DRIVER,

@@ -28,9 +28,10 @@ from skipsearch.exits import DraftPolicy
 from skipsearch.ledger import Ledger
 from skipsearch.mask import SkipMask
 from skipsearch.profile import Profile, dump_profile, parse_profile
+from skipsearch.search import Event, Progress, Raced, Search, Stage
 from skipsearch.searchers import SearchProblem
 from skipsearch.stats import Trial, TrialState
-from skipsearch.tuning import Progress, Raced, Search, Stage, identity, seconds, tune
+from skipsearch.tuning import identity, seconds, tune
 
 __all__ = ["one_thread"]
 
@@ -68,10 +69,10 @@ def searched(**options: Any) -> Profile:
     return tune(small_model(), small_task(), **{"trials": 5, **options})
 
 
-def interrupt_after(n: int) -> Callable[[tuning.Event], None]:
+def interrupt_after(n: int) -> Callable[[Event], None]:
     heard: list[Trial] = []
 
-    def listen(event: tuning.Event) -> None:
+    def listen(event: Event) -> None:
         if isinstance(event, Progress) and event.judged:
             heard.append(event.judged)
             if len(heard) == n:
@@ -199,7 +200,7 @@ def test_hold_out_prompts_are_used_once_the_winner_is_known_and_not_before(monke
         used.append(tuple(input_ids))
         return stream(self, input_ids, *arguments, **request)
 
-    def listen(event: tuning.Event) -> None:
+    def listen(event: Event) -> None:
         if isinstance(event, Stage) and "hold-out" in event.title:
             before.append(used.copy())
 
@@ -308,7 +309,7 @@ def test_a_search_killed_in_the_middle_of_a_wall_measurement_loses_that_one_and_
 
 
 def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
-    events: list[tuning.Event] = []
+    events: list[Event] = []
     searched(trials=6, listen=events.append)
     stages = [e.title for e in events if isinstance(e, Stage)]
     assert [t.split()[0] for t in stages] == ["continuing", "measuring", "ranking", "searching", "racing", "measuring"]

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from skipsearch.profile import Profile
 from skipsearch.profile.draw import draw_mask
+from skipsearch.search import Event, Progress, Raced, Stage
 from skipsearch.stats import Trial
-from skipsearch.tuning import Event, Progress, Raced, Stage
 
 
 class TuneView:
