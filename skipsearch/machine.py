@@ -68,3 +68,9 @@ def busy_cores() -> float | None:
         return os.getloadavg()[0]
     except OSError:
         return None
+
+
+def cache_folder() -> Path:
+    """What may be thrown away at any time: compiled code, latency tables."""
+    chosen = os.environ.get("SKIPSEARCH_CACHE_DIR")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipsearch"

@@ -20,10 +20,12 @@ from helpers.tiny import LAYERS, small_world
 from skipsearch import tuning
 from skipsearch.decoding import Decoder
 from skipsearch.errors import DecodeError, SearchError
-from skipsearch.evaluation.objectives import ReplayObjective, WallObjective, policies
+from skipsearch.evaluation.objectives import ReplayObjective, WallObjective
 from skipsearch.evaluation.prompts import workload
 from skipsearch.evaluation.replay import Replay
+from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import simulate
+from skipsearch.evaluation.sweep import exploring
 from skipsearch.exits import DraftPolicy
 from skipsearch.ledger import Ledger
 from skipsearch.mask import SkipMask
@@ -488,7 +490,7 @@ def test_a_replay_trial_is_the_best_policys_prediction() -> None:
     replay = Replay(model, workload(model, task, task.calibration).prompts, 14, 6)
     mask = SkipMask(LAYERS, (1, 3))
     trial, policy = ReplayObjective(replay, COSTS).judge(mask)
-    predictions = {str(p): simulate(replay(mask), mask, p.make(), p.draft_length, COSTS) for p in policies(8)}
+    predictions = {str(p): simulate(lay_out(replay(mask)), mask, p.make(), p.draft_length, COSTS) for p in exploring(8)}
     assert trial.seconds_per_token == min(p.seconds_per_token for p in predictions.values())
     assert trial.seconds_per_token == predictions[str(policy)].seconds_per_token
     assert trial.baseline_seconds_per_token == COSTS.verify[0]

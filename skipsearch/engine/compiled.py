@@ -23,6 +23,7 @@ from skipsearch.cache import KVCache, PassPlan
 from skipsearch.engine import pieces
 from skipsearch.engine.pieces import attention_piece, head_piece, mlp_piece, weights_of
 from skipsearch.errors import ModelError
+from skipsearch.machine import cache_folder, cpu_name
 from skipsearch.models import lean as lean_module
 from skipsearch.models import linear, norms
 from skipsearch.models.lean import MLP, Attention, LeanAdapter
@@ -179,11 +180,6 @@ def compile_model(model: LeanAdapter, progress: Progress = lambda done, total: N
     return CompiledAdapter(model, progress)
 
 
-def cache_folder() -> Path:
-    chosen = os.environ.get("SKIPSEARCH_CACHE_DIR")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipsearch"
-
-
 def _compiled(name: str, piece: _Piece, rows: int) -> Any:
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
@@ -239,7 +235,6 @@ def _name(value: Any) -> str:
 def _maker() -> str:
     """Whatever else decides the code that comes out: our own source, torch, the processor, its threads."""
     source = "".join(inspect.getsource(module) for module in (pieces, lean_module, linear, norms))
-    from skipsearch.machine import cpu_name
 
     return f"{hashlib.sha256(source.encode()).hexdigest()} {torch.__version__} {cpu_name()} {torch.get_num_threads()}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from math import inf
 from typing import Protocol
 
@@ -10,7 +10,9 @@ from skipsearch.decoding import Decoder
 from skipsearch.errors import DecodeError
 from skipsearch.evaluation.prompts import Workload
 from skipsearch.evaluation.replay import Replay
+from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import Prediction, simulate
+from skipsearch.evaluation.sweep import exploring, sweep
 from skipsearch.evaluation.wall import race
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
@@ -19,19 +21,6 @@ from skipsearch.searchers.base import Costs
 from skipsearch.stats import Trial, TrialState
 
 MAX_DRAFT = 12  # Draft & Verify's K
-
-
-def policies(max_draft: int = MAX_DRAFT) -> Iterator[DraftPolicy]:
-    """The draft policies that are tried for a mask: fixed lengths, confidence thresholds, Draft & Verify's adaptive rule."""
-    for length in range(1, 9):
-        yield DraftPolicy(length)
-    for length in (4, 6, 8, max_draft):
-        for threshold in (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8):
-            yield DraftPolicy(length, "confidence", {"threshold": threshold})
-    for target in (0.7, 0.8, 0.9):
-        for threshold in (0.4, 0.6):
-            yield DraftPolicy(max_draft, "adaptive", {"threshold": threshold, "target_acceptance": target, "step": 0.01,
-                                                      "beta1": 0.5, "beta2": 0.9})
 
 
 class Objective(Protocol):
@@ -50,6 +39,7 @@ class ReplayObjective:
 
     def __init__(self, replay: Replay, costs: Costs):
         self.replay, self.costs = replay, costs
+        self._exploring = exploring(len(costs.verify) - 1)
 
     def judge(self, mask: SkipMask) -> tuple[Trial, DraftPolicy]:
         policy, best = self.best_policy(mask)
@@ -57,10 +47,11 @@ class ReplayObjective:
                      self.costs.draft(mask) / self.costs.verify[0], baseline_seconds_per_token=self.costs.verify[0],
                      policy=str(policy)), policy
 
-    def best_policy(self, mask: SkipMask) -> tuple[DraftPolicy, Prediction]:
-        replayed = self.replay(mask)
-        options = [(p, simulate(replayed, mask, p.make(), p.draft_length, self.costs)) for p in policies(len(self.costs.verify) - 1)]
-        return min(options, key=lambda option: option[1].seconds_per_token)
+    def best_policy(self, mask: SkipMask, policies: Sequence[DraftPolicy] | None = None) -> tuple[DraftPolicy, Prediction]:
+        """The best of these for a mask; of those that a search tries, if none are given. The finalists get `every`."""
+        options, rounds = policies or self._exploring, lay_out(self.replay(mask))
+        policy = options[int(sweep(rounds, mask, options, self.costs).sum(axis=1).argmin())]
+        return policy, simulate(rounds, mask, policy.make(), policy.draft_length, self.costs)
 
 
 class WallObjective:

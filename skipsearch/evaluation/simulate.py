@@ -1,19 +1,15 @@
-"""Walks replayed positions under an exit policy and a draft length, and counts what real decoding would count.
+"""Walks rounds under an exit policy and a draft length, and counts what real decoding would count: any policy, one at a time.
 
-Nothing is set by hand: how confident the draft stays on its own wrong token, which decides how much it wastes behind a mismatch, is
-drawn from the mask's confidences at all positions, in their order. Behind a mismatch the draft goes on with text of its own that is as
-plausible to it as any other: on the embedded model 24 % of the confidences there lay under 0.4, 29 % of all, but 64 % of those at the
-mismatched positions themselves.
+`sweep` does the same for the kinds that come with the package, thousands at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from skipsearch.evaluation.replay import Replayed
+from skipsearch.evaluation.rounds import Rounds
 from skipsearch.exits import ExitPolicy
 from skipsearch.mask import SkipMask
 from skipsearch.searchers.base import Costs
@@ -42,42 +38,35 @@ class Prediction:
         return float(np.sqrt(n / (n - 1) * (residuals**2).sum()) / self.tokens.sum())
 
 
-def simulate(replayed: Sequence[Replayed], mask: SkipMask, exit_policy: ExitPolicy, draft_length: int, costs: Costs) -> Prediction:
-    """Real rounds over replayed positions. The policy is used up: hand in a fresh one.
+def simulate(rounds: Rounds, mask: SkipMask, exit_policy: ExitPolicy, draft_length: int, costs: Costs) -> Prediction:
+    """Real rounds over laid-out anchors. The policy is used up: hand in a fresh one.
 
     Source of the idea: Draft & Verify, algorithms 3 and 4; costs from the latency table, the verify pass priced by its rows.
     """
-    pool = np.concatenate([r.confidence for r in replayed]).tolist()
+    right, confidence = rounds.right.tolist(), rounds.confidence.tolist()
+    room, left = rounds.room.tolist(), rounds.left.tolist()
     draft_cost, verify = costs.draft(mask), costs.verify
-    stats, seconds, tokens, drawn = DecodeStats(), [], [], 0
-    for replay in replayed:
-        agrees, confidence = replay.agrees.tolist(), replay.confidence.tolist()
-        at, total, spent = 0, len(agrees), 0.0
-        while at < total:
-            most = min(draft_length, replay.room - at - 1)
-            drafted = accepted = 0
-            right = True
+    stats, seconds = DecodeStats(), []
+    for first, length in zip(rounds.first.tolist(), rounds.lengths.tolist(), strict=True):
+        at, spent = first, 0.0
+        while at < first + length:
+            most, drafted = min(draft_length, room[at], rounds.longest), 0
             while drafted < most:
-                right = right and at + drafted < total  # a draft cannot know that the text is about to end
-                if right:
-                    right, sure = agrees[at + drafted], confidence[at + drafted]
-                    accepted += right
-                else:
-                    sure, drawn = pool[drawn % len(pool)], drawn + 1
+                sure = confidence[at][drafted]
                 drafted += 1
                 if drafted < most and exit_policy.reads_confidence and exit_policy.stop(sure, drafted):
                     break
+            accepted = min(right[at], drafted)
             if drafted:
                 exit_policy.observe(accepted, drafted)
-            at += accepted + 1
             spent += drafted * draft_cost + verify[min(drafted, len(verify) - 1)]
             stats.rounds += 1
             stats.drafted += drafted
             stats.accepted += accepted
-            stats.rejecting_rounds += accepted < drafted and at <= total
-        stats.round_tokens += total
+            stats.rejecting_rounds += accepted < drafted and (rounds.exact or accepted < left[at])
+            at += accepted + 1
+        stats.round_tokens += length
         seconds.append(spent)
-        tokens.append(total)
-    stats.tokens = stats.round_tokens + len(tokens)
+    stats.tokens = stats.round_tokens + len(seconds)
     stats.decode_seconds = float(sum(seconds))
-    return Prediction(stats, np.array(seconds), np.array(tokens))
+    return Prediction(stats, np.array(seconds), rounds.lengths)

@@ -11,10 +11,10 @@ import torch
 
 from skipsearch.decoding import Decoder
 from skipsearch.engine import compiled, load_model
-from skipsearch.engine.compiled import cache_folder
 from skipsearch.engine.pieces import RowSums, rebuilt, weights_of
 from skipsearch.errors import ModelError
 from skipsearch.exits import make_exit
+from skipsearch.machine import cache_folder
 from skipsearch.mask import SkipMask
 from skipsearch.models.linear import Plain
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from skipsearch.decoding import Decoder
 from skipsearch.evaluation.replay import Replay, Replayed
+from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import Prediction, simulate
 from skipsearch.exits import DraftPolicy, make_exit
 from skipsearch.exits.adaptive import Adaptive
@@ -54,7 +55,7 @@ def world() -> tuple[ModelAdapter, Replay]:
 
 
 def predicted(replayed: list[Replayed], policy: DraftPolicy, mask: SkipMask = MASK) -> Prediction:
-    return simulate(replayed, mask, policy.make(), policy.draft_length, COSTS)
+    return simulate(lay_out(replayed, longest=50), mask, policy.make(), policy.draft_length, COSTS)
 
 
 def decoded(policy: DraftPolicy, mask: SkipMask, end_on_repeat: int | None = 6) -> DecodeStats:
@@ -118,7 +119,7 @@ def trained() -> tuple[ModelAdapter, Replay, list[tuple[int, ...]], SkipMask]:
 
 def predicted_on_demo(replay: Replay, mask: SkipMask, policy: DraftPolicy) -> Prediction:
     n = mask.n_layers
-    return simulate(replay(mask), mask, policy.make(), policy.draft_length, Costs((1.0,) * 2 * n, 1.0, (2.0 * n,) * 13))
+    return simulate(lay_out(replay(mask)), mask, policy.make(), policy.draft_length, Costs((1.0,) * 2 * n, 1.0, (2.0 * n,) * 13))
 
 
 # --- whatever the text and the policy -------------------------------------------------------------------------------------------
@@ -145,10 +146,10 @@ def test_counts_add_up(replayed: list[Replayed], policy: DraftPolicy) -> None:
 @settings(max_examples=100, deadline=None)
 def test_time_is_that_of_all_draft_passes_and_of_verify_passes_by_their_rows(replayed: list[Replayed], policy: DraftPolicy) -> None:
     rows_free = Costs(COSTS.sublayers, COSTS.overhead, (100.0,) * 6)
-    stats = simulate(replayed, MASK, policy.make(), policy.draft_length, rows_free).stats
+    stats = simulate(lay_out(replayed), MASK, policy.make(), policy.draft_length, rows_free).stats
     assert stats.decode_seconds == pytest.approx(stats.drafted * rows_free.draft(MASK) + stats.rounds * 100)
     by_row = Costs((0.0,) * 2 * LAYERS, 0.0, tuple(100.0 + rows for rows in range(9)))
-    stats = simulate(replayed, MASK, policy.make(), policy.draft_length, by_row).stats
+    stats = simulate(lay_out(replayed), MASK, policy.make(), policy.draft_length, by_row).stats
     assert stats.decode_seconds == pytest.approx(stats.rounds * 100 + stats.drafted), "row n costs 100 + n"
 
 
@@ -181,8 +182,8 @@ def test_a_low_confidence_ends_the_draft_behind_the_token_it_belongs_to() -> Non
 def test_the_threshold_of_an_adaptive_policy_lives_on_from_prompt_to_prompt() -> None:
     text = Replayed(np.array([True, False] * 10), np.full(20, 0.6005), room=30)
     together, alone = Adaptive(threshold=0.6, target_acceptance=0.9), Adaptive(threshold=0.6, target_acceptance=0.9)
-    both = simulate([text, text], MASK, together, 4, COSTS)
-    first = simulate([text], MASK, alone, 4, COSTS)
+    both = simulate(lay_out([text, text]), MASK, together, 4, COSTS)
+    first = simulate(lay_out([text]), MASK, alone, 4, COSTS)
     assert both.seconds[0] == first.seconds[0]
     assert both.seconds[1] != first.seconds[0], "the second prompt starts with the threshold that the first one left"
     assert together.threshold > alone.threshold > 0.6
@@ -205,17 +206,17 @@ def test_a_policy_hears_of_every_round_that_drafted_and_of_no_other() -> None:
             return {}
 
     text = Replayed(np.array([True, False, True, True, True, True]), np.ones(6), room=6)
-    simulate([text], MASK, Spy(), 3, COSTS)
+    simulate(lay_out([text]), MASK, Spy(), 3, COSTS)
     assert heard == [(1, 3), (3, 3)]
     heard.clear()
-    simulate([Replayed(np.array([True]), np.ones(1), room=1)], MASK, Spy(), 3, COSTS)
+    simulate(lay_out([Replayed(np.array([True]), np.ones(1), room=1)]), MASK, Spy(), 3, COSTS)
     assert heard == []
 
 
 def test_a_verify_pass_longer_than_the_table_costs_what_its_last_row_costs() -> None:
     text = Replayed(np.ones(9, dtype=bool), np.ones(9), room=20)
     costs = Costs((0.0,) * 2 * LAYERS, 0.0, (1.0, 2.0, 3.0))
-    assert simulate([text], MASK, make_exit("fixed"), 8, costs).stats.decode_seconds == 3.0
+    assert simulate(lay_out([text]), MASK, make_exit("fixed"), 8, costs).stats.decode_seconds == 3.0
 
 
 def test_the_standard_error_is_over_prompts() -> None:

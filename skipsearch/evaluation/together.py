@@ -1,0 +1,58 @@
+"""The full model's greedy continuations of many prompts at once: what replay reads, several times faster than prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from skipsearch.cache import PassPlan, Planner
+from skipsearch.decoding.stopping import Stopper
+from skipsearch.engine import forward, inference
+from skipsearch.models.spec import ModelAdapter
+
+TOGETHER = 32   # prompts of one pass
+
+
+def continue_together(model: ModelAdapter, prompts: Sequence[Sequence[int]], max_new_tokens: int, end_on_repeat: int | None,
+                      progress: Callable[[int, int], None] = lambda done, total: None) -> list[list[int]]:
+    """Generated tokens of each prompt, ended as decoding alone would end them: end of sequence, a repeat, the length, the model's context.
+
+    A pass over many rows rounds differently from one over a single row, so two nearly equal logits may come out the other way
+    round than in decoding alone; the text is the full model's all the same. progress(prompts done, of all).
+    """
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    found: dict[int, list[int]] = {}
+    for at in range(0, len(order), TOGETHER):
+        chosen = order[at:at + TOGETHER]
+        found |= zip(chosen, _batch(model, [prompts[i] for i in chosen], max_new_tokens, end_on_repeat), strict=True)
+        progress(len(found), len(order))
+    return [found[i] for i in range(len(prompts))]
+
+
+@inference
+def _batch(model: ModelAdapter, prompts: list[Sequence[int]], max_new_tokens: int, end_on_repeat: int | None) -> list[list[int]]:
+    spec = model.spec
+    rooms = [max_new_tokens if spec.context is None else min(max_new_tokens, spec.context - len(p)) for p in prompts]
+    stoppers = [Stopper(room, spec.eos_token_ids, end_on_repeat=end_on_repeat) for room in rooms]
+    longest = max(map(len, prompts))
+    capacity = max(len(p) + room for p, room in zip(prompts, rooms, strict=True))
+    cache, planner = model.new_cache(len(prompts), capacity), Planner(capacity, spec.device)
+    padded = torch.tensor([[*p, *[0] * (longest - len(p))] for p in prompts], device=spec.device)
+    lengths = torch.tensor([[len(p)] for p in prompts], device=spec.device)
+    if longest > 1:  # all but each row's last token; padding stands behind a row's text, where nothing of that text looks
+        forward(model, padded[:, :-1], cache, planner.chain(0, longest - 1, len(prompts)), last_only=True)
+    token, position = padded.gather(1, lengths - 1), lengths - 1   # [B, 1]
+    generated: list[list[int]] = [[] for _ in prompts]
+    going = list(range(len(prompts)))
+    while going:
+        keys = int(position.max()) + 1
+        visible = (planner.slots[:, :keys] <= position)[:, None, None]   # [B, 1, 1, keys]
+        token = forward(model, token, cache, PassPlan(position, position, keys, visible, None)).argmax(dim=-1)
+        for row, chosen in enumerate(token[:, 0].tolist()):
+            if row in going:
+                generated[row].append(chosen)
+                if stoppers[row].push(chosen):
+                    going.remove(row)
+        position = (position + 1).clamp(max=capacity - 1)   # a row that has ended goes on unheard
+    return generated
