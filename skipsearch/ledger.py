@@ -25,7 +25,7 @@ from skipsearch.stats import Trial, TrialState
 
 STUDY = "skipsearch"
 JOURNAL_START = b'{"op_code":'   # what Optuna begins every journal with
-_FACTS = ("stderr", "fidelity", "alpha", "tau", "beta", "baseline_seconds_per_token", "policy")
+_FACTS = ("stderr", "fidelity", "alpha", "tau", "beta", "baseline_seconds_per_token", "policy", "searcher", "search_seconds")
 
 
 class Ledger:
@@ -91,6 +91,11 @@ class Ledger:
             params=_parameters(trial.mask), distributions=self._space, user_attrs={**_facts(trial), **notes})
         with self._writing():
             self.study.add_trial(judged)
+
+    def note(self, key: str, value: Any) -> None:
+        """A fact about the whole search, in the study's user attributes."""
+        with self._writing():
+            self.study.set_user_attr(key, value)
 
     def _read(self, frozen: optuna.trial.FrozenTrial) -> Trial:
         mask = SkipMask.from_bits([frozen.params[name] for name in self._space])

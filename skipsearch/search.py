@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 from skipsearch.errors import SearchError
 from skipsearch.evaluation.objectives import Objective
@@ -45,8 +46,20 @@ class Raced:
     speedup: Estimate
     split: str
 
+    def as_dict(self) -> dict[str, Any]:
+        """For the study."""
+        return {"attn": list(self.mask.attn), "mlp": list(self.mask.mlp), "policy": str(self.policy), "predicted": self.predicted,
+                "speedup": {"mean": self.speedup.mean, "low": self.speedup.low, "high": self.speedup.high}, "split": self.split}
 
-Event = Stage | Progress | Raced
+
+@dataclass(frozen=True)
+class Noted:
+    """Something worth knowing that is no step forward."""
+
+    sentence: str
+
+
+Event = Stage | Progress | Raced | Noted
 Listener = Callable[[Event], None]
 
 
@@ -65,10 +78,10 @@ class Search:
         learner = make_searcher(name, self.problem)
         for trial in self.seen.values():
             learner.tell(trial)
-        if name not in SEEDS:
+        if name not in SEEDS and name != "auto":  # which has its own
             for seed_name, count in SEEDS.items():
-                self._drive(make_searcher(seed_name, self.problem), count, [learner])
-        self._drive(learner, None, [])
+                self._drive(seed_name, make_searcher(seed_name, self.problem), count, [learner])
+        self._drive(name, learner, None, [])
         if not self.finalists(1):
             raise SearchError("no mask could be judged before the budget ran out: give it more time (--budget) or trials")
 
@@ -77,24 +90,25 @@ class Search:
         judged = [t for t in self.seen.values() if t.state is TrialState.COMPLETE and math.isfinite(t.seconds_per_token)]
         return sorted(judged, key=lambda t: (-(t.speedup or 0.0), t.seconds_per_token))[:count]
 
-    def _drive(self, searcher: Searcher, most: int | None, listeners: Iterable[Searcher]) -> None:
+    def _drive(self, name: str, searcher: Searcher, most: int | None, listeners: Iterable[Searcher]) -> None:
         asked = 0
         while (most is None or asked < most) and not self._spent():
+            began = perf_counter()
             mask = searcher.ask()
             if mask is None:
                 return
             asked += 1
             known = self.seen.get(mask)
-            trial = known or self._judge(mask)
+            trial = known or self._judge(mask, getattr(searcher, "proposer", name), began)
             searcher.tell(trial)
             if known is None:
                 for other in listeners:
                     other.tell(trial)
 
-    def _judge(self, mask: SkipMask) -> Trial:
+    def _judge(self, mask: SkipMask, proposer: str, began: float) -> Trial:
         cheap = self.objective.fidelity == "replay"
         number = self.ledger.claim(mask) if self.ledger and not cheap else None
-        trial, _ = self.objective.judge(mask)
+        trial = replace(self.objective.judge(mask)[0], searcher=proposer, search_seconds=perf_counter() - began)
         if self.ledger and number is not None:
             self.ledger.finish(number, trial)
         elif self.ledger:

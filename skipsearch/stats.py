@@ -118,6 +118,7 @@ class Trial:
 
     fidelity: "replay" (predicted from replayed positions) or "wall" (real draft-and-verify decoding).
     baseline_seconds_per_token: plain decoding, measured interleaved with this trial; their ratio is what machine noise leaves alone.
+    searcher: who proposed the mask. search_seconds: what proposing and judging it took.
     """
 
     mask: SkipMask
@@ -130,6 +131,8 @@ class Trial:
     state: TrialState = TrialState.COMPLETE
     baseline_seconds_per_token: float | None = None
     policy: str = ""
+    searcher: str = ""
+    search_seconds: float | None = None
 
     @property
     def speedup(self) -> float | None:

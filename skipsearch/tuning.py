@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,11 +20,12 @@ from skipsearch import compiler
 from skipsearch.decoding import Decoder
 from skipsearch.errors import SearchError
 from skipsearch.evaluation.evidence import gather
-from skipsearch.evaluation.latency import measure_costs
 from skipsearch.evaluation.objectives import MAX_DRAFT, Objective, ReplayObjective, WallObjective
 from skipsearch.evaluation.prompts import Workload, template_sha256, workload
 from skipsearch.evaluation.replay import Replay
-from skipsearch.evaluation.wall import Timings, race
+from skipsearch.evaluation.sweep import every
+from skipsearch.evaluation.table import latency_table
+from skipsearch.evaluation.wall import knock_out, race
 from skipsearch.exits import DraftPolicy
 from skipsearch.ledger import Ledger
 from skipsearch.machine import software, this_machine
@@ -30,15 +33,28 @@ from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.names import unknown
 from skipsearch.profile import Profile
-from skipsearch.search import Listener, Progress, Raced, Search, Stage
-from skipsearch.searchers import Evidence, SearchProblem, searcher_names
-from skipsearch.stats import Trial
+from skipsearch.search import Listener, Noted, Progress, Raced, Search, Stage
+from skipsearch.searchers import Costs, Evidence, SearchProblem, searcher_names
 from skipsearch.tasks import Task, load_task
 
-DEFAULT_SEARCHER = "gp"
+DEFAULT_SEARCHER = "auto"
 DEFAULT_BUDGET = 120.0   # seconds of search
 WALL_PROMPTS = 6         # of one evaluation under the wall objective
-FINALISTS, RACE_PROMPTS, HOLDOUT_REPEATS = 3, 16, 2
+REFINED, FINALISTS = 8, 4   # masks that are given every policy, and of these the ones that are raced
+RACE_PROMPTS = (5, 11)      # of the first round with all finalists, of the second with the faster half
+HOLDOUT_REPEATS = 2
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """predicted: speedup by replay."""
+
+    mask: SkipMask
+    policy: DraftPolicy
+    predicted: float
+
+    def decoder(self, model: ModelAdapter) -> Decoder:
+        return Decoder(model, self.mask, draft_length=self.policy.draft_length, exit_policy=self.policy.make())
 
 
 
@@ -93,15 +109,19 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     search = Search(problem, judge, ledger, told, listen, perf_counter(), limit, trials)
     search.run(searcher)
     listen(Stage("racing the best masks under real decoding"))
-    contenders = [(t, by_replay.best_policy(t.mask)[0]) for t in search.finalists(FINALISTS)]
-    winner, policy = _race(model, calibration.first(RACE_PROMPTS), contenders, seed, listen)
+    winner, raced = _race(model, calibration, _finalists(search, by_replay), seed, listen)
     searched = perf_counter() - started
 
     listen(Stage("measuring the winner on hold-out prompts"))
     holdout = workload(model, task, task.holdout)
-    plain, ours = _timed(model, holdout, [(winner, policy)], seed, HOLDOUT_REPEATS, listen)
-    listen(Raced(winner, policy, None, ours.speedup_over(plain), "holdout"))
-    return compiler.compile_profile(model, task, holdout, winner, policy, plain, ours,
+    plain, ours = race([Decoder(model), winner.decoder(model)], holdout, HOLDOUT_REPEATS, seed,
+                       lambda done, total: listen(Progress(done, total)))
+    confirmed = Raced(winner.mask, winner.policy, None, ours.speedup_over(plain), "holdout")
+    listen(confirmed)
+    if ledger:
+        ledger.note("raced", [r.as_dict() for r in (*raced, confirmed)])
+        ledger.note("surface", {"policies": by_replay.surface(winner.mask)})
+    return compiler.compile_profile(model, task, holdout, winner.mask, winner.policy, plain, ours,
                                     provenance=compiler.provenance(searcher, objective, seed, len(search.seen), searched))
 
 
@@ -134,31 +154,40 @@ def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool
 
 def prepare(model: ModelAdapter, calibration: Workload, listen: Listener) -> tuple[Evidence, ReplayObjective]:
     """Continuations, latency table, and what searchers are given to rank sub-layers by."""
-    context = sum(map(len, calibration.prompts)) // len(calibration.prompts) + calibration.max_new_tokens // 2
-    replay = Replay(model, calibration.prompts, calibration.max_new_tokens, calibration.end_on_repeat,
-                    progress=lambda done, total: listen(Progress(done, total)))
+    def progress(done: int, total: int) -> None:
+        listen(Progress(done, total))
+
+    replay = Replay(model, calibration.prompts, calibration.max_new_tokens, calibration.end_on_repeat, progress=progress)
     listen(Stage("measuring the latency table"))
-    costs = measure_costs(model, MAX_DRAFT, context)
+    costs = measure_costs(model, replay.contexts(), progress, listen)
     listen(Stage("ranking sub-layers by what skipping each alone costs"))
-    evidence = gather(replay, costs, lambda done, total: listen(Progress(done, total)))
+    evidence = gather(replay, costs, progress)
     return evidence, ReplayObjective(replay, costs)
 
 
+def measure_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[int, int], None], listen: Listener) -> Costs:
+    """The latency table's costs at the middle one of three context lengths of the calibration text."""
+    table = latency_table(model, MAX_DRAFT, contexts, progress)
+    listen(Noted(f"the latency table{', kept from an earlier search,' if table.kept else ''} {table}"))
+    return table.at(contexts[len(contexts) // 2])
 
 
-def _race(model: ModelAdapter, prompts: Workload, contenders: list[tuple[Trial, DraftPolicy]], seed: int,
-          listen: Listener) -> tuple[SkipMask, DraftPolicy]:
-    """The contender with the least measured time. Calibration prompts only."""
-    entries = [(t.mask, policy) for t, policy in contenders]
-    plain, *timed = _timed(model, prompts, entries, seed, 1, listen)
-    ratios = [t.speedup_over(plain) for t in timed]
-    for (trial, policy), ratio in zip(contenders, ratios, strict=True):
-        listen(Raced(trial.mask, policy, trial.speedup, ratio, "calibration"))
-    best = max(range(len(entries)), key=lambda i: ratios[i].mean)
-    return entries[best]
+def _finalists(search: Search, by_replay: ReplayObjective) -> list[Finalist]:
+    """The best masks that the search found, each with the best of all policies. Those that replay found are ranked anew with it."""
+    options = every(len(by_replay.costs.verify) - 1)
+    found = []
+    for trial in search.finalists(REFINED if search.objective.fidelity == "replay" else FINALISTS):
+        policy, prediction = by_replay.best_policy(trial.mask, options)
+        found.append(Finalist(trial.mask, policy, by_replay.costs.verify[0] / prediction.seconds_per_token))
+    return sorted(found, key=lambda f: -f.predicted)[:FINALISTS]
 
 
-def _timed(model: ModelAdapter, prompts: Workload, entries: list[tuple[SkipMask, DraftPolicy]], seed: int, repeats: int,
-           listen: Listener) -> list[Timings]:
-    decoders = [Decoder(model), *(Decoder(model, m, draft_length=p.draft_length, exit_policy=p.make()) for m, p in entries)]
-    return race(decoders, prompts, repeats, seed, lambda done, total: listen(Progress(done, total)))
+def _race(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], seed: int, listen: Listener) -> tuple[Finalist, list[Raced]]:
+    """The finalist with the least measured time. Calibration prompts only."""
+    winner, timings = knock_out(Decoder(model), [f.decoder(model) for f in finalists], prompts, RACE_PROMPTS, seed,
+                                lambda done, total: listen(Progress(done, total)))
+    raced = [Raced(f.mask, f.policy, f.predicted, ours.speedup_over(plain), "calibration")
+             for f, (plain, ours) in zip(finalists, timings, strict=True)]
+    for entry in raced:
+        listen(entry)
+    return finalists[winner], raced

@@ -44,7 +44,7 @@ SEEDED = {"sensitivity": 5, "middle": 3, "uniform": 3}
 def _no_clock_in_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs that do not depend on the moment make a search repeatable."""
     monkeypatch.setattr(tuning, "measure_costs", lambda *_, **__: COSTS)
-    monkeypatch.setattr(tuning, "SEEDS", SEEDED)
+    monkeypatch.setattr("skipsearch.search.SEEDS", SEEDED)
 
 
 @pytest.fixture
@@ -64,7 +64,13 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[SkipMask]:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """No real race and no real confirmation."""
-    monkeypatch.setattr(tuning, "race", made_up_race(0.5))
+    races(monkeypatch, made_up_race(0.5))
+
+
+def races(monkeypatch: pytest.MonkeyPatch, made_up: Any) -> None:
+    """Both the race of the finalists and the measurement on hold-out prompts."""
+    monkeypatch.setattr(tuning, "race", made_up)
+    monkeypatch.setattr("skipsearch.evaluation.wall.race", made_up)
 
 
 def searched(**options: Any) -> Profile:
@@ -106,7 +112,7 @@ def test_a_search_ends_in_a_profile_that_can_be_written_read_and_decoded_with(ob
 
 
 @pytest.mark.usefixtures("fast")
-@pytest.mark.parametrize("searcher", ["random", "middle", "uniform", "sensitivity", "gp"])
+@pytest.mark.parametrize("searcher", ["auto", "random", "middle", "uniform", "sensitivity", "gp"])
 def test_every_searcher_finds_its_masks_without_measuring_one_twice(searcher: str, judged: list[SkipMask]) -> None:
     trials = 10 if searcher in ("middle", "uniform", "sensitivity") else 14
     profile = searched(searcher=searcher, trials=trials)
@@ -154,7 +160,7 @@ def test_the_first_mask_is_judged_however_short_the_budget(judged: list[SkipMask
 
 
 def test_a_task_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "race", made_up_race(0.5))
+    races(monkeypatch, made_up_race(0.5))
     monkeypatch.setattr(tuning, "load_task", lambda name: small_task(name=name))
     assert tune(small_model(), "sums", trials=1).task.name == "sums"
 
@@ -165,7 +171,7 @@ def test_a_task_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("drafting_takes", "verdict"), [(0.5, "speculate"), (1.0, "plain"), (2.0, "plain")])
 def test_drafting_is_only_advised_where_it_beat_plain_decoding_on_hold_out_prompts(drafting_takes: float, verdict: str,
                                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "race", made_up_race(drafting_takes))
+    races(monkeypatch, made_up_race(drafting_takes))
     profile = searched()
     assert profile.measured is not None
     assert profile.measured.speedup.mean == pytest.approx(1 / drafting_takes)
@@ -176,13 +182,13 @@ def test_drafting_is_only_advised_where_it_beat_plain_decoding_on_hold_out_promp
 def test_the_winner_is_who_was_fastest_in_the_race_and_not_who_was_predicted_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[SkipMask]] = []
 
-    def race(decoders: Any, workload: Any, *_: Any) -> Any:
+    def race(decoders: Any, workload: Any, *_: Any, **__: Any) -> Any:
         masks = [d.loop.drafter.mask for d in decoders[1:]]
         asked.append(masks)
         n = len(workload.prompts)
         return [plain([1.0] * n), *(drafting([0.9 - 0.1 * i] * n) for i in range(len(masks)))]   # the last one wins
 
-    monkeypatch.setattr(tuning, "race", race)
+    races(monkeypatch, race)
     profile = searched(trials=8)
     assert len(asked[0]) == len(set(asked[0])) == tuning.FINALISTS
     assert asked[1:] == [[asked[0][-1]]], "only the winner is measured on hold-out prompts"
@@ -219,7 +225,7 @@ def test_hold_out_prompts_are_used_once_the_winner_is_known_and_not_before(monke
 
 
 @pytest.mark.usefixtures("fast")
-@pytest.mark.parametrize("searcher", ["random", "gp"])
+@pytest.mark.parametrize("searcher", ["random", "gp", "auto"])
 def test_an_interrupted_search_keeps_every_finished_trial_and_goes_on_where_it_was(searcher: str, judged: list[SkipMask],
                                                                                    tmp_path: Path) -> None:
     searched(searcher=searcher, trials=14)

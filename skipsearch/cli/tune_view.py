@@ -12,7 +12,7 @@ from rich.table import Table
 
 from skipsearch.profile import Profile
 from skipsearch.profile.draw import draw_mask
-from skipsearch.search import Event, Progress, Raced, Stage
+from skipsearch.search import Event, Noted, Progress, Raced, Stage
 from skipsearch.stats import Trial
 
 
@@ -52,6 +52,8 @@ class TuneView:
                     self._judged(best)
                 if self.stage is not None:
                     self.bar.update(self.stage, completed=min(done, total), total=total, note=self._note())
+            case Noted(sentence):
+                self.console.print(sentence, style="dim", markup=False)
             case Raced():
                 self.raced.append(event)
 

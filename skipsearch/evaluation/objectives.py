@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from skipsearch.decoding import Decoder
 from skipsearch.errors import DecodeError
@@ -12,7 +12,7 @@ from skipsearch.evaluation.prompts import Workload
 from skipsearch.evaluation.replay import Replay
 from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import Prediction, simulate
-from skipsearch.evaluation.sweep import exploring, sweep
+from skipsearch.evaluation.sweep import every, exploring, sweep
 from skipsearch.evaluation.wall import race
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
@@ -52,6 +52,14 @@ class ReplayObjective:
         options, rounds = policies or self._exploring, lay_out(self.replay(mask))
         policy = options[int(sweep(rounds, mask, options, self.costs).sum(axis=1).argmin())]
         return policy, simulate(rounds, mask, policy.make(), policy.draft_length, self.costs)
+
+    def surface(self, mask: SkipMask) -> list[dict[str, Any]]:
+        """The predicted speedup of a mask under each fixed length and each confidence threshold."""
+        options = [p for p in every(len(self.costs.verify) - 1) if p.kind != "adaptive"]
+        rounds = lay_out(self.replay(mask))
+        seconds = sweep(rounds, mask, options, self.costs).sum(axis=1) / rounds.lengths.sum()
+        return [{"kind": p.kind, "draft_length": p.draft_length, "threshold": p.parameters.get("threshold"),
+                 "speedup": self.costs.verify[0] / float(s)} for p, s in zip(options, seconds, strict=True)]
 
 
 class WallObjective:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
-from skipsearch.decoding import Decoder
 from skipsearch.engine import forward, inference
 from skipsearch.errors import SearchError
+from skipsearch.evaluation.together import continue_together
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 
@@ -61,11 +61,8 @@ class Replay:
                  progress: Callable[[int, int], None] = lambda done, total: None):
         self.model, context = model, model.spec.context
         self._rooms = [(max_new_tokens if context is None else min(max_new_tokens, context - len(p))) - 1 for p in prompts]
-        decoder = Decoder(model)
-        self.tokens: list[list[int]] = []
-        for done, prompt in enumerate(prompts, start=1):
-            self.tokens.append(decoder.generate(prompt, max_new_tokens, end_on_repeat=end_on_repeat).tokens)
-            progress(done, len(prompts))
+        self.tokens = continue_together(model, prompts, max_new_tokens, end_on_repeat, progress)
+        self._starts = [len(p) for p in prompts]
         usable = sorted((i for i, generated in enumerate(self.tokens) if len(generated) > 1), key=lambda i: len(self.tokens[i]))
         if not usable:
             raise SearchError("the model ends every calibration prompt with its first token, so there is nothing to draft: "
@@ -106,6 +103,11 @@ class Replay:
             for row, (prompt, length) in enumerate(zip(b.prompts, b.lengths, strict=True)):
                 judged[prompt] = Replayed(agrees[row, :length], confidence[row, :length], self._rooms[prompt])
         return [judged[prompt] for prompt in sorted(judged)]
+
+    def contexts(self) -> list[int]:
+        """The shortest, the mean and the longest context that a position of these texts has: where a latency table is wanted."""
+        stands = [start + at for start, text in zip(self._starts, self.tokens, strict=True) for at in range(len(text))]
+        return sorted({min(stands), round(sum(stands) / len(stands)), max(stands)})
 
     def acceptance(self, mask: SkipMask, most_prompts: int | None = None) -> float:
         """α of the mask: share of positions at which its draft names the full model's token."""

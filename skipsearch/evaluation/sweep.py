@@ -105,5 +105,6 @@ def every(max_draft: int) -> list[DraftPolicy]:
     adaptive = [DraftPolicy(length, "adaptive", {"threshold": threshold, "target_acceptance": target, "step": step, "beta1": 0.5,
                                                  "beta2": beta2})
                 for length, threshold, target, (step, beta2) in
-                product(sorted({min(4, max_draft), min(8, max_draft), max_draft}), (0.3, 0.45, 0.6), (0.6, 0.7, 0.8, 0.9), ((0.01, 0.9), (0.05, 0.5)))]
+                product(sorted({min(n, max_draft) for n in (4, 8, 12)}), (0.3, 0.45, 0.6),
+                        (0.6, 0.7, 0.8, 0.9), ((0.01, 0.9), (0.05, 0.5)))]
     return fixed + confident + adaptive

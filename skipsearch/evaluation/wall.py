@@ -61,26 +61,52 @@ class Timings:
 
 
 def race(decoders: Sequence[Decoder], workload: Workload, repeats: int = 1, seed: int = 0,
-         progress: Callable[[int, int], None] = lambda done, total: None) -> list[Timings]:
-    """Every decoder on every prompt, taking turns within a prompt, the order rotating from prompt to prompt.
+         progress: Callable[[int, int], None] = lambda done, total: None, only: Sequence[int] | None = None) -> list[Timings]:
+    """Every decoder on every prompt (or on those of `only`), taking turns within a prompt, the order rotating from prompt to prompt.
 
     Prompts whose generation ends with the prefill's own token are left out by all: no round was run. progress(done, total).
     Raises: SearchError if that leaves none.
     """
     timings = [Timings() for _ in decoders]
+    prompts = range(len(workload.prompts)) if only is None else only
     for decoder in decoders:  # warm-up
-        workload.generate(decoder, 0, seed, limit=8)
-    total = repeats * len(workload.prompts)
+        workload.generate(decoder, prompts[0], seed, limit=8)
+    total = repeats * len(prompts)
     for repeat in range(repeats):
-        for p in range(len(workload.prompts)):
+        for n, p in enumerate(prompts):
             shift = (p + repeat) % len(decoders)
             for d in [*range(shift, len(decoders)), *range(shift)]:
                 generation = workload.generate(decoders[d], p, seed + p)
                 stats = generation.stats
                 if stats.round_tokens:
                     timings[d].samples.append(Sample(p, stats.decode_seconds, stats.round_tokens, stats, generation))
-            progress(repeat * len(workload.prompts) + p + 1, total)
+            progress(repeat * len(prompts) + n + 1, total)
     return _common_prompts(timings)
+
+
+def knock_out(plain: Decoder, contenders: Sequence[Decoder], workload: Workload, rungs: Sequence[int], seed: int = 0,
+              progress: Callable[[int, int], None] = lambda done, total: None) -> tuple[int, list[tuple[Timings, Timings]]]:
+    """Successive halving: all contenders on the first rungs[0] prompts, the faster half of them on the next rungs[1], and so on.
+
+    Returns the winner, and for each contender (plain decoding's timings, its own) over the prompts that it got to see.
+    Source: Jamieson & Talwalkar 2016.
+    """
+    left = list(range(len(contenders)))
+    seen: list[tuple[Timings, Timings]] = [(Timings(), Timings()) for _ in contenders]
+    begins = [sum(rungs[:i]) for i in range(len(rungs))]
+    spans = [range(begin, min(begin + rung, len(workload.prompts))) for begin, rung in zip(begins, rungs, strict=True)]
+    total, done = sum(map(len, spans)), 0
+    for span in spans:
+        if not span or (len(left) == 1 and done):
+            break
+        beside, *ours = race([plain, *(contenders[i] for i in left)], workload, 1, seed,
+                             lambda n, _, before=done: progress(before + n, total), only=span)  # type: ignore[misc]
+        for i, timings in zip(left, ours, strict=True):
+            seen[i][0].samples.extend(beside.samples)
+            seen[i][1].samples.extend(timings.samples)
+        left.sort(key=lambda i: -seen[i][1].speedup_over(seen[i][0]).mean)
+        left, done = left[:max(1, len(left) // 2)] if span is not spans[-1] else left[:1], done + len(span)
+    return left[0], seen
 
 
 def _common_prompts(timings: list[Timings]) -> list[Timings]:

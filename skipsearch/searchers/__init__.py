@@ -9,6 +9,7 @@ from skipsearch.names import resolve
 from skipsearch.searchers.base import Costs, Evidence, Searcher, SearchProblem
 
 SEARCHERS: dict[str, str] = {
+    "auto": "skipsearch.searchers.auto:Auto",
     "random": "skipsearch.searchers.random:Random",
     "first": "skipsearch.searchers.first:First",
     "middle": "skipsearch.searchers.middle:Middle",

@@ -44,8 +44,9 @@ def small_task(**changes: Any) -> Task:
 def made_up_race(seconds: float) -> Any:
     """Stands for `race`: plain decoding takes a second a prompt and whoever drafts takes `seconds`."""
 
-    def race(decoders: Sequence[Any], workload: Any, repeats: int = 1, seed: int = 0, progress: Any = None) -> list[Timings]:
-        n = len(workload.prompts)
+    def race(decoders: Sequence[Any], workload: Any, repeats: int = 1, seed: int = 0, progress: Any = None,
+             only: Sequence[int] | None = None) -> list[Timings]:
+        n = len(workload.prompts if only is None else only)
         return [plain([1.0] * n), *(drafting([seconds] * n) for _ in decoders[1:])]
 
     return race

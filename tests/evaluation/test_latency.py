@@ -10,7 +10,8 @@ from helpers.tiny import LAYERS, small_world, tiny_llama
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skipsearch.evaluation.latency import measure_costs
+from skipsearch.evaluation.latency import _weights, measure, measure_costs
+from skipsearch.evaluation.table import random_masks
 from skipsearch.mask import SkipMask
 from skipsearch.models import adapt
 from skipsearch.searchers.base import Costs
@@ -31,8 +32,28 @@ def test_there_is_a_price_for_every_sub_layer_and_for_every_number_of_rows() -> 
     assert all(s >= 0 for s in table().sublayers)
 
 
-def test_attentions_cost_the_same_and_so_do_mlps() -> None:
-    assert len(set(table().sublayers[0::2])) == len(set(table().sublayers[1::2])) == 1
+def test_layers_that_differ_by_no_more_than_they_scatter_cost_the_same() -> None:
+    seconds = np.random.default_rng(0).normal(1.0, 0.05, size=(15, 6))
+    np.testing.assert_allclose(_weights(seconds), 1 / 6)
+    seconds[:, 2] *= 3
+    weights = _weights(seconds)
+    assert weights[2] == pytest.approx(3 / 8, rel=0.05)
+    assert len(set(np.delete(weights, 2))) == 1
+    assert weights.sum() == pytest.approx(1)
+
+
+def test_layers_that_no_clock_can_see_share_alike() -> None:
+    np.testing.assert_allclose(_weights(np.zeros((3, 4))), 1 / 4)
+
+
+def test_masks_that_are_run_beside_tell_how_far_the_table_can_be_believed() -> None:
+    masks = random_masks(LAYERS, 5)
+    measured = measure(small_world()[0], 2, 20, repeats=3, masks=masks)
+    assert len(measured.errors) == 5
+    assert all(e >= 0 for e in measured.errors)
+    assert measured.spread >= 0
+    assert len(set(masks)) == 5
+    assert len({m.n_skipped for m in masks}) > 2
 
 
 def test_a_draft_that_skips_nothing_costs_what_a_pass_over_one_token_does() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from skipsearch.decoding import Decoder, Generation
 from skipsearch.decoding.sampling import Sampling
 from skipsearch.errors import SearchError
 from skipsearch.evaluation.prompts import Workload
-from skipsearch.evaluation.wall import Timings, first_divergence, race
+from skipsearch.evaluation.wall import Timings, first_divergence, knock_out, race
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter
@@ -173,3 +174,45 @@ def test_a_generation_that_is_the_beginning_of_another_parts_where_it_ends() -> 
 def test_the_first_prompts_of_a_workload_are_the_same_request() -> None:
     assert WORK.first(2) == replace(WORK, ids=("a", "b"), prompts=PROMPTS[:2])
     assert WORK.first(99) == WORK
+
+
+# --- successive halving ---------------------------------------------------------------------------------------------------------
+
+
+class Paced(Recorder):
+    """Takes so many seconds a prompt, on each prompt as often as it is asked."""
+
+    def __init__(self, name: str, log: list[tuple[str, int]], model: ModelAdapter, seconds: Sequence[float]):
+        super().__init__(name, log, model)
+        self.seconds = seconds
+
+    def generate(self, input_ids, max_new_tokens=128, **request):  # type: ignore[no-untyped-def, override]
+        found = super().generate(input_ids, max_new_tokens, **request)
+        found.stats.decode_seconds = self.seconds[PROMPTS.index(tuple(input_ids))]
+        return found
+
+
+def knocked_out(paces: dict[str, Sequence[float]], rungs: Sequence[int]) -> tuple[int, list[int], list[tuple[str, int]]]:
+    """(winner, prompts that each contender got to see, who met which prompt, warm-up left out)."""
+    log: list[tuple[str, int]] = []
+    plain_one, *others = [Paced(name, log, small_world()[0], pace) for name, pace in {"plain": (1.0,) * 4, **paces}.items()]
+    winner, seen = knock_out(plain_one, others, WORK, rungs)
+    return winner, [len(ours.samples) for _, ours in seen], log
+
+
+def test_the_faster_half_goes_on_to_the_next_prompts() -> None:
+    paces = {"a": (0.9,) * 4, "b": (0.5,) * 4, "c": (0.7,) * 4, "d": (0.6,) * 4}
+    winner, seen, log = knocked_out(paces, (2, 2))
+    assert (winner, seen) == (1, [2, 4, 2, 4])
+    assert {name for name, prompt in log if prompt == 3} == {"plain", "b", "d"}
+
+
+def test_what_was_slow_on_the_first_prompts_may_still_win_by_all_of_them() -> None:
+    winner, seen, _ = knocked_out({"a": (0.6, 0.6, 0.6, 0.6), "b": (0.7, 0.7, 0.2, 0.2), "c": (0.9,) * 4, "d": (0.9,) * 4}, (2, 2))
+    assert (winner, seen) == (1, [4, 4, 2, 2])
+
+
+@pytest.mark.parametrize(("rungs", "seen"), [((9,), [4, 4]), ((4, 5), [4, 4]), ((1, 99), [1, 1])])
+def test_rungs_end_with_the_prompts_and_with_the_last_contender(rungs: Sequence[int], seen: list[int]) -> None:
+    winner, found, _ = knocked_out({"a": (0.5,) * 4, "b": (0.8,) * 4}, rungs)
+    assert (winner, found) == (0, seen)

@@ -123,7 +123,7 @@ def drive(searcher: Searcher, toy: ToyModel | HiddenMask, evaluations: int) -> l
     """Ask, judge, tell, until the evaluations or the proposals run out."""
     trials: list[Trial] = []
     while len(trials) < evaluations and (mask := searcher.ask()) is not None:
-        trials.append(toy.trial(mask))
+        trials.append(replace(toy.trial(mask), searcher=getattr(searcher, "proposer", "")))   # as the driver does
         searcher.tell(trials[-1])
     return trials
 

@@ -1,0 +1,107 @@
+"""`auto`: the formulas first, then whichever adaptive searcher gains most for its time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from skipsearch.errors import SearchError
+from skipsearch.mask import SkipMask
+from skipsearch.names import resolve
+from skipsearch.searchers.base import Searcher, SearchProblem
+from skipsearch.searchers.memory import failed
+from skipsearch.stats import Trial
+
+ONE_SHOT = {"sensitivity": 8, "clasp": 10, "knapsack": 6, "asd": 4, "middle": 5, "uniform": 5, "s3d": 6}   # masks of each, at most
+ADAPTIVE = ("greedy", "evolution", "tpe", "gp")   # in the order of their first turns, the cheapest to ask first
+TURN = 12   # masks that one adaptive searcher proposes before another may take over
+
+
+@dataclass
+class Turn:
+    """gain: log of the best time before over that after. seconds: spent on asking and judging."""
+
+    name: str
+    masks: int = 0
+    gain: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def worth(self) -> float:
+        return self.gain / self.seconds if self.seconds else self.gain
+
+
+class Auto:
+    """A few masks of each searcher that knows them beforehand, then turns of the adaptive ones, all of which hear of every mask.
+
+    The next turn is that of the searcher whose latest one gained most per second of asking and judging; each has a first turn, and
+    when nobody gained anything the one that waited longest goes on. A turn ends after 12 masks, or when it took as long as 12
+    masks usually do: a searcher that thinks for long proposes fewer. All of it follows from the told trials (`searcher`,
+    `search_seconds`), so that telling them again resumes a search. Searchers whose evidence was not measured are left out.
+    proposer: who proposed the mask of the latest `ask`.
+    """
+
+    def __init__(self, problem: SearchProblem) -> None:
+        self._searchers = dict(_buildable(problem))
+        self._credit = dict.fromkeys(self._searchers, 0)
+        self._turns: list[Turn] = []
+        self._best = math.inf
+        self._seconds: list[float] = []
+        self.proposer = ""
+
+    def tell(self, trial: Trial) -> None:
+        for searcher in self._searchers.values():
+            searcher.tell(trial)
+        gain = 0.0
+        if not failed(trial):
+            time = math.log(trial.seconds_per_token / (trial.baseline_seconds_per_token or 1.0))
+            gain, self._best = (max(0.0, self._best - time) if math.isfinite(self._best) else 0.0), min(self._best, time)
+        name = trial.searcher
+        if name not in self._searchers:
+            return
+        self._credit[name] += 1
+        seconds = trial.search_seconds or 0.0
+        self._seconds.append(seconds)
+        if name in ADAPTIVE:
+            if not self._turns or self._turns[-1].name != name or self._over(self._turns[-1]):
+                self._turns.append(Turn(name))
+            turn = self._turns[-1]
+            turn.masks, turn.gain, turn.seconds = turn.masks + 1, turn.gain + gain, turn.seconds + seconds
+
+    def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
+        for name in self._order():
+            if (mask := self._searchers[name].ask(pending)) is not None:
+                self.proposer = name
+                return mask
+        return None
+
+    def _order(self) -> Iterator[str]:
+        """Who is asked, until one of them has a mask."""
+        yield from (name for name, most in ONE_SHOT.items() if self._credit.get(name, most) < most)
+        adaptive = [name for name in ADAPTIVE if name in self._searchers]
+        current = self._turns[-1].name if self._turns and not self._over(self._turns[-1]) else None
+        latest = {turn.name: i for i, turn in enumerate(self._turns)}
+
+        def rank(name: str) -> tuple[float, ...]:
+            if name not in latest:
+                return (1, -ADAPTIVE.index(name))
+            return (0, self._turns[latest[name]].worth, -latest[name])
+
+        yield from sorted(adaptive, key=lambda name: (name == current, rank(name)), reverse=True)
+        yield from (name for name in ONE_SHOT if name in self._searchers)   # nobody else has an idea left
+
+    def _over(self, turn: Turn) -> bool:
+        return turn.masks >= TURN or (turn.seconds > TURN * median(self._seconds) and turn.masks > 1)
+
+
+def _buildable(problem: SearchProblem) -> Iterator[tuple[str, Searcher]]:
+    """Those that find the evidence they need."""
+    from skipsearch.searchers import SEARCHERS
+
+    for name in (*ONE_SHOT, *ADAPTIVE):
+        try:
+            yield name, resolve("searcher", name, SEARCHERS, SearchError)(problem)
+        except SearchError:
+            continue

@@ -1,0 +1,105 @@
+"""`auto`: formulas first, then turns of the adaptive searchers by what they gained for their time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from skipsearch.mask import SkipMask
+from skipsearch.searchers import SearchProblem
+from skipsearch.searchers.auto import ADAPTIVE, ONE_SHOT, TURN, Auto
+from skipsearch.stats import Trial
+
+from .toy import HiddenMask, ToyModel, drive
+
+TOY = ToyModel.random(n_layers=6, seed=2)
+
+
+class Stub:
+    """Proposes fresh masks for ever, or none."""
+
+    def __init__(self, first: int, many: bool = True):
+        self.n, self.many = first, many
+
+    def ask(self, pending: object = ()) -> SkipMask | None:
+        self.n += 1
+        return SkipMask.from_bits([int(b) for b in f"{self.n:016b}"]) if self.many else None
+
+    def tell(self, trial: Trial) -> None:
+        pass
+
+
+def turns(gains: dict[str, float], seconds: dict[str, float], masks: int, without: tuple[str, ...] = ()) -> list[str]:
+    """Who proposed each mask, when a mask of a searcher makes decoding `gains` times faster and takes `seconds`."""
+    auto = Auto(ToyModel.random(n_layers=8, seed=0).problem())
+    auto._searchers = {name: Stub(4096 * i, name not in without) for i, name in enumerate(ADAPTIVE, start=1)}  # type: ignore[assignment]
+    auto._credit = dict.fromkeys(auto._searchers, 0)
+    best, proposers = 1.0, []
+    auto.tell(Trial(SkipMask(8, (1,)), best))
+    for _ in range(masks):
+        mask = auto.ask()
+        assert mask is not None
+        proposers.append(auto.proposer)
+        best /= 1 + gains.get(auto.proposer, 0.0)
+        auto.tell(Trial(mask, best, searcher=auto.proposer, search_seconds=seconds.get(auto.proposer, 1.0)))
+    return proposers
+
+
+def test_each_formula_proposes_its_share_before_anybody_learns() -> None:
+    trials = drive(Auto(TOY.problem()), TOY, 60)
+    names = [t.searcher for t in trials]
+    learning = next(i for i, name in enumerate(names) if name in ADAPTIVE)
+    assert set(names[:learning]) >= set(ONE_SHOT) - {"s3d"}, "whose masks the middle has proposed before"
+    assert set(names[:learning]) <= set(ONE_SHOT)
+    assert all(names[:learning].count(name) <= most for name, most in ONE_SHOT.items())
+    assert all(name in ADAPTIVE for name in names[learning:])
+
+
+def test_everybody_gets_a_first_turn_and_who_gained_most_for_its_time_the_next() -> None:
+    order = turns({"evolution": 0.02, "tpe": 0.01}, {}, 6 * TURN)
+    assert list(dict.fromkeys(order[:4 * TURN])) == list(ADAPTIVE)
+    assert set(order[4 * TURN:]) == {"evolution"}
+    order = turns({"evolution": 0.02, "tpe": 0.01}, {"evolution": 5.0}, 6 * TURN)
+    assert order[-1] == "tpe", "half the gain in a fifth of the time"
+
+
+def test_who_thinks_for_long_proposes_fewer_masks_in_a_turn() -> None:
+    order = turns({}, {"gp": 6.0}, 3 * TURN + 8)
+    assert 2 <= order[:3 * TURN + 8].count("gp") < TURN / 2
+
+
+def test_when_nobody_gains_they_take_turns() -> None:
+    order = turns({}, {}, 8 * TURN)
+    assert order[:4 * TURN] == order[4 * TURN:]
+    assert len(set(order)) == len(ADAPTIVE)
+
+
+def test_who_has_no_idea_left_is_passed_over() -> None:
+    order = turns({"greedy": 0.5}, {}, 3 * TURN, without=("greedy", "gp"))
+    assert set(order) == {"evolution", "tpe"}
+
+
+def test_searchers_whose_evidence_was_not_measured_are_left_out() -> None:
+    hidden = HiddenMask.random(n_layers=6, seed=1)
+    auto = Auto(SearchProblem(6))
+    trials = drive(auto, hidden, 30)
+    assert len(trials) == 30
+    assert not {"clasp", "asd", "sensitivity"} & {t.searcher for t in trials}
+
+
+def test_trials_of_others_are_learnt_from_and_credited_to_nobody() -> None:
+    told, apart = Auto(TOY.problem()), Auto(TOY.problem())
+    for trial in drive(Auto(TOY.problem()), TOY, 5):
+        told.tell(replace(trial, searcher="somebody"))
+    first = told.ask()
+    assert first is not None
+    assert told.proposer == "sensitivity"
+    assert apart.ask() != first, "what was told is not proposed again"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_finds_what_one_of_its_searchers_finds(seed: int) -> None:
+    hidden = HiddenMask.random(n_layers=6, seed=seed)
+    best = min(t.seconds_per_token for t in drive(Auto(SearchProblem(6)), hidden, 150))
+    assert best == pytest.approx(hidden.trial(hidden.target).seconds_per_token, rel=0.02)
