@@ -109,7 +109,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     search = Search(problem, judge, ledger, told, listen, perf_counter(), limit, trials)
     search.run(searcher)
     listen(Stage("racing the best masks under real decoding"))
-    winner, raced = _race(model, calibration, _finalists(search, by_replay), seed, listen)
+    winner, raced = run_off(model, calibration, finalists(search, by_replay), seed, listen)
     searched = perf_counter() - started
 
     listen(Stage("measuring the winner on hold-out prompts"))
@@ -172,7 +172,7 @@ def measure_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[
     return table.at(contexts[len(contexts) // 2])
 
 
-def _finalists(search: Search, by_replay: ReplayObjective) -> list[Finalist]:
+def finalists(search: Search, by_replay: ReplayObjective) -> list[Finalist]:
     """The best masks that the search found, each with the best of all policies. Those that replay found are ranked anew with it."""
     options = every(len(by_replay.costs.verify) - 1)
     found = []
@@ -182,7 +182,7 @@ def _finalists(search: Search, by_replay: ReplayObjective) -> list[Finalist]:
     return sorted(found, key=lambda f: -f.predicted)[:FINALISTS]
 
 
-def _race(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], seed: int, listen: Listener) -> tuple[Finalist, list[Raced]]:
+def run_off(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], seed: int, listen: Listener) -> tuple[Finalist, list[Raced]]:
     """The finalist with the least measured time. Calibration prompts only."""
     winner, timings = knock_out(Decoder(model), [f.decoder(model) for f in finalists], prompts, RACE_PROMPTS, seed,
                                 lambda done, total: listen(Progress(done, total)))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skipsearch.bench.requests import Request
 from skipsearch.cache import KVCache, PassPlan
-from skipsearch.engine import forward
+from skipsearch.engine import Scored, draft_step, forward
 from skipsearch.evaluation.latency import synchronize
 from skipsearch.mask import SkipMask
 
@@ -66,6 +66,15 @@ class _Timed:
         else:
             times.draft, times.drafts = times.draft + seconds, times.drafts + 1
         return logits
+
+    def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Any, sure: bool) -> Scored:
+        device, times = self._model.spec.device, self._times
+        synchronize(device)
+        started = perf_counter()
+        scored = draft_step(self._model, token, cache, plan, mask, scorer, sure)
+        synchronize(device)
+        times.draft, times.drafts = times.draft + perf_counter() - started, times.drafts + 1
+        return scored
 
 
 def pass_times(peer: OurPeer, requests: Sequence[Request]) -> PassTimes:

@@ -98,7 +98,7 @@ class DecodeLoop:
         picker = GreedyPicker() if sampling.greedy else SamplingPicker(sampling, generator)
         rows = torch.tensor([list(prompt)], device=device)
         logits = self._full(rows, cache, planner, last_only=True)
-        pending, _ = picker.pick(logits[:, -1])
+        pending, _ = picker.draw(picker.score(logits[:, -1], sure=False))
         cache.length = len(prompt)
         ctx = DecodeContext(self.model, cache, planner, pending, [list(prompt)], picker)
         request = _Request(ctx, sampling, stopper, generator)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skipsearch.engine import Scored
 from skipsearch.errors import DecodeError
 
 
@@ -46,17 +47,21 @@ def is_whole(value: Any) -> bool:
 class GreedyPicker:
     """The most likely token; its q is one-hot, so no distribution is handed on."""
 
-    def pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        return logits.argmax(dim=-1, keepdim=True), None
+    key = "greedy"
 
-    def confidence(self, logits: Tensor, probs: Tensor | None) -> float:
-        return float((logits.max() - logits.float().logsumexp(dim=-1)).exp())
+    def score(self, logits: Tensor, sure: bool) -> Scored:
+        choice = logits.argmax(dim=-1, keepdim=True)
+        return Scored(choice, (logits.amax(dim=-1).float() - logits.float().logsumexp(dim=-1)).exp() if sure else None)
+
+    def draw(self, scored: Scored) -> tuple[Tensor, Tensor | None]:
+        return scored.weights, None
 
 
 class SamplingPicker:
     """Draws from the warped distribution with its own generator, so that a seed makes a request repeatable."""
 
     def __init__(self, sampling: Sampling, generator: torch.Generator):
+        self.key = sampling
         from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
         self.generator = generator
@@ -74,10 +79,9 @@ class SamplingPicker:
             logits = warp(None, logits)
         return logits.softmax(dim=-1)
 
-    def pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    def score(self, logits: Tensor, sure: bool) -> Scored:
         probs = self.probs(logits)
-        return torch.multinomial(probs, 1, generator=self.generator), probs
+        return Scored(probs, probs.amax(dim=-1) if sure else None)
 
-    def confidence(self, logits: Tensor, probs: Tensor | None) -> float:
-        assert probs is not None
-        return float(probs.max())
+    def draw(self, scored: Scored) -> tuple[Tensor, Tensor | None]:
+        return torch.multinomial(scored.weights, 1, generator=self.generator), scored.weights

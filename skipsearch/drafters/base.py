@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from torch import Tensor
 
 from skipsearch.cache import KVCache, Planner
+from skipsearch.engine import Scored
 from skipsearch.models.spec import ModelAdapter
 
 
 class TokenPicker(Protocol):
     """Chooses a token from logits the way the request asks for: greedily, or by sampling from a warped distribution."""
 
-    def pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """logits: [B, V] -> (tokens [B, 1], the distribution they were drawn from [B, V], or None for a greedy choice)."""
+    @property
+    def key(self) -> Hashable:
+        """Equal for pickers that score alike."""
 
-    def confidence(self, logits: Tensor, probs: Tensor | None) -> float:
-        """Top probability of the distribution a token was picked from (of the plain softmax where the choice was greedy)."""
+    def score(self, logits: Tensor, sure: bool) -> Scored:
+        """logits: [B, V] -> what a token is chosen by and, with `sure`, the top probability of the distribution that it is drawn from (of
+        the plain softmax where the choice is greedy)."""
+
+    def draw(self, scored: Scored) -> tuple[Tensor, Tensor | None]:
+        """(tokens [B, 1], the distribution they were drawn from [B, V], or None for a greedy choice)."""
 
 
 @dataclass

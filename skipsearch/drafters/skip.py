@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.drafters.base import DecodeContext, Draft
-from skipsearch.engine import forward
+from skipsearch.engine import draft_step
 from skipsearch.exits import ExitPolicy
 from skipsearch.mask import SkipMask
 
@@ -23,15 +23,15 @@ class SkipDrafter:
         self._drafted = 0
 
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft:
-        token, tokens, probs = ctx.pending, [], []
+        token, tokens, probs, sure = ctx.pending, [], [], self.exit.reads_confidence
         for n in range(max_tokens):
             plan = ctx.planner.chain(ctx.cache.length + n, 1, ctx.cache.batch)
-            logits = forward(ctx.model, token, ctx.cache, plan, self.mask)[:, -1]  # [B, V]
-            token, q = ctx.picker.pick(logits)
+            scored = draft_step(ctx.model, token, ctx.cache, plan, self.mask, ctx.picker, sure)
+            token, q = ctx.picker.draw(scored)
             tokens.append(token)
             if q is not None:
                 probs.append(q)
-            if n + 1 < max_tokens and self.exit.reads_confidence and self.exit.stop(ctx.picker.confidence(logits, q), n + 1):
+            if scored.sure is not None and n + 1 < max_tokens and self.exit.stop(float(scored.sure), n + 1):
                 break
         self._drafted = len(tokens)
         drafted: Tensor = torch.cat(tokens, dim=1)

@@ -2,7 +2,7 @@
 
 from skipsearch.engine.exact import ROWS as EXACT_ROWS
 from skipsearch.engine.exact import exact_forward
-from skipsearch.engine.forward import forward, inference
+from skipsearch.engine.forward import Scored, draft_step, forward, inference
 from skipsearch.engine.load import ENGINES, load_model
 
-__all__ = ["ENGINES", "EXACT_ROWS", "exact_forward", "forward", "inference", "load_model"]
+__all__ = ["ENGINES", "EXACT_ROWS", "Scored", "draft_step", "exact_forward", "forward", "inference", "load_model"]

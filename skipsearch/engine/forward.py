@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -15,11 +16,38 @@ from skipsearch.models.spec import ModelAdapter
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@dataclass(frozen=True)
+class Scored:
+    """What a token is chosen by. weights: [B, 1], the choice itself where it is greedy, else [B, V], what it is to be drawn from.
+
+    sure: [B], the top probability; None if nobody asked for it.
+    """
+
+    weights: Tensor
+    sure: Tensor | None
+
+
+class Scorer(Protocol):
+    """Scores logits without drawing anything, so that an engine may record it together with the pass.
+
+    key: equal for scorers that do the same.
+    """
+
+    @property
+    def key(self) -> Hashable: ...
+
+    def score(self, logits: Tensor, sure: bool) -> Scored:
+        """logits: [B, V]."""
+
+
 class PassRunner(Protocol):
     """An engine that may have a whole pass ready."""
 
     def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor | None:
         """As `forward`; None leaves the pass to the loop."""
+
+    def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, sure: bool) -> Scored | None:
+        """As `draft_step`; None leaves it to a pass and the scorer."""
 
 
 def inference(function: F) -> F:
@@ -39,6 +67,16 @@ def forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan,
     if logits is not None:
         return logits
     return layers(model, tokens, cache, plan, mask, last_only)
+
+
+def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, sure: bool) -> Scored:
+    """A draft pass over one token [B, 1] and the scores of the next; with `sure` how certain the draft is of it.
+
+    An engine that has both ready in one piece runs that.
+    """
+    run = getattr(model, "run_scored", None)
+    scored: Scored | None = None if run is None else run(token, cache, plan, mask, scorer, sure)
+    return scored if scored is not None else scorer.score(forward(model, token, cache, plan, mask)[:, -1], sure)
 
 
 def layers(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,

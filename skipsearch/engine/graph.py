@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
-from skipsearch.engine.forward import layers
+from skipsearch.engine.forward import Scored, Scorer, layers
 from skipsearch.mask import SkipMask
 from skipsearch.models.lean import LeanAdapter
 
@@ -47,49 +47,70 @@ class GraphAdapter:
 
         The next call of the same shape overwrites them.
         """
+        recording = self._recording(tokens, cache, plan, mask)
+        if recording is None:
+            return None
+        logits: Tensor = recording(tokens, plan.start)[:, :tokens.shape[1]]
+        return logits[:, -1:] if last_only else logits
+
+    def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, sure: bool) -> Scored | None:
+        """A draft step with the scores of its token, in one recording. What is drawn at random is drawn outside of it."""
+        recording = self._recording(token, cache, plan, mask, scorer, sure)
+        if recording is None:
+            return None
+        scored: Scored = recording(token, plan.start)
+        return Scored(scored.weights.clone(), scored.sure)  # drafts are gathered while the next call overwrites them
+
+    def _recording(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, scorer: Scorer | None = None,
+                   sure: bool = False) -> _Recording | None:
         rows = _next_power(tokens.shape[1])
         if not plan.chain or not plan.start or len(tokens) != 1 or rows > MOST_ROWS or plan.start + rows > cache.capacity:
             return None
         keys = min(max(LEAST_KEYS, _next_power(plan.start + rows)), cache.capacity)
-        key = (id(cache), mask, rows, keys)
+        key = (id(cache), mask, rows, keys, None if scorer is None else (scorer.key, sure))
         recording = self._recordings.get(key)
         if recording is None or recording.cache is not cache:
-            recording = self._recordings[key] = _Recording(self.lean, cache, mask, rows, keys)
+            then = None if scorer is None else (lambda logits: scorer.score(logits[:, -1], sure))
+            recording = self._recordings[key] = _Recording(self.lean, cache, mask, rows, keys, then)
             if len(self._recordings) > MOST_RECORDINGS:
                 self._recordings.popitem(last=False)
         self._recordings.move_to_end(key)
-        logits = recording(tokens, plan.start)[:, :tokens.shape[1]]
-        return logits[:, -1:] if last_only else logits
+        return recording
 
 
 class _Recording:
-    """One shape of one mask over the buffers of one cache."""
+    """One shape of one mask over the buffers of one cache. then: what becomes of the logits, within the recording."""
 
-    def __init__(self, model: LeanAdapter, cache: KVCache, mask: SkipMask | None, rows: int, keys: int):
+    def __init__(self, model: LeanAdapter, cache: KVCache, mask: SkipMask | None, rows: int, keys: int,
+                 then: Callable[[Tensor], Any] | None = None):
         device = model.spec.device
-        self.model, self.cache, self.mask, self.keys = model, cache, mask, keys
+        self.model, self.cache, self.mask, self.keys, self.then = model, cache, mask, keys, then
         self.tokens = torch.zeros(1, rows, dtype=torch.long, device=device)
         self.start = torch.zeros(1, dtype=torch.long, device=device)
         self.steps, self.slots = torch.arange(rows, device=device)[None], torch.arange(keys, device=device)
-        self.replay: Callable[[], Tensor] | None = None
+        self.replay: Callable[[], Any] | None = None
 
-    def __call__(self, tokens: Tensor, start: int) -> Tensor:
-        """tokens: [1, T], T ≤ rows; returns logits [1, rows, V], of which the first T count. The next call overwrites them."""
+    def __call__(self, tokens: Tensor, start: int) -> Any:
+        """tokens: [1, T], T ≤ rows; returns logits [1, rows, V], of which the first T count, or what `then` makes of them.
+
+        The next call overwrites them.
+        """
         self.tokens[:, :tokens.shape[1]].copy_(tokens)
         self.start.fill_(start)
         if self.replay is None:  # the runs of a recording write what this very pass has to write
             self.replay = _recorded(self._body) if self.tokens.is_cuda else self._body
         return self.replay()
 
-    def _body(self) -> Tensor:
+    def _body(self) -> Any:
         slots = self.start + self.steps
         context = self.model.spec.context
         positions = slots if context is None else slots.clamp(max=context - 1)  # of rows that only fill up
         plan = PassPlan(positions, slots, self.keys, (self.slots <= slots[0, :, None])[None, None], None)
-        return layers(self.model, self.tokens, self.cache, plan, self.mask)
+        logits = layers(self.model, self.tokens, self.cache, plan, self.mask)
+        return logits if self.then is None else self.then(logits)
 
 
-def _recorded(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+def _recorded(body: Callable[[], Any]) -> Callable[[], Any]:
     """Capture `body`; the result replays it and returns the buffer that its result lies in."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -101,7 +122,7 @@ def _recorded(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
     with torch.cuda.graph(graph):
         result = body()
 
-    def replay() -> Tensor:
+    def replay() -> Any:
         graph.replay()
         return result
 

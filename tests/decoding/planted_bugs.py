@@ -21,7 +21,7 @@ from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.decoding.stopping import Stopper, TextStream
 from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.skip import SkipDrafter
-from skipsearch.engine import forward
+from skipsearch.engine import Scored, forward
 
 from .acceptance_checks import check_acceptance
 from .checks import MASKS, Drafting, check_endings, check_greedy, check_streams_side_by_side
@@ -321,10 +321,10 @@ def greedy_draft_entered_as_its_softmax() -> Iterator[None]:
 
     class Greedy(SamplingPicker):
         def __init__(self, inner: SamplingPicker):
-            self.generator, self.warpers = inner.generator, inner.warpers
+            self.key, self.generator, self.warpers = inner.key, inner.generator, inner.warpers
 
-        def pick(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-            return logits.argmax(dim=-1, keepdim=True), self.probs(logits)
+        def draw(self, scored: Scored) -> tuple[Tensor, Tensor | None]:
+            return scored.weights.argmax(dim=-1, keepdim=True), scored.weights
 
     def draft(self: SkipDrafter, ctx: DecodeContext, max_tokens: int) -> Draft:
         assert isinstance(ctx.picker, SamplingPicker)
@@ -350,12 +350,13 @@ def bonus_token_without_temperature() -> Iterator[None]:
 
 @caught_by(check_sampling)
 def draft_judged_at_another_temperature() -> Iterator[None]:
-    real = SamplingPicker.pick
+    real = SamplingPicker.draw
 
-    def pick(self: SamplingPicker, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        return real(self, logits)[0], logits.softmax(dim=-1)
+    def draw(self: SamplingPicker, scored: Scored) -> tuple[Tensor, Tensor | None]:
+        hotter = scored.weights**0.5
+        return real(self, scored)[0], hotter / hotter.sum(dim=-1, keepdim=True)
 
-    with patch.object(SamplingPicker, "pick", pick):
+    with patch.object(SamplingPicker, "draw", draw):
         yield
 
 
@@ -380,8 +381,10 @@ def low_confidence_token_dropped_instead_of_verified() -> Iterator[None]:
         for n in range(max_tokens):
             plan = ctx.planner.chain(ctx.cache.length + n, 1, ctx.cache.batch)
             logits = forward(ctx.model, token, ctx.cache, plan, self.mask)[:, -1]
-            token, q = ctx.picker.pick(logits)
-            if self.exit.stop(ctx.picker.confidence(logits, q), n + 1):
+            scored = ctx.picker.score(logits, sure=True)
+            token, _ = ctx.picker.draw(scored)
+            assert scored.sure is not None
+            if self.exit.stop(float(scored.sure), n + 1):
                 break
             tokens.append(token)
         self._drafted = len(tokens) - 1

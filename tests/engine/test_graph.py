@@ -10,6 +10,7 @@ from helpers.tiny import LAYERS, driven_by, small_world
 
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding import Decoder
+from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
 from skipsearch.engine import forward, inference, load_model
 from skipsearch.engine import graph as graph_module
 from skipsearch.engine.graph import LEAST_KEYS, MOST_ROWS, GraphAdapter
@@ -64,6 +65,37 @@ def test_a_recorded_pass_gives_the_logits_of_the_pass(model: GraphAdapter, rows:
     last = text.run(rows, mask, last_only=True)
     assert last is not None
     torch.testing.assert_close(last, expected[:, -1:])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9), Sampling(1.3, top_k=5)])
+def test_a_recorded_draft_step_scores_as_the_pass_and_the_picker_do(model: GraphAdapter, sampling: Sampling) -> None:
+    picker = GreedyPicker() if sampling.greedy else SamplingPicker(sampling, torch.Generator().manual_seed(0))
+    text, token = Text(model, 20), torch.tensor([[3]])
+    expected = picker.score(text.uncaptured(1, MASK)[:, -1], sure=True)
+    plan = text.planner.chain(20, 1)
+    with torch.no_grad():
+        first = model.run_scored(token, text.cache, plan, MASK, picker, True)
+        kept = None if first is None else first.weights.clone()
+        again = model.run_scored(torch.tensor([[44]]), text.cache, plan, MASK, picker, True)
+        unsure = model.run_scored(token, text.cache, plan, MASK, picker, False)
+    assert first is not None
+    assert again is not None
+    assert unsure is not None
+    torch.testing.assert_close(kept, expected.weights)
+    torch.testing.assert_close(first.weights, kept, msg="the next step wrote over what was gathered")
+    assert not torch.equal(again.weights, kept)
+    assert unsure.sure is None
+    assert len(model._recordings) == 2, "one with and one without confidence"
+
+
+def test_a_draft_under_a_confidence_policy_runs_recorded_steps_and_nothing_else(model: GraphAdapter) -> None:
+    mask = SkipMask(LAYERS, (1,), (2,))
+    passes: list[SkipMask | None] = []
+    run = model.run
+    model.run = lambda tokens, cache, plan, mask, last_only: (passes.append(mask), run(tokens, cache, plan, mask, last_only))[1]  # type: ignore[method-assign]
+    stats = Decoder(model, mask, draft_length=4, exit_policy=make_exit("confidence", threshold=0.3)).generate([5, 17, 40], 20).stats
+    assert stats.drafted > stats.accepted > 0
+    assert set(passes) == {None}, "logits of a draft step are scored where they are made"
 
 
 def test_rows_are_rounded_up_and_keys_doubled_so_that_few_recordings_serve_all(model: GraphAdapter) -> None:

@@ -1,0 +1,151 @@
+"""Every searcher on one task with the same time to search, and the answers of all of them measured beside one another on hold-out prompts.
+
+The calibration text, the latency table and the evidence are prepared once and shared; each searcher then searches, its finalists are raced
+on calibration prompts as `skipsearch tune` does it, and its winner goes into one interleaved run with plain decoding and the others.
+
+    python benchmarks/searchers.py --task pycode --budget 25 --published build/published-pycode.json --out build/searchers-pycode.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from skipsearch import tuning
+from skipsearch.decoding import Decoder
+from skipsearch.engine import load_model
+from skipsearch.evaluation.objectives import ReplayObjective
+from skipsearch.evaluation.prompts import Workload, workload
+from skipsearch.evaluation.wall import Timings, race
+from skipsearch.exits import DraftPolicy
+from skipsearch.ledger import Ledger
+from skipsearch.mask import SkipMask
+from skipsearch.models.spec import ModelAdapter
+from skipsearch.profile import load_profile
+from skipsearch.search import Search
+from skipsearch.searchers import Evidence, SearchProblem, searcher_names
+from skipsearch.tasks import Task, load_task
+
+Entry = tuple[str, SkipMask, DraftPolicy, dict[str, Any]]
+
+
+def silent(_: object) -> None:
+    pass
+
+
+def search(name: str, model: ModelAdapter, task: Task, evidence: Evidence, by_replay: ReplayObjective, calibration: Workload, budget: float,
+           seed: int, studies: Path | None) -> Entry:
+    """What `tune` does between its preparation and its confirmation."""
+    ledger = None
+    if studies:
+        studies.mkdir(parents=True, exist_ok=True)
+        where = studies / f"{task.name}-{name}.journal"
+        where.unlink(missing_ok=True)
+        ledger = Ledger(where, tuning.identity(model, task, "replay", False))
+    began = perf_counter()
+    problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed)
+    found = Search(problem, by_replay, ledger, (), silent, began, budget, None)
+    found.run(name)
+    searched = perf_counter() - began
+    finalists = tuning.finalists(found, by_replay)
+    winner, _ = tuning.run_off(model, calibration, finalists, seed, silent)
+    about = {"trials": len(found.seen), "search_seconds": searched, "race_seconds": perf_counter() - began - searched,
+             "predicted": winner.predicted, "skipped": winner.mask.n_skipped, "policy": str(winner.policy)}
+    print(f"{name}: {about}", flush=True)
+    return name, winner.mask, winner.policy, about
+
+
+def published(path: Path, n_layers: int) -> Entry:
+    """The answer of published_method.py."""
+    found = json.loads(path.read_text())
+    answer = found["answer"]
+    policy = DraftPolicy(found["draft_length"], "adaptive", found["exit"])
+    return ("published", SkipMask(n_layers, tuple(answer["attn"]), tuple(answer["mlp"])), policy,
+            {"trials": len(found["evaluations"]), "distinct": found["distinct"], "search_seconds": found["seconds"],
+             "skipped": len(answer["attn"]) + len(answer["mlp"]), "policy": str(policy)})
+
+
+def from_profile(path: Path) -> Entry:
+    profile = load_profile(path)
+    parameters = profile.exit.model_dump()
+    policy = DraftPolicy(profile.draft_length, parameters.pop("kind"), parameters)
+    assert profile.provenance is not None
+    return (path.stem, profile.mask, policy, {"trials": profile.provenance.trials, "search_seconds": profile.provenance.search_seconds,
+                                              "skipped": profile.mask.n_skipped, "policy": str(policy)})
+
+
+def difference(ours: Timings, theirs: Timings) -> tuple[float, float, float]:
+    """How much faster ours is, in per cent, with its paired 95 % interval over prompts."""
+    found = ours.speedup_over(theirs)
+    return 100 * (found.mean - 1), 100 * (found.low - 1), 100 * (found.high - 1)
+
+
+def measure(model: ModelAdapter, holdout: Workload, entries: Sequence[Entry], repeats: int, seed: int) -> list[dict[str, Any]]:
+    decoders = [Decoder(model), *(Decoder(model, mask, draft_length=p.draft_length, exit_policy=p.make()) for _, mask, p, _ in entries)]
+    plain, *timings = race(decoders, holdout, repeats, seed)
+    best = max(range(len(entries)), key=lambda i: timings[i].speedup_over(plain).mean if entries[i][0] != "auto" else 0.0)
+    rows = []
+    for (name, mask, _, about), t in zip(entries, timings, strict=True):
+        reference = {s.prompt: s.generation.tokens for s in plain.samples}
+        rows.append({"searcher": name, **about, "ms_per_token": asdict(t.estimate()), "speedup": asdict(t.speedup_over(plain)),
+                     "alpha": t.stats.alpha, "tau": t.stats.tau,
+                     "identical": all(s.generation.tokens == reference[s.prompt] for s in t.samples),
+                     "attn": mask.attn, "mlp": mask.mlp, "over_best_single": difference(t, timings[best]), "best_single": entries[best][0]})
+    rows.append({"searcher": "plain decoding", "ms_per_token": asdict(plain.estimate()), "speedup": {"mean": 1.0, "low": 1.0, "high": 1.0}})
+    return sorted(rows, key=lambda r: -r["speedup"]["mean"])
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    print(f"{'searcher':14} {'ms/token':>22} {'speedup':>20} {'trials':>7} {'search s':>9} {'skipped':>8} "
+          f"{'against the best single one':>28}  policy")
+    for r in rows:
+        ms, s = r["ms_per_token"], r["speedup"]
+        apart = "{:+.1f} % ({:+.1f} … {:+.1f})".format(*r["over_best_single"]) if "over_best_single" in r else ""
+        print(f"{r['searcher']:14} {1e3 * ms['mean']:6.2f} ({1e3 * ms['low']:5.2f}–{1e3 * ms['high']:5.2f}) "
+              f"{s['mean']:6.3f} ({s['low']:.3f}–{s['high']:.3f}) {r.get('trials', ''):>7} {r.get('search_seconds', float('nan')):9.1f} "
+              f"{r.get('skipped', ''):>8}  {apart:>28}  {r.get('policy', '')}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--task", default="pycode")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--searchers", default=",".join(searcher_names()))
+    parser.add_argument("--budget", type=float, default=25, help="seconds of each search")
+    parser.add_argument("--published", type=Path, help="what published_method.py wrote")
+    parser.add_argument("--profile", type=Path, action="append", default=[], help="a profile to measure beside them, by its file's name")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--studies", type=Path, help="a folder for the journals, for `skipsearch report`")
+    parser.add_argument("--out", type=Path, required=True)
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    model, task = load_model(chosen.model, device="cpu", dtype=chosen.dtype), load_task(chosen.task)
+    entries = [published(chosen.published, model.spec.n_layers)] if chosen.published else []
+    entries += [from_profile(path) for path in chosen.profile]
+    names = [name for name in chosen.searchers.split(",") if name]
+    began = perf_counter()
+    if names:
+        calibration = workload(model, task, task.calibration)
+        evidence, by_replay = tuning.prepare(model, calibration, silent)
+        print(f"prepared in {perf_counter() - began:.1f} s", flush=True)
+        entries += [search(name, model, task, evidence, by_replay, calibration, chosen.budget, chosen.seed, chosen.studies)
+                    for name in names]
+    rows = measure(model, workload(model, task, task.holdout), entries, chosen.repeats, chosen.seed)
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen.out.write_text(json.dumps({"model": chosen.model, "task": task.name, "threads": chosen.threads, "budget": chosen.budget,
+                                      "rows": rows}))
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()
