@@ -25,6 +25,8 @@ class PassPlan:
     that sees every key, or a prefill from slot 0.
     chain: the tokens follow one another, each at the position of its slot and seeing every slot up to its own; whoever knows that
     need not look at `visible`.
+    key_positions: [B or 1, keys], where the token in each slot stands; None where slots that this pass does not write hold the token of
+    their own number.
     """
 
     positions: Tensor
@@ -33,6 +35,7 @@ class PassPlan:
     visible: Tensor | None
     start: int | None
     chain: bool = False
+    key_positions: Tensor | None = None
 
 
 class KVCache:

@@ -82,14 +82,24 @@ def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPla
 def layers(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
            last_only: bool = False) -> Tensor:
     """The loop itself."""
-    h = model.embed(tokens, plan.positions)
+    h = hidden(model, tokens, cache, plan, mask)
+    return model.head(h[:, -1:] if last_only else h)
+
+
+def hidden(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None) -> Tensor:
+    """The loop without the head, which is dear where a vocabulary is large and not all rows of a pass count: [B, T] -> [B, T, H]."""
+    return onward(model, model.embed(tokens, plan.positions), 0, cache, plan, mask)
+
+
+def onward(model: ModelAdapter, h: Tensor, first: int, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None) -> Tensor:
+    """The layers from `first` on. h: [B, T, H], as it goes into that layer; returned as it goes into the head."""
     if mask is None:
-        for i in range(model.spec.n_layers):
+        for i in range(first, model.spec.n_layers):
             h = model.block(i, h, cache, plan)
     else:
         no_attn, no_mlp = frozenset(mask.attn), frozenset(mask.mlp)
-        for i in range(model.spec.n_layers):
+        for i in range(first, model.spec.n_layers):
             attn, mlp = i not in no_attn, i not in no_mlp
             if attn or mlp:
                 h = model.block(i, h, cache, plan, attn=attn, mlp=mlp)
-    return model.head(h[:, -1:] if last_only else h)
+    return h

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from skipsearch.engine import inference
-from skipsearch.evaluation.replay import Batch, Replay
+from skipsearch.evaluation.continuations import Batch
+from skipsearch.evaluation.replay import Replay
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.searchers.base import Costs, Evidence
 
-RANKING_PROMPTS = 32  # that one-at-a-time skipping is ranked on
+RANKING_PROMPTS = 16  # that one-at-a-time skipping is ranked on
+TRACED_PROMPTS = 4    # whose hidden states are handed out: a dynamic programme over them runs every layer many times
 
 
 def gather(replay: Replay, costs: Costs, progress: Callable[[int, int], None] = lambda done, total: None) -> Evidence:
@@ -23,7 +25,7 @@ def gather(replay: Replay, costs: Costs, progress: Callable[[int, int], None] = 
     for s in range(n):
         without.append(replay.acceptance(SkipMask.from_sublayers(n // 2, [s]), RANKING_PROMPTS))
         progress(s + 1, n)
-    sample = replay.batches[len(replay.batches) // 2]
+    sample = replay.batches.sample(TRACED_PROMPTS)
     states, cosines = trace(replay.model, sample)
     return Evidence(cosines, tuple(without), costs, states, prober(replay.model, sample))
 

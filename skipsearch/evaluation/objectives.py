@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import hypot, inf
 from typing import Any, Protocol
 
 from skipsearch.decoding import Decoder
 from skipsearch.errors import DecodeError
 from skipsearch.evaluation.prompts import Workload
-from skipsearch.evaluation.replay import Replay
+from skipsearch.evaluation.replay import Replay, Replayed
 from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import Prediction, simulate
 from skipsearch.evaluation.sweep import every, exploring, sweep
@@ -21,6 +21,8 @@ from skipsearch.searchers.base import Costs
 from skipsearch.stats import Trial, TrialState
 
 MAX_DRAFT = 12  # Draft & Verify's K
+LEAST_SAMPLED = 3   # batches of continuations below which a sample of them says too little
+CLEARLY = 2.0      # standard errors
 
 
 class Objective(Protocol):
@@ -33,23 +35,48 @@ class Objective(Protocol):
 
 
 class ReplayObjective:
-    """Predicted seconds per verified token under the best draft policy, from one replay and the latency table."""
+    """Predicted seconds per verified token under the best draft policy, from one replay and the latency table.
+
+    A mask that falls behind the best one so far on a sample of the prompts, by more than both of their standard errors there explain, is
+    not replayed on the rest: its trial is that of the sample.
+    """
 
     fidelity = "replay"
 
     def __init__(self, replay: Replay, costs: Costs):
         self.replay, self.costs = replay, costs
         self._exploring = exploring(len(costs.verify) - 1)
+        batches = len(replay.batches)
+        self._sample = tuple(range(1, batches, 3)) if batches >= LEAST_SAMPLED else ()
+        self._rest = tuple(i for i in range(batches) if i not in self._sample)
+        self._leader: tuple[float, Prediction] | None = None   # best time on all prompts, and what it came to on the sample
 
     def judge(self, mask: SkipMask) -> tuple[Trial, DraftPolicy]:
-        policy, best = self.best_policy(mask)
+        if not self._sample:
+            policy, best = self.best_policy(mask)
+            return self._trial(mask, policy, best), policy
+        sampled = self.replay(mask, only=self._sample)
+        policy, part = self._best(sampled, mask, self._exploring)
+        if self._leader is not None:
+            behind = part.seconds_per_token - self._leader[1].seconds_per_token
+            if behind > CLEARLY * hypot(part.stderr, self._leader[1].stderr):
+                return self._trial(mask, policy, part), policy
+        policy, best = self._best([*sampled, *self.replay(mask, only=self._rest)], mask, self._exploring)
+        if self._leader is None or best.seconds_per_token < self._leader[0]:
+            self._leader = (best.seconds_per_token, part)
+        return self._trial(mask, policy, best), policy
+
+    def _trial(self, mask: SkipMask, policy: DraftPolicy, best: Prediction) -> Trial:
         return Trial(mask, best.seconds_per_token, best.stderr, "replay", best.stats.alpha, best.stats.tau,
                      self.costs.draft(mask) / self.costs.verify[0], baseline_seconds_per_token=self.costs.verify[0],
-                     policy=str(policy)), policy
+                     policy=str(policy))
 
     def best_policy(self, mask: SkipMask, policies: Sequence[DraftPolicy] | None = None) -> tuple[DraftPolicy, Prediction]:
         """The best of these for a mask; of those that a search tries, if none are given. The finalists get `every`."""
-        options, rounds = policies or self._exploring, lay_out(self.replay(mask))
+        return self._best(self.replay(mask), mask, policies or self._exploring)
+
+    def _best(self, replayed: Sequence[Replayed], mask: SkipMask, options: Sequence[DraftPolicy]) -> tuple[DraftPolicy, Prediction]:
+        rounds = lay_out(replayed)
         policy = options[int(sweep(rounds, mask, options, self.costs).sum(axis=1).argmin())]
         return policy, simulate(rounds, mask, policy.make(), policy.draft_length, self.costs)
 

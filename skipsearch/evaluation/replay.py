@@ -1,9 +1,12 @@
-"""Fast replay: how a mask's draft would fare on the full model's own text, from one parallel forward a prompt.
+"""Fast replay: how a mask's draft would fare on the full model's own text, from one parallel forward over all of its positions.
 
-The full model's greedy continuation is generated once and its K/V stay in the cache. A mask is then judged by ONE pass over all generated
+The full model's continuation is generated once and its K/V stay in the cache. A mask is then judged by ONE pass over all generated
 positions: each query sees the full model's K/V at earlier positions and its own draft K/V at its own. That is exact for the first
-token of a round; for later ones it takes the full model's K/V where the real draft has its own.
+token of a round; for later ones it takes the full model's K/V where the real draft has its own (`exact.py` does not).
 The pass plan says it all: the queries' own K/V go to spare slots behind the text, and each query is shown one of them.
+
+Where a task samples, the text is a sample too, and nobody knows which tokens a draft would have drawn. But of all the ways in which a
+round can emit token y, the share in which the draft drew it and it stood is min(p(y), q(y)) of p(y): min(1, q(y) / p(y)).
 """
 
 from __future__ import annotations
@@ -15,100 +18,108 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skipsearch.cache import KVCache, PassPlan, Planner
-from skipsearch.engine import forward, inference
+from skipsearch.decoding import Decoder
+from skipsearch.decoding.sampling import Sampling
+from skipsearch.engine import inference
+from skipsearch.engine.forward import onward
 from skipsearch.errors import SearchError
+from skipsearch.evaluation.continuations import GREEDY, Batch, Batches, pieces, real_rows
 from skipsearch.evaluation.together import continue_together
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 
-BATCH = 16  # continuations of one forward
-
 
 @dataclass(frozen=True)
 class Replayed:
-    """A mask on one prompt. agrees [G − 1]: the draft names the token that the full model emits next; confidence [G − 1]: its top
-    probability. Entry j belongs to the draft pass that is fed generated token j and proposes token j + 1. room: tokens that were
-    allowed behind the first generated one, of which the text may have used fewer."""
+    """A mask on one prompt. agrees [G − 1]: the draft names the token that the full model emits next (bool), or, of a sampled text, the
+    chance that a draft of that token was accepted (float, 0 … 1); confidence [G − 1]: its top probability, as an exit policy reads it.
+    Entry j belongs to the draft pass that is fed generated token j and proposes token j + 1. room: tokens that were allowed behind the
+    first generated one, of which the text may have used fewer."""
 
     agrees: np.ndarray
     confidence: np.ndarray
     room: int
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Continuations of similar length, padded on the right. fed: generated tokens 0 … G − 2, following: 1 … G − 1, both [B, T].
-
-    prompts: which prompt each row is of; lengths: entries of each row that count.
-    """
-
-    fed: Tensor
-    following: Tensor
-    cache: KVCache
-    plan: PassPlan
-    prompts: tuple[int, ...]
-    lengths: tuple[int, ...]
-
-
 class Replay:
     """The full model's continuations of prompts, ready to judge any mask. prompts: token ids.
 
+    sampling: how the task draws its tokens; prompt i is continued with seed + i. kv_bytes: memory for the K/V of the continuations,
+    a quarter of what is free if None; what does not fit is run again for every mask (`batches.kept` of `len(batches)` fit).
     Raises: SearchError if every continuation ends at once, so that there is nothing to replay.
     """
 
     def __init__(self, model: ModelAdapter, prompts: Sequence[Sequence[int]], max_new_tokens: int, end_on_repeat: int | None,
-                 progress: Callable[[int, int], None] = lambda done, total: None):
-        self.model, context = model, model.spec.context
-        self._rooms = [(max_new_tokens if context is None else min(max_new_tokens, context - len(p))) - 1 for p in prompts]
-        self.tokens = continue_together(model, prompts, max_new_tokens, end_on_repeat, progress)
-        self._starts = [len(p) for p in prompts]
-        usable = sorted((i for i, generated in enumerate(self.tokens) if len(generated) > 1), key=lambda i: len(self.tokens[i]))
-        if not usable:
+                 progress: Callable[[int, int], None] = lambda done, total: None, sampling: Sampling = GREEDY, seed: int = 0,
+                 kv_bytes: int | None = None):
+        self.model, self.prompts, self.sampling = model, prompts, sampling
+        context = model.spec.context
+        self.rooms = [(max_new_tokens if context is None else min(max_new_tokens, context - len(p))) - 1 for p in prompts]
+        if sampling.greedy:
+            self.tokens = continue_together(model, prompts, max_new_tokens, end_on_repeat, progress)
+        else:  # with each prompt's own seed, as the decoder draws them
+            decoder, self.tokens = Decoder(model), []
+            for done, prompt in enumerate(prompts):
+                self.tokens.append(decoder.generate(prompt, max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k,
+                                                    seed + done, end_on_repeat=end_on_repeat).tokens)
+                progress(done + 1, len(prompts))
+        if not any(len(generated) > 1 for generated in self.tokens):
             raise SearchError("the model ends every calibration prompt with its first token, so there is nothing to draft: "
                               "take another task")
-        self.batches = [self._batch(prompts, tuple(usable[at:at + BATCH])) for at in range(0, len(usable), BATCH)]
+        self.batches = Batches(model, prompts, self.tokens, sampling, kv_bytes)
 
     @inference
-    def _batch(self, prompts: Sequence[Sequence[int]], chosen: tuple[int, ...]) -> Batch:
-        """Run the full model over prompt and continuation once, and lay out the pass that every mask will make over it."""
-        device = self.model.spec.device
-        starts = torch.tensor([len(prompts[i]) for i in chosen], device=device)
-        lengths = tuple(len(self.tokens[i]) - 1 for i in chosen)
-        texts = [[*prompts[i], *self.tokens[i][:-1]] for i in chosen]
-        longest, n = max(map(len, texts)), max(lengths)
-        cache, planner = self.model.new_cache(len(chosen), longest + n), Planner(longest + n, device)
-        # Padding stands behind the text of a row, where no causal query of that text can see it.
-        padded = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
-        forward(self.model, padded, cache, planner.chain(0, longest, len(chosen)), last_only=True)
-        own = longest + torch.arange(n, device=device)            # [T] slots of the queries' own K/V
-        positions = starts[:, None] + torch.arange(n, device=device)  # [B, T]
-        every = torch.arange(longest + n, device=device)
-        earlier = (every < positions[..., None]) & (every < longest)
-        visible = (earlier | (every == own[:, None]))[:, None]    # [B, 1, T, longest + n]
-        plan = PassPlan(positions, own.expand(len(chosen), n), longest + n, visible, longest)
-        rows = torch.tensor([self.tokens[i] + [0] * (n - length) for i, length in zip(chosen, lengths, strict=True)], device=device)
-        return Batch(rows[:, :-1], rows[:, 1:], cache, plan, chosen, lengths)
-
-    @inference
-    def __call__(self, mask: SkipMask, most_prompts: int | None = None) -> list[Replayed]:
-        """One `Replayed` for each prompt whose continuation has two tokens or more; of about `most_prompts` of them, if given."""
-        judged: dict[int, Replayed] = {}
-        stride = 1 if most_prompts is None else max(1, len(self.batches) * BATCH // most_prompts)
-        for b in self.batches[::stride]:
-            logits = forward(self.model, b.fed, b.cache, b.plan, mask).float()  # [B, T, V]
-            top, token = logits.max(dim=-1)
-            confidence = (top - logits.logsumexp(dim=-1)).exp().cpu().numpy()
-            agrees = (token == b.following).cpu().numpy()
-            for row, (prompt, length) in enumerate(zip(b.prompts, b.lengths, strict=True)):
-                judged[prompt] = Replayed(agrees[row, :length], confidence[row, :length], self._rooms[prompt])
-        return [judged[prompt] for prompt in sorted(judged)]
+    def __call__(self, mask: SkipMask, most_prompts: int | None = None, only: Sequence[int] | None = None) -> list[Replayed]:
+        """One `Replayed` for each prompt whose continuation has two tokens or more; of about `most_prompts` of them, or of the batches
+        with these indices, if given."""
+        first = min(mask.sublayers, default=2 * mask.n_layers) // 2  # up to here the draft is the full model
+        chosen: list[tuple[int, int]] = []                           # (prompt, positions)
+        agrees, confidence = [], []
+        for b in self.batches.about(most_prompts) if only is None else (self.batches[i] for i in only):
+            states = onward(self.model, b.states[first], first, b.cache, b.plan, mask)
+            right, sure = self._judge(b, real_rows(states, b.rows))
+            agrees.append(right)
+            confidence.append(sure)
+            chosen += zip(b.prompts, b.lengths, strict=True)
+        ends = np.cumsum([length for _, length in chosen])[:-1]
+        parts = zip(chosen, *(np.split(torch.cat(x).cpu().numpy(), ends) for x in (agrees, confidence)), strict=True)
+        found = {prompt: Replayed(right, sure, self.rooms[prompt]) for (prompt, _), right, sure in parts}
+        return [found[prompt] for prompt in sorted(found)]
 
     def contexts(self) -> list[int]:
         """The shortest, the mean and the longest context that a position of these texts has: where a latency table is wanted."""
-        stands = [start + at for start, text in zip(self._starts, self.tokens, strict=True) for at in range(len(text))]
+        stands = [len(prompt) + at for prompt, text in zip(self.prompts, self.tokens, strict=True) for at in range(len(text))]
         return sorted({min(stands), round(sum(stands) / len(stands)), max(stands)})
 
     def acceptance(self, mask: SkipMask, most_prompts: int | None = None) -> float:
-        """α of the mask: share of positions at which its draft names the full model's token."""
+        """α of the mask: share of positions at which its draft names the full model's token, or the mean chance that it does."""
         return float(np.concatenate([r.agrees for r in self(mask, most_prompts)]).mean())
+
+    def _judge(self, b: Batch, states: Tensor) -> tuple[Tensor, Tensor]:
+        """(agrees [N], confidence [N]) from what goes into the head at the batch's positions, [N, H]."""
+        following, judged = b.following.flatten()[b.rows], []
+        for some in pieces(self.model, len(states)):
+            logits = self.model.head(states[some][None])[0]
+            if b.chance is None or self.batches.picker is None:
+                token, sure = most_likely(logits)
+                judged.append((token == following[some], sure))
+            else:
+                q = self.batches.picker.probs(logits)
+                judged.append((accepted(q.gather(1, following[some, None])[:, 0], b.chance[some]), q.amax(dim=-1)))
+        agrees, confidence = zip(*judged, strict=True)
+        return torch.cat(agrees), torch.cat(confidence)
+
+
+def accepted(q: Tensor, p: Tensor) -> Tensor:
+    """min(1, q / p), the chance that a token which was emitted had been drafted and stood; q, p [N]: what draft and full model gave it.
+
+    Its mean over tokens drawn from p is Σ min(p, q), the α of Leviathan et al. 2023 (theorem 3.5). p is 0 only where a pass over many
+    tokens rounds otherwise than the decoding that drew them.
+    """
+    return (q / p.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1)
+
+
+def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The greedy choice of a draft, and how sure it is of it: logits [..., V] -> (tokens [...], top probability [...])."""
+    token = logits.max(dim=-1).indices
+    return token, logits.float().softmax(dim=-1).gather(-1, token[..., None])[..., 0]

@@ -16,9 +16,11 @@ from skipsearch.cache import PassPlan
 def key_positions(plan: PassPlan) -> Tensor:
     """The position of the token in each slot, [B or 1, keys] int64.
 
-    A slot written before the pass holds the token of its own number. The pass's tokens say where they stand: siblings of a tree
-    share a position, and a replay writes behind the text what stands inside it.
+    A slot written before the pass holds the token of its own number, unless the plan knows better. The pass's tokens say where they
+    stand: siblings of a tree share a position, and a replay writes behind the text what stands inside it.
     """
+    if plan.key_positions is not None:
+        return plan.key_positions
     slots = torch.arange(plan.keys, device=plan.positions.device)[None]  # [1, keys]
     if plan.positions is plan.slots:
         return slots

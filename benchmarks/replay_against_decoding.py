@@ -1,0 +1,207 @@
+"""What replay says of masks, beside what real decoding of the same prompts does: counts, acceptance, time, and what each of them costs.
+
+Half of the masks are random, of every size; half were found by a search that replay judged. Each is decoded with under three exit policies,
+taking turns prompt by prompt with plain decoding. Exact replay has to count what the decoder counts. Fast replay predicts acceptance and,
+with the latency table, time per token.
+
+    python benchmarks/replay_against_decoding.py --masks 30 --tasks pycode,prose
+    python benchmarks/replay_against_decoding.py --temperature 0.7 --top-p 0.95       # sampled: no two decoders agree on counts then
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from skipsearch.decoding import Decoder
+from skipsearch.decoding.sampling import Sampling
+from skipsearch.engine import load_model
+from skipsearch.evaluation.evidence import gather
+from skipsearch.evaluation.exact import ExactReplay, walk
+from skipsearch.evaluation.latency import measure_costs
+from skipsearch.evaluation.objectives import ReplayObjective
+from skipsearch.evaluation.prompts import Workload, workload
+from skipsearch.evaluation.replay import Replay
+from skipsearch.evaluation.simulate import simulate
+from skipsearch.exits import DraftPolicy
+from skipsearch.mask import SkipMask
+from skipsearch.models.spec import ModelAdapter
+from skipsearch.searchers import SearchProblem, make_searcher
+from skipsearch.searchers.base import Costs
+from skipsearch.stats import DecodeStats
+from skipsearch.tasks import load_task
+
+DEPTH = 12
+POLICIES = (DraftPolicy(5), DraftPolicy(8, "confidence", {"threshold": 0.6}),
+            DraftPolicy(DEPTH, "adaptive", {"threshold": 0.6, "target_acceptance": 0.9, "step": 0.01, "beta1": 0.5, "beta2": 0.9}))
+COUNTS = ("round_tokens", "rounds", "drafted", "accepted", "rejecting_rounds")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A mask under a policy. seconds: per token; baseline: plain decoding, taking turns with it. differing: counts of exact replay that
+    are not the decoder's, as (name, replayed, decoded)."""
+
+    mask: SkipMask
+    kind: str
+    policy: DraftPolicy
+    real: DecodeStats
+    baseline: float
+    differing: tuple[tuple[str, int, int], ...]
+    alpha: float
+    simulated_alpha: float
+    seconds: float
+
+
+def masks_of(by_replay: ReplayObjective, count: int, searcher: str, seed: int) -> list[tuple[str, SkipMask]]:
+    n = 2 * by_replay.replay.model.spec.n_layers
+    rng = random.Random(seed)
+    sizes = np.linspace(1, n * 3 / 4, count - count // 2).round().astype(int).tolist()
+    found = [("random", SkipMask.from_sublayers(n // 2, rng.sample(range(n), size))) for size in sizes]
+    search = make_searcher(searcher, SearchProblem(n // 2, evidence=gather(by_replay.replay, by_replay.costs), seed=seed))
+    told = []
+    while len(told) < 2 * count and (mask := search.ask()) is not None:
+        told.append(by_replay.judge(mask)[0])
+        search.tell(told[-1])
+    told.sort(key=lambda trial: trial.seconds_per_token)
+    return found + [("searched", trial.mask) for trial in told[:count // 2]]
+
+
+def decoded(decoders: Sequence[Decoder], prompts: Workload, seed: int) -> list[DecodeStats]:
+    """Each on every prompt, taking turns; prompts that end with the prefill's own token are left out. No warm-up of a policy."""
+    totals = [DecodeStats() for _ in decoders]
+    for p in range(len(prompts.prompts)):
+        turn = [(p + d) % len(decoders) for d in range(len(decoders))]
+        for d in turn:
+            stats = prompts.generate(decoders[d], p, seed + p).stats
+            if stats.round_tokens:
+                totals[d] += stats
+    return totals
+
+
+def compared(model: ModelAdapter, prompts: Workload, costs: Costs, replay: Replay, exact: ExactReplay | None,
+             kind: str, mask: SkipMask, seed: int) -> tuple[list[Line], float]:
+    """A line a policy, and the seconds that a fast replay took."""
+    began = perf_counter()
+    replayed = replay(mask)
+    took = perf_counter() - began
+    drafts = exact(mask) if exact else None
+    plain, *real = decoded([Decoder(model), *(Decoder(model, mask, draft_length=p.draft_length, exit_policy=p.make()) for p in POLICIES)],
+                           prompts, seed)
+    assert plain.seconds_per_token is not None
+    alpha = float(np.concatenate([r.agrees for r in replayed]).mean())
+    lines = []
+    for policy, stats in zip(POLICIES, real, strict=True):
+        walked = stats if drafts is None else walk(drafts, policy.make(), policy.draft_length)
+        differing = tuple((name, a, b) for name in COUNTS if (a := getattr(walked, name)) != (b := getattr(stats, name)))
+        predicted = simulate(replayed, mask, policy.make(), policy.draft_length, costs)
+        lines.append(Line(mask, kind, policy, stats, plain.seconds_per_token, differing, alpha, predicted.stats.alpha or 0.0,
+                          predicted.seconds_per_token))
+    return lines, took
+
+
+def report(task: str, lines: list[Line], replays: list[float], costs: Costs) -> None:
+    print(f"\n{task}: {len(replays)} masks, {len(lines)} with their policies; a verify pass of one row {1e3 * costs.verify[0]:.3f} ms")
+    print("mask      skipped  policy                          tokens rounds drafted accepted | counts |     α    fast   | ms/tok    fast")
+    for line in lines:
+        real = line.real
+        print(f"{line.kind:9} {line.mask.n_skipped:7}  {line.policy!s:31} {real.round_tokens:6} {real.rounds:6} {real.drafted:7} "
+              f"{real.accepted:8} | {'differ' if line.differing else 'equal '} | {real.alpha or 0:6.3f} {line.simulated_alpha:6.3f}  | "
+              f"{1e3 * (real.seconds_per_token or 0):6.3f} {1e3 * line.seconds:7.3f}")
+    summary(lines, replays, costs)
+
+
+def summary(lines: list[Line], replays: list[float], costs: Costs) -> None:
+    for line in lines:
+        for name, ours, theirs in line.differing:
+            print(f"  {name} {ours} replayed, {theirs} decoded: {line.policy}, {line.mask}")
+    print(f"exact replay: counts of {sum(not line.differing for line in lines)} of {len(lines)} are the decoder's")
+    alphas = np.array([line.real.alpha or 0 for line in lines])
+    for name, predicted in (("positions", [line.alpha for line in lines]), ("simulated", [line.simulated_alpha for line in lines])):
+        off = np.abs(predicted - alphas)
+        print(f"fast replay, α ({name}): off by {np.median(off):.4f} (median), {off.mean():.4f} (mean), {off.max():.4f} (most)")
+    measured = np.array([line.real.seconds_per_token or 0 for line in lines])
+    relative = measured / [line.baseline for line in lines]
+    said = np.array([line.seconds for line in lines])
+    for name, ratio in (("milliseconds", said / measured), ("in units of plain decoding", said / costs.verify[0] / relative)):
+        off = 100 * np.abs(ratio - 1)
+        print(f"fast replay, time per token ({name}): off by {np.median(off):.1f} % (median), {off.max():.1f} % (most)")
+    print(f"fast replay, rank correlation of time per token with plain decoding's share: {spearmanr(said, relative).statistic:.3f}; "
+          + ", ".join(f"{spearmanr(said[i::len(POLICIES)], relative[i::len(POLICIES)]).statistic:.3f} {p.kind}"
+                      for i, p in enumerate(POLICIES)))
+    wall = np.median([line.real.decode_seconds + line.real.prefill_seconds for line in lines])
+    took = np.median(replays)
+    print(f"a fast replay takes {took:.3f} s, real decoding of the same tokens {wall:.3f} s: 1/{wall / took:.1f} of it")
+
+
+def sampled(model: ModelAdapter, prompts: Workload, replay: Replay, masks: list[tuple[str, SkipMask]], seeds: int) -> None:
+    """Acceptance alone, of rounds of one drafted token, whose drafts see what replay sees, and of five. Several samples of each prompt."""
+    print("mask      skipped | α of replay | decoded, 1 a round        | decoded, 5 a round")
+    for kind, mask in masks:
+        alpha, measured = replay.acceptance(mask), []
+        for length in (1, 5):
+            decoder = Decoder(model, mask, draft_length=length, exit_policy=DraftPolicy(length).make())
+            measured.append(sum((decoded([decoder], prompts, 1000 * s)[0] for s in range(1, seeds + 1)), DecodeStats()))
+        print(f"{kind:9} {mask.n_skipped:7} | {alpha:11.4f} | "
+              + " | ".join(f"{m.alpha or 0:.4f} ± {error(m):.4f}, {(m.alpha or 0) - alpha:+.4f}" for m in measured))
+
+
+def error(stats: DecodeStats) -> float:
+    """Standard error of an acceptance rate, as if drafts were independent."""
+    alpha = stats.alpha or 0.0
+    return float(np.sqrt(alpha * (1 - alpha) / max(1, stats.accepted + stats.rejecting_rounds)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--tasks", default="pycode,prose", help="names, parted by commas")
+    parser.add_argument("--masks", type=int, default=30, help="of each task")
+    parser.add_argument("--prompts", type=int, default=48, help="of each task's calibration prompts")
+    parser.add_argument("--searcher", default="knapsack", help="that proposes the searched half")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--samples", type=int, default=3, help="of each prompt, where tokens are sampled")
+    args = parser.parse_args()
+    model = load_model(args.model, args.device, args.dtype, engine=args.engine)
+    every: list[Line] = []
+    for name in args.tasks.split(","):
+        task = load_task(name)
+        prompts = workload(model, task, task.calibration).first(args.prompts)
+        context = sum(map(len, prompts.prompts)) // len(prompts.prompts) + prompts.max_new_tokens // 2
+        costs = measure_costs(model, DEPTH, context)
+        greedy = Replay(model, prompts.prompts, prompts.max_new_tokens, prompts.end_on_repeat)
+        masks = masks_of(ReplayObjective(greedy, costs), args.masks, args.searcher, args.seed)
+        if args.temperature:
+            drawn = Sampling(args.temperature, args.top_p)
+            print(f"\n{name}, temperature {args.temperature}, top-p {args.top_p}: {args.samples} samples of {len(prompts.prompts)} prompts")
+            asked = replace(prompts, sampling=drawn)
+            sampled(model, asked, Replay(model, prompts.prompts, prompts.max_new_tokens, prompts.end_on_repeat, sampling=drawn), masks,
+                    args.samples)
+            continue
+        exact = ExactReplay(greedy, DEPTH)
+        greedy(masks[0][1])  # warm-up
+        decoded([Decoder(model), Decoder(model, masks[0][1])], prompts.first(2), args.seed)
+        lines, replays = [], []
+        for kind, mask in masks:
+            new, took = compared(model, prompts, costs, greedy, exact, kind, mask, args.seed)
+            lines += new
+            replays.append(took)
+        report(name, lines, replays, costs)
+        every += lines
+    if not args.temperature:
+        print(f"\nall tasks: exact replay counts what decoding counts for {sum(not line.differing for line in every)} of {len(every)}")
+
+
+if __name__ == "__main__":
+    main()

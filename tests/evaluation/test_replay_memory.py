@@ -1,0 +1,86 @@
+"""How much of the continuations' K/V is kept decides how long a replay takes and nothing else."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from helpers.tiny import LAYERS, small_world
+
+from skipsearch.decoding.sampling import Sampling
+from skipsearch.evaluation import continuations
+from skipsearch.evaluation.exact import ExactReplay
+from skipsearch.evaluation.replay import Replay
+from skipsearch.mask import SkipMask
+
+PROMPTS = tuple(tuple(range(i, i + 1 + i % 5)) for i in range(20))
+MASKS = (SkipMask(LAYERS, (1, 3), (2,)), SkipMask(LAYERS, (0,), (0, 4)))
+SAMPLED = Sampling(0.7, top_p=0.95)
+
+
+@cache
+def kept_whole(sampling: Sampling = continuations.GREEDY) -> Replay:
+    return replay(sampling, None)
+
+
+def replay(sampling: Sampling, kv_bytes: int | None) -> Replay:
+    return Replay(small_world()[0], PROMPTS, 12, end_on_repeat=1, sampling=sampling, kv_bytes=kv_bytes)
+
+
+def bytes_kept(whole: Replay) -> int:
+    return sum(b.bytes for b in whole.batches)
+
+
+def test_everything_is_kept_where_there_is_room() -> None:
+    assert kept_whole().batches.kept == len(kept_whole().batches) > 1
+    assert all(a is b for a, b in zip(kept_whole().batches, kept_whole().batches, strict=True))
+
+
+@pytest.mark.parametrize("sampling", [continuations.GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("share", [0, 0.9])
+def test_a_small_budget_gives_the_same_bits(share: float, sampling: Sampling) -> None:
+    whole = kept_whole(sampling)
+    small = replay(sampling, int(share * bytes_kept(whole)))
+    assert len(small.batches) == len(whole.batches)
+    assert (small.batches.kept > 0) == (share > 0)
+    assert small.batches.kept < len(small.batches)
+    for mask in MASKS:
+        for a, b in zip(whole(mask), small(mask), strict=True):
+            assert np.array_equal(a.agrees, b.agrees)
+            assert np.array_equal(a.confidence, b.confidence)
+
+
+def test_so_it_does_for_exact_replay() -> None:
+    exact, of_small = (ExactReplay(r, 4)(MASKS[0]) for r in (kept_whole(), replay(continuations.GREEDY, 0)))
+    assert all(np.array_equal(a.right, b.right) and np.array_equal(a.confidence, b.confidence)
+               for a, b in zip(exact, of_small, strict=True))
+
+
+def test_the_budget_is_kept_to_the_byte() -> None:
+    needed = bytes_kept(kept_whole())
+    assert replay(continuations.GREEDY, needed).batches.kept == len(kept_whole().batches)
+    assert replay(continuations.GREEDY, needed - 1).batches.kept == len(kept_whole().batches) - 1
+
+
+def test_by_default_it_is_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = bytes_kept(kept_whole())
+    monkeypatch.setattr(continuations, "host_memory", lambda: needed / continuations.SHARE_OF_MEMORY)
+    assert replay(continuations.GREEDY, None).batches.kept == len(kept_whole().batches)
+    monkeypatch.setattr(continuations, "host_memory", lambda: 0)
+    assert replay(continuations.GREEDY, None).batches.kept == 0
+
+
+def test_batches_hold_every_text_once_with_little_padding() -> None:
+    batches = list(kept_whole().batches)
+    assert sorted(p for b in batches for p in b.prompts) == [i for i, t in enumerate(kept_whole().tokens) if len(t) > 1]
+    for b in batches:
+        assert b.fed.shape[0] <= continuations.MOST_PROMPTS
+        assert b.fed.numel() <= continuations.MOST_ROWS["cpu"]
+        assert list(b.lengths) == sorted(b.lengths)
+        assert len(b.rows) == sum(b.lengths)
+
+
+def test_a_few_batches_will_do_for_a_ranking() -> None:
+    batches = kept_whole().batches
+    assert [len(list(batches.about(n))) for n in (None, 10_000, 1)] == [len(batches), len(batches), 1]
