@@ -48,7 +48,7 @@ class GraphAdapter:
         The next call of the same shape overwrites them.
         """
         recording = self._recording(tokens, cache, plan, mask)
-        if recording is None:
+        if recording is None or plan.start is None:
             return None
         logits: Tensor = recording(tokens, plan.start)[:, :tokens.shape[1]]
         return logits[:, -1:] if last_only else logits
@@ -56,7 +56,7 @@ class GraphAdapter:
     def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, sure: bool) -> Scored | None:
         """A draft step with the scores of its token, in one recording. What is drawn at random is drawn outside of it."""
         recording = self._recording(token, cache, plan, mask, scorer, sure)
-        if recording is None:
+        if recording is None or plan.start is None:
             return None
         scored: Scored = recording(token, plan.start)
         return Scored(scored.weights.clone(), scored.sure)  # drafts are gathered while the next call overwrites them

@@ -40,7 +40,8 @@ class LatencyTable:
             return tuple(float(np.interp(context, contexts, column)) for column in zip(*values, strict=True))
 
         costs = [m.costs for m in self.measured]
-        return Costs(between([c.sublayers for c in costs]), *between([[c.overhead] for c in costs]), between([c.verify for c in costs]))
+        overhead, = between([[c.overhead] for c in costs])
+        return Costs(between([c.sublayers for c in costs]), overhead, between([c.verify for c in costs]))
 
     @property
     def errors(self) -> tuple[float, ...]:
