@@ -85,20 +85,20 @@ def decoded(decoders: Sequence[Decoder], prompts: Workload, seed: int) -> list[D
     return totals
 
 
-def compared(model: ModelAdapter, prompts: Workload, costs: Costs, replay: Replay, exact: ExactReplay | None,
-             kind: str, mask: SkipMask, seed: int) -> tuple[list[Line], float]:
+def compared(model: ModelAdapter, prompts: Workload, costs: Costs, replay: Replay, exact: ExactReplay, kind: str,
+             mask: SkipMask, seed: int) -> tuple[list[Line], float]:
     """A line a policy, and the seconds that a fast replay took."""
     began = perf_counter()
     replayed = replay(mask)
     took = perf_counter() - began
-    drafts = exact(mask) if exact else None
+    drafts = exact(mask)
     plain, *real = decoded([Decoder(model), *(Decoder(model, mask, draft_length=p.draft_length, exit_policy=p.make()) for p in POLICIES)],
                            prompts, seed)
     assert plain.seconds_per_token is not None
     alpha = float(np.concatenate([r.agrees for r in replayed]).mean())
     lines = []
     for policy, stats in zip(POLICIES, real, strict=True):
-        walked = stats if drafts is None else walk(drafts, policy.make(), policy.draft_length)
+        walked = walk(drafts, policy.make(), policy.draft_length)
         differing = tuple((name, a, b) for name in COUNTS if (a := getattr(walked, name)) != (b := getattr(stats, name)))
         predicted = simulate(replayed, mask, policy.make(), policy.draft_length, costs)
         lines.append(Line(mask, kind, policy, stats, plain.seconds_per_token, differing, alpha, predicted.stats.alpha or 0.0,
@@ -106,15 +106,14 @@ def compared(model: ModelAdapter, prompts: Workload, costs: Costs, replay: Repla
     return lines, took
 
 
-def report(task: str, lines: list[Line], replays: list[float], costs: Costs) -> None:
-    print(f"\n{task}: {len(replays)} masks, {len(lines)} with their policies; a verify pass of one row {1e3 * costs.verify[0]:.3f} ms")
-    print("mask      skipped  policy                          tokens rounds drafted accepted | counts |     α    fast   | ms/tok    fast")
-    for line in lines:
-        real = line.real
-        print(f"{line.kind:9} {line.mask.n_skipped:7}  {line.policy!s:31} {real.round_tokens:6} {real.rounds:6} {real.drafted:7} "
-              f"{real.accepted:8} | {'differ' if line.differing else 'equal '} | {real.alpha or 0:6.3f} {line.simulated_alpha:6.3f}  | "
-              f"{1e3 * (real.seconds_per_token or 0):6.3f} {1e3 * line.seconds:7.3f}")
-    summary(lines, replays, costs)
+HEAD = "mask      skipped  policy                          tokens rounds drafted accepted | counts |     α    fast   | ms/tok    fast"
+
+
+def shown(line: Line) -> str:
+    real = line.real
+    return (f"{line.kind:9} {line.mask.n_skipped:7}  {line.policy!s:31} {real.round_tokens:6} {real.rounds:6} {real.drafted:7} "
+            f"{real.accepted:8} | {'differ' if line.differing else 'equal '} | {real.alpha or 0:6.3f} {line.simulated_alpha:6.3f}  | "
+            f"{1e3 * (real.seconds_per_token or 0):6.3f} {1e3 * line.seconds:7.3f}")
 
 
 def summary(lines: list[Line], replays: list[float], costs: Costs) -> None:
@@ -140,16 +139,20 @@ def summary(lines: list[Line], replays: list[float], costs: Costs) -> None:
     print(f"a fast replay takes {took:.3f} s, real decoding of the same tokens {wall:.3f} s: 1/{wall / took:.1f} of it")
 
 
-def sampled(model: ModelAdapter, prompts: Workload, replay: Replay, masks: list[tuple[str, SkipMask]], seeds: int) -> None:
-    """Acceptance alone, of rounds of one drafted token, whose drafts see what replay sees, and of five. Several samples of each prompt."""
-    print("mask      skipped | α of replay | decoded, 1 a round        | decoded, 5 a round")
+def sampled(model: ModelAdapter, prompts: Workload, masks: list[tuple[str, SkipMask]], samples: int) -> None:
+    """Acceptance alone, of rounds of one drafted token, whose drafts see what replay sees, and of five. Texts of replay and of decoding are
+    samples of their own, several of each prompt."""
+    replays = [Replay(model, prompts.prompts, prompts.max_new_tokens, prompts.end_on_repeat, sampling=prompts.sampling, seed=500 + 1000 * s)
+               for s in range(samples)]
+    print("mask      skipped | α of replay     | decoded, 1 a round        | decoded, 5 a round", flush=True)
     for kind, mask in masks:
-        alpha, measured = replay.acceptance(mask), []
+        chances = np.concatenate([r.agrees for replay in replays for r in replay(mask)])
+        alpha, measured = float(chances.mean()), []
         for length in (1, 5):
             decoder = Decoder(model, mask, draft_length=length, exit_policy=DraftPolicy(length).make())
-            measured.append(sum((decoded([decoder], prompts, 1000 * s)[0] for s in range(1, seeds + 1)), DecodeStats()))
-        print(f"{kind:9} {mask.n_skipped:7} | {alpha:11.4f} | "
-              + " | ".join(f"{m.alpha or 0:.4f} ± {error(m):.4f}, {(m.alpha or 0) - alpha:+.4f}" for m in measured))
+            measured.append(sum((decoded([decoder], prompts, 1000 * s)[0] for s in range(1, samples + 1)), DecodeStats()))
+        print(f"{kind:9} {mask.n_skipped:7} | {alpha:.4f} ± {chances.std() / len(chances) ** 0.5:.4f} | "
+              + " | ".join(f"{m.alpha or 0:.4f} ± {error(m):.4f}, {(m.alpha or 0) - alpha:+.4f}" for m in measured), flush=True)
 
 
 def error(stats: DecodeStats) -> float:
@@ -185,19 +188,20 @@ def main() -> None:
         if args.temperature:
             drawn = Sampling(args.temperature, args.top_p)
             print(f"\n{name}, temperature {args.temperature}, top-p {args.top_p}: {args.samples} samples of {len(prompts.prompts)} prompts")
-            asked = replace(prompts, sampling=drawn)
-            sampled(model, asked, Replay(model, prompts.prompts, prompts.max_new_tokens, prompts.end_on_repeat, sampling=drawn), masks,
-                    args.samples)
+            sampled(model, replace(prompts, sampling=drawn), masks, args.samples)
             continue
         exact = ExactReplay(greedy, DEPTH)
         greedy(masks[0][1])  # warm-up
         decoded([Decoder(model), Decoder(model, masks[0][1])], prompts.first(2), args.seed)
-        lines, replays = [], []
+        lines: list[Line] = []
+        replays = []
+        print(f"\n{name}: {len(masks)} masks, {len(prompts.prompts)} prompts, plain decoding at {1e3 * costs.verify[0]:.3f} ms\n{HEAD}")
         for kind, mask in masks:
             new, took = compared(model, prompts, costs, greedy, exact, kind, mask, args.seed)
+            print("\n".join(map(shown, new)), flush=True)
             lines += new
             replays.append(took)
-        report(name, lines, replays, costs)
+        summary(lines, replays, costs)
         every += lines
     if not args.temperature:
         print(f"\nall tasks: exact replay counts what decoding counts for {sum(not line.differing for line in every)} of {len(every)}")
