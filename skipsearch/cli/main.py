@@ -23,12 +23,13 @@ def root(debug: bool = typer.Option(False, "--debug", help="Show the traceback o
 
 def register() -> None:
     """Attach every command; each file holds one."""
-    from skipsearch.cli import bench, catalogue, decode, doctor, export, profile, task, tune
+    from skipsearch.cli import bench, catalogue, decode, doctor, export, profile, report, task, tune
 
     app.command(name="tune", short_help="Search a mask, measure it on hold-out prompts, write a profile.")(tune.tune)
     app.command(name="decode", short_help="Generate with a profile; the tokens are the full model's own.")(decode.decode)
     app.command(name="bench", short_help="Measure side by side: plain, with a profile, Hugging Face.")(bench.bench)
     app.command(name="export", short_help="A profile's draft as a checkpoint for other engines.")(export.export)
+    app.command(name="report", short_help="A search and its profile in pictures: one HTML file.")(report.report)
     app.command(name="list", short_help="The names that other commands take: models, tasks, searchers, …")(catalogue.catalogue)
     app.command(name="doctor", short_help="Is this installation able to do its work?")(doctor.doctor)
     app.add_typer(profile.app, name="profile")

@@ -1,0 +1,35 @@
+"""`skipsearch report`: pictures of a search and its profile, in one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skipsearch.cli.options import require
+
+
+def report(out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page to write.")],
+           study: Annotated[list[str] | None, typer.Option(metavar="PATH|URL", help="A search's journal or storage URL; several to compare "
+                                                                                  "them.")] = None,
+           profile: Annotated[Path | None, typer.Option(metavar="FILE", help="A profile; with --study, both.")] = None,
+           force: Annotated[bool, typer.Option("--force", help="Replace a page that exists.")] = False) -> None:
+    """Example: skipsearch report --study my-profile.journal --profile my-profile.yaml --out report.html
+
+    Draw how the searchers converged, speedup against skipped sub-layers, predicted against measured, which layers are skipped, and the
+    policy surface. One file that needs no network. Studies are read only, a search may be running in them.
+    """
+    require(bool(study or profile), "give --study, --profile, or both")
+    from skipsearch.cli.common import err
+    from skipsearch.cli.common import out as console
+    from skipsearch.profile import load_profile
+    from skipsearch.report.page import check_writable, write_report
+    from skipsearch.report.study import read_studies
+
+    check_writable(out, force)
+    loaded = load_profile(profile) if profile else None
+    missing = write_report(out, read_studies(study or []), loaded, replace=force)
+    if missing:
+        err.print(f"not drawn, and the page says why: {', '.join(missing)}", style="dim", markup=False)
+    console.print(f"{out}: open it in a browser", markup=False)

@@ -1,0 +1,124 @@
+"""`write_report`: studies and a profile as one HTML file that needs no network and runs no script."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from skipsearch import __version__
+from skipsearch.errors import ExportError
+from skipsearch.profile import Profile
+from skipsearch.profile.describe import describe
+from skipsearch.profile.dump import save_text
+from skipsearch.report.drawn import NothingToDraw, clean, number, times
+from skipsearch.report.searches import check_comparable
+from skipsearch.report.sections import Section, sections
+from skipsearch.report.study import Study
+from skipsearch.report.theme import css_variables
+
+SUMMARY = ("study", "searchers", "masks judged", "left out", "best predicted", "it skips", "α", "τ", "β", "policy", "measured on hold-out")
+SAID = {"model": "model", "n_layers": "layers", "dtype": "dtype", "quantization": "weights", "task": "task", "device": "device",
+        "engine": "engine", "objective": "objective"}   # of a study's identity, and what the page calls it
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A section as the template reads it: a figure with its numbers or, without an svg, why there is none."""
+
+    section: Section
+    svg: Markup | None = None
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    missing: str = ""
+
+
+def write_report(out: str | Path, studies: Sequence[Study] = (), profile: Profile | None = None, replace: bool = False) -> list[str]:
+    """Write the page; returns the titles of the figures that could not be drawn, for which the page says why.
+
+    out: a reader sees the old file or the new one, never a part. replace: there may be an old one.
+    Raises: ExportError if `out` cannot be written, or without matplotlib; SearchError for studies of two models.
+    """
+    target = Path(out)
+    check_writable(target, replace)
+    html, missing = render(studies, profile)
+    save_text(html, target)
+    return missing
+
+
+def check_writable(target: Path, replace: bool) -> None:
+    """Find out before the work that its result cannot be kept. Raises: ExportError."""
+    if target.is_dir():
+        raise ExportError(f"--out {target} is a folder; name the file to write")
+    if target.exists() and not replace:
+        raise ExportError(f"{target} exists already: replace it with --force, or write another with --out")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExportError(f"the folder {target.parent} cannot be made ({error.strerror}): choose another with --out") from None
+    if not os.access(target.parent, os.W_OK):
+        raise ExportError(f"the folder {target.parent} may not be written to: choose another with --out")
+
+
+def render(studies: Sequence[Study], profile: Profile | None) -> tuple[str, list[str]]:
+    """The page, and the titles of the figures that could not be drawn. Text is escaped by the template, where it is put in."""
+    check_comparable(studies, profile)
+    figures = [_shown(section) for section in sections(studies, profile)]
+    environment = Environment(loader=PackageLoader("skipsearch.report", "."), autoescape=True, undefined=StrictUndefined,
+                              trim_blocks=True, lstrip_blocks=True)
+    html = environment.get_template("page.html").render(
+        title=_title(studies, profile), facts=_facts(studies, profile), differing=_differing(studies, profile), columns=SUMMARY,
+        summary=[_summary(study) for study in studies], figures=figures, version=__version__,
+        light=Markup(css_variables(dark=False)), dark=Markup(css_variables(dark=True)))
+    return clean(html), [figure.section.title for figure in figures if figure.missing]
+
+
+def _shown(section: Section) -> Shown:
+    try:
+        drawn = section.draw()
+    except NothingToDraw as reason:
+        return Shown(section, missing=str(reason))
+    return Shown(section, Markup(drawn.svg(f"{section.id}-title", f"{section.id}-words")), drawn.columns, drawn.rows)
+
+
+def _summary(study: Study) -> list[str]:
+    best, held = study.best, study.confirmed
+    trial = best.trial
+    return [study.label, ", ".join(study.searchers), str(len(study.judged)), str(study.left_out),
+            f"{times(best.speedup)} ± {best.half_width:.2f}", f"{trial.mask.n_skipped} of {2 * study.n_layers}", number(trial.alpha),
+            number(trial.tau), number(trial.beta), trial.policy,
+            f"{times(held.speedup.mean)} ({held.speedup.low:.2f}–{held.speedup.high:.2f})" if held else "not recorded"]
+
+
+def _title(studies: Sequence[Study], profile: Profile | None) -> str:
+    if profile is not None:
+        return f"{profile.model.id} on {profile.task.name}"
+    tasks = dict.fromkeys(str(study.identity.get("task")) for study in studies)
+    return f"{studies[0].identity.get('model')} on {', '.join(tasks)}" if studies else "nothing to show"
+
+
+def _facts(studies: Sequence[Study], profile: Profile | None) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Headings, each with what and what about it. Of several searches, what they share."""
+    found = []
+    if studies:
+        shared = [(name, str(value)) for key, name in SAID.items() if (value := studies[0].identity.get(key)) is not None
+                  and all(study.identity.get(key) == value for study in studies)]
+        found.append(("The search" if len(studies) == 1 else "The searches", shared))
+    if profile is not None:
+        found.append(("The profile", [(line[:9].strip(), line[9:]) for line in describe(profile)]))
+    return found
+
+
+def _differing(studies: Sequence[Study], profile: Profile | None) -> list[str]:
+    """What is shown together, was not made with the same, and what that is."""
+    made = [(study.label, {key: str(value) for key, value in study.identity.items()}) for study in studies]
+    if profile is not None:
+        own = {"task": profile.task.name, "dtype": profile.model.dtype, "engine": profile.engine}
+        made.append(("the profile", {key: str(value) for key, value in own.items() if value}))
+    keys = dict.fromkeys(key for _, identity in made for key in identity)
+    return [f"{key}: {'; '.join(f'{what} {identity[key]}' for what, identity in made if key in identity)}" for key in keys
+            if len({identity[key] for _, identity in made if key in identity}) > 1]

@@ -1,0 +1,53 @@
+"""The figures of the page in their order, with what each shows in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from skipsearch.profile import Profile
+from skipsearch.report.closed_form import closed_form, token_times
+from skipsearch.report.drawn import Drawn
+from skipsearch.report.maps import BEST, layer_map, policy_surface
+from skipsearch.report.searches import convergence, predicted_measured, speedup_by_skipped
+from skipsearch.report.study import Study
+
+
+@dataclass(frozen=True)
+class Section:
+    """A figure and its text. draw raises NothingToDraw where what was recorded does not hold it."""
+
+    id: str
+    title: str
+    words: str
+    draw: Callable[[], Drawn]
+
+
+def sections(studies: Sequence[Study], profile: Profile | None) -> Iterator[Section]:
+    yield Section("convergence", "Convergence by searcher",
+                  "A point is a judged mask, a line the best so far. The predicted speedup is over plain decoding, the line at 1.",
+                  partial(convergence, studies))
+    yield Section("skipped", "Speedup against skipped sub-layers",
+                  "The dashed line joins the best mask of each number of skipped sub-layers (figure 4 of Draft & Verify). Points above "
+                  "each other differ only in which sub-layers they skip.", partial(speedup_by_skipped, studies))
+    yield Section("predicted", "Predicted against measured",
+                  "A point is a mask that really decoded prompts, with its 95 % interval. Above the dashed line it did better than "
+                  "predicted; above 1 it beat plain decoding.", partial(predicted_measured, studies, profile))
+    yield Section("layers", "Layer map by searcher",
+                  "A full cell is a sub-layer that the draft skips, an empty one that it keeps; shades say in how many of a searcher's "
+                  f"best {BEST} masks.",
+                  partial(layer_map, studies, profile))
+    with_surface = [study for study in studies if study.surface]
+    for k, study in enumerate(with_surface or [*studies, None][:1]):
+        of = f" of {study.label}" if study is not None and len(with_surface) > 1 else ""
+        name = f"surface-{k}" if k else "surface"
+        yield Section(name, f"Policy surface{of}",
+                      "The predicted speedup of the winner's mask under each draft policy: at most so many tokens a round (across), "
+                      "drafting stopped below a confidence (down). The best is bold.", partial(policy_surface, study, name))
+    yield Section("times", "Time a token", "Decoding of hold-out prompts, with and without the profile, by the same engine.",
+                  partial(token_times, profile))
+    yield Section("closed-form", "Closed form beside the measurement",
+                  "What draft length should give if each drafted token were accepted with the same probability α, a draft pass cost β of a "
+                  "full pass and a verify pass v of one. v is that of the rounds as measured, so the curve flatters long drafts.",
+                  partial(closed_form, profile))

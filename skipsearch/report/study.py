@@ -1,0 +1,241 @@
+"""A study as a report reads it: every judged mask, the race and the policy surface, and never a byte written.
+
+`Ledger` cannot do this: it opens a study to go on with it, creates what is missing and marks as failed what a killed process left.
+What was added to studies later (`searcher`, `search_seconds`, `raced`, `surface`) may be missing; a figure that needs it says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as OptunaState
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from skipsearch.errors import SearchError
+from skipsearch.ledger import JOURNAL_START, STUDY, parameter_names
+from skipsearch.mask import SkipMask
+from skipsearch.stats import Trial
+
+UNKNOWN = "searcher not recorded"   # the searcher of a trial that does not say who proposed it
+MAX_LAYERS = 1024          # as in a profile
+
+Ratio = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
+Number = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
+
+
+class Part(BaseModel):
+    """Keys that a later version adds are none of our business."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Interval(Part):
+    mean: Ratio
+    low: Number
+    high: Number
+
+
+class RacedMask(Part):
+    """One contender under real decoding; predicted: what the search had promised, null where it promised nothing."""
+
+    attn: tuple[int, ...]
+    mlp: tuple[int, ...]
+    policy: str
+    predicted: Ratio | None = None
+    speedup: Interval
+    split: Literal["calibration", "holdout"]
+
+
+class SurfacePoint(Part):
+    """What the winner's mask is predicted to gain under one draft policy; threshold: null where the policy has none."""
+
+    kind: str
+    draft_length: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    speedup: Ratio
+
+
+class Surface(Part):
+    policies: tuple[SurfacePoint, ...] = ()
+
+
+class Facts(Part):
+    """What a trial says about itself beside its time."""
+
+    stderr: Number = 0.0
+    fidelity: str = ""
+    alpha: Number | None = None
+    tau: Number | None = None
+    beta: Number | None = None
+    baseline_seconds_per_token: Ratio | None = None
+    policy: str = ""
+    searcher: str = UNKNOWN
+    search_seconds: Number | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A mask that was judged. searcher: who proposed it; seconds: what asking for it and judging it took, None if not recorded."""
+
+    trial: Trial
+    speedup: float
+    searcher: str = UNKNOWN
+    seconds: float | None = None
+
+    @property
+    def half_width(self) -> float:
+        """Of the speedup's 95 % interval, from the standard error of its time."""
+        return 1.96 * self.speedup * self.trial.stderr / self.trial.seconds_per_token
+
+
+@dataclass(frozen=True)
+class Study:
+    """One search. judged: finished trials in their order; left_out: those without a time or a baseline (failed, or abandoned)."""
+
+    label: str
+    n_layers: int
+    identity: Mapping[str, Any]
+    judged: tuple[Judged, ...]
+    left_out: int = 0
+    raced: tuple[RacedMask, ...] = ()
+    surface: tuple[SurfacePoint, ...] = ()
+
+    @property
+    def best(self) -> Judged:
+        return max(self.judged, key=lambda j: j.speedup)
+
+    @property
+    def searchers(self) -> tuple[str, ...]:
+        """Who proposed something, in order of appearance."""
+        return tuple(dict.fromkeys(j.searcher for j in self.judged))
+
+    @property
+    def best_so_far(self) -> list[float]:
+        return list(accumulate((j.speedup for j in self.judged), max))
+
+    @property
+    def clock(self) -> list[float] | None:
+        """Seconds of search at the end of each trial; None unless every trial recorded its own."""
+        spent = [j.seconds for j in self.judged]
+        return None if None in spent else list(accumulate(s for s in spent if s is not None))
+
+    @property
+    def confirmed(self) -> RacedMask | None:
+        """The winner on hold-out prompts; None before the search came that far."""
+        return next((r for r in reversed(self.raced) if r.split == "holdout"), None)
+
+    def promised(self, contender: RacedMask) -> float | None:
+        """What the search had predicted of a contender's mask: its own word, else that of the same mask in the race."""
+        same = (r.predicted for r in self.raced if r.predicted and (r.attn, r.mlp) == (contender.attn, contender.mlp))
+        return contender.predicted or next(same, None)
+
+    def mask_of(self, contender: RacedMask) -> SkipMask:
+        return SkipMask(self.n_layers, contender.attn, contender.mlp)
+
+
+def read_study(where: str | Path, label: str | None = None) -> Study:
+    """The study in a journal file or behind a storage URL.
+
+    label: what figures call it; the file's or the data base's name if not given, without any password.
+    Raises: SearchError if there is none, it is not one of ours, or no mask in it was judged.
+    """
+    name = _shown(str(where))
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        study = optuna.load_study(study_name=STUDY, storage=_storage(str(where), name))
+        attributes, trials = study.user_attrs, study.get_trials(deepcopy=False)
+    except SearchError:
+        raise
+    except KeyError:
+        raise SearchError(f"{name} holds no search of this program: name the study that `skipsearch tune` wrote") from None
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise SearchError(f"the study {name} cannot be read ({reason}): name a journal or address that `skipsearch tune` wrote") from None
+    identity = attributes.get("identity")
+    n_layers = identity.get("n_layers") if isinstance(identity, dict) else None
+    if not isinstance(n_layers, int) or not 1 <= n_layers <= MAX_LAYERS:
+        raise SearchError(f"the study {name} does not say of how many layers its model is: `skipsearch tune` did not write it")
+    judged = tuple(j for t in trials if (j := _judged(t, n_layers, name)) is not None)
+    if not judged:
+        raise SearchError(f"the study {name} holds no judged mask ({len(trials)} trials, none of them finished with a time): let the "
+                          "search go on with `skipsearch tune --resume`")
+    return Study(label or _label(name), n_layers, identity, judged, len(trials) - len(judged),
+                 _parsed(tuple[RacedMask, ...], attributes.get("raced", []), f"the race in {name}"),
+                 _parsed(Surface, attributes.get("surface", {}), f"the policy surface in {name}").policies)
+
+
+def read_studies(places: Sequence[str | Path]) -> list[Study]:
+    """Several studies to show together, called by as much of their names as tells them apart. Raises: SearchError."""
+    names = [_shown(str(where)) for where in places]
+    short = [_label(name) for name in names]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SearchError(f"the study {twice} is named twice: give each once")
+    return [read_study(where, name if short.count(label) > 1 else label) for where, name, label in zip(places, names, short, strict=True)]
+
+
+def _url(where: str) -> URL:
+    try:
+        return make_url(where)
+    except ArgumentError:
+        raise SearchError(f"--study {where.partition('://')[0]}://… is not a storage address: write postgresql://user@host/name, or a "
+                          "journal's file") from None
+
+
+def _shown(where: str) -> str:
+    """An address without its password."""
+    return _url(where).render_as_string(hide_password=True) if "://" in where else where
+
+
+def _label(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].removesuffix(".journal") or name
+
+
+def _storage(where: str, name: str) -> BaseStorage:
+    """Storage that reading writes nothing to: no file, no table is made."""
+    if "://" in where:
+        url = _url(where)
+        file = url.database if url.get_backend_name() == "sqlite" else None
+        if file and not file.startswith(("file:", ":memory:")) and not Path(file).is_file():
+            raise SearchError(f"there is no study at {name}: the file does not exist")
+        return RDBStorage(where, skip_table_creation=True)
+    path = Path(where)
+    if not path.is_file():
+        raise SearchError(f"there is no study at {name}: {'that is a folder' if path.is_dir() else 'the file does not exist'}")
+    with path.open("rb") as journal:
+        if journal.read(len(JOURNAL_START)) != JOURNAL_START:
+            raise SearchError(f"{name} is not the journal of a search: name one that `skipsearch tune` wrote")
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
+def _judged(frozen: FrozenTrial, n_layers: int, name: str) -> Judged | None:
+    """None for a trial that failed, was abandoned, or is no mask of this model."""
+    seconds, names = frozen.value if frozen.state is OptunaState.COMPLETE else None, parameter_names(n_layers)
+    if seconds is None or not (math.isfinite(seconds) and seconds > 0) or not set(names) <= frozen.params.keys():
+        return None
+    facts: Facts = _parsed(Facts, {k: v for k, v in frozen.user_attrs.items() if v is not None}, f"trial {frozen.number} of {name}")
+    if facts.baseline_seconds_per_token is None:
+        return None
+    own = facts.model_dump(exclude={"searcher", "search_seconds"})
+    trial = Trial(SkipMask.from_bits([frozen.params[p] for p in names]), seconds, **own)
+    return Judged(trial, facts.baseline_seconds_per_token / seconds, facts.searcher, facts.search_seconds)
+
+
+def _parsed(kind: Any, value: Any, what: str) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SearchError(f"{what} cannot be read ({'.'.join(map(str, first['loc']))}: {first['msg']}): another version may have "
+                          "written it") from None
