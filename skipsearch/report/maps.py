@@ -53,7 +53,7 @@ def layer_map(studies: Sequence[Study], profile: Profile | None = None) -> Drawn
         axes.spines[["left", "bottom"]].set_visible(False)
     tips = [f"{rows[r].name}, {sides[side]} {layer}: {_skips(rows[r], 2 * layer + side)}" for r, side, layer in places]
     numbers = [[row.name, row.about, sides[side], _in_words(row.share[side::2])] for row in rows for side in (0, 1)]
-    return Drawn("layers", figure, ("masks", "speedup", "sub-layers", "layers skipped (in how many of the masks)"), numbers, {"cells": tips})
+    return Drawn("layers", figure, ("masks", "speedup", "sub-layers", "layers skipped (by how many of them)"), numbers, {"cells": tips})
 
 
 def map_rows(studies: Sequence[Study], profile: Profile | None = None) -> list[MapRow]:
