@@ -93,7 +93,7 @@ def policy_surface(study: Study | None, name: str = "surface") -> Drawn:
     top = max(best.values(), key=lambda p: p.speedup)
     reach = max(abs(p.speedup - 1) for p in best.values()) or 1.0
     with style() as figure_of:
-        figure = figure_of(figsize=(8.4, 0.8 + 0.3 * len(names)), layout="constrained")
+        figure = figure_of(figsize=(8.4, 0.8 + 0.26 * len(names)), layout="constrained")
         axes = figure.subplots()
         drawn = [((lengths.index(length), names.index(row)), point) for (row, length), point in best.items()]
         for gid, colour, gains in (("gain", GAIN, True), ("loss", LOSS, False)):

@@ -67,7 +67,7 @@ def convergence(studies: Sequence[Study]) -> Drawn:
         figure.axes[0].set_ylabel("predicted speedup")
         _legend(figure, figure.axes[0])
     rows = [[study.label, str(i), j.searcher, str(j.trial.mask.n_skipped), times(j.speedup, 3), times(best, 3), number(j.trial.alpha),
-             number(j.trial.tau), number(j.trial.beta), j.trial.policy, number(j.seconds)]
+             number(j.trial.tau), number(j.trial.beta), j.trial.policy, number(j.trial.search_seconds)]
             for study in studies for i, (j, best) in enumerate(zip(study.judged, study.best_so_far, strict=True), 1)]
     return Drawn("convergence", figure, ("study", "mask", "searcher", "sub-layers skipped", "predicted", "best so far", "α", "τ", "β",
                                          "policy", "seconds"), rows, tips)
@@ -91,7 +91,7 @@ def speedup_by_skipped(studies: Sequence[Study]) -> Drawn:
             for j in judged:
                 by_count[j.trial.mask.n_skipped].append(j.speedup)
         counts = sorted(by_count)
-        axes.plot(counts, [max(by_count[c]) for c in counts], "--", color=MUTED, lw=1.2, gid="best", label="best of a number")
+        axes.plot(counts, [max(by_count[c]) for c in counts], "--", color=MUTED, lw=1.2, gid="best", label="best of each number")
         _break_even(axes)
         total = 2 * studies[0].n_layers
         axes.set_xlim(0, total)

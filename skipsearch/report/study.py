@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from skipsearch.errors import SearchError
+from skipsearch.errors import MaskError, SearchError
 from skipsearch.ledger import JOURNAL_START, STUDY, parameter_names
 from skipsearch.mask import SkipMask
 from skipsearch.stats import Trial
@@ -80,18 +80,20 @@ class Facts(Part):
     beta: Number | None = None
     baseline_seconds_per_token: Ratio | None = None
     policy: str = ""
-    searcher: str = UNKNOWN
+    searcher: str = ""
     search_seconds: Number | None = None
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A mask that was judged. searcher: who proposed it; seconds: what asking for it and judging it took, None if not recorded."""
+    """A trial that ended with a time and knows what plain decoding took."""
 
     trial: Trial
     speedup: float
-    searcher: str = UNKNOWN
-    seconds: float | None = None
+
+    @property
+    def searcher(self) -> str:
+        return self.trial.searcher or UNKNOWN
 
     @property
     def half_width(self) -> float:
@@ -127,7 +129,7 @@ class Study:
     @property
     def clock(self) -> list[float] | None:
         """Seconds of search at the end of each trial; None unless every trial recorded its own."""
-        spent = [j.seconds for j in self.judged]
+        spent = [j.trial.search_seconds for j in self.judged]
         return None if None in spent else list(accumulate(s for s in spent if s is not None))
 
     @property
@@ -170,9 +172,15 @@ def read_study(where: str | Path, label: str | None = None) -> Study:
     if not judged:
         raise SearchError(f"the study {name} holds no judged mask ({len(trials)} trials, none of them finished with a time): let the "
                           "search go on with `skipsearch tune --resume`")
-    return Study(label or _label(name), n_layers, identity, judged, len(trials) - len(judged),
-                 _parsed(tuple[RacedMask, ...], attributes.get("raced", []), f"the race in {name}"),
-                 _parsed(Surface, attributes.get("surface", {}), f"the policy surface in {name}").policies)
+    raced: tuple[RacedMask, ...] = _parsed(tuple[RacedMask, ...], attributes.get("raced", []), f"the race in {name}")
+    surface: Surface = _parsed(Surface, attributes.get("surface", {}), f"the policy surface in {name}")
+    study = Study(label or _label(name), n_layers, identity, judged, len(trials) - len(judged), raced, surface.policies)
+    try:
+        for contender in raced:
+            study.mask_of(contender)
+    except MaskError as error:
+        raise SearchError(f"the race in {name} cannot be read ({error})") from None
+    return study
 
 
 def read_studies(places: Sequence[str | Path]) -> list[Study]:
@@ -225,11 +233,8 @@ def _judged(frozen: FrozenTrial, n_layers: int, name: str) -> Judged | None:
     if seconds is None or not (math.isfinite(seconds) and seconds > 0) or not set(names) <= frozen.params.keys():
         return None
     facts: Facts = _parsed(Facts, {k: v for k, v in frozen.user_attrs.items() if v is not None}, f"trial {frozen.number} of {name}")
-    if facts.baseline_seconds_per_token is None:
-        return None
-    own = facts.model_dump(exclude={"searcher", "search_seconds"})
-    trial = Trial(SkipMask.from_bits([frozen.params[p] for p in names]), seconds, **own)
-    return Judged(trial, facts.baseline_seconds_per_token / seconds, facts.searcher, facts.search_seconds)
+    trial = Trial(SkipMask.from_bits([frozen.params[p] for p in names]), seconds, **facts.model_dump())
+    return Judged(trial, trial.speedup) if trial.speedup else None
 
 
 def _parsed(kind: Any, value: Any, what: str) -> Any:

@@ -12,8 +12,8 @@ from skipsearch.mask import SkipMask
 from skipsearch.stats import Trial, TrialState
 
 LAYERS = 6
-IDENTITY: dict[str, Any] = {"model": "demo", "n_layers": LAYERS, "dtype": "float32", "device": "a processor", "engine": "lean", "task": "sums",
-                            "objective": "replay", "config_sha256": "c" * 64, "software": {"torch": "2"}}
+IDENTITY: dict[str, Any] = {"model": "demo", "n_layers": LAYERS, "dtype": "float32", "device": "a processor", "engine": "lean",
+                            "task": "sums", "objective": "replay", "config_sha256": "c" * 64, "software": {"torch": "2"}}
 SEARCHERS = {"sensitivity": 5, "gp": 12}
 RACED = [{"attn": [1, 2], "mlp": [3], "policy": "confidence 0.4, up to 6", "predicted": 1.31, "split": "calibration",
           "speedup": {"mean": 1.27, "low": 1.2, "high": 1.34}},
@@ -21,7 +21,8 @@ RACED = [{"attn": [1, 2], "mlp": [3], "policy": "confidence 0.4, up to 6", "pred
           "speedup": {"mean": 0.97, "low": 0.9, "high": 1.04}},
          {"attn": [1, 2], "mlp": [3], "policy": "confidence 0.4, up to 6", "predicted": None, "split": "holdout",
           "speedup": {"mean": 1.24, "low": 1.16, "high": 1.31}}]
-SURFACE = {"policies": [*({"kind": "fixed", "draft_length": n, "threshold": None, "speedup": 1.25 - 0.05 * abs(n - 3)} for n in range(1, 9)),
+SURFACE = {"policies": [*({"kind": "fixed", "draft_length": n, "threshold": None, "speedup": 1.25 - 0.05 * abs(n - 3)}
+                          for n in range(1, 9)),
                         *({"kind": "confidence", "draft_length": n, "threshold": t, "speedup": 1.3 - abs(t - 0.4) - 0.02 * abs(n - 6)}
                           for n in (4, 6, 8, 12) for t in (0.2, 0.4, 0.6)),
                         *({"kind": "adaptive", "draft_length": 12, "threshold": t, "speedup": 1.1 + t / 10 + target / 100}
@@ -37,12 +38,12 @@ def make_study(where: Path | str, searchers: dict[str, int] = SEARCHERS, *, reco
         for _ in range(count):
             mask = SkipMask.from_bits([random.randint(0, 1) for _ in range(2 * n_layers)])
             speedup = 1.3 - abs(mask.n_skipped - n_layers) / n_layers + random.gauss(0, 0.05)
-            notes = {"searcher": name, "search_seconds": random.uniform(0.1, 0.4)} if recorded else {}
             ledger.add(Trial(mask, 0.01 / speedup, 0.0002, "replay", 0.8, 2.1, 1 - mask.n_skipped / (2 * n_layers),
-                             baseline_seconds_per_token=0.01, policy="confidence 0.4, up to 6"), **notes)
+                             baseline_seconds_per_token=0.01, policy="confidence 0.4, up to 6", searcher=name if recorded else "",
+                             search_seconds=random.uniform(0.1, 0.4) if recorded else None))
     for _ in range(failed):
         ledger.add(Trial(SkipMask(n_layers, (0,)), math.inf, state=TrialState.FAILED))
     if recorded:
-        ledger.study.set_user_attr("raced", raced)
-        ledger.study.set_user_attr("surface", surface)
+        ledger.note("raced", raced)
+        ledger.note("surface", surface)
     return ledger

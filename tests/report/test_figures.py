@@ -1,0 +1,268 @@
+"""Every figure holds the marks and the numbers of what it is given, as an SVG that can stand anywhere in a page, or as a picture."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from helpers.profiles import GOLDEN, demo_profile
+
+from report.studies import RACED, SURFACE, make_study
+from skipsearch.errors import ExportError, SearchError
+from skipsearch.profile import Profile, load_profile
+from skipsearch.report import (
+    Drawn,
+    NothingToDraw,
+    Study,
+    closed_form,
+    convergence,
+    layer_map,
+    policy_surface,
+    predicted_measured,
+    read_study,
+    speedup_by_skipped,
+    token_times,
+)
+from skipsearch.report.closed_form import by_counts, drafted_per_round
+from skipsearch.report.maps import map_rows
+from skipsearch.report.searches import compared
+from skipsearch.report.theme import COLOURS
+
+LAYERS = 16   # of the golden profile
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    path = tmp_path_factory.mktemp("study") / "both.journal"
+    make_study(path, n_layers=LAYERS)
+    return read_study(path)
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    path = tmp_path_factory.mktemp("study") / "old.journal"
+    make_study(path, {"": 6}, recorded=False, seed=1, n_layers=LAYERS)
+    return read_study(path)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return load_profile(GOLDEN / "v1_speculate.yaml")
+
+
+@pytest.fixture(scope="module")
+def svgs(study: Study, profile: Profile) -> list[str]:
+    """Every figure."""
+    figures = [convergence([study]), speedup_by_skipped([study]), predicted_measured([study], profile), layer_map([study], profile),
+               policy_surface(study), policy_surface(study, "surface-1"), token_times(profile), closed_form(profile)]
+    return [drawn.svg("t", "d") for drawn in figures]
+
+
+def parsed(drawn: Drawn) -> ElementTree.Element:
+    return ElementTree.fromstring(drawn.svg("t", "d"))
+
+
+def marks(root: ElementTree.Element, id: str) -> list[ElementTree.Element]:
+    group = next(g for g in root.iter(f"{SVG}g") if g.get("id") == id)
+    shapes = {shape for definitions in group.iter(f"{SVG}defs") for shape in definitions.iter()}
+    return [e for e in group.iter() if e.tag in (f"{SVG}use", f"{SVG}path") and e not in shapes]
+
+
+# --- what is drawn --------------------------------------------------------------------------------------------------------------
+
+
+def test_convergence_of_one_search_tells_its_searchers_apart_over_masks_and_over_seconds(study: Study) -> None:
+    drawn = convergence([study])
+    root = parsed(drawn)
+    for panel in (0, 1):
+        assert [len(marks(root, f"convergence-trials-{panel}-{k}")) for k in (0, 1)] == [5, 12]
+        assert len(marks(root, f"convergence-best-{panel}-0")) == 1
+    assert len(drawn.rows) == 17
+    assert drawn.rows[-1][5] == f"{study.best.speedup:.3f}×"
+
+
+def test_convergence_of_two_searches_tells_them_apart_and_has_no_clock_where_one_has_none(study: Study, old: Study) -> None:
+    root = parsed(convergence([study, old]))
+    assert [len(marks(root, f"convergence-trials-0-{k}")) for k in (0, 1)] == [17, 6]
+    assert not [g for g in root.iter() if (g.get("id") or "").startswith("convergence-trials-1")]
+
+
+def test_speedup_by_skipped_has_a_point_a_mask_and_joins_the_best(study: Study) -> None:
+    drawn = speedup_by_skipped([study])
+    assert sum(len(marks(parsed(drawn), f"skipped-trials-{k}")) for k in (0, 1)) == 17
+    best = {int(row[0]): row[2] for row in drawn.rows}
+    assert best[study.best.trial.mask.n_skipped] == f"{study.best.speedup:.3f}×"
+    assert sum(int(row[1]) for row in drawn.rows) == 17
+
+
+def test_predicted_against_measured_has_the_race_the_hold_out_and_the_profile(study: Study, profile: Profile) -> None:
+    points = compared([study], profile)
+    assert [(p.predicted, p.measured.mean) for p in points[:3]] == [(1.31, 1.27), (1.22, 0.97), (1.31, 1.24)]
+    assert points[3].what.startswith("profile")
+    root = parsed(predicted_measured([study], profile))
+    assert [len(marks(root, f"predicted-raced-{k}")) for k in (0, 1, 2)] == [2, 1, 1]
+    assert [len(marks(root, f"predicted-intervals-{k}")) for k in (0, 1, 2)] == [2, 1, 1]
+
+
+def test_what_a_profile_s_counts_come_to_is_tokens_a_round_over_the_price_of_a_round(profile: Profile) -> None:
+    found = profile.measured
+    assert found is not None
+    drafted = drafted_per_round(profile)
+    assert drafted == pytest.approx((3.42 - 1) / 0.81)
+    assert by_counts(profile) == pytest.approx(3.42 / (drafted * 0.52 + 1.18))
+
+
+def test_the_layer_map_has_two_rows_of_cells_a_searcher_the_winner_s_and_the_profile_s(study: Study, profile: Profile) -> None:
+    rows = map_rows([study], profile)
+    assert [row.name for row in rows] == ["sensitivity", "gp", "winner", "profile"]
+    assert all(0 <= share <= 1 for row in rows for share in row.share)
+    assert rows[1].count == 5
+    assert rows[2].share == tuple(float(bit) for bit in study.mask_of(study.raced[-1]).bits)
+    assert rows[3].share == tuple(float(bit) for bit in profile.mask.bits)
+    assert len(marks(parsed(layer_map([study], profile)), "layers-cells")) == 4 * 2 * LAYERS
+
+
+def test_the_policy_surface_has_a_cell_a_policy_and_of_adaptive_targets_the_best(study: Study) -> None:
+    drawn = policy_surface(study)
+    points = SURFACE["policies"]
+    policies = {(p["kind"], p["draft_length"], p["threshold"]) for p in points}
+    root = parsed(drawn)
+    assert len(marks(root, "surface-gain")) + len(marks(root, "surface-loss")) == len(drawn.rows) == len(policies)
+    assert ["adaptive from 0.4", "12", "1.149×"] in [[*row] for row in drawn.rows]
+    assert drawn.rows[0] == ["no exit (fixed)", "1", "1.150×"]
+
+
+def test_a_surface_where_nothing_gains_is_drawn(tmp_path: Path) -> None:
+    make_study(tmp_path / "a.journal", {"gp": 2}, surface={"policies": [{"kind": "fixed", "draft_length": 1, "speedup": 0.8}]})
+    assert len(marks(parsed(policy_surface(read_study(tmp_path / "a.journal"))), "surface-loss")) == 1
+
+
+def test_a_profile_s_figures_have_its_measurement(profile: Profile) -> None:
+    assert [len(marks(parsed(token_times(profile)), f"times-bar-{k}")) for k in (0, 1)] == [1, 1]
+    drawn = closed_form(profile)
+    assert len(marks(parsed(drawn), "closed-form-measured")) == 1
+    assert len(marks(parsed(drawn), "closed-form-closed-form")) >= 16
+    assert ["1", f"{(1 + 0.87) / (0.52 + 1.18):.3f}×"] in [[*row] for row in drawn.rows]
+
+
+def test_one_mask_is_enough(tmp_path: Path) -> None:
+    make_study(tmp_path / "a.journal", {"gp": 1}, raced=RACED[:1])
+    study = read_study(tmp_path / "a.journal")
+    for drawn in (convergence([study]), speedup_by_skipped([study]), predicted_measured([study]), layer_map([study])):
+        assert parsed(drawn).tag == f"{SVG}svg"
+
+
+# --- what cannot be -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draw", [
+    lambda old, profile: convergence([]), lambda old, profile: speedup_by_skipped([]), lambda old, profile: predicted_measured([old]),
+    lambda old, profile: predicted_measured([], profile), lambda old, profile: layer_map([]), lambda old, profile: policy_surface(None),
+    lambda old, profile: policy_surface(old), lambda old, profile: token_times(None), lambda old, profile: token_times(profile),
+    lambda old, profile: closed_form(None), lambda old, profile: closed_form(profile),
+])
+def test_a_figure_says_what_it_needs(draw: Callable[[Study, Profile], Drawn], old: Study, tmp_path: Path) -> None:
+    with pytest.raises(NothingToDraw) as raised:
+        draw(old, load_profile(demo_profile(tmp_path / "unmeasured.yaml")))
+    assert str(raised.value).endswith(".")
+
+
+def test_searches_of_two_models_are_not_compared(study: Study, tmp_path: Path, profile: Profile) -> None:
+    make_study(tmp_path / "small.journal", {"gp": 2}, model="small")
+    small = read_study(tmp_path / "small.journal")
+    with pytest.raises(SearchError, match=r"both is of demo \(16 layers\) and small of small \(6 layers\): a report compares"):
+        convergence([study, small])
+    with pytest.raises(SearchError, match=r"small is of small \(6 layers\) and the profile of demo \(16 layers\)"):
+        layer_map([small], profile)
+
+
+def test_without_matplotlib_one_sentence_says_how_to_get_it(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ExportError, match="needs matplotlib, which is not installed: pip install matplotlib"):
+        convergence([study])
+
+
+# --- an SVG for the middle of a page --------------------------------------------------------------------------------------------
+
+
+def test_no_two_figures_share_an_id_and_every_reference_stays_in_its_own(svgs: list[str]) -> None:
+    seen: set[str] = set()
+    for svg in svgs:
+        ids = [e.attrib["id"] for e in ElementTree.fromstring(svg).iter() if "id" in e.attrib]
+        assert len(set(ids)) == len(ids)
+        assert not seen & {*ids}
+        seen |= {*ids}
+        references = [*re.findall(r'href="([^"]*)"', svg), *re.findall(r"url\(([^)]*)\)", svg)]
+        assert references
+        assert {*references} <= {f"#{id}" for id in ids}
+
+
+def test_it_is_named_and_described_by_the_page_and_brings_no_style_of_its_own(svgs: list[str]) -> None:
+    for root in map(ElementTree.fromstring, svgs):
+        assert (root.get("role"), root.get("aria-labelledby"), root.get("aria-describedby")) == ("img", "t", "d")
+        assert {e.tag.removeprefix(SVG) for e in root.iter()} <= {"svg", "g", "defs", "clipPath", "rect", "path", "use", "text", "title"}
+
+
+def test_every_colour_is_one_of_the_page_s(svgs: list[str]) -> None:
+    """A colour of its own would not follow the page into the dark."""
+    for svg in svgs:
+        assert {*re.findall(r"var\(--(\w+)\)", svg)} <= COLOURS.keys()
+        assert not re.search(r"(fill|stroke): (#|rgb)", svg)
+        assert all("fill: var(" in text for text in re.findall("<text [^>]*>", svg))
+    assert len({light for light, _ in COLOURS.values()}) == len(COLOURS)
+
+
+def test_the_same_study_gives_the_same_bytes(study: Study) -> None:
+    assert convergence([study]).svg("t", "d") == convergence([study]).svg("t", "d")
+
+
+def test_every_mark_says_what_it_is_under_the_pointer(study: Study) -> None:
+    said = [mark[0].text for mark in marks(parsed(convergence([study])), "convergence-trials-0-1")]
+    own = [j for j in study.judged if j.searcher == "gp"]
+    assert said == [f"gp: {j.speedup:.2f}×, {j.trial.mask.n_skipped} skipped, α 0.80, τ 2.10, β {j.trial.beta:.2f}, {j.trial.policy}"
+                    for j in own]
+
+
+def test_a_notebook_shows_a_picture(study: Study) -> None:
+    assert convergence([study])._repr_png_().startswith(b"\x89PNG")
+
+
+# --- names that are not what a figure hopes for -----------------------------------------------------------------------------------
+
+
+class Elements(HTMLParser):
+    """The elements of a text, as a browser would make them."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, str | None]]]:
+        return iter(self.found)
+
+
+STRANGE = ["<script>alert(1)</script>", "$\\frac{1", "\"'><img src=x onerror=alert(1)>", "]]><script>", "nul \x00 and \x1b[31m", "搜索者 🦊",
+           "\ufffe", "a" * 500, "two\nlines", "_hidden", " ", "url(#x) id=\"y\"", "#1f2328"]
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_any_name_is_only_text(name: str, tmp_path: Path) -> None:
+    raced = [RACED[0] | {"policy": name}, *RACED[1:]]
+    make_study(tmp_path / "a.journal", {name: 2, "gp": 1}, raced=raced)
+    study = read_study(tmp_path / "a.journal", label=name)
+    for drawn in (convergence([study]), predicted_measured([study]), layer_map([study])):
+        svg = drawn.svg("t", "d")
+        ElementTree.fromstring(svg)
+        tags = {tag for tag, _ in Elements(svg)}
+        assert tags <= {"svg", "g", "defs", "clippath", "rect", "path", "use", "text", "title"}
+        assert not [key for _, attributes in Elements(svg) for key in attributes if key.startswith("on")]
