@@ -251,7 +251,8 @@ class Elements(HTMLParser):
         return iter(self.found)
 
 
-STRANGE = ["<script>alert(1)</script>", "$\\frac{1", "\"'><img src=x onerror=alert(1)>", "]]><script>", "nul \x00 and \x1b[31m", "搜索者 🦊",
+STRANGE = ["<script>alert(1)</script>",
+           "$\\frac{1", "\"'><img src=x onerror=alert(1)>", "]]><script>", "nul \x00 and \x1b[31m", "搜索者 🦊",
            "\ufffe", "a" * 500, "two\nlines", "_hidden", " ", "url(#x) id=\"y\"", "#1f2328"]
 
 
