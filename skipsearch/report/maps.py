@@ -97,7 +97,7 @@ def policy_surface(study: Study | None, name: str = "surface") -> Drawn:
         axes = figure.subplots()
         drawn = [((lengths.index(length), names.index(row)), point) for (row, length), point in best.items()]
         for gid, colour, gains in (("gain", GAIN, True), ("loss", LOSS, False)):
-            _cells(axes, [(at, 0.12 + 0.6 * abs(p.speedup - 1) / reach) for at, p in drawn if (p.speedup >= 1) == gains], colour, gid)
+            _cells(axes, [(at, 0.1 + 0.45 * abs(p.speedup - 1) / reach) for at, p in drawn if (p.speedup >= 1) == gains], colour, gid)
         for at, point in drawn:
             axes.text(*at, f"{point.speedup:.2f}", ha="center", va="center", fontsize=8.5, color=INK,
                       fontweight="bold" if point is top else "normal")

@@ -64,6 +64,7 @@ def convergence(studies: Sequence[Study]) -> Drawn:
             _break_even(axes)
             axes.set_xlabel(title)
             axes.set_xlim(left=0)
+        figure.axes[0].locator_params(axis="x", integer=True)
         figure.axes[0].set_ylabel("predicted speedup")
         _legend(figure, figure.axes[0])
     rows = [[study.label, str(i), j.searcher, str(j.trial.mask.n_skipped), times(j.speedup, 3), times(best, 3), number(j.trial.alpha),

@@ -51,7 +51,8 @@ def style() -> Iterator[Any]:
 
 def series(index: int) -> dict[str, Any]:
     """Colour and marker of the index-th searcher."""
-    return {"color": SERIES[index % len(SERIES)], "marker": MARKERS[index % len(MARKERS)]}
+    again = index // len(SERIES)   # with the same colours, then other markers
+    return {"color": SERIES[index % len(SERIES)], "marker": MARKERS[(index + again) % len(MARKERS)]}
 
 
 def css_variables(dark: bool) -> str:
