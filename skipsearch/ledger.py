@@ -1,6 +1,11 @@
 """The ledger: every judged mask of a search, as an Optuna study, so that a killed search loses nothing that was finished.
 
 An append-only journal file by default, or any storage URL that Optuna knows. Its dashboards and plots work on it as they are.
+
+Any number of processes share the study of a URL. A worker claims a mask by a RUNNING trial, which its heartbeat keeps alive, and reads the
+study again: of equal masks the lowest trial number is measured, the others are PRUNED with `duplicate_of`. A claim without heartbeat is
+FAILed by whoever notices, and its mask is handed out again. So a trial is COMPLETE, or FAIL with `failed` (it was judged, and has no time),
+or it is no judgement.
 """
 
 from __future__ import annotations
@@ -8,152 +13,274 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, IntDistribution
-from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.distributions import BaseDistribution, IntDistribution, distribution_to_json
+from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
+from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
+from sqlalchemy.exc import SQLAlchemyError
 
+from skipsearch import storage
 from skipsearch.errors import SearchError
 from skipsearch.mask import SkipMask
 from skipsearch.stats import Trial, TrialState
+from skipsearch.workers import Heartbeat, worker_name
 
-STUDY = "skipsearch"
-JOURNAL_START = b'{"op_code":'   # what Optuna begins every journal with
+MOST_LOSSES = 3       # of a mask whose worker died; then it is the mask that is to blame
+IDENTITY_SECONDS = 5  # that a study may stand there without identity before whoever created it is taken for dead
+BIT = IntDistribution(0, 1)
 _FACTS = ("stderr", "fidelity", "alpha", "tau", "beta", "baseline_seconds_per_token", "policy", "searcher", "search_seconds")
 
 
-class Ledger:
-    """One search. where: a journal file's path, or a storage URL; identity: what must be equal for its trials to mean anything here.
+@dataclass(frozen=True)
+class News:
+    """What a study says that it did not say before. judged: since the last news, by whomever; pending: being measured by others now;
+    lost: masks whose measurement was broken off, to be measured by anyone."""
 
-    resume False: the study must be new. True: it must exist and have the same identity; trials left running by a killed process are
-    marked failed, finished ones are in `trials()`.
+    judged: tuple[Trial, ...] = ()
+    pending: frozenset[SkipMask] = frozenset()
+    lost: tuple[SkipMask, ...] = ()
+
+
+class Ledger:
+    """One search. where: a journal file's path, or a storage URL (`#name` behind it names one of several studies there);
+    identity: what must be equal for its trials to mean anything here.
+
+    A journal: resume False: the study must be new. True: it must exist; trials left running by a killed process are marked failed.
+    A URL: the study is created or joined; with resume it must exist. Finished trials are in `trials()`.
     Raises: SearchError if it exists and should not, or cannot be read or written, or belongs to another search.
     """
 
     def __init__(self, where: str | Path, identity: Mapping[str, Any], resume: bool = False):
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.where = str(where)
-        n_layers = int(identity["n_layers"])
-        self._space: dict[str, BaseDistribution] = {name: IntDistribution(0, 1) for name in parameter_names(n_layers)}
-        self._running: dict[int, optuna.trial.Trial] = {}
-        exists = self._exists()
-        if exists and not resume:
-            raise SearchError(f"{self.where} already holds a search: go on with --resume, or name another file with --study")
-        if resume and not exists:
-            raise SearchError(f"--resume was given and {self.where} holds no search yet: leave --resume out, or name its file with --study")
+        self.where, self.shared = str(where), storage.is_url(str(where))
+        self._shown = storage.shown(self.where)
+        self._space: dict[str, BaseDistribution] = dict.fromkeys(parameter_names(int(identity["n_layers"])), BIT)
+        self._running: dict[int, tuple[int, Heartbeat | None]] = {}   # our claims, by number, with their id in the storage
+        self._watched: set[int] = set()                 # others' claims, by number
+        self._told: set[SkipMask] | None = None         # judged masks that were in the news; None before the first
+        self._masks: dict[int, SkipMask] = {}           # of each trial ever read, by number
         try:
-            storage = self._storage()
-            self.study = optuna.create_study(storage=storage, study_name=STUDY, direction="minimize", load_if_exists=True,
-                                             sampler=optuna.samplers.RandomSampler(seed=0))
-            if "identity" in self.study.user_attrs:
-                self._check(identity)
-                self._fail_orphans()
-            else:  # one attribute, so that a kill cannot leave half of it
-                self.study.set_user_attr("identity", dict(identity))
+            self._open(identity, resume)
         except SearchError:
             raise
         except Exception as error:
-            raise SearchError(f"the study {self.where} cannot be opened ({_reason(error)}): it must be a journal this program wrote, "
-                              "in a folder it may write to") from error
+            way_out = "" if self.shared else ": it must be a journal this program wrote, in a folder it may write to"
+            raise SearchError(f"the study {self._shown} cannot be opened ({storage.reason(error, self.where)}){way_out}") from error
+
+    def _open(self, identity: Mapping[str, Any], resume: bool) -> None:
+        name = storage.STUDY
+        if self.shared:
+            address, name = storage.study_name(self.where)
+            self._storage = storage.open_database(address)
+            begun = name in optuna.get_all_study_names(self._storage)
+        else:
+            begun = storage.journal_begun(Path(self.where))
+            if begun and not resume:
+                raise SearchError(f"{self.where} already holds a search: go on with --resume, or name another file with --study")
+        if resume and not begun:
+            raise SearchError(f"--resume was given and {self._shown} holds no search yet: leave --resume out, or name another with --study")
+        if not self.shared:
+            self._storage = storage.open_journal(Path(self.where))
+        options = {"storage": self._storage, "study_name": name, "sampler": optuna.samplers.RandomSampler(seed=0)}
+        try:
+            self.study = optuna.create_study(direction="minimize", **options)
+            self.study.set_user_attr("identity", dict(identity))  # one attribute, so that a kill cannot leave half of it
+        except DuplicatedStudyError:
+            self.study = optuna.load_study(**options)
+            self._check(identity)
+        self._study_id = self._storage.get_study_id_from_name(name)
+        if not self.shared:  # nobody else writes it
+            for left in self._frozen(OptunaState.RUNNING):
+                self._storage.set_trial_state_values(self._id_of(left.number), OptunaState.FAIL)
+
+    def close(self) -> None:
+        """No more is judged here: what is claimed is given back, and another process may go on with a journal."""
+        for number in list(self._running):
+            self.give_back(number, interrupted=True)
+        if not self.shared:
+            storage.close_journal(Path(self.where))
 
     def trials(self) -> list[Trial]:
         """Every finished trial in the order of its number, failed ones included."""
-        return [self._read(t) for t in self.study.get_trials(deepcopy=False) if t.state.is_finished() and len(t.params) == len(self._space)]
+        with self._reaching():
+            return [self._read(t) for t in self._frozen(OptunaState.COMPLETE, OptunaState.FAIL)]
 
-    def claim(self, mask: SkipMask) -> int:
-        """Note that `mask` is being measured, before it is: a killed process leaves a trace. Returns the trial's number."""
-        with self._writing():
-            self.study.enqueue_trial(_parameters(mask))
-            running = self.study.ask(self._space)
-        self._running[running.number] = running
-        return running.number
+    def news(self) -> News:
+        """What others have done and are doing. A journal has no others: its news are what it held when it was opened.
 
-    def finish(self, number: int, trial: Trial, **notes: Any) -> None:
-        """Record the outcome of a claimed trial."""
-        running = self._running.pop(number)
-        finite = trial.state is TrialState.COMPLETE and math.isfinite(trial.seconds_per_token)
-        with self._writing():
-            for key, value in {**_facts(trial), **notes}.items():
-                running.set_user_attr(key, value)
-            self.study.tell(number, trial.seconds_per_token if finite else None, state=OptunaState.COMPLETE if finite else OptunaState.FAIL)
+        Raises: SearchError if the study cannot be reached any more.
+        """
+        if self._told is not None and not self.shared:
+            return News()
+        with self._reaching():
+            trials = self._after_burials()
+        judged = {self._mask(t): t for t in trials if _is_judged(t)}
+        pending = {self._mask(t) for t in trials if t.state is OptunaState.RUNNING and t.number not in self._running}
+        losses = Counter[SkipMask]()
+        for t in trials:
+            if t.state is OptunaState.FAIL and self._mask(t) not in judged.keys() | pending:
+                losses[self._mask(t)] += "interrupted" not in t.user_attrs
+        deadly = [mask for mask, times in losses.items() if times >= MOST_LOSSES]
+        told, self._told = self._told or set(), {*judged, *deadly}
+        return News((*(self._read(t) for mask, t in judged.items() if mask not in told),
+                     *(Trial(mask, math.inf, state=TrialState.FAILED) for mask in deadly if mask not in told)),
+                    frozenset(pending), tuple(mask for mask in losses if mask not in deadly))
+
+    def claim(self, mask: SkipMask, most: int | None = None) -> int | None:
+        """Note that `mask` is being measured, before it is: a killed process leaves a trace. Returns the trial's number.
+
+        None, of a shared study: another worker has the mask, or `most` masks are judged or being measured without it.
+        Raises: SearchError if the study cannot be written any more.
+        """
+        noted = {"worker": worker_name(), "mask": "".join(map(str, mask.bits))}
+        parameters = {} if self.shared else {"params": _parameters(mask), "distributions": self._space}
+        with self._reaching():
+            trial_id = self._storage.create_new_trial(self._study_id, optuna.trial.create_trial(
+                state=OptunaState.RUNNING, user_attrs=noted, **parameters))
+            number = int(self._storage.get_trial(trial_id).number)
+            if self.shared and (why := self._why_not(number, mask, most)):
+                self._end(trial_id, OptunaState.PRUNED, why)
+                return None
+            if self.shared:
+                storage.insert(self._storage, "trial_params", [
+                    {"trial_id": trial_id, "param_name": name, "param_value": bit, "distribution_json": distribution_to_json(BIT)}
+                    for name, bit in _parameters(mask).items()])
+            self._running[number] = trial_id, Heartbeat(self._storage, trial_id) if self.shared else None
+        return number
+
+    def finish(self, number: int, trial: Trial, **notes: Any) -> bool:
+        """Record the outcome of a claimed trial. False: this process was taken for dead meanwhile, and its mask is another's.
+
+        Raises: SearchError if the study cannot be written any more.
+        """
+        trial_id, finite = self._stop_heartbeat(number), _finite(trial)
+        try:
+            with self._reaching():
+                self._end(trial_id, OptunaState.COMPLETE if finite else OptunaState.FAIL, {**_facts(trial), **notes},
+                          trial.seconds_per_token if finite else None)
+        except UpdateFinishedTrialError:
+            return False
+        return True
+
+    def give_back(self, number: int, interrupted: bool) -> None:
+        """A claimed trial was broken off: by a person's interruption, or by an error that may be the mask's own."""
+        trial_id = self._stop_heartbeat(number)
+        with suppress(SearchError, UpdateFinishedTrialError), self._reaching():
+            self._end(trial_id, OptunaState.FAIL, {"interrupted": True} if interrupted else {})
 
     def add(self, trial: Trial, **notes: Any) -> None:
-        """Record a finished trial in one step: for cheap evaluations, which a kill can only lose whole."""
-        finite = trial.state is TrialState.COMPLETE and math.isfinite(trial.seconds_per_token)
+        """Record a finished trial in one step: for cheap evaluations of a search that is not shared, which a kill can only lose whole."""
+        finite = _finite(trial)
         judged = optuna.trial.create_trial(
             state=OptunaState.COMPLETE if finite else OptunaState.FAIL, value=trial.seconds_per_token if finite else None,
             params=_parameters(trial.mask), distributions=self._space, user_attrs={**_facts(trial), **notes})
-        with self._writing():
+        with self._reaching():
             self.study.add_trial(judged)
 
     def note(self, key: str, value: Any) -> None:
         """A fact about the whole search, in the study's user attributes."""
-        with self._writing():
+        with self._reaching():
             self.study.set_user_attr(key, value)
 
-    def _read(self, frozen: optuna.trial.FrozenTrial) -> Trial:
-        mask = SkipMask.from_bits([frozen.params[name] for name in self._space])
+    def _after_burials(self) -> list[FrozenTrial]:
+        """Every trial, those of dead workers failed.
+
+        A worker that dies between its claim and its first sign of life leaves none that could grow old, so whoever sees a claim first gives
+        it one in the owner's name.
+        """
+        if not self.shared:
+            return self._frozen()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            optuna.storages.fail_stale_trials(self.study)
+        trials = self._frozen()
+        for t in trials:
+            if t.state is OptunaState.RUNNING and t.number not in self._watched | self._running.keys():
+                self._watched.add(t.number)
+                self._storage.record_heartbeat(self._id_of(t.number))
+        return trials
+
+    def _why_not(self, number: int, mask: SkipMask, most: int | None) -> dict[str, Any]:
+        """What forbids a claim that was just made, from the study as it is now: trials are numbered one after the other, so of two claims
+        at least one sees the other, and both agree whose number is the lower."""
+        before = [t for t in self._frozen() if _is_judged(t) or (t.state is OptunaState.RUNNING and t.number < number)]
+        for t in before:
+            if self._mask(t) == mask:
+                return {"duplicate_of": t.number}
+        return {"surplus": True} if most is not None and len(before) >= most else {}
+
+    def _end(self, trial_id: int, state: OptunaState, notes: Mapping[str, Any], value: float | None = None) -> None:
+        if self.shared:
+            storage.insert(self._storage, "trial_user_attributes", [
+                {"trial_id": trial_id, "key": key, "value_json": json.dumps(note)} for key, note in notes.items()])
+        else:
+            for key, note in notes.items():
+                self._storage.set_trial_user_attr(trial_id, key, note)
+        self._storage.set_trial_state_values(trial_id, state, None if value is None else [value])
+
+    def _stop_heartbeat(self, number: int) -> int:
+        trial_id, heartbeat = self._running.pop(number)
+        if heartbeat:
+            heartbeat.stop()
+        return trial_id
+
+    def _id_of(self, number: int) -> int:
+        return int(self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number))
+
+    def _frozen(self, *states: OptunaState) -> list[FrozenTrial]:
+        """Trials in the order of their numbers, without what another program may have put there."""
+        return [t for t in self.study.get_trials(deepcopy=False, states=states or None) if self._is_ours(t)]
+
+    def _is_ours(self, frozen: FrozenTrial) -> bool:
+        if frozen.number not in self._masks:
+            noted = frozen.user_attrs.get("mask") or "".join(str(frozen.params.get(name, "")) for name in self._space)
+            if len(noted) != len(self._space):
+                return False
+            self._masks[frozen.number] = SkipMask.from_bits([int(bit) for bit in noted])
+        return True
+
+    def _mask(self, frozen: FrozenTrial) -> SkipMask:
+        return self._masks[frozen.number]
+
+    def _read(self, frozen: FrozenTrial) -> Trial:
         done = frozen.state is OptunaState.COMPLETE and frozen.value is not None
         facts = {key: frozen.user_attrs[key] for key in _FACTS if key in frozen.user_attrs}
-        return Trial(mask, float(frozen.value) if done and frozen.value is not None else math.inf,
+        return Trial(self._mask(frozen), float(frozen.value) if done else math.inf,
                      state=TrialState.COMPLETE if done else TrialState.FAILED, **facts)
 
     def _check(self, identity: Mapping[str, Any]) -> None:
-        stored = self.study.user_attrs["identity"]
+        waited = monotonic()
+        while (stored := self.study.user_attrs.get("identity")) is None:
+            if not self.shared or monotonic() - waited > IDENTITY_SECONDS:
+                self.study.set_user_attr("identity", dict(identity))
+                return
+            sleep(0.1)
         differing = [f"{key} = {stored.get(key)} (now {value})" for key, value in identity.items()
                      if stored.get(key) != json.loads(json.dumps(value))]
         if differing:
-            raise SearchError(f"the search in {self.where} was made with {', '.join(differing)}: times of the two cannot be compared; "
-                              "start a new one with another --study")
-
-    def _fail_orphans(self) -> None:
-        for trial in self.study.get_trials(deepcopy=False, states=(OptunaState.RUNNING, OptunaState.WAITING)):
-            if trial.state is OptunaState.RUNNING:
-                self.study.tell(trial.number, state=OptunaState.FAIL)
-            else:
-                self.study.ask(self._space)  # takes the waiting one off the queue
-                self.study.tell(trial.number, state=OptunaState.FAIL)
+            another = f", such as {self._shown.partition('#')[0]}#another-name" if self.shared else ""
+            raise SearchError(f"the search in {self._shown} was made with {', '.join(differing)}: times of the two cannot be compared; "
+                              f"start a new one with another --study{another}")
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _reaching(self) -> Iterator[None]:
         """A full disk or a lost server ends the search with a sentence; what was finished before stays readable."""
         try:
             yield
-        except (OSError, optuna.exceptions.StorageInternalError) as error:
-            raise SearchError(f"the study {self.where} cannot be written ({_reason(error)}): the trials in it are kept; make room or "
-                              "reach the server again, then go on with --resume") from error
-
-    @property
-    def _is_url(self) -> bool:
-        return "://" in self.where
-
-    def _exists(self) -> bool:
-        if not self._is_url:
-            start = _start(Path(self.where))
-            if start != JOURNAL_START[:len(start)]:  # Optuna would write its lines behind those of any file
-                raise SearchError(f"{self.where} is not the journal of a search: name another file with --study")
-            return bool(start)
-        try:
-            return STUDY in optuna.get_all_study_names(self.where)
-        except Exception as error:
-            raise SearchError(f"the study {self.where} cannot be reached ({_reason(error)}): check the address and that the server "
-                              "runs") from error
-
-    def _storage(self) -> str | BaseStorage:
-        if self._is_url:
-            return self.where
-        path = Path(self.where)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _cut_torn_line(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return JournalStorage(JournalFileBackend(str(path)))
+        except (OSError, KeyError, SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+            cannot, way_out = (("reached any more", "when the server answers again, the same command goes on") if self.shared else
+                               ("written", "make room, then go on with --resume"))
+            raise SearchError(f"the study {self._shown} cannot be {cannot} ({storage.reason(error, self.where)}): the trials in it are "
+                              f"kept; {way_out}") from error
 
 
 def parameter_names(n_layers: int) -> list[str]:
@@ -165,30 +292,14 @@ def _parameters(mask: SkipMask) -> dict[str, int]:
     return dict(zip(parameter_names(mask.n_layers), mask.bits, strict=True))
 
 
+def _finite(trial: Trial) -> bool:
+    return trial.state is TrialState.COMPLETE and math.isfinite(trial.seconds_per_token)
+
+
 def _facts(trial: Trial) -> dict[str, Any]:
-    return {key: getattr(trial, key) for key in _FACTS if getattr(trial, key) is not None}
+    facts = {key: getattr(trial, key) for key in _FACTS if getattr(trial, key) is not None}
+    return facts if _finite(trial) else {**facts, "failed": True}
 
 
-def _cut_torn_line(path: Path) -> None:
-    """A process killed while it wrote leaves half a line, to which the next one would be glued: cut it off."""
-    if not path.is_file():
-        return
-    data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(data.rfind(b"\n") + 1)
-
-
-def _start(path: Path) -> bytes:
-    """As much of a file as tells a journal; nothing if there is no such file."""
-    try:
-        if not path.is_file():
-            return b""
-        with path.open("rb") as file:
-            return file.read(len(JOURNAL_START))
-    except OSError as error:
-        raise SearchError(f"the study {path} cannot be read ({error.strerror}): name another file with --study") from error
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+def _is_judged(frozen: FrozenTrial) -> bool:
+    return frozen.state is OptunaState.COMPLETE or (frozen.state is OptunaState.FAIL and "failed" in frozen.user_attrs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from skipsearch.errors import SearchError
@@ -17,6 +17,7 @@ from skipsearch.searchers import Searcher, SearchProblem, make_searcher
 from skipsearch.stats import Estimate, Trial, TrialState
 
 SEEDS = {"sensitivity": 8, "middle": 6, "uniform": 6}
+POLL_SECONDS = 0.2   # between two looks at what others are measuring, when there is nothing left to begin
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,10 @@ Listener = Callable[[Event], None]
 
 
 class Search:
-    """Ask, judge, tell. seen: every judged mask, none of them twice."""
+    """Ask, judge, tell. seen: every judged mask, none of them twice, also those that other processes judged in a shared study.
+
+    trials: of the whole study; limit: seconds of this process alone, counted from `started`.
+    """
 
     def __init__(self, problem: SearchProblem, objective: Objective, ledger: Ledger | None, told: Iterable[Trial],
                  listen: Listener, started: float, limit: float | None, trials: int | None):
@@ -72,16 +76,34 @@ class Search:
         self.started, self.limit, self.trials = started, limit, trials
         # A failed trial that a killed process left behind is not a judgement: its mask may be asked for again.
         self.seen: dict[SkipMask, Trial] = {t.mask: t for t in told if t.state is TrialState.COMPLETE}
+        self.pending: frozenset[SkipMask] = frozenset()   # being measured by others
 
     def run(self, name: str) -> None:
-        """Seed, then search until something runs out."""
+        """Seed, then search until something runs out.
+
+        Raises: SearchError if no mask could be judged, or the study cannot be reached any more.
+        """
         learner = make_searcher(name, self.problem)
+        queue = self._seeds() if name not in SEEDS and name != "auto" else {}  # auto has its own
         for trial in self.seen.values():
             learner.tell(trial)
-        if name not in SEEDS and name != "auto":  # which has its own
-            for seed_name, count in SEEDS.items():
-                self._drive(seed_name, make_searcher(seed_name, self.problem), count, [learner])
-        self._drive(name, learner, None, [])
+        try:
+            lost = self._catch_up(learner)
+            if self.ledger and self.ledger.shared and (self.seen or self.pending):
+                self.listen(Stage(f"searching together: {len(self.seen)} masks judged so far, {len(self.pending)} being judged elsewhere"))
+            while not self._spent():
+                began = perf_counter()
+                mask = self._next([*lost, *queue], learner)
+                if mask is None and not self.pending:
+                    break
+                if mask is None:   # whoever measures the last masks may die over them
+                    sleep(POLL_SECONDS)
+                elif judged := self.seen.get(mask) or self._judge(mask, queue.get(mask, str(getattr(learner, "proposer", name))), began):
+                    learner.tell(judged)
+                lost = self._catch_up(learner)
+        finally:
+            if self.ledger:
+                self.ledger.close()
         if not self.finalists(1):
             raise SearchError("no mask could be judged before the budget ran out: give it more time (--budget) or trials")
 
@@ -90,29 +112,51 @@ class Search:
         judged = [t for t in self.seen.values() if t.state is TrialState.COMPLETE and math.isfinite(t.seconds_per_token)]
         return sorted(judged, key=lambda t: (-(t.speedup or 0.0), t.seconds_per_token))[:count]
 
-    def _drive(self, name: str, searcher: Searcher, most: int | None, listeners: Iterable[Searcher]) -> None:
-        asked = 0
-        while (most is None or asked < most) and not self._spent():
-            began = perf_counter()
-            mask = searcher.ask()
-            if mask is None:
-                return
-            asked += 1
-            known = self.seen.get(mask)
-            trial = known or self._judge(mask, getattr(searcher, "proposer", name), began)
-            searcher.tell(trial)
-            if known is None:
-                for other in listeners:
-                    other.tell(trial)
+    def _seeds(self) -> dict[SkipMask, str]:
+        """The first masks of the searchers that need no experience, and whose each is."""
+        seeds: dict[SkipMask, str] = {}
+        for name, count in SEEDS.items():
+            seeder, own = make_searcher(name, self.problem), list[SkipMask]()
+            while len(own) < count and (mask := seeder.ask(own)) is not None:
+                own.append(mask)
+            seeds |= {mask: name for mask in own if mask not in seeds}
+        return seeds
 
-    def _judge(self, mask: SkipMask, proposer: str, began: float) -> Trial:
-        cheap = self.objective.fidelity == "replay"
-        number = self.ledger.claim(mask) if self.ledger and not cheap else None
-        trial = replace(self.objective.judge(mask)[0], searcher=proposer, search_seconds=perf_counter() - began)
-        if self.ledger and number is not None:
-            self.ledger.finish(number, trial)
-        elif self.ledger:
+    def _catch_up(self, learner: Searcher) -> tuple[SkipMask, ...]:
+        """Hear of what others judged and are judging. Returns masks whose measurement was broken off."""
+        if self.ledger is None:
+            return ()
+        news = self.ledger.news()
+        self.pending = news.pending
+        for trial in news.judged:
+            if trial.mask not in self.seen:
+                self.seen[trial.mask] = trial
+                learner.tell(trial)
+        return news.lost
+
+    def _next(self, queue: Iterable[SkipMask], learner: Searcher) -> SkipMask | None:
+        """None: nothing is left to begin, now or for good."""
+        if self.trials is not None and len(self.seen) + len(self.pending) >= self.trials:
+            return None
+        return next((m for m in queue if m not in self.seen and m not in self.pending), None) or learner.ask(self.pending)
+
+    def _judge(self, mask: SkipMask, proposer: str, began: float) -> Trial | None:
+        """None: another process has the mask, or the study needs no more."""
+        number = None
+        if self.ledger and (self.ledger.shared or self.objective.fidelity != "replay"):   # a kill loses no more than a cheap one
+            number = self.ledger.claim(mask, self.trials)
+            if number is None:
+                return None
+        try:
+            trial = replace(self.objective.judge(mask)[0], searcher=proposer, search_seconds=perf_counter() - began)
+        except BaseException as error:
+            if self.ledger and number is not None:
+                self.ledger.give_back(number, interrupted=isinstance(error, KeyboardInterrupt))
+            raise
+        if self.ledger and number is None:
             self.ledger.add(trial)
+        elif self.ledger and number is not None and not self.ledger.finish(number, trial):
+            return None
         self.seen[mask] = trial
         by_time = (perf_counter() - self.started, self.limit) if self.limit else (0.0, 1.0)
         by_count = (float(len(self.seen)), float(self.trials)) if self.trials else (0.0, 1.0)

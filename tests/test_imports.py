@@ -21,7 +21,7 @@ BASE = {"errors", "names", "repeats"}
 DECODING = {"drafters", "exits", "engine", "cache", "models", "profile", "machine", "stats", "mask"}   # `generate` adapts a model in memory
 EVALUATION = DECODING | {"decoding", "models", "tasks", "searchers.base"}   # the last for the plain data that searchers are given
 ABOVE_SEARCHERS = EVALUATION | {"evaluation", "searchers"}
-DRIVER = ABOVE_SEARCHERS | {"ledger", "compiler", "search", "tuning"}
+DRIVER = ABOVE_SEARCHERS | {"storage", "ledger", "compiler", "search", "tuning"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -40,7 +40,9 @@ ALLOWED: dict[str, set[str]] = {
     "decoding": DECODING,
     "evaluation": EVALUATION,
     "searchers": {"mask", "stats"},
-    "ledger": ABOVE_SEARCHERS,
+    "storage": set(),
+    "workers": {"storage"},
+    "ledger": ABOVE_SEARCHERS | {"storage", "workers"},
     "compiler": DRIVER,
     "search": ABOVE_SEARCHERS | {"ledger"},
     "tuning": DRIVER,

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.postgresql import postgresql
+from helpers.sqlite import unsynced_sqlite
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +21,8 @@ from skipsearch.errors import SearchError
 from skipsearch.ledger import Ledger, parameter_names
 from skipsearch.mask import SkipMask
 from skipsearch.stats import Trial, TrialState
+
+__all__ = ["postgresql", "unsynced_sqlite"]
 
 LAYERS = 3
 IDENTITY: dict[str, Any] = {
@@ -42,9 +46,17 @@ def journal(tmp_path: Path) -> Path:
     return tmp_path / "search.journal"
 
 
-@pytest.fixture(params=["journal", "sqlite"])
+@pytest.fixture(params=["journal", "sqlite", "postgresql"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "search.journal") if request.param == "journal" else f"sqlite:///{tmp_path / 'search.db'}"
+    if request.param == "journal":
+        return str(tmp_path / "search.journal")
+    return f"sqlite:///{tmp_path / 'search.db'}" if request.param == "sqlite" else request.getfixturevalue("postgresql")
+
+
+def claimed(ledger: Ledger, mask: SkipMask) -> int:
+    number = ledger.claim(mask)
+    assert number is not None
+    return number
 
 
 # --- round trip -----------------------------------------------------------------------------------------------------------------
@@ -53,7 +65,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_trials_are_read_back_as_they_were_judged_from_a_journal_and_from_a_data_base(storage: str) -> None:
     ledger = Ledger(storage, IDENTITY)
     ledger.add(FULL)
-    ledger.finish(ledger.claim(BARE.mask), BARE)
+    ledger.finish(claimed(ledger, BARE.mask), BARE)
     ledger.add(FAILED)
     assert ledger.trials() == [FULL, BARE, FAILED]
     assert Ledger(storage, IDENTITY, resume=True).trials() == [FULL, BARE, FAILED]
@@ -72,7 +84,7 @@ def test_any_trial_survives_the_journal(tmp_path: Path, trials: list[Trial]) -> 
 
 def test_a_claimed_trial_is_none_until_it_is_finished(journal: Path) -> None:
     ledger = Ledger(journal, IDENTITY)
-    number = ledger.claim(BARE.mask)
+    number = claimed(ledger, BARE.mask)
     assert ledger.trials() == []
     ledger.finish(number, BARE)
     assert ledger.trials() == [BARE]
@@ -81,7 +93,7 @@ def test_a_claimed_trial_is_none_until_it_is_finished(journal: Path) -> None:
 def test_a_time_that_is_no_number_is_a_failure_and_not_the_best_trial(journal: Path) -> None:
     ledger = Ledger(journal, IDENTITY)
     ledger.add(Trial(BARE.mask, math.nan))
-    ledger.finish(ledger.claim(FAILED.mask), Trial(FAILED.mask, math.inf))
+    ledger.finish(claimed(ledger, FAILED.mask), Trial(FAILED.mask, math.inf))
     assert [t.state for t in ledger.trials()] == [TrialState.FAILED] * 2
     assert [t.seconds_per_token for t in ledger.trials()] == [math.inf] * 2
 
@@ -97,17 +109,20 @@ def test_a_mask_is_stored_a_named_bit_a_sub_layer_so_that_dashboards_can_show_it
 # --- what may be resumed -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_search_is_never_written_over_by_accident(storage: str) -> None:
-    Ledger(storage, IDENTITY).add(FULL)
+def test_a_journal_is_never_written_over_by_accident(journal: Path) -> None:
+    Ledger(journal, IDENTITY).add(FULL)
     with pytest.raises(SearchError, match=r"already holds a search.*--resume"):
-        Ledger(storage, IDENTITY)
-    assert Ledger(storage, IDENTITY, resume=True).trials() == [FULL]
+        Ledger(journal, IDENTITY)
+    assert Ledger(journal, IDENTITY, resume=True).trials() == [FULL]
 
 
-def test_resuming_what_does_not_exist_is_refused_and_creates_nothing(journal: Path) -> None:
-    with pytest.raises(SearchError, match=r"--resume was given and .* holds no search yet"):
-        Ledger(journal, IDENTITY, resume=True)
-    assert not journal.exists()
+def test_resuming_what_does_not_exist_is_refused_and_creates_nothing(storage: str) -> None:
+    with pytest.raises(SearchError, match=r"--resume was given and .* holds no search yet") as caught:
+        Ledger(storage, IDENTITY, resume=True)
+    assert ":***@" in str(caught.value) or "postgresql" not in storage
+    if "://" not in storage:
+        assert not Path(storage).exists()
+    assert Ledger(storage, IDENTITY).trials() == []
 
 
 @pytest.mark.parametrize("key", [k for k in IDENTITY if k != "n_layers"])
@@ -157,7 +172,7 @@ def test_a_full_disk_ends_the_search_with_a_sentence_and_keeps_what_was_written(
 
     ledger = Ledger(journal, IDENTITY)
     ledger.add(FULL)
-    number = ledger.claim(BARE.mask)
+    number = claimed(ledger, BARE.mask)
     with monkeypatch.context() as patched:
         patched.setattr("optuna.storages.journal.JournalFileBackend.append_logs", full)
         for write in (lambda: ledger.add(BARE), lambda: ledger.finish(number, BARE), lambda: ledger.claim(BARE.mask)):
@@ -186,7 +201,7 @@ def test_wherever_the_journal_is_torn_it_can_be_resumed_with_every_whole_trial(j
     ledger = Ledger(journal, IDENTITY)
     written: list[tuple[int, Trial]] = []
     for trial in (FULL, BARE):
-        ledger.finish(ledger.claim(trial.mask), trial)
+        ledger.finish(claimed(ledger, trial.mask), trial)
         written.append((journal.stat().st_size, trial))
     data = journal.read_bytes()
     for size in range(3, len(data), 331):
@@ -194,7 +209,7 @@ def test_wherever_the_journal_is_torn_it_can_be_resumed_with_every_whole_trial(j
         resumed = Ledger(journal, IDENTITY, resume=True)
         complete = [t for t in resumed.trials() if t.state is TrialState.COMPLETE]
         assert complete == [trial for end, trial in written if end <= size]
-        resumed.finish(resumed.claim(FAILED.mask), Trial(FAILED.mask, 1.0))
+        resumed.finish(claimed(resumed, FAILED.mask), Trial(FAILED.mask, 1.0))
         assert resumed.trials()[-1].mask == FAILED.mask, "a waiting trial of the killed process must not be taken for a new one"
 
 
@@ -212,7 +227,8 @@ sys.stdin.read()
 """
 
 
-def test_a_trial_that_kill_9_left_running_is_failed_on_resume_and_no_finished_one_is_lost(storage: str) -> None:
+def test_a_trial_that_kill_9_left_running_is_failed_on_resume_and_no_finished_one_is_lost(journal: Path) -> None:
+    storage = str(journal)
     paths = os.pathsep.join([str(Path(__file__).parent), *map(os.path.abspath, sys.path)])
     child = subprocess.Popen([sys.executable, "-c", KILLED, storage], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                              env={**os.environ, "PYTHONPATH": paths})
@@ -226,5 +242,5 @@ def test_a_trial_that_kill_9_left_running_is_failed_on_resume_and_no_finished_on
     left = Trial(FULL.mask.flipped(1), math.inf, state=TrialState.FAILED)
     assert resumed.trials() == [FULL, BARE, left]
     again = Trial(left.mask, 0.5)
-    resumed.finish(resumed.claim(again.mask), again)
+    resumed.finish(claimed(resumed, again.mask), again)
     assert resumed.trials() == [FULL, BARE, left, again]

@@ -20,16 +20,17 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
          device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
          threads: Threads = None, seed: Seed = 0,
          whole_layers: Annotated[bool, typer.Option("--whole-layers", help="Skip attention and MLP of a layer only together.")] = False,
-         study: Annotated[str | None, typer.Option(help="Where every judged mask is kept: a journal file or a storage URL. "
-                                                        "Default: beside the profile.")] = None,
+         study: Annotated[str | None, typer.Option(help="Where every judged mask is kept: a journal file, or postgresql://…, a data base "
+                                                        "that any number of `tune` share. Default: a journal beside the profile.")] = None,
          resume: Annotated[bool, typer.Option("--resume", help="Go on with the study after an interruption.")] = False,
          out: Annotated[Path | None, typer.Option(help="The profile. Default: profiles/<model>/<task>/<device>--<dtype>.yaml")] = None,
-         force: Annotated[bool, typer.Option("--force", help="Replace a profile and a study that exist.")] = False,
+         force: Annotated[bool, typer.Option("--force", help="Replace a profile and a journal that exist.")] = False,
          as_json: Json = False) -> None:
     """Example: skipsearch tune --model demo --task pycode
 
     Search which sub-layers the model may skip while it drafts for itself on a task, measure the answer on hold-out prompts, and write
-    a profile. Where skipping does not pay the profile says so. Interrupt it at any time: --resume goes on.
+    a profile. Where skipping does not pay the profile says so. Interrupt it at any time: --resume goes on. With many GPUs start one process
+    on each, all with the same --study postgresql://…
     """
     require(not (resume and force), "--resume keeps the study and --force replaces it: give one of them")
     from skipsearch.cli.common import err, print_json
@@ -38,6 +39,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     from skipsearch.evaluation.prompts import shortened
     from skipsearch.profile import save_profile
     from skipsearch.profile.dump import as_dict
+    from skipsearch.storage import shown
     from skipsearch.tasks import load_task
     from skipsearch.tuning import check_searcher, seconds
     from skipsearch.tuning import tune as run
@@ -51,7 +53,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     target = out or default_path(adapter, chosen.name)
     journal = study or str(target.with_suffix(".journal"))
     prepare_target(target, journal, force=force, resume=resume)
-    err.print(f"every judged mask is kept in {journal}", style="dim", markup=False)
+    err.print(f"every judged mask is kept in {shown(journal)}", style="dim", markup=False)
     with TuneView(err) as view:
         profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,
                       resume=resume, whole_layers=whole_layers, listen=view)

@@ -23,9 +23,10 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from skipsearch.errors import MaskError, SearchError
-from skipsearch.ledger import JOURNAL_START, STUDY, parameter_names
+from skipsearch.ledger import parameter_names
 from skipsearch.mask import SkipMask
 from skipsearch.stats import Trial
+from skipsearch.storage import JOURNAL_START, STUDY, is_url, study_name, with_driver
 
 UNKNOWN = "searcher not recorded"   # the searcher of a trial that does not say who proposed it
 MAX_LAYERS = 1024          # as in a profile
@@ -155,7 +156,8 @@ def read_study(where: str | Path, label: str | None = None) -> Study:
     name = _shown(str(where))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        study = optuna.load_study(study_name=STUDY, storage=_storage(str(where), name))
+        address, called = study_name(str(where)) if is_url(str(where)) else (str(where), STUDY)
+        study = optuna.load_study(study_name=called, storage=_storage(address, name))
         attributes, trials = study.user_attrs, study.get_trials(deepcopy=False)
     except SearchError:
         raise
@@ -217,7 +219,7 @@ def _storage(where: str, name: str) -> BaseStorage:
         file = url.database if url.get_backend_name() == "sqlite" else None
         if file and not file.startswith(("file:", ":memory:")) and not Path(file).is_file():
             raise SearchError(f"there is no study at {name}: the file does not exist")
-        return RDBStorage(where, skip_table_creation=True)
+        return RDBStorage(with_driver(where), skip_table_creation=True)
     path = Path(where)
     if not path.is_file():
         raise SearchError(f"there is no study at {name}: {'that is a folder' if path.is_dir() else 'the file does not exist'}")

@@ -1,0 +1,133 @@
+"""Where a study lives: passwords stay out of sight, a data base is reached or one sentence says why not, a journal has one writer."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.postgresql import postgresql, server_url
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skipsearch.errors import SearchError
+from skipsearch.storage import close_journal, journal_begun, open_database, open_journal, reason, shown, study_name
+
+__all__ = ["postgresql"]
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(("where", "printed"), [
+    ("postgresql://ann:hunter2@host/db", "postgresql://ann:***@host/db"),
+    ("postgresql+psycopg://ann:hun@ter2@host:5432/db#llama", "postgresql+psycopg://ann:***@host:5432/db#llama"),
+    ("postgresql://host/db?user=ann&password=hunter2&sslmode=require", "postgresql://host/db?user=ann&password=***&sslmode=require"),
+    ("postgresql://:hunter2@host/db", "postgresql://:***@host/db"),
+    ("postgresql://ann@host/db", "postgresql://ann@host/db"),
+    ("postgresql://host:5432/db", "postgresql://host:5432/db"),
+    ("sqlite:///a/folder:with/signs@in.it/search.db", "sqlite:///a/folder:with/signs@in.it/search.db"),
+    ("folder/search.journal", "folder/search.journal")])
+def test_a_place_is_printed_without_its_password(where: str, printed: str) -> None:
+    assert shown(where) == printed
+
+
+@given(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8))
+def test_no_password_is_printed_whatever_it_is_made_of(password: str) -> None:
+    url = f"postgresql://ann:{password}@host/db#llama"
+    assert password not in shown(url).replace("postgresql://ann:***@host/db#llama", "")
+    assert password not in reason(ValueError(f"cannot parse {url}"), url)
+
+
+@pytest.mark.parametrize(("url", "expected"), [
+    ("postgresql://ann@host/db", ("postgresql://ann@host/db", "skipsearch")),
+    ("postgresql://ann@host/db#llama-2-13b", ("postgresql://ann@host/db", "llama-2-13b")),
+    ("postgresql://ann:p#w@host/db", ("postgresql://ann:p#w@host/db", "skipsearch")),
+    ("postgresql://ann:p#w@host/db#a.b_c", ("postgresql://ann:p#w@host/db", "a.b_c")),
+    ("sqlite:///folder#1/search.db", ("sqlite:///folder#1/search.db", "skipsearch"))])
+def test_a_study_is_named_behind_the_address(url: str, expected: tuple[str, str]) -> None:
+    assert study_name(url) == expected
+
+
+# --- data bases --------------------------------------------------------------------------------------------------------------------
+
+
+def refusal(url: str) -> str:
+    with pytest.raises(SearchError) as caught:
+        open_database(url)
+    assert "\n" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_server_that_is_not_there_is_one_sentence() -> None:
+    assert re.search(r"ann:\*\*\*@127.0.0.1:9/db cannot be reached \(.*refused.*check the address",
+                     refusal(f"postgresql://ann:{SECRET}@127.0.0.1:9/db"))
+
+
+@pytest.mark.parametrize("url", [f"postgresql://ann:{SECRET}@host:port/db", f"nosuch://ann:{SECRET}@host/db", "postgresql:// /?"])
+def test_an_address_that_makes_no_sense_is_one_sentence(url: str) -> None:
+    assert "cannot be reached" in refusal(url)
+
+
+def test_a_missing_driver_is_named_with_the_extra_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    assert "pip install 'skipsearch[postgresql]'" in refusal(f"postgresql://ann:{SECRET}@host/db")
+
+
+def test_a_wrong_password_is_one_sentence_and_not_repeated(postgresql: str) -> None:
+    wrong = re.sub(r":[^:@]*@", f":{SECRET}@", postgresql)
+    assert re.search(r"cannot be reached \(.*password authentication failed.*check the address, user and password", refusal(wrong))
+
+
+def test_a_data_base_that_does_not_exist_is_one_sentence(postgresql: str) -> None:
+    assert re.search("does not exist", refusal(postgresql + "x"))
+
+
+def test_in_ci_a_missing_server_is_a_failure_and_not_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SKIPSEARCH_TEST_POSTGRES", raising=False)
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="names no server"):
+        server_url()
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception):
+        server_url()
+
+
+# --- journals ----------------------------------------------------------------------------------------------------------------------
+
+HOLDER = """
+import sys
+from pathlib import Path
+from skipsearch.storage import open_journal
+
+open_journal(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_journal_has_one_process_at_a_time_until_that_ends_however_it_ends(tmp_path: Path) -> None:
+    journal = tmp_path / "search.journal"
+    open_journal(journal)
+    close_journal(journal)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(journal)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                              env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))})
+    assert holder.stdout is not None
+    with holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(SearchError, match=r"in use by another process.*postgresql://"):
+            open_journal(journal)
+        holder.kill()
+    open_journal(journal)
+    assert not journal_begun(journal)
+    close_journal(journal)
+
+
+def test_a_process_may_open_its_own_journal_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        open_journal(tmp_path / "search.journal")
+    close_journal(tmp_path / "search.journal")
+    close_journal(tmp_path / "search.journal")
