@@ -16,7 +16,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -32,22 +31,12 @@ from skipsearch import storage
 from skipsearch.errors import SearchError
 from skipsearch.mask import SkipMask
 from skipsearch.stats import Trial, TrialState
-from skipsearch.workers import Heartbeat, worker_name
+from skipsearch.workers import Heartbeat, News, worker_name
 
 MOST_LOSSES = 3       # of a mask whose worker died; then it is the mask that is to blame
 IDENTITY_SECONDS = 5  # that a study may stand there without identity before whoever created it is taken for dead
 BIT = IntDistribution(0, 1)
 _FACTS = ("stderr", "fidelity", "alpha", "tau", "beta", "baseline_seconds_per_token", "policy", "searcher", "search_seconds")
-
-
-@dataclass(frozen=True)
-class News:
-    """What a study says that it did not say before. judged: since the last news, by whomever; pending: being measured by others now;
-    lost: masks whose measurement was broken off, to be measured by anyone."""
-
-    judged: tuple[Trial, ...] = ()
-    pending: frozenset[SkipMask] = frozenset()
-    lost: tuple[SkipMask, ...] = ()
 
 
 class Ledger:

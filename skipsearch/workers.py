@@ -1,21 +1,34 @@
-"""A process that shares a search with others: its name, and the signs of life it gives while it measures."""
+"""A process that shares a search with others: its name, the signs of life it gives while it measures, and what it hears of the others."""
 
 from __future__ import annotations
 
 import os
 import socket
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from threading import Event, Thread
 
 from optuna.storages import BaseStorage
 
 from skipsearch import storage
+from skipsearch.mask import SkipMask
+from skipsearch.stats import Trial
 
 
 def worker_name() -> str:
     """Host and process, as people find it in the study."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+@dataclass(frozen=True)
+class News:
+    """What a study says that it did not say before. judged: since the last news, by whomever; pending: being measured by others now;
+    lost: masks whose measurement was broken off, to be measured by anyone."""
+
+    judged: tuple[Trial, ...] = ()
+    pending: frozenset[SkipMask] = frozenset()
+    lost: tuple[SkipMask, ...] = ()
 
 
 class Heartbeat:

@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": EVALUATION,
     "searchers": {"mask", "stats"},
     "storage": set(),
-    "workers": {"storage"},
+    "workers": {"storage", "mask", "stats"},
     "ledger": ABOVE_SEARCHERS | {"storage", "workers"},
     "compiler": DRIVER,
     "search": ABOVE_SEARCHERS | {"ledger"},

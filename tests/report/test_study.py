@@ -13,11 +13,11 @@ from optuna.storages.journal import JournalFileBackend
 
 from report.studies import LAYERS, RACED, SURFACE, make_study
 from skipsearch.errors import SearchError
-from skipsearch.ledger import STUDY
 from skipsearch.mask import SkipMask
 from skipsearch.report import read_study
 from skipsearch.report.study import UNKNOWN, read_studies
 from skipsearch.stats import TrialState
+from skipsearch.storage import STUDY
 
 
 @pytest.fixture(params=["journal", "sqlite"])
