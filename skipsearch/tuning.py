@@ -38,7 +38,7 @@ from skipsearch.searchers import Costs, Evidence, SearchProblem, searcher_names
 from skipsearch.tasks import Task, load_task
 
 DEFAULT_SEARCHER = "auto"
-DEFAULT_BUDGET = 120.0   # seconds of search
+DEFAULT_TRIALS = 120     # masks: on any model a small multiple of the time that its calibration prompts took
 WALL_PROMPTS = 6         # of one evaluation under the wall objective
 REFINED, FINALISTS = 8, 4   # masks that are given every policy, and of these the ones that are raced
 RACE_PROMPTS = (5, 11)      # of the first round with all finalists, of the second with the faster half
@@ -76,7 +76,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     """Search a mask and a draft policy for `model` on `task`, and measure them here.
 
     budget: of the search itself (the race and the confirmation come on top); trials: masks judged. The first to run out ends the
-    search; with neither, two minutes. study: a journal file or storage URL that keeps every judged mask; None keeps nothing.
+    search; with neither, 120 masks. study: a journal file or storage URL that keeps every judged mask; None keeps nothing.
     listen: told of progress.
     Raises: SearchError, TaskError, and KeyboardInterrupt through: what was judged is in the study.
     """
@@ -84,7 +84,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     if trials is not None and trials < 1:
         raise SearchError(f"trials is {trials}; judge at least 1 mask")
     if limit is None and trials is None:
-        limit = DEFAULT_BUDGET
+        trials = DEFAULT_TRIALS
     if objective not in ("replay", "wall"):
         raise SearchError(f"there is no objective {objective!r}; use replay or wall")
     if seed < 0:
@@ -169,6 +169,9 @@ def measure_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[
     """The latency table's costs at the middle one of three context lengths of the calibration text."""
     table = latency_table(model, MAX_DRAFT, contexts, progress)
     listen(Noted(f"the latency table{', kept from an earlier search,' if table.kept else ''} {table}"))
+    if not table.sound:
+        listen(Noted("so this machine is busy with something else: predictions are worth little now, and the race has to tell the masks "
+                     "apart"))
     return table.at(contexts[len(contexts) // 2])
 
 

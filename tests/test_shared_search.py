@@ -30,11 +30,12 @@ from test_ledger import BARE, FAILED, FULL, IDENTITY, LAYERS, claimed
 
 from skipsearch.errors import SearchError
 from skipsearch.exits import DraftPolicy
-from skipsearch.ledger import MOST_LOSSES, Ledger, News
+from skipsearch.ledger import MOST_LOSSES, Ledger
 from skipsearch.mask import SkipMask
 from skipsearch.search import Event, Listener, Progress, Search, Stage
 from skipsearch.stats import Trial, TrialState
 from skipsearch.storage import open_database
+from skipsearch.workers import News
 
 __all__ = ["postgresql", "unsynced_sqlite"]
 

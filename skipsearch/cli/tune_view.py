@@ -96,6 +96,9 @@ class TuneView:
         else:
             console.print(f"[bold yellow]plain[/]: nothing beat plain decoding beyond doubt here; the best mask measured "
                           f"{measured.speedup.in_words('×')}, and this profile decodes plainly")
+        if profile.engine == "lean" and profile.hardware is not None and profile.hardware.kind == "cpu":
+            console.print("on some CPUs --engine compiled decodes faster, plainly and with a profile tuned on it; to see: skipsearch bench "
+                          f"--profile {path} --peers plain,profile,plain@compiled", style="dim", markup=False)
         console.print(f"written to {path}", markup=False)
 
 

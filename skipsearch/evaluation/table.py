@@ -20,6 +20,7 @@ from skipsearch.models.spec import ModelAdapter
 from skipsearch.searchers.base import Costs
 
 CHECKED_MASKS = 20
+SOUND = 0.1        # relative error of a draft step
 SAME_SPEED = 0.2   # a kept table is believed while a plain pass takes what it says, give or take this share
 
 
@@ -47,6 +48,11 @@ class LatencyTable:
     def errors(self) -> tuple[float, ...]:
         """Of every mask that was checked, at every context length."""
         return tuple(e for m in self.measured for e in m.errors)
+
+    @property
+    def sound(self) -> bool:
+        """Whether predictions from it mean much: its masks are foretold to a tenth, most of them."""
+        return median(self.errors) <= SOUND
 
     def __str__(self) -> str:
         """`foretells a draft step to 1.8 % (median of 20 random masks, worst 4.1 %)`"""
