@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import hypot, inf
+from math import inf, sqrt
 from typing import Any, Protocol
 
 from skipsearch.decoding import Decoder
@@ -37,8 +37,8 @@ class Objective(Protocol):
 class ReplayObjective:
     """Predicted seconds per verified token under the best draft policy, from one replay and the latency table.
 
-    A mask that falls behind the best one so far on a sample of the prompts, by more than both of their standard errors there explain, is
-    not replayed on the rest: its trial is that of the sample.
+    A mask that falls behind the best one so far on a sample of the prompts, by more than chance explains prompt by prompt, is not replayed
+    on the rest: its trial is that of the sample.
     """
 
     fidelity = "replay"
@@ -58,8 +58,8 @@ class ReplayObjective:
         sampled = self.replay(mask, only=self._sample)
         policy, part = self._best(sampled, mask, self._exploring)
         if self._leader is not None:
-            behind = part.seconds_per_token - self._leader[1].seconds_per_token
-            if behind > CLEARLY * hypot(part.stderr, self._leader[1].stderr):
+            behind = part.seconds - self._leader[1].seconds   # [prompts of the sample]
+            if behind.sum() > CLEARLY * behind.std() * sqrt(len(behind)):
                 return self._trial(mask, policy, part), policy
         policy, best = self._best([*sampled, *self.replay(mask, only=self._rest)], mask, self._exploring)
         if self._leader is None or best.seconds_per_token < self._leader[0]:

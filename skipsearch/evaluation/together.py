@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from skipsearch.cache import PassPlan, Planner
+from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.engine import forward, inference
 from skipsearch.models.spec import ModelAdapter
@@ -44,15 +44,29 @@ def _batch(model: ModelAdapter, prompts: list[Sequence[int]], max_new_tokens: in
         forward(model, padded[:, :-1], cache, planner.chain(0, longest - 1, len(prompts)), last_only=True)
     token, position = padded.gather(1, lengths - 1), lengths - 1   # [B, 1]
     generated: list[list[int]] = [[] for _ in prompts]
-    going = list(range(len(prompts)))
-    while going:
+    rows = list(range(len(prompts)))   # whose text each row of the pass is
+    going = set(rows)
+    while True:
         keys = int(position.max()) + 1
         visible = (planner.slots[:, :keys] <= position)[:, None, None]   # [B, 1, 1, keys]
         token = forward(model, token, cache, PassPlan(position, position, keys, visible, None)).argmax(dim=-1)
-        for row, chosen in enumerate(token[:, 0].tolist()):
-            if row in going:
-                generated[row].append(chosen)
-                if stoppers[row].push(chosen):
-                    going.remove(row)
-        position = (position + 1).clamp(max=capacity - 1)   # a row that has ended goes on unheard
-    return generated
+        for text, chosen in zip(rows, token[:, 0].tolist(), strict=True):
+            if text in going:
+                generated[text].append(chosen)
+                if stoppers[text].push(chosen):
+                    going.remove(text)
+        if not going:
+            return generated
+        position = (position + 1).clamp(max=capacity - 1)   # a row that has ended goes on unheard,
+        if 2 * len(going) <= len(rows):                     # until half of them have
+            left = [row for row, text in enumerate(rows) if text in going]
+            rows, token, position, cache = [rows[row] for row in left], token[left], position[left], _only(model, cache, left)
+
+
+def _only(model: ModelAdapter, cache: KVCache, rows: list[int]) -> KVCache:
+    """A cache of these rows of another."""
+    fewer = model.new_cache(len(rows), cache.capacity)
+    for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
+        if keys is not None and values is not None:
+            fewer.keys[layer], fewer.values[layer] = keys[rows], values[rows]
+    return fewer

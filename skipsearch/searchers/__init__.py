@@ -21,6 +21,7 @@ SEARCHERS: dict[str, str] = {
     "clasp": "skipsearch.searchers.clasp:CLaSp",
     "s3d": "skipsearch.searchers.s3d:S3D",
     "greedy": "skipsearch.searchers.greedy:Greedy",
+    "exchange": "skipsearch.searchers.greedy:Exchange",
     "evolution": "skipsearch.searchers.evolution:Evolution",
     "tpe": "skipsearch.searchers.tpe:TPE",
     "gp": "skipsearch.searchers.gp:GP",

@@ -15,7 +15,7 @@ from skipsearch.searchers.memory import failed
 from skipsearch.stats import Trial
 
 ONE_SHOT = {"sensitivity": 8, "clasp": 10, "knapsack": 6, "asd": 4, "middle": 5, "uniform": 5, "s3d": 6}   # masks of each, at most
-ADAPTIVE = ("greedy", "evolution", "tpe", "gp")   # in the order of their first turns, the cheapest to ask first
+ADAPTIVE = ("exchange", "evolution", "tpe", "greedy", "gp")   # in the order of their first turns, the cheapest to ask first
 TURN = 12   # masks that one adaptive searcher proposes before another may take over
 
 
