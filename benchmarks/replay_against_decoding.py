@@ -28,6 +28,7 @@ from skipsearch.evaluation.latency import measure_costs
 from skipsearch.evaluation.objectives import ReplayObjective
 from skipsearch.evaluation.prompts import Workload, workload
 from skipsearch.evaluation.replay import Replay
+from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import simulate
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
@@ -100,7 +101,7 @@ def compared(model: ModelAdapter, prompts: Workload, costs: Costs, replay: Repla
     for policy, stats in zip(POLICIES, real, strict=True):
         walked = walk(drafts, policy.make(), policy.draft_length)
         differing = tuple((name, a, b) for name in COUNTS if (a := getattr(walked, name)) != (b := getattr(stats, name)))
-        predicted = simulate(replayed, mask, policy.make(), policy.draft_length, costs)
+        predicted = simulate(lay_out(replayed), mask, policy.make(), policy.draft_length, costs)
         lines.append(Line(mask, kind, policy, stats, plain.seconds_per_token, differing, alpha, predicted.stats.alpha or 0.0,
                           predicted.seconds_per_token))
     return lines, took

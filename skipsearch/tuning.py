@@ -157,7 +157,7 @@ def prepare(model: ModelAdapter, calibration: Workload, listen: Listener) -> tup
     def progress(done: int, total: int) -> None:
         listen(Progress(done, total))
 
-    replay = Replay(model, calibration.prompts, calibration.max_new_tokens, calibration.end_on_repeat, progress=progress)
+    replay = Replay(model, calibration.prompts, calibration.max_new_tokens, calibration.end_on_repeat, progress, calibration.sampling)
     listen(Stage("measuring the latency table"))
     costs = measure_costs(model, replay.contexts(), progress, listen)
     listen(Stage("ranking sub-layers by what skipping each alone costs"))

@@ -16,8 +16,10 @@ from skipsearch.cache import KVCache, PassPlan
 from skipsearch.decoding import Decoder
 from skipsearch.engine import forward, inference
 from skipsearch.errors import SearchError
+from skipsearch.evaluation import simulate
 from skipsearch.evaluation.continuations import Batch, most_rows
 from skipsearch.evaluation.replay import Replay, most_likely
+from skipsearch.evaluation.rounds import Rounds
 from skipsearch.exits import ExitPolicy
 from skipsearch.mask import SkipMask
 from skipsearch.stats import DecodeStats
@@ -117,33 +119,24 @@ class ExactReplay:
         return grown
 
 
+def rounds_of(drafts: Sequence[Drafts]) -> Rounds:
+    """The same as places where rounds can start, for whoever walks them."""
+    right = np.concatenate([d.right.cumprod(axis=1).sum(axis=1) for d in drafts])
+    lengths = np.array([len(d.right) for d in drafts])
+    ends = np.cumsum(lengths)
+    room = np.concatenate([d.room - 1 - np.arange(len(d.right)) for d in drafts])
+    return Rounds(right, np.concatenate([d.confidence for d in drafts]), room, np.repeat(ends, lengths) - np.arange(len(right)),
+                  ends - lengths, lengths, exact=True)
+
+
 def walk(drafts: Sequence[Drafts], exit_policy: ExitPolicy, draft_length: int) -> DecodeStats:
     """Counts of real rounds over all prompts in turn: tokens, rounds, drafted, accepted, rejecting ones. The policy is used up: hand in a
     fresh one.
 
     Raises: SearchError for a draft length that the drafts do not reach.
     """
-    stats = DecodeStats()
-    for text in drafts:
-        total, depth = text.right.shape
-        if draft_length > depth:
-            raise SearchError(f"draft length {draft_length} was asked for and drafts were replayed to depth {depth}: replay them deeper")
-        at = 0
-        while at < total:
-            most = min(draft_length, text.room - at - 1)
-            drafted = 0
-            while drafted < most:
-                drafted += 1
-                if drafted < most and exit_policy.reads_confidence and exit_policy.stop(float(text.confidence[at, drafted - 1]), drafted):
-                    break
-            accepted = int(text.right[at, :drafted].cumprod().sum())
-            if drafted:
-                exit_policy.observe(accepted, drafted)
-            at += accepted + 1
-            stats.rounds += 1
-            stats.drafted += drafted
-            stats.accepted += accepted
-            stats.rejecting_rounds += accepted < drafted
-        stats.round_tokens += total
-        stats.tokens += total + 1
-    return stats
+    rounds = rounds_of(drafts)
+    if draft_length > rounds.longest:
+        raise SearchError(f"draft length {draft_length} was asked for and drafts were replayed to depth {rounds.longest}: replay them "
+                          "deeper")
+    return simulate.walk(rounds, exit_policy, draft_length)[0]

@@ -38,17 +38,16 @@ class Prediction:
         return float(np.sqrt(n / (n - 1) * (residuals**2).sum()) / self.tokens.sum())
 
 
-def simulate(rounds: Rounds, mask: SkipMask, exit_policy: ExitPolicy, draft_length: int, costs: Costs) -> Prediction:
-    """Real rounds over laid-out anchors. The policy is used up: hand in a fresh one.
+def walk(rounds: Rounds, exit_policy: ExitPolicy, draft_length: int) -> tuple[DecodeStats, list[list[int]]]:
+    """Counts of real rounds, and for each prompt how many tokens each of its rounds drafted. The policy is used up: hand in a fresh one.
 
-    Source of the idea: Draft & Verify, algorithms 3 and 4; costs from the latency table, the verify pass priced by its rows.
+    Source of the idea: Draft & Verify, algorithms 3 and 4.
     """
     right, confidence = rounds.right.tolist(), rounds.confidence.tolist()
     room, left = rounds.room.tolist(), rounds.left.tolist()
-    draft_cost, verify = costs.draft(mask), costs.verify
-    stats, seconds = DecodeStats(), []
+    stats, every = DecodeStats(), []
     for first, length in zip(rounds.first.tolist(), rounds.lengths.tolist(), strict=True):
-        at, spent = first, 0.0
+        at, drafts = first, []
         while at < first + length:
             most, drafted = min(draft_length, room[at], rounds.longest), 0
             while drafted < most:
@@ -59,14 +58,22 @@ def simulate(rounds: Rounds, mask: SkipMask, exit_policy: ExitPolicy, draft_leng
             accepted = min(right[at], drafted)
             if drafted:
                 exit_policy.observe(accepted, drafted)
-            spent += drafted * draft_cost + verify[min(drafted, len(verify) - 1)]
+            drafts.append(drafted)
             stats.rounds += 1
             stats.drafted += drafted
             stats.accepted += accepted
             stats.rejecting_rounds += accepted < drafted and (rounds.exact or accepted < left[at])
             at += accepted + 1
         stats.round_tokens += length
-        seconds.append(spent)
-    stats.tokens = stats.round_tokens + len(seconds)
+        every.append(drafts)
+    stats.tokens = stats.round_tokens + len(every)
+    return stats, every
+
+
+def simulate(rounds: Rounds, mask: SkipMask, exit_policy: ExitPolicy, draft_length: int, costs: Costs) -> Prediction:
+    """The same rounds with the latency table's costs, a verify pass priced by its rows."""
+    stats, drafts = walk(rounds, exit_policy, draft_length)
+    draft_cost, verify = costs.draft(mask), costs.verify
+    seconds = [sum(n * draft_cost + verify[min(n, len(verify) - 1)] for n in of_prompt) for of_prompt in drafts]
     stats.decode_seconds = float(sum(seconds))
     return Prediction(stats, np.array(seconds), rounds.lengths)
