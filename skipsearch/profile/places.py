@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +70,11 @@ def sources(folder: Path | None = None) -> list[Source]:
     found.append(Source(user_folder() / "profiles", "user"))
     found += [Source(pulled / "profiles", _origin(pulled)) for pulled in _folders(user_folder() / "pulled")]
     checkout = Path(__file__).parents[2]
+    installed = Path(sys.prefix) / "share" / "skipsearch" / "profiles"
     if (checkout / "pyproject.toml").is_file():  # beside an installed package, profiles/ would be somebody else's
         found.append(Source(checkout / "profiles", "bundled"))
+    elif installed.is_dir():
+        found.append(Source(installed, "bundled"))
     return found
 
 
