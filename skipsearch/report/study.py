@@ -26,7 +26,7 @@ from skipsearch.errors import MaskError, SearchError
 from skipsearch.ledger import parameter_names
 from skipsearch.mask import SkipMask
 from skipsearch.stats import Trial
-from skipsearch.storage import JOURNAL_START, STUDY, is_url, study_name, with_driver
+from skipsearch.storage import JOURNAL_START, STUDY, is_url, reason, study_name, with_driver
 
 UNKNOWN = "searcher not recorded"   # the searcher of a trial that does not say who proposed it
 MAX_LAYERS = 1024          # as in a profile
@@ -164,12 +164,13 @@ def read_study(where: str | Path, label: str | None = None) -> Study:
     except KeyError:
         raise SearchError(f"{name} holds no search of this program: name the study that `skipsearch tune` wrote") from None
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise SearchError(f"the study {name} cannot be read ({reason}): name a journal or address that `skipsearch tune` wrote") from None
+        raise SearchError(f"the study {name} cannot be read ({reason(error, str(where))}): name a journal or address that "
+                          "`skipsearch tune` wrote") from None
     identity = attributes.get("identity")
     n_layers = identity.get("n_layers") if isinstance(identity, dict) else None
     if not isinstance(n_layers, int) or not 1 <= n_layers <= MAX_LAYERS:
         raise SearchError(f"the study {name} does not say of how many layers its model is: `skipsearch tune` did not write it")
+    trials = [t for t in trials if "duplicate_of" not in t.user_attrs]   # of two workers with one mask, who was second
     judged = tuple(j for t in trials if (j := _judged(t, n_layers, name)) is not None)
     if not judged:
         raise SearchError(f"the study {name} holds no judged mask ({len(trials)} trials, none of them finished with a time): let the "

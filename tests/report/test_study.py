@@ -58,6 +58,15 @@ def test_reading_leaves_no_trace_and_fails_no_mask_that_is_being_judged(storage:
     assert ledger.study.get_trials()[-1].state is optuna.trial.TrialState.RUNNING
 
 
+def test_a_mask_that_two_workers_claimed_counts_once_and_a_data_base_may_hold_several_studies(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'searches.db'}"
+    for name, count in (("one", 2), ("two", 3)):
+        ledger = make_study(f"{url}#{name}", {"gp": count})
+    assert ledger.claim(SkipMask(LAYERS, (1,))) is not None
+    assert ledger.claim(SkipMask(LAYERS, (1,))) is None
+    assert [(len(study.judged), study.left_out) for study in read_studies([f"{url}#one", f"{url}#two"])] == [(2, 0), (3, 1)]
+
+
 def test_a_study_of_before_searchers_were_recorded_is_read(tmp_path: Path) -> None:
     make_study(tmp_path / "old.journal", recorded=False)
     study = read_study(tmp_path / "old.journal")
