@@ -8,6 +8,7 @@ from typing import Any
 
 import optuna
 import pytest
+from helpers.sqlite import unsynced_sqlite
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
@@ -18,6 +19,8 @@ from skipsearch.report import read_study
 from skipsearch.report.study import UNKNOWN, read_studies
 from skipsearch.stats import TrialState
 from skipsearch.storage import STUDY
+
+__all__ = ["unsynced_sqlite"]
 
 
 @pytest.fixture(params=["journal", "sqlite"])
