@@ -90,7 +90,7 @@ class Search:
         try:
             lost = self._catch_up(learner)
             if self.ledger and self.ledger.shared and (self.seen or self.pending):
-                self.listen(Stage(f"searching together: {len(self.seen)} masks judged so far, {len(self.pending)} being judged elsewhere"))
+                self.listen(Noted(f"searching together: {len(self.seen)} masks judged so far, {len(self.pending)} being judged elsewhere"))
             while not self._spent():
                 began = perf_counter()
                 mask = self._next([*lost, *queue], learner)
@@ -98,8 +98,10 @@ class Search:
                     break
                 if mask is None:   # whoever measures the last masks may die over them
                     sleep(POLL_SECONDS)
-                elif judged := self.seen.get(mask) or self._judge(mask, queue.get(mask, str(getattr(learner, "proposer", name))), began):
-                    learner.tell(judged)
+                else:
+                    proposer = queue.get(mask) or (name if mask in lost else str(getattr(learner, "proposer", name)))
+                    if judged := self.seen.get(mask) or self._judge(mask, proposer, began):
+                        learner.tell(judged)
                 lost = self._catch_up(learner)
         finally:
             if self.ledger:

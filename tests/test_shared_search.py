@@ -32,7 +32,7 @@ from skipsearch.errors import SearchError
 from skipsearch.exits import DraftPolicy
 from skipsearch.ledger import MOST_LOSSES, Ledger
 from skipsearch.mask import SkipMask
-from skipsearch.search import Event, Listener, Progress, Search, Stage
+from skipsearch.search import Event, Listener, Noted, Progress, Search
 from skipsearch.stats import Trial, TrialState
 from skipsearch.storage import open_database
 from skipsearch.workers import News
@@ -242,6 +242,7 @@ def test_two_workers_judge_by_replay_what_one_would_without_doing_anything_twice
     for search in searches:
         assert set(search.seen) == set(judged), "each knows what the other one judged"
     assert searches[0].finalists(3) == searches[1].finalists(3)
+    assert {t.searcher for t in searches[0].seen.values()} == {"sensitivity"}, "who proposed it, and not who measured it"
 
 
 def test_a_worker_that_joins_late_learns_what_was_judged_and_says_so(together: str) -> None:
@@ -251,7 +252,7 @@ def test_a_worker_that_joins_late_learns_what_was_judged_and_says_so(together: s
     late.run("random")
     assert len(late.seen) == 11
     assert len(judged) == 3
-    assert events[0] == Stage("searching together: 8 masks judged so far, 0 being judged elsewhere")
+    assert events[0] == Noted("searching together: 8 masks judged so far, 0 being judged elsewhere")
     assert [e.done for e in events[1:] if isinstance(e, Progress)] == [9, 10, 11], "progress is the study's"
 
 

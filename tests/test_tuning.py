@@ -267,6 +267,18 @@ def test_a_study_of_another_search_is_refused_before_anything_is_done(tmp_path: 
 
 
 @pytest.mark.usefixtures("fast")
+def test_a_study_in_a_data_base_is_joined_and_its_masks_are_not_judged_again(judged: list[SkipMask], tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'search.db'}"
+    first = searched(study=url)
+    judged.clear()
+    again = searched(study=url, trials=7)
+    assert len(judged) == 2, "trials counts the masks of the whole study"
+    assert (first.provenance.trials, again.provenance.trials) == (5, 7)
+    with pytest.raises(SearchError, match="objective = replay"):
+        searched(study=url, objective="wall")
+
+
+@pytest.mark.usefixtures("fast")
 def test_without_a_study_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     searched()

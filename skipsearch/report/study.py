@@ -158,7 +158,7 @@ def read_study(where: str | Path, label: str | None = None) -> Study:
     try:
         address, called = study_name(str(where)) if is_url(str(where)) else (str(where), STUDY)
         study = optuna.load_study(study_name=called, storage=_storage(address, name))
-        attributes, trials = study.user_attrs, study.get_trials(deepcopy=False)
+        attributes, trials = study.user_attrs, [t for t in study.get_trials(deepcopy=False) if t.state is not OptunaState.PRUNED]
     except SearchError:
         raise
     except KeyError:

@@ -52,7 +52,9 @@ def test_what_was_promised_of_the_winner_is_what_the_race_says_of_its_mask(tmp_p
     assert study.mask_of(study.confirmed) == SkipMask(LAYERS, (1, 2), (3,))
 
 
-def test_reading_leaves_no_trace_and_fails_no_mask_that_is_being_judged(storage: str, tmp_path: Path) -> None:
+def test_reading_leaves_no_trace_and_fails_no_mask_that_is_being_judged(storage: str, tmp_path: Path,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skipsearch.storage.HEARTBEAT_SECONDS", 3600)   # that one leaves a trace
     ledger = make_study(storage)
     ledger.claim(SkipMask(LAYERS, (1,)))
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
@@ -77,6 +79,15 @@ def test_a_study_of_before_searchers_were_recorded_is_read(tmp_path: Path) -> No
     assert study.clock is None
     assert study.confirmed is None
     assert study.surface == ()
+
+
+def test_one_of_several_searches_in_a_data_base_is_named_and_duplicates_do_not_count(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'search.db'}"
+    ledger = make_study(f"{url}#second")
+    assert ledger.claim(ledger.trials()[0].mask) is None
+    assert read_study(f"{url}#second").left_out == 0
+    with pytest.raises(SearchError, match="holds no search of this program"):
+        read_study(url)
 
 
 def test_half_a_line_of_a_process_that_is_writing_is_left_for_later(tmp_path: Path) -> None:
