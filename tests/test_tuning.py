@@ -20,19 +20,22 @@ from helpers.tiny import LAYERS, small_world
 from skipsearch import tuning
 from skipsearch.decoding import Decoder
 from skipsearch.errors import DecodeError, SearchError
+from skipsearch.evaluation.latency import Measured
 from skipsearch.evaluation.objectives import ReplayObjective, WallObjective
 from skipsearch.evaluation.prompts import workload
 from skipsearch.evaluation.replay import Replay
 from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import simulate
 from skipsearch.evaluation.sweep import exploring
+from skipsearch.evaluation.table import LatencyTable
 from skipsearch.exits import DraftPolicy
 from skipsearch.ledger import Ledger
 from skipsearch.mask import SkipMask
 from skipsearch.profile import Profile, dump_profile, parse_profile
-from skipsearch.search import Event, Progress, Raced, Search, Stage
+from skipsearch.search import Event, Noted, Progress, Raced, Search, Stage
 from skipsearch.searchers import SearchProblem
 from skipsearch.stats import Trial, TrialState
+from skipsearch.tasks import Sampling
 from skipsearch.tuning import identity, seconds, tune
 
 __all__ = ["one_thread"]
@@ -74,7 +77,7 @@ def races(monkeypatch: pytest.MonkeyPatch, made_up: Any) -> None:
 
 
 def searched(**options: Any) -> Profile:
-    return tune(small_model(), small_task(), **{"trials": 5, **options})
+    return tune(small_model(), options.pop("task", small_task()), **{"trials": 5, **options})
 
 
 def interrupt_after(n: int) -> Callable[[Event], None]:
@@ -361,6 +364,53 @@ def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
     assert [e.split for e in confirmed] == ["holdout"]
     assert confirmed[0].mask in [e.mask for e in raced]
     assert isinstance(events[-1], Raced)
+
+
+def test_a_study_keeps_who_proposed_each_mask_the_race_and_the_policy_surface(tmp_path: Path) -> None:
+    journal = tmp_path / "search.journal"
+    profile = searched(trials=6, searcher="tpe", study=journal)
+    assert [t.searcher for t in kept(journal)] == ["sensitivity"] * 5 + ["middle"]
+    assert all(t.search_seconds and t.search_seconds > 0 for t in kept(journal))
+    notes = Ledger(journal, identity(small_model(), small_task(), "replay", whole_layers=False), resume=True).study.user_attrs
+    assert [r["split"] for r in notes["raced"]] == ["calibration"] * tuning.FINALISTS + ["holdout"]
+    winner = notes["raced"][-1]
+    assert SkipMask(LAYERS, tuple(winner["attn"]), tuple(winner["mlp"])) == profile.mask
+    assert profile.measured is not None
+    assert winner["speedup"]["mean"] == pytest.approx(profile.measured.speedup.mean, rel=0.01)
+    assert {p["kind"] for p in notes["surface"]["policies"]} == {"fixed", "confidence"}
+
+
+@pytest.mark.usefixtures("fast")
+def test_without_budget_and_trials_a_search_ends_after_a_number_of_masks_and_not_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "DEFAULT_TRIALS", 7)
+    assert searched(searcher="random", trials=None).provenance.trials == 7
+
+
+def test_a_task_that_samples_is_replayed_on_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    real = tuning.Replay
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        asked.append(real(*arguments, **options))
+        return asked[-1]
+
+    monkeypatch.setattr(tuning, "Replay", noting)
+    profile = searched(task=small_task(sampling=Sampling(temperature=0.8, top_p=0.9)), trials=3)
+    assert asked[0].sampling.temperature == 0.8
+    assert asked[0](profile.mask)[0].agrees.dtype != bool
+    assert profile.measured is not None
+    assert profile.measured.lossless.prompts == 0, "no two samples are compared token by token"
+
+
+@pytest.mark.parametrize(("error", "said"), [(0.3, True), (0.03, False)])
+def test_a_machine_too_busy_for_predictions_is_named(error: float, said: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    table = LatencyTable((Measured(20, COSTS, 0.5, (error,) * 20),))
+    monkeypatch.setattr(tuning, "latency_table", lambda *_: table)
+    events: list[Event] = []
+    costs = tuning.measure_costs(small_model(), [10, 20, 30], lambda done, total: None, events.append)
+    assert costs == COSTS
+    assert any("busy with something else" in e.sentence for e in events if isinstance(e, Noted)) == said
 
 
 # --- refused before any work -----------------------------------------------------------------------------------------------------
