@@ -86,7 +86,9 @@ def _look_up(model: ModelAdapter, task: str, folder: Path | None) -> Profile | N
     for rung in found.rungs:
         err.print(f"  {rung}", style="dim", markup=False)
     if found.profile is None:
-        warn([f"no profile for {model.spec.id} was found, so decoding is plain; `skipsearch tune --model {model.spec.id}` makes one"])
+        others = f" (there are some for {', '.join(found.tasks)})" if found.tasks else ""
+        warn([f"no profile for {model.spec.id} and task {task} was found{others}, so decoding is plain; `skipsearch tune --model "
+              f"{model.spec.id} --task …` makes one"])
     return found.profile
 
 

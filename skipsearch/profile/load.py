@@ -50,7 +50,7 @@ def read_file(path: str | Path) -> bytes:
         # O_NONBLOCK: opening a pipe would otherwise wait for a writer
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
-        raise ProfileError(f"{path}: there is no such file; `skipsearch profile list` shows the profiles there are") from None
+        raise ProfileError(f"{path}: there is no such file or folder; `skipsearch profile list` shows the profiles there are") from None
     except (OSError, ValueError) as error:
         if os.path.islink(path):
             raise ProfileError(f"{path}: this is a symbolic link, and links are not followed; name the file itself") from None

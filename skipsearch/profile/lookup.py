@@ -30,12 +30,14 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The profile to use, its file and its warnings, or None where no rung held one; and every rung that was tried."""
+    """The profile to use, its file and its warnings, or None where no rung held one; every rung that was tried; then also the tasks that
+    there are profiles of this model for."""
 
     profile: Profile | None
     path: Path | None
     warnings: tuple[str, ...]
     rungs: tuple[Rung, ...]
+    tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,12 @@ def find_profile(model: ModelFacts, machine: MachineFacts, task: str = ANY, fold
             except ProfileError as error:
                 refusals.append(f"refused {path} ({error})")
                 continue
-            rungs.append(Rung(wanted, "; ".join([*refusals, f"using {path}"])))
+            others = len(candidates) - len(refusals) - 1   # a rung says nothing about which of its files is better
+            first = f", the first of {others + 1} in the order of the folders" if others else ""
+            rungs.append(Rung(wanted, "; ".join([*refusals, f"using {path}{first}"])))
             return Found(profile, path, tuple(warnings), tuple(rungs))
         rungs.append(Rung(wanted, "; ".join(refusals) or "none"))
-    return Found(None, None, (), tuple(rungs))
+    return Found(None, None, (), tuple(rungs), tuple(sorted({d.name for home in homes for d in home.iterdir() if d.is_dir()})))
 
 
 def _ladder(homes: list[Path], model: ModelFacts, machine: MachineFacts, task: str) -> Iterator[tuple[str, list[Path]]]:

@@ -139,7 +139,7 @@ def predicted_measured(studies: Sequence[Study], profile: Profile | None = None)
     """
     points = compared(studies, profile)
     if not points:
-        raise NothingToDraw("This study holds no race: it ended before its best masks were decoded with, or was made by a version that "
+        raise NothingToDraw("This study holds no race: it has not come to decoding with its best masks, or was made by a version that "
                             "did not keep what was measured." if studies else
                             "This profile has no measured draft to compare a prediction with.")
     reached = [1.0, *(value for p in points for value in (p.predicted, p.measured.low, p.measured.high))]

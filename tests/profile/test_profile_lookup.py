@@ -146,6 +146,24 @@ def test_a_model_without_profiles_ends_the_ladder_with_a_plain_answer(tmp_path: 
     assert str(found.rungs[0]) == "model org/new: in none of 2 folders"
 
 
+def test_of_two_that_fit_alike_the_earlier_folders_is_taken_and_the_ladder_says_that_there_were_two(tmp_path: Path,
+                                                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    put(first, variant())
+    put(second, variant())
+    monkeypatch.setenv(places.ENVIRONMENT, str(second))
+    found = find_profile(MODEL, MACHINE, "pycode", first)
+    assert found.path is not None
+    assert found.path.is_relative_to(first)
+    assert str(found.rungs[-1]).endswith("the first of 2 in the order of the folders")
+
+
+def test_where_no_task_fits_the_answer_names_those_that_there_are(tmp_path: Path) -> None:
+    put(tmp_path, variant("pycode"), variant("prose"))
+    found = find_profile(MODEL, MACHINE, "pycod", tmp_path)
+    assert (found.profile, found.tasks) == (None, ("prose", "pycode"))
+
+
 def test_the_folder_named_by_the_user_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"--profiles .*nowhere is not a folder"):
         find_profile(MODEL, MACHINE, folder=tmp_path / "nowhere")
