@@ -85,8 +85,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
         raise SearchError(f"trials is {trials}; judge at least 1 mask")
     if limit is None and trials is None:
         trials = DEFAULT_TRIALS
-    if objective not in ("replay", "wall"):
-        raise SearchError(f"there is no objective {objective!r}; use replay or wall")
+    check_objective(objective)
     if seed < 0:
         raise SearchError(f"seed is {seed}; a seed is a whole number from 0 up")
     check_searcher(searcher)
@@ -129,6 +128,12 @@ def check_searcher(name: str) -> None:
     """A wrong name should not cost a minute of preparation. Raises: SearchError."""
     if name not in searcher_names():
         raise SearchError(unknown("searcher", name, searcher_names()))
+
+
+def check_objective(name: str) -> None:
+    """Raises: SearchError."""
+    if name not in ("replay", "wall"):
+        raise SearchError(f"there is no objective {name!r}; use replay or wall")
 
 
 def check_task(task: Task) -> None:

@@ -41,10 +41,11 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     from skipsearch.profile.dump import as_dict
     from skipsearch.storage import shown
     from skipsearch.tasks import load_task
-    from skipsearch.tuning import check_searcher, seconds
+    from skipsearch.tuning import check_objective, check_searcher, seconds
     from skipsearch.tuning import tune as run
 
     check_searcher(searcher)
+    check_objective(objective)
     seconds(budget)
     chosen = load_task(task, data=data)
     warn([*chosen.notes])

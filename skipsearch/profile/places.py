@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +58,8 @@ def user_folder() -> Path:
 
 
 def sources(folder: Path | None = None) -> list[Source]:
-    """The folders to search, first one first: `folder` (--profiles), the environment's, the user's, pulled ones, the bundled one.
+    """The folders to search, first one first: `folder` (--profiles), the environment's, the user's, pulled ones, a checkout's, those of the
+    embedded model.
 
     Raises: ProfileError if `folder` is given and is not a folder.
     """
@@ -70,11 +70,12 @@ def sources(folder: Path | None = None) -> list[Source]:
     found.append(Source(user_folder() / "profiles", "user"))
     found += [Source(pulled / "profiles", _origin(pulled)) for pulled in _folders(user_folder() / "pulled")]
     checkout = Path(__file__).parents[2]
-    installed = Path(sys.prefix) / "share" / "skipsearch" / "profiles"
     if (checkout / "pyproject.toml").is_file():  # beside an installed package, profiles/ would be somebody else's
         found.append(Source(checkout / "profiles", "bundled"))
-    elif installed.is_dir():
-        found.append(Source(installed, "bundled"))
+    # Apart from these, since `tune` in a checkout writes there.
+    embedded = Path(__file__).parents[1] / "demo" / "profiles"
+    if embedded.is_dir():
+        found.append(Source(embedded, "embedded"))
     return found
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+import skipsearch
 from skipsearch.models import load_model
 from skipsearch.profile import load_profile
 from skipsearch.profile.places import misplaced
 from skipsearch.tasks import load_task
 
-BUNDLED = sorted((Path(__file__).parents[2] / "profiles").rglob("*.yaml"))
+BUNDLED = sorted((Path(skipsearch.__file__).parent / "demo" / "profiles").rglob("*.yaml"))
 bundled = pytest.mark.parametrize("path", BUNDLED, ids=lambda p: f"{p.parent.name}/{p.stem}")
 
 

@@ -25,7 +25,6 @@ def _nothing_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty user folder, no environment, no bundled profiles."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.delenv(places.ENVIRONMENT, raising=False)
-    monkeypatch.setattr("sys.prefix", str(tmp_path / "environment"))
     monkeypatch.setattr(places, "__file__", str(tmp_path / "site-packages" / "skipsearch" / "profile" / "places.py"))
 
 
@@ -169,16 +168,18 @@ def test_the_folder_named_by_the_user_must_exist(tmp_path: Path) -> None:
         find_profile(MODEL, MACHINE, folder=tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("checkout", [True, False])
-def test_bundled_profiles_come_last_from_the_checkout_or_from_where_the_package_put_them(checkout: bool, tmp_path: Path) -> None:
+def test_profiles_of_a_checkout_come_last_but_for_those_of_the_embedded_model(tmp_path: Path) -> None:
     assert [source.label for source in sources()] == ["user"]
-    (tmp_path / "site-packages").mkdir()
-    if checkout:
-        (tmp_path / "site-packages" / "pyproject.toml").touch()
-    put(tmp_path / "site-packages", variant(dtype="float16"))
-    put(tmp_path / "environment" / "share" / "skipsearch", variant())
-    assert [source.label for source in sources()] == ["user", "bundled"]
-    assert find_profile(MODEL, MACHINE, "pycode").profile == (variant(dtype="float16") if checkout else variant())
+    package = tmp_path / "site-packages"
+    put(package / "skipsearch" / "demo", variant())
+    assert [source.label for source in sources()] == ["user", "embedded"]
+    assert find_profile(MODEL, MACHINE, "pycode").profile == variant()
+    (package / "pyproject.toml").touch()
+    assert [source.label for source in sources()] == ["user", "bundled", "embedded"]
+    put(package, variant())
+    found = find_profile(MODEL, MACHINE, "pycode")
+    assert found.path is not None
+    assert found.path.is_relative_to(package / "profiles")
 
 
 def test_listing_shows_sources_and_what_is_no_profile(tmp_path: Path) -> None:
