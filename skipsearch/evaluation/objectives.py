@@ -38,7 +38,7 @@ class ReplayObjective:
     """Predicted seconds per verified token under the best draft policy, from one replay and the latency table.
 
     A mask that falls behind the best one so far on a sample of the prompts, by more than chance explains prompt by prompt, is not replayed
-    on the rest: its trial is that of the sample.
+    on the rest: its trial is that of the sample, in proportion to what the best one took there and on all of them.
     """
 
     fidelity = "replay"
@@ -60,14 +60,14 @@ class ReplayObjective:
         if self._leader is not None:
             behind = part.seconds - self._leader[1].seconds   # [prompts of the sample]
             if behind.sum() > CLEARLY * behind.std() * sqrt(len(behind)):
-                return self._trial(mask, policy, part), policy
+                return self._trial(mask, policy, part, self._leader[0] / self._leader[1].seconds_per_token), policy
         policy, best = self._best([*sampled, *self.replay(mask, only=self._rest)], mask, self._exploring)
         if self._leader is None or best.seconds_per_token < self._leader[0]:
             self._leader = (best.seconds_per_token, part)
         return self._trial(mask, policy, best), policy
 
-    def _trial(self, mask: SkipMask, policy: DraftPolicy, best: Prediction) -> Trial:
-        return Trial(mask, best.seconds_per_token, best.stderr, "replay", best.stats.alpha, best.stats.tau,
+    def _trial(self, mask: SkipMask, policy: DraftPolicy, best: Prediction, scale: float = 1.0) -> Trial:
+        return Trial(mask, scale * best.seconds_per_token, scale * best.stderr, "replay", best.stats.alpha, best.stats.tau,
                      self.costs.draft(mask) / self.costs.verify[0], baseline_seconds_per_token=self.costs.verify[0],
                      policy=str(policy))
 

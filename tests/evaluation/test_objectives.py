@@ -11,6 +11,7 @@ from helpers.tiny import LAYERS
 
 from skipsearch.evaluation.objectives import ReplayObjective
 from skipsearch.evaluation.replay import Replayed
+from skipsearch.evaluation.sweep import exploring
 from skipsearch.mask import SkipMask
 
 from .small_search import COSTS
@@ -47,6 +48,16 @@ def test_a_mask_that_is_clearly_behind_is_judged_by_the_sample_alone() -> None:
     assert bad.seconds_per_token > good.seconds_per_token
     assert bad.alpha == pytest.approx(0.05, abs=0.05)
     assert policy.draft_length == 1
+
+
+def test_the_trial_of_a_sample_is_in_proportion_to_the_best_mask_there_and_on_all_of_the_text() -> None:
+    replay = Scripted()
+    judge, by_sample = objective(replay).judge, objective(replay)
+    good, bad = judge(GOOD)[0], judge(BAD)[0]
+    policies = exploring(len(COSTS.verify) - 1)
+    there = {mask: by_sample._best(replay(mask, only=(1, 4)), mask, policies)[1].seconds_per_token for mask in (GOOD, BAD)}
+    assert there[GOOD] != good.seconds_per_token
+    assert bad.seconds_per_token / good.seconds_per_token == pytest.approx(there[BAD] / there[GOOD])
 
 
 def test_a_mask_that_may_be_as_good_is_judged_on_all_of_the_text_and_so_is_the_first() -> None:
