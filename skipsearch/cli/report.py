@@ -23,11 +23,13 @@ def report(out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page
     require(bool(study or profile), "give --study, --profile, or both")
     from skipsearch.cli.common import err
     from skipsearch.cli.common import out as console
+    from skipsearch.errors import ExportError
     from skipsearch.profile import load_profile
-    from skipsearch.report.page import check_writable, write_report
+    from skipsearch.profile.dump import check_writable
+    from skipsearch.report.page import write_report
     from skipsearch.report.study import read_studies
 
-    check_writable(out, force)
+    check_writable(out, force, ExportError)
     loaded = load_profile(profile) if profile else None
     missing = write_report(out, read_studies(study or []), loaded, replace=force)
     if missing:

@@ -38,7 +38,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     from skipsearch.cli.tune_view import TuneView
     from skipsearch.evaluation.prompts import shortened
     from skipsearch.profile import save_profile
-    from skipsearch.profile.dump import as_dict
+    from skipsearch.profile.dump import as_dict, check_writable
     from skipsearch.storage import shown
     from skipsearch.tasks import load_task
     from skipsearch.tuning import check_objective, check_searcher, seconds
@@ -53,7 +53,9 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     warn(shortened(chosen, adapter.spec))
     target = out or default_path(adapter, chosen.name)
     journal = study or str(target.with_suffix(".journal"))
-    prepare_target(target, journal, force=force, resume=resume)
+    check_writable(target, replace=force or resume)
+    if force and "://" not in journal:
+        Path(journal).unlink(missing_ok=True)
     err.print(f"every judged mask is kept in {shown(journal)}", style="dim", markup=False)
     with TuneView(err) as view:
         profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,
@@ -72,23 +74,3 @@ def default_path(model: object, task: str) -> Path:
     spec = model.spec  # type: ignore[attr-defined]
     here = this_machine(spec.device)
     return Path("profiles", model_folder(spec.id), task, f"{device_slug(here.name, here.count)}--{spec.dtype_name}.yaml")
-
-
-def prepare_target(target: Path, journal: str, *, force: bool, resume: bool) -> None:
-    """Find out before the search, not after it, that the answer cannot be written. Raises: ProfileError."""
-    import os
-
-    from skipsearch.errors import ProfileError
-
-    if target.is_dir():
-        raise ProfileError(f"--out {target} is a folder; name the file to write")
-    if target.exists() and not (force or resume):
-        raise ProfileError(f"{target} exists already: replace it with --force, or write another with --out")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ProfileError(f"the folder {target.parent} cannot be made ({error.strerror}): choose another with --out") from None
-    if not os.access(target.parent, os.W_OK):
-        raise ProfileError(f"the folder {target.parent} may not be written to: choose another with --out")
-    if force and "://" not in journal:
-        Path(journal).unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from skipsearch.errors import ProfileError
+from skipsearch.errors import ProfileError, SkipSearchError
 from skipsearch.profile.schema import Profile
 from skipsearch.profile.yaml import reads_as_text
 
@@ -47,6 +47,23 @@ def save_profile(profile: Profile, path: str | Path) -> None:
     Raises: ProfileError if the file cannot be written; nothing half-written is left behind.
     """
     save_text(dump_profile(profile), Path(path))
+
+
+def check_writable(target: Path, replace: bool, error: type[SkipSearchError] = ProfileError) -> None:
+    """Find out before the work, not after it, that its result cannot be kept; makes the folder. replace: a file that exists is no matter.
+
+    Raises: `error`.
+    """
+    if target.is_dir():
+        raise error(f"--out {target} is a folder; name the file to write")
+    if target.exists() and not replace:
+        raise error(f"{target} exists already: replace it with --force, or write another with --out")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise error(f"the folder {target.parent} cannot be made ({cause.strerror}): choose another with --out") from None
+    if not os.access(target.parent, os.W_OK):
+        raise error(f"the folder {target.parent} may not be written to: choose another with --out")
 
 
 def save_text(text: str, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from skipsearch import __version__
 from skipsearch.errors import ExportError
 from skipsearch.profile import Profile
 from skipsearch.profile.describe import describe
-from skipsearch.profile.dump import save_text
+from skipsearch.profile.dump import check_writable, save_text
 from skipsearch.report.drawn import NothingToDraw, clean, number, times
 from skipsearch.report.searches import check_comparable
 from skipsearch.report.sections import Section, sections
@@ -44,24 +43,10 @@ def write_report(out: str | Path, studies: Sequence[Study] = (), profile: Profil
     Raises: ExportError if `out` cannot be written, or without matplotlib; SearchError for studies of two models.
     """
     target = Path(out)
-    check_writable(target, replace)
+    check_writable(target, replace, ExportError)
     html, missing = render(studies, profile)
     save_text(html, target)
     return missing
-
-
-def check_writable(target: Path, replace: bool) -> None:
-    """Find out before the work that its result cannot be kept. Raises: ExportError."""
-    if target.is_dir():
-        raise ExportError(f"--out {target} is a folder; name the file to write")
-    if target.exists() and not replace:
-        raise ExportError(f"{target} exists already: replace it with --force, or write another with --out")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ExportError(f"the folder {target.parent} cannot be made ({error.strerror}): choose another with --out") from None
-    if not os.access(target.parent, os.W_OK):
-        raise ExportError(f"the folder {target.parent} may not be written to: choose another with --out")
 
 
 def render(studies: Sequence[Study], profile: Profile | None) -> tuple[str, list[str]]:
