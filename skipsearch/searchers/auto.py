@@ -9,7 +9,6 @@ from statistics import median
 
 from skipsearch.errors import SearchError
 from skipsearch.mask import SkipMask
-from skipsearch.names import resolve
 from skipsearch.searchers.base import Searcher, SearchProblem
 from skipsearch.searchers.memory import failed
 from skipsearch.stats import Trial
@@ -98,10 +97,10 @@ class Auto:
 
 def _buildable(problem: SearchProblem) -> Iterator[tuple[str, Searcher]]:
     """Those that find the evidence they need."""
-    from skipsearch.searchers import SEARCHERS
+    from skipsearch.searchers import make_searcher
 
     for name in (*ONE_SHOT, *ADAPTIVE):
         try:
-            yield name, resolve("searcher", name, SEARCHERS, SearchError)(problem)
+            yield name, make_searcher(name, problem)
         except SearchError:
             continue
