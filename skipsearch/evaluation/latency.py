@@ -1,23 +1,33 @@
-"""What the pieces of a pass cost on this machine at one context length, from interleaved, synchronised medians."""
+"""What the pieces of a pass cost on this machine at one context length, from interleaved, synchronised medians.
+
+They are timed as decoding runs them, in rounds: draft steps in a row, each scored, behind a verify pass, and verify passes behind drafts.
+A pass that runs again and again finds its weights in the caches, and one among strangers does not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from skipsearch.cache import KVCache, PassPlan, Planner
-from skipsearch.engine import forward, inference
+from skipsearch.cache import Planner
+from skipsearch.decoding.acceptance import accept_greedy
+from skipsearch.decoding.sampling import GreedyPicker
+from skipsearch.engine import draft_step, forward, inference
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.searchers.base import Costs
 
-WARM_UP = 2   # runs of each that do not count
+WARM_UP = 1      # repeats that do not count
+IN_A_ROW = 2     # draft steps of a round behind its first, and plain passes: about what profiles draft
+DWELL = 2        # rounds under a mask in a row
+PLAIN = 3        # times in a repeat: everything is compared with it
+MOST_COLD = 1.0  # a pass that takes twice as long behind heavy drafts has other reasons than caches
 
 
 @dataclass(frozen=True)
@@ -33,70 +43,140 @@ class Measured:
     errors: tuple[float, ...] = ()
 
 
-def measure_costs(model: ModelAdapter, max_draft: int, context: int, repeats: int = 15) -> Costs:
+def measure_costs(model: ModelAdapter, max_draft: int, context: int, repeats: int = 3) -> Costs:
     """Seconds of each sub-layer, the overhead and verify passes of 1 … max_draft + 1 rows, at `context` tokens of text."""
     return measure(model, max_draft, context, repeats).costs
 
 
-@inference
-def measure(model: ModelAdapter, max_draft: int, context: int, repeats: int = 15, masks: Sequence[SkipMask] = ()) -> Measured:
-    """The costs, and how well they foretell a draft step under each of `masks`.
+def plain_seconds(model: ModelAdapter, context: int, repeats: int = 9) -> float:
+    """Seconds of a pass over one token alone."""
+    rounds = _Rounds(model, 0, context)
+    return median([rounds.plain() for _ in range(WARM_UP + repeats)][WARM_UP:])
+
+
+def measure(model: ModelAdapter, max_draft: int, context: int, repeats: int = 3, masks: Sequence[SkipMask] = ()) -> Measured:
+    """The costs for drafts of 1 … max_draft tokens, and how well they foretell a draft step under each of `masks`.
 
     All attentions together cost what leaving them all out saves, and so do all MLPs, scaled so that a mask that skips nothing costs what
     a pass over one token does: a layer timed on its own would hide what the loop around it costs. Among themselves they share that by
-    their own times, where these differ by more than they scatter. Runs are interleaved, so that a busy moment hits all of them alike.
+    their own times, where these differ by more than they scatter.
+
+    A repeat goes from masks that skip little to masks that skip more and more, and back, with plain passes at both ends: so everything
+    meets a busy moment alike, and the caches hold what they do under a mask that stays.
     """
-    n, device = model.spec.n_layers, model.spec.device
-    if model.spec.context is not None:
-        context = max(1, min(context, model.spec.context - max_draft - 1))  # learned positions end there
-    capacity = context + max_draft + 1
-    cache, planner = model.new_cache(1, capacity), Planner(capacity, device)
-    tokens = torch.zeros(1, capacity, dtype=torch.long, device=device)
-    forward(model, tokens[:, :context], cache, planner.chain(0, context), last_only=True)
-
-    def one_token(mask: SkipMask | None) -> Callable[[], object]:
-        return lambda: forward(model, tokens[:, :1], cache, planner.chain(context, 1), mask)
-
-    def rows(count: int) -> Callable[[], object]:
-        return lambda: forward(model, tokens[:, :count], cache, planner.chain(context, count))
-
+    n, rounds = model.spec.n_layers, _Rounds(model, max_draft, context)
     everything = tuple(range(n))
-    runs = {"no attention": one_token(SkipMask(n, attn=everything)), "no mlp": one_token(SkipMask(n, mlp=everything)),
-            "nothing": one_token(SkipMask(n, everything, everything))}
-    runs |= {f"rows {r}": rows(r) for r in range(1, max_draft + 2)} | {f"mask {i}": one_token(m) for i, m in enumerate(masks)}
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    masks_run = [SkipMask(n, attn=everything), SkipMask(n, mlp=everything), SkipMask(n, everything, everything), *masks]
+    plain: list[float] = []
     alone: list[list[float]] = []
-    for repeat in range(repeats + WARM_UP):
-        taken = {name: _timed(run, device) for name, run in runs.items()}
-        each = _sublayers(model, tokens[:, :1], cache, planner.chain(context, 1))
-        if repeat >= WARM_UP:
-            alone.append(each)
-            for name, seconds in taken.items():
-                times[name].append(seconds)
-    t = {name: median(values) for name, values in times.items()}
-    overhead = min(t["nothing"], t["rows 1"])  # measured, not left over: noise must not make a draft free
-    saved = [max(t["rows 1"] - t[name], 0.0) for name in ("no attention", "no mlp")]
+    firsts: list[list[float]] = [[] for _ in masks_run]
+    steps: list[list[float]] = [[] for _ in masks_run]
+    verified: list[tuple[int, int, float]] = []   # (mask, drafted tokens, seconds)
+    ways = _ways([m.n_skipped for m in masks_run], max_draft)
+    for way in islice(ways, 2 * WARM_UP):
+        for i, drafted in way:
+            rounds.round(masks_run[i], drafted)
+    for way in islice(ways, 2 * repeats):
+        plain += [rounds.plain() for _ in range(PLAIN)]
+        for i, drafted in way:
+            first_step, later, verify = rounds.round(masks_run[i], drafted)
+            firsts[i].append(first_step)
+            steps[i].append(later)
+            verified.append((i, drafted, verify))
+        alone.append(rounds.sublayers())
+    one, (no_attn, no_mlp, nothing, *checked) = median(plain), map(median, steps)
+    overhead = min(nothing, one)  # measured, not left over: noise must not make a draft free
+    saved = [max(one - without, 0.0) for without in (no_attn, no_mlp)]
     shares = [s / sum(saved) for s in saved] if sum(saved) else [0.5, 0.5]
-    kinds = [share * (t["rows 1"] - overhead) * _weights(np.array(alone)[:, kind::2]) for kind, share in enumerate(shares)]
-    costs = Costs(tuple(np.stack(kinds, axis=1).ravel().tolist()), overhead, tuple(t[f"rows {r}"] for r in range(1, max_draft + 2)))
-    low, high = np.quantile(times["rows 1"], (0.25, 0.75))
-    errors = tuple(abs(costs.draft(m) - t[f"mask {i}"]) / t[f"mask {i}"] for i, m in enumerate(masks))
-    return Measured(context, costs, float(high - low) / t["rows 1"], errors)
+    kinds = [share * (one - overhead) * _weights(np.array(alone)[:, kind::2]) for kind, share in enumerate(shares)]
+    sublayers = tuple(np.stack(kinds, axis=1).ravel().tolist())
+    spared = [1 - Costs(sublayers, overhead, ()).draft(mask) / one for mask in masks_run]
+    cold, warm = _cold(np.array([spared[i] for i, *_ in verified]), np.array([drafted for _, drafted, _ in verified]),
+                       np.array([seconds for *_, seconds in verified]))
+    first = median([median(a) / median(b) for a, b in zip(firsts, steps, strict=True)]) - 1
+    costs = Costs(sublayers, overhead, (one, *warm), max(0.0, first), cold)
+    low, high = np.quantile(plain, (0.25, 0.75))
+    errors = tuple(abs(costs.draft(mask) - seconds) / seconds for mask, seconds in zip(masks, checked, strict=True))
+    return Measured(context, costs, float(high - low) / one, errors)
 
 
-def _timed(run: Callable[[], object], device: torch.device) -> float:
-    synchronize(device)
-    started = perf_counter()
-    run()
-    synchronize(device)
-    return perf_counter() - started
+def _ways(skipped: Sequence[int], max_draft: int) -> Iterator[list[tuple[int, int]]]:
+    """(mask, tokens to verify behind it) of each round on the way from the mask that skips least to the one that skips most, then of
+    the way back, and so on. Lengths come at random, each about as often as any other."""
+    random, up = np.random.default_rng(0), np.argsort(skipped, kind="stable")
+    count = max(len(skipped), max_draft)
+    up = up[np.arange(count) * len(skipped) // count].repeat(DWELL)
+    for way in cycle((up, up[::-1])):
+        yield [(int(i), int(length) + 1) for i, length in zip(way, random.permutation(len(way)) % max_draft, strict=True)]
 
 
-def _sublayers(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPlan) -> list[float]:
-    """Seconds of each sub-layer, one after another as in a pass, in flat order."""
-    h, device = model.embed(token, plan.positions), model.spec.device
-    return [_timed(lambda i=i, attn=attn: model.block(i, h, cache, plan, attn=attn, mlp=not attn), device)  # type: ignore[misc]
-            for i in range(model.spec.n_layers) for attn in (True, False)]
+def _cold(spared: np.ndarray, drafted: np.ndarray, seconds: np.ndarray) -> tuple[float, list[float]]:
+    """(share by which a verify pass takes longer behind drafts that spare everything, its seconds by drafted tokens behind drafts that
+    spare nothing), of the verify passes [N]: least absolute deviation, of logarithms, so that a busy moment does not count."""
+    lengths = np.unique(drafted)
+    found = []
+    for cold in np.arange(0, MOST_COLD, 0.01):
+        left = np.log(seconds / (1 + cold * spared))
+        warm = [np.median(left[drafted == length]) for length in lengths]
+        found.append((sum(np.abs(left[drafted == length] - w).sum() for length, w in zip(lengths, warm, strict=True)), cold, warm))
+    _, cold, warm = min(found, key=lambda f: f[0])
+    return float(cold), np.exp(warm).tolist()
+
+
+class _Rounds:
+    """Passes behind `context` tokens of text, timed as a decode loop runs them. max_draft: tokens of the longest round."""
+
+    @inference
+    def __init__(self, model: ModelAdapter, max_draft: int, context: int):
+        self.model, self.device, self.picker = model, model.spec.device, GreedyPicker()
+        if model.spec.context is not None:
+            context = max(1, min(context, model.spec.context - max_draft - 1))  # learned positions end there
+        self.context = context
+        capacity = context + max_draft + 1
+        self.cache, self.planner = model.new_cache(1, capacity), Planner(capacity, self.device)
+        self.tokens = torch.zeros(1, capacity, dtype=torch.long, device=self.device)
+        forward(model, self.tokens[:, :context], self.cache, self.planner.chain(0, context), last_only=True)
+
+    @inference
+    def plain(self) -> float:
+        """Seconds of a pass over one token, in a row of them. The first, which follows another kind of pass, is not counted."""
+        self._full(1)
+        return self._timed(lambda: self._full(1), IN_A_ROW)
+
+    @inference
+    def round(self, mask: SkipMask, length: int) -> tuple[float, float, float]:
+        """(seconds of the first draft step, of each of those behind it, of verifying `length` drafted tokens)."""
+        first = self._timed(lambda: self._draft(mask))
+        later = self._timed(lambda: self._draft(mask), IN_A_ROW)
+        return first, later, self._timed(lambda: self._full(1 + length))
+
+    @inference
+    def sublayers(self) -> list[float]:
+        """Seconds of each sub-layer, one after another as in a pass, in flat order."""
+        plan = self.planner.chain(self.context, 1)
+        h = self.model.embed(self.tokens[:, :1], plan.positions)
+        return [self._timed(lambda i=i, attn=attn: self.model.block(i, h, self.cache, plan, attn=attn, mlp=not attn))  # type: ignore[misc]
+                for i in range(self.model.spec.n_layers) for attn in (True, False)]
+
+    def _full(self, rows: int) -> None:
+        logits = forward(self.model, self.tokens[:, :rows], self.cache, self.planner.chain(self.context, rows))
+        accept_greedy(self.tokens[0, 1:rows], logits[0])
+
+    def _draft(self, mask: SkipMask) -> None:
+        plan = self.planner.chain(self.context, 1)
+        scored = draft_step(self.model, self.tokens[:, :1], self.cache, plan, mask, self.picker, True)
+        self.picker.draw(scored)
+        assert scored.sure is not None
+        float(scored.sure)  # as an exit policy reads it
+
+    def _timed(self, run: Callable[[], object], times: int = 1) -> float:
+        """Seconds of one run, of `times` in a row."""
+        synchronize(self.device)
+        started = perf_counter()
+        for _ in range(times):
+            run()
+        synchronize(self.device)
+        return (perf_counter() - started) / times
 
 
 def _weights(seconds: np.ndarray) -> np.ndarray:

@@ -71,9 +71,9 @@ def walk(rounds: Rounds, exit_policy: ExitPolicy, draft_length: int) -> tuple[De
 
 
 def simulate(rounds: Rounds, mask: SkipMask, exit_policy: ExitPolicy, draft_length: int, costs: Costs) -> Prediction:
-    """The same rounds with the latency table's costs, a verify pass priced by its rows."""
+    """The same rounds with the latency table's costs."""
     stats, drafts = walk(rounds, exit_policy, draft_length)
-    draft_cost, verify = costs.draft(mask), costs.verify
-    seconds = [sum(n * draft_cost + verify[min(n, len(verify) - 1)] for n in of_prompt) for of_prompt in drafts]
+    price = costs.rounds(mask, rounds.longest)
+    seconds = [sum(price[n] for n in of_prompt) for of_prompt in drafts]
     stats.decode_seconds = float(sum(seconds))
     return Prediction(stats, np.array(seconds), rounds.lengths)

@@ -27,8 +27,7 @@ def sweep(rounds: Rounds, mask: SkipMask, policies: Sequence[DraftPolicy], costs
     if unknown:
         raise ValueError(f"a sweep knows no exit policy {sorted(unknown)[0]!r}; simulate walks any")
     learning = np.array([p.kind == "adaptive" for p in policies], dtype=bool)
-    drafted, verify = np.arange(rounds.longest + 1), np.array(costs.verify)
-    price = drafted * costs.draft(mask) + verify[np.minimum(drafted, len(verify) - 1)]
+    price = np.array(costs.rounds(mask, rounds.longest))
     seconds = np.empty((len(policies), len(rounds.first)))
     for chosen, walk in ((learning, _adaptive), (~learning, _memoryless)):
         if chosen.any():

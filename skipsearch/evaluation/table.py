@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from skipsearch.evaluation.latency import Measured, measure
+from skipsearch.evaluation.latency import Measured, measure, plain_seconds
 from skipsearch.machine import cache_folder, software, this_machine
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.searchers.base import Costs
 
 CHECKED_MASKS = 20
-FEWER_REPEATS = 5
+FEWER_REPEATS = 1
 SOUND = 0.1        # relative error of a draft step
 SAME_SPEED = 0.2   # a kept table is believed while a plain pass takes what it says, give or take this share
 
@@ -42,8 +42,8 @@ class LatencyTable:
             return tuple(float(np.interp(context, contexts, column)) for column in zip(*values, strict=True))
 
         costs = [m.costs for m in self.measured]
-        overhead, = between([[c.overhead] for c in costs])
-        return Costs(between([c.sublayers for c in costs]), overhead, between([c.verify for c in costs]))
+        overhead, first, cold = between([[c.overhead, c.first, c.cold] for c in costs])
+        return Costs(between([c.sublayers for c in costs]), overhead, between([c.verify for c in costs]), first, cold)
 
     @property
     def errors(self) -> tuple[float, ...]:
@@ -102,7 +102,7 @@ def random_masks(n_layers: int, count: int, seed: int = 0) -> list[SkipMask]:
 
 def _as_fast(model: ModelAdapter, kept: Sequence[Measured]) -> bool:
     then = kept[0].costs.verify[0]
-    return abs(measure(model, 0, kept[0].context).costs.verify[0] / then - 1) <= SAME_SPEED
+    return abs(plain_seconds(model, kept[0].context) / then - 1) <= SAME_SPEED
 
 
 def _read(path: Path) -> tuple[Measured, ...] | None:

@@ -41,5 +41,5 @@ def draft_ratio(costs: Costs, mask: SkipMask) -> float:
 def predicted_speedup(mask: SkipMask, alpha: float, costs: Costs) -> float:
     """Of the best draft length from 1 to what the table has been measured for; not drafting at all is left out, so that masks
     that do not pay are still told apart."""
-    beta = draft_ratio(costs, mask)
-    return max(expected_speedup(alpha, g, beta, verify_ratio(costs, g)) for g in range(1, len(costs.verify)))
+    beta, rounds = draft_ratio(costs, mask), costs.rounds(mask, len(costs.verify) - 1)
+    return max(expected_speedup(alpha, g, beta, rounds[g] / costs.verify[0] - g * beta) for g in range(1, len(rounds)))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import islice
 
 import numpy as np
 import pytest
 from helpers.tiny import LAYERS, small_world, tiny_llama
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skipsearch.evaluation.latency import _weights, measure, measure_costs
+from skipsearch.evaluation.latency import _cold, _ways, _weights, measure, measure_costs
 from skipsearch.evaluation.table import random_masks
 from skipsearch.mask import SkipMask
 from skipsearch.models import adapt
@@ -68,6 +69,50 @@ def test_a_draft_is_never_free_however_noisy_the_machine(monkeypatch: pytest.Mon
         assert costs.draft(SkipMask(LAYERS, tuple(range(LAYERS)), tuple(range(LAYERS)))) > 0
         assert costs.draft(SkipMask(LAYERS)) == pytest.approx(costs.verify[0])
         assert min(costs.sublayers) >= 0
+
+
+def test_it_goes_from_light_masks_to_heavy_ones_and_back_and_verifies_every_length_as_often() -> None:
+    skipped = [10, 30, 20]
+    up, down, again = islice(_ways(skipped, 4), 3)
+    visited = [skipped[i] for i, _ in up]
+    assert visited == sorted(visited)
+    assert set(visited) == set(skipped)
+    assert [skipped[i] for i, _ in down] == visited[::-1]
+    assert [skipped[i] for i, _ in again] == visited
+    for way in (up, down, again):
+        lengths = [length for _, length in way]
+        assert {lengths.count(length) for length in (1, 2, 3, 4)} == {len(way) // 4}
+
+
+@given(st.sampled_from([0.0, 0.1, 0.3]), st.integers(0, 10))
+@settings(max_examples=20, deadline=None)
+def test_how_much_dearer_verifying_behind_heavy_drafts_is_can_be_read_through_noise_and_busy_moments(truth: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    spared, drafted = random.random(400), random.integers(1, 5, size=400)
+    seconds = (5 + drafted) * (1 + truth * spared) * random.lognormal(sigma=0.02, size=400)
+    seconds[random.random(400) < 0.1] *= 3
+    cold, warm = _cold(spared, drafted, seconds)
+    assert cold == pytest.approx(truth, abs=0.025)
+    np.testing.assert_allclose(warm, [6, 7, 8, 9], rtol=0.02)
+
+
+@given(st.sampled_from([0.0, 0.1, 0.3]), st.integers(0, 10))
+@settings(max_examples=20, deadline=None)
+def test_where_drafts_spare_nothing_nothing_is_said_about_those_that_do(truth: float, seed: int) -> None:
+    cold, _ = _cold(np.zeros(8), np.tile([1, 2], 4), np.random.default_rng(seed).lognormal(sigma=truth, size=8))
+    assert cold == 0
+
+
+@given(bits, st.integers(1, 6), st.floats(0, 0.5), st.floats(0, 0.5))
+def test_a_round_is_its_draft_steps_the_first_of_them_dearer_and_a_verify_pass_dearer_the_more_they_spared(
+        chosen: list[int], longest: int, first: float, cold: float) -> None:
+    mask, costs = SkipMask.from_bits(chosen), Costs((1.0,) * 2 * LAYERS, 1.0, (9.0, 10.0, 11.0), first, cold)
+    rounds, spared = costs.rounds(mask, longest), mask.n_skipped / (2 * LAYERS + 1)
+    assert len(rounds) == longest + 1
+    assert rounds[0] == 9.0, "nothing drafted is plain decoding"
+    for drafted in range(1, longest + 1):
+        verify = (9.0, 10.0, 11.0)[min(drafted, 2)] * (1 + cold * spared)
+        assert rounds[drafted] == pytest.approx((drafted + first) * costs.draft(mask) + verify)
 
 
 @given(bits, st.integers(0, 2 * LAYERS - 1))

@@ -23,19 +23,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """(longest draft, context) of each measurement, which takes what `speed` says."""
+    """(longest draft, context) of each measurement on a machine that is always as fast as `made_up` says."""
     asked: list[tuple[int, int]] = []
 
-    def measure(model: Any, max_draft: int, context: int, repeats: int = 15, masks: Any = ()) -> Measured:
+    def measure(model: Any, max_draft: int, context: int, repeats: int = 3, masks: Any = ()) -> Measured:
         asked.append((max_draft, context))
         return Measured(context, made_up(context), 0.01, (0.02,) * len(masks))
 
+    def plain_seconds(model: Any, context: int) -> float:
+        asked.append((0, context))
+        return made_up(context).verify[0]
+
     monkeypatch.setattr(table, "measure", measure)
+    monkeypatch.setattr(table, "plain_seconds", plain_seconds)
     return asked
 
 
 def made_up(context: int, factor: float = 1.0) -> Costs:
-    return Costs((factor * (1 + context / 100), factor) * LAYERS, 0.5, (factor * 10, factor * 12 + context / 100))
+    return Costs((factor * (1 + context / 100), factor) * LAYERS, 0.5, (factor * 10, factor * 12 + context / 100), context / 1000, 0.25)
 
 
 def test_between_two_contexts_it_is_linear_and_outside_of_them_that_of_the_nearest() -> None:
@@ -62,7 +67,8 @@ def test_it_is_measured_once_for_a_model_and_read_after_that(measured: list[tupl
 def test_on_a_machine_that_became_slower_it_is_measured_again(measured: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = small_world()
     latency_table(model, 4, [10])
-    monkeypatch.setattr(table, "measure", lambda m, d, context, repeats=15, masks=(): Measured(context, made_up(context, 1.3), 0.0, (0.0,)))
+    monkeypatch.setattr(table, "measure", lambda m, d, context, repeats=3, masks=(): Measured(context, made_up(context, 1.3), 0.0, (0.0,)))
+    monkeypatch.setattr(table, "plain_seconds", lambda m, context: made_up(context, 1.3).verify[0])
     again = latency_table(model, 4, [10])
     assert not again.kept
     assert again.at(10) == made_up(10, 1.3)
