@@ -1,8 +1,9 @@
 """What replay says of masks, beside what real decoding of the same prompts does: counts, acceptance, time, and what each of them costs.
 
-Half of the masks are random, of every size; half were found by a search that replay judged. Each is decoded with under three exit policies,
-taking turns prompt by prompt with plain decoding. Exact replay has to count what the decoder counts. Fast replay predicts acceptance and,
-with the latency table, time per token.
+Half of the masks are random, of every size; half are what searches found, the best ones of each searcher. Each is decoded with under three
+exit policies, taking turns prompt by prompt with plain decoding. Exact replay has to count what the decoder counts. Fast replay predicts
+acceptance and, with the latency table, time per token. The table is measured anew every few masks, as a search measures it when it begins:
+a machine that others use as well is another one half an hour later.
 
     python benchmarks/replay_against_decoding.py --masks 30 --tasks pycode,prose
     python benchmarks/replay_against_decoding.py --temperature 0.7 --top-p 0.95       # sampled: no two decoders agree on counts then
@@ -33,12 +34,14 @@ from skipsearch.evaluation.simulate import simulate
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
-from skipsearch.searchers import SearchProblem, make_searcher
+from skipsearch.search import Search
+from skipsearch.searchers import SearchProblem
 from skipsearch.searchers.base import Costs
 from skipsearch.stats import DecodeStats
 from skipsearch.tasks import load_task
 
 DEPTH = 12
+TRIALS = 30   # masks of each searcher, seeds included
 POLICIES = (DraftPolicy(5), DraftPolicy(8, "confidence", {"threshold": 0.6}),
             DraftPolicy(DEPTH, "adaptive", {"threshold": 0.6, "target_acceptance": 0.9, "step": 0.01, "beta1": 0.5, "beta2": 0.9}))
 COUNTS = ("round_tokens", "rounds", "drafted", "accepted", "rejecting_rounds")
@@ -46,8 +49,8 @@ COUNTS = ("round_tokens", "rounds", "drafted", "accepted", "rejecting_rounds")
 
 @dataclass(frozen=True)
 class Line:
-    """A mask under a policy. seconds: per token; baseline: plain decoding, taking turns with it. differing: counts of exact replay that
-    are not the decoder's, as (name, replayed, decoded)."""
+    """A mask under a policy. seconds: predicted, per token; predicted_baseline: of plain decoding, by the same table; baseline: plain
+    decoding, taking turns with it. differing: counts of exact replay that are not the decoder's, as (name, replayed, decoded)."""
 
     mask: SkipMask
     kind: str
@@ -58,20 +61,23 @@ class Line:
     alpha: float
     simulated_alpha: float
     seconds: float
+    predicted_baseline: float
 
 
-def masks_of(by_replay: ReplayObjective, count: int, searcher: str, seed: int) -> list[tuple[str, SkipMask]]:
+def masks_of(by_replay: ReplayObjective, count: int, searchers: Sequence[str], seed: int) -> list[tuple[str, SkipMask]]:
+    """(who proposed it, mask): random ones, then each searcher's best, each one's second best, and so on."""
     n = 2 * by_replay.replay.model.spec.n_layers
     rng = random.Random(seed)
     sizes = np.linspace(1, n * 3 / 4, count - count // 2).round().astype(int).tolist()
     found = [("random", SkipMask.from_sublayers(n // 2, rng.sample(range(n), size))) for size in sizes]
-    search = make_searcher(searcher, SearchProblem(n // 2, evidence=gather(by_replay.replay, by_replay.costs), seed=seed))
-    told = []
-    while len(told) < 2 * count and (mask := search.ask()) is not None:
-        told.append(by_replay.judge(mask)[0])
-        search.tell(told[-1])
-    told.sort(key=lambda trial: trial.seconds_per_token)
-    return found + [("searched", trial.mask) for trial in told[:count // 2]]
+    problem = SearchProblem(n // 2, evidence=gather(by_replay.replay, by_replay.costs), seed=seed)
+    best = []
+    for name in searchers:
+        search = Search(problem, by_replay, None, (), lambda event: None, perf_counter(), None, TRIALS)
+        search.run(name)
+        best.append([(name, trial.mask) for trial in search.finalists(count)])
+    searched = {mask: name for turn in zip(*best, strict=False) for name, mask in turn}
+    return found + [(name, mask) for mask, name in list(searched.items())[:count // 2]]
 
 
 def decoded(decoders: Sequence[Decoder], prompts: Workload, seed: int) -> list[DecodeStats]:
@@ -103,7 +109,7 @@ def compared(model: ModelAdapter, prompts: Workload, costs: Costs, replay: Repla
         differing = tuple((name, a, b) for name in COUNTS if (a := getattr(walked, name)) != (b := getattr(stats, name)))
         predicted = simulate(lay_out(replayed), mask, policy.make(), policy.draft_length, costs)
         lines.append(Line(mask, kind, policy, stats, plain.seconds_per_token, differing, alpha, predicted.stats.alpha or 0.0,
-                          predicted.seconds_per_token))
+                          predicted.seconds_per_token, costs.verify[0]))
     return lines, took
 
 
@@ -117,7 +123,7 @@ def shown(line: Line) -> str:
             f"{1e3 * (real.seconds_per_token or 0):6.3f} {1e3 * line.seconds:7.3f}")
 
 
-def summary(lines: list[Line], replays: list[float], costs: Costs) -> None:
+def summary(lines: list[Line], replays: list[float]) -> None:
     for line in lines:
         for name, ours, theirs in line.differing:
             print(f"  {name} {ours} replayed, {theirs} decoded: {line.policy}, {line.mask}")
@@ -128,11 +134,12 @@ def summary(lines: list[Line], replays: list[float], costs: Costs) -> None:
         print(f"fast replay, α ({name}): off by {np.median(off):.4f} (median), {off.mean():.4f} (mean), {off.max():.4f} (most)")
     measured = np.array([line.real.seconds_per_token or 0 for line in lines])
     relative = measured / [line.baseline for line in lines]
-    said = np.array([line.seconds for line in lines])
-    for name, ratio in (("milliseconds", said / measured), ("in units of plain decoding", said / costs.verify[0] / relative)):
+    seconds = np.array([line.seconds for line in lines])
+    said = seconds / [line.predicted_baseline for line in lines]
+    for name, ratio in (("milliseconds", seconds / measured), ("in units of plain decoding", said / relative)):
         off = 100 * np.abs(ratio - 1)
         print(f"fast replay, time per token ({name}): off by {np.median(off):.1f} % (median), {off.max():.1f} % (most)")
-    print(f"fast replay, rank correlation of time per token with plain decoding's share: {spearmanr(said, relative).statistic:.3f}; "
+    print(f"fast replay, rank correlation of time per token in units of plain decoding: {spearmanr(said, relative).statistic:.3f}; "
           + ", ".join(f"{spearmanr(said[i::len(POLICIES)], relative[i::len(POLICIES)]).statistic:.3f} {p.kind}"
                       for i, p in enumerate(POLICIES)))
     wall = np.median([line.real.decode_seconds + line.real.prefill_seconds for line in lines])
@@ -168,7 +175,8 @@ def main() -> None:
     parser.add_argument("--tasks", default="pycode,prose", help="names, parted by commas")
     parser.add_argument("--masks", type=int, default=30, help="of each task")
     parser.add_argument("--prompts", type=int, default=48, help="of each task's calibration prompts")
-    parser.add_argument("--searcher", default="knapsack", help="that proposes the searched half")
+    parser.add_argument("--searchers", default="asd,clasp,evolution,gp,greedy,knapsack,s3d,tpe", help="that propose the searched half")
+    parser.add_argument("--fresh", type=int, default=5, help="masks until the latency table is measured anew")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--engine", default="auto")
@@ -185,7 +193,7 @@ def main() -> None:
         context = sum(map(len, prompts.prompts)) // len(prompts.prompts) + prompts.max_new_tokens // 2
         costs = measure_costs(model, DEPTH, context)
         greedy = Replay(model, prompts.prompts, prompts.max_new_tokens, prompts.end_on_repeat)
-        masks = masks_of(ReplayObjective(greedy, costs), args.masks, args.searcher, args.seed)
+        masks = masks_of(ReplayObjective(greedy, costs), args.masks, args.searchers.split(","), args.seed)
         if args.temperature:
             drawn = Sampling(args.temperature, args.top_p)
             print(f"\n{name}, temperature {args.temperature}, top-p {args.top_p}: {args.samples} samples of {len(prompts.prompts)} prompts")
@@ -197,12 +205,14 @@ def main() -> None:
         lines: list[Line] = []
         replays = []
         print(f"\n{name}: {len(masks)} masks, {len(prompts.prompts)} prompts, plain decoding at {1e3 * costs.verify[0]:.3f} ms\n{HEAD}")
-        for kind, mask in masks:
+        for i, (kind, mask) in enumerate(masks):
+            if i % args.fresh == 0:
+                costs = measure_costs(model, DEPTH, context)
             new, took = compared(model, prompts, costs, greedy, exact, kind, mask, args.seed)
             print("\n".join(map(shown, new)), flush=True)
             lines += new
             replays.append(took)
-        summary(lines, replays, costs)
+        summary(lines, replays)
         every += lines
     if not args.temperature:
         print(f"\nall tasks: exact replay counts what decoding counts for {sum(not line.differing for line in every)} of {len(every)}")

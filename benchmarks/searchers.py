@@ -122,6 +122,8 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=25, help="seconds of each search")
     parser.add_argument("--published", type=Path, help="what published_method.py wrote")
     parser.add_argument("--profile", type=Path, action="append", default=[], help="a profile to measure beside them, by its file's name")
+    parser.add_argument("--holdout", default=None, help="a task whose hold-out prompts are measured on, the task's own by default: "
+                                                        "benchmarks/many/TASK/task.yaml has more of them")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -140,9 +142,12 @@ def main() -> None:
         print(f"prepared in {perf_counter() - began:.1f} s", flush=True)
         entries += [search(name, model, task, evidence, by_replay, calibration, chosen.budget, chosen.seed, chosen.studies)
                     for name in names]
-    rows = measure(model, workload(model, task, task.holdout), entries, chosen.repeats, chosen.seed)
+    measured_on = load_task(chosen.holdout) if chosen.holdout else task
+    assert not {p.text for p in task.calibration} & {p.text for p in measured_on.holdout}
+    rows = measure(model, workload(model, task, measured_on.holdout), entries, chosen.repeats, chosen.seed)
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_text(json.dumps({"model": chosen.model, "task": task.name, "threads": chosen.threads, "budget": chosen.budget,
+                                      "prompts": len(measured_on.holdout),
                                       "rows": rows}))
     show(rows)
 

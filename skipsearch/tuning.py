@@ -38,7 +38,7 @@ from skipsearch.searchers import Costs, Evidence, SearchProblem, searcher_names
 from skipsearch.tasks import Task, load_task
 
 DEFAULT_SEARCHER = "auto"
-DEFAULT_TRIALS = 120     # masks: on any model a small multiple of the time that its calibration prompts took
+DEFAULT_TRIALS = 200     # masks: on any model a small multiple of the time that its calibration prompts took
 WALL_PROMPTS = 6         # of one evaluation under the wall objective
 REFINED, FINALISTS = 8, 4   # masks that are given every policy, and of these the ones that are raced
 RACE_PROMPTS = (5, 11)      # of the first round with all finalists, of the second with the faster half
@@ -76,7 +76,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     """Search a mask and a draft policy for `model` on `task`, and measure them here.
 
     budget: of the search itself (the race and the confirmation come on top); trials: masks judged. The first to run out ends the
-    search; with neither, 120 masks. study: a journal file or storage URL that keeps every judged mask; None keeps nothing.
+    search; with neither, 200 masks. study: a journal file or storage URL that keeps every judged mask; None keeps nothing.
     listen: told of progress.
     Raises: SearchError, TaskError, and KeyboardInterrupt through: what was judged is in the study.
     """

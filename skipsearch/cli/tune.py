@@ -15,7 +15,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
          data: Annotated[Path | None, typer.Option(help="A .jsonl to take the task's text from.")] = None,
          searcher: Annotated[str, typer.Option(help="See `skipsearch list searchers`.")] = "auto",
          budget: Annotated[str | None, typer.Option(help="Time for the search: 90s, 20m, 1.5h.")] = None,
-         trials: Annotated[int | None, typer.Option(min=1, help="Masks to judge at most. Default, without a budget: 120.")] = None,
+         trials: Annotated[int | None, typer.Option(min=1, help="Masks to judge at most. Default, without a budget: 200.")] = None,
          objective: Annotated[str, typer.Option(help="replay (predicted, fast) or wall (timed decoding).")] = "replay",
          device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
          threads: Threads = None, seed: Seed = 0,

@@ -21,8 +21,9 @@ from skipsearch.searchers.base import Costs
 from skipsearch.stats import Trial, TrialState
 
 MAX_DRAFT = 12  # Draft & Verify's K
-LEAST_SAMPLED = 3   # batches of continuations below which a sample of them says too little
-CLEARLY = 2.0      # standard errors
+LEAST_SAMPLED = 5    # batches of continuations below which a sample of them says too little
+SAMPLES = (6, 3)     # every sixth batch of continuations, then every third
+BEHIND = 1.0         # standard errors: of two masks that are alike, the new one is dropped at every sixth look
 
 
 class Objective(Protocol):
@@ -38,7 +39,9 @@ class ReplayObjective:
     """Predicted seconds per verified token under the best draft policy, from one replay and the latency table.
 
     A mask that falls behind the best one so far on a sample of the prompts, by more than chance explains prompt by prompt, is not replayed
-    on the rest: its trial is that of the sample, in proportion to what the best one took there and on all of them.
+    on the rest: its trial is that of the sample, in proportion to what the best one took there and on all of them. So it goes with a
+    sixth of the prompts, and with a third.
+    Source: successive rejection by paired differences, as in F-Race (Birattari et al. 2002).
     """
 
     fidelity = "replay"
@@ -46,25 +49,24 @@ class ReplayObjective:
     def __init__(self, replay: Replay, costs: Costs):
         self.replay, self.costs = replay, costs
         self._exploring = exploring(len(costs.verify) - 1)
-        batches = len(replay.batches)
-        self._sample = tuple(range(1, batches, 3)) if batches >= LEAST_SAMPLED else ()
-        self._rest = tuple(i for i in range(batches) if i not in self._sample)
-        self._leader: tuple[float, Prediction] | None = None   # best time on all prompts, and what it came to on the sample
+        self._rungs = _rungs(len(replay.batches))
+        self._leader: list[Prediction] = []   # of the best mask so far, on the prompts of the first rung, of two rungs, …, on all of them
 
     def judge(self, mask: SkipMask) -> tuple[Trial, DraftPolicy]:
-        if not self._sample:
-            policy, best = self.best_policy(mask)
-            return self._trial(mask, policy, best), policy
-        sampled = self.replay(mask, only=self._sample)
-        policy, part = self._best(sampled, mask, self._exploring)
-        if self._leader is not None:
-            behind = part.seconds - self._leader[1].seconds   # [prompts of the sample]
-            if behind.sum() > CLEARLY * behind.std() * sqrt(len(behind)):
-                return self._trial(mask, policy, part, self._leader[0] / self._leader[1].seconds_per_token), policy
-        policy, best = self._best([*sampled, *self.replay(mask, only=self._rest)], mask, self._exploring)
-        if self._leader is None or best.seconds_per_token < self._leader[0]:
-            self._leader = (best.seconds_per_token, part)
-        return self._trial(mask, policy, best), policy
+        replayed: list[Replayed] = []
+        reached: list[Prediction] = []
+        for rung in self._rungs:
+            replayed += self.replay(mask, only=rung)
+            policy, part = self._best(replayed, mask, self._exploring)
+            reached.append(part)
+            if self._leader and len(reached) < len(self._rungs):
+                theirs = self._leader[len(reached) - 1]
+                behind = part.seconds - theirs.seconds   # [prompts so far]
+                if behind.sum() > BEHIND * behind.std() * sqrt(len(behind)):
+                    return self._trial(mask, policy, part, self._leader[-1].seconds_per_token / theirs.seconds_per_token), policy
+        if not self._leader or part.seconds_per_token < self._leader[-1].seconds_per_token:
+            self._leader = reached
+        return self._trial(mask, policy, part), policy
 
     def _trial(self, mask: SkipMask, policy: DraftPolicy, best: Prediction, scale: float = 1.0) -> Trial:
         return Trial(mask, scale * best.seconds_per_token, scale * best.stderr, "replay", best.stats.alpha, best.stats.tau,
@@ -87,6 +89,18 @@ class ReplayObjective:
         seconds = sweep(rounds, mask, options, self.costs).sum(axis=1) / rounds.lengths.sum()
         return [{"kind": p.kind, "draft_length": p.draft_length, "threshold": p.parameters.get("threshold"),
                  "speedup": self.costs.verify[0] / float(s)} for p, s in zip(options, seconds, strict=True)]
+
+
+def _rungs(batches: int) -> list[tuple[int, ...]]:
+    """Indices of the batches that each rung adds; one rung where there are few."""
+    if batches < LEAST_SAMPLED:
+        return [tuple(range(batches))]
+    left, rungs = list(range(batches)), []
+    for nth in SAMPLES:
+        taken = [i for i in left if i % nth == 1]   # not the shortest texts of all, and not the longest
+        rungs.append(tuple(taken))
+        left = [i for i in left if i not in taken]
+    return [*rungs, tuple(left)]
 
 
 class WallObjective:
