@@ -4,6 +4,11 @@ The calibration text, the latency table and the evidence are prepared once and s
 on calibration prompts as `skipsearch tune` does it, and its winner goes into one interleaved run with plain decoding and the others.
 
     python benchmarks/searchers.py --task pycode --budget 25 --published build/published-pycode.json --out build/searchers-pycode.json
+
+Thirty prompts cannot tell the best answers apart. The same answers can be measured again on several hundred others, of the same modules:
+
+    python benchmarks/searchers.py --task pycode --searchers '' --answers build/searchers-pycode.json --of auto,clasp,published \
+        --holdout benchmarks/many/pycode/task.yaml --repeats 1 --out build/again-pycode.json
 """
 
 from __future__ import annotations
@@ -81,6 +86,15 @@ def from_profile(path: Path) -> Entry:
                                               "skipped": profile.mask.n_skipped, "policy": str(policy)})
 
 
+def answers(path: Path, names: Sequence[str], n_layers: int) -> list[Entry]:
+    """What an earlier run of this script found."""
+    found = {row["searcher"]: row for row in json.loads(path.read_text())["rows"]}
+    missing = [name for name in names if "drafting" not in found.get(name, {})]
+    assert not missing, f"{path} has no answer of {missing}"
+    return [(name, SkipMask(n_layers, tuple(found[name]["attn"]), tuple(found[name]["mlp"])), DraftPolicy(**found[name]["drafting"]),
+             {k: found[name][k] for k in ("trials", "search_seconds", "skipped", "policy")}) for name in names]
+
+
 def difference(ours: Timings, theirs: Timings) -> tuple[float, float, float]:
     """How much faster ours is, in per cent, with its paired 95 % interval over prompts."""
     found = ours.speedup_over(theirs)
@@ -90,14 +104,15 @@ def difference(ours: Timings, theirs: Timings) -> tuple[float, float, float]:
 def measure(model: ModelAdapter, holdout: Workload, entries: Sequence[Entry], repeats: int, seed: int) -> list[dict[str, Any]]:
     decoders = [Decoder(model), *(Decoder(model, mask, draft_length=p.draft_length, exit_policy=p.make()) for _, mask, p, _ in entries)]
     plain, *timings = race(decoders, holdout, repeats, seed)
-    best = max(range(len(entries)), key=lambda i: timings[i].speedup_over(plain).mean if entries[i][0] != "auto" else 0.0)
+    best = max(range(len(entries)), key=lambda i: timings[i].speedup_over(plain).mean if "auto" not in entries[i][0] else 0.0)
     rows = []
-    for (name, mask, _, about), t in zip(entries, timings, strict=True):
+    for (name, mask, policy, about), t in zip(entries, timings, strict=True):
         reference = {s.prompt: s.generation.tokens for s in plain.samples}
         rows.append({"searcher": name, **about, "ms_per_token": asdict(t.estimate()), "speedup": asdict(t.speedup_over(plain)),
                      "alpha": t.stats.alpha, "tau": t.stats.tau,
                      "identical": all(s.generation.tokens == reference[s.prompt] for s in t.samples),
-                     "attn": mask.attn, "mlp": mask.mlp, "over_best_single": difference(t, timings[best]), "best_single": entries[best][0]})
+                     "attn": mask.attn, "mlp": mask.mlp, "drafting": asdict(policy),
+                     "over_best_single": difference(t, timings[best]), "best_single": entries[best][0]})
     rows.append({"searcher": "plain decoding", "ms_per_token": asdict(plain.estimate()), "speedup": {"mean": 1.0, "low": 1.0, "high": 1.0}})
     return sorted(rows, key=lambda r: -r["speedup"]["mean"])
 
@@ -122,6 +137,8 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=25, help="seconds of each search")
     parser.add_argument("--published", type=Path, help="what published_method.py wrote")
     parser.add_argument("--profile", type=Path, action="append", default=[], help="a profile to measure beside them, by its file's name")
+    parser.add_argument("--answers", type=Path, help="what an earlier run wrote, whose answers are measured again")
+    parser.add_argument("--of", default="auto", help="the searchers whose answers are, parted by commas")
     parser.add_argument("--holdout", default=None, help="a task whose hold-out prompts are measured on, the task's own by default: "
                                                         "benchmarks/many/TASK/task.yaml has more of them")
     parser.add_argument("--repeats", type=int, default=2)
@@ -133,6 +150,7 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     model, task = load_model(chosen.model, device="cpu", dtype=chosen.dtype), load_task(chosen.task)
     entries = [published(chosen.published, model.spec.n_layers)] if chosen.published else []
+    entries += answers(chosen.answers, chosen.of.split(","), model.spec.n_layers) if chosen.answers else []
     entries += [from_profile(path) for path in chosen.profile]
     names = [name for name in chosen.searchers.split(",") if name]
     began = perf_counter()

@@ -73,12 +73,13 @@ class Ledger:
             begun = name in optuna.get_all_study_names(self._storage)
         else:
             begun = storage.journal_begun(Path(self.where))
+            if begun or not resume:  # the first to say is that another process writes it
+                self._storage = storage.open_journal(Path(self.where))
             if begun and not resume:
+                storage.close_journal(Path(self.where))
                 raise SearchError(f"{self.where} already holds a search: go on with --resume, or name another file with --study")
         if resume and not begun:
             raise SearchError(f"--resume was given and {self._shown} holds no search yet: leave --resume out, or name another with --study")
-        if not self.shared:
-            self._storage = storage.open_journal(Path(self.where))
         options = {"storage": self._storage, "study_name": name, "sampler": optuna.samplers.RandomSampler(seed=0)}
         try:
             self.study = optuna.create_study(direction="minimize", **options)

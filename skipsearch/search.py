@@ -84,7 +84,7 @@ class Search:
         Raises: SearchError if no mask could be judged, or the study cannot be reached any more.
         """
         learner = make_searcher(name, self.problem)
-        queue = self._seeds() if name not in SEEDS and name != "auto" else {}  # auto has its own
+        queue = {} if name in SEEDS or getattr(learner, "seeds_itself", False) else self._seeds()
         for trial in self.seen.values():
             learner.tell(trial)
         try:

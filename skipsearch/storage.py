@@ -121,6 +121,14 @@ def close_journal(path: Path) -> None:
         file.close()
 
 
+def discard_journal(path: Path) -> None:
+    """Make room for a new journal. Raises: SearchError if the file is none, or another process writes it."""
+    if journal_begun(path):
+        _hold(path)
+    path.unlink(missing_ok=True)
+    close_journal(path)
+
+
 def _hold(path: Path) -> None:
     """A second process would take the first one's running trial for one that a kill left behind, and cut off a line it is writing."""
     held = _held.get(str(path.resolve()))

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipsearch.errors import SearchError
-from skipsearch.storage import close_journal, journal_begun, open_database, open_journal, reason, shown, study_name
+from skipsearch.ledger import Ledger
+from skipsearch.storage import close_journal, discard_journal, journal_begun, open_database, open_journal, reason, shown, study_name
 
 __all__ = ["postgresql"]
 
@@ -118,8 +119,9 @@ def test_a_journal_has_one_process_at_a_time_until_that_ends_however_it_ends(tmp
     assert holder.stdout is not None
     with holder:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(SearchError, match=r"in use by another process.*postgresql://"):
-            open_journal(journal)
+        for use in (open_journal, lambda path: Ledger(path, {"n_layers": 2})):
+            with pytest.raises(SearchError, match=r"in use by another process.*postgresql://"):
+                use(journal)
         holder.kill()
     open_journal(journal)
     assert not journal_begun(journal)
@@ -131,3 +133,25 @@ def test_a_process_may_open_its_own_journal_again(tmp_path: Path) -> None:
         open_journal(tmp_path / "search.journal")
     close_journal(tmp_path / "search.journal")
     close_journal(tmp_path / "search.journal")
+
+
+def test_a_journal_makes_room_for_another_unless_somebody_writes_it_or_it_is_none(tmp_path: Path) -> None:
+    journal, notes = tmp_path / "search.journal", tmp_path / "notes.txt"
+    Ledger(journal, {"n_layers": 2}).close()
+    assert journal_begun(journal)
+    writing = subprocess.Popen([sys.executable, "-c", HOLDER, str(journal)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))})
+    assert writing.stdout is not None
+    with writing:
+        assert writing.stdout.readline() == "held\n"
+        with pytest.raises(SearchError, match="in use by another process"):
+            discard_journal(journal)
+        writing.kill()
+    assert journal_begun(journal), "nothing was lost"
+    discard_journal(journal)
+    discard_journal(journal)
+    assert not journal.exists()
+    notes.write_text("mine")
+    with pytest.raises(SearchError, match="is not the journal of a search"):
+        discard_journal(notes)
+    assert notes.read_text() == "mine"

@@ -39,7 +39,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     from skipsearch.evaluation.prompts import shortened
     from skipsearch.profile import save_profile
     from skipsearch.profile.dump import as_dict, check_writable
-    from skipsearch.storage import shown
+    from skipsearch.storage import discard_journal, is_url, shown
     from skipsearch.tasks import load_task
     from skipsearch.tuning import check_objective, check_searcher, seconds
     from skipsearch.tuning import tune as run
@@ -54,8 +54,8 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     target = out or default_path(adapter, chosen.name)
     journal = study or str(target.with_suffix(".journal"))
     check_writable(target, replace=force or resume)
-    if force and "://" not in journal:
-        Path(journal).unlink(missing_ok=True)
+    if force and not is_url(journal):
+        discard_journal(Path(journal))
     err.print(f"every judged mask is kept in {shown(journal)}", style="dim", markup=False)
     with TuneView(err) as view:
         profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,

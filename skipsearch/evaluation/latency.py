@@ -61,42 +61,47 @@ def measure(model: ModelAdapter, max_draft: int, context: int, repeats: int = 3,
     a pass over one token does: a layer timed on its own would hide what the loop around it costs. Among themselves they share that by
     their own times, where these differ by more than they scatter.
 
-    A repeat goes from masks that skip little to masks that skip more and more, and back, with plain passes at both ends: so everything
-    meets a busy moment alike, and the caches hold what they do under a mask that stays.
+    A repeat goes from masks that skip little to masks that skip more and more, and back, so that the caches hold what they do under a mask
+    that stays. Every run counts in units of the plain passes before and behind its way: a machine that others use as well changes its
+    pace within seconds.
     """
     n, rounds = model.spec.n_layers, _Rounds(model, max_draft, context)
     everything = tuple(range(n))
     masks_run = [SkipMask(n, attn=everything), SkipMask(n, mlp=everything), SkipMask(n, everything, everything), *masks]
-    plain: list[float] = []
-    alone: list[list[float]] = []
-    firsts: list[list[float]] = [[] for _ in masks_run]
-    steps: list[list[float]] = [[] for _ in masks_run]
-    verified: list[tuple[int, int, float]] = []   # (mask, drafted tokens, seconds)
     ways = _ways([m.n_skipped for m in masks_run], max_draft)
     for way in islice(ways, 2 * WARM_UP):
         for i, drafted in way:
             rounds.round(masks_run[i], drafted)
+    plain = [[rounds.plain() for _ in range(PLAIN)]]
+    alone: list[np.ndarray] = []
+    firsts: list[list[float]] = [[] for _ in masks_run]
+    steps: list[list[float]] = [[] for _ in masks_run]
+    verified: list[tuple[int, int, float]] = []   # (mask, drafted tokens, time)
     for way in islice(ways, 2 * repeats):
-        plain += [rounds.plain() for _ in range(PLAIN)]
-        for i, drafted in way:
-            first_step, later, verify = rounds.round(masks_run[i], drafted)
-            firsts[i].append(first_step)
-            steps[i].append(later)
-            verified.append((i, drafted, verify))
-        alone.append(rounds.sublayers())
-    one, (no_attn, no_mlp, nothing, *checked) = median(plain), map(median, steps)
-    overhead = min(nothing, one)  # measured, not left over: noise must not make a draft free
-    saved = [max(one - without, 0.0) for without in (no_attn, no_mlp)]
+        runs = [(i, drafted, rounds.round(masks_run[i], drafted)) for i, drafted in way]
+        each = rounds.sublayers()
+        plain.append([rounds.plain() for _ in range(PLAIN)])
+        pace = median(plain[-2] + plain[-1])
+        alone.append(np.array(each) / pace)
+        for i, drafted, (first_step, later, verify) in runs:
+            firsts[i].append(first_step / pace)
+            steps[i].append(later / pace)
+            verified.append((i, drafted, verify / pace))
+    no_attn, no_mlp, nothing, *checked = map(median, steps)
+    overhead = min(nothing, 1.0)  # measured, not left over: noise must not make a draft free
+    saved = [max(1 - without, 0.0) for without in (no_attn, no_mlp)]
     shares = [s / sum(saved) for s in saved] if sum(saved) else [0.5, 0.5]
-    kinds = [share * (one - overhead) * _weights(np.array(alone)[:, kind::2]) for kind, share in enumerate(shares)]
-    sublayers = tuple(np.stack(kinds, axis=1).ravel().tolist())
-    spared = [1 - Costs(sublayers, overhead, ()).draft(mask) / one for mask in masks_run]
+    kinds = [share * (1 - overhead) * _weights(np.array(alone)[:, kind::2]) for kind, share in enumerate(shares)]
+    sublayers = np.stack(kinds, axis=1).ravel()
+    spared = [float(sublayers[np.array(mask.bits, dtype=bool)].sum()) for mask in masks_run]
     cold, warm = _cold(np.array([spared[i] for i, *_ in verified]), np.array([drafted for _, drafted, _ in verified]),
-                       np.array([seconds for *_, seconds in verified]))
+                       np.array([time for *_, time in verified]))
     first = median([median(a) / median(b) for a, b in zip(firsts, steps, strict=True)]) - 1
-    costs = Costs(sublayers, overhead, (one, *warm), max(0.0, first), cold)
-    low, high = np.quantile(plain, (0.25, 0.75))
-    errors = tuple(abs(costs.draft(mask) - seconds) / seconds for mask, seconds in zip(masks, checked, strict=True))
+    seconds = [s for block in plain for s in block]
+    one = median(seconds)
+    costs = Costs(tuple((one * sublayers).tolist()), one * overhead, tuple(one * t for t in (1.0, *warm)), max(0.0, first), cold)
+    low, high = np.quantile(seconds, (0.25, 0.75))
+    errors = tuple(abs(costs.draft(mask) / (one * time) - 1) for mask, time in zip(masks, checked, strict=True))
     return Measured(context, costs, float(high - low) / one, errors)
 
 
@@ -110,13 +115,13 @@ def _ways(skipped: Sequence[int], max_draft: int) -> Iterator[list[tuple[int, in
         yield [(int(i), int(length) + 1) for i, length in zip(way, random.permutation(len(way)) % max_draft, strict=True)]
 
 
-def _cold(spared: np.ndarray, drafted: np.ndarray, seconds: np.ndarray) -> tuple[float, list[float]]:
-    """(share by which a verify pass takes longer behind drafts that spare everything, its seconds by drafted tokens behind drafts that
+def _cold(spared: np.ndarray, drafted: np.ndarray, times: np.ndarray) -> tuple[float, list[float]]:
+    """(share by which a verify pass takes longer behind drafts that spare everything, its time by drafted tokens behind drafts that
     spare nothing), of the verify passes [N]: least absolute deviation, of logarithms, so that a busy moment does not count."""
     lengths = np.unique(drafted)
     found = []
     for cold in np.arange(0, MOST_COLD, 0.01):
-        left = np.log(seconds / (1 + cold * spared))
+        left = np.log(times / (1 + cold * spared))
         warm = [np.median(left[drafted == length]) for length in lengths]
         found.append((sum(np.abs(left[drafted == length] - w).sum() for length, w in zip(lengths, warm, strict=True)), cold, warm))
     _, cold, warm = min(found, key=lambda f: f[0])

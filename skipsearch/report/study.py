@@ -26,7 +26,7 @@ from skipsearch.errors import MaskError, SearchError
 from skipsearch.ledger import parameter_names
 from skipsearch.mask import SkipMask
 from skipsearch.stats import Trial
-from skipsearch.storage import JOURNAL_START, STUDY, is_url, reason, study_name, with_driver
+from skipsearch.storage import JOURNAL_START, STUDY, is_url, reason, shown, study_name, with_driver
 
 UNKNOWN = "searcher not recorded"   # the searcher of a trial that does not say who proposed it
 MAX_LAYERS = 1024          # as in a profile
@@ -153,7 +153,7 @@ def read_study(where: str | Path, label: str | None = None) -> Study:
     label: what figures call it; the file's or the data base's name if not given, without any password.
     Raises: SearchError if there is none, it is not one of ours, or no mask in it was judged.
     """
-    name = _shown(str(where))
+    name = shown(str(where))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         address, called = study_name(str(where)) if is_url(str(where)) else (str(where), STUDY)
@@ -188,7 +188,7 @@ def read_study(where: str | Path, label: str | None = None) -> Study:
 
 def read_studies(places: Sequence[str | Path]) -> list[Study]:
     """Several studies to show together, called by as much of their names as tells them apart. Raises: SearchError."""
-    names = [_shown(str(where)) for where in places]
+    names = [shown(str(where)) for where in places]
     short = [_label(name) for name in names]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -204,18 +204,13 @@ def _url(where: str) -> URL:
                           "journal's file") from None
 
 
-def _shown(where: str) -> str:
-    """An address without its password."""
-    return _url(where).render_as_string(hide_password=True) if "://" in where else where
-
-
 def _label(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].removesuffix(".journal") or name
 
 
 def _storage(where: str, name: str) -> BaseStorage:
     """Storage that reading writes nothing to: no file, no table is made."""
-    if "://" in where:
+    if is_url(where):
         url = _url(where)
         file = url.database if url.get_backend_name() == "sqlite" else None
         if file and not file.startswith(("file:", ":memory:")) and not Path(file).is_file():

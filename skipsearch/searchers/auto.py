@@ -42,6 +42,8 @@ class Auto:
     proposer: who proposed the mask of the latest `ask`.
     """
 
+    seeds_itself = True
+
     def __init__(self, problem: SearchProblem) -> None:
         self._searchers = dict(_buildable(problem))
         self._credit = dict.fromkeys(self._searchers, 0)

@@ -139,6 +139,8 @@ class Searcher(Protocol):
     """Proposes masks. Deterministic: the same problem, seed and tells give the same asks, so telling again resumes a search.
 
     The empty mask is never proposed: a draft that skips nothing is no draft, and plain decoding is the driver's own candidate.
+    The driver first judges a few masks that need no experience and tells them; one that begins with such masks itself says so with
+    `seeds_itself = True`. One that asks others says in `proposer` whose its latest mask is.
     """
 
     def __init__(self, problem: SearchProblem) -> None: ...

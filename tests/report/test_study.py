@@ -178,6 +178,7 @@ def test_what_is_no_study_of_ours_is_refused_in_one_sentence(make: Callable[[Pat
 @pytest.mark.parametrize(("url", "sentence"), [
     ("sqlite:///{}/none.db", "the file does not exist"), ("postgresql://me:secret@127.0.0.1:1/searches", "cannot be read"),
     ("nosuch://me:secret@host/x", "cannot be read"), ("sqlite:/://", "is not a storage address"),
+    ("postgresql://127.0.0.1:1/searches?user=me&password=secret", "cannot be read"),
 ])
 def test_an_address_that_leads_nowhere_is_one_sentence_without_its_password(url: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(SearchError, match=sentence) as raised:
