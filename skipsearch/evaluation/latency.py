@@ -23,7 +23,7 @@ from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.searchers.base import Costs
 
-WARM_UP = 1      # repeats that do not count
+WARM_UP = 1      # way that does not count
 IN_A_ROW = 2     # draft steps of a round behind its first, and plain passes: about what profiles draft
 DWELL = 2        # rounds under a mask in a row
 PLAIN = 3        # times in a repeat: everything is compared with it
@@ -51,7 +51,8 @@ def measure_costs(model: ModelAdapter, max_draft: int, context: int, repeats: in
 def plain_seconds(model: ModelAdapter, context: int, repeats: int = 9) -> float:
     """Seconds of a pass over one token alone."""
     rounds = _Rounds(model, 0, context)
-    return median([rounds.plain() for _ in range(WARM_UP + repeats)][WARM_UP:])
+    rounds.plain()  # warm-up
+    return median([rounds.plain() for _ in range(repeats)])
 
 
 def measure(model: ModelAdapter, max_draft: int, context: int, repeats: int = 3, masks: Sequence[SkipMask] = ()) -> Measured:
@@ -69,7 +70,7 @@ def measure(model: ModelAdapter, max_draft: int, context: int, repeats: int = 3,
     everything = tuple(range(n))
     masks_run = [SkipMask(n, attn=everything), SkipMask(n, mlp=everything), SkipMask(n, everything, everything), *masks]
     ways = _ways([m.n_skipped for m in masks_run], max_draft)
-    for way in islice(ways, 2 * WARM_UP):
+    for way in islice(ways, WARM_UP):
         for i, drafted in way:
             rounds.round(masks_run[i], drafted)
     plain = [[rounds.plain() for _ in range(PLAIN)]]
