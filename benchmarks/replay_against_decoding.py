@@ -31,6 +31,7 @@ from skipsearch.evaluation.prompts import Workload, workload
 from skipsearch.evaluation.replay import Replay
 from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import simulate
+from skipsearch.evaluation.wall import drafting
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
@@ -99,8 +100,7 @@ def compared(model: ModelAdapter, prompts: Workload, costs: Costs, replay: Repla
     replayed = replay(mask)
     took = perf_counter() - began
     drafts = exact(mask)
-    plain, *real = decoded([Decoder(model), *(Decoder(model, mask, draft_length=p.draft_length, exit_policy=p.make()) for p in POLICIES)],
-                           prompts, seed)
+    plain, *real = decoded([Decoder(model), *(drafting(model, mask, p) for p in POLICIES)], prompts, seed)
     assert plain.seconds_per_token is not None
     alpha = float(np.concatenate([r.agrees for r in replayed]).mean())
     lines = []
@@ -157,7 +157,7 @@ def sampled(model: ModelAdapter, prompts: Workload, masks: list[tuple[str, SkipM
         chances = np.concatenate([r.agrees for replay in replays for r in replay(mask)])
         alpha, measured = float(chances.mean()), []
         for length in (1, 5):
-            decoder = Decoder(model, mask, draft_length=length, exit_policy=DraftPolicy(length).make())
+            decoder = drafting(model, mask, DraftPolicy(length))
             measured.append(sum((decoded([decoder], prompts, 1000 * s)[0] for s in range(1, samples + 1)), DecodeStats()))
         print(f"{kind:9} {mask.n_skipped:7} | {alpha:.4f} ± {chances.std() / len(chances) ** 0.5:.4f} | "
               + " | ".join(f"{m.alpha or 0:.4f} ± {error(m):.4f}, {(m.alpha or 0) - alpha:+.4f}" for m in measured), flush=True)

@@ -28,7 +28,7 @@ from skipsearch.decoding import Decoder
 from skipsearch.engine import load_model
 from skipsearch.evaluation.objectives import ReplayObjective
 from skipsearch.evaluation.prompts import Workload, workload
-from skipsearch.evaluation.wall import Timings, race
+from skipsearch.evaluation.wall import Timings, drafting, race
 from skipsearch.exits import DraftPolicy
 from skipsearch.ledger import Ledger
 from skipsearch.mask import SkipMask
@@ -102,7 +102,7 @@ def difference(ours: Timings, theirs: Timings) -> tuple[float, float, float]:
 
 
 def measure(model: ModelAdapter, holdout: Workload, entries: Sequence[Entry], repeats: int, seed: int) -> list[dict[str, Any]]:
-    decoders = [Decoder(model), *(Decoder(model, mask, draft_length=p.draft_length, exit_policy=p.make()) for _, mask, p, _ in entries)]
+    decoders = [Decoder(model), *(drafting(model, mask, policy) for _, mask, policy, _ in entries)]
     plain, *timings = race(decoders, holdout, repeats, seed)
     best = max(range(len(entries)), key=lambda i: timings[i].speedup_over(plain).mean if "auto" not in entries[i][0] else 0.0)
     rows = []

@@ -25,7 +25,7 @@ from skipsearch.evaluation.prompts import Workload, template_sha256, workload
 from skipsearch.evaluation.replay import Replay
 from skipsearch.evaluation.sweep import every
 from skipsearch.evaluation.table import latency_table
-from skipsearch.evaluation.wall import knock_out, race
+from skipsearch.evaluation.wall import drafting, knock_out, race
 from skipsearch.exits import DraftPolicy
 from skipsearch.ledger import Ledger
 from skipsearch.machine import software, this_machine
@@ -54,9 +54,7 @@ class Finalist:
     predicted: float
 
     def decoder(self, model: ModelAdapter) -> Decoder:
-        return Decoder(model, self.mask, draft_length=self.policy.draft_length, exit_policy=self.policy.make())
-
-
+        return drafting(model, self.mask, self.policy)
 
 
 def seconds(budget: str | float | None) -> float | None:

@@ -13,7 +13,7 @@ from skipsearch.evaluation.replay import Replay, Replayed
 from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import Prediction, simulate
 from skipsearch.evaluation.sweep import every, exploring, sweep
-from skipsearch.evaluation.wall import race
+from skipsearch.evaluation.wall import drafting, race
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
@@ -115,8 +115,7 @@ class WallObjective:
     def judge(self, mask: SkipMask) -> tuple[Trial, DraftPolicy]:
         policy, _ = self.policy_for.best_policy(mask)
         try:
-            decoder = Decoder(self.model, mask, draft_length=policy.draft_length, exit_policy=policy.make())
-            plain, ours = race([Decoder(self.model), decoder], self.workload)
+            plain, ours = race([Decoder(self.model), drafting(self.model, mask, policy)], self.workload)
         except DecodeError:
             return Trial(mask, inf, fidelity="wall", state=TrialState.FAILED), policy
         speedup = ours.speedup_over(plain)

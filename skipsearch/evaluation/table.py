@@ -21,6 +21,7 @@ from skipsearch.searchers.base import Costs
 
 CHECKED_MASKS = 20
 FEWER_REPEATS = 1
+METHOD = "rounds"  # how it is measured: a kept table of another way is not this one
 SOUND = 0.1        # relative error of a draft step
 SAME_SPEED = 0.2   # a kept table is believed while a plain pass takes what it says, give or take this share
 
@@ -90,7 +91,7 @@ def fingerprint(model: ModelAdapter, max_draft: int, contexts: Sequence[int]) ->
     spec = model.spec
     facts: dict[str, Any] = {"model": spec.id, "config": spec.config_sha256, "weights": spec.weights_sha256, "dtype": spec.dtype_name,
                              "quantization": spec.quantization, "machine": asdict(this_machine(spec.device)), "engine": spec.engine,
-                             "software": software(), "max_draft": max_draft, "contexts": list(contexts)}
+                             "software": software(), "max_draft": max_draft, "contexts": list(contexts), "method": METHOD}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
