@@ -26,7 +26,7 @@ from skipsearch.searchers.base import Costs
 WARM_UP = 1      # way that does not count
 IN_A_ROW = 2     # draft steps of a round behind its first, and plain passes: about what profiles draft
 DWELL = 2        # rounds under a mask in a row
-PLAIN = 3        # times in a repeat: everything is compared with it
+PLAIN = 3        # runs of plain passes at each end of a way: everything is compared with them
 MOST_COLD = 1.0  # a pass that takes twice as long behind heavy drafts has other reasons than caches
 
 
