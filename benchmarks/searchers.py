@@ -104,15 +104,17 @@ def difference(ours: Timings, theirs: Timings) -> tuple[float, float, float]:
 def measure(model: ModelAdapter, holdout: Workload, entries: Sequence[Entry], repeats: int, seed: int) -> list[dict[str, Any]]:
     decoders = [Decoder(model), *(drafting(model, mask, policy) for _, mask, policy, _ in entries)]
     plain, *timings = race(decoders, holdout, repeats, seed)
-    best = max(range(len(entries)), key=lambda i: timings[i].speedup_over(plain).mean if "auto" not in entries[i][0] else 0.0)
+    single = [i for i, (name, *_) in enumerate(entries) if name in searcher_names() and name != "auto"]
+    best = max(single, key=lambda i: timings[i].speedup_over(plain).mean, default=None)
     rows = []
     for (name, mask, policy, about), t in zip(entries, timings, strict=True):
         reference = {s.prompt: s.generation.tokens for s in plain.samples}
         rows.append({"searcher": name, **about, "ms_per_token": asdict(t.estimate()), "speedup": asdict(t.speedup_over(plain)),
                      "alpha": t.stats.alpha, "tau": t.stats.tau,
                      "identical": all(s.generation.tokens == reference[s.prompt] for s in t.samples),
-                     "attn": mask.attn, "mlp": mask.mlp, "drafting": asdict(policy),
-                     "over_best_single": difference(t, timings[best]), "best_single": entries[best][0]})
+                     "attn": mask.attn, "mlp": mask.mlp, "drafting": asdict(policy)})
+        if best is not None:
+            rows[-1] |= {"over_best_single": difference(t, timings[best]), "best_single": entries[best][0]}
     rows.append({"searcher": "plain decoding", "ms_per_token": asdict(plain.estimate()), "speedup": {"mean": 1.0, "low": 1.0, "high": 1.0}})
     return sorted(rows, key=lambda r: -r["speedup"]["mean"])
 
@@ -165,8 +167,7 @@ def main() -> None:
     rows = measure(model, workload(model, task, measured_on.holdout), entries, chosen.repeats, chosen.seed)
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_text(json.dumps({"model": chosen.model, "task": task.name, "threads": chosen.threads, "budget": chosen.budget,
-                                      "prompts": len(measured_on.holdout),
-                                      "rows": rows}))
+                                      "prompts": len(measured_on.holdout), "rows": rows}))
     show(rows)
 
 

@@ -55,9 +55,10 @@ class Raced:
 
 @dataclass(frozen=True)
 class Noted:
-    """Something worth knowing that is no step forward."""
+    """Something worth knowing that is no step forward. doubtful: it puts what this search measures in doubt."""
 
     sentence: str
+    doubtful: bool = False
 
 
 Event = Stage | Progress | Raced | Noted

@@ -174,7 +174,7 @@ def measure_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[
     listen(Noted(f"the latency table{', kept from an earlier search,' if table.kept else ''} {table}"))
     if not table.sound:
         listen(Noted("so this machine is busy with something else: predictions are worth little now, and the race has to tell the masks "
-                     "apart"))
+                     "apart", doubtful=True))
     return table.at(contexts[len(contexts) // 2])
 
 

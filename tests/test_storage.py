@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -110,19 +112,26 @@ sys.stdin.read()
 """
 
 
-def test_a_journal_has_one_process_at_a_time_until_that_ends_however_it_ends(tmp_path: Path) -> None:
-    journal = tmp_path / "search.journal"
-    open_journal(journal)
-    close_journal(journal)
+@contextmanager
+def another_process_writes(journal: Path) -> Iterator[None]:
+    """One that is killed in the end."""
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(journal)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))})
     assert holder.stdout is not None
     with holder:
         assert holder.stdout.readline() == "held\n"
+        yield
+        holder.kill()
+
+
+def test_a_journal_has_one_process_at_a_time_until_that_ends_however_it_ends(tmp_path: Path) -> None:
+    journal = tmp_path / "search.journal"
+    open_journal(journal)
+    close_journal(journal)
+    with another_process_writes(journal):
         for use in (open_journal, lambda path: Ledger(path, {"n_layers": 2})):
             with pytest.raises(SearchError, match=r"in use by another process.*postgresql://"):
                 use(journal)
-        holder.kill()
     open_journal(journal)
     assert not journal_begun(journal)
     close_journal(journal)
@@ -139,14 +148,8 @@ def test_a_journal_makes_room_for_another_unless_somebody_writes_it_or_it_is_non
     journal, notes = tmp_path / "search.journal", tmp_path / "notes.txt"
     Ledger(journal, {"n_layers": 2}).close()
     assert journal_begun(journal)
-    writing = subprocess.Popen([sys.executable, "-c", HOLDER, str(journal)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                               env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))})
-    assert writing.stdout is not None
-    with writing:
-        assert writing.stdout.readline() == "held\n"
-        with pytest.raises(SearchError, match="in use by another process"):
-            discard_journal(journal)
-        writing.kill()
+    with another_process_writes(journal), pytest.raises(SearchError, match="in use by another process"):
+        discard_journal(journal)
     assert journal_begun(journal), "nothing was lost"
     discard_journal(journal)
     discard_journal(journal)

@@ -29,7 +29,7 @@ class TuneView:
         self.best: Trial | None = None
         self.judged = 0
         self.raced: list[Raced] = []
-        self.notes: list[str] = []
+        self.doubtful = False
 
     def __enter__(self) -> TuneView:
         self.bar.start()
@@ -53,8 +53,8 @@ class TuneView:
                     self._judged(best)
                 if self.stage is not None:
                     self.bar.update(self.stage, completed=min(done, total), total=total, note=self._note())
-            case Noted(sentence):
-                self.notes.append(sentence)
+            case Noted(sentence, doubtful):
+                self.doubtful |= doubtful
                 self.console.print(sentence, style="dim", markup=False)
             case Raced():
                 self.raced.append(event)
@@ -101,7 +101,7 @@ class TuneView:
         if profile.engine == "lean" and profile.hardware is not None and profile.hardware.kind == "cpu":
             console.print("on some CPUs --engine compiled decodes faster, plainly and with a profile tuned on it; to see: skipsearch bench "
                           f"--profile {path} --peers plain,profile,plain@compiled", style="dim", markup=False)
-        if any("busy" in note for note in self.notes):
+        if self.doubtful:
             console.print("[yellow]this was measured on a machine that was busy with something else[/]: tune again on a quiet one before "
                           "you share it")
         console.print(f"written to {path}; skipsearch decode --profile {path} uses it", markup=False)

@@ -77,7 +77,7 @@ def measure(model: ModelAdapter, max_draft: int, context: int, repeats: int = 3,
     alone: list[np.ndarray] = []
     firsts: list[list[float]] = [[] for _ in masks_run]
     steps: list[list[float]] = [[] for _ in masks_run]
-    verified: list[tuple[int, int, float]] = []   # (mask, drafted tokens, time)
+    verified: list[tuple[SkipMask, int, float]] = []   # (mask, drafted tokens, time)
     for way in islice(ways, 2 * repeats):
         runs = [(i, drafted, rounds.round(masks_run[i], drafted)) for i, drafted in way]
         each = rounds.sublayers()
@@ -87,16 +87,15 @@ def measure(model: ModelAdapter, max_draft: int, context: int, repeats: int = 3,
         for i, drafted, (first_step, later, verify) in runs:
             firsts[i].append(first_step / pace)
             steps[i].append(later / pace)
-            verified.append((i, drafted, verify / pace))
+            verified.append((masks_run[i], drafted, verify / pace))
     no_attn, no_mlp, nothing, *checked = map(median, steps)
     overhead = min(nothing, 1.0)  # measured, not left over: noise must not make a draft free
     saved = [max(1 - without, 0.0) for without in (no_attn, no_mlp)]
     shares = [s / sum(saved) for s in saved] if sum(saved) else [0.5, 0.5]
     kinds = [share * (1 - overhead) * _weights(np.array(alone)[:, kind::2]) for kind, share in enumerate(shares)]
     sublayers = np.stack(kinds, axis=1).ravel()
-    spared = [float(sublayers[np.array(mask.bits, dtype=bool)].sum()) for mask in masks_run]
-    cold, warm = _cold(np.array([spared[i] for i, *_ in verified]), np.array([drafted for _, drafted, _ in verified]),
-                       np.array([time for *_, time in verified]))
+    pieces = Costs(tuple(sublayers.tolist()), overhead, verify=())   # in units of a plain pass
+    cold, warm = _cold(*(np.array(column) for column in zip(*((pieces.spared(m), *rest) for m, *rest in verified), strict=True)))
     first = median([median(a) / median(b) for a, b in zip(firsts, steps, strict=True)]) - 1
     seconds = [s for block in plain for s in block]
     one = median(seconds)

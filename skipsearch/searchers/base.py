@@ -37,13 +37,17 @@ class Costs:
         """Seconds of one draft pass under `mask`, behind another."""
         return self.overhead + sum(s for s, skipped in zip(self.sublayers, mask.bits, strict=True) if not skipped)
 
+    def spared(self, mask: SkipMask) -> float:
+        """The share of a plain pass's time that a draft pass under `mask` leaves out."""
+        every = self.overhead + sum(self.sublayers)
+        return 1 - self.draft(mask) / every if every else 0.0
+
     def rounds(self, mask: SkipMask, longest: int) -> tuple[float, ...]:
         """Seconds of a round by how many tokens it drafts under `mask`, 0 (plain decoding) to `longest`.
 
         A verify pass longer than what was measured costs what the longest measured one does.
         """
-        draft, every = self.draft(mask), self.overhead + sum(self.sublayers)
-        colder = 1 + self.cold * (1 - draft / every if every else 0.0)
+        draft, colder = self.draft(mask), 1 + self.cold * self.spared(mask)
         return (self.verify[0], *((n + self.first) * draft + colder * self.verify[min(n, len(self.verify) - 1)]
                                   for n in range(1, longest + 1)))
 
