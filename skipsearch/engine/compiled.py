@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
-from skipsearch.engine import pieces
+from skipsearch.engine import opaque, pieces
+from skipsearch.engine.opaque import stand_in, weights_are_arguments
 from skipsearch.engine.pieces import attention_piece, head_piece, mlp_piece, weights_of
 from skipsearch.errors import ModelError
 from skipsearch.machine import cache_folder, cpu_name
@@ -209,12 +210,13 @@ def _compile(piece: _Piece, rows: int, path: Path) -> None:
             return write(*tensors)
 
     tensors, shapes = piece.example(rows)
+    weights = [stand_in(weight) for weight in piece.weights]
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_name(f"{path.stem}.{os.getpid()}.pt2")
-    with warnings.catch_warnings(), torch.no_grad():
+    with warnings.catch_warnings(), torch.no_grad(), weights_are_arguments():
         warnings.simplefilter("ignore")
-        program = torch.export.export(Module(), (*tensors, *piece.weights), strict=False,
-                                      dynamic_shapes=((*shapes, *[None] * len(piece.weights)),))
+        program = torch.export.export(Module(), (*tensors, *weights), strict=False,
+                                      dynamic_shapes=((*shapes, *[None] * len(weights)),))
         torch._inductor.aoti_compile_and_package(program, package_path=str(made))
     os.replace(made, path)
 
@@ -234,7 +236,7 @@ def _name(value: Any) -> str:
 
 def _maker() -> str:
     """Whatever else decides the code that comes out: our own source, torch, the processor, its threads."""
-    source = "".join(inspect.getsource(module) for module in (pieces, lean_module, linear, norms))
+    source = "".join(inspect.getsource(module) for module in (opaque, pieces, lean_module, linear, norms))
 
     return f"{hashlib.sha256(source.encode()).hexdigest()} {torch.__version__} {cpu_name()} {torch.get_num_threads()}"
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skipsearch.models.lean import MLP, Attention
-from skipsearch.models.linear import Linear, Plain
+from skipsearch.models.linear import Linear, Packed, Plain
 from skipsearch.models.norms import Norm
 
 Weights = list[Tensor]
@@ -64,9 +64,9 @@ def rebuilt(pattern: Attention | MLP, weights: Weights, one_row: bool) -> Any:
 
 
 def _matrix(pattern: Linear, weight: Tensor, bias: Tensor | None, one_row: bool) -> Linear:
-    if isinstance(pattern, Plain) and one_row:
-        return RowSums(weight, bias)
-    return type(pattern)(weight, bias)  # type: ignore[call-arg]
+    if isinstance(pattern, Packed):
+        return Packed(weight, bias, pattern.bytes)
+    return RowSums(weight, bias) if one_row else Plain(weight, bias)
 
 
 def attention_piece(pattern: Attention, one_row: bool) -> Callable[..., Tensor]:

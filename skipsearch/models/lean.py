@@ -19,7 +19,7 @@ from skipsearch.models import masks
 from skipsearch.models.bands import Bands
 from skipsearch.models.families import Family
 from skipsearch.models.layout import LayerKind, Layout, SubLayer, take_apart
-from skipsearch.models.linear import Linear, Packed, Plain, Transposed, emptied, fused, transposes
+from skipsearch.models.linear import Linear, fused, laid_out
 from skipsearch.models.norms import Norm, norm_of
 from skipsearch.models.rope import Turns
 from skipsearch.models.spec import ModelSpec
@@ -177,7 +177,7 @@ class LeanAdapter:
     @property
     def weight_bytes(self) -> int:
         table: Tensor = self._embedding.weight  # type: ignore[attr-defined]
-        tied = not isinstance(self.unembed, Packed) and table.data_ptr() == self.unembed.weight.data_ptr()
+        tied = not self.unembed.weight.is_mkldnn and table.data_ptr() == self.unembed.weight.data_ptr()
         return self.read_bytes + (0 if tied else table.nbytes)
 
     @property
@@ -215,63 +215,42 @@ class LeanAdapter:
         return self._pass
 
 
-def fuse(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = None, *, pack: bool = True) -> LeanAdapter:
-    """The fused form of a model of which `why_not` has nothing to say. The model is used up: its matrices are emptied.
-
-    pack: matrices of half precision may go into a layout that only one library can read.
-    """
+def fuse(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = None) -> LeanAdapter:
+    """The fused form of a model of which `why_not` has nothing to say. The model is used up: its matrices are emptied."""
     config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
     layout = take_apart(model, family)
     tables = {kind.layer_type: Turns(layout.rotary, kind.layer_type, spec) for kind in layout.kinds}
-    layers = [(_attention(i, layer.attn, layout.kinds[i], config, pack), _mlp(layer.mlp, pack)) for i, layer in enumerate(layout.layers)]
+    layers = [(_attention(i, layer.attn, layout.kinds[i], config), _mlp(layer.mlp)) for i, layer in enumerate(layout.layers)]
     norm, unembed, *after = layout.after
-    embedding, matrix = _ends(layout, unembed, pack)
+    embedding, matrix = _ends(layout, unembed)
     return LeanAdapter(spec, embedding, layers, tables, norm_of(norm), matrix, after, tokenizer)
 
 
-def _attention(i: int, sublayer: SubLayer, kind: LayerKind, config: Any, pack: bool) -> Attention:
+def _attention(i: int, sublayer: SubLayer, kind: LayerKind, config: Any) -> Attention:
     module: Any = sublayer.run
     projections = [module.qkv_proj] if hasattr(module, "qkv_proj") else [module.q_proj, module.k_proj, module.v_proj]
     q_norm, k_norm = (_norm(getattr(module, name, None)) for name in ("q_norm", "k_norm"))
-    return Attention(i, kind, _norm(sublayer.norm), fused(projections, pack), q_norm, k_norm, fused([module.o_proj], pack),
+    return Attention(i, kind, _norm(sublayer.norm), fused(projections), q_norm, k_norm, fused([module.o_proj]),
                      _norm(sublayer.post_norm), config.num_attention_heads, config.num_key_value_heads, module.head_dim,
                      module.scaling)
 
 
-def _mlp(sublayer: SubLayer, pack: bool) -> MLP:
+def _mlp(sublayer: SubLayer) -> MLP:
     module: Any = sublayer.run
     projections = [module.gate_up_proj] if hasattr(module, "gate_up_proj") else [module.gate_proj, module.up_proj]
     act = module.activation_fn if hasattr(module, "activation_fn") else module.act_fn
     if isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation":
         act = F.silu  # without the module's call around it
-    return MLP(_norm(sublayer.norm), fused(projections, pack), act, fused([module.down_proj], pack), _norm(sublayer.post_norm))
+    return MLP(_norm(sublayer.norm), fused(projections), act, fused([module.down_proj]), _norm(sublayer.post_norm))
 
 
 def _norm(module: Any) -> Norm | None:
     return None if module is None else norm_of(module)
 
 
-def _ends(layout: Layout, unembed: Any, pack: bool) -> tuple[Callable[[Tensor], Tensor], Linear]:
-    """Embedding and head. Where they share their weights they go on doing so: the head decides the layout, or the table does."""
+def _ends(layout: Layout, unembed: Any) -> tuple[Callable[[Tensor], Tensor], Linear]:
+    """Embedding and head. Where they share their weights they go on doing so, in the order that the embedding needs."""
     table: Any = layout.before[0]
-    scale, tied = getattr(table, "embed_scale", None), table.weight.data_ptr() == unembed.weight.data_ptr()
-    if not tied:
-        return table, fused([unembed], pack)
-    if not transposes(table.weight):
-        return table, Plain(table.weight.detach(), unembed.bias)
-    matrix = fused([unembed], pack)
-    emptied(table)
-    assert isinstance(matrix, Transposed)
-    return _Columns(matrix.weight, scale), matrix
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """An embedding that lies in the columns of its head. weight: [H, V]."""
-
-    weight: Tensor
-    scale: Tensor | None
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        h = self.weight.index_select(1, tokens.flatten()).t().contiguous().view(*tokens.shape, -1)
-        return h if self.scale is None else h * self.scale.to(h.dtype)
+    if table.weight.data_ptr() == unembed.weight.data_ptr():
+        return table, laid_out(table.weight.detach(), unembed.bias, shared=True)
+    return table, fused([unembed])

@@ -87,7 +87,7 @@ def drive(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, eng
         raise ModelError(f"the engine {engine} cannot drive {spec.id}: {reason}; use --engine hf")
     if engine == "hf" or reason is not None:
         return HFAdapter(model, spec, family, tokenizer)
-    return fuse(model, replace(spec, engine="lean"), family, tokenizer, pack=engine != "compiled")
+    return fuse(model, replace(spec, engine="lean"), family, tokenizer)
 
 
 def adapt(model: nn.Module, tokenizer: Any = None) -> ModelAdapter:

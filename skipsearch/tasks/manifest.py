@@ -37,12 +37,13 @@ class StdlibSource(_Strict):
     """Text of the running interpreter's standard library; rows have the one column `text`.
 
     flavour: `code` (a source file up to somewhere inside a function) or `docstrings` (the first part of a long one).
-    per_module: the most prompts that one module may give.
+    per_module: the most prompts that one module may give. docstring_least: characters of the shortest docstring that gives one.
     """
 
     kind: Literal["stdlib"]
     flavour: Literal["code", "docstrings"]
     per_module: Count = 1
+    docstring_least: Count = 600
 
 
 class JsonlSource(_Strict):

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from skipsearch.cache import Planner
 from skipsearch.decoding import Decoder
-from skipsearch.engine import compiled, load_model
+from skipsearch.engine import compiled, forward, load_model
+from skipsearch.engine.opaque import stand_in, weights_are_arguments
 from skipsearch.engine.pieces import RowSums, rebuilt, weights_of
 from skipsearch.errors import ModelError
 from skipsearch.exits import make_exit
 from skipsearch.machine import cache_folder
 from skipsearch.mask import SkipMask
-from skipsearch.models.linear import Plain
+from skipsearch.models.linear import Packed, Plain
 
 NAME, MASK = "synthetic:3x64", SkipMask(3, (1,), (2,))
 pytestmark = pytest.mark.xdist_group("compiled")
@@ -104,9 +106,6 @@ def test_a_long_prefill_and_a_batch_run_uncompiled() -> None:
     lean = Decoder(model.lean).generate(prompt, 6)
     assert len(Decoder(model).generate(prompt, 6).tokens) == len(lean.tokens) == 6
     rows = torch.zeros(2, 3, dtype=torch.long)
-    from skipsearch.cache import Planner
-    from skipsearch.engine import forward
-
     with torch.no_grad():
         logits = forward(model, rows, model.new_cache(2, 16), Planner(16, torch.device("cpu")).chain(0, 3, 2))
     assert logits.shape == (2, 3, model.spec.vocab)
@@ -125,3 +124,38 @@ def test_a_sub_layer_rebuilt_from_its_own_weights_is_itself() -> None:
     model = load_model(NAME, device="cpu", dtype="float32", engine="lean")
     for part in model.layers[0]:  # type: ignore[attr-defined]
         assert rebuilt(part, weights_of(part), one_row=False) == part
+
+
+def test_code_is_made_of_a_matrix_as_stored_and_runs_with_one_in_blocks() -> None:
+    model = open_it(dtype="float32")
+    matrix = model.lean.layers[0][1].down
+    if not isinstance(matrix, Packed):
+        pytest.skip("oneDNN is not there, so nothing is packed")
+    assert matrix.weight.is_mkldnn
+    made = stand_in(matrix.weight)
+    assert (made.shape, made.dtype, made.is_mkldnn) == (matrix.weight.shape, matrix.weight.dtype, False)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_its_passes_compute_what_lean_computes(rows: int) -> None:
+    model = open_it(dtype="float32")
+    tokens = torch.arange(30)[None]
+    logits = []
+    for adapter in (model, model.lean):
+        cache, planner = adapter.new_cache(1, 64), Planner(64, torch.device("cpu"))
+        with torch.inference_mode():
+            forward(model.lean, tokens, cache, planner.chain(0, 30))
+            logits.append(forward(adapter, tokens[:, :rows], cache, planner.chain(30, rows)))
+    torch.testing.assert_close(*logits)
+    assert not torch.equal(logits[0], torch.zeros_like(logits[0]))
+
+
+def test_what_the_compiler_is_told_is_told_for_our_code_alone() -> None:
+    from torch._inductor.lowering import lowerings
+
+    op = torch.ops.mkldnn._linear_pointwise.default
+    open_it()
+    before = lowerings[op]
+    with weights_are_arguments():
+        assert lowerings[op] is not before
+    assert lowerings[op] is before

@@ -14,7 +14,7 @@ from skipsearch.models import adapt, load_model
 from skipsearch.models.bands import BEHIND, Bands
 from skipsearch.models.families import FAMILIES, family_of
 from skipsearch.models.lean import LEAN, fuse, why_not
-from skipsearch.models.linear import Packed, Plain, Transposed, laid_out
+from skipsearch.models.linear import Packed, Plain, laid_out
 
 from .tiny import TINY, adapted, new_hf_model
 
@@ -65,12 +65,14 @@ def test_no_weight_is_held_twice(name: str) -> None:
     assert sum((held | left).values()) + vectors <= whole
 
 
-@pytest.mark.parametrize(("dtype", "kind"), [(torch.float64, Transposed), (torch.float32, Transposed), (torch.bfloat16, (Packed, Plain))])
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float64, Plain), (torch.float32, (Packed, Plain)), (torch.bfloat16, (Packed, Plain))])
 @pytest.mark.parametrize("biased", [True, False])
-def test_a_layout_computes_the_product_that_it_lays_out(dtype: torch.dtype, kind: type, biased: bool) -> None:
+@pytest.mark.parametrize("shared", [True, False], ids=["shared with an embedding", "alone"])
+def test_a_layout_computes_the_product_that_it_lays_out(dtype: torch.dtype, kind: type, biased: bool, shared: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(24, 16, generator=generator).to(dtype), torch.randn(24, generator=generator).to(dtype)
-    matrix = laid_out(weight, bias if biased else None)
+    matrix = laid_out(weight, bias if biased else None, shared)
+    assert not shared or matrix.weight is weight
     assert isinstance(matrix, kind)
     assert matrix.bytes == weight.nbytes
     for rows in (1, 3, 8):

@@ -95,16 +95,17 @@ def test_a_code_prompt_is_real_source_that_ends_inside_a_function() -> None:
 def test_cuts_need_something_to_go_on_with() -> None:
     short = "def f():\n    return 1\n"
     assert list(code_prompts(short)) == []
-    assert list(docstring_prompts(f'"""{"word " * 50}"""')) == []
+    assert list(docstring_prompts(f'"""{"word " * 50}"""', least=600)) == []
+    assert len(list(docstring_prompts(f'"""{"word " * 50}"""', least=200))) == 1
     assert list(code_prompts("def broken(:\n")) == []
 
 
 def test_a_docstring_is_cut_between_words_and_a_table_is_no_prose() -> None:
     words = "plain words of a longer explanation " * 40
-    [(name, prompt)] = docstring_prompts(f'"""{words}"""')
+    [(name, prompt)] = docstring_prompts(f'"""{words}"""', least=600)
     assert name == ""
     assert words.startswith(prompt + " ")
-    assert list(docstring_prompts(f'"""{"| 0x00 | 12.5 | 99 |" * 60}"""')) == []
+    assert list(docstring_prompts(f'"""{"| 0x00 | 12.5 | 99 |" * 60}"""', least=600)) == []
 
 
 def test_a_library_without_sources_is_one_clear_sentence(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 CODE_BUDGET = 650      # of a code prompt: about 200 tokens of a small vocabulary
 CODE_LEAST = 350
 LINES_AHEAD = 6        # of the function must lie behind the cut, or there is nothing to write
-DOCSTRING_LEAST = 600
 DOCSTRING_BUDGET = 600
 DOCSTRING_SHARE = 0.6  # of a docstring at most is prompt
 LETTERS_LEAST = 0.75   # of a docstring's characters are letters or blanks; below that it is a table or a listing
@@ -37,12 +36,12 @@ def code_prompts(source: str) -> Iterator[tuple[str, str]]:
                 yield name, prompt
 
 
-def docstring_prompts(source: str) -> Iterator[tuple[str, str]]:
-    """(name, prompt) of each long docstring that is prose: its first part, cut between two words."""
+def docstring_prompts(source: str, least: int) -> Iterator[tuple[str, str]]:
+    """(name, prompt) of each docstring of `least` characters or more that is prose: its first part, cut between two words."""
     for name, node in _named(parse(normalised(source)), ""):
         doc = ast.get_docstring(node) or ""
         budget = min(DOCSTRING_BUDGET, int(DOCSTRING_SHARE * len(doc)))
-        prompt = doc[:budget].rsplit(None, 1)[0] if len(doc) >= DOCSTRING_LEAST else ""
+        prompt = doc[:budget].rsplit(None, 1)[0] if len(doc) >= least else ""
         if prompt and ">>>" not in prompt and sum(c.isalpha() or c.isspace() for c in prompt) >= LETTERS_LEAST * len(prompt):
             yield name, prompt
 

@@ -9,7 +9,7 @@ import hashlib
 import os
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from skipsearch.errors import TaskError
@@ -26,8 +26,6 @@ EXCLUDED_FOLDERS = {"test", "tests", "idlelib", "turtledemo", "lib2to3", "encodi
                     "ensurepip", "pydoc_data", "__pycache__", "__phello__", "_vendor"}
 # Also published as packages of their own (tomli, mock, setuptools, …), so a model may have been trained on them.
 PUBLISHED_TWICE = ("distutils", "importlib.metadata", "importlib.resources", "tomllib", "typing", "unittest.mock", "zoneinfo")
-
-FLAVOURS: dict[str, Callable[[str], Iterator[tuple[str, str]]]] = {"code": code_prompts, "docstrings": docstring_prompts}
 
 
 def read(source: StdlibSource, manifest: Manifest, folder: Path | None = None) -> Pools:
@@ -90,7 +88,7 @@ def _candidates(name: str, path: Path, source: StdlibSource, seed: int) -> Itera
             text = file.read()
     except (OSError, SyntaxError, UnicodeDecodeError):
         return
-    found = dict(FLAVOURS[source.flavour](text))
+    found = dict(code_prompts(text) if source.flavour == "code" else docstring_prompts(text, source.docstring_least))
     for inner in sorted(found, key=lambda inner: rank(seed, f"{name}:{inner}")):
         yield Row(f"{name}:{inner}" if inner else name, f"{path} ({inner or 'module'})", {"text": found[inner]})
 
