@@ -113,14 +113,16 @@ def compared(model: ModelAdapter, prompts: Workload, costs: Costs, replay: Repla
     return lines, took
 
 
-HEAD = "mask      skipped  policy                          tokens rounds drafted accepted | counts |     α    fast   | ms/tok    fast"
+HEAD = ("mask      skipped  policy                          tokens rounds drafted accepted | counts |     α    fast   | "
+        "ms/tok    fast | of plain   fast")
 
 
 def shown(line: Line) -> str:
     real = line.real
     return (f"{line.kind:9} {line.mask.n_skipped:7}  {line.policy!s:31} {real.round_tokens:6} {real.rounds:6} {real.drafted:7} "
             f"{real.accepted:8} | {'differ' if line.differing else 'equal '} | {real.alpha or 0:6.3f} {line.simulated_alpha:6.3f}  | "
-            f"{1e3 * (real.seconds_per_token or 0):6.3f} {1e3 * line.seconds:7.3f}")
+            f"{1e3 * (real.seconds_per_token or 0):6.3f} {1e3 * line.seconds:7.3f} | {(real.seconds_per_token or 0) / line.baseline:8.3f} "
+            f"{line.seconds / line.predicted_baseline:6.3f}")
 
 
 def summary(lines: list[Line], replays: list[float]) -> None:
