@@ -78,9 +78,8 @@ def _exit(policy: DraftPolicy) -> s.FixedExit | s.ConfidenceExit | s.AdaptiveExi
 def _measured(model: ModelAdapter, workload: Workload, plain: Timings, ours: Timings, speedup: Estimate) -> s.Measured:
     stats, baseline = ours.stats, plain.stats
     contexts = [len(workload.prompts[x.prompt]) + len(x.generation.tokens) for x in ours.samples]
-    prompts = {x.prompt for x in ours.samples}
     differing = divergences(model, workload, plain, ours) if workload.sampling.greedy else []
-    compared = len(prompts) if workload.sampling.greedy else 0
+    compared = ours.prompts if workload.sampling.greedy else 0
     a_pass = baseline.decode_seconds / baseline.rounds
     repeats = {x.prompt for x in ours.samples if x.generation.finish_reason == "repeat"}
     return s.Measured(
@@ -89,7 +88,7 @@ def _measured(model: ModelAdapter, workload: Workload, plain: Timings, ours: Tim
         alpha=_rounded(stats.alpha), accepted_fraction=_rounded(stats.accepted_fraction), tau=round_sig(stats.tau or 1.0),
         beta=_rounded(stats.draft_seconds / stats.drafted / a_pass if stats.drafted else None),
         verify_ratio=_rounded(stats.verify_seconds / stats.rounds / a_pass if stats.drafted else None),
-        prompts=len(prompts), tokens=sum({x.prompt: x.stats.tokens for x in ours.samples}.values()),  # a repeat adds no text
+        prompts=ours.prompts, tokens=sum({x.prompt: x.stats.tokens for x in ours.samples}.values()),  # a repeat adds no text
         context_tokens=s.ContextTokens(p50=round(median(contexts)), max=max(contexts)),
         ended_on_repeat=len(repeats), split="holdout",
         lossless=s.Lossless(prompts=compared, identical=compared - len(differing),

@@ -39,13 +39,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Raced:
-    """One contender under real decoding. split: "calibration" or "holdout"."""
+    """One contender under real decoding. split: "calibration" or "holdout". prompts: of it, over which it was timed."""
 
     mask: SkipMask
     policy: DraftPolicy
     predicted: float | None
     speedup: Estimate
     split: str
+    prompts: int
 
     def as_dict(self) -> dict[str, Any]:
         """For the study."""

@@ -113,7 +113,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     holdout = workload(model, task, task.holdout)
     plain, ours = race([Decoder(model), winner.decoder(model)], holdout, HOLDOUT_REPEATS, seed,
                        lambda done, total: listen(Progress(done, total)))
-    confirmed = Raced(winner.mask, winner.policy, None, ours.speedup_over(plain), "holdout")
+    confirmed = Raced(winner.mask, winner.policy, None, ours.speedup_over(plain), "holdout", ours.prompts)
     listen(confirmed)
     if ledger:
         ledger.note("raced", [r.as_dict() for r in (*raced, confirmed)])
@@ -192,7 +192,7 @@ def run_off(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], s
     """The finalist with the least measured time. Calibration prompts only."""
     winner, timings = knock_out(Decoder(model), [f.decoder(model) for f in finalists], prompts, RACE_PROMPTS, seed,
                                 lambda done, total: listen(Progress(done, total)))
-    raced = [Raced(f.mask, f.policy, f.predicted, ours.speedup_over(plain), "calibration")
+    raced = [Raced(f.mask, f.policy, f.predicted, ours.speedup_over(plain), "calibration", ours.prompts)
              for f, (plain, ours) in zip(finalists, timings, strict=True)]
     for entry in raced:
         listen(entry)

@@ -360,8 +360,9 @@ def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
     raced = [e for e in parts[4] if isinstance(e, Raced)]
     assert [e.split for e in raced] == ["calibration"] * tuning.FINALISTS
     assert all(e.predicted for e in raced)
+    assert all(1 <= e.prompts <= 4 for e in raced)
     confirmed = [e for e in parts[5] if isinstance(e, Raced)]
-    assert [e.split for e in confirmed] == ["holdout"]
+    assert [(e.split, e.prompts) for e in confirmed] == [("holdout", 3)]
     assert confirmed[0].mask in [e.mask for e in raced]
     assert isinstance(events[-1], Raced)
 

@@ -79,7 +79,7 @@ class TuneView:
         for r in self.raced:
             predicted = f"{r.predicted:.2f}×" if r.predicted else ""
             table.add_row(f"{r.mask.n_skipped} of {2 * r.mask.n_layers}", str(r.policy), predicted,
-                          f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", r.split)
+                          f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", f"{r.prompts} {r.split}")
         console.print(table)
         console.print(draw_mask(profile.mask))
         measured = profile.measured

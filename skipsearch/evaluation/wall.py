@@ -46,6 +46,10 @@ class Timings:
         return [totals[p] for p in sorted(totals)]
 
     @property
+    def prompts(self) -> int:
+        return len({s.prompt for s in self.samples})
+
+    @property
     def seconds_per_token(self) -> float:
         return sum(s.seconds for s in self.samples) / max(1, sum(s.tokens for s in self.samples))
 
