@@ -14,7 +14,7 @@ from skipsearch.names import unknown
 ENGINES: dict[str, str] = {
     "hf": "the unmodified Hugging Face modules, any family",
     "lean": "fused weights and a few kernels a sub-layer, Llama-shaped families",
-    "compiled": "lean, its sub-layers compiled once for this CPU",
+    "compiled": "lean, its layers compiled once for this CPU",
     "graph": "lean, its passes recorded once as CUDA graphs",
 }
 

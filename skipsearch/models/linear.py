@@ -58,7 +58,9 @@ class Plain:
 @dataclass(frozen=True, slots=True)
 class Packed:
     """weight: in blocks that nothing but oneDNN can read; or [out, in] as stored, which the same op takes, where an embedding reads it too.
-    The op is the one that `torch.compile` puts in for frozen weights."""
+
+    The op is the one that `torch.compile` puts in for frozen weights.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -74,11 +76,10 @@ class Packed:
 
 def laid_out(weight: Tensor, bias: Tensor | None, shared: bool = False) -> Linear:
     """weight: [out, in]. The caller lets go of it, or there are two copies. shared: somebody else reads it as it is stored."""
-    stored = weight if shared else weight.contiguous()
+    stored = weight.contiguous()  # the same one, where it lies so already
     if not _packs(weight.device, weight.dtype):
         return Plain(stored, bias)
-    packed = weight if shared else torch.ops.mkldnn._reorder_linear_weight(stored, PACK_ROWS)
-    return Packed(packed, bias, weight.nbytes)
+    return Packed(stored if shared else torch.ops.mkldnn._reorder_linear_weight(stored, PACK_ROWS), bias, weight.nbytes)
 
 
 def _packs(device: torch.device, dtype: torch.dtype) -> bool:
