@@ -1,4 +1,4 @@
-"""The compiled engine: each kind of sub-layer compiled once for this CPU, and reused by every layer of that kind and every mask.
+"""The compiled engine: each kind of layer and sub-layer compiled once for this CPU, and reused by every one of that kind and every mask.
 
 The pieces of `pieces.py` go through torch's ahead-of-time compiler twice: for one row, and for any number of rows that a verify pass may
 have. What comes out lies in a folder of the user's own (SKIPSEARCH_CACHE_DIR, else ~/.cache/skipsearch) under a name that says for which
@@ -22,7 +22,7 @@ from torch import Tensor
 from skipsearch.cache import KVCache, PassPlan
 from skipsearch.engine import opaque, pieces
 from skipsearch.engine.opaque import stand_in, weights_are_arguments
-from skipsearch.engine.pieces import attention_piece, head_piece, mlp_piece, weights_of
+from skipsearch.engine.pieces import attention_piece, head_piece, layer_piece, mlp_piece, weights_of
 from skipsearch.errors import ModelError
 from skipsearch.machine import cache_folder, cpu_name
 from skipsearch.models import lean as lean_module
@@ -41,7 +41,7 @@ class CompiledAdapter:
         self.lean, self.tokenizer, self.spec = lean, lean.tokenizer, replace(lean.spec, engine="compiled")
         self.new_cache, self.embed = lean.new_cache, lean.embed
         shop = _Shop(lean, progress)
-        self._layers = [(shop.attention(a), shop.mlp(m)) for a, m in lean.layers]
+        self._layers = [(shop.attention(a), shop.mlp(m), shop.layer(a, m)) for a, m in lean.layers]
         self._head, self._many = shop.head(), torch.empty(1024, dtype=self.spec.dtype)
         shop.make()
 
@@ -57,13 +57,13 @@ class CompiledAdapter:
         rows = h.shape[1]
         if len(h) != 1 or rows > MOST_ROWS or not plan.chain:
             return self.lean.block(i, h, cache, plan, attn=attn, mlp=mlp)
-        attention, feed_forward = self._layers[i]
+        attention, feed_forward, layer = self._layers[i]
         if attn and rows == 1 and not self._sees_all(i, plan):
             h, attn = self.lean.block(i, h, cache, plan, mlp=False), False
         flat = h[0]
         if attn:
-            flat = attention(rows, flat, *self._around(i, cache, plan))
-        if mlp:
+            flat = (layer if mlp else attention)(rows, flat, *self._around(i, cache, plan))
+        elif mlp:
             flat = feed_forward(rows, flat)
         return flat[None]
 
@@ -125,8 +125,17 @@ class _Shop:
         self.hidden = torch.zeros(0, lean.spec.hidden, dtype=lean.spec.dtype)
 
     def attention(self, part: Attention) -> Callable[..., Tensor]:
-        h = self.hidden
-        turned = self.lean.tables[part.kind.layer_type].width
+        return self._piece("attention", [part], lambda one: attention_piece(part, one), self._around(part))
+
+    def mlp(self, part: MLP) -> Callable[..., Tensor]:
+        return self._piece("mlp", [part], lambda one: mlp_piece(part, one), self._only_rows)
+
+    def layer(self, attention: Attention, mlp: MLP) -> Callable[..., Tensor]:
+        """Both in one call: a pass over the full model makes half as many."""
+        return self._piece("layer", [attention, mlp], lambda one: layer_piece(attention, mlp, one), self._around(attention))
+
+    def _around(self, part: Attention) -> Callable[[int], tuple[tuple[Tensor, ...], tuple[Any, ...]]]:
+        h, turned = self.hidden, self.lean.tables[part.kind.layer_type].width
 
         def example(rows: int) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
             count, keys, capacity = _some("rows", rows), torch.export.Dim("keys", min=2), torch.export.Dim("capacity", min=2)
@@ -138,10 +147,7 @@ class _Shop:
             shapes = (_at(count, 0), {2: capacity}, {2: capacity}, _at(count, 0), _at(count, 1), _at(count, 1), shown)
             return tensors, shapes
 
-        return self._piece(part, lambda one: attention_piece(part, one), example)
-
-    def mlp(self, part: MLP) -> Callable[..., Tensor]:
-        return self._piece(part, lambda one: mlp_piece(part, one), self._only_rows)
+        return example
 
     def head(self) -> Callable[..., Tensor]:
         norm, matrix = self.lean.norm, self.lean.unembed
@@ -161,10 +167,11 @@ class _Shop:
                 piece.many = _compiled(name, piece, 6)
         self.progress(len(work), len(work))
 
-    def _piece(self, part: Attention | MLP, write: Callable[[bool], Callable[..., Tensor]], example: Any) -> Callable[..., Tensor]:
-        weights = weights_of(part)
-        named = _named(*(getattr(part, name) for name in part.__dataclass_fields__ if name not in ("index", "kind")))
-        return self._kept(type(part).__name__.lower(), named, write, example, weights).bound(weights)
+    def _piece(self, kind: str, parts: Sequence[Attention | MLP], write: Callable[[bool], Callable[..., Tensor]],
+               example: Any) -> Callable[..., Tensor]:
+        weights = [weight for part in parts for weight in weights_of(part)]
+        named = _named(*(getattr(part, name) for part in parts for name in part.__dataclass_fields__ if name not in ("index", "kind")))
+        return self._kept(kind, named, write, example, weights).bound(weights)
 
     def _kept(self, kind: str, named: str, write: Any, example: Any, weights: Sequence[Tensor]) -> _Piece:
         name = f"{kind}-{hashlib.sha256(f'{named} {_maker()}'.encode()).hexdigest()[:24]}"

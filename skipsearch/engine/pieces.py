@@ -99,6 +99,16 @@ def mlp_piece(pattern: MLP, one_row: bool) -> Callable[..., Tensor]:
     return run
 
 
+def layer_piece(attention: Attention, mlp: MLP, one_row: bool) -> Callable[..., Tensor]:
+    """Both sub-layers of a layer, the arguments those of `attention_piece` and then the weights of `mlp`."""
+    first, second, own = attention_piece(attention, one_row), mlp_piece(mlp, one_row), len(weights_of(attention))
+
+    def run(h: Tensor, keys: Tensor, values: Tensor, slots: Tensor, cos: Tensor, sin: Tensor, shown: Tensor, *weights: Tensor) -> Tensor:
+        return second(first(h, keys, values, slots, cos, sin, shown, *weights[:own]), *weights[own:])
+
+    return run
+
+
 def head_piece(norm: Norm, unembed: Linear, one_row: bool) -> Callable[..., Tensor]:
     """(h [T, H], norm's weight, matrix, its bias if it has one) -> logits [T, V]."""
 

@@ -50,7 +50,7 @@ def test_in_bfloat16_exact_drafting_changes_no_token(cache: Path) -> None:
 def test_what_is_compiled_once_is_loaded_the_next_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_it()
     files = {path: path.stat().st_mtime_ns for path in (cache / "compiled").glob("*.pt2")}
-    assert len(files) == 6, "attention, MLP and head, for one row and for several, whatever the number of layers"
+    assert len(files) == 8, "attention, MLP, both and head, for one row and for several, whatever the number of layers"
 
     def never(*arguments: object) -> None:
         raise AssertionError("compiled again")
@@ -59,7 +59,7 @@ def test_what_is_compiled_once_is_loaded_the_next_time(cache: Path, monkeypatch:
     progress: list[tuple[int, int]] = []
     open_it(progress)
     assert {path: path.stat().st_mtime_ns for path in (cache / "compiled").glob("*.pt2")} == files
-    assert progress[-1] == (6, 6)
+    assert progress[-1] == (8, 8)
     assert not list((cache / "compiled").glob("*.tmp*"))
 
 
