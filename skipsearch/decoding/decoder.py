@@ -15,7 +15,7 @@ from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker, is_whole
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.drafters import DecodeContext, Drafter
-from skipsearch.engine import EXACT_ROWS, exact_forward, forward, inference
+from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, exact_forward, forward, inference
 from skipsearch.errors import DecodeError
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.stats import DecodeStats
@@ -154,7 +154,8 @@ class DecodeLoop:
 
         It is lent until the request ends, so that another one that starts meanwhile takes its own.
         """
-        tokens += EXACT_ROWS - 1 if self.exact else 0  # rows that fill a pass up write behind the last token
+        if self.exact:  # rows that fill a pass up write behind the last token, and passes look at whole blocks of keys
+            tokens = max(tokens + EXACT_ROWS - 1, EXACT_KEYS)
         cache, planner, self._cache, self._planner = self._cache, self._planner, None, None
         if cache is None or planner is None or cache.capacity < tokens:
             capacity = max(256, 1 << (tokens - 1).bit_length())

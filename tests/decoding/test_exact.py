@@ -11,7 +11,6 @@ from helpers.tiny import LAYERS, FullModel, tiny_llama
 from skipsearch.cache import Planner
 from skipsearch.decoding import Decoder
 from skipsearch.engine import EXACT_ROWS, exact_forward, inference, load_model
-from skipsearch.engine.exact import KEY_BLOCK
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, adapt
@@ -31,9 +30,9 @@ def demo(engine: str) -> ModelAdapter:
 @pytest.mark.parametrize("engine", ["hf", "lean"])
 @pytest.mark.parametrize("draft_length", [1, 5, 7, 8, 12])
 def test_in_bfloat16_drafting_changes_no_token_across_every_block_border(engine: str, draft_length: int) -> None:
-    """150 tokens cross two borders of the key buffer; drafts of 8 and more need a second pass to verify."""
+    """The text goes from 440 to 590 tokens, and attention looks at 512 keys, then at 1,024; drafts of 8 and more need a second pass."""
     model, total = demo(engine), DecodeStats()
-    prompt = list(model.tokenizer(TEXT).input_ids)
+    prompt = (list(model.tokenizer(TEXT).input_ids) * 100)[:440]
     plain = Decoder(model, exact=True).generate(prompt, 150, ignore_eos=True)
     drafted = Decoder(model, DEMO_MASK, draft_length=draft_length, exit_policy=make_exit("fixed"), exact=True)
     result = drafted.generate(prompt, 150, ignore_eos=True)
@@ -45,7 +44,7 @@ def test_in_bfloat16_drafting_changes_no_token_across_every_block_border(engine:
 @inference
 def logits_of(model: ModelAdapter, tokens: list[int], cuts: list[int]) -> torch.Tensor:
     """[T, V] of the same text, fed in pieces of these sizes."""
-    cache, planner = model.new_cache(1, 256), Planner(256, model.spec.device)
+    cache, planner = model.new_cache(1, 1024), Planner(1024, model.spec.device)
     parts, at = [], 0
     for size in cuts:
         parts.append(exact_forward(model, torch.tensor([tokens[at:at + size]]), cache, planner, at)[0])
@@ -55,10 +54,16 @@ def logits_of(model: ModelAdapter, tokens: list[int], cuts: list[int]) -> torch.
 
 @pytest.mark.parametrize("engine", ["hf", "lean"])
 def test_a_row_has_the_same_bits_wherever_it_stands_in_a_pass(engine: str) -> None:
+    """Between tokens 240 and 324 and from 490 on, where the blocks end that attention kernels of several CPUs sum over."""
     model = demo(engine)
-    tokens = [(i * 37 + 11) % 4000 + 4 for i in range(KEY_BLOCK + 20)]
-    one_by_one = logits_of(model, tokens, [1] * len(tokens))
-    for cuts in ([len(tokens)], [3] * 28, [EXACT_ROWS, 1, 2, 9] * 4 + [4]):
+    tokens = [(i * 37 + 11) % 4000 + 4 for i in range(530)]
+
+    def cut(first: list[int], second: list[int]) -> list[int]:
+        assert (sum(first), sum(second)) == (84, 40)
+        return [240, *first, 166, *second]
+
+    one_by_one = logits_of(model, tokens, cut([1] * 84, [1] * 40))
+    for cuts in ([len(tokens)], cut([3] * 28, [5] * 8), cut([EXACT_ROWS, 1, 2, 9] * 4 + [4], [EXACT_ROWS, 2] * 4)):
         assert torch.equal(logits_of(model, tokens, cuts), one_by_one), cuts
 
 
