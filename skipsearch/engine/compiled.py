@@ -122,6 +122,7 @@ class _Shop:
     def __init__(self, lean: LeanAdapter, progress: Progress):
         self.lean, self.progress = lean, progress
         self.pieces: dict[str, _Piece] = {}
+        self.maker = _maker()
         self.hidden = torch.zeros(0, lean.spec.hidden, dtype=lean.spec.dtype)
 
     def attention(self, part: Attention) -> Callable[..., Tensor]:
@@ -174,7 +175,7 @@ class _Shop:
         return self._kept(kind, named, write, example, weights).bound(weights)
 
     def _kept(self, kind: str, named: str, write: Any, example: Any, weights: Sequence[Tensor]) -> _Piece:
-        name = f"{kind}-{hashlib.sha256(f'{named} {_maker()}'.encode()).hexdigest()[:24]}"
+        name = f"{kind}-{hashlib.sha256(f'{named} {self.maker}'.encode()).hexdigest()[:24]}"
         return self.pieces.setdefault(name, _Piece(write, example, weights))
 
     def _only_rows(self, rows: int) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from skipsearch.cache import PassPlan
 
 MOST_ROWS = 64  # of a buffer that is kept; a longer pass is a prefill and pays for its own
-BEHIND = 512     # hidden columns behind the pass's own, for passes that look at whole blocks of keys
+BEHIND = 512    # hidden columns behind the pass's own, for passes that look at whole blocks of keys
 
 
 class Bands:
