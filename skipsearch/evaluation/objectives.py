@@ -21,9 +21,9 @@ from skipsearch.searchers.base import Costs
 from skipsearch.stats import Trial, TrialState
 
 MAX_DRAFT = 12  # Draft & Verify's K
-LEAST_SAMPLED = 5    # batches of continuations below which a sample of them says too little
-SAMPLES = (6, 3)     # every sixth batch of continuations, then every third
-BEHIND = 1.0         # standard errors: of two masks that are alike, the new one is dropped at every sixth look
+SAMPLES = (12, 6, 3)   # every twelfth batch of continuations, then every sixth, then every third
+LEAST_SAMPLED = 6      # prompts below which a sample says too little
+BEHIND = 1.0           # standard errors: of two masks that are alike, the new one is dropped at every sixth look
 
 
 class Objective(Protocol):
@@ -40,7 +40,7 @@ class ReplayObjective:
 
     A mask that falls behind the best one so far on a sample of the prompts, by more than chance explains prompt by prompt, is not replayed
     on the rest: its trial is that of the sample, in proportion to what the best one took there and on all of them. So it goes with a
-    sixth of the prompts, and with a third.
+    twelfth of the prompts (where that is 6 of them), with a sixth, and with a third.
     Source: successive rejection by paired differences, as in F-Race (Birattari et al. 2002).
     """
 
@@ -49,7 +49,7 @@ class ReplayObjective:
     def __init__(self, replay: Replay, costs: Costs):
         self.replay, self.costs = replay, costs
         self._exploring = exploring(len(costs.verify) - 1)
-        self._rungs = _rungs(len(replay.batches))
+        self._rungs = _rungs([len(chosen) for chosen in replay.batches.chosen])
         self._leader: list[Prediction] = []   # of the best mask so far, on the prompts of the first rung, of two rungs, …, on all of them
 
     def judge(self, mask: SkipMask) -> tuple[Trial, DraftPolicy]:
@@ -91,16 +91,16 @@ class ReplayObjective:
                  "speedup": self.costs.verify[0] / float(s)} for p, s in zip(options, seconds, strict=True)]
 
 
-def _rungs(batches: int) -> list[tuple[int, ...]]:
-    """Indices of the batches that each rung adds; one rung where there are few."""
-    if batches < LEAST_SAMPLED:
-        return [tuple(range(batches))]
-    left, rungs = list(range(batches)), []
+def _rungs(sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Indices of the batches that each rung adds, of batches of so many prompts; a rung with too few prompts goes into the next."""
+    rungs, taken, left = list[tuple[int, ...]](), list[int](), list(range(len(sizes)))
     for nth in SAMPLES:
-        taken = [i for i in left if i % nth == 1]   # not the shortest texts of all, and not the longest
-        rungs.append(tuple(taken))
-        left = [i for i in left if i not in taken]
-    return [*rungs, tuple(left)]
+        taken += (more := [i for i in left if i % nth == 1])   # not the shortest texts of all, and not the longest
+        left = [i for i in left if i not in more]
+        if sum(sizes[i] for i in taken) >= LEAST_SAMPLED and left:
+            rungs.append(tuple(taken))
+            taken = []
+    return [*rungs, tuple(sorted([*taken, *left]))]
 
 
 class WallObjective:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -13,9 +13,15 @@ from skipsearch.searchers.base import Searcher, SearchProblem
 from skipsearch.searchers.memory import failed
 from skipsearch.stats import Trial
 
-ONE_SHOT = {"sensitivity": 8, "clasp": 10, "knapsack": 6, "asd": 4, "middle": 5, "uniform": 5, "s3d": 6}   # masks of each, at most
-ADAPTIVE = ("exchange", "evolution", "tpe", "greedy", "gp")   # in the order of their first turns, the cheapest to ask first
-TURN = 12   # masks that one adaptive searcher proposes before another may take over
+# Masks of each, at most: half of the model and its two quarters, in each of clasp's four ways. The one that most often leads goes first:
+# masks behind a good one are judged on a few prompts.
+ONE_SHOT = {"clasp": 12, "sensitivity": 3, "knapsack": 3, "asd": 3, "middle": 3, "uniform": 3, "s3d": 3}
+# In the order of their first turns, the cheapest to ask first. Not greedy: it ends with what exchange does.
+ADAPTIVE = ("exchange", "evolution", "tpe", "gp")
+PATIENCE = 5     # every fifth turn is that of whoever waited longest
+TURN = 12        # masks that one adaptive searcher proposes before another may take over
+LEAST = 1e-3     # what a turn counts for if it gained less: of searchers that gain nothing, the cheap ones go on more often
+FADING = 0.7     # weight of a turn beside that of the same searcher's next one
 
 
 @dataclass
@@ -27,18 +33,15 @@ class Turn:
     gain: float = 0.0
     seconds: float = 0.0
 
-    @property
-    def worth(self) -> float:
-        return self.gain / self.seconds if self.seconds else self.gain
-
 
 class Auto:
     """A few masks of each searcher that knows them beforehand, then turns of the adaptive ones, all of which hear of every mask.
 
-    The next turn is that of the searcher whose latest one gained most per second of asking and judging; each has a first turn, and
-    when nobody gained anything the one that waited longest goes on. A turn ends after 12 masks, or when it took as long as 12
-    masks usually do: a searcher that thinks for long proposes fewer. All of it follows from the told trials (`searcher`,
-    `search_seconds`), so that telling them again resumes a search. Searchers whose evidence was not measured are left out.
+    The next turn is that of the searcher that gains most per second of asking and judging, recent turns weighing most. When a turn
+    gained nothing, one that had none yet goes first, and every fifth turn is that of whoever waited longest. A turn ends after 12
+    masks, or when it took as long as 12 masks usually do: a searcher that thinks for long proposes fewer. All of it follows from the
+    told trials (`searcher`, `search_seconds`), so that telling them again resumes a search. Searchers whose evidence was not
+    measured are left out.
     proposer: who proposed the mask of the latest `ask`.
     """
 
@@ -82,16 +85,28 @@ class Auto:
         """Who is asked, until one of them has a mask."""
         yield from (name for name, most in ONE_SHOT.items() if self._credit.get(name, most) < most)
         adaptive = [name for name in ADAPTIVE if name in self._searchers]
-        current = self._turns[-1].name if self._turns and not self._over(self._turns[-1]) else None
-        latest = {turn.name: i for i, turn in enumerate(self._turns)}
-
-        def rank(name: str) -> tuple[float, ...]:
-            if name not in latest:
-                return (1, -ADAPTIVE.index(name))
-            return (0, self._turns[latest[name]].worth, -latest[name])
-
-        yield from sorted(adaptive, key=lambda name: (name == current, rank(name)), reverse=True)
+        if self._turns and not self._over(latest := self._turns[-1]):
+            yield latest.name
+        yield from sorted(adaptive, key=self._claim, reverse=True)
         yield from (name for name in ONE_SHOT if name in self._searchers)   # nobody else has an idea left
+
+    def _claim(self, name: str) -> tuple[float, ...]:
+        """The greatest one has the next turn."""
+        own = [i for i, turn in enumerate(self._turns) if turn.name == name]
+        waited = len(self._turns) - own[-1] if own else math.inf
+        order = -ADAPTIVE.index(name)
+        if not own and not (self._turns and self._turns[-1].gain > LEAST):
+            return (2, order)
+        if len(self._turns) % PATIENCE == PATIENCE - 1:
+            return (1, waited, order)
+        return (0, self._worth([self._turns[i] for i in own]), waited, order)
+
+    def _worth(self, turns: Sequence[Turn]) -> float:
+        """Gain per second, faded; 0 of a searcher that had no turn yet."""
+        weights = [FADING ** age for age in reversed(range(len(turns)))]
+        gain = sum(w * max(turn.gain, LEAST) for w, turn in zip(weights, turns, strict=True))
+        seconds = sum(w * turn.seconds for w, turn in zip(weights, turns, strict=True))
+        return gain / seconds if seconds else gain
 
     def _over(self, turn: Turn) -> bool:
         return turn.masks >= TURN or (turn.seconds > TURN * median(self._seconds) and turn.masks > 1)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from skipsearch.mask import SkipMask
 from skipsearch.searchers.base import SearchProblem
-from skipsearch.searchers.memory import Memory
+from skipsearch.searchers.memory import Judged, Memory
 from skipsearch.searchers.predict import costs_or_equal, predicted_speedup
 from skipsearch.stats import Trial
 
@@ -61,7 +61,21 @@ class Greedy:
             skipped |= {chosen}
             fastest, stale = (judged[chosen], 0) if judged.get(chosen, math.inf) < fastest else (fastest, stale + 1)
         if (best := self._memory.best()) is not None:
-            yield from _moves(best.units, n, harm)
+            yield from _moves(best.units, n, harm | self._measured())
+
+    def _measured(self) -> dict[int, float]:
+        """What skipping a unit added to the log time of the best mask of its time, for each unit that was flipped alone in such a mask."""
+        added: dict[int, float] = {}
+        best: Judged | None = None
+        for judged in self._memory.judged():
+            if not judged.finite:
+                continue
+            if best is not None and len(flipped := judged.units ^ best.units) == 1:
+                (unit,) = flipped
+                added[unit] = (judged.log_time - best.log_time) * (1 if unit in judged.units else -1)
+            if best is None or judged.log_time < best.log_time:
+                best = judged
+        return added
 
     def _alone(self) -> dict[int, float]:
         """Predicted log time of skipping each unit alone, over that of the best one; empty if nothing was measured."""
@@ -88,7 +102,7 @@ class Exchange(Greedy):
             best_units = frozenset[int]()
         else:
             best_units = best.units
-        yield from _moves(best_units, n, harm)
+        yield from _moves(best_units, n, harm | self._measured())
 
 
 def _moves(skipped: frozenset[int], n: int, harm: Mapping[int, float]) -> Iterator[frozenset[int]]:

@@ -22,7 +22,7 @@ def test_show_prints_three_prompts_sizes_and_hashes() -> None:
     for prompt in task.calibration[:3]:
         assert prompt.id in result.stdout
         assert prompt.text in result.stdout
-    for fact in ("calibration: 48", "holdout: 32", f"calibration_sha256: {task.calibration_sha256}"):
+    for fact in ("calibration: 96", "holdout: 32", f"calibration_sha256: {task.calibration_sha256}"):
         assert fact in result.stdout
 
 
@@ -88,7 +88,7 @@ def test_a_prompt_is_printed_as_it_is_and_not_as_markup(tmp_path: Path) -> None:
 def test_every_task_that_comes_with_skipsearch_is_valid() -> None:
     result = run.invoke(app, ["validate", str(data_folder())])
     assert result.exit_code == 0
-    assert "ok  pycode: 48 calibration and 32 hold-out prompts" in result.stdout
+    assert "ok  pycode: 96 calibration and 32 hold-out prompts" in result.stdout
 
 
 def test_validate_says_what_is_wrong(tmp_path: Path) -> None:

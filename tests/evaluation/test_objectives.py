@@ -11,7 +11,7 @@ from helpers.tiny import LAYERS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skipsearch.evaluation.objectives import ReplayObjective, _rungs
+from skipsearch.evaluation.objectives import LEAST_SAMPLED, ReplayObjective, _rungs
 from skipsearch.evaluation.replay import Replayed
 from skipsearch.evaluation.sweep import exploring
 from skipsearch.mask import SkipMask
@@ -21,20 +21,30 @@ from .small_search import COSTS
 GOOD, FAIR, BAD = SkipMask(LAYERS, (1, 2, 3)), SkipMask(LAYERS, (1, 2), (3,)), SkipMask(LAYERS, (1,), (2, 3))
 LATE = SkipMask(LAYERS, (0, 1, 2, 3))
 RIGHT = {GOOD: 0.95, FAIR: 0.98, BAD: 0.05, LATE: 0.05}
+FIRST, SECOND, THIRD = (1, 13), (7, 19), (4, 10, 16, 22)   # rungs of 24 batches; the last one has the rest
+REST = tuple(i for i in range(24) if i not in FIRST + SECOND + THIRD)
+PROMPTS = 5   # of a batch
+
+
+class Batches(list[int]):
+    """So many, by their indices."""
+
+    @property
+    def chosen(self) -> list[tuple[int, ...]]:
+        return [tuple(range(PROMPTS * i, PROMPTS * (i + 1))) for i in self]
 
 
 class Scripted:
-    """Six batches of five prompts; a mask is right as often as RIGHT says."""
+    """Batches of five prompts; a mask is right as often as RIGHT says."""
 
-    def __init__(self, batches: int = 6):
-        self.batches, self.asked = range(batches), []
-
-    asked: list[tuple[SkipMask, tuple[int, ...] | None]]
+    def __init__(self, batches: int = 24):
+        self.batches = Batches(range(batches))
+        self.asked: list[tuple[SkipMask, tuple[int, ...] | None]] = []
 
     def __call__(self, mask: SkipMask, most_prompts: int | None = None, only: Sequence[int] | None = None) -> list[Replayed]:
         self.asked.append((mask, None if only is None else tuple(only)))
         random = np.random.default_rng(1)
-        every = [[Replayed(random.random(40) < RIGHT[mask], np.full(40, 0.9), 60) for _ in range(5)] for _ in self.batches]
+        every = [[Replayed(random.random(40) < RIGHT[mask], np.full(40, 0.9), 60) for _ in range(PROMPTS)] for _ in self.batches]
         return [r for i in (self.batches if only is None else only) for r in every[i]]
 
 
@@ -47,7 +57,7 @@ def test_a_mask_that_is_clearly_behind_is_judged_by_the_sample_alone() -> None:
     judge = objective(replay).judge
     good, _ = judge(GOOD)
     bad, policy = judge(BAD)
-    assert replay.asked == [(GOOD, (1,)), (GOOD, (4,)), (GOOD, (0, 2, 3, 5)), (BAD, (1,))]
+    assert replay.asked == [(GOOD, FIRST), (GOOD, SECOND), (GOOD, THIRD), (GOOD, REST), (BAD, FIRST)]
     assert bad.seconds_per_token > good.seconds_per_token
     assert bad.alpha == pytest.approx(0.05, abs=0.05)
     assert policy.draft_length == 1
@@ -58,7 +68,7 @@ def test_the_trial_of_a_sample_is_in_proportion_to_the_best_mask_there_and_on_al
     judge, by_sample = objective(replay).judge, objective(replay)
     good, bad = judge(GOOD)[0], judge(BAD)[0]
     policies = exploring(len(COSTS.verify) - 1)
-    there = {mask: by_sample._best(replay(mask, only=(1,)), mask, policies)[1].seconds_per_token for mask in (GOOD, BAD)}
+    there = {mask: by_sample._best(replay(mask, only=FIRST), mask, policies)[1].seconds_per_token for mask in (GOOD, BAD)}
     assert there[GOOD] != good.seconds_per_token
     assert bad.seconds_per_token / good.seconds_per_token == pytest.approx(there[BAD] / there[GOOD])
 
@@ -71,7 +81,7 @@ def test_a_mask_that_may_be_better_is_judged_on_all_of_the_text_and_so_is_the_fi
         whole, prediction = objective(Scripted()).best_policy(mask)
         assert policy == whole
         assert trial.seconds_per_token == pytest.approx(prediction.seconds_per_token)
-    assert len(replay.asked) == 6
+    assert len(replay.asked) == 8
 
 
 def test_what_a_mask_is_compared_with_is_the_best_one_on_the_same_sample() -> None:
@@ -80,7 +90,7 @@ def test_what_a_mask_is_compared_with_is_the_best_one_on_the_same_sample() -> No
     judge(BAD)
     judge(GOOD)   # takes the lead
     judge(BAD)
-    assert [only for _, only in replay.asked] == [(1,), (4,), (0, 2, 3, 5), (1,), (4,), (0, 2, 3, 5), (1,)]
+    assert [only for _, only in replay.asked] == [FIRST, SECOND, THIRD, REST, FIRST, SECOND, THIRD, REST, FIRST]
 
 
 def test_a_mask_that_falls_behind_later_is_judged_by_what_was_replayed_until_then() -> None:
@@ -88,7 +98,7 @@ def test_a_mask_that_falls_behind_later_is_judged_by_what_was_replayed_until_the
         """LATE is as right as GOOD on the first sample, and seldom behind it."""
 
         def __call__(self, mask: SkipMask, most_prompts: int | None = None, only: Sequence[int] | None = None) -> list[Replayed]:
-            found = super().__call__(GOOD if only == (1,) else mask, most_prompts, only)
+            found = super().__call__(GOOD if only == FIRST else mask, most_prompts, only)
             self.asked[-1] = (mask, self.asked[-1][1])
             return found
 
@@ -96,20 +106,25 @@ def test_a_mask_that_falls_behind_later_is_judged_by_what_was_replayed_until_the
     judge = objective(replay).judge
     judge(GOOD)
     trial, _ = judge(LATE)
-    assert replay.asked[3:] == [(LATE, (1,)), (LATE, (4,))]
+    assert replay.asked[4:] == [(LATE, FIRST), (LATE, SECOND)]
     assert trial.alpha is not None
     assert 0.2 < trial.alpha < 0.8, "half of it good, half of it bad"
 
 
-@given(st.integers(1, 60))
-def test_every_batch_is_on_one_rung(batches: int) -> None:
-    rungs = _rungs(batches)
-    assert sorted(i for rung in rungs for i in rung) == list(range(batches))
+@given(st.lists(st.integers(1, 16), min_size=1, max_size=60))
+def test_every_batch_is_on_one_rung_and_no_sample_is_of_few_prompts(sizes: list[int]) -> None:
+    rungs = _rungs(sizes)
+    assert sorted(i for rung in rungs for i in rung) == list(range(len(sizes)))
     assert all(rungs)
-    assert len(rungs) == (1 if batches < 5 else 3)
+    assert all(sum(sizes[i] for i in rung) >= LEAST_SAMPLED for rung in rungs[:-1])
 
 
-def test_of_few_batches_no_sample_is_taken() -> None:
+def test_rungs_double_where_there_are_prompts_enough() -> None:
+    assert [len(rung) for rung in _rungs([2] * 48)] == [4, 4, 8, 32]
+    assert [len(rung) for rung in _rungs([2] * 24)] == [4, 4, 16], "a twelfth would be four prompts"
+
+
+def test_of_few_prompts_no_sample_is_taken() -> None:
     replay = Scripted(batches=2)
     objective(replay).judge(GOOD)
     assert replay.asked == [(GOOD, (0, 1))]

@@ -32,7 +32,7 @@ def module_of(prompt_id: str) -> str:
 
 
 def test_the_halves_are_as_large_as_asked_for(task: Task) -> None:
-    assert (len(task.calibration), len(task.holdout), task.notes) == ({"pycode": 48, "prose": 96}[task.name], 32, ())
+    assert (len(task.calibration), len(task.holdout), task.notes) == (96, 32, ())
 
 
 def test_no_package_and_no_text_stands_in_both_halves(task: Task) -> None:
