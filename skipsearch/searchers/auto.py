@@ -18,10 +18,10 @@ from skipsearch.stats import Trial
 ONE_SHOT = {"clasp": 12, "sensitivity": 3, "knapsack": 3, "asd": 3, "middle": 3, "uniform": 3, "s3d": 3}
 # In the order of their first turns, the cheapest to ask first. Not greedy: it ends with what exchange does.
 ADAPTIVE = ("exchange", "evolution", "tpe", "gp")
-PATIENCE = 5     # every fifth turn is that of whoever waited longest
-TURN = 12        # masks that one adaptive searcher proposes before another may take over
-LEAST = 1e-3     # what a turn counts for if it gained less: of searchers that gain nothing, the cheap ones go on more often
-FADING = 0.7     # weight of a turn beside that of the same searcher's next one
+TURN = 12          # masks that one adaptive searcher proposes before another may take over
+WAITING_TURN = 5   # every fifth turn is that of whoever waited longest
+LEAST = 1e-3       # what a turn counts for if it gained less: of searchers that gain nothing, the cheap ones go on more often
+FADING = 0.7       # weight of a turn beside that of the same searcher's next one
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Auto:
         order = -ADAPTIVE.index(name)
         if not own and not (self._turns and self._turns[-1].gain > LEAST):
             return (2, order)
-        if len(self._turns) % PATIENCE == PATIENCE - 1:
+        if len(self._turns) % WAITING_TURN == WAITING_TURN - 1:
             return (1, waited, order)
         return (0, self._worth([self._turns[i] for i in own]), waited, order)
 

@@ -62,6 +62,23 @@ def test_greedy_mends_a_better_mask_that_somebody_else_found() -> None:
     assert toy.target in {trial.mask for trial in found}
 
 
+def test_exchange_first_swaps_the_two_whose_flips_measured_best() -> None:
+    best, times = SkipMask.from_sublayers(4, [0, 1, 2, 3]), {0: 1.2, 1: 1.1, 2: 1.02, 3: 1.3, 4: 1.1, 5: 1.05, 6: 1.2, 7: 1.3}
+    searcher = make_searcher("exchange", SearchProblem(4))
+    searcher.tell(Trial(best, 1.0))
+    for flipped, time in times.items():
+        searcher.tell(Trial(best.flipped(flipped), time))
+    assert searcher.ask() == best.flipped(2, 5)
+
+
+def test_exchange_remembers_a_flip_of_an_earlier_best_mask() -> None:
+    first, second = SkipMask.from_sublayers(3, [0, 1]), SkipMask.from_sublayers(3, [0, 1, 2])
+    searcher = make_searcher("exchange", SearchProblem(3))
+    for mask, time in ((first, 1.0), (first.flipped(5), 1.01), (first.flipped(4), 1.4), (second, 0.9), (second.flipped(3), 0.95)):
+        searcher.tell(Trial(mask, time))
+    assert searcher.ask() == second.flipped(5)
+
+
 def test_several_greedy_workers_never_wait_for_each_other() -> None:
     searcher = make_searcher("greedy", SearchProblem(4))
     pending: set[SkipMask] = set()
