@@ -3,7 +3,7 @@
 The calibration text, the latency table and the evidence are prepared once and shared; each searcher then searches, its finalists are raced
 on calibration prompts as `skipsearch tune` does it, and its winner goes into one interleaved run with plain decoding and the others.
 
-    python benchmarks/searchers.py --task pycode --budget 25 --published build/published-pycode.json --out build/searchers-pycode.json
+    python benchmarks/searchers.py --task pycode --budget 15 --published build/published-pycode.json --out build/searchers-pycode.json
 
 Thirty prompts cannot tell the best answers apart. The same answers can be measured again on several hundred others, of the same modules:
 
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--task", default="pycode")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--searchers", default=",".join(searcher_names()))
-    parser.add_argument("--budget", type=float, default=25, help="seconds of each search")
+    parser.add_argument("--budget", type=float, default=15, help="seconds of each search")
     parser.add_argument("--published", type=Path, help="what published_method.py wrote")
     parser.add_argument("--profile", type=Path, action="append", default=[], help="a profile to measure beside them, by its file's name")
     parser.add_argument("--answers", type=Path, help="what an earlier run wrote, whose answers are measured again")

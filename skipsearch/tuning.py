@@ -1,10 +1,10 @@
-"""The driver of a search: it alone owns the budget, de-duplication, the ledger, the final race and the hold-out measurement.
+"""The driver of a search, from a task's prompts to a profile.
 
     prepare   calibration text is continued by the full model; the latency table is measured
-    seed      masks of the formula searchers are judged, and told to the searcher that will learn from them
-    search    ask, judge, tell, until budget, trials or ideas run out
-    race      the best few, under real decoding on calibration prompts, interleaved with plain decoding
-    confirm   the winner, once, on hold-out prompts that no step before has seen; "no skipping" wins unless it is beaten there
+    search    ask, judge, tell, until budget, trials or ideas run out (`search.py`)
+    refine    the best few are given every draft policy
+    race      the best of these, under real decoding on calibration prompts, interleaved with plain decoding
+    confirm   the winner alone, on hold-out prompts that no step before has seen; "no skipping" wins unless it is beaten there
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from skipsearch.evaluation.objectives import MAX_DRAFT, Objective, ReplayObjecti
 from skipsearch.evaluation.prompts import Workload, template_sha256, workload
 from skipsearch.evaluation.replay import Replay
 from skipsearch.evaluation.sweep import every
-from skipsearch.evaluation.table import latency_table
+from skipsearch.evaluation.table import latency_table, middle
 from skipsearch.evaluation.wall import drafting, knock_out, race
 from skipsearch.exits import DraftPolicy
 from skipsearch.ledger import Ledger
@@ -162,20 +162,20 @@ def prepare(model: ModelAdapter, calibration: Workload, listen: Listener) -> tup
 
     replay = Replay(model, calibration.prompts, calibration.max_new_tokens, calibration.end_on_repeat, progress, calibration.sampling)
     listen(Stage("measuring the latency table"))
-    costs = measure_costs(model, replay.contexts(), progress, listen)
+    costs = table_costs(model, replay.contexts(), progress, listen)
     listen(Stage("ranking sub-layers by what skipping each alone costs"))
     evidence = gather(replay, costs, progress)
     return evidence, ReplayObjective(replay, costs)
 
 
-def measure_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[int, int], None], listen: Listener) -> Costs:
+def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[int, int], None], listen: Listener) -> Costs:
     """The latency table's costs at the middle one of three context lengths of the calibration text."""
     table = latency_table(model, MAX_DRAFT, contexts, progress)
     listen(Noted(f"the latency table{', kept from an earlier search,' if table.kept else ''} {table}"))
     if not table.sound:
         listen(Noted("so this machine is busy with something else: predictions are worth little now, and the race has to tell the masks "
                      "apart", doubtful=True))
-    return table.at(contexts[len(contexts) // 2])
+    return table.at(middle(contexts))
 
 
 def finalists(search: Search, by_replay: ReplayObjective) -> list[Finalist]:

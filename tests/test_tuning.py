@@ -46,7 +46,7 @@ SEEDED = {"sensitivity": 5, "middle": 3, "uniform": 3}
 @pytest.fixture(autouse=True)
 def _no_clock_in_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs that do not depend on the moment make a search repeatable."""
-    monkeypatch.setattr(tuning, "measure_costs", lambda *_, **__: COSTS)
+    monkeypatch.setattr(tuning, "table_costs", lambda *_, **__: COSTS)
     monkeypatch.setattr("skipsearch.search.SEEDS", SEEDED)
 
 
@@ -305,7 +305,7 @@ def deadly(*arguments, race=objectives.race, **options):
         os.kill(os.getpid(), signal.SIGKILL)
     return race(*arguments, **options)
 
-tuning.measure_costs = lambda *_, **__: COSTS
+tuning.table_costs = lambda *_, **__: COSTS
 objectives.race = deadly
 tuning.tune(small_model(), small_task(), searcher="random", trials=4, objective="wall", study=sys.argv[1])
 """
@@ -409,7 +409,7 @@ def test_a_machine_too_busy_for_predictions_is_named(error: float, said: bool, m
     table = LatencyTable((Measured(20, COSTS, 0.5, (error,) * 20),))
     monkeypatch.setattr(tuning, "latency_table", lambda *_: table)
     events: list[Event] = []
-    costs = tuning.measure_costs(small_model(), [10, 20, 30], lambda done, total: None, events.append)
+    costs = tuning.table_costs(small_model(), [10, 20, 30], lambda done, total: None, events.append)
     assert costs == COSTS
     assert any("busy with something else" in e.sentence for e in events if isinstance(e, Noted)) == said
 
@@ -428,7 +428,7 @@ def unreachable(*_: Any, **__: Any) -> Any:
     ({"budget": 0}, "budget"), ({"budget": "-5s"}, "budget"), ({"budget": math.nan}, "budget"), ({"seed": -1}, "seed is -1")])
 def test_senseless_requests_are_one_sentence_before_any_work(options: dict[str, Any], sentence: str,
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    for work in ("workload", "load_task", "measure_costs", "Replay", "Ledger"):
+    for work in ("workload", "load_task", "table_costs", "Replay", "Ledger"):
         monkeypatch.setattr(tuning, work, unreachable)
     with pytest.raises(SearchError, match=sentence) as caught:
         tune(small_model(), "words", **options)

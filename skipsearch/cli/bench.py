@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Threads, open_model, require, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Threads, model_of, open_model, require, warn
 
 if TYPE_CHECKING:
     from skipsearch.bench import Request
@@ -51,7 +51,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     from skipsearch.profile import load_profile
 
     loaded = load_profile(profile) if profile else None
-    chosen = model or (loaded.model.id if loaded else "")
+    chosen = model or (model_of(loaded) if loaded else "")
     opened: dict[str, ModelAdapter] = {}
 
     def by_engine(name: str) -> ModelAdapter:

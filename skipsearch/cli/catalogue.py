@@ -1,4 +1,4 @@
-"""`skipsearch list`: the names that other commands take."""
+"""`skipsearch list`: the names that other commands take and profiles hold."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import typer
 
 from skipsearch.cli.options import Json, require
 
-WHAT = ("models", "tasks", "searchers", "drafters", "exits")
+WHAT = ("models", "tasks", "searchers", "engines", "drafters", "exits")
 
 
 def catalogue(what: Annotated[str, typer.Argument(help=", ".join(WHAT))], as_json: Json = False) -> None:
     """Example: skipsearch list searchers
 
-    The names that other commands take: models (aliases of Hub ids), tasks, searchers, drafters, exits.
+    The names that commands take: models (aliases of Hub ids), tasks, searchers, engines; and that profiles hold: drafters, exits.
     """
     require(what in WHAT, f"{what!r} is not one of {', '.join(WHAT)}")
     from rich.table import Table
@@ -44,20 +44,29 @@ def _tasks() -> dict[str, str]:
 
 
 def _first_lines(table: dict[str, str]) -> dict[str, str]:
-    """What each unit says of itself: the first line of its module's docstring."""
+    """What each unit says of itself: the first line of its module's docstring, or why it cannot be read."""
     from importlib import import_module
 
     notes = {}
     for name, target in sorted(table.items()):
-        doc = (import_module(target.partition(":")[0]).__doc__ or "").strip().splitlines()
+        try:
+            doc = (import_module(target.partition(":")[0]).__doc__ or "").strip().splitlines()
+        except ImportError as error:
+            doc = [f"cannot be imported: {error}"]
         notes[name] = doc[0].split("`: ", 1)[-1] if doc else ""
     return notes
 
 
 def _searchers() -> dict[str, str]:
-    from skipsearch.searchers import SEARCHERS
+    from skipsearch.searchers import searcher_table
 
-    return _first_lines(SEARCHERS)
+    return _first_lines(searcher_table())
+
+
+def _engines() -> dict[str, str]:
+    from skipsearch.engine.load import ENGINES
+
+    return ENGINES
 
 
 def _drafters() -> dict[str, str]:
@@ -72,4 +81,4 @@ def _exits() -> dict[str, str]:
     return _first_lines(EXITS)
 
 
-_ROWS = {"models": _models, "tasks": _tasks, "searchers": _searchers, "drafters": _drafters, "exits": _exits}
+_ROWS = {"models": _models, "tasks": _tasks, "searchers": _searchers, "engines": _engines, "drafters": _drafters, "exits": _exits}

@@ -110,7 +110,7 @@ def _requests(prompt: str | None, prompts: Path | None) -> Iterator[tuple[str, s
 
 def _one(model: ModelAdapter, decoder: Decoder, plain: Decoder | None, name: str, text: str, chat: bool, options: dict,
          as_json: bool) -> int:
-    """Decode one request; returns 1 if --check found other tokens beyond rounding."""
+    """Decode one request; returns 1 if --check found other tokens."""
     from skipsearch.cli.common import print_json
     from skipsearch.errors import ModelError
     from skipsearch.evaluation.wall import first_divergence

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,15 +28,15 @@ from skipsearch.errors import ModelError
 from skipsearch.machine import cache_folder, cpu_name
 from skipsearch.models import lean as lean_module
 from skipsearch.models import linear, norms
+from skipsearch.models.bands import MOST_ROWS
 from skipsearch.models.lean import MLP, Attention, LeanAdapter
 from skipsearch.models.norms import Norm
 
-MOST_ROWS = 64  # of a compiled pass; longer ones are prefills and run uncompiled
 Progress = Callable[[int, int], None]
 
 
 class CompiledAdapter:
-    """A fused model on a CPU whose short passes run compiled sub-layers."""
+    """A fused model on a CPU whose short passes run compiled pieces; longer ones are prefills and run uncompiled."""
 
     def __init__(self, lean: LeanAdapter, progress: Progress = lambda done, total: None):
         self.lean, self.tokenizer, self.spec = lean, lean.tokenizer, replace(lean.spec, engine="compiled")
@@ -98,7 +99,7 @@ class CompiledAdapter:
 
 
 class _Piece:
-    """One kind of sub-layer: how it is written, on what example, and, once made, the compiled code for one row and for several."""
+    """A kind of layer, sub-layer or head: how it is written, on what example and, once made, its code for one row and for several."""
 
     def __init__(self, write: Callable[[bool], Callable[..., Tensor]], example: Callable[[int], tuple[tuple[Tensor, ...], tuple[Any, ...]]],
                  weights: Sequence[Tensor]):
@@ -136,7 +137,7 @@ class _Shop:
         return self._piece("layer", [attention, mlp], lambda one: layer_piece(attention, mlp, one), self._around(attention))
 
     def _around(self, part: Attention) -> Callable[[int], tuple[tuple[Tensor, ...], tuple[Any, ...]]]:
-        h, turned = self.hidden, self.lean.tables[part.kind.layer_type].width
+        h, turned = self.hidden, self._turned(part)
 
         def example(rows: int) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
             count, keys, capacity = _some("rows", rows), torch.export.Dim("keys", min=2), torch.export.Dim("capacity", min=2)
@@ -149,6 +150,10 @@ class _Shop:
             return tensors, shapes
 
         return example
+
+    def _turned(self, part: Attention) -> int:
+        """Width of the part of a head that positions rotate."""
+        return self.lean.tables[part.kind.layer_type].width
 
     def head(self) -> Callable[..., Tensor]:
         norm, matrix = self.lean.norm, self.lean.unembed
@@ -171,7 +176,8 @@ class _Shop:
     def _piece(self, kind: str, parts: Sequence[Attention | MLP], write: Callable[[bool], Callable[..., Tensor]],
                example: Any) -> Callable[..., Tensor]:
         weights = [weight for part in parts for weight in weights_of(part)]
-        named = _named(*(getattr(part, name) for part in parts for name in part.__dataclass_fields__ if name not in ("index", "kind")))
+        named = _named(*(getattr(part, name) for part in parts for name in part.__dataclass_fields__ if name not in ("index", "kind")),
+                       *(self._turned(part) for part in parts if isinstance(part, Attention)))
         return self._kept(kind, named, write, example, weights).bound(weights)
 
     def _kept(self, kind: str, named: str, write: Any, example: Any, weights: Sequence[Tensor]) -> _Piece:
@@ -244,8 +250,7 @@ def _name(value: Any) -> str:
 
 def _maker() -> str:
     """Whatever else decides the code that comes out: our own source, torch, the processor, its threads."""
-    source = "".join(inspect.getsource(module) for module in (opaque, pieces, lean_module, linear, norms))
-
+    source = "".join(inspect.getsource(module) for module in (sys.modules[__name__], opaque, pieces, lean_module, linear, norms))
     return f"{hashlib.sha256(source.encode()).hexdigest()} {torch.__version__} {cpu_name()} {torch.get_num_threads()}"
 
 

@@ -23,7 +23,8 @@ KEY_BLOCK = BEHIND  # 512 is what torch's CPU kernel sums over at once; on some 
 def exact_forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, planner: Planner, start: int, last_only: bool = False) -> Tensor:
     """The full model over tokens [1, T] behind `start` committed ones: logits [1, T, V], or [1, 1, V] with last_only.
 
-    The cache needs ROWS − 1 slots more than the tokens, for rows that only fill up a pass; nothing ever sees what they write.
+    The cache holds whole blocks of KEY_BLOCK keys, and ROWS − 1 slots more than the tokens, for rows that only fill up a pass; nothing ever
+    sees what they write.
     """
     count, parts = tokens.shape[1], []
     for at in range(0, count, ROWS):

@@ -23,7 +23,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
                engine: str = "auto", progress: Callable[[int, int], None] = lambda done, total: None) -> ModelAdapter:
     """As `skipsearch.models.load_model`, driven by an engine of `ENGINES`; auto takes lean where it applies and hf elsewhere.
 
-    progress(done, total): of sub-layers compiled.
+    progress(done, total): of pieces compiled.
     Raises: ModelError for an unknown engine, or one that cannot drive this model here.
     """
     if engine not in ("auto", *ENGINES):

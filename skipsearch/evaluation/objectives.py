@@ -38,9 +38,9 @@ class Objective(Protocol):
 class ReplayObjective:
     """Predicted seconds per verified token under the best draft policy, from one replay and the latency table.
 
-    A mask that falls behind the best one so far on a sample of the prompts, by more than chance explains prompt by prompt, is not replayed
-    on the rest: its trial is that of the sample, in proportion to what the best one took there and on all of them. So it goes with a
-    twelfth of the prompts (where that is 6 of them), with a sixth, and with a third.
+    A mask that falls behind the best one that this process has judged, on a sample of the prompts and by more than chance explains prompt
+    by prompt, is not replayed on the rest: its trial is that of the sample, in proportion to what the best one took there and on all of
+    them. So it goes with a twelfth of the prompts (where that is 6 of them), with a sixth, and with a third.
     Source: successive rejection by paired differences, as in F-Race (Birattari et al. 2002).
     """
 
@@ -95,7 +95,7 @@ def _rungs(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     """Indices of the batches that each rung adds, of batches of so many prompts; a rung with too few prompts goes into the next."""
     rungs, taken, left = list[tuple[int, ...]](), list[int](), list(range(len(sizes)))
     for nth in SAMPLES:
-        taken += (more := [i for i in left if i % nth == 1])   # not the shortest texts of all, and not the longest
+        taken += (more := [i for i in left if i % nth == 1])   # the shortest texts of all are not in the first
         left = [i for i in left if i not in more]
         if sum(sizes[i] for i in taken) >= LEAST_SAMPLED and left:
             rungs.append(tuple(taken))

@@ -30,7 +30,7 @@ class Sample:
 
 @dataclass
 class Timings:
-    """Samples of one decoder; `None` in the list of `race` stands for plain decoding."""
+    """Samples of one decoder."""
 
     samples: list[Sample] = field(default_factory=list)
 

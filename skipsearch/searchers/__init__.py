@@ -21,7 +21,7 @@ SEARCHERS: dict[str, str] = {
     "clasp": "skipsearch.searchers.clasp:CLaSp",
     "s3d": "skipsearch.searchers.s3d:S3D",
     "greedy": "skipsearch.searchers.greedy:Greedy",
-    "exchange": "skipsearch.searchers.greedy:Exchange",
+    "exchange": "skipsearch.searchers.exchange:Exchange",
     "evolution": "skipsearch.searchers.evolution:Evolution",
     "tpe": "skipsearch.searchers.tpe:TPE",
     "gp": "skipsearch.searchers.gp:GP",
@@ -29,12 +29,13 @@ SEARCHERS: dict[str, str] = {
 
 ENTRY_POINT_GROUP = "skipsearch.searchers"
 
-__all__ = ["ENTRY_POINT_GROUP", "SEARCHERS", "Costs", "Evidence", "SearchProblem", "Searcher", "make_searcher", "searcher_names"]
+__all__ = ["ENTRY_POINT_GROUP", "SEARCHERS", "Costs", "Evidence", "SearchProblem", "Searcher", "make_searcher", "searcher_names",
+           "searcher_table"]
 
 
 def searcher_names() -> tuple[str, ...]:
     """Every searcher that `make_searcher` can build, third parties' included, sorted."""
-    return tuple(sorted(_table()))
+    return tuple(sorted(searcher_table()))
 
 
 def make_searcher(name: str, problem: SearchProblem) -> Searcher:
@@ -43,7 +44,7 @@ def make_searcher(name: str, problem: SearchProblem) -> Searcher:
     Raises: SearchError if the name is unknown (with the nearest one), if a third party's searcher cannot be imported, or if
     the searcher needs evidence that the problem does not have.
     """
-    table = _table()
+    table = searcher_table()
     try:
         build = resolve("searcher", name, table, SearchError)
     except (ImportError, AttributeError) as cause:
@@ -53,6 +54,6 @@ def make_searcher(name: str, problem: SearchProblem) -> Searcher:
     return searcher
 
 
-def _table() -> dict[str, str]:
-    """Ours and the installed entry points'; ours win, so that no package can change what a name in a profile means."""
+def searcher_table() -> dict[str, str]:
+    """Where each searcher is, ours and the installed entry points'. Ours win, so that no package changes what a name in a profile means."""
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)} | SEARCHERS

@@ -61,7 +61,7 @@ class Greedy:
             skipped |= {chosen}
             fastest, stale = (judged[chosen], 0) if judged.get(chosen, math.inf) < fastest else (fastest, stale + 1)
         if (best := self._memory.best()) is not None:
-            yield from _moves(best.units, n, harm | self._measured())
+            yield from moves(best.units, n, harm | self._measured())
 
     def _measured(self) -> dict[int, float]:
         """What skipping a unit added to the log time of the best mask of its time, for each unit that was flipped alone in such a mask."""
@@ -88,24 +88,7 @@ class Greedy:
         return {u: log - min(logs) for u, log in enumerate(logs)}
 
 
-class Exchange(Greedy):
-    """The second half of `greedy` alone: flips single sub-layers and exchanges pairs of the best mask known, anybody's, moving whenever
-    that helps. Told of nothing it begins with the half that does least harm alone.
-
-    Source: forward-backward exchange of feature selection (Pudil et al. 1994).
-    """
-
-    def _walk(self, times: Times) -> Iterator[frozenset[int]]:
-        n, harm = len(self._problem.units), self._alone()
-        if (best := self._memory.best()) is None:
-            yield frozenset(sorted(range(n), key=lambda u: (harm.get(u, 0.0), u))[: max(1, n // 2)])
-            best_units = frozenset[int]()
-        else:
-            best_units = best.units
-        yield from _moves(best_units, n, harm | self._measured())
-
-
-def _moves(skipped: frozenset[int], n: int, harm: Mapping[int, float]) -> Iterator[frozenset[int]]:
+def moves(skipped: frozenset[int], n: int, harm: Mapping[int, float]) -> Iterator[frozenset[int]]:
     """Masks one flip, then one exchange away, the most hopeful first."""
     into = sorted(set(range(n)) - skipped, key=lambda u: (harm.get(u, 0.0), u))
     out = sorted(skipped, key=lambda u: (-harm.get(u, 0.0), u))

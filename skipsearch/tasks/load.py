@@ -17,7 +17,7 @@ from skipsearch.tasks.values import Sampling, Task
 
 BARE_NEW_TOKENS = 128     # of a .jsonl that no manifest describes
 BARE_PROMPT_TOKENS = 2048
-BARE_CALIBRATION, BARE_HOLDOUT = 64, 32
+BARE_CALIBRATION, BARE_HOLDOUT = 96, 32
 END_ON_REPEAT = 6         # looping text flatters every draft
 
 

@@ -6,12 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import EntryPoint, EntryPoints
+from inspect import signature
 from pathlib import Path
 
 import pytest
 import yaml
 from helpers.command import in_process
 
+from skipsearch import searchers, tuning
+from skipsearch.cli.tune import tune
 from skipsearch.engine import exact_forward
 
 pytestmark = pytest.mark.xdist_group("cli")  # one worker, so that the search they share is made once
@@ -250,12 +254,30 @@ def test_help_shows_an_example_first(capsys, monkeypatch, command):
     assert body[1].startswith(f"Example: skipsearch {command}")
 
 
-@pytest.mark.parametrize(("what", "name"), [("models", "llama-2-13b"), ("tasks", "pycode"), ("searchers", "gp"), ("drafters", "skip"),
-                                            ("exits", "adaptive")])
+@pytest.mark.parametrize(("what", "name"), [("models", "llama-2-13b"), ("tasks", "pycode"), ("searchers", "gp"), ("engines", "lean"),
+                                            ("drafters", "skip"), ("exits", "adaptive")])
 def test_list_knows_every_kind_of_name(capsys, monkeypatch, what, name):
     code, printed, _ = in_process(capsys, monkeypatch, "list", what, "--json")
     assert code == 0
     assert name in json.loads(printed)
+
+
+def test_list_shows_the_searchers_of_others_and_one_that_is_broken(capsys, monkeypatch):
+    points = EntryPoints([EntryPoint("theirs", "skipsearch.searchers.gp:GP", searchers.ENTRY_POINT_GROUP),
+                          EntryPoint("broken", "no_such_package:X", searchers.ENTRY_POINT_GROUP)])
+    monkeypatch.setattr(searchers, "entry_points", lambda group: points.select(group=group))
+    code, printed, _ = in_process(capsys, monkeypatch, "list", "searchers", "--json")
+    said = json.loads(printed)
+    assert code == 0
+    assert said["theirs"] == said["gp"]
+    assert said["broken"] == "cannot be imported: No module named 'no_such_package'"
+    assert said["exchange"] != said["greedy"]
+
+
+def test_tune_has_the_defaults_of_python(capsys, monkeypatch):
+    assert signature(tune).parameters["searcher"].default == tuning.DEFAULT_SEARCHER
+    _, printed, _ = in_process(capsys, monkeypatch, "tune", "--help")
+    assert f"Default, without a budget: {tuning.DEFAULT_TRIALS}." in " ".join(printed.replace("│", "").split())
 
 
 def test_doctor_finds_a_working_installation(capsys, monkeypatch):

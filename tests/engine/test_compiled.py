@@ -60,7 +60,6 @@ def test_what_is_compiled_once_is_loaded_the_next_time(cache: Path, monkeypatch:
     open_it(progress)
     assert {path: path.stat().st_mtime_ns for path in (cache / "compiled").glob("*.pt2")} == files
     assert progress[-1] == (8, 8)
-    assert not list((cache / "compiled").glob("*.tmp*"))
 
 
 def test_another_dtype_is_compiled_under_another_name(monkeypatch: pytest.MonkeyPatch) -> None:

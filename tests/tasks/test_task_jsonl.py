@@ -30,13 +30,13 @@ def refusal(path: Path) -> str:
 def test_a_file_of_prompts_is_a_task_with_plain_defaults(jsonl: Write) -> None:
     task = load_task(jsonl(prompts(200)))
     assert (task.name, task.max_new_tokens, task.end_on_repeat, task.sampling.temperature) == ("rows", 128, 6, 0.0)
-    assert (len(task.calibration), len(task.holdout), task.notes) == (64, 32, ())
+    assert (len(task.calibration), len(task.holdout), task.notes) == (96, 32, ())
 
 
 def test_a_small_file_is_cut_in_two_and_says_so(jsonl: Write) -> None:
     task = load_task(jsonl(prompts(20)))
     assert (len(task.calibration), len(task.holdout)) == (10, 10)
-    assert task.notes == ("10 calibration prompts instead of 64: there is no more text",
+    assert task.notes == ("10 calibration prompts instead of 96: there is no more text",
                           "10 hold-out prompts instead of 32: there is no more text")
 
 
@@ -106,7 +106,7 @@ def test_a_tasks_prompt_ends_on_text_where_a_request_to_decode_stays_as_it_is(js
 def test_real_files_load(file: str) -> None:
     lines = (DATA / f"{file}.jsonl").read_text("utf-8").splitlines()
     task = load_task(DATA / f"{file}.jsonl")
-    assert (len(task.calibration), len(task.holdout)) == (64, 32)
+    assert (len(task.calibration), len(task.holdout)) == (96, 32)
     first = json.loads(lines[0])
     assert len(read_prompts(DATA / f"{file}.jsonl")) == len(lines)
     assert read_prompts(DATA / f"{file}.jsonl")[0].id == str(first.get("question_id", first.get("task_id", "line-1")))
