@@ -13,8 +13,8 @@ from skipsearch.searchers.base import Searcher, SearchProblem
 from skipsearch.searchers.memory import failed
 from skipsearch.stats import Trial
 
-# Masks of each, at most: half of the model and its two quarters, in each of clasp's four ways. The one that most often leads goes first:
-# masks behind a good one are judged on a few prompts.
+# Masks of each, at most. Of those that go coarse to fine these are half of the model and its quarters, of clasp in each of its four ways.
+# The one that most often leads goes first: masks behind a good one are judged on a few prompts.
 ONE_SHOT = {"clasp": 12, "sensitivity": 3, "knapsack": 3, "asd": 3, "middle": 3, "uniform": 3, "s3d": 3}
 # In the order of their first turns, the cheapest to ask first. Not greedy: it ends with what exchange does.
 ADAPTIVE = ("exchange", "evolution", "tpe", "gp")
