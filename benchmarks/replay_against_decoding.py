@@ -74,8 +74,7 @@ def masks_of(by_replay: ReplayObjective, count: int, searchers: Sequence[str], s
     problem = SearchProblem(n // 2, evidence=gather(by_replay.replay, by_replay.costs), seed=seed)
     best = []
     for name in searchers:
-        own = ReplayObjective(by_replay.replay, by_replay.costs)   # it remembers the best mask: nobody leans on what another found
-        search = Search(problem, own, None, (), lambda event: None, perf_counter(), None, TRIALS)
+        search = Search(problem, by_replay.afresh(), None, (), lambda event: None, perf_counter(), None, TRIALS)
         search.run(name)
         best.append([(name, trial.mask) for trial in search.finalists(count)])
     searched = {mask: name for turn in zip(*best, strict=False) for name, mask in turn}

@@ -49,7 +49,7 @@ def search(name: str, model: ModelAdapter, task: Task, evidence: Evidence, by_re
            seed: int, studies: Path | None) -> Entry:
     """What `tune` does between its preparation and its confirmation. The objective is a searcher's own: it drops masks that are behind the
     best one that it has judged, and nobody may lean on what another searcher found."""
-    by_replay = ReplayObjective(by_replay.replay, by_replay.costs)
+    by_replay = by_replay.afresh()
     ledger = None
     if studies:
         studies.mkdir(parents=True, exist_ok=True)
@@ -105,12 +105,10 @@ def difference(ours: Timings, theirs: Timings) -> tuple[float, float, float]:
 
 def measure(model: ModelAdapter, holdout: Workload, entries: Sequence[Entry], repeats: int, seed: int) -> list[dict[str, Any]]:
     """A row an entry. Where several searchers have the same answer, it is measured once."""
-    answers: list[tuple[SkipMask, DraftPolicy]] = []
-    for _, mask, policy, _ in entries:
-        if (mask, policy) not in answers:
-            answers.append((mask, policy))
-    plain, *measured = race([Decoder(model), *(drafting(model, *answer) for answer in answers)], holdout, repeats, seed)
-    timings = [measured[answers.index((mask, policy))] for _, mask, policy, _ in entries]
+    found = [(mask, policy) for _, mask, policy, _ in entries]
+    distinct = [answer for i, answer in enumerate(found) if answer not in found[:i]]
+    plain, *measured = race([Decoder(model), *(drafting(model, *answer) for answer in distinct)], holdout, repeats, seed)
+    timings = [measured[distinct.index(answer)] for answer in found]
     single = [i for i, (name, *_) in enumerate(entries) if name in searcher_names() and name != "auto"]
     best = max(single, key=lambda i: timings[i].speedup_over(plain).mean, default=None)
     rows = []

@@ -24,7 +24,7 @@ from skipsearch.evaluation.objectives import MAX_DRAFT, Objective, ReplayObjecti
 from skipsearch.evaluation.prompts import Workload, template_sha256, workload
 from skipsearch.evaluation.replay import Replay
 from skipsearch.evaluation.sweep import every
-from skipsearch.evaluation.table import latency_table, middle
+from skipsearch.evaluation.table import latency_table, main_context
 from skipsearch.evaluation.wall import drafting, knock_out, race
 from skipsearch.exits import DraftPolicy
 from skipsearch.ledger import Ledger
@@ -175,7 +175,7 @@ def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[in
     if not table.sound:
         listen(Noted("so this machine is busy with something else: predictions are worth little now, and the race has to tell the masks "
                      "apart", doubtful=True))
-    return table.at(middle(contexts))
+    return table.at(main_context(contexts))
 
 
 def finalists(search: Search, by_replay: ReplayObjective) -> list[Finalist]:

@@ -154,7 +154,7 @@ class DecodeLoop:
 
         It is lent until the request ends, so that another one that starts meanwhile takes its own.
         """
-        if self.exact:  # rows that fill a pass up write behind the last token, and passes look at whole blocks of keys: powers of two are
+        if self.exact:  # rows that fill a pass up write behind the last token; a power of two from one block of keys on is whole blocks
             tokens = max(tokens + EXACT_ROWS - 1, EXACT_KEYS)
         cache, planner, self._cache, self._planner = self._cache, self._planner, None, None
         if cache is None or planner is None or cache.capacity < tokens:

@@ -26,8 +26,8 @@ from skipsearch.engine.opaque import stand_in, weights_are_arguments
 from skipsearch.engine.pieces import attention_piece, head_piece, layer_piece, mlp_piece, weights_of
 from skipsearch.errors import ModelError
 from skipsearch.machine import cache_folder, cpu_name
+from skipsearch.models import bands, linear, norms
 from skipsearch.models import lean as lean_module
-from skipsearch.models import linear, norms
 from skipsearch.models.bands import MOST_ROWS
 from skipsearch.models.lean import MLP, Attention, LeanAdapter
 from skipsearch.models.norms import Norm
@@ -250,7 +250,7 @@ def _name(value: Any) -> str:
 
 def _maker() -> str:
     """Whatever else decides the code that comes out: our own source, torch, the processor, its threads."""
-    source = "".join(inspect.getsource(module) for module in (sys.modules[__name__], opaque, pieces, lean_module, linear, norms))
+    source = "".join(inspect.getsource(module) for module in (sys.modules[__name__], opaque, pieces, lean_module, bands, linear, norms))
     return f"{hashlib.sha256(source.encode()).hexdigest()} {torch.__version__} {cpu_name()} {torch.get_num_threads()}"
 
 

@@ -52,6 +52,10 @@ class ReplayObjective:
         self._rungs = _rungs([len(chosen) for chosen in replay.batches.chosen])
         self._leader: list[Prediction] = []   # of the best mask so far, on the prompts of the first rung, of two rungs, …, on all of them
 
+    def afresh(self) -> ReplayObjective:
+        """The same, having judged nothing: for another search, which is not to lean on what this one found."""
+        return ReplayObjective(self.replay, self.costs)
+
     def judge(self, mask: SkipMask) -> tuple[Trial, DraftPolicy]:
         replayed: list[Replayed] = []
         reached: list[Prediction] = []

@@ -79,7 +79,7 @@ def latency_table(model: ModelAdapter, max_draft: int, contexts: Sequence[int],
     measured = []
     for done, context in enumerate(wanted):
         progress(done, len(wanted))
-        if context == middle(wanted):
+        if context == main_context(wanted):
             measured.append(measure(model, max_draft, context, masks=masks))
         else:  # how costs grow with the context needs less
             measured.append(measure(model, max_draft, context, FEWER_REPEATS))
@@ -87,9 +87,9 @@ def latency_table(model: ModelAdapter, max_draft: int, contexts: Sequence[int],
     return LatencyTable(tuple(measured))
 
 
-def middle(contexts: Sequence[int]) -> int:
-    """The one that searches go by, measured most often."""
-    return sorted(set(contexts))[len(set(contexts)) // 2]
+def main_context(contexts: Sequence[int]) -> int:
+    """Of contexts in order, the one that searches go by and that is measured most often."""
+    return contexts[len(contexts) // 2]
 
 
 def fingerprint(model: ModelAdapter, max_draft: int, contexts: Sequence[int]) -> str:

@@ -85,9 +85,8 @@ class Auto:
         """Who is asked, until one of them has a mask."""
         yield from (name for name, most in ONE_SHOT.items() if self._credit.get(name, most) < most)
         adaptive = [name for name in ADAPTIVE if name in self._searchers]
-        if self._turns and not self._over(latest := self._turns[-1]):
-            yield latest.name
-        yield from sorted(adaptive, key=self._claim, reverse=True)
+        current = self._turns[-1].name if self._turns and not self._over(self._turns[-1]) else None
+        yield from sorted(adaptive, key=lambda name: (name == current, self._claim(name)), reverse=True)
         yield from (name for name in ONE_SHOT if name in self._searchers)   # nobody else has an idea left
 
     def _claim(self, name: str) -> tuple[float, ...]:
@@ -99,17 +98,18 @@ class Auto:
             return (2, order)
         if len(self._turns) % WAITING_TURN == WAITING_TURN - 1:
             return (1, waited, order)
-        return (0, self._worth([self._turns[i] for i in own]), waited, order)
-
-    def _worth(self, turns: Sequence[Turn]) -> float:
-        """Gain per second, faded; 0 of a searcher that had no turn yet."""
-        weights = [FADING ** age for age in reversed(range(len(turns)))]
-        gain = sum(w * max(turn.gain, LEAST) for w, turn in zip(weights, turns, strict=True))
-        seconds = sum(w * turn.seconds for w, turn in zip(weights, turns, strict=True))
-        return gain / seconds if seconds else gain
+        return (0, _worth([self._turns[i] for i in own]), waited, order)
 
     def _over(self, turn: Turn) -> bool:
         return turn.masks >= TURN or (turn.seconds > TURN * median(self._seconds) and turn.masks > 1)
+
+
+def _worth(turns: Sequence[Turn]) -> float:
+    """Gain per second of a searcher's turns, faded; 0 if it had none yet."""
+    gain = seconds = 0.0
+    for turn in turns:
+        gain, seconds = FADING * gain + max(turn.gain, LEAST), FADING * seconds + turn.seconds
+    return gain / seconds if seconds else gain
 
 
 def _buildable(problem: SearchProblem) -> Iterator[tuple[str, Searcher]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from skipsearch.searchers.greedy import Greedy, Times, moves
+from skipsearch.searchers.greedy import Greedy, measured, moves
+from skipsearch.searchers.memory import Judged
 
 
 class Exchange(Greedy):
@@ -14,11 +15,11 @@ class Exchange(Greedy):
     Source: forward-backward exchange of feature selection (Pudil et al. 1994).
     """
 
-    def _walk(self, times: Times) -> Iterator[frozenset[int]]:
+    def _walk(self, judged: Sequence[Judged]) -> Iterator[frozenset[int]]:
         n, harm = len(self._problem.units), self._alone()
         if (best := self._memory.best()) is None:
             yield frozenset(sorted(range(n), key=lambda u: (harm.get(u, 0.0), u))[: max(1, n // 2)])
             best_units = frozenset[int]()
         else:
             best_units = best.units
-        yield from moves(best_units, n, harm | self._measured())
+        yield from moves(best_units, n, harm | measured(judged))

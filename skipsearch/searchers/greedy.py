@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from skipsearch.mask import SkipMask
 from skipsearch.searchers.base import SearchProblem
@@ -13,8 +13,6 @@ from skipsearch.stats import Trial
 
 WIDTH = 8      # sub-layers judged at each step of the elimination
 PATIENCE = 4   # steps without a new best before the elimination ends
-
-Times = Mapping[frozenset[int], float]   # log time of what has been judged
 
 
 class Greedy:
@@ -36,16 +34,15 @@ class Greedy:
 
     def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
         taken = self._memory.taken(pending)
-        times = {j.units: j.log_time for j in self._memory.judged()}
-        return next((mask for units in self._walk(times) if (mask := self._problem.mask_of(units)) not in taken), None)
+        return next((mask for units in self._walk(self._memory.judged()) if (mask := self._problem.mask_of(units)) not in taken), None)
 
-    def _walk(self, times: Times) -> Iterator[frozenset[int]]:
-        """The whole search from its start, as far as the times known lead: the first mask on it that is not taken is the next.
+    def _walk(self, judged: Sequence[Judged]) -> Iterator[frozenset[int]]:
+        """The whole search from its start, as far as what was judged leads: the first mask on it that is not taken is the next.
 
         A step with masks still pending is decided by those judged, so that several workers never wait for each other.
         """
-        n = len(self._problem.units)
-        harm = self._alone()
+        n, harm = len(self._problem.units), self._alone()
+        times = {j.units: j.log_time for j in judged}
         width = WIDTH if harm else n
         skipped: frozenset[int] = frozenset()
         fastest, stale = math.inf, 0
@@ -53,29 +50,15 @@ class Greedy:
             looks_best = sorted(set(range(n)) - skipped, key=lambda u: (harm.get(u, 0.0), u))[:width]
             width = WIDTH
             yield from (skipped | {u} for u in looks_best)
-            judged = {u: times[skipped | {u}] for u in looks_best if math.isfinite(times.get(skipped | {u}, math.inf))}
-            chosen = min(judged, key=lambda u: judged[u], default=looks_best[0])
+            known = {u: times[skipped | {u}] for u in looks_best if math.isfinite(times.get(skipped | {u}, math.inf))}
+            chosen = min(known, key=lambda u: known[u], default=looks_best[0])
             for u in looks_best:
                 if u != chosen:
-                    harm[u] = judged[u] - judged[chosen] if u in judged else math.inf
+                    harm[u] = known[u] - known[chosen] if u in known else math.inf
             skipped |= {chosen}
-            fastest, stale = (judged[chosen], 0) if judged.get(chosen, math.inf) < fastest else (fastest, stale + 1)
+            fastest, stale = (known[chosen], 0) if known.get(chosen, math.inf) < fastest else (fastest, stale + 1)
         if (best := self._memory.best()) is not None:
-            yield from moves(best.units, n, harm | self._measured())
-
-    def _measured(self) -> dict[int, float]:
-        """What skipping a unit added to the log time of the best mask of its time, for each unit that was flipped alone in such a mask."""
-        added: dict[int, float] = {}
-        best: Judged | None = None
-        for judged in self._memory.judged():
-            if not judged.finite:
-                continue
-            if best is not None and len(flipped := judged.units ^ best.units) == 1:
-                (unit,) = flipped
-                added[unit] = (judged.log_time - best.log_time) * (1 if unit in judged.units else -1)
-            if best is None or judged.log_time < best.log_time:
-                best = judged
-        return added
+            yield from moves(best.units, n, harm | measured(judged))
 
     def _alone(self) -> dict[int, float]:
         """Predicted log time of skipping each unit alone, over that of the best one; empty if nothing was measured."""
@@ -96,3 +79,18 @@ def moves(skipped: frozenset[int], n: int, harm: Mapping[int, float]) -> Iterato
     yield from (skipped - {u} for u in out)
     pairs = sorted((a + b, i, o) for a, i in enumerate(into) for b, o in enumerate(out))
     yield from (skipped - {o} | {i} for _, i, o in pairs)
+
+
+def measured(judged: Sequence[Judged]) -> dict[int, float]:
+    """What skipping a unit added to the log time of the best mask of its time, for each unit that was flipped alone in such a mask."""
+    added: dict[int, float] = {}
+    best: Judged | None = None
+    for j in judged:
+        if not j.finite:
+            continue
+        if best is not None and len(flipped := j.units ^ best.units) == 1:
+            (unit,) = flipped
+            added[unit] = (j.log_time - best.log_time) * (1 if unit in j.units else -1)
+        if best is None or j.log_time < best.log_time:
+            best = j
+    return added

@@ -50,6 +50,7 @@ def test_in_bfloat16_exact_drafting_changes_no_token(cache: Path) -> None:
 def test_what_is_compiled_once_is_loaded_the_next_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_it()
     files = {path: path.stat().st_mtime_ns for path in (cache / "compiled").glob("*.pt2")}
+    assert set((cache / "compiled").iterdir()) == set(files), "nothing half made is left"
     assert len(files) == 8, "attention, MLP, both and head, for one row and for several, whatever the number of layers"
 
     def never(*arguments: object) -> None:
