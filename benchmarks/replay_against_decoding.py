@@ -37,7 +37,7 @@ from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.search import Search
 from skipsearch.searchers import SearchProblem
-from skipsearch.searchers.base import Costs
+from skipsearch.costs import Costs
 from skipsearch.stats import DecodeStats
 from skipsearch.tasks import load_task
 

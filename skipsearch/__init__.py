@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from skipsearch.version import __version__
+
 if TYPE_CHECKING:
     from skipsearch.decoding import Chunk, Decoder, Generation, generate
     from skipsearch.engine import load_model
@@ -29,11 +31,10 @@ if TYPE_CHECKING:
     from skipsearch.mask import SkipMask
     from skipsearch.models import ModelAdapter, ModelSpec, adapt
     from skipsearch.profile import Profile, load_profile, save_profile
+    from skipsearch.recipe import Recipe
     from skipsearch.stats import DecodeStats, Trial
     from skipsearch.tasks import Task, load_task
     from skipsearch.tuning import tune
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "skipsearch.decoding": ("Chunk", "Decoder", "Generation", "generate"),
@@ -43,6 +44,7 @@ _HOMES = {
     "skipsearch.engine": ("load_model",),
     "skipsearch.models": ("ModelAdapter", "ModelSpec", "adapt"),
     "skipsearch.profile": ("Profile", "load_profile", "save_profile"),
+    "skipsearch.recipe": ("Recipe",),
     "skipsearch.stats": ("DecodeStats", "Trial"),
     "skipsearch.tasks": ("Task", "load_task"),
     "skipsearch.tuning": ("tune",),
@@ -50,8 +52,13 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = ["Chunk", "DecodeError", "DecodeStats", "Decoder", "ExportError", "Generation", "MaskError", "ModelAdapter", "ModelError",
-           "ModelSpec", "Profile", "ProfileError", "SearchError", "SkipMask", "SkipSearchError", "Task", "TaskError", "Trial",
+           "ModelSpec", "Profile", "ProfileError", "Recipe", "SearchError", "SkipMask", "SkipSearchError", "Task", "TaskError", "Trial",
            "__version__", "adapt", "generate", "load_model", "load_profile", "load_task", "save_profile", "tune"]
+
+
+def __dir__() -> list[str]:
+    """What tab completion shows."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

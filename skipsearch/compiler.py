@@ -9,12 +9,11 @@ from typing import Literal
 from skipsearch.errors import SearchError
 from skipsearch.evaluation.prompts import Workload, template_sha256
 from skipsearch.evaluation.wall import Divergence, Timings, first_divergence
-from skipsearch.exits import DraftPolicy
 from skipsearch.machine import software, source_commit, this_machine
-from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter, ModelSpec
 from skipsearch.profile import Interval, Profile, round_sig
 from skipsearch.profile import schema as s
+from skipsearch.recipe import Recipe
 from skipsearch.stats import Estimate
 from skipsearch.tasks.values import Task
 
@@ -37,8 +36,8 @@ def check_identifiable(spec: ModelSpec) -> None:
                           "load_model it")
 
 
-def compile_profile(model: ModelAdapter, task: Task, workload: Workload, mask: SkipMask, policy: DraftPolicy, plain: Timings, ours: Timings,
-                    *, provenance: s.Provenance) -> Profile:
+def compile_profile(model: ModelAdapter, task: Task, workload: Workload, recipe: Recipe, plain: Timings, ours: Timings, *,
+                    provenance: s.Provenance) -> Profile:
     """verdict: `speculate` if the speedup's whole interval lies above 1, else `plain`.
 
     Raises: SearchError if the model lacks the hashes that make a profile checkable (a model that was not loaded from files).
@@ -46,16 +45,18 @@ def compile_profile(model: ModelAdapter, task: Task, workload: Workload, mask: S
     spec = model.spec
     check_identifiable(spec)
     speedup = ours.speedup_over(plain)
-    verdict: Literal["speculate", "plain"] = "speculate" if speedup.low > 1 and mask.n_skipped else "plain"
+    verdict: Literal["speculate", "plain"] = "speculate" if speedup.low > 1 and ours.stats.drafted else "plain"
     machine = this_machine(spec.device)
     sampling = s.Sampling(temperature=task.sampling.temperature, top_p=task.sampling.top_p, top_k=task.sampling.top_k)
+    candidate = recipe.drafters if ours.stats.drafted else ()
     return Profile(
-        schema_version=1, model=model_info(spec),
+        schema_version=2, model=model_info(spec),
         task=s.TaskInfo(name=task.name, version=task.version, calibration_sha256=task.calibration_sha256,
                         chat_template_sha256=template_sha256(task, model.tokenizer), sampling=sampling),
         hardware=s.Hardware(kind=machine.kind, name=machine.name, count=machine.count, threads=machine.threads),  # type: ignore[arg-type]
-        engine=model.spec.engine, verdict=verdict, drafter=s.SkipDrafter(attn=mask.attn, mlp=mask.mlp), draft_length=policy.draft_length,
-        exit=_exit(policy), measured=_measured(model, workload, plain, ours, speedup), software=s.Software(**software()),  # type: ignore[arg-type]
+        engine=model.spec.engine, verdict=verdict, drafters=candidate if verdict == "speculate" else (),
+        lost=candidate if verdict == "plain" else (), measured=_measured(model, workload, plain, ours, speedup, recipe),
+        software=s.Software(**software()),  # type: ignore[arg-type]
         provenance=provenance)
 
 
@@ -69,13 +70,7 @@ def model_info(spec: ModelSpec) -> s.ModelInfo:
                        weights_sha256=spec.weights_sha256, dtype=spec.dtype_name, quantization=spec.quantization)  # type: ignore[arg-type]
 
 
-def _exit(policy: DraftPolicy) -> s.FixedExit | s.ConfidenceExit | s.AdaptiveExit:
-    kinds = {"fixed": s.FixedExit, "confidence": s.ConfidenceExit, "adaptive": s.AdaptiveExit}
-    built: s.FixedExit | s.ConfidenceExit | s.AdaptiveExit = kinds[policy.kind](**policy.make().parameters())
-    return built
-
-
-def _measured(model: ModelAdapter, workload: Workload, plain: Timings, ours: Timings, speedup: Estimate) -> s.Measured:
+def _measured(model: ModelAdapter, workload: Workload, plain: Timings, ours: Timings, speedup: Estimate, recipe: Recipe) -> s.Measured:
     stats, baseline = ours.stats, plain.stats
     contexts = [len(workload.prompts[x.prompt]) + len(x.generation.tokens) for x in ours.samples]
     differing = divergences(model, workload, plain, ours) if workload.sampling.greedy else []
@@ -92,7 +87,10 @@ def _measured(model: ModelAdapter, workload: Workload, plain: Timings, ours: Tim
         context_tokens=s.ContextTokens(p50=round(median(contexts)), max=max(contexts)),
         ended_on_repeat=len(repeats), split="holdout",
         lossless=s.Lossless(prompts=compared, identical=compared - len(differing),
-                            first_divergence_logit_gap=float(round_sig(max(d.gap for d in differing))) if differing else None))
+                            first_divergence_logit_gap=float(round_sig(max(d.gap for d in differing))) if differing else None),
+        by_drafter=tuple(s.DrafterCounts(kind=spec.kind, rounds=counts.rounds, drafted=counts.drafted, accepted=counts.accepted)
+                         for spec, counts in zip(recipe.drafters, stats.by_drafter, strict=False)) if stats.drafted else (),
+        copied_from_prompt=_rounded(sum(d.copied for d in stats.by_drafter) / stats.tokens) if stats.drafted else None)
 
 
 def _milliseconds(estimate: Estimate) -> Interval:

@@ -30,13 +30,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from skipsearch import storage
 from skipsearch.errors import SearchError
 from skipsearch.mask import SkipMask
+from skipsearch.recipe import Recipe
 from skipsearch.stats import Trial, TrialState
 from skipsearch.workers import Heartbeat, News, worker_name
 
 MOST_LOSSES = 3       # of a mask whose worker died; then it is the mask that is to blame
 IDENTITY_SECONDS = 5  # that a study may stand there without identity before whoever created it is taken for dead
 BIT = IntDistribution(0, 1)
-_FACTS = ("stderr", "fidelity", "alpha", "tau", "beta", "baseline_seconds_per_token", "policy", "searcher", "search_seconds")
+_FACTS = ("stderr", "fidelity", "alpha", "tau", "beta", "baseline_seconds_per_token", "searcher", "search_seconds")
 
 
 class Ledger:
@@ -244,8 +245,9 @@ class Ledger:
     def _read(self, frozen: FrozenTrial) -> Trial:
         done = frozen.state is OptunaState.COMPLETE and frozen.value is not None
         facts = {key: frozen.user_attrs[key] for key in _FACTS if key in frozen.user_attrs}
+        recipe = Recipe.from_data(frozen.user_attrs["recipe"]) if "recipe" in frozen.user_attrs else None
         return Trial(self._mask(frozen), float(frozen.value) if done else math.inf,
-                     state=TrialState.COMPLETE if done else TrialState.FAILED, **facts)
+                     state=TrialState.COMPLETE if done else TrialState.FAILED, recipe=recipe, **facts)
 
     def _check(self, identity: Mapping[str, Any]) -> None:
         waited = monotonic()
@@ -288,6 +290,8 @@ def _finite(trial: Trial) -> bool:
 
 def _facts(trial: Trial) -> dict[str, Any]:
     facts = {key: getattr(trial, key) for key in _FACTS if getattr(trial, key) is not None}
+    if trial.recipe is not None:
+        facts["recipe"] = trial.recipe.as_data()
     return facts if _finite(trial) else {**facts, "failed": True}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import transformers
 
-import skipsearch
+from skipsearch.version import __version__
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def cpu_name() -> str:
 
 
 def software() -> dict[str, str | None]:
-    return {"skipsearch": skipsearch.__version__, "torch": torch.__version__, "transformers": transformers.__version__,
+    return {"skipsearch": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
             "cuda": torch.version.cuda if torch.cuda.is_available() else None}
 
 

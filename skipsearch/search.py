@@ -10,9 +10,9 @@ from typing import Any
 
 from skipsearch.errors import SearchError
 from skipsearch.evaluation.objectives import Objective
-from skipsearch.exits import DraftPolicy
 from skipsearch.ledger import Ledger
 from skipsearch.mask import SkipMask
+from skipsearch.recipe import Recipe
 from skipsearch.searchers import Searcher, SearchProblem, make_searcher
 from skipsearch.stats import Estimate, Trial, TrialState
 
@@ -41,8 +41,7 @@ class Progress:
 class Raced:
     """One contender under real decoding. split: "calibration" or "holdout". prompts: of it, over which it was timed."""
 
-    mask: SkipMask
-    policy: DraftPolicy
+    recipe: Recipe
     predicted: float | None
     speedup: Estimate
     split: str
@@ -50,7 +49,7 @@ class Raced:
 
     def as_dict(self) -> dict[str, Any]:
         """For the study."""
-        return {"attn": list(self.mask.attn), "mlp": list(self.mask.mlp), "policy": str(self.policy), "predicted": self.predicted,
+        return {"recipe": self.recipe.as_data(), "predicted": self.predicted,
                 "speedup": {"mean": self.speedup.mean, "low": self.speedup.low, "high": self.speedup.high}, "split": self.split}
 
 
@@ -152,7 +151,7 @@ class Search:
             if number is None:
                 return None
         try:
-            trial = replace(self.objective.judge(mask)[0], searcher=proposer, search_seconds=perf_counter() - began)
+            trial = replace(self.objective.judge(mask), searcher=proposer, search_seconds=perf_counter() - began)
         except BaseException as error:
             if self.ledger and number is not None:
                 self.ledger.give_back(number, interrupted=isinstance(error, KeyboardInterrupt))

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
 from skipsearch.mask import SkipMask
+from skipsearch.recipe import Recipe
 
 
 def expected_round_tokens(alpha: float, draft_length: int) -> float:
@@ -57,11 +60,36 @@ def break_even_alpha(beta: float, verify_ratio: float = 1.0) -> float:
 
 
 @dataclass(slots=True)
+class DrafterStats:
+    """What one drafter of a recipe did. rounds: those that it drafted. rejecting_rounds: those that ended in a rejection of its token.
+
+    copied: accepted tokens that it copied from the prompt.
+    """
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rejecting_rounds: int = 0
+    copied: int = 0
+
+    def count(self, drafted: int, accepted: int, rejected: bool, copied: int = 0) -> None:
+        """One more round."""
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.rejecting_rounds += rejected
+        self.copied += copied
+
+    def __add__(self, other: DrafterStats) -> DrafterStats:
+        return DrafterStats(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+
+@dataclass(slots=True)
 class DecodeStats:
     """What one generation (or, added up, many) did. Times in seconds; the prefill's is kept apart.
 
     tokens: emitted, the prefill's own first one included. round_tokens: emitted by rounds.
-    A round of plain decoding is one full pass over one token with nothing drafted.
+    A round of plain decoding is one full pass over one token with nothing drafted. by_drafter: of each drafter of the recipe, in its order.
     """
 
     prompt_tokens: int = 0
@@ -75,6 +103,7 @@ class DecodeStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     decode_seconds: float = 0.0
+    by_drafter: list[DrafterStats] = field(default_factory=list)
 
     @property
     def alpha(self) -> float | None:
@@ -98,11 +127,12 @@ class DecodeStats:
         return self.decode_seconds / self.round_tokens if self.round_tokens else None
 
     def __add__(self, other: DecodeStats) -> DecodeStats:
-        return DecodeStats(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+        both = [a + b for a, b in zip_longest(self.by_drafter, other.by_drafter, fillvalue=DrafterStats())]
+        counts = (name for name in self.__dataclass_fields__ if name != "by_drafter")
+        return DecodeStats(**{name: getattr(self, name) + getattr(other, name) for name in counts}, by_drafter=both)
 
-    def as_dict(self) -> dict[str, float | int | None]:
-        counted = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return counted | {"alpha": self.alpha, "accepted_fraction": self.accepted_fraction, "tau": self.tau,
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"alpha": self.alpha, "accepted_fraction": self.accepted_fraction, "tau": self.tau,
                           "seconds_per_token": self.seconds_per_token}
 
 
@@ -116,6 +146,7 @@ class TrialState(StrEnum):
 class Trial:
     """One judged mask. seconds_per_token is per verified token; stderr is its standard error over prompts.
 
+    recipe: what the mask was judged in, the best of those that the search tried with it.
     fidelity: "replay" (predicted from replayed positions) or "wall" (real draft-and-verify decoding).
     baseline_seconds_per_token: plain decoding, measured interleaved with this trial; their ratio is what machine noise leaves alone.
     searcher: who proposed the mask. search_seconds: what proposing and judging it took.
@@ -130,7 +161,7 @@ class Trial:
     beta: float | None = None
     state: TrialState = TrialState.COMPLETE
     baseline_seconds_per_token: float | None = None
-    policy: str = ""
+    recipe: Recipe | None = None
     searcher: str = ""
     search_seconds: float | None = None
 

@@ -17,24 +17,24 @@ from time import perf_counter
 from typing import Any
 
 from skipsearch import compiler
+from skipsearch.costs import Costs
 from skipsearch.decoding import Decoder
 from skipsearch.errors import SearchError
 from skipsearch.evaluation.evidence import gather
-from skipsearch.evaluation.objectives import MAX_DRAFT, Objective, ReplayObjective, WallObjective
+from skipsearch.evaluation.objectives import MAX_DRAFT, Objective, ReplayObjective, WallObjective, alone
 from skipsearch.evaluation.prompts import Workload, template_sha256, workload
 from skipsearch.evaluation.replay import Replay
 from skipsearch.evaluation.sweep import every
 from skipsearch.evaluation.table import latency_table, main_context
-from skipsearch.evaluation.wall import drafting, knock_out, race
-from skipsearch.exits import DraftPolicy
+from skipsearch.evaluation.wall import knock_out, race
 from skipsearch.ledger import Ledger
 from skipsearch.machine import software, this_machine
-from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.names import unknown
 from skipsearch.profile import Profile
+from skipsearch.recipe import Recipe
 from skipsearch.search import Listener, Noted, Progress, Raced, Search, Stage
-from skipsearch.searchers import Costs, Evidence, SearchProblem, searcher_names
+from skipsearch.searchers import Evidence, SearchProblem, searcher_names
 from skipsearch.tasks import Task, load_task
 
 DEFAULT_SEARCHER = "auto"
@@ -49,12 +49,8 @@ HOLDOUT_REPEATS = 2
 class Finalist:
     """predicted: speedup by replay."""
 
-    mask: SkipMask
-    policy: DraftPolicy
+    recipe: Recipe
     predicted: float
-
-    def decoder(self, model: ModelAdapter) -> Decoder:
-        return drafting(model, self.mask, self.policy)
 
 
 def seconds(budget: str | float | None) -> float | None:
@@ -111,14 +107,15 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
 
     listen(Stage("measuring the winner on hold-out prompts"))
     holdout = workload(model, task, task.holdout)
-    plain, ours = race([Decoder(model), winner.decoder(model)], holdout, HOLDOUT_REPEATS, seed,
+    plain, ours = race([Decoder(model), Decoder(model, winner.recipe)], holdout, HOLDOUT_REPEATS, seed,
                        lambda done, total: listen(Progress(done, total)))
-    confirmed = Raced(winner.mask, winner.policy, None, ours.speedup_over(plain), "holdout", ours.prompts)
+    confirmed = Raced(winner.recipe, None, ours.speedup_over(plain), "holdout", ours.prompts)
     listen(confirmed)
     if ledger:
         ledger.note("raced", [r.as_dict() for r in (*raced, confirmed)])
-        ledger.note("surface", {"policies": by_replay.surface(winner.mask)})
-    return compiler.compile_profile(model, task, holdout, winner.mask, winner.policy, plain, ours,
+        if (mask := winner.recipe.mask(model.spec.n_layers)) is not None:
+            ledger.note("surface", {"policies": by_replay.surface(mask)})
+    return compiler.compile_profile(model, task, holdout, winner.recipe, plain, ours,
                                     provenance=compiler.provenance(searcher, objective, seed, len(search.seen), searched))
 
 
@@ -184,15 +181,15 @@ def finalists(search: Search, by_replay: ReplayObjective) -> list[Finalist]:
     found = []
     for trial in search.finalists(REFINED if search.objective.fidelity == "replay" else FINALISTS):
         policy, prediction = by_replay.best_policy(trial.mask, options)
-        found.append(Finalist(trial.mask, policy, by_replay.costs.verify[0] / prediction.seconds_per_token))
+        found.append(Finalist(alone(trial.mask, policy), by_replay.costs.verify[0] / prediction.seconds_per_token))
     return sorted(found, key=lambda f: -f.predicted)[:FINALISTS]
 
 
 def run_off(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], seed: int, listen: Listener) -> tuple[Finalist, list[Raced]]:
     """The finalist with the least measured time. Calibration prompts only."""
-    winner, timings = knock_out(Decoder(model), [f.decoder(model) for f in finalists], prompts, RACE_PROMPTS, seed,
+    winner, timings = knock_out(Decoder(model), [Decoder(model, f.recipe) for f in finalists], prompts, RACE_PROMPTS, seed,
                                 lambda done, total: listen(Progress(done, total)))
-    raced = [Raced(f.mask, f.policy, f.predicted, ours.speedup_over(plain), "calibration", ours.prompts)
+    raced = [Raced(f.recipe, f.predicted, ours.speedup_over(plain), "calibration", ours.prompts)
              for f, (plain, ours) in zip(finalists, timings, strict=True)]
     for entry in raced:
         listen(entry)

@@ -12,7 +12,6 @@ from skipsearch.decoding.matching import machine_facts, model_facts
 from skipsearch.errors import ProfileError
 from skipsearch.evaluation.prompts import workload
 from skipsearch.evaluation.wall import race
-from skipsearch.exits import DraftPolicy
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.profile import Profile
 from skipsearch.profile.dump import as_dict
@@ -108,14 +107,13 @@ def verify(model: ModelAdapter, profile: Profile, task: Task, prompts: int | Non
     prompts: how many of them, all if None. progress(done, total).
     Raises: ProfileError if the profile is for another architecture or names no mask; SearchError for a model without files.
     """
-    if not profile.mask.n_skipped:
+    if not profile.candidate.drafters:
         raise ProfileError("this profile says that nothing beat plain decoding and names no draft that lost, so there is nothing to "
                            "measure: `skipsearch tune` finds out whether that is so here")
     holdout = workload(model, task, task.holdout[:prompts])
-    drafting = Decoder(model, profile.model_copy(update={"verdict": "speculate"}))  # a plain verdict would not draft
-    plain, ours = race([Decoder(model), drafting], holdout, HOLDOUT_REPEATS, seed, progress)
-    policy = DraftPolicy(profile.draft_length, profile.exit.kind, profile.exit.model_dump(exclude={"kind"}))
-    here = compile_profile(model, task, holdout, profile.mask, policy, plain, ours, provenance=_measured_now(profile.provenance, seed))
+    check(profile, model_facts(model.spec), machine_facts(model.spec))  # before the work: it may be for another architecture
+    plain, ours = race([Decoder(model), Decoder(model, profile.candidate)], holdout, HOLDOUT_REPEATS, seed, progress)
+    here = compile_profile(model, task, holdout, profile.candidate, plain, ours, provenance=_measured_now(profile.provenance, seed))
     facts = replace(machine_facts(model.spec), sampling=here.task.sampling)
     return Verification(profile, here, (*check(profile, model_facts(model.spec), facts), *_other_prompts(profile.task, here.task)))
 

@@ -17,6 +17,8 @@ from skipsearch.errors import SearchError
 from skipsearch.evaluation.prompts import Workload
 from skipsearch.evaluation.wall import Timings
 from skipsearch.exits import DraftPolicy
+from skipsearch.exits.adaptive import Adaptive
+from skipsearch.exits.confidence import Confidence
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.profile import Profile, dump_profile, parse_profile
@@ -26,7 +28,7 @@ from skipsearch.tasks import Sampling as TaskSampling
 __all__ = ["one_thread"]
 
 MASK = SkipMask(LAYERS, (1, 3), (2,))
-ADAPTIVE = DraftPolicy(12, "adaptive", {"threshold": 0.4, "target_acceptance": 0.7, "step": 0.01, "beta1": 0.5, "beta2": 0.9})
+ADAPTIVE = DraftPolicy(12, Adaptive(threshold=0.4, target_acceptance=0.7, step=0.01, beta1=0.5, beta2=0.9))
 TASK = Task("sums", 2, "", TaskSampling(), 11, 64, 6, 0, False, (), (Prompt("c", "1 + 1"),), (Prompt("h", "2 + 2"),))
 PROMPTS = ((5, 17, 40, 3), (1, 2), (60, 2, 2, 31, 8))
 
@@ -139,7 +141,7 @@ def test_it_says_which_model_task_machine_and_search_it_is_of() -> None:
     assert (made.searcher, made.objective, made.seed, made.trials, made.search_seconds) == ("gp", "replay", 3, 57, 12.3)
 
 
-@pytest.mark.parametrize("policy", [DraftPolicy(3), DraftPolicy(6, "confidence", {"threshold": 0.3}), ADAPTIVE], ids=lambda p: p.kind)
+@pytest.mark.parametrize("policy", [DraftPolicy(3), DraftPolicy(6, Confidence(threshold=0.3)), ADAPTIVE], ids=lambda p: p.kind)
 def test_the_exit_is_written_with_what_is_needed_to_build_it_again(policy: DraftPolicy) -> None:
     profile = compiled(plain([1.0] * 3), drafting([0.5] * 3), policy=policy)
     assert profile.exit.model_dump() == {"kind": policy.kind, **policy.parameters}

@@ -14,6 +14,7 @@ from skipsearch.cache import KVCache, PassPlan
 from skipsearch.engine import Scored, draft_step, forward
 from skipsearch.evaluation.latency import synchronize
 from skipsearch.mask import SkipMask
+from skipsearch.models.spec import PassRunner
 
 if TYPE_CHECKING:
     from skipsearch.bench.peers import OurPeer
@@ -48,6 +49,7 @@ class _Timed:
 
     def __init__(self, model: Any, prompt_tokens: int, times: PassTimes):
         self._model, self._prompt_tokens, self._times = model, prompt_tokens, times
+        self.passes: PassRunner | None = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -67,11 +69,11 @@ class _Timed:
             times.draft, times.drafts = times.draft + seconds, times.drafts + 1
         return logits
 
-    def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Any, sure: bool) -> Scored:
+    def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Any, confidence: bool) -> Scored:
         device, times = self._model.spec.device, self._times
         synchronize(device)
         started = perf_counter()
-        scored = draft_step(self._model, token, cache, plan, mask, scorer, sure)
+        scored = draft_step(self._model, token, cache, plan, mask, scorer, confidence)
         synchronize(device)
         times.draft, times.drafts = times.draft + perf_counter() - started, times.drafts + 1
         return scored
@@ -83,7 +85,7 @@ def pass_times(peer: OurPeer, requests: Sequence[Request]) -> PassTimes:
     real = loop.model
     try:
         for request in requests:
-            loop.model = _Timed(real, len(request.prompt), times)
+            loop.model = _Timed(real, len(request.prompt), times)  # type: ignore[assignment]
             times.whole += peer.decoder.generate(request.prompt, request.new_tokens, ignore_eos=True).stats.decode_seconds
     finally:
         loop.model = real

@@ -146,8 +146,8 @@ def _plain_pass(peer: Peer, peers: Sequence[Peer], times: dict[str, PassTimes]) 
 
 
 def _closed_form(peer: Peer, stats: DecodeStats, beta: float | None, v: float | None) -> float | None:
-    loop = peer.decoder.loop if isinstance(peer, OurPeer) else None
-    fixed = isinstance(getattr(loop and loop.drafter, "exit", None), Fixed)
-    if loop is None or not fixed or beta is None or v is None or stats.alpha is None:
+    drafters = peer.decoder.recipe.drafters if isinstance(peer, OurPeer) else ()
+    fixed = len(drafters) == 1 and isinstance(getattr(drafters[0], "exit", None), Fixed)
+    if not fixed or beta is None or v is None or stats.alpha is None:
         return None
-    return expected_speedup(stats.alpha, loop.draft_length, beta, v)
+    return expected_speedup(stats.alpha, drafters[0].draft_length, beta, v)

@@ -75,10 +75,10 @@ class TuneView:
 
     def summary(self, console: Console, profile: Profile, path: Path) -> None:
         """The race, the hold-out measurement, the mask, and what to do with it."""
-        table = Table("sub-layers skipped", "policy", "predicted", "measured (95 %)", "prompts", box=None, pad_edge=False)
+        table = Table("recipe", "predicted", "measured (95 %)", "prompts", box=None, pad_edge=False)
         for r in self.raced:
             predicted = f"{r.predicted:.2f}×" if r.predicted else ""
-            table.add_row(f"{r.mask.n_skipped} of {2 * r.mask.n_layers}", str(r.policy), predicted,
+            table.add_row(str(r.recipe), predicted,
                           f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", f"{r.prompts} {r.split}")
         console.print(table)
         console.print(draw_mask(profile.mask))
@@ -89,7 +89,7 @@ class TuneView:
         lossless = measured.lossless
         if lossless.prompts:
             console.print(f"tokens identical to plain decoding on {lossless.identical} of {lossless.prompts} prompts", markup=False)
-        calibrated = [r for r in self.raced if r.split == "calibration" and r.mask == profile.mask]
+        calibrated = [r for r in self.raced if r.split == "calibration" and r.recipe == profile.candidate]
         if calibrated and calibrated[0].speedup.low > measured.speedup.mean:
             console.print(f"on calibration prompts it measured {calibrated[0].speedup.mean:.2f}×: part of that does not carry over to text "
                           "that the search has not seen", markup=False)

@@ -1,7 +1,7 @@
 """Draft, verify, commit: the lossless decoder."""
 
-from skipsearch.decoding.decoder import Chunk, Generation
+from skipsearch.decoding.decoder import Decoder
 from skipsearch.decoding.dropin import generate
-from skipsearch.decoding.front import Decoder
+from skipsearch.decoding.loop import Chunk, Generation
 
 __all__ = ["Chunk", "Decoder", "Generation", "generate"]

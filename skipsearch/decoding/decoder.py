@@ -1,196 +1,87 @@
-"""Draft, verify, commit: the decode loop. Without a drafter the same loop is plain autoregressive decoding."""
+"""`Decoder`: what people call. A model, and a profile, a recipe, a bare mask or nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from operator import index
-from time import perf_counter
 
-import torch
 from torch import Tensor
 
-from skipsearch.cache import KVCache, Planner
-from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
-from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker, is_whole
+from skipsearch.decoding.loop import Chunk, DecodeLoop, Generation, checked_prompt
+from skipsearch.decoding.sampling import Sampling, is_whole
 from skipsearch.decoding.stopping import Stopper
-from skipsearch.drafters import DecodeContext, Drafter
-from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, exact_forward, forward, inference
-from skipsearch.errors import DecodeError
+from skipsearch.drafters.skip import Skip
+from skipsearch.errors import DecodeError, MaskError
+from skipsearch.exits import Exit, make_exit
+from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
-from skipsearch.stats import DecodeStats
+from skipsearch.profile import Profile
+from skipsearch.recipe import Recipe
+
+DEFAULT_DRAFT_LENGTH = 12   # Draft & Verify's K
+MOST_DRAFTED = 64
 
 
-@dataclass(frozen=True)
-class Generation:
-    """tokens: new ones only, an end-of-sequence token included. text: None without a tokenizer; cut before a stop string.
+class Decoder:
+    """Decodes with `model`, drafting as a profile says; the tokens are the full model's own.
 
-    finish_reason: "eos", "length", "stop" or "repeat".
+    profile: a Profile; a Recipe; a SkipMask, which is a recipe of one skip drafter with `draft_length` (12) and `exit_policy` (Draft &
+    Verify's adaptive one); None for plain decoding on the same engine, which is also what a profile with `verdict: plain` asks for.
+    exact: greedy tokens are the same to the bit with any profile and with none, in every dtype; costs passes of eight rows.
+    Any number of threads may use one decoder, or decoders of their own over one model.
+    Raises: ProfileError for a profile of another model, MaskError for a mask of another depth.
     """
 
-    tokens: list[int]
-    finish_reason: str
-    stats: DecodeStats
-    text: str | None = None
+    def __init__(self, model: ModelAdapter, profile: Profile | Recipe | SkipMask | None = None, *, draft_length: int | None = None,
+                 exit_policy: Exit | None = None, exact: bool = False):
+        self.model = model
+        self.warnings: list[str] = []
+        if isinstance(profile, SkipMask):
+            profile = _recipe_of(profile, model, DEFAULT_DRAFT_LENGTH if draft_length is None else draft_length, exit_policy)
+        elif draft_length is not None or exit_policy is not None:
+            raise DecodeError("draft_length and exit_policy belong to a bare mask; a profile or recipe has its own")
+        if isinstance(profile, Profile):
+            from skipsearch.decoding.matching import check_profile
 
+            self.warnings = check_profile(profile, model)
+            profile = profile.recipe
+        self.recipe = profile or Recipe()
+        self.loop = DecodeLoop(model, self.recipe, exact)
 
-@dataclass(frozen=True)
-class Chunk:
-    """What one round added. finish_reason and stats are set on the last chunk."""
+    def stream(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
+               top_k: int = 0, seed: int = 0, stop: str | Sequence[str] | None = None, end_on_repeat: int | None = None,
+               ignore_eos: bool = False) -> Iterator[Chunk]:
+        """As `generate`, a chunk a round. Raises: DecodeError before the first chunk."""
+        ids, room = checked_prompt(input_ids, self.model, max_new_tokens)
+        if not is_whole(seed) or not -2**63 <= seed < 2**64:
+            raise DecodeError(f"seed is {seed}; a seed is a whole number of at most 64 bits")
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        eos = () if ignore_eos else self.model.spec.eos_token_ids
+        stopper = Stopper(room, eos, stops, self.model.tokenizer, end_on_repeat)
+        return self.loop.stream(ids, Sampling(temperature, top_p, top_k), stopper, int(seed))
 
-    tokens: list[int]
-    text: str | None
-    finish_reason: str | None = None
-    stats: DecodeStats | None = None
+    def generate(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
+                 top_k: int = 0, seed: int = 0, stop: str | Sequence[str] | None = None, end_on_repeat: int | None = None,
+                 ignore_eos: bool = False) -> Generation:
+        """Go on from `input_ids` (a list, or a tensor [T] or [1, T]).
 
-
-@dataclass
-class _Request:
-    """One generation under way."""
-
-    ctx: DecodeContext
-    sampling: Sampling
-    stopper: Stopper
-    generator: torch.Generator
-    stats: DecodeStats = field(default_factory=DecodeStats)
-
-
-class DecodeLoop:
-    """The engine room of `Decoder`: one model, one drafter or none, one cache that is kept between requests.
-
-    exact: passes of the full model have one fixed shape, so that their bits do not depend on what was drafted.
-    """
-
-    def __init__(self, model: ModelAdapter, drafter: Drafter | None = None, draft_length: int = 0, exact: bool = False):
-        self.model, self.drafter, self.draft_length, self.exact = model, drafter, draft_length, exact
-        self._cache: KVCache | None = None
-        self._planner: Planner | None = None
-
-    def stream(self, prompt: Sequence[int], sampling: Sampling, stopper: Stopper, seed: int = 0) -> Iterator[Chunk]:
-        """Chunks of committed tokens, a round each, the prefill's first token alone in the first."""
-        request, first = self._prefill(prompt, sampling, stopper, seed)
-        stats, emitted = request.stats, [first]
-        try:
-            while True:
-                reason, committed = None, []
-                for token in emitted:
-                    committed.append(token)
-                    reason = stopper.push(token)
-                    if reason:
-                        break
-                stats.tokens += len(committed)
-                stats.round_tokens = stats.tokens - 1
-                request.ctx.history[0].extend(committed)
-                text = None if stopper.text is None else stopper.text.take(last=reason is not None)
-                yield Chunk(committed, text, reason, stats if reason else None)
-                if reason:
-                    return
-                emitted = self._round(request, stopper.max_new_tokens - stopper.n_tokens)
-        finally:
-            self._cache, self._planner = request.ctx.cache, request.ctx.planner
-
-    @inference
-    def _prefill(self, prompt: Sequence[int], sampling: Sampling, stopper: Stopper, seed: int) -> tuple[_Request, int]:
-        device = self.model.spec.device
-        started = self._clock()
-        cache, planner = self._room_for(len(prompt) + stopper.max_new_tokens)
-        generator = torch.Generator(device).manual_seed(seed)
-        picker = GreedyPicker() if sampling.greedy else SamplingPicker(sampling, generator)
-        rows = torch.tensor([list(prompt)], device=device)
-        logits = self._full(rows, cache, planner, last_only=True)
-        pending, _ = picker.draw(picker.score(logits[:, -1], sure=False))
-        cache.length = len(prompt)
-        ctx = DecodeContext(self.model, cache, planner, pending, [list(prompt)], picker)
-        request = _Request(ctx, sampling, stopper, generator)
-        token = int(pending)
-        request.stats.prompt_tokens = len(prompt)
-        request.stats.prefill_seconds = self._clock() - started
-        return request, token
-
-    @inference
-    def _round(self, request: _Request, room: int) -> list[int]:
-        """One draft and its verify pass. Returns the accepted tokens and the one the full model adds, at most `room` in all."""
-        ctx, stats, cache = request.ctx, request.stats, request.ctx.cache
-        started = perf_counter()
-        draft = None
-        rows = ctx.pending  # [1, 1]
-        if self.drafter is not None and (most := min(self.draft_length, room - 1)) > 0:
-            draft = self.drafter.draft(ctx, most)
-            rows = torch.cat([ctx.pending, draft.tokens], dim=1)  # [1, 1 + N]
-        drafted_at = perf_counter()
-
-        n_drafted = rows.shape[1] - 1
-        logits = self._full(rows, cache, ctx.planner)[0]  # [1 + N, V]
-        accepted, following = self._accept(request, rows[0, 1:], draft.probs if draft else None, logits)
-        cache.length += 1 + accepted  # rejected K/V stays behind; the next verify overwrites it before anything reads it
-        ctx.pending = rows.new_tensor([[following]])
-        if draft is not None and self.drafter is not None:
-            self.drafter.commit([list(range(accepted))])
-
-        ended = perf_counter()
-        stats.rounds += 1
-        stats.drafted += n_drafted
-        stats.accepted += accepted
-        stats.rejecting_rounds += accepted < n_drafted
-        stats.draft_seconds += drafted_at - started
-        stats.verify_seconds += ended - drafted_at
-        stats.decode_seconds += ended - started
-        return [*rows[0, 1:1 + accepted].tolist(), following]
-
-    def _full(self, tokens: Tensor, cache: KVCache, planner: Planner, last_only: bool = False) -> Tensor:
-        """The full model over tokens [1, T] behind what is committed."""
-        if self.exact:
-            return exact_forward(self.model, tokens, cache, planner, cache.length, last_only)
-        return forward(self.model, tokens, cache, planner.chain(cache.length, tokens.shape[1]), last_only=last_only)
-
-    def _accept(self, request: _Request, drafted: Tensor, q: Tensor | None, logits: Tensor) -> tuple[int, int]:
-        picker = request.ctx.picker
-        if isinstance(picker, SamplingPicker):
-            return accept_sampled(drafted, q[0] if q is not None else None, picker.probs(logits), request.generator)
-        return accept_greedy(drafted, logits)
-
-    def _room_for(self, tokens: int) -> tuple[KVCache, Planner]:
-        """The cache of the last request, emptied, or a larger one. A drafter never writes past the last token that may come.
-
-        It is lent until the request ends, so that another one that starts meanwhile takes its own.
+        max_new_tokens: exact limit, cut down to what the model's context leaves. temperature 0 is greedy. A seed repeats a sample
+        with one profile; across profiles samples differ while their distribution does not. stop: strings that end the text, left
+        out of it.
+        end_on_repeat: end at the first n-gram of this length that the generation has already written.
+        Raises: DecodeError for a request that makes no sense.
         """
-        if self.exact:  # rows that fill a pass up write behind the last token; a power of two from one block of keys on is whole blocks
-            tokens = max(tokens + EXACT_ROWS - 1, EXACT_KEYS)
-        cache, planner, self._cache, self._planner = self._cache, self._planner, None, None
-        if cache is None or planner is None or cache.capacity < tokens:
-            capacity = max(256, 1 << (tokens - 1).bit_length())
-            cache, planner = self.model.new_cache(1, capacity), Planner(capacity, self.model.spec.device)
-        cache.reset()
-        return cache, planner
-
-    def _clock(self) -> float:
-        if self.model.spec.device.type == "cuda":
-            torch.cuda.synchronize(self.model.spec.device)
-        return perf_counter()
+        chunks = list(self.stream(input_ids, max_new_tokens, temperature, top_p, top_k, seed, stop, end_on_repeat, ignore_eos))
+        last = chunks[-1]
+        assert last.finish_reason is not None
+        assert last.stats is not None
+        text = None if last.text is None else "".join(c.text or "" for c in chunks)
+        return Generation([t for c in chunks for t in c.tokens], last.finish_reason, last.stats, text)
 
 
-def checked_prompt(prompt: Sequence[int] | Tensor, model: ModelAdapter, max_new_tokens: int) -> tuple[list[int], int]:
-    """(token ids, tokens that may be generated): a request that fits the model. Raises: DecodeError."""
-    if isinstance(prompt, Tensor):
-        if prompt.ndim == 2 and len(prompt) != 1:
-            raise DecodeError(f"input_ids holds {len(prompt)} sequences; one request is one sequence")
-        prompt = prompt.flatten().tolist()
-    try:
-        ids, spec = [index(t) for t in prompt], model.spec
-    except TypeError:
-        raise DecodeError(f"the prompt is {prompt!r:.80}; give the token ids of one sequence as whole numbers, in a list or "
-                          "tensor") from None
-    if not ids:
-        raise DecodeError("the prompt is empty: give at least one token to go on from")
-    outside = next((t for t in ids if not 0 <= t < spec.vocab), None)
-    if outside is not None:
-        raise DecodeError(f"token id {outside} is outside 0..{spec.vocab - 1}, the vocabulary of {spec.id}; "
-                          "was it made by another tokenizer?")
-    if not is_whole(max_new_tokens) or max_new_tokens < 1:
-        raise DecodeError(f"max_new_tokens is {max_new_tokens}; ask for at least 1 token")
-    if spec.context is not None:
-        if len(ids) >= spec.context:
-            raise DecodeError(f"the prompt has {len(ids)} tokens and {spec.id} was made for {spec.context}, the answer included: "
-                              "shorten it")
-        max_new_tokens = min(int(max_new_tokens), spec.context - len(ids))
-    return ids, int(max_new_tokens)
+def _recipe_of(mask: SkipMask, model: ModelAdapter, draft_length: int, exit_policy: Exit | None) -> Recipe:
+    if mask.n_layers != model.spec.n_layers:
+        raise MaskError(f"the mask is for {mask.n_layers} layers and {model.spec.id} has {model.spec.n_layers}: tune one for this model")
+    if not is_whole(draft_length) or not 1 <= draft_length <= MOST_DRAFTED:
+        raise DecodeError(f"draft_length is {draft_length}; a round drafts a whole number of tokens, 1 to {MOST_DRAFTED} "
+                          "(no profile at all is plain decoding)")
+    return Recipe((Skip.of(mask, int(draft_length), exit_policy or make_exit("adaptive")),))

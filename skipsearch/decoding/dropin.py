@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skipsearch.decoding.front import Decoder
+from skipsearch.decoding.decoder import Decoder
 from skipsearch.errors import DecodeError
 from skipsearch.mask import SkipMask
 from skipsearch.models import adapt

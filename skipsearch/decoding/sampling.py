@@ -49,9 +49,9 @@ class GreedyPicker:
 
     key = "greedy"
 
-    def score(self, logits: Tensor, sure: bool) -> Scored:
+    def score(self, logits: Tensor, confidence: bool) -> Scored:
         choice = logits.argmax(dim=-1, keepdim=True)
-        return Scored(choice, (logits.amax(dim=-1).float() - logits.float().logsumexp(dim=-1)).exp() if sure else None)
+        return Scored(choice, (logits.amax(dim=-1).float() - logits.float().logsumexp(dim=-1)).exp() if confidence else None)
 
     def draw(self, scored: Scored) -> tuple[Tensor, Tensor | None]:
         return scored.weights, None
@@ -79,9 +79,9 @@ class SamplingPicker:
             logits = warp(None, logits)
         return logits.softmax(dim=-1)
 
-    def score(self, logits: Tensor, sure: bool) -> Scored:
-        probs = self.probs(logits)
-        return Scored(probs, probs.amax(dim=-1) if sure else None)
+    def score(self, logits: Tensor, confidence: bool) -> Scored:
+        probs = self.probs(logits).nan_to_num_(nan=1 / logits.shape[-1])   # a thinned model may overflow where the full one does not
+        return Scored(probs, probs.amax(dim=-1) if confidence else None)
 
     def draw(self, scored: Scored) -> tuple[Tensor, Tensor | None]:
         return torch.multinomial(scored.weights, 1, generator=self.generator), scored.weights

@@ -1,11 +1,8 @@
-"""Drafters by name. To add one: a file in this folder and a line here."""
+"""Drafters: where draft tokens come from. `recipe.DRAFTERS` lists them; `base.py` is the port."""
 
 from __future__ import annotations
 
-from skipsearch.drafters.base import DecodeContext, Draft, Drafter
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
+from skipsearch.recipe import DRAFTERS
 
-DRAFTERS: dict[str, str] = {
-    "skip": "skipsearch.drafters.skip:SkipDrafter",
-}
-
-__all__ = ["DRAFTERS", "DecodeContext", "Draft", "Drafter"]
+__all__ = ["DRAFTERS", "DecodeContext", "Draft", "DraftSession", "Drafter"]

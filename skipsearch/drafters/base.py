@@ -1,16 +1,40 @@
-"""The drafter port: where draft tokens come from."""
+"""The drafter port: where draft tokens come from.
+
+A drafter is three things in one file: its settings, a `DrafterSpec` as a profile stores them; the drafter, made once for a model and those
+settings; and its session, which is what one request holds. Two requests that interleave share nothing that changes. This is all of a
+drafter that always repeats the last token:
+
+    class Again(DrafterSpec):
+        kind: Literal["again"] = "again"
+
+        def build(self, n_layers: int) -> Drafter:
+            return self
+
+        def begin(self, ctx: DecodeContext) -> DraftSession:
+            return self
+
+        def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
+            return Draft(ctx.pending[0].repeat(most))
+
+        def verified(self, ctx: DecodeContext, accepted: int) -> None:
+            pass
+
+Its file says `kind = "again"`, its line in `recipe.DRAFTERS` where that file is. Nothing here loads torch, because reading a profile must
+not: a drafter that needs torch imports it where it drafts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from skipsearch.cache import KVCache, Planner
-from skipsearch.engine import Scored
-from skipsearch.models.spec import ModelAdapter
+    from skipsearch.cache import KVCache, Planner
+    from skipsearch.engine import Scored
+    from skipsearch.models.spec import ModelAdapter
 
 
 class TokenPicker(Protocol):
@@ -20,9 +44,9 @@ class TokenPicker(Protocol):
     def key(self) -> Hashable:
         """Equal for pickers that score alike."""
 
-    def score(self, logits: Tensor, sure: bool) -> Scored:
-        """logits: [B, V] -> what a token is chosen by and, with `sure`, the top probability of the distribution that it is drawn from (of
-        the plain softmax where the choice is greedy)."""
+    def score(self, logits: Tensor, confidence: bool) -> Scored:
+        """logits: [B, V] -> what a token is chosen by and, with `confidence`, the top probability of the distribution that it is drawn from
+        (of the plain softmax where the choice is greedy)."""
 
     def draw(self, scored: Scored) -> tuple[Tensor, Tensor | None]:
         """(tokens [B, 1], the distribution they were drawn from [B, V], or None for a greedy choice)."""
@@ -30,9 +54,10 @@ class TokenPicker(Protocol):
 
 @dataclass
 class DecodeContext:
-    """What a drafter works with in one round.
+    """One request, as its drafters see it between rounds.
 
-    pending: [B, 1], the last emitted token, whose K/V no pass has written yet. history: all tokens of each row, prompt included.
+    pending: [1, 1], the last emitted token, whose K/V no pass has written yet. history: all tokens so far, prompt and pending one included.
+    prompt: how many of them are the prompt's.
     A drafter may write K/V behind `cache.length`, never before it: verification writes over what it leaves there.
     """
 
@@ -40,32 +65,37 @@ class DecodeContext:
     cache: KVCache
     planner: Planner
     pending: Tensor
-    history: list[list[int]]
+    history: list[int]
+    prompt: int
     picker: TokenPicker
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Proposed tokens of one round.
+    """Proposed tokens of one round, a chain.
 
-    tokens: [B, N]; lengths: tokens of each row that count. parents: [N], the node before each of a tree; None is a chain.
-    probs: [B, N, V], what each token was drawn from; None where every choice was certain (a one-hot q).
-    resume: (hidden [B, N, H], layer), set when everything before `layer` was computed exactly as the full model would, for the rows that
-    were fed; the last drafted token was not fed and pays its own way.
+    tokens: [N], at least one. probs: [N, V], what each token was drawn from; None where every choice was certain (a one-hot q).
+    source: of copied tokens, where in `history` the first of them stands.
     """
 
     tokens: Tensor
-    lengths: tuple[int, ...]
-    parents: Tensor | None = None
     probs: Tensor | None = None
-    resume: tuple[Tensor, int] | None = None
+    source: int | None = None
+
+
+class DraftSession(Protocol):
+    """What one request holds of a drafter."""
+
+    def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
+        """At least one and at most `most` tokens, most >= 1. None: nothing to say in this round, so the next drafter is asked."""
+
+    def verified(self, ctx: DecodeContext, accepted: int) -> None:
+        """Called after the verify pass of a round that this drafter drafted, with how many of its tokens stood. What any round emitted,
+        this drafter's or not, stands in `ctx.history` at the next `draft`."""
 
 
 class Drafter(Protocol):
-    kind: ClassVar[str]
+    """Made once for a model and its settings. It holds what requests may share, such as a mask."""
 
-    def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft:
-        """At least one and at most max_tokens tokens for every row; max_tokens >= 1."""
-
-    def commit(self, accepted: list[list[int]]) -> None:
-        """Indices of accepted draft tokens, a list for each row; called after every verify pass."""
+    def begin(self, ctx: DecodeContext) -> DraftSession:
+        """A request begins: its prompt is in the cache and its first token is pending."""

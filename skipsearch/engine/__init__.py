@@ -3,7 +3,9 @@
 from skipsearch.engine.exact import KEY_BLOCK as EXACT_KEYS
 from skipsearch.engine.exact import ROWS as EXACT_ROWS
 from skipsearch.engine.exact import exact_forward
-from skipsearch.engine.forward import Scored, draft_step, forward, inference
+from skipsearch.engine.forward import draft_step, forward, inference, onward
 from skipsearch.engine.load import ENGINES, load_model
+from skipsearch.models.spec import Scored
 
-__all__ = ["ENGINES", "EXACT_KEYS", "EXACT_ROWS", "Scored", "draft_step", "exact_forward", "forward", "inference", "load_model"]
+__all__ = ["ENGINES", "EXACT_KEYS", "EXACT_ROWS", "Scored", "draft_step", "exact_forward", "forward", "inference", "load_model",
+           "onward"]

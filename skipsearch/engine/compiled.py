@@ -31,12 +31,15 @@ from skipsearch.models import lean as lean_module
 from skipsearch.models.bands import MOST_ROWS
 from skipsearch.models.lean import MLP, Attention, LeanAdapter
 from skipsearch.models.norms import Norm
+from skipsearch.models.spec import PassRunner
 
 Progress = Callable[[int, int], None]
 
 
 class CompiledAdapter:
     """A fused model on a CPU whose short passes run compiled pieces; longer ones are prefills and run uncompiled."""
+
+    passes: PassRunner | None = None
 
     def __init__(self, lean: LeanAdapter, progress: Progress = lambda done, total: None):
         self.lean, self.tokenizer, self.spec = lean, lean.tokenizer, replace(lean.spec, engine="compiled")
@@ -93,9 +96,10 @@ class CompiledAdapter:
 
     def _numbers(self, count: int) -> Tensor:
         """[count], of no other meaning."""
-        if len(self._many) < count:
-            self._many = torch.empty(2 * count, dtype=self.spec.dtype)
-        return self._many[:count]
+        many = self._many
+        if len(many) < count:  # another thread may put a shorter one there meanwhile, which is then made again
+            many = self._many = torch.empty(2 * count, dtype=self.spec.dtype)
+        return many[:count]
 
 
 class _Piece:

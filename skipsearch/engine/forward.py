@@ -1,53 +1,19 @@
-"""The one layer loop: full pass, draft pass and verify pass are this function with another mask, plan or start layer."""
+"""The one layer loop: full pass, draft pass and verify pass are `onward` with another mask, plan or start layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
 from skipsearch.mask import SkipMask
-from skipsearch.models.spec import ModelAdapter
+from skipsearch.models.spec import ModelAdapter, Scored, Scorer
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What a token is chosen by. weights: [B, 1], the choice itself where it is greedy, else [B, V], what it is to be drawn from.
-
-    sure: [B], the top probability; None if nobody asked for it.
-    """
-
-    weights: Tensor
-    sure: Tensor | None
-
-
-class Scorer(Protocol):
-    """Scores logits without drawing anything, so that an engine may record it together with the pass.
-
-    key: equal for scorers that do the same.
-    """
-
-    @property
-    def key(self) -> Hashable: ...
-
-    def score(self, logits: Tensor, sure: bool) -> Scored:
-        """logits: [B, V]."""
-
-
-class PassRunner(Protocol):
-    """An engine that may have a whole pass ready."""
-
-    def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor | None:
-        """As `forward`; None leaves the pass to the loop."""
-
-    def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, sure: bool) -> Scored | None:
-        """As `draft_step`; None leaves it to a pass and the scorer."""
+Tap = Callable[[int, Tensor], None]
 
 
 def inference(function: F) -> F:
@@ -62,44 +28,43 @@ def forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan,
     mask: sub-layers to leave out (a draft pass); None runs all of them. K/V of every attention that runs are written.
     An engine that has the whole pass ready runs that instead.
     """
-    run = getattr(model, "run", None)  # of a PassRunner; isinstance of a protocol costs as much as a kernel
-    logits = None if run is None else run(tokens, cache, plan, mask, last_only)
-    if logits is not None:
+    if model.passes is not None and (logits := model.passes.run(tokens, cache, plan, mask, last_only)) is not None:
         return logits
-    return layers(model, tokens, cache, plan, mask, last_only)
+    return looped(model, tokens, cache, plan, mask, last_only)
 
 
-def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, sure: bool) -> Scored:
-    """A draft pass over one token [B, 1] and the scores of the next; with `sure` how certain the draft is of it.
+def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer,
+               confidence: bool) -> Scored:
+    """A draft pass over one token [B, 1] and the scores of the next; with `confidence` the top probability too.
 
     An engine that has both ready in one piece runs that.
     """
-    run = getattr(model, "run_scored", None)
-    scored: Scored | None = None if run is None else run(token, cache, plan, mask, scorer, sure)
-    return scored if scored is not None else scorer.score(forward(model, token, cache, plan, mask)[:, -1], sure)
+    if model.passes is not None and (scored := model.passes.run_scored(token, cache, plan, mask, scorer, confidence)) is not None:
+        return scored
+    return scorer.score(forward(model, token, cache, plan, mask)[:, -1], confidence)
 
 
-def layers(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
+def looped(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
            last_only: bool = False) -> Tensor:
-    """The loop itself."""
-    h = hidden(model, tokens, cache, plan, mask)
+    """`forward` layer by layer, which is what an engine with whole passes makes them of."""
+    h = onward(model, model.embed(tokens, plan.positions), cache, plan, mask)
     return model.head(h[:, -1:] if last_only else h)
 
 
-def hidden(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None) -> Tensor:
-    """The loop without the head, which is dear where a vocabulary is large and not all rows of a pass count: [B, T] -> [B, T, H]."""
-    return onward(model, model.embed(tokens, plan.positions), 0, cache, plan, mask)
+def onward(model: ModelAdapter, h: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None, first: int = 0,
+           tap: Tap | None = None) -> Tensor:
+    """The layers from `first` on. h: [B, T, H], as it goes into that layer; returned as it goes into the head.
 
-
-def onward(model: ModelAdapter, h: Tensor, first: int, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None) -> Tensor:
-    """The layers from `first` on. h: [B, T, H], as it goes into that layer; returned as it goes into the head."""
-    if mask is None:
-        for i in range(first, model.spec.n_layers):
-            h = model.block(i, h, cache, plan)
-    else:
-        no_attn, no_mlp = frozenset(mask.attn), frozenset(mask.mlp)
-        for i in range(first, model.spec.n_layers):
-            attn, mlp = i not in no_attn, i not in no_mlp
-            if attn or mlp:
-                h = model.block(i, h, cache, plan, attn=attn, mlp=mlp)
+    tap(i, h): shown what goes into each layer i that is walked over, and last what goes into the head, i being the number of layers.
+    """
+    n = model.spec.n_layers
+    no_attn, no_mlp = (frozenset(mask.attn), frozenset(mask.mlp)) if mask is not None else (frozenset[int](), frozenset[int]())
+    for i in range(first, n):
+        if tap is not None:
+            tap(i, h)
+        attn, mlp = i not in no_attn, i not in no_mlp
+        if attn or mlp:
+            h = model.block(i, h, cache, plan, attn=attn, mlp=mlp)
+    if tap is not None:
+        tap(n, h)
     return h

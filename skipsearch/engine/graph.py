@@ -7,6 +7,7 @@ On a CPU the same body runs directly: shapes, padding and buffers are then teste
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
-from skipsearch.engine.forward import Scored, Scorer, layers
+from skipsearch.engine.forward import looped
 from skipsearch.mask import SkipMask
 from skipsearch.models.lean import LeanAdapter
+from skipsearch.models.spec import PassRunner, Scored, Scorer
 
 MOST_ROWS = 32        # of a recorded pass; longer ones are prefills and run as they are
 LEAST_KEYS = 256      # recordings are made for this many keys, then for twice as many, …
@@ -30,8 +32,10 @@ class GraphAdapter:
 
     def __init__(self, lean: LeanAdapter):
         self.lean, self.tokenizer = lean, lean.tokenizer
+        self.passes: PassRunner | None = self
         self.spec = lean.spec
         self._recordings: OrderedDict[tuple[Any, ...], _Recording] = OrderedDict()
+        self._looking = threading.Lock()
         self.new_cache, self.embed, self.block, self.head = lean.new_cache, lean.embed, lean.block, lean.head
 
     @property
@@ -53,28 +57,29 @@ class GraphAdapter:
         logits: Tensor = recording(tokens, plan.start)[:, :tokens.shape[1]]
         return logits[:, -1:] if last_only else logits
 
-    def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, sure: bool) -> Scored | None:
+    def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, confidence: bool) -> Scored | None:
         """A draft step with the scores of its token, in one recording. What is drawn at random is drawn outside of it."""
-        recording = self._recording(token, cache, plan, mask, scorer, sure)
+        recording = self._recording(token, cache, plan, mask, scorer, confidence)
         if recording is None or plan.start is None:
             return None
         scored: Scored = recording(token, plan.start)
-        return Scored(scored.weights.clone(), scored.sure)  # drafts are gathered while the next call overwrites them
+        return Scored(scored.weights.clone(), scored.confidence)  # drafts are gathered while the next call overwrites them
 
     def _recording(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, scorer: Scorer | None = None,
-                   sure: bool = False) -> _Recording | None:
+                   confidence: bool = False) -> _Recording | None:
         rows = _next_power(tokens.shape[1])
         if not plan.chain or not plan.start or len(tokens) != 1 or rows > MOST_ROWS or plan.start + rows > cache.capacity:
             return None
         keys = min(max(LEAST_KEYS, _next_power(plan.start + rows)), cache.capacity)
-        key = (id(cache), mask, rows, keys, None if scorer is None else (scorer.key, sure))
-        recording = self._recordings.get(key)
-        if recording is None or recording.cache is not cache:
-            then = None if scorer is None else (lambda logits: scorer.score(logits[:, -1], sure))
-            recording = self._recordings[key] = _Recording(self.lean, cache, mask, rows, keys, then)
-            if len(self._recordings) > MOST_RECORDINGS:
-                self._recordings.popitem(last=False)
-        self._recordings.move_to_end(key)
+        key = (id(cache), mask, rows, keys, None if scorer is None else (scorer.key, confidence))
+        with self._looking:  # a recording is of one cache, so of one request: what is shared between threads is the list of them
+            recording = self._recordings.get(key)
+            if recording is None or recording.cache is not cache:
+                then = None if scorer is None else (lambda logits: scorer.score(logits[:, -1], confidence))
+                recording = self._recordings[key] = _Recording(self.lean, cache, mask, rows, keys, then)
+                if len(self._recordings) > MOST_RECORDINGS:
+                    self._recordings.popitem(last=False)
+            self._recordings.move_to_end(key)
         return recording
 
 
@@ -106,7 +111,7 @@ class _Recording:
         context = self.model.spec.context
         positions = slots if context is None else slots.clamp(max=context - 1)  # of rows that only fill up
         plan = PassPlan(positions, slots, self.keys, (self.slots <= slots[0, :, None])[None, None], None)
-        logits = layers(self.model, self.tokens, self.cache, plan, self.mask)
+        logits = looped(self.model, self.tokens, self.cache, plan, self.mask)
         return logits if self.then is None else self.then(logits)
 
 

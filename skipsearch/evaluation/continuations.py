@@ -10,8 +10,7 @@ from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding.sampling import Sampling, SamplingPicker
-from skipsearch.engine import inference
-from skipsearch.engine.forward import hidden
+from skipsearch.engine import inference, onward
 from skipsearch.models.place import host_memory
 from skipsearch.models.spec import ModelAdapter
 
@@ -132,12 +131,11 @@ class Batches:
 
     def _run(self, texts: Tensor, cache: KVCache, plan: PassPlan, positions: Tensor) -> tuple[Tensor, ...]:
         """A pass of the full model over texts [B, longest]: its states at positions [B, T], before each layer and after the last."""
-        h, model, states = self.model.embed(texts, plan.positions), self.model, []
-        at = positions[..., None].expand(-1, -1, h.shape[-1])
-        for i in range(model.spec.n_layers):
-            states.append(h.gather(1, at.to(h.device)))
-            h = model.block(i, h, cache, plan)
-        return (*states, h.gather(1, at.to(h.device)))
+        at = positions[..., None].expand(-1, -1, self.model.spec.hidden)
+        states = list[Tensor]()
+        onward(self.model, self.model.embed(texts, plan.positions), cache, plan,
+               tap=lambda i, h: states.append(h.gather(1, at.to(h.device))))
+        return tuple(states)
 
     def _probability(self, states: Tensor, following: Tensor) -> Tensor:
         """[N]: the chance that the full model drew `following` [N], from what goes into its head, [N, H]."""
@@ -185,5 +183,6 @@ def _free_memory(device: torch.device) -> int:
 @inference
 def _bytes_of_a_slot(model: ModelAdapter) -> int:
     cache, device = model.new_cache(1, 1), model.spec.device
-    hidden(model, torch.zeros(1, 1, dtype=torch.long, device=device), cache, Planner(1, device).chain(0, 1))
+    plan = Planner(1, device).chain(0, 1)
+    onward(model, model.embed(torch.zeros(1, 1, dtype=torch.long, device=device), plan.positions), cache, plan)
     return cache.bytes

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from skipsearch.engine import inference
+from skipsearch.costs import Costs
+from skipsearch.engine import inference, onward
 from skipsearch.evaluation.continuations import Batch
 from skipsearch.evaluation.replay import Replay
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
-from skipsearch.searchers.base import Costs, Evidence
+from skipsearch.searchers.base import Evidence
 
 RANKING_PROMPTS = 16  # that one-at-a-time skipping is ranked on
 TRACED_PROMPTS = 4    # whose hidden states are handed out: a dynamic programme over them runs every layer many times
@@ -36,16 +37,17 @@ def trace(model: ModelAdapter, batch: Batch) -> tuple[Tensor, tuple[float, ...]]
 
     N: positions of the batch's text. A layer with a parallel residual computes both from one input, and is taken so.
     """
-    real = _real(batch)
-    h = model.embed(batch.fed, batch.plan.positions)
-    states, cosines = [h[real]], []
-    for i in range(model.spec.n_layers):
-        for attn, mlp in ((True, False), (False, True)):
-            before = h if attn else model.block(i, h, batch.cache, batch.plan, mlp=False)
-            after = model.block(i, before, batch.cache, batch.plan, attn=attn, mlp=mlp)
-            cosines.append(float(torch.nn.functional.cosine_similarity(before[real].float(), after[real].float(), dim=-1).mean()))
-        h = model.block(i, h, batch.cache, batch.plan)
+    real, states, cosines = _real(batch), list[Tensor](), list[float]()
+
+    def look(i: int, h: Tensor) -> None:
         states.append(h[real])
+        if i == model.spec.n_layers:
+            return
+        middle = model.block(i, h, batch.cache, batch.plan, mlp=False)
+        for before, after in ((h, middle), (middle, model.block(i, middle, batch.cache, batch.plan, attn=False))):
+            cosines.append(float(torch.nn.functional.cosine_similarity(before[real].float(), after[real].float(), dim=-1).mean()))
+
+    onward(model, model.embed(batch.fed, batch.plan.positions), batch.cache, batch.plan, tap=look)
     return torch.stack(states), tuple(cosines)
 
 

@@ -20,7 +20,7 @@ from skipsearch.evaluation import simulate
 from skipsearch.evaluation.continuations import Batch, most_rows
 from skipsearch.evaluation.replay import Replay, most_likely
 from skipsearch.evaluation.rounds import Rounds
-from skipsearch.exits import ExitPolicy
+from skipsearch.exits import Exit
 from skipsearch.mask import SkipMask
 from skipsearch.stats import DecodeStats
 
@@ -64,7 +64,7 @@ class ExactReplay:
                 found[prompt] = Drafts(right[row, :length], confidence[row, :length], self.replay.rooms[prompt])
         return [found[prompt] for prompt in sorted(found)]
 
-    def stats(self, mask: SkipMask, exit_policy: ExitPolicy, draft_length: int) -> DecodeStats:
+    def stats(self, mask: SkipMask, exit_policy: Exit, draft_length: int) -> DecodeStats:
         """What one `Decoder` with this policy counts on these prompts."""
         return walk(self(mask), exit_policy, draft_length)
 
@@ -129,9 +129,8 @@ def rounds_of(drafts: Sequence[Drafts]) -> Rounds:
                   ends - lengths, lengths, exact=True)
 
 
-def walk(drafts: Sequence[Drafts], exit_policy: ExitPolicy, draft_length: int) -> DecodeStats:
-    """Counts of real rounds over all prompts in turn: tokens, rounds, drafted, accepted, rejecting ones. The policy is used up: hand in a
-    fresh one.
+def walk(drafts: Sequence[Drafts], exit_policy: Exit, draft_length: int) -> DecodeStats:
+    """Counts of real rounds over all prompts in turn: tokens, rounds, drafted, accepted, rejecting ones.
 
     Raises: SearchError for a draft length that the drafts do not reach.
     """

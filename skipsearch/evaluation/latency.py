@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from skipsearch.cache import Planner
+from skipsearch.costs import Costs
 from skipsearch.decoding.acceptance import accept_greedy
 from skipsearch.decoding.sampling import GreedyPicker
 from skipsearch.engine import draft_step, forward, inference
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
-from skipsearch.searchers.base import Costs
 
 WARM_UP = 1      # way that does not count
 IN_A_ROW = 2     # draft steps of a round behind its first, and plain passes: about what profiles draft
@@ -171,8 +171,8 @@ class _Rounds:
         plan = self.planner.chain(self.context, 1)
         scored = draft_step(self.model, self.tokens[:, :1], self.cache, plan, mask, self.picker, True)
         self.picker.draw(scored)
-        assert scored.sure is not None
-        float(scored.sure)  # as an exit policy reads it
+        assert scored.confidence is not None
+        float(scored.confidence)  # as an exit policy reads it
 
     def _timed(self, run: Callable[[], object], times: int = 1) -> float:
         """Seconds of one run, of `times` in a row."""

@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from math import inf, sqrt
 from typing import Any, Protocol
 
+from skipsearch.costs import Costs
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.skip import Skip
 from skipsearch.errors import DecodeError
 from skipsearch.evaluation.prompts import Workload
 from skipsearch.evaluation.replay import Replay, Replayed
 from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import Prediction, simulate
 from skipsearch.evaluation.sweep import every, exploring, sweep
-from skipsearch.evaluation.wall import drafting, race
+from skipsearch.evaluation.wall import race
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
-from skipsearch.searchers.base import Costs
+from skipsearch.recipe import Recipe
 from skipsearch.stats import Trial, TrialState
 
 MAX_DRAFT = 12  # Draft & Verify's K
@@ -31,8 +33,13 @@ class Objective(Protocol):
 
     fidelity: str
 
-    def judge(self, mask: SkipMask) -> tuple[Trial, DraftPolicy]:
-        """The trial, and the draft policy that it was judged with."""
+    def judge(self, mask: SkipMask) -> Trial:
+        """The trial, with the recipe that the mask was judged in."""
+
+
+def alone(mask: SkipMask, policy: DraftPolicy) -> Recipe:
+    """A recipe of one skip drafter."""
+    return Recipe((Skip.of(mask, policy.draft_length, policy.exit),))
 
 
 class ReplayObjective:
@@ -56,7 +63,7 @@ class ReplayObjective:
         """The same, having judged nothing: for another search, which is not to lean on what this one found."""
         return ReplayObjective(self.replay, self.costs)
 
-    def judge(self, mask: SkipMask) -> tuple[Trial, DraftPolicy]:
+    def judge(self, mask: SkipMask) -> Trial:
         replayed: list[Replayed] = []
         reached: list[Prediction] = []
         for rung in self._rungs:
@@ -67,15 +74,15 @@ class ReplayObjective:
                 theirs = self._leader[len(reached) - 1]
                 behind = part.seconds - theirs.seconds   # [prompts so far]
                 if behind.sum() > BEHIND * behind.std() * sqrt(len(behind)):
-                    return self._trial(mask, policy, part, self._leader[-1].seconds_per_token / theirs.seconds_per_token), policy
+                    return self._trial(mask, policy, part, self._leader[-1].seconds_per_token / theirs.seconds_per_token)
         if not self._leader or part.seconds_per_token < self._leader[-1].seconds_per_token:
             self._leader = reached
-        return self._trial(mask, policy, part), policy
+        return self._trial(mask, policy, part)
 
     def _trial(self, mask: SkipMask, policy: DraftPolicy, best: Prediction, scale: float = 1.0) -> Trial:
         return Trial(mask, scale * best.seconds_per_token, scale * best.stderr, "replay", best.stats.alpha, best.stats.tau,
                      self.costs.draft(mask) / self.costs.verify[0], baseline_seconds_per_token=self.costs.verify[0],
-                     policy=str(policy))
+                     recipe=alone(mask, policy))
 
     def best_policy(self, mask: SkipMask, policies: Sequence[DraftPolicy] | None = None) -> tuple[DraftPolicy, Prediction]:
         """The best of these for a mask; of those that a search tries, if none are given. The finalists get `every`."""
@@ -84,14 +91,14 @@ class ReplayObjective:
     def _best(self, replayed: Sequence[Replayed], mask: SkipMask, options: Sequence[DraftPolicy]) -> tuple[DraftPolicy, Prediction]:
         rounds = lay_out(replayed)
         policy = options[int(sweep(rounds, mask, options, self.costs).sum(axis=1).argmin())]
-        return policy, simulate(rounds, mask, policy.make(), policy.draft_length, self.costs)
+        return policy, simulate(rounds, mask, policy.exit, policy.draft_length, self.costs)
 
     def surface(self, mask: SkipMask) -> list[dict[str, Any]]:
         """The predicted speedup of a mask under each fixed length and each confidence threshold."""
-        options = [p for p in every(len(self.costs.verify) - 1) if p.kind != "adaptive"]
+        options = [p for p in every(len(self.costs.verify) - 1) if p.exit.kind != "adaptive"]
         rounds = lay_out(self.replay(mask))
         seconds = sweep(rounds, mask, options, self.costs).sum(axis=1) / rounds.lengths.sum()
-        return [{"kind": p.kind, "draft_length": p.draft_length, "threshold": p.parameters.get("threshold"),
+        return [{"kind": p.exit.kind, "draft_length": p.draft_length, "threshold": getattr(p.exit, "threshold", None),
                  "speedup": self.costs.verify[0] / float(s)} for p, s in zip(options, seconds, strict=True)]
 
 
@@ -116,15 +123,15 @@ class WallObjective:
     def __init__(self, model: ModelAdapter, workload: Workload, policy_for: ReplayObjective, baseline: float):
         self.model, self.workload, self.policy_for, self.baseline = model, workload, policy_for, baseline
 
-    def judge(self, mask: SkipMask) -> tuple[Trial, DraftPolicy]:
-        policy, _ = self.policy_for.best_policy(mask)
+    def judge(self, mask: SkipMask) -> Trial:
+        recipe = alone(mask, self.policy_for.best_policy(mask)[0])
         try:
-            plain, ours = race([Decoder(self.model), drafting(self.model, mask, policy)], self.workload)
+            plain, ours = race([Decoder(self.model), Decoder(self.model, recipe)], self.workload)
         except DecodeError:
-            return Trial(mask, inf, fidelity="wall", state=TrialState.FAILED), policy
+            return Trial(mask, inf, fidelity="wall", state=TrialState.FAILED, recipe=recipe)
         speedup = ours.speedup_over(plain)
         seconds = self.baseline / speedup.mean
         stats = ours.stats
         beta = (stats.draft_seconds / stats.drafted) / plain.seconds_per_token if stats.drafted else None
         return Trial(mask, seconds, seconds * (speedup.high - speedup.low) / (3.92 * speedup.mean), "wall", stats.alpha, stats.tau, beta,
-                     baseline_seconds_per_token=self.baseline, policy=str(policy)), policy
+                     baseline_seconds_per_token=self.baseline, recipe=recipe)

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import Sampling
-from skipsearch.engine import inference
-from skipsearch.engine.forward import onward
+from skipsearch.engine import inference, onward
 from skipsearch.errors import SearchError
 from skipsearch.evaluation.continuations import GREEDY, Batch, Batches, pieces, real_rows
 from skipsearch.evaluation.together import continue_together
@@ -76,14 +75,14 @@ class Replay:
         chosen: list[tuple[int, int]] = []                           # (prompt, positions)
         agrees, confidence = [], []
         for b in self.batches.about(most_prompts) if only is None else (self.batches[i] for i in only):
-            states = onward(self.model, b.states[first], first, b.cache, b.plan, mask)
-            right, sure = self._judge(b, real_rows(states, b.rows))
+            states = onward(self.model, b.states[first], b.cache, b.plan, mask, first)
+            right, confident = self._judge(b, real_rows(states, b.rows))
             agrees.append(right)
-            confidence.append(sure)
+            confidence.append(confident)
             chosen += zip(b.prompts, b.lengths, strict=True)
         ends = np.cumsum([length for _, length in chosen])[:-1]
         parts = zip(chosen, *(np.split(torch.cat(x).cpu().numpy(), ends) for x in (agrees, confidence)), strict=True)
-        found = {prompt: Replayed(right, sure, self.rooms[prompt]) for (prompt, _), right, sure in parts}
+        found = {prompt: Replayed(right, confident, self.rooms[prompt]) for (prompt, _), right, confident in parts}
         return [found[prompt] for prompt in sorted(found)]
 
     def contexts(self) -> list[int]:
@@ -101,8 +100,8 @@ class Replay:
         for some in pieces(self.model, len(states)):
             logits = self.model.head(states[some][None])[0]
             if b.chance is None or self.batches.picker is None:
-                token, sure = most_likely(logits)
-                judged.append((token == following[some], sure))
+                token, top = most_likely(logits)
+                judged.append((token == following[some], top))
             else:
                 q = self.batches.picker.probs(logits)
                 judged.append((accepted(q.gather(1, following[some, None])[:, 0], b.chance[some]), q.amax(dim=-1)))
@@ -120,6 +119,6 @@ def accepted(q: Tensor, p: Tensor) -> Tensor:
 
 
 def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The greedy choice of a draft, and how sure it is of it: logits [..., V] -> (tokens [...], top probability [...])."""
+    """The greedy choice of a draft, and its top probability: logits [..., V] -> (tokens [...], top probability [...])."""
     token = logits.max(dim=-1).indices
     return token, logits.float().softmax(dim=-1).gather(-1, token[..., None])[..., 0]

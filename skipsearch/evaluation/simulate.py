@@ -1,6 +1,6 @@
 """Walks rounds under an exit policy and a draft length, and counts what real decoding would count: any policy, one at a time.
 
-`sweep` does the same for the kinds that come with the package, thousands at once.
+`sweep` does the same for many policies at once.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from skipsearch.costs import Costs
 from skipsearch.evaluation.rounds import Rounds
-from skipsearch.exits import ExitPolicy
+from skipsearch.exits import Exit
 from skipsearch.mask import SkipMask
-from skipsearch.searchers.base import Costs
 from skipsearch.stats import DecodeStats
 
 
@@ -38,26 +38,29 @@ class Prediction:
         return float(np.sqrt(n / (n - 1) * (residuals**2).sum()) / self.tokens.sum())
 
 
-def walk(rounds: Rounds, exit_policy: ExitPolicy, draft_length: int) -> tuple[DecodeStats, list[list[int]]]:
-    """Counts of real rounds, and for each prompt how many tokens each of its rounds drafted. The policy is used up: hand in a fresh one.
+def walk(rounds: Rounds, exit_policy: Exit, draft_length: int) -> tuple[DecodeStats, list[list[int]]]:
+    """Counts of real rounds, and for each prompt how many tokens each of its rounds drafted.
 
     Source of the idea: Draft & Verify, algorithms 3 and 4.
     """
+    session = exit_policy.begin()
     right, confidence = rounds.right.tolist(), rounds.confidence.tolist()
     room, left = rounds.room.tolist(), rounds.left.tolist()
     stats, every = DecodeStats(), []
     for first, length in zip(rounds.first.tolist(), rounds.lengths.tolist(), strict=True):
         at, drafts = first, []
+        if not exit_policy.shared:
+            session = exit_policy.begin()
         while at < first + length:
             most, drafted = min(draft_length, room[at], rounds.longest), 0
             while drafted < most:
-                sure = confidence[at][drafted]
+                top = confidence[at][drafted]
                 drafted += 1
-                if drafted < most and exit_policy.reads_confidence and exit_policy.stop(sure, drafted):
+                if drafted < most and exit_policy.reads_confidence and session.stop(top, drafted):
                     break
             accepted = min(right[at], drafted)
             if drafted:
-                exit_policy.observe(accepted, drafted)
+                session.observe(accepted, drafted)
             drafts.append(drafted)
             stats.rounds += 1
             stats.drafted += drafted
@@ -70,7 +73,7 @@ def walk(rounds: Rounds, exit_policy: ExitPolicy, draft_length: int) -> tuple[De
     return stats, every
 
 
-def simulate(rounds: Rounds, mask: SkipMask, exit_policy: ExitPolicy, draft_length: int, costs: Costs) -> Prediction:
+def simulate(rounds: Rounds, mask: SkipMask, exit_policy: Exit, draft_length: int, costs: Costs) -> Prediction:
     """The same rounds with the latency table's costs."""
     stats, drafts = walk(rounds, exit_policy, draft_length)
     price = costs.rounds(mask, rounds.longest)

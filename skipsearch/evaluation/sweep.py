@@ -1,46 +1,57 @@
 """Many draft policies over the same rounds at once: the same counts as `simulate`, policy for policy.
 
-What a policy does at an anchor depends on the anchor alone for `fixed` and `confidence`, so every round is worked out once and only the
-walk from anchor to anchor is left, all prompts and policies in step. `adaptive` carries its threshold from round to round and from prompt
-to prompt, so there only the policies go in step.
+What a policy without memory does at an anchor depends on the anchor alone, so every round is worked out once and only the walk from anchor
+to anchor is left, all prompts and policies in step. A policy that learns starts anew at each prompt, so there each prompt of each policy is
+a walker of its own, and all of them go in step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 
 import numpy as np
 
+from skipsearch.costs import Costs
+from skipsearch.errors import SearchError
 from skipsearch.evaluation.rounds import Rounds
-from skipsearch.exits import DraftPolicy
+from skipsearch.evaluation.simulate import simulate
+from skipsearch.exits import DraftPolicy, Exit
+from skipsearch.exits.base import LearningExits
 from skipsearch.mask import SkipMask
-from skipsearch.searchers.base import Costs
+from skipsearch.names import resolve
+from skipsearch.recipe import EXITS
+
+LENGTHS = (2, 3, 4, 6, 8, 12, 16)   # that exits with a condition are tried at while masks are searched
 
 
 def sweep(rounds: Rounds, mask: SkipMask, policies: Sequence[DraftPolicy], costs: Costs) -> np.ndarray:
-    """Predicted decode seconds [policies, prompts]. Kinds: fixed, confidence, adaptive.
-
-    Raises: ValueError for another kind: `simulate` walks any.
-    """
-    unknown = {p.kind for p in policies} - {"fixed", "confidence", "adaptive"}
-    if unknown:
-        raise ValueError(f"a sweep knows no exit policy {sorted(unknown)[0]!r}; simulate walks any")
-    learning = np.array([p.kind == "adaptive" for p in policies], dtype=bool)
+    """Predicted decode seconds [policies, prompts]."""
     price = np.array(costs.rounds(mask, rounds.longest))
     seconds = np.empty((len(policies), len(rounds.first)))
-    for chosen, walk in ((learning, _adaptive), (~learning, _memoryless)):
-        if chosen.any():
-            seconds[chosen] = walk(rounds, [p for p, c in zip(policies, chosen, strict=True) if c], price)
+    stops: dict[Exit, np.ndarray] = {}
+    for exit_policy in {p.exit for p in policies if not p.exit.shared}:
+        if (found := exit_policy.stops(rounds.confidence)) is not None:
+            stops[exit_policy] = found
+    left = list(range(len(policies)))
+    memoryless = [i for i in left if policies[i].exit in stops]
+    if memoryless:
+        seconds[memoryless] = _memoryless(rounds, [policies[i] for i in memoryless], stops, price)
+    left = [i for i in left if i not in set(memoryless)]
+    for kind in {type(policies[i].exit) for i in left if not policies[i].exit.shared}:
+        chosen = [i for i in left if type(policies[i].exit) is kind and not policies[i].exit.shared]
+        walkers = kind.learning([policies[i].exit for i in chosen for _ in rounds.first])
+        if walkers is not None:
+            seconds[chosen] = _learning(rounds, [policies[i].draft_length for i in chosen], walkers, price)
+            left = [i for i in left if i not in set(chosen)]
+    for i in left:
+        seconds[i] = simulate(rounds, mask, policies[i].exit, policies[i].draft_length, costs).seconds
     return seconds
 
 
-def _memoryless(rounds: Rounds, policies: Sequence[DraftPolicy], price: np.ndarray) -> np.ndarray:
+def _memoryless(rounds: Rounds, policies: Sequence[DraftPolicy], stops: dict[Exit, np.ndarray], price: np.ndarray) -> np.ndarray:
     """price [K + 1]: seconds of a round with so many drafted tokens."""
-    thresholds = [p.parameters["threshold"] if p.kind == "confidence" else 0.0 for p in policies]
-    stops = {t: _first_under(rounds.confidence, t) for t in set(thresholds)}
     most = np.minimum([[min(p.draft_length, rounds.longest)] for p in policies], rounds.room)   # [P, A]
-    drafted = np.minimum(np.stack([stops[t] for t in thresholds]), most)
+    drafted = np.minimum(np.stack([stops[p.exit] for p in policies]), most)
     accepted = np.minimum(rounds.right, drafted)
     n_policies, n_anchors = drafted.shape
     end = np.repeat(rounds.first + rounds.lengths, rounds.lengths)
@@ -57,53 +68,43 @@ def _memoryless(rounds: Rounds, policies: Sequence[DraftPolicy], price: np.ndarr
     return seconds
 
 
-def _adaptive(rounds: Rounds, policies: Sequence[DraftPolicy], price: np.ndarray) -> np.ndarray:
-    defaults = [p.make().parameters() for p in policies]
-    threshold, target, step, beta1, beta2 = (np.array([d[name] for d in defaults]) for name in
-                                             ("threshold", "target_acceptance", "step", "beta1", "beta2"))
-    length = np.array([min(p.draft_length, rounds.longest) for p in policies])
-    rate = np.full(len(policies), np.nan)   # none yet
-    end = np.repeat(rounds.first + rounds.lengths, rounds.lengths)
-    prompt = np.repeat(np.arange(len(rounds.first)), rounds.lengths)
-    at, walking = np.zeros(len(policies), dtype=int), np.arange(len(policies))
-    seconds = np.zeros((len(policies), len(rounds.first)))
+def _learning(rounds: Rounds, lengths: Sequence[int], walkers: LearningExits, price: np.ndarray) -> np.ndarray:
+    """One walker for each prompt of each policy, in that order."""
+    n_prompts = len(rounds.first)
+    length = np.minimum(np.repeat(lengths, n_prompts), rounds.longest)
+    at, end = np.tile(rounds.first, len(lengths)), np.tile(rounds.first + rounds.lengths, len(lengths))
+    seconds = np.zeros(len(at))
+    walking = np.flatnonzero(at < end)
     while len(walking):
         a = at[walking]
         most = np.minimum(length[walking], rounds.room[a])
-        drafted = np.minimum(_first_under(rounds.confidence[a], threshold[walking, None]), most)
+        drafted = np.minimum(walkers.stops(walking, rounds.confidence[a]), most)
         accepted = np.minimum(rounds.right[a], drafted)
-        seconds[walking, prompt[a]] += price[drafted]
-        at[walking] = np.minimum(a + accepted + 1, end[a])
-        told = walking[drafted > 0]   # a round without room drafts nothing, and says nothing
-        share = (accepted / np.maximum(drafted, 1))[drafted > 0]
-        rate[told] = np.where(np.isnan(rate[told]), share, beta1[told] * rate[told] + (1 - beta1[told]) * share)
-        wanted = threshold[told] + np.where(rate[told] <= target[told], step[told], -step[told])
-        threshold[told] = np.clip(beta2[told] * threshold[told] + (1 - beta2[told]) * wanted, 0.0, 1.0)
-        walking = walking[at[walking] < len(prompt)]
-    return seconds
-
-
-def _first_under(confidence: np.ndarray, threshold: float | np.ndarray) -> np.ndarray:
-    """[A]: tokens drafted until one is less sure than the threshold, itself included; K if none is."""
-    under = confidence < threshold
-    return np.where(under.any(axis=1), under.argmax(axis=1) + 1, confidence.shape[1])
+        seconds[walking] += price[drafted]
+        at[walking] = a + accepted + 1
+        told = drafted > 0   # a round without room drafts nothing, and says nothing
+        walkers.observe(walking[told], accepted[told], drafted[told])
+        walking = walking[at[walking] < end[walking]]
+    return seconds.reshape(len(lengths), n_prompts)
 
 
 def exploring(max_draft: int) -> list[DraftPolicy]:
-    """The policies that a mask is judged by while masks are searched: fixed lengths and confidence thresholds."""
-    fixed = [DraftPolicy(length) for length in range(1, max_draft + 1)]
-    lengths = [length for length in (2, 3, 4, 6, 8, 12, 16) if length <= max_draft]
-    return fixed + [DraftPolicy(length, "confidence", {"threshold": t / 10}) for length, t in product(lengths, range(1, 10))]
+    """The policies that a mask is judged by while masks are searched."""
+    return _policies(max_draft, [length for length in LENGTHS if length <= max_draft], fine=False)
 
 
 def every(max_draft: int) -> list[DraftPolicy]:
-    """The policies that the best masks are given: all lengths, fine thresholds, and Draft & Verify's adaptive rule."""
-    fixed = [DraftPolicy(length) for length in range(1, max_draft + 1)]
-    confident = [DraftPolicy(length, "confidence", {"threshold": round(t / 20, 2)})
-                 for length, t in product(range(2, max_draft + 1), range(1, 20))]
-    adaptive = [DraftPolicy(length, "adaptive", {"threshold": threshold, "target_acceptance": target, "step": step, "beta1": 0.5,
-                                                 "beta2": beta2})
-                for length, threshold, target, (step, beta2) in
-                product(sorted({min(n, max_draft) for n in (4, 8, 12)}), (0.3, 0.45, 0.6),
-                        (0.6, 0.7, 0.8, 0.9), ((0.01, 0.9), (0.05, 0.5)))]
-    return fixed + confident + adaptive
+    """The policies that the best masks are given: more lengths, finer settings."""
+    return _policies(max_draft, range(2, max_draft + 1), fine=True)
+
+
+def _policies(max_draft: int, lengths: Sequence[int], fine: bool) -> list[DraftPolicy]:
+    """Every kind's own grid; one that reads confidence at these lengths, one that learns at three of them, others at every length."""
+    found = []
+    for name in EXITS:
+        for exit_policy in resolve("exit policy", name, EXITS, SearchError).grid(fine):
+            learns = exit_policy.stops(np.zeros((1, 1))) is None
+            of_kind = {min(n, max_draft) for n in (4, 8, 12)} if learns else lengths if exit_policy.reads_confidence else \
+                range(1, max_draft + 1)
+            found += [DraftPolicy(length, exit_policy) for length in sorted(of_kind)]
+    return found

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from skipsearch.costs import Costs
 from skipsearch.evaluation.latency import Measured, measure, plain_seconds
 from skipsearch.machine import cache_folder, software, this_machine
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
-from skipsearch.searchers.base import Costs
 
 CHECKED_MASKS = 20
 FEWER_REPEATS = 1

@@ -11,8 +11,6 @@ from skipsearch.decoding import Decoder, Generation
 from skipsearch.engine import inference
 from skipsearch.errors import SearchError
 from skipsearch.evaluation.prompts import Workload
-from skipsearch.exits import DraftPolicy
-from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.stats import DecodeStats, Estimate, bootstrap_ratio
 
@@ -64,11 +62,6 @@ class Timings:
         weights = baseline.by_prompt(lambda s: s.tokens)
         return bootstrap_ratio([a * w for a, w in zip(theirs, weights, strict=True)],
                                [b * w for b, w in zip(ours, weights, strict=True)])
-
-
-def drafting(model: ModelAdapter, mask: SkipMask, policy: DraftPolicy) -> Decoder:
-    """A decoder that drafts under `mask` as `policy` says, with an exit policy of its own that has observed nothing yet."""
-    return Decoder(model, mask, draft_length=policy.draft_length, exit_policy=policy.make())
 
 
 def race(decoders: Sequence[Decoder], workload: Workload, repeats: int = 1, seed: int = 0,

@@ -1,25 +1,9 @@
-"""Exit policies by name. To add one: a file in this folder and a line here."""
+"""Exit policies: when a round of drafting ends early. `recipe.EXITS` lists them; `base.py` is the port."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from skipsearch.errors import DecodeError
-from skipsearch.exits.base import ExitPolicy
+from skipsearch.exits.base import Exit, ExitSession
 from skipsearch.exits.policy import DraftPolicy
-from skipsearch.names import resolve
+from skipsearch.recipe import EXITS, make_exit
 
-EXITS: dict[str, str] = {
-    "fixed": "skipsearch.exits.fixed:Fixed",
-    "confidence": "skipsearch.exits.confidence:Confidence",
-    "adaptive": "skipsearch.exits.adaptive:Adaptive",
-}
-
-
-def make_exit(kind: str, **parameters: Any) -> ExitPolicy:
-    """A fresh policy. Raises: DecodeError for an unknown kind or a senseless parameter."""
-    policy: ExitPolicy = resolve("exit policy", kind, EXITS, DecodeError)(**parameters)
-    return policy
-
-
-__all__ = ["EXITS", "DraftPolicy", "ExitPolicy", "make_exit"]
+__all__ = ["EXITS", "DraftPolicy", "Exit", "ExitSession", "make_exit"]

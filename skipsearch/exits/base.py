@@ -1,19 +1,41 @@
-"""The exit-policy port: when to stop drafting before the draft length is reached."""
+"""The exit-policy port: when to stop drafting before the draft length is reached.
+
+A policy is a frozen `Exit`: its settings, as a profile stores them. `begin()` gives what one request holds of it. A policy that learns
+keeps what it learnt there, so two requests never change each other's drafts. A policy without memory returns itself:
+
+    class Never(Exit):
+        kind: Literal["never"] = "never"
+        reads_confidence: ClassVar[bool] = False
+
+        def begin(self) -> ExitSession:
+            return self
+
+        def stop(self, confidence: float, n_drafted: int) -> bool:
+            return False
+
+        def observe(self, n_accepted: int, n_drafted: int) -> None:
+            pass
+
+        def stops(self, confidence: np.ndarray) -> np.ndarray:
+            return np.full(len(confidence), confidence.shape[1])
+
+        @classmethod
+        def grid(cls, fine: bool) -> Iterable[Exit]:
+            return [cls()]
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from skipsearch.recipe import ExitSpec
 
 
-class ExitPolicy(Protocol):
-    """Decides after each drafted token whether it is the last of its round; that token is verified all the same.
-
-    reads_confidence: False spares reading a number off the device at every draft step.
-    A policy may learn (`observe`), and what it learnt lives on across requests.
-    """
-
-    kind: ClassVar[str]
-    reads_confidence: ClassVar[bool]
+class ExitSession(Protocol):
+    """One request's exit policy: decides after each drafted token whether it ends the draft. That token is verified all the same."""
 
     def stop(self, confidence: float, n_drafted: int) -> bool:
         """confidence: top probability of the draft at its latest token; n_drafted: tokens drafted in this round so far."""
@@ -21,5 +43,49 @@ class ExitPolicy(Protocol):
     def observe(self, n_accepted: int, n_drafted: int) -> None:
         """Told after each verify pass of a round that drafted something."""
 
-    def parameters(self) -> dict[str, Any]:
-        """What a profile stores to build it again, in its initial state."""
+
+class LearningExits(Protocol):
+    """Many sessions of one learning kind, walked in step by the sweep: W of them, each known by its number."""
+
+    def stops(self, walkers: np.ndarray, confidence: np.ndarray) -> np.ndarray:
+        """walkers [R], confidence [R, K] -> [R]: tokens that each of them would draft now, the one that ends the draft included; K if none
+        does."""
+
+    def observe(self, walkers: np.ndarray, accepted: np.ndarray, drafted: np.ndarray) -> None:
+        """All [R]: told after a round of each of these walkers."""
+
+
+class Exit(ExitSpec):
+    """Settings of an exit policy. reads_confidence: False spares reading a number off the device at every draft step.
+
+    shared: what it learns lives on across the requests of a decoder.
+    """
+
+    @property
+    def shared(self) -> bool:
+        return False
+
+    def begin(self) -> ExitSession:
+        """What one request holds of it, having learnt nothing yet."""
+        raise NotImplementedError
+
+    def stops(self, confidence: np.ndarray) -> np.ndarray | None:
+        """confidence [A, K] -> [A]: tokens drafted until it says stop, itself included; K if it never does. None: it depends on more than
+        these confidences, so the sweep asks `learning`."""
+        return None
+
+    @classmethod
+    def learning(cls, exits: Sequence[Exit]) -> LearningExits | None:
+        """Sessions of these exits, one each, for the sweep; None: the sweep walks each alone, which is slow and the same."""
+        return None
+
+    @classmethod
+    def grid(cls, fine: bool) -> Iterable[Exit]:
+        """The settings that a search tries: a few for every mask, more of them (`fine`) for the best ones."""
+        return ()
+
+
+def first_under(confidence: np.ndarray, threshold: float | np.ndarray) -> np.ndarray:
+    """[A, K] -> [A]: tokens drafted until one is less sure than the threshold, itself included; K if none is."""
+    under = confidence < threshold
+    return np.where(under.any(axis=1), under.argmax(axis=1) + 1, confidence.shape[1])

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Literal
 
-from skipsearch.errors import DecodeError
+import numpy as np
+from pydantic import Field
+
+from skipsearch.exits.base import Exit, ExitSession, first_under
+from skipsearch.fields import Fraction
 
 
-class Confidence:
-    """Source: Draft & Verify, section 3.4, with a static threshold (its Table 4); Kangaroo uses the same rule with η = 0.6."""
+class Confidence(Exit):
+    """A round stops drafting after a token whose top probability is below the threshold.
 
-    kind: ClassVar[str] = "confidence"
-    reads_confidence: ClassVar[bool] = True
+    Source: Draft & Verify, section 3.4, with a static threshold (its Table 4); Kangaroo uses the same rule with η = 0.6.
+    """
 
-    def __init__(self, threshold: float = 0.6):
-        self.threshold = checked_share("threshold", threshold)
+    kind: Literal["confidence"] = "confidence"
+    threshold: Fraction = Field(default=0.6, description="probability, 0..1")
+
+    def begin(self) -> ExitSession:
+        return self
 
     def stop(self, confidence: float, n_drafted: int) -> bool:
         return confidence < self.threshold
@@ -22,11 +30,12 @@ class Confidence:
     def observe(self, n_accepted: int, n_drafted: int) -> None:
         pass
 
-    def parameters(self) -> dict[str, Any]:
-        return {"threshold": self.threshold}
+    def stops(self, confidence: np.ndarray) -> np.ndarray:
+        return first_under(confidence, self.threshold)
 
+    @classmethod
+    def grid(cls, fine: bool) -> Iterable[Exit]:
+        return [cls(threshold=round(t / 20, 2)) for t in (range(1, 20) if fine else range(2, 20, 2))]
 
-def checked_share(name: str, value: float) -> float:
-    if not 0 <= value <= 1:
-        raise DecodeError(f"{name} is {value}; it is a probability and lies in 0..1")
-    return float(value)
+    def __str__(self) -> str:
+        return f"{self.kind} {self.threshold:g}"

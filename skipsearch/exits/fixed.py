@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from skipsearch.exits.base import Exit, ExitSession
 
 
-class Fixed:
-    kind: ClassVar[str] = "fixed"
+class Fixed(Exit):
+    """Every round drafts `draft_length` tokens."""
+
+    kind: Literal["fixed"] = "fixed"
     reads_confidence: ClassVar[bool] = False
+
+    def begin(self) -> ExitSession:
+        return self
 
     def stop(self, confidence: float, n_drafted: int) -> bool:
         return False
@@ -15,5 +25,12 @@ class Fixed:
     def observe(self, n_accepted: int, n_drafted: int) -> None:
         pass
 
-    def parameters(self) -> dict[str, Any]:
-        return {}
+    def stops(self, confidence: np.ndarray) -> np.ndarray:
+        return np.full(len(confidence), confidence.shape[1])
+
+    @classmethod
+    def grid(cls, fine: bool) -> Iterable[Exit]:
+        return [cls()]
+
+    def __str__(self) -> str:
+        return self.kind

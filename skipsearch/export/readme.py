@@ -117,7 +117,7 @@ _FOOT = """
 
 def readme(profile: Profile, source: Source, conversion: Conversion, name: str) -> str:
     """name: of the folder that the draft is written to."""
-    mask, length = profile.mask, max(1, profile.draft_length)
+    mask, length = profile.mask, max(1, drafted(profile))
     path, on_hub, known = f"./{name}", "/" in source.id, conversion.known_to_transformers
     target = shlex.quote(source.target)
     values = {
@@ -137,5 +137,5 @@ def readme(profile: Profile, source: Source, conversion: Conversion, name: str) 
 
 def _measured(profile: Profile) -> str:
     if profile.measured is None:
-        return f"The profile says {profile.draft_length}, and nobody measured it."
-    return f"In skipsearch up to {profile.draft_length} were drafted, for a speedup of {speedup(profile)} on {device(profile)}."
+        return f"The profile says {drafted(profile)}, and nobody measured it."
+    return f"In skipsearch up to {drafted(profile)} were drafted, for a speedup of {speedup(profile)} on {device(profile)}."

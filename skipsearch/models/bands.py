@@ -6,6 +6,8 @@ with the pass, so one buffer serves every start: as many columns before the pass
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor
 
@@ -16,16 +18,20 @@ BEHIND = 512    # hidden columns behind the pass's own, for passes that look at 
 
 
 class Bands:
-    """For one dtype and device. `room` grows to the largest cache that was made."""
+    """For one dtype and device, for any number of threads. `room` grows to the largest cache that was made.
+
+    A band is kept under the capacity that it was made for: another thread may ask for more room between two lines of `of`.
+    """
 
     def __init__(self, dtype: torch.dtype, device: torch.device):
         self.dtype, self.device, self.capacity = dtype, device, 0
-        self._kept: dict[tuple[int, int | None], Tensor] = {}
+        self._kept: dict[tuple[int, int, int | None], Tensor] = {}
+        self._growing = threading.Lock()
 
     def room(self, capacity: int) -> None:
-        if capacity > self.capacity:
-            self.capacity = capacity
-            self._kept.clear()
+        with self._growing:
+            if capacity > self.capacity:
+                self.capacity, self._kept = capacity, {}
 
     def of(self, plan: PassPlan, window: int | None) -> Tensor:
         """[1, 1, T, plan.keys] of a chain pass, 0 where a row may look and −inf where it may not."""
@@ -33,10 +39,11 @@ class Bands:
         assert plan.start is not None
         if rows > MOST_ROWS or keys > plan.start + rows + BEHIND:
             return self._band(rows, plan.start, keys - rows - plan.start, window)
-        band = self._kept.get((rows, window))
+        capacity = self.capacity
+        band = self._kept.get((capacity, rows, window))
         if band is None:
-            band = self._kept[rows, window] = self._band(rows, self.capacity, BEHIND, window)
-        return band.narrow(-1, self.capacity - plan.start, keys)
+            band = self._kept[capacity, rows, window] = self._band(rows, capacity, BEHIND, window)
+        return band.narrow(-1, capacity - plan.start, keys)
 
     def _band(self, rows: int, before: int, after: int, window: int | None) -> Tensor:
         own = torch.arange(before, before + rows, device=self.device)[:, None]

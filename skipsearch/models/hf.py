@@ -5,6 +5,7 @@ The modules only ever call `update(key, value, layer_idx)` on a cache, so a smal
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from skipsearch.errors import ModelError
 from skipsearch.models import masks
 from skipsearch.models.families import Family
 from skipsearch.models.layout import LayerKind, take_apart
-from skipsearch.models.spec import ModelSpec
+from skipsearch.models.spec import ModelSpec, PassRunner
 
 
 class _Pass:
@@ -30,8 +31,16 @@ class _Pass:
         return self.cache.write(layer_idx, key, value, self.plan)
 
 
+class _LatestPass(threading.local):
+    """The pass that this thread is in: one model serves several threads."""
+
+    shared: _Pass | None = None
+
+
 class HFAdapter:
     """A `ModelAdapter` over any model that a row of the families table describes. The model object is not altered."""
+
+    passes: PassRunner | None = None
 
     def __init__(self, model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = None):
         self.model, self.spec, self.family, self.tokenizer = model, spec, family, tokenizer
@@ -40,7 +49,8 @@ class HFAdapter:
         self._kinds = list(dict.fromkeys(self._parts.kinds))
         self._kind_of = [self._kinds.index(kind) for kind in self._parts.kinds]
         self._config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
-        self._pass: _Pass | None = None
+        self._latest = _LatestPass()
+        self._turning = threading.Lock()  # a rotary module may keep angles for the length of the text it saw last
 
     @property
     def weight_bytes(self) -> int:
@@ -78,9 +88,9 @@ class HFAdapter:
 
     def _inputs(self, kind: int, h: Tensor, cache: KVCache, plan: PassPlan) -> dict[str, Any]:
         """Arguments of an attention beside its hidden states, made by the first layer of its kind in a pass."""
-        shared = self._pass
+        shared = self._latest.shared
         if shared is None or shared.plan is not plan or shared.cache is not cache:
-            shared = self._pass = _Pass(plan, cache)
+            shared = self._latest.shared = _Pass(plan, cache)
         inputs = shared.inputs.get(kind)
         if inputs is None:
             inputs = shared.inputs[kind] = self._new_inputs(self._kinds[kind], h, shared)
@@ -98,5 +108,6 @@ class HFAdapter:
         inputs["attention_mask"] = mask if mask is None else mask.to(kind.device)
         if self._parts.rotary is not None:
             of_type = (kind.layer_type,) if family.rotary_by_type else ()
-            inputs["position_embeddings"] = self._parts.rotary(h, plan.positions.to(kind.device), *of_type)
+            with self._turning:
+                inputs["position_embeddings"] = self._parts.rotary(h, plan.positions.to(kind.device), *of_type)
         return inputs

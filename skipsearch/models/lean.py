@@ -6,6 +6,7 @@ moment of loading holds a second copy of more than one layer. A model that someb
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from skipsearch.models.layout import LayerKind, Layout, SubLayer, take_apart
 from skipsearch.models.linear import Linear, fused, laid_out
 from skipsearch.models.norms import Norm, norm_of
 from skipsearch.models.rope import Turns
-from skipsearch.models.spec import ModelSpec
+from skipsearch.models.spec import ModelSpec, PassRunner
 
 LEAN = frozenset({"gemma", "gemma3", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"})
 
@@ -162,8 +163,16 @@ class Pass:
         return masks.additive(mask, self._owner.spec.dtype), False
 
 
+class LatestPass(threading.local):
+    """The pass that this thread is in. One model serves several threads, and none of them may see what another one's pass shares."""
+
+    shared: Pass | None = None
+
+
 class LeanAdapter:
     """A `ModelAdapter` over fused weights."""
+
+    passes: PassRunner | None = None
 
     def __init__(self, spec: ModelSpec, embedding: Callable[[Tensor], Tensor], layers: list[tuple[Attention, MLP]],
                  tables: dict[str | None, Turns], norm: Norm, unembed: Linear, after: list[Callable[[Tensor], Tensor]],
@@ -172,7 +181,7 @@ class LeanAdapter:
         self.bands = Bands(spec.dtype, spec.device)
         self.norm, self.unembed = norm, unembed
         self._embedding, self.after = embedding, after
-        self._pass: Pass | None = None
+        self._latest = LatestPass()
 
     @property
     def weight_bytes(self) -> int:
@@ -210,9 +219,10 @@ class LeanAdapter:
         return logits
 
     def pass_of(self, plan: PassPlan) -> Pass:
-        if self._pass is None or self._pass.plan is not plan:
-            self._pass = Pass(plan, self)
-        return self._pass
+        shared = self._latest.shared
+        if shared is None or shared.plan is not plan:
+            shared = self._latest.shared = Pass(plan, self)
+        return shared
 
 
 def fuse(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = None) -> LeanAdapter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ class Turns:
     def __init__(self, rotary: Any, layer_type: str | None, spec: ModelSpec):
         self._rotary, self._of_type = rotary, () if layer_type is None else (layer_type,)
         self._like, self._most = torch.zeros((), dtype=spec.dtype, device=spec.device), spec.context
-        self.cos = self.sin = self._like.new_zeros(1, 0, 1, 1)  # [1, positions, 1, R]
+        none = self._like.new_zeros(1, 0, 1, 1)   # [1, positions, 1, R]
+        self._table = (none, none)                # cos and sin, replaced together: another thread may be reading them
+        self._growing = threading.Lock()
 
     @property
     def width(self) -> int:
@@ -28,18 +31,20 @@ class Turns:
     def room(self, positions: int) -> None:
         """Know the angles of this many positions. Those past the model's context are never asked for, and might change the others'."""
         positions = min(positions, self._most or positions)
-        if positions <= self.cos.shape[1]:
-            return
-        places = torch.arange(positions, device=self._like.device)[None]
-        cos, sin = (x[:, :, None] for x in self._rotary(self._like, places, *self._of_type))
-        half = sin.shape[-1] // 2
-        self.cos, self.sin = cos.contiguous(), torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        with self._growing:
+            if positions <= self._table[0].shape[1]:
+                return
+            places = torch.arange(positions, device=self._like.device)[None]
+            cos, sin = (x[:, :, None] for x in self._rotary(self._like, places, *self._of_type))
+            half = sin.shape[-1] // 2
+            self._table = (cos.contiguous(), torch.cat([-sin[..., :half], sin[..., half:]], dim=-1))
 
     def of(self, plan: PassPlan) -> tuple[Tensor, Tensor]:
         """(cos, sin) [B or 1, T, 1, R] of a pass."""
+        cos, sin = self._table
         if plan.chain and plan.start is not None:
             t = plan.positions.shape[1]
-            return self.cos.narrow(1, plan.start, t), self.sin.narrow(1, plan.start, t)
+            return cos.narrow(1, plan.start, t), sin.narrow(1, plan.start, t)
         b, t = plan.positions.shape
         flat = plan.positions.flatten()
-        return tuple(x.index_select(1, flat).view(b, t, 1, -1) for x in (self.cos, self.sin))  # type: ignore[return-value]
+        return tuple(x.index_select(1, flat).view(b, t, 1, -1) for x in (cos, sin))  # type: ignore[return-value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
+from skipsearch.mask import SkipMask
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,51 @@ class ModelSpec:
         return f"{self.id} ({self.family}, {self.n_layers} layers) as {self.quantization or self.dtype_name} on {where}"
 
 
+@dataclass(frozen=True)
+class Scored:
+    """What a token is chosen by. weights: [B, 1], the choice itself where it is greedy, else [B, V], what it is to be drawn from.
+
+    confidence: [B], the top probability; None if nobody asked for it.
+    """
+
+    weights: Tensor
+    confidence: Tensor | None
+
+
+class Scorer(Protocol):
+    """Scores logits without drawing anything, so that an engine may record it together with the pass.
+
+    key: equal for scorers that do the same.
+    """
+
+    @property
+    def key(self) -> Hashable: ...
+
+    def score(self, logits: Tensor, confidence: bool) -> Scored:
+        """logits: [B, V]."""
+
+
+class PassRunner(Protocol):
+    """An engine that may have a whole pass ready."""
+
+    def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor | None:
+        """As `engine.forward`; None leaves the pass to the layer loop."""
+
+    def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, confidence: bool) -> Scored | None:
+        """As `engine.draft_step`; None leaves it to a pass and the scorer."""
+
+
 class ModelAdapter(Protocol):
     """A decoder-only model as an embedding, a list of blocks and a head. Its unit is the block, because families with a
-    parallel residual compute attention and MLP from one input."""
+    parallel residual compute attention and MLP from one input.
+
+    One adapter serves any number of threads, each with a cache of its own. passes: whole passes that the engine has ready; None: it has
+    none, and every pass goes layer by layer.
+    """
 
     spec: ModelSpec
     tokenizer: Any
+    passes: PassRunner | None
 
     @property
     def weight_bytes(self) -> int:

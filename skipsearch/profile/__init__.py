@@ -8,8 +8,8 @@
     describe, draw    a profile and its mask in the terminal    compare       two profiles side by side
 """
 
+from skipsearch.fields import Interval, round_sig
 from skipsearch.profile.dump import dump_profile, save_profile
-from skipsearch.profile.fields import Interval, round_sig
 from skipsearch.profile.load import load_profile, parse_profile
 from skipsearch.profile.schema import Profile
 

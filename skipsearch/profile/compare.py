@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from skipsearch.errors import ProfileError
+from skipsearch.fields import Interval
 from skipsearch.mask import SkipMask
 from skipsearch.profile.dump import as_dict, flow
-from skipsearch.profile.fields import Interval
 from skipsearch.profile.schema import Profile
 
 
@@ -81,8 +81,10 @@ def _flat(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(key path, value) of every leaf but the masks' and the measurements'."""
     for key, value in data.items():
         path = f"{prefix}{key}"
-        if path in ("measured", "drafter.attn", "drafter.mlp"):
+        if path == "measured" or path.endswith((".attn", ".mlp")):
             continue
+        if key in ("drafters", "lost") and isinstance(value, list):
+            value = {str(i): drafter for i, drafter in enumerate(value)}
         if isinstance(value, dict):
             yield from _flat(value, f"{path}.")
         else:

@@ -14,8 +14,6 @@ _VERDICTS = {
 def describe(profile: Profile) -> list[str]:
     """What it is for, what it does and what was measured, most important first."""
     model, task = profile.model, profile.task
-    mask = profile.mask
-    settings = ", ".join(f"{key} {value:g}" for key, value in profile.exit.model_dump().items() if key != "kind")
     lines = [
         f"model    {model.id}{'@' + model.revision if model.revision else ''}, {model.family}, {model.n_layers} layers, "
         f"{model.dtype or 'any dtype'}{', ' + model.quantization if model.quantization else ''}",
@@ -23,9 +21,7 @@ def describe(profile: Profile) -> list[str]:
         f"{', prompts in the chat template' if task.chat_template_sha256 else ''}",
         f"device   {device(profile)}",
         f"verdict  {_VERDICTS[profile.verdict]}",
-        f"skips    {len(mask.attn)} attention and {len(mask.mlp)} MLP sub-layers of {model.n_layers} each while drafting",
-        f"drafts   up to {profile.draft_length} tokens, exit {profile.exit.kind}{f' ({settings})' if settings else ''}"
-        if profile.draft_length else "drafts   nothing",
+        *([f"drafts   {drafter}" for drafter in profile.candidate.drafters] or ["drafts   nothing"]),
     ]
     if profile.measured:
         lines += _measured(profile.measured)

@@ -16,7 +16,6 @@ from skipsearch.errors import ProfileError, SkipSearchError
 from skipsearch.profile.schema import Profile
 from skipsearch.profile.yaml import reads_as_text
 
-_LEFT_OUT_IF_NULL = (("task", "chat_template_sha256"), ("provenance", "source"))
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _./+()-]*")
 
 
@@ -24,7 +23,9 @@ def dump_profile(profile: Profile) -> str:
     """YAML with fixed key order, alignment and quoting: equal profiles give equal bytes, and a changed value changes one line."""
     lines: list[str] = []
     for key, value in as_dict(profile).items():
-        if key == "measured" and value is not None:
+        if key == "drafters" and value:
+            lines += ["drafters:", *(f"  - {flow(drafter)}" for drafter in value)]
+        elif key == "measured" and value is not None:
             lines.append("measured:")
             lines += [f"  {_entry(name, part, 22 if _is_interval(part) else 0)}" for name, part in value.items()]
         else:
@@ -34,11 +35,7 @@ def dump_profile(profile: Profile) -> str:
 
 def as_dict(profile: Profile) -> dict[str, Any]:
     """The profile as plain data (dict, list, str, int, float, None) in the order of its keys, as `--json` prints it."""
-    data = profile.model_dump(mode="json")
-    for part, key in _LEFT_OUT_IF_NULL:
-        if data[part][key] is None:
-            del data[part][key]
-    return data
+    return profile.model_dump(mode="json")
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:

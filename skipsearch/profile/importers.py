@@ -18,7 +18,7 @@ from skipsearch.errors import ProfileError
 from skipsearch.names import unknown
 from skipsearch.profile.load import broken, read_file
 from skipsearch.profile.places import ANY
-from skipsearch.profile.schema import AdaptiveExit, ModelInfo, Profile, Provenance, Sampling, SkipDrafter, TaskInfo
+from skipsearch.profile.schema import ModelInfo, Profile, Provenance, Sampling, TaskInfo
 from skipsearch.profile.yaml import read_yaml, where
 
 _DRAFT_AND_VERIFY = "github.com/dilab-zju/self-speculative-decoding skip_layers.json"
@@ -55,15 +55,14 @@ def _imported(key: str, entry: Any, place: str) -> Profile:
         raise ProfileError(f"{place}: a skip set has two keys, `attention` and `mlp`, each a list of layers")
     try:
         return Profile(
-            schema_version=1,
+            schema_version=2,
             model=ModelInfo(id=model_id, revision=None, family="llama", n_layers=n_layers, config_sha256=None,
                             weights_sha256=None, dtype=None, quantization=None),
             task=TaskInfo(name=task or ANY, version=None, calibration_sha256=None,
                           sampling=Sampling(temperature=0.0, top_p=1.0, top_k=0)),
             hardware=None, engine=None, verdict="unmeasured",
-            drafter=SkipDrafter(attn=entry["attention"], mlp=entry["mlp"]),
-            draft_length=12,
-            exit=AdaptiveExit(threshold=0.6, target_acceptance=0.9, step=0.01, beta1=0.5, beta2=0.9),
+            drafters=({"kind": "skip", "attn": entry["attention"], "mlp": entry["mlp"], "draft_length": 12,   # type: ignore[arg-type]
+                       "exit": {"kind": "adaptive"}},), lost=(),
             measured=None, software=None,
             provenance=Provenance(searcher="import", objective=None, seed=None, trials=None, search_seconds=None, created=None,
                                   commit=None, source=f"{_SWIFT if task else _DRAFT_AND_VERIFY}, {key}"))

@@ -53,4 +53,21 @@ def _from_0(old: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-MIGRATIONS: dict[int, Callable[[Mapping[str, Any]], dict[str, Any]]] = {0: _from_0}
+def _from_1(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Version 1 had one drafter, its mask, with draft length and exit beside it. Of a plain verdict it was the candidate that lost."""
+    new: dict[str, Any] = {}
+    drafter, length, exit_policy = dict(old["drafter"]), old["draft_length"], old["exit"]
+    if not isinstance(exit_policy, dict):
+        raise TypeError
+    nothing = old["verdict"] == "plain" and length == 0 and not drafter.get("attn") and not drafter.get("mlp")
+    drafters = [] if nothing else [{**drafter, "draft_length": length, "exit": exit_policy}]
+    plain = old["verdict"] == "plain"
+    for key, value in old.items():
+        if key == "drafter":
+            new |= {"drafters": [] if plain else drafters, "lost": drafters if plain else []}
+        elif key not in ("draft_length", "exit"):
+            new[key] = value
+    return new | {"schema_version": 2}
+
+
+MIGRATIONS: dict[int, Callable[[Mapping[str, Any]], dict[str, Any]]] = {0: _from_0, 1: _from_1}

@@ -1,43 +1,44 @@
-"""The profile, version 1: what a mask is for, what was measured with it, and with which versions.
+"""The profile, version 2: what a recipe is for, what was measured with it, and with which versions.
 
 Every model here is frozen, refuses unknown keys and coerces nothing (`true` is not 1, `"3"` is not 3). Keys stand in the order
 in which they are written. A key that may be `null` is still written, except `provenance.source`.
 
 `verdict` says what the rest means:
 
-    speculate   the mask was measured on held-out prompts and is what decoding should use.
-    plain       nothing beat autoregressive decoding here, so decoding runs plain. `drafter`, `draft_length`, `exit` and
-                `measured` document the best candidate that lost. If none was worth measuring, the mask is empty,
-                `draft_length` is 0 and what only drafting has (`alpha`, `accepted_fraction`, `beta`, `verify_ratio`) is null.
+    speculate   the recipe in `drafters` was measured on held-out prompts and is what decoding should use.
+    plain       nothing beat autoregressive decoding here, so decoding runs plain: `drafters` is empty. `lost` and `measured` document the
+                best candidate that lost. If none was worth measuring, `lost` is empty too, and what only drafting has (`alpha`,
+                `accepted_fraction`, `beta`, `verify_ratio`) is null.
     unmeasured  imported from elsewhere: `engine`, `hardware`, `measured` and `software` are null, and so is whatever its source
                 does not tell.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from skipsearch.errors import MaskError
-from skipsearch.mask import SkipMask
-from skipsearch.profile.fields import (
+from skipsearch.fields import (
     Count,
     Date,
     Dtype,
     Fraction,
     GitCommit,
     Interval,
-    Layers,
     Name,
     Part,
     Positive,
     Sha256,
     Text,
     broken_rule,
+    left_out,
 )
+from skipsearch.mask import SkipMask
+from skipsearch.recipe import DRAFTERS, DrafterSpec, Recipe, union_of
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class ModelInfo(Part):
@@ -63,7 +64,8 @@ class TaskInfo(Part):
         description="version of the task's manifest, from 1; null only if unmeasured")
     calibration_sha256: Sha256 | None = Field(description="hash of the calibration text; null only if unmeasured")
     chat_template_sha256: Sha256 | None = Field(
-        default=None, description="hash of the chat template that prompts were put into; left out if they went in as they are")
+        default=None, exclude_if=left_out,
+        description="hash of the chat template that prompts were put into; left out if they went in as they are")
     sampling: Sampling
 
 
@@ -75,51 +77,10 @@ class Hardware(Part):
         description="CPU threads used, 1..4096; null where they do not matter")
 
 
-class SkipDrafter(Part):
-    """Drafts with the model itself, some sub-layers left out."""
-
-    kind: Literal["skip"] = "skip"
-    attn: Layers = Field(description="layers whose attention the draft skips, 0..n_layers-1, ascending")
-    mlp: Layers = Field(description="layers whose MLP the draft skips, 0..n_layers-1, ascending")
-
-    @field_validator("attn", "mlp")
-    @classmethod
-    def _ascending_and_unique(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
-        repeated = [layer for layer in sorted(set(layers)) if layers.count(layer) > 1]
-        if repeated:
-            raise ValueError(f"layer {repeated[0]} is listed more than once")
-        return tuple(sorted(layers))
-
-
-class FixedExit(Part):
-    """Every round drafts `draft_length` tokens."""
-
-    kind: Literal["fixed"] = "fixed"
-
-
-class ConfidenceExit(Part):
-    """A round stops drafting after a token whose top probability is below the threshold."""
-
-    kind: Literal["confidence"] = "confidence"
-    threshold: Fraction = Field(description="probability, 0..1")
-
-
-class AdaptiveExit(Part):
-    """The confidence exit with a threshold that follows the acceptance.
-
-    Source: Draft & Verify (Zhang et al. 2024), section 3.4.
-    """
-
-    kind: Literal["adaptive"] = "adaptive"
-    threshold: Fraction = Field(description="probability to start from, 0..1")
-    target_acceptance: Fraction = Field(description="accepted share of drafted tokens to hold, 0..1")
-    step: Fraction = Field(description="change of the threshold before smoothing, a probability, 0..1")
-    beta1: Fraction = Field(description="smoothing of the acceptance, a weight, 0..1")
-    beta2: Fraction = Field(description="smoothing of the threshold, a weight, 0..1")
-
-
-Drafter = Annotated[SkipDrafter, Field(discriminator="kind")]  # a union: the next kind goes beside SkipDrafter
-Exit = Annotated[FixedExit | ConfidenceExit | AdaptiveExit, Field(discriminator="kind")]
+if TYPE_CHECKING:
+    AnyDrafter = DrafterSpec
+else:
+    AnyDrafter = union_of(DRAFTERS)
 
 
 class ContextTokens(Part):
@@ -151,6 +112,21 @@ class Lossless(Part):
         return self
 
 
+class DrafterCounts(Part):
+    """What one drafter did over all prompts."""
+
+    kind: Name
+    rounds: Count = Field(description="rounds that it drafted")
+    drafted: Count = Field(description="tokens that it drafted")
+    accepted: Count = Field(description="of these, tokens that were accepted")
+
+    @model_validator(mode="after")
+    def _counted(self) -> DrafterCounts:
+        if not self.rounds <= self.drafted or not self.accepted <= self.drafted:
+            raise broken_rule("drafted", "it is at least the rounds and at least the accepted tokens")
+        return self
+
+
 class Measured(Part):
     """Wall-clock measurement on prompts that no search step saw, interleaved with plain decoding by the same engine."""
 
@@ -170,6 +146,11 @@ class Measured(Part):
     ended_on_repeat: Count = Field(description="prompts whose generation stopped at its first repeated 6-gram, 0..prompts")
     split: Literal["holdout"]
     lossless: Lossless
+    by_drafter: Annotated[tuple[DrafterCounts, ...], Field(strict=False)] = Field(
+        default=(), exclude_if=left_out, description="of each drafter, in the order of the recipe; left out where it was not counted")
+    copied_from_prompt: Fraction | None = Field(
+        default=None, exclude_if=left_out,
+        description="share of the generated tokens that lookup copied from the prompt, 0..1; left out where it was not counted")
 
     @model_validator(mode="after")
     def _counted(self) -> Measured:
@@ -195,7 +176,7 @@ class Provenance(Part):
         description="length of the search, seconds, 0..1e9; null only if unmeasured")
     created: Date | None = Field(description="ISO 8601 date or time; null only if unmeasured")
     commit: GitCommit | None = Field(description="commit of the skipsearch that wrote it; null outside a checkout")
-    source: Text | None = Field(default=None, description="where an imported mask comes from; left out if null")
+    source: Text | None = Field(default=None, exclude_if=left_out, description="where an imported mask comes from; left out if null")
 
 
 _DRAFT_FIGURES = ("alpha", "accepted_fraction", "beta", "verify_ratio")
@@ -207,36 +188,51 @@ _UNMEASURED_LACKS = ("engine", "hardware", "software", "measured")
 
 
 class Profile(Part):
-    """One mask for one model, task and device, and the evidence for it."""
+    """One recipe for one model, task and device, and the evidence for it."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     model: ModelInfo
     task: TaskInfo
     hardware: Hardware | None
     engine: Name | None = Field(description="engine that was measured; null only if unmeasured")
     verdict: Literal["speculate", "plain", "unmeasured"]
-    drafter: Drafter
-    draft_length: int = Field(ge=0, le=64, description="most tokens drafted in a round, 1..64; 0 only where nothing is drafted")
-    exit: Exit
+    drafters: Annotated[tuple[AnyDrafter, ...], Field(strict=False)] = Field(
+        description="asked in this order in every round, the first that proposes something drafts; empty exactly if the verdict is plain")
+    lost: Annotated[tuple[AnyDrafter, ...], Field(strict=False)] = Field(
+        description="of a plain verdict: the drafters of the best candidate that lost; else empty")
     measured: Measured | None
     software: Software | None
     provenance: Provenance
 
     @property
+    def recipe(self) -> Recipe:
+        """What decoding runs."""
+        return Recipe(self.drafters)
+
+    @property
+    def candidate(self) -> Recipe:
+        """What was measured: for a plain verdict, the best candidate that lost."""
+        return Recipe(self.drafters or self.lost)
+
+    @property
     def mask(self) -> SkipMask:
-        """What the draft leaves out. For a plain verdict, the best candidate that lost."""
-        return SkipMask(self.model.n_layers, self.drafter.attn, self.drafter.mlp)
+        """What the candidate's drafts leave out; an empty mask if none of them runs a thinned model."""
+        return self.candidate.mask(self.model.n_layers) or SkipMask(self.model.n_layers)
 
     @model_validator(mode="after")
-    def _mask_fits_the_model(self) -> Profile:
-        try:
-            drafts = self.mask.n_skipped > 0
-        except MaskError as error:
-            raise broken_rule("drafter", str(error)) from error
-        if not drafts and self.verdict != "plain":
-            raise broken_rule("drafter", "it skips nothing, which only a plain verdict may")
-        if drafts != (self.draft_length > 0):
-            raise broken_rule("draft_length", "it is 0 exactly where the mask is empty: then nothing is drafted")
+    def _recipe_fits_the_model(self) -> Profile:
+        for key, drafters in (("drafters", self.drafters), ("lost", self.lost)):
+            for i, drafter in enumerate(drafters):
+                try:
+                    mask = drafter.mask(self.model.n_layers)
+                except MaskError as error:
+                    raise broken_rule(f"{key}.{i}", str(error)) from error
+                if mask is not None and not mask.n_skipped:
+                    raise broken_rule(f"{key}.{i}", "it skips nothing, so it is no draft")
+        if (self.verdict == "plain") != (not self.drafters):
+            raise broken_rule("drafters", "it is empty exactly if the verdict is plain")
+        if self.lost and self.verdict != "plain":
+            raise broken_rule("lost", "only a plain verdict has candidates that lost")
         return self
 
     @model_validator(mode="after")
@@ -250,8 +246,11 @@ class Profile(Part):
             if _at(self, key) is None:
                 raise broken_rule(key, f"it is null, which only an unmeasured profile may have; the verdict is {self.verdict}")
         for key in _DRAFT_FIGURES:
-            if (_at(self.measured, key) is None) != (self.draft_length == 0):
+            if (_at(self.measured, key) is None) != (not self.candidate.drafters):
                 raise broken_rule(f"measured.{key}", "it is null exactly where nothing is drafted")
+        counted = [counts.kind for counts in _at(self, "measured.by_drafter")]
+        if counted and counted != [drafter.kind for drafter in self.candidate.drafters]:
+            raise broken_rule("measured.by_drafter", "it counts the drafters of the recipe, in their order")
         return self
 
 

@@ -60,10 +60,10 @@ def closed_form(profile: Profile | None) -> Drawn:
     found, drafted = profile.measured, drafted_per_round(profile)
     if found is None or found.alpha is None or found.beta is None or found.verify_ratio is None:
         raise NothingToDraw("This profile measured no draft, so it has no α, β and v to put into the closed form.")
-    lengths = range(1, max(LONGEST_DRAFT, profile.draft_length) + 1)
+    lengths = range(1, max(LONGEST_DRAFT, longest_draft(profile)) + 1)
     predicted = [expected_speedup(found.alpha, g, found.beta, found.verify_ratio) for g in lengths]
     low, high = found.speedup.ci95
-    at = drafted if drafted is not None else float(profile.draft_length)
+    at = drafted if drafted is not None else float(longest_draft(profile))
     with style() as figure_of:
         figure = figure_of(figsize=(8.4, 3.5), layout="constrained")
         axes = figure.subplots()

@@ -9,7 +9,6 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from skipsearch import __version__
 from skipsearch.errors import ExportError
 from skipsearch.profile import Profile
 from skipsearch.profile.describe import describe
@@ -19,6 +18,7 @@ from skipsearch.report.searches import check_comparable
 from skipsearch.report.sections import Section, sections
 from skipsearch.report.study import Study
 from skipsearch.report.theme import css_variables
+from skipsearch.version import __version__
 
 SUMMARY = ("study", "searchers", "masks judged", "left out", "best predicted", "it skips", "α", "τ", "β", "policy", "measured on hold-out")
 SAID = {"model": "model", "n_layers": "layers", "dtype": "dtype", "quantization": "weights", "task": "task", "device": "device",
@@ -75,7 +75,7 @@ def _summary(study: Study) -> list[str]:
     trial = best.trial
     return [study.label, ", ".join(study.searchers), str(len(study.judged)), str(study.left_out),
             f"{times(best.speedup)} ± {best.half_width:.2f}", f"{trial.mask.n_skipped} of {2 * study.n_layers}", number(trial.alpha),
-            number(trial.tau), number(trial.beta), trial.policy,
+            number(trial.tau), number(trial.beta), policy_of(trial),
             f"{times(held.speedup.mean)} ({held.speedup.low:.2f}–{held.speedup.high:.2f})" if held else "not recorded"]
 
 

@@ -68,7 +68,7 @@ def convergence(studies: Sequence[Study]) -> Drawn:
         figure.axes[0].set_ylabel("predicted speedup")
         _legend(figure, figure.axes[0])
     rows = [[study.label, str(i), j.searcher, str(j.trial.mask.n_skipped), times(j.speedup, 3), times(best, 3), number(j.trial.alpha),
-             number(j.trial.tau), number(j.trial.beta), j.trial.policy, number(j.trial.search_seconds)]
+             number(j.trial.tau), number(j.trial.beta), policy_of(j.trial), number(j.trial.search_seconds)]
             for study in studies for i, (j, best) in enumerate(zip(study.judged, study.best_so_far, strict=True), 1)]
     return Drawn("convergence", figure, ("study", "mask", "searcher", "sub-layers skipped", "predicted", "best so far", "α", "τ", "β",
                                          "policy", "seconds"), rows, tips)
@@ -122,12 +122,12 @@ class Compared:
 
 def compared(studies: Sequence[Study], profile: Profile | None = None) -> list[Compared]:
     """Every mask that a study raced after it had predicted it, and a measured profile beside what its own counts come to."""
-    found = [Compared(f"{study.label}, {r.split}", r.policy, study.mask_of(r).n_skipped, promised,
+    found = [Compared(f"{study.label}, {r.split}", str(study.recipe_of(r)), study.mask_of(r).n_skipped, promised,
                       Estimate(r.speedup.mean, r.speedup.low, r.speedup.high))
              for study in studies for r in study.raced if (promised := study.promised(r)) is not None]
     if profile is not None and profile.measured is not None and (counted := by_counts(profile)) is not None:
         speedup = profile.measured.speedup
-        found.append(Compared("profile, from its own counts", profile.exit.kind, profile.mask.n_skipped, counted,
+        found.append(Compared("profile, from its own counts", str(profile.candidate), profile.mask.n_skipped, counted,
                               Estimate(speedup.mean, *speedup.ci95)))
     return found
 
@@ -176,7 +176,7 @@ def _require(studies: Sequence[Study]) -> None:
 def _described(judged: Judged) -> str:
     trial = judged.trial
     facts = [f"{name} {value:.2f}" for name, value in (("α", trial.alpha), ("τ", trial.tau), ("β", trial.beta)) if value is not None]
-    return ", ".join([times(judged.speedup), f"{trial.mask.n_skipped} skipped", *facts, trial.policy])
+    return ", ".join([times(judged.speedup), f"{trial.mask.n_skipped} skipped", *facts, policy_of(trial)])
 
 
 def _break_even(axes: Any) -> None:

@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 
 from skipsearch.errors import SearchError
 from skipsearch.names import resolve
-from skipsearch.searchers.base import Costs, Evidence, Searcher, SearchProblem
+from skipsearch.searchers.base import Evidence, Searcher, SearchProblem
 
 SEARCHERS: dict[str, str] = {
     "auto": "skipsearch.searchers.auto:Auto",
@@ -29,7 +29,7 @@ SEARCHERS: dict[str, str] = {
 
 ENTRY_POINT_GROUP = "skipsearch.searchers"
 
-__all__ = ["ENTRY_POINT_GROUP", "SEARCHERS", "Costs", "Evidence", "SearchProblem", "Searcher", "make_searcher", "searcher_names",
+__all__ = ["ENTRY_POINT_GROUP", "SEARCHERS", "Evidence", "SearchProblem", "Searcher", "make_searcher", "searcher_names",
            "searcher_table"]
 
 

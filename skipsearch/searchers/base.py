@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from skipsearch.costs import Costs
 from skipsearch.errors import SearchError
 from skipsearch.mask import SkipMask
 from skipsearch.stats import Trial
@@ -15,41 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Costs:
-    """The latency table as searchers see it: seconds of the pieces of a pass.
-
-    sublayers: of each sub-layer at one token, in the flat order of `SkipMask` (attention 0, MLP 0, …).
-    overhead: what every pass pays (embedding, head, the loop itself). verify[n]: a full pass over n + 1 tokens, all weights just used.
-    first: by what share the first draft step of a round takes longer than those behind it; cold: by what share a verify pass does behind
-    drafts that skip everything. In both cases weights have left the caches meanwhile.
-    """
-
-    sublayers: tuple[float, ...]
-    overhead: float
-    verify: tuple[float, ...]
-    first: float = 0.0
-    cold: float = 0.0
-
-    def draft(self, mask: SkipMask) -> float:
-        """Seconds of one draft pass under `mask`, behind another."""
-        return self.overhead + sum(s for s, skipped in zip(self.sublayers, mask.bits, strict=True) if not skipped)
-
-    def spared(self, mask: SkipMask) -> float:
-        """The share of a plain pass's time that a draft pass under `mask` leaves out."""
-        every = self.overhead + sum(self.sublayers)
-        return 1 - self.draft(mask) / every if every else 0.0
-
-    def rounds(self, mask: SkipMask, longest: int) -> tuple[float, ...]:
-        """Seconds of a round by how many tokens it drafts under `mask`, 0 (plain decoding) to `longest`.
-
-        A verify pass longer than what was measured costs what the longest measured one does.
-        """
-        draft, colder = self.draft(mask), 1 + self.cold * self.spared(mask)
-        return (self.verify[0], *((n + self.first) * draft + colder * self.verify[min(n, len(self.verify) - 1)]
-                                  for n in range(1, longest + 1)))
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from skipsearch.costs import Costs
 from skipsearch.mask import SkipMask
-from skipsearch.searchers.base import Costs, SearchProblem
+from skipsearch.searchers.base import SearchProblem
 from skipsearch.stats import expected_speedup
 
 LEAST_ALPHA = 1e-6   # an acceptance measured as 0 becomes a large loss, not an infinite one

@@ -119,10 +119,10 @@ def test_tokens_are_drawn_from_what_transformers_own_warpers_leave(warp: Warp) -
 def test_the_draft_is_confident_by_what_it_draws_from_and_by_its_softmax_where_it_is_greedy() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     picker = SamplingPicker(Sampling(0.5, top_k=2), torch.Generator().manual_seed(0))
-    scored = picker.score(logits, sure=True)
+    scored = picker.score(logits, confidence=True)
     assert picker.draw(scored)[1] is scored.weights
-    assert float(scored.sure) == pytest.approx(1 / (1 + np.exp(-2)))
-    assert float(GreedyPicker().score(logits, sure=True).sure) == pytest.approx(1 / (1 + np.exp(-1) + np.exp(-2)))
+    assert float(scored.confidence) == pytest.approx(1 / (1 + np.exp(-2)))
+    assert float(GreedyPicker().score(logits, confidence=True).confidence) == pytest.approx(1 / (1 + np.exp(-1) + np.exp(-2)))
 
 
 def test_the_table_models_two_forward_passes_agree() -> None:

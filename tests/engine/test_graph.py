@@ -71,7 +71,7 @@ def test_a_recorded_pass_gives_the_logits_of_the_pass(model: GraphAdapter, rows:
 def test_a_recorded_draft_step_scores_as_the_pass_and_the_picker_do(model: GraphAdapter, sampling: Sampling) -> None:
     picker = GreedyPicker() if sampling.greedy else SamplingPicker(sampling, torch.Generator().manual_seed(0))
     text, token = Text(model, 20), torch.tensor([[3]])
-    expected = picker.score(text.uncaptured(1, MASK)[:, -1], sure=True)
+    expected = picker.score(text.uncaptured(1, MASK)[:, -1], confidence=True)
     plan = text.planner.chain(20, 1)
     with torch.no_grad():
         first = model.run_scored(token, text.cache, plan, MASK, picker, True)
@@ -84,7 +84,7 @@ def test_a_recorded_draft_step_scores_as_the_pass_and_the_picker_do(model: Graph
     torch.testing.assert_close(kept, expected.weights)
     torch.testing.assert_close(first.weights, kept, msg="the next step wrote over what was gathered")
     assert not torch.equal(again.weights, kept)
-    assert unsure.sure is None
+    assert unsure.confidence is None
     assert len(model._recordings) == 2, "one with and one without confidence"
 
 

@@ -11,7 +11,7 @@ from helpers.tiny import LAYERS, VOCAB, tiny_llama
 from evaluation.fabricated import drafting, plain
 from skipsearch.evaluation.wall import Timings
 from skipsearch.models import ModelAdapter, adapt
-from skipsearch.searchers.base import Costs
+from skipsearch.costs import Costs
 from skipsearch.tasks import Prompt, Sampling, Task
 
 COSTS = Costs((1e-3, 0.8e-3) * LAYERS, 1e-3, tuple(0.01 + 0.0003 * rows for rows in range(9)))

@@ -15,7 +15,7 @@ from skipsearch.evaluation.latency import _cold, _ways, _weights, measure, measu
 from skipsearch.evaluation.table import random_masks
 from skipsearch.mask import SkipMask
 from skipsearch.models import adapt
-from skipsearch.searchers.base import Costs
+from skipsearch.costs import Costs
 
 bits = st.lists(st.integers(0, 1), min_size=2 * LAYERS, max_size=2 * LAYERS)
 

@@ -50,7 +50,7 @@ def test_profile_and_study_carry_it() -> None:
     assert identity(model, task, "replay", False)["chat_template_sha256"] == expected
     work = workload(model, task, task.holdout)
     seconds = [1.0] * len(work.prompts)
-    profile = compile_profile(model, task, work, SkipMask(LAYERS, (1,)), DraftPolicy(4, "fixed"), plain(seconds), drafting(seconds),
+    profile = compile_profile(model, task, work, SkipMask(LAYERS, (1,)), DraftPolicy(4), plain(seconds), drafting(seconds),
                               provenance=provenance("gp", "replay", 0, 1, 1.0))
     assert profile.task.chat_template_sha256 == expected is not None
 

@@ -24,6 +24,8 @@ from skipsearch.evaluation import continuations
 from skipsearch.evaluation.exact import Drafts, ExactReplay, walk
 from skipsearch.evaluation.replay import Replay
 from skipsearch.exits import DraftPolicy
+from skipsearch.exits.adaptive import Adaptive
+from skipsearch.exits.confidence import Confidence
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.stats import DecodeStats
@@ -31,15 +33,15 @@ from skipsearch.stats import DecodeStats
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
 MASKS = (SkipMask(LAYERS, (1, 3), (2,)), SkipMask(LAYERS, (0,), (0, 4)), SkipMask(LAYERS, mlp=(1, 2, 3)))
 DEPTH = 6
-POLICIES = (DraftPolicy(5), DraftPolicy(DEPTH, "confidence", {"threshold": 0.4}),
-            DraftPolicy(DEPTH, "adaptive", {"threshold": 0.35, "target_acceptance": 0.6, "step": 0.9}))
+POLICIES = (DraftPolicy(5), DraftPolicy(DEPTH, Confidence(threshold=0.4)),
+            DraftPolicy(DEPTH, Adaptive(threshold=0.35, target_acceptance=0.6, step=0.9)))
 
 bits = st.lists(st.integers(0, 1), min_size=2 * LAYERS, max_size=2 * LAYERS).map(SkipMask.from_bits)
 lengths = st.integers(1, DEPTH)
 policies = st.one_of(
     st.builds(DraftPolicy, lengths),
-    st.builds(lambda n, t: DraftPolicy(n, "confidence", {"threshold": t}), lengths, st.floats(0.1, 0.9)),
-    st.builds(lambda n, t, target: DraftPolicy(n, "adaptive", {"threshold": t, "target_acceptance": target, "step": 0.9}),
+    st.builds(lambda n, t: DraftPolicy(n, Confidence(threshold=t)), lengths, st.floats(0.1, 0.9)),
+    st.builds(lambda n, t, target: DraftPolicy(n, Adaptive(threshold=t, target_acceptance=target, step=0.9)),
               lengths, st.floats(0.1, 0.9), st.floats(0.2, 0.9)))
 
 
@@ -131,7 +133,7 @@ def test_that_holds_for_models_with(family: str) -> None:
     model, prompts = adapted(family), ((5, 17, 40, 3, 8, 8, 21), (9, 2), (12, 3, 3))
     exact = ExactReplay(Replay(model, prompts, 20, end_on_repeat=None), 9)  # windows of 8: some hide the draft's own beginning
     for mask in (SkipMask(3, (1,)), SkipMask(3, (), (0, 2))):
-        for policy in (DraftPolicy(9), DraftPolicy(9, "confidence", {"threshold": 0.1})):
+        for policy in (DraftPolicy(9), DraftPolicy(9, Confidence(threshold=0.1))):
             assert_counts(model, exact, mask, policy, 20, None, prompts)
         assert_is_one_by_one(model, exact, prompts, mask)
 

@@ -16,10 +16,11 @@ from skipsearch.evaluation.replay import Replay, Replayed
 from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import Prediction, simulate
 from skipsearch.exits import DraftPolicy, make_exit
+from skipsearch.exits.confidence import Confidence
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, load_model
-from skipsearch.searchers.base import Costs
+from skipsearch.costs import Costs
 from skipsearch.stats import DecodeStats
 
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
@@ -34,8 +35,8 @@ CODE = ("import os\n\n\ndef walk(folder, suffix='.py'):\n    for name in", "    
 
 POLICIES = st.one_of(
     st.builds(DraftPolicy, st.integers(1, 8)),
-    st.builds(lambda n, t: DraftPolicy(n, "confidence", {"threshold": t}), st.integers(1, 8), st.floats(0, 1)),
-    st.builds(lambda n, t: DraftPolicy(n, "adaptive", {"threshold": t}), st.integers(1, 8), st.floats(0, 1)))
+    st.builds(lambda n, t: DraftPolicy(n, Confidence(threshold=t)), st.integers(1, 8), st.floats(0, 1)),
+    st.builds(lambda n, t: DraftPolicy(n, Adaptive(threshold=t)), st.integers(1, 8), st.floats(0, 1)))
 
 
 @st.composite
@@ -98,7 +99,7 @@ def test_what_a_draft_would_have_got_right_behind_the_end_of_the_text_is_not_cou
     assert (stats.rounds, stats.drafted, stats.accepted, stats.rejecting_rounds) == (1, 8, 3, 0), "the text ended, nobody was rejected"
 
 
-@pytest.mark.parametrize("policy", [DraftPolicy(4), DraftPolicy(8, "confidence", {"threshold": 0.5})], ids=str)
+@pytest.mark.parametrize("policy", [DraftPolicy(4), DraftPolicy(8, Confidence(threshold=0.5))], ids=str)
 def test_on_a_trained_model_its_acceptance_and_tokens_a_round_are_near_those_of_real_decoding(policy: DraftPolicy) -> None:
     model, replay, prompts, mask = trained()
     real = Decoder(model, mask, draft_length=policy.draft_length, exit_policy=policy.make())
@@ -156,7 +157,7 @@ def test_time_is_that_of_all_draft_passes_and_of_verify_passes_by_their_rows(rep
 @given(texts(), st.integers(1, 8))
 @settings(max_examples=50, deadline=None)
 def test_a_threshold_of_zero_never_stops_and_is_a_fixed_length(replayed: list[Replayed], length: int) -> None:
-    never = predicted(replayed, DraftPolicy(length, "confidence", {"threshold": 0.0}))
+    never = predicted(replayed, DraftPolicy(length, Confidence(threshold=0.0)))
     assert counts(never.stats) == counts(predicted(replayed, DraftPolicy(length)).stats)
 
 
@@ -175,7 +176,7 @@ def test_the_last_token_of_a_full_room_is_not_drafted() -> None:
 
 def test_a_low_confidence_ends_the_draft_behind_the_token_it_belongs_to() -> None:
     text = Replayed(np.array([True, True, True, True]), np.array([0.9, 0.2, 0.9, 0.9]), room=5)
-    stats = predicted([text], DraftPolicy(3, "confidence", {"threshold": 0.5})).stats
+    stats = predicted([text], DraftPolicy(3, Confidence(threshold=0.5))).stats
     assert (stats.rounds, stats.drafted, stats.accepted) == (2, 2 + 1, 3), "two drafted and one more emitted, then one that fits"
 
 

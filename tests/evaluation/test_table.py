@@ -12,7 +12,7 @@ from helpers.tiny import LAYERS, small_world
 from skipsearch.evaluation import table
 from skipsearch.evaluation.latency import Measured
 from skipsearch.evaluation.table import CHECKED_MASKS, LatencyTable, fingerprint, latency_table
-from skipsearch.searchers.base import Costs
+from skipsearch.costs import Costs
 
 
 @pytest.fixture(autouse=True)

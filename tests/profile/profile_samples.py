@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from skipsearch.profile.fields import Interval
+from skipsearch.fields import Interval
 from skipsearch.profile.schema import (
     AdaptiveExit,
     ConfidenceExit,

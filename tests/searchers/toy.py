@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from skipsearch.mask import SkipMask
-from skipsearch.searchers import Costs, Evidence, Searcher, SearchProblem
+from skipsearch.costs import Costs
+from skipsearch.searchers import Evidence, Searcher, SearchProblem
 from skipsearch.stats import Trial, TrialState, expected_speedup
 
 

@@ -1,4 +1,4 @@
-"""What the fields of a profile are made of: text, hashes, counts, and a mean with its interval, rounded honestly."""
+"""What the fields of recipes and profiles are made of: text, hashes, counts, and a mean with its interval, rounded honestly."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ Layer = Annotated[int, Field(ge=0, le=1023)]
 Layers = Annotated[tuple[Layer, ...], Field(strict=False)]  # not strict: YAML knows lists only
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Positive = Annotated[int, Field(ge=1, le=10**12)]
+
+
+def left_out(value: object) -> bool:
+    """Of a key that came later, or is seldom used: it is not written where it says nothing."""
+    return not value
 
 
 class Part(BaseModel):

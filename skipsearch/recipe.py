@@ -1,0 +1,122 @@
+"""`Recipe`: what a search looks for, a profile stores and a decoder runs: an ordered list of drafters, each with its settings.
+
+In every round the drafters are asked in order, and the first that proposes something drafts. An empty recipe is plain decoding.
+
+    Recipe((Lookup(min_match=2, draft_length=8), Skip(attn=(3, 4), mlp=(7,), draft_length=5)))
+
+looks the next tokens up in the text so far; where it finds nothing, the model drafts with three sub-layers left out.
+
+A drafter's settings are a `DrafterSpec`, an exit policy's an `ExitSpec`: frozen values that YAML, the study and the decoder share. Each
+kind is one file, with one line in the table below. These files load no torch, because reading a profile must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from skipsearch.errors import DecodeError, SkipSearchError
+from skipsearch.fields import Part
+from skipsearch.mask import SkipMask
+from skipsearch.names import resolve
+
+if TYPE_CHECKING:
+    from skipsearch.drafters.base import Drafter
+
+# To add one: a file in drafters/ and a line here.
+DRAFTERS: dict[str, str] = {
+    "lookup": "skipsearch.drafters.lookup:Lookup",
+    "skip": "skipsearch.drafters.skip:Skip",
+}
+# To add one: a file in exits/ and a line here.
+EXITS: dict[str, str] = {
+    "fixed": "skipsearch.exits.fixed:Fixed",
+    "confidence": "skipsearch.exits.confidence:Confidence",
+    "adaptive": "skipsearch.exits.adaptive:Adaptive",
+}
+
+DraftLength = Annotated[int, Field(ge=1, le=64, description="most tokens drafted in a round, 1..64")]
+
+
+class DrafterSpec(Part):
+    """One drafter of a recipe, as it is stored. A subclass adds its own fields, first of all `kind`, a Literal of its name in DRAFTERS."""
+
+    kind: str
+    draft_length: DraftLength
+
+    def build(self, n_layers: int) -> Drafter:
+        """The drafter itself, for a model of so many layers. Raises: MaskError if it does not fit that model."""
+        raise NotImplementedError
+
+    def mask(self, n_layers: int) -> SkipMask | None:
+        """What its draft passes leave out; None if it drafts without a pass of the model. Raises: MaskError."""
+        return None
+
+    def __str__(self) -> str:
+        """`lookup, up to 8`"""
+        return f"{self.kind}, up to {self.draft_length}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """drafters: asked in this order in every round. () is plain decoding."""
+
+    drafters: tuple[DrafterSpec, ...] = ()
+
+    @classmethod
+    def from_data(cls, data: Any) -> Recipe:
+        """From what `as_data` gave. Raises: DecodeError."""
+        return cls(tuple(_parsed(_drafters(), entry) for entry in data))
+
+    def as_data(self) -> list[dict[str, Any]]:
+        """Plain data, for JSON and YAML."""
+        return [drafter.model_dump(mode="json") for drafter in self.drafters]
+
+    def mask(self, n_layers: int) -> SkipMask | None:
+        """The first mask among its drafters, which is what a search of masks varies; None if no drafter has one."""
+        return next((mask for drafter in self.drafters if (mask := drafter.mask(n_layers)) is not None), None)
+
+    @property
+    def shape(self) -> str:
+        """Which drafters, in order: `lookup,skip`; `plain` if none."""
+        return ",".join(drafter.kind for drafter in self.drafters) or "plain"
+
+    def __str__(self) -> str:
+        """`lookup from 2, up to 8; skip 3 sub-layers, confidence 0.6, up to 5`"""
+        return "; ".join(map(str, self.drafters)) or "plain"
+
+
+class ExitSpec(Part):
+    """When a round of drafting ends before its draft length, as it is stored. `exits/base.py` has the port that a kind implements."""
+
+    kind: str
+    reads_confidence: ClassVar[bool] = True
+
+
+def union_of(table: Mapping[str, str]) -> Any:
+    """The type of anything in a table of specs: a union on `kind`, for pydantic."""
+    kinds = tuple(resolve("kind", name, table, SkipSearchError) for name in table)
+    return Annotated[kinds, Field(discriminator="kind")]  # noqa: UP007
+
+
+def make_exit(kind: str, **settings: Any) -> Any:
+    """An exit policy from its name. Raises: DecodeError for an unknown kind or a senseless setting."""
+    return _parsed(TypeAdapter(resolve("exit policy", kind, EXITS, DecodeError)), {"kind": kind, **settings})
+
+
+@cache
+def _drafters() -> TypeAdapter[Any]:
+    return TypeAdapter(union_of(DRAFTERS))
+
+
+def _parsed(adapter: TypeAdapter[Any], data: Any) -> Any:
+    try:
+        return adapter.validate_python(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"]) or "it"
+        raise DecodeError(f"{name} is {first['input']!r:.80}: {first['msg']}") from None
