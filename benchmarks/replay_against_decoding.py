@@ -33,6 +33,8 @@ from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import simulate
 from skipsearch.evaluation.wall import drafting
 from skipsearch.exits import DraftPolicy
+from skipsearch.exits.adaptive import Adaptive
+from skipsearch.exits.confidence import Confidence
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.search import Search
@@ -43,8 +45,8 @@ from skipsearch.tasks import load_task
 
 DEPTH = 12
 TRIALS = 30   # masks of each searcher, seeds included
-POLICIES = (DraftPolicy(5), DraftPolicy(8, "confidence", {"threshold": 0.6}),
-            DraftPolicy(DEPTH, "adaptive", {"threshold": 0.6, "target_acceptance": 0.9, "step": 0.01, "beta1": 0.5, "beta2": 0.9}))
+POLICIES = (DraftPolicy(5), DraftPolicy(8, Confidence(threshold=0.6)),
+            DraftPolicy(DEPTH, Adaptive(threshold=0.6, target_acceptance=0.9, step=0.01, beta1=0.5, beta2=0.9)))
 COUNTS = ("round_tokens", "rounds", "drafted", "accepted", "rejecting_rounds")
 
 

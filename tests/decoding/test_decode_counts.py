@@ -56,7 +56,7 @@ def test_a_round_cut_short_by_an_end_of_sequence_emits_only_what_stands_before_i
 
 def test_a_low_confidence_token_ends_its_draft_and_is_verified() -> None:
     model, full = small_world()
-    decoder = Decoder(model, MASKS[0], draft_length=6, exit_policy=Confidence(1.0))
+    decoder = Decoder(model, MASKS[0], draft_length=6, exit_policy=Confidence(threshold=1.0))
     assert decoder.loop.drafter is not None
     recorder = decoder.loop.drafter = Recorder(decoder.loop.drafter)
     result = decoder.generate(PROMPTS[0], 20)

@@ -106,6 +106,6 @@ def test_confidence_is_the_top_probability_of_what_the_token_was_drawn_from() ->
 def test_a_skipped_attention_writes_nothing_and_the_others_write_theirs() -> None:
     ctx = context()
     length = ctx.cache.length
-    SkipDrafter(MASK, Confidence(0.0)).draft(ctx, 3)
+    SkipDrafter(MASK, Confidence(threshold=0.0)).draft(ctx, 3)
     written = [bool(k[:, :, length:].any()) for k in ctx.cache.keys if k is not None]
     assert written == [layer not in MASK.attn for layer in range(LAYERS)]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from skipsearch.errors import DecodeError
 from skipsearch.exits import EXITS, DraftPolicy, make_exit
+from skipsearch.exits.adaptive import Adaptive
 from skipsearch.profile import schema
 
 rounds = st.lists(st.integers(1, 12).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), max_size=30)
@@ -80,7 +81,7 @@ def test_a_parameter_outside_0_to_1_is_refused_by_name(kind: str, name: str, val
 
 
 def test_a_draft_policy_makes_a_fresh_exit_each_time_and_says_what_it_is() -> None:
-    policy = DraftPolicy(8, "adaptive", {"threshold": 0.5, "target_acceptance": 0.8})
+    policy = DraftPolicy(8, Adaptive(threshold=0.5, target_acceptance=0.8))
     taught = policy.make()
     taught.observe(0, 3)
     assert policy.make().parameters() == taught.parameters()

@@ -20,10 +20,10 @@ def test_fixed_never_stops_and_asks_for_no_confidence() -> None:
 
 
 def test_confidence_stops_under_its_threshold_and_not_at_it() -> None:
-    policy = Confidence(0.6)
+    policy = Confidence(threshold=0.6)
     assert [policy.stop(c, 1) for c in (0.5999, 0.6, 0.6001)] == [True, False, False]
-    assert not Confidence(0.0).stop(0.0, 1)
-    assert Confidence(1.0).stop(0.999, 1)
+    assert not Confidence(threshold=0.0).stop(0.0, 1)
+    assert Confidence(threshold=1.0).stop(0.999, 1)
 
 
 def test_adaptive_starts_as_draft_and_verify_does() -> None:
