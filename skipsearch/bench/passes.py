@@ -85,7 +85,7 @@ def pass_times(peer: OurPeer, requests: Sequence[Request]) -> PassTimes:
     real = loop.model
     try:
         for request in requests:
-            loop.model = _Timed(real, len(request.prompt), times)  # type: ignore[assignment]
+            loop.model = _Timed(real, len(request.prompt), times)
             times.whole += peer.decoder.generate(request.prompt, request.new_tokens, ignore_eos=True).stats.decode_seconds
     finally:
         loop.model = real

@@ -11,8 +11,8 @@ tree, without the automaton's transitions, cut at depth `max_match`:
   ends, and a leaf is added there.
 - An edge may carry many tokens. They are not stored but read from the text, so tokens are compared and never only their hashes.
 
-A token adds at most two nodes, and its path is as long as its match, so at most `max_match`. Memory is O(text), whatever max_match is. A
-token takes O(max_match) time at worst, not only on average, and a query O(1).
+A token adds at most two nodes, so memory is O(text), whatever max_match is. It compares and looks up as many tokens as its match has, and
+one more: O(max_match), beside the growth of lists and dictionary, which is amortised. Asking for the match takes O(1), n tokens O(n).
 """
 
 from __future__ import annotations

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from helpers.drafting import drafting_with
 from helpers.tiny import small_world
 
-from skipsearch.decoding import Decoder
-from skipsearch.drafters import DecodeContext, Draft, Drafter
+from skipsearch.drafters import DecodeContext, Draft, Drafter, DraftSession
+from skipsearch.drafters.skip import SkipDrafter
 from skipsearch.mask import SkipMask
-from skipsearch.stats import DecodeStats
+from skipsearch.stats import DecodeStats, DrafterStats
 
 from .checks import MASKS, PROMPTS
 
@@ -20,32 +21,39 @@ Case = tuple[SkipMask, int, int, tuple[int, ...], int]
 class Recorder:
     """A drafter that does as another does and takes notes."""
 
-    kind: ClassVar[str] = "recorder"
-
     def __init__(self, inner: Drafter):
         self.inner = inner
         self.histories: list[list[int]] = []
         self.drafts: list[list[int]] = []
         self.limits: list[int] = []
-        self.commits: list[list[list[int]]] = []
+        self.verified: list[int] = []
 
-    def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft:
-        draft = self.inner.draft(ctx, max_tokens)
-        self.histories.append(list(ctx.history[0]))
-        self.limits.append(max_tokens)
-        self.drafts.append(draft.tokens[0].tolist())
+    def begin(self, ctx: DecodeContext) -> RecordedSession:
+        return RecordedSession(self, self.inner.begin(ctx))
+
+
+class RecordedSession:
+    def __init__(self, notes: Recorder, inner: DraftSession):
+        self.notes, self.inner = notes, inner
+
+    def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
+        draft = self.inner.draft(ctx, most)
+        if draft is not None:
+            self.notes.histories.append(list(ctx.history))
+            self.notes.limits.append(most)
+            self.notes.drafts.append(draft.tokens.tolist())
         return draft
 
-    def commit(self, accepted: list[list[int]]) -> None:
-        self.commits.append(accepted)
-        self.inner.commit(accepted)
+    def verified(self, ctx: DecodeContext, accepted: int) -> None:
+        self.notes.verified.append(accepted)
+        self.inner.verified(ctx, accepted)
 
 
 class StopAt:
     """Ends every draft at its nth token, and keeps what it is told."""
 
-    kind: ClassVar[str] = "stop-at"
     reads_confidence: ClassVar[bool] = True
+    shared: ClassVar[bool] = False
 
     def __init__(self, n: int):
         self.n, self.told = n, list[tuple[int, int]]()
@@ -57,8 +65,8 @@ class StopAt:
     def observe(self, n_accepted: int, n_drafted: int) -> None:
         self.told.append((n_accepted, n_drafted))
 
-    def parameters(self) -> dict[str, Any]:
-        return {}
+    def begin(self) -> StopAt:
+        return self
 
 
 CASES: tuple[Case, ...] = ((MASKS[0], 4, 12, PROMPTS[0], 24), (MASKS[1], 5, 2, PROMPTS[1], 11), (MASKS[3], 3, 1, PROMPTS[2], 17))
@@ -70,10 +78,8 @@ def check_counts(cases: Sequence[Case] = CASES) -> DecodeStats:
     total = DecodeStats()
     for mask, draft_length, last, prompt, limit in cases:
         policy = StopAt(last)
-        decoder = Decoder(model, mask, draft_length=draft_length, exit_policy=policy)
-        assert decoder.loop.drafter is not None
-        recorder = decoder.loop.drafter = Recorder(decoder.loop.drafter)
-        result = decoder.generate(prompt, limit)
+        recorder = Recorder(SkipDrafter(mask, policy))
+        result = drafting_with(model, recorder, draft_length).generate(prompt, limit)
         stats = result.stats
 
         judged = []
@@ -95,6 +101,7 @@ def check_counts(cases: Sequence[Case] = CASES) -> DecodeStats:
         assert stats.rounds == len(judged) + undrafted, "only the last token of all may come from a round without a draft"
         assert undrafted in (0, 1)
         assert policy.told == judged, "the policy hears of every round what was accepted, and of how many"
-        assert recorder.commits == [[list(range(a))] for a, _ in judged]
+        assert recorder.verified == [a for a, _ in judged]
+        assert stats.by_drafter == [DrafterStats(len(judged), stats.drafted, stats.accepted, stats.rejecting_rounds)]
         total += stats
     return total

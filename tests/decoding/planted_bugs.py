@@ -6,7 +6,7 @@ To add one: a context manager under @caught_by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
-from skipsearch.decoding import acceptance, decoder
+from skipsearch.decoding import acceptance, loop
 from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.decoding.stopping import Stopper, TextStream
 from skipsearch.drafters import DecodeContext, Draft
-from skipsearch.drafters.skip import SkipDrafter
+from skipsearch.drafters.skip import SkipSession
 from skipsearch.engine import Scored, forward
 
 from .acceptance_checks import check_acceptance
@@ -123,41 +123,42 @@ def full_model_kv_missing() -> Iterator[None]:
 @caught_by(check_greedy)
 def length_advanced_past_what_stands() -> Iterator[None]:
     """The bonus token counts as committed, but nobody has written its K/V yet."""
-    real = decoder.DecodeLoop._round
+    real = loop.DecodeLoop._round
 
-    def advanced(self: decoder.DecodeLoop, request: Any, room: int) -> list[int]:
+    def advanced(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
         tokens = real(self, request, room)
         request.ctx.cache.length += len(tokens) > 1
         return tokens
 
-    with patch.object(decoder.DecodeLoop, "_round", advanced):
+    with patch.object(loop.DecodeLoop, "_round", advanced):
         yield
 
 
 @caught_by(check_greedy)
 def rejected_tokens_stay_visible() -> Iterator[None]:
     """The cache is not rolled back: length moves over every verified token, rejected ones included."""
-    real = decoder.DecodeLoop._round
+    real = loop.DecodeLoop._round
 
-    def kept(self: decoder.DecodeLoop, request: Any, room: int) -> list[int]:
+    def kept(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
         before, drafted = request.ctx.cache.length, request.stats.drafted
         tokens = real(self, request, room)
         request.ctx.cache.length = before + 1 + request.stats.drafted - drafted
         return tokens
 
-    with patch.object(decoder.DecodeLoop, "_round", kept):
+    with patch.object(loop.DecodeLoop, "_round", kept):
         yield
 
 
 @caught_by(check_streams_side_by_side)
 def one_cache_for_two_streams() -> Iterator[None]:
-    real = decoder.DecodeLoop._room_for
+    real = loop.DecodeLoop._room_for
 
-    def shared(self: decoder.DecodeLoop, tokens: int) -> tuple[KVCache, Planner]:
-        self._cache, self._planner = real(self, tokens)
-        return self._cache, self._planner
+    def shared(self: loop.DecodeLoop, tokens: int) -> tuple[KVCache, Planner]:
+        lent = real(self, tokens)
+        self._spare.append(lent)
+        return lent
 
-    with patch.object(decoder.DecodeLoop, "_room_for", shared):
+    with patch.object(loop.DecodeLoop, "_room_for", shared):
         yield
 
 
@@ -181,14 +182,14 @@ def eos_inside_a_round_does_not_cut_it() -> Iterator[None]:
     """The end is looked for, but only after a whole round has been emitted."""
     left = [1]   # tokens of the round that are still to be pushed; the prefill's own is a round of one
     reasons: list[str] = []
-    real_push, real_round, real_prefill = Stopper.push, decoder.DecodeLoop._round, decoder.DecodeLoop._prefill
+    real_push, real_round, real_prefill = Stopper.push, loop.DecodeLoop._round, loop.DecodeLoop._prefill
 
-    def prefill(self: decoder.DecodeLoop, *args: Any) -> Any:
+    def prefill(self: loop.DecodeLoop, *args: Any) -> Any:
         left[0] = 1
         reasons.clear()
         return real_prefill(self, *args)
 
-    def rounds(self: decoder.DecodeLoop, request: Any, room: int) -> list[int]:
+    def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
         tokens = real_round(self, request, room)
         left[0] = len(tokens)
         return tokens
@@ -199,8 +200,8 @@ def eos_inside_a_round_does_not_cut_it() -> Iterator[None]:
             reasons.append(reason)
         return reasons[0] if reasons and not left[0] else None
 
-    with patch.object(Stopper, "push", push), patch.object(decoder.DecodeLoop, "_round", rounds), \
-            patch.object(decoder.DecodeLoop, "_prefill", prefill):
+    with patch.object(Stopper, "push", push), patch.object(loop.DecodeLoop, "_round", rounds), \
+            patch.object(loop.DecodeLoop, "_prefill", prefill):
         yield
 
 
@@ -251,7 +252,7 @@ def first_wrong_token_accepted() -> Iterator[None]:
         accepted = min(accepted + 1, len(drafted))
         return accepted, int(logits[accepted].argmax())
 
-    with patch.object(decoder, "accept_greedy", accept):
+    with patch.object(loop, "accept_greedy", accept):
         yield
 
 
@@ -261,7 +262,7 @@ def correction_read_from_the_row_behind() -> Iterator[None]:
         accepted, _ = acceptance.accept_greedy(drafted, logits)
         return accepted, int(logits[-1].argmax())
 
-    with patch.object(decoder, "accept_greedy", accept):
+    with patch.object(loop, "accept_greedy", accept):
         yield
 
 
@@ -277,7 +278,7 @@ def _swapped(drafted: Tensor, q: Tensor | None, p: Tensor, generator: torch.Gene
 
 @caught_by(check_sampling)
 def p_and_q_swapped() -> Iterator[None]:
-    with patch.object(decoder, "accept_sampled", _swapped), patch.object(acceptance, "accept_sampled", _swapped):
+    with patch.object(loop, "accept_sampled", _swapped), patch.object(acceptance, "accept_sampled", _swapped):
         yield
 
 
@@ -317,7 +318,7 @@ def residual_keeps_the_certain_token() -> Iterator[None]:
 
 @caught_by(check_sampling)
 def greedy_draft_entered_as_its_softmax() -> Iterator[None]:
-    real = SkipDrafter.draft
+    real = SkipSession.draft
 
     class Greedy(SamplingPicker):
         def __init__(self, inner: SamplingPicker):
@@ -326,11 +327,11 @@ def greedy_draft_entered_as_its_softmax() -> Iterator[None]:
         def draw(self, scored: Scored) -> tuple[Tensor, Tensor | None]:
             return scored.weights.argmax(dim=-1, keepdim=True), scored.weights
 
-    def draft(self: SkipDrafter, ctx: DecodeContext, max_tokens: int) -> Draft:
+    def draft(self: SkipSession, ctx: DecodeContext, most: int) -> Draft | None:
         assert isinstance(ctx.picker, SamplingPicker)
-        return real(self, replace(ctx, picker=Greedy(ctx.picker)), max_tokens)
+        return real(self, replace(ctx, picker=Greedy(ctx.picker)), most)
 
-    with patch.object(SkipDrafter, "draft", draft):
+    with patch.object(SkipSession, "draft", draft):
         yield
 
 
@@ -376,51 +377,49 @@ def top_p_and_top_k_left_out_of_the_verify_pass() -> Iterator[None]:
 
 @caught_by(check_counts)
 def low_confidence_token_dropped_instead_of_verified() -> Iterator[None]:
-    def draft(self: SkipDrafter, ctx: DecodeContext, max_tokens: int) -> Draft:
+    def draft(self: SkipSession, ctx: DecodeContext, most: int) -> Draft | None:
         token, tokens = ctx.pending, [ctx.pending[:, :0]]
-        for n in range(max_tokens):
-            plan = ctx.planner.chain(ctx.cache.length + n, 1, ctx.cache.batch)
-            logits = forward(ctx.model, token, ctx.cache, plan, self.mask)[:, -1]
-            scored = ctx.picker.score(logits, sure=True)
+        for n in range(most):
+            plan = ctx.planner.chain(ctx.cache.length + n, 1)
+            logits = forward(ctx.model, token, ctx.cache, plan, self.skipped)[:, -1]
+            scored = ctx.picker.score(logits, confidence=True)
             token, _ = ctx.picker.draw(scored)
-            assert scored.sure is not None
-            if self.exit.stop(float(scored.sure), n + 1):
+            assert scored.confidence is not None
+            if self.exit.stop(float(scored.confidence), n + 1):
                 break
             tokens.append(token)
         self._drafted = len(tokens) - 1
-        return Draft(torch.cat(tokens, dim=1), (self._drafted,))
+        return Draft(torch.cat(tokens, dim=1)[0]) if self._drafted else None
 
-    with patch.object(SkipDrafter, "draft", draft):
+    with patch.object(SkipSession, "draft", draft):
         yield
 
 
 @caught_by(check_counts)
 def policy_told_that_the_bonus_was_accepted() -> Iterator[None]:
-    def commit(self: SkipDrafter, accepted: Sequence[Sequence[int]]) -> None:
-        for row in accepted:
-            self.exit.observe(len(row) + 1, self._drafted)
+    def verified(self: SkipSession, ctx: DecodeContext, accepted: int) -> None:
+        self.exit.observe(accepted + 1, self._drafted)
 
-    with patch.object(SkipDrafter, "commit", commit):
+    with patch.object(SkipSession, "verified", verified):
         yield
 
 
 @caught_by(check_counts)
 def policy_told_the_draft_length_instead_of_the_draft() -> Iterator[None]:
-    def commit(self: SkipDrafter, accepted: Sequence[Sequence[int]]) -> None:
-        for row in accepted:
-            self.exit.observe(len(row), 4)
+    def verified(self: SkipSession, ctx: DecodeContext, accepted: int) -> None:
+        self.exit.observe(accepted, 4)
 
-    with patch.object(SkipDrafter, "commit", commit):
+    with patch.object(SkipSession, "verified", verified):
         yield
 
 
 @caught_by(check_counts)
 def bonus_counted_as_accepted() -> Iterator[None]:
-    real = decoder.DecodeLoop._round
+    real = loop.DecodeLoop._round
 
-    def counted(self: decoder.DecodeLoop, request: Any, room: int) -> list[int]:
+    def counted(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
         request.stats.accepted += 1
         return real(self, request, room)
 
-    with patch.object(decoder.DecodeLoop, "_round", counted):
+    with patch.object(loop.DecodeLoop, "_round", counted):
         yield

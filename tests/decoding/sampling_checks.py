@@ -10,13 +10,14 @@ from operator import add
 from typing import Any
 
 import numpy as np
+from helpers.drafting import wrapped
 from helpers.table import TABLE_LAYERS, TableModel
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from skipsearch.decoding import Decoder
 from skipsearch.drafters import Drafter
-from skipsearch.exits import ExitPolicy, make_exit
+from skipsearch.exits import Exit, make_exit
 from skipsearch.mask import SkipMask
 from skipsearch.stats import DecodeStats
 
@@ -79,14 +80,13 @@ FALSE_ALARM = 1e-4
 
 def check_sampling(warp: Warp = Warp(0.5), samples: int = 800, draft_length: int = 2,
                    model: Any = None, mask: SkipMask = TABLE_MASK, drafter: Callable[[Drafter], Drafter] | None = None,
-                   exit_policy: ExitPolicy | None = None, length: int = 4, prompt: tuple[int, ...] = (2, 0),
+                   exit_policy: Exit | None = None, length: int = 4, prompt: tuple[int, ...] = (2, 0),
                    next_logits: Callable[[Sequence[int]], NDArray[np.float64]] | None = None) -> DecodeStats:
     """Samples of `length` tokens, by rounds that draft up to draft_length, are distributed as the full model's own."""
     model = model or TableModel()
     decoder = Decoder(model, mask, draft_length=draft_length, exit_policy=exit_policy or make_exit("fixed"))
     if drafter is not None:
-        assert decoder.loop.drafter is not None
-        decoder.loop.drafter = drafter(decoder.loop.drafter)
+        wrapped(decoder, drafter)
     results = [decoder.generate(prompt, length, warp.temperature, warp.top_p, warp.top_k, seed) for seed in range(samples)]
     drawn = Counter(tuple(r.tokens) for r in results)
     expected = exact_distribution(next_logits or model.next_logits, prompt, length, warp)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from helpers.drafting import drafting_with
 from helpers.properties import examples
 from helpers.tiny import LAYERS, FullModel, small_world, tiny_llama
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.skip import SkipDrafter
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
 from skipsearch.exits.fixed import Fixed
@@ -16,7 +18,7 @@ from skipsearch.models import adapt
 from skipsearch.stats import DecodeStats
 
 from .checks import MASKS, PROMPTS, assert_partly_accepted
-from .count_checks import Recorder, StopAt, check_counts
+from .count_checks import Recorder, check_counts
 
 light_masks = st.sets(st.integers(0, 2 * LAYERS - 1), max_size=4).map(lambda s: SkipMask.from_sublayers(LAYERS, s))
 
@@ -56,28 +58,30 @@ def test_a_round_cut_short_by_an_end_of_sequence_emits_only_what_stands_before_i
 
 def test_a_low_confidence_token_ends_its_draft_and_is_verified() -> None:
     model, full = small_world()
-    decoder = Decoder(model, MASKS[0], draft_length=6, exit_policy=Confidence(threshold=1.0))
-    assert decoder.loop.drafter is not None
-    recorder = decoder.loop.drafter = Recorder(decoder.loop.drafter)
-    result = decoder.generate(PROMPTS[0], 20)
+    recorder = Recorder(SkipDrafter(MASKS[0], Confidence(threshold=1.0)))
+    result = drafting_with(model, recorder, 6).generate(PROMPTS[0], 20)
     assert result.tokens == full.greedy(PROMPTS[0], 20)
     assert {len(d) for d in recorder.drafts} == {1}
     assert 0 < result.stats.accepted < result.stats.drafted == len(recorder.drafts)
 
 
-def test_a_policy_learns_on_across_requests() -> None:
+def test_what_a_policy_learns_ends_with_its_request_unless_it_is_shared() -> None:
+    """Draft & Verify's threshold lives on across requests: `across_requests` does that."""
     model, _ = small_world()
-    policy = Adaptive(threshold=0.2)
-    decoder = Decoder(model, MASKS[0], exit_policy=policy)
-    seen = [policy.threshold]
-    for prompt in PROMPTS[:3]:
-        decoder.generate(prompt, 12)
-        seen.append(policy.threshold)
-    assert len(set(seen)) == 4, "no request starts from the initial threshold again"
-    told = StopAt(2)
-    decoder = Decoder(model, MASKS[0], exit_policy=told)
-    rounds = sum(decoder.generate(p, 12).stats.rounds for p in PROMPTS)
-    assert 0 < len(told.told) <= rounds
+    for shared in (False, True):
+        fast = Adaptive(threshold=0.2, step=1.0, beta2=0.5, across_requests=shared)
+        decoder = Decoder(model, MASKS[0], exit_policy=fast)
+        drafted = [decoder.generate(PROMPTS[0], 12).stats.drafted for _ in range(3)]
+        assert (len(set(drafted)) > 1) is shared
+
+
+def test_a_seed_repeats_a_sample_whatever_was_asked_in_between() -> None:
+    model, _ = small_world()
+    decoder = Decoder(model, MASKS[0], exit_policy=Adaptive(threshold=0.5, step=1.0, beta2=0.5))
+    first = decoder.generate(PROMPTS[0], 30, temperature=1.0, seed=7)
+    decoder.generate(PROMPTS[2], 40, temperature=1.0, seed=1)
+    again = decoder.generate(PROMPTS[0], 30, temperature=1.0, seed=7)
+    assert (again.tokens, again.stats.drafted) == (first.tokens, first.stats.drafted)
 
 
 def test_times_are_kept_apart_and_add_up() -> None:

@@ -10,10 +10,12 @@ from helpers.text import byte_tokenizer
 from helpers.tiny import LAYERS, small_world, tiny_llama, with_tokenizer
 
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.skip import Skip
 from skipsearch.errors import DecodeError, MaskError, SkipSearchError
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.mask import SkipMask
 from skipsearch.models import adapt
+from skipsearch.recipe import Recipe
 
 from .checks import MASKS, PROMPTS
 
@@ -29,11 +31,8 @@ def test_a_prompt_may_be_a_list_a_tuple_a_tensor_or_a_batch_of_one() -> None:
 
 def test_a_bare_mask_drafts_as_draft_and_verify_does_unless_told_otherwise() -> None:
     model, _ = small_world()
-    loop = Decoder(model, MASKS[0]).loop
-    assert loop.draft_length == 12
-    assert loop.drafter is not None
-    assert isinstance(loop.drafter.exit, Adaptive)  # type: ignore[attr-defined]
-    assert Decoder(model, MASKS[0], draft_length=3).loop.draft_length == 3
+    assert Decoder(model, MASKS[0]).recipe == Recipe((Skip.of(MASKS[0], 12, Adaptive()),))
+    assert Decoder(model, MASKS[0], draft_length=3).recipe.drafters[0].draft_length == 3
 
 
 @pytest.mark.parametrize(("prompt", "sentence"), [

@@ -6,7 +6,7 @@ Seeds are fixed, so a verdict is the same at every run; a true sampler would fai
 from __future__ import annotations
 
 from collections import Counter
-from typing import ClassVar
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
-from skipsearch.drafters import DecodeContext, Draft, Drafter
+from skipsearch.drafters import DecodeContext, Draft, Drafter, DraftSession
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
 from skipsearch.models import adapt
@@ -31,19 +31,25 @@ WARPS = [Warp(), Warp(0.4), Warp(1.7), Warp(top_p=0.7), Warp(top_k=2), Warp(0.6,
 class Certain:
     """Drafts its likeliest token even where the request samples: its q is one-hot."""
 
-    kind: ClassVar[str] = "certain"
-
     def __init__(self, inner: Drafter):
         self.inner = inner
 
-    def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft:
-        greedy = DecodeContext(ctx.model, ctx.cache, ctx.planner, ctx.pending, ctx.history, GreedyPicker())
-        draft = self.inner.draft(greedy, max_tokens)
+    def begin(self, ctx: DecodeContext) -> CertainSession:
+        return CertainSession(self.inner.begin(ctx))
+
+
+class CertainSession:
+    def __init__(self, inner: DraftSession):
+        self.inner = inner
+
+    def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
+        draft = self.inner.draft(replace(ctx, picker=GreedyPicker()), most)
+        assert draft is not None
         assert draft.probs is None
         return draft
 
-    def commit(self, accepted: list[list[int]]) -> None:
-        self.inner.commit(accepted)
+    def verified(self, ctx: DecodeContext, accepted: int) -> None:
+        self.inner.verified(ctx, accepted)
 
 
 @pytest.mark.parametrize("warp", WARPS, ids=str)

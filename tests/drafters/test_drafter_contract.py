@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise, zip_longest
 
 import pytest
 import torch
+from helpers.drafting import drafting_with
 from helpers.tiny import LAYERS, VOCAB, FullModel, small_world
 from torch import Tensor
 
 from skipsearch.cache import KVCache, Planner
-from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
-from skipsearch.drafters import DRAFTERS, DecodeContext, Draft, Drafter
+from skipsearch.drafters import DRAFTERS, DecodeContext, Draft, Drafter, DraftSession
 from skipsearch.drafters.base import TokenPicker
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
 from skipsearch.engine import forward
-from skipsearch.errors import SkipSearchError
 from skipsearch.exits.fixed import Fixed
-from skipsearch.mask import SkipMask
-from skipsearch.names import resolve
+from skipsearch.recipe import DrafterSpec, Recipe
 
-# How each drafter is built for these tests: a new one adds its line.
-BUILD: dict[str, Callable[..., Drafter]] = {
-    "skip": lambda make: make(SkipMask(LAYERS, (1, 3), (0, 2)), Fixed()),
+# How each drafter is set up for these tests: a new one adds its line.
+SPECS: dict[str, DrafterSpec] = {
+    "skip": Skip(attn=(1, 3), mlp=(0, 2), draft_length=12, exit=Fixed()),
+    "lookup": Lookup(min_match=1, draft_length=12),
 }
 CAPACITY = 64
-PROMPT = [5, 17, 40, 3, 22]
+PROMPT = [5, 17, 40, 3, 22, 5, 17]   # its end stood in it before, so that lookup has something to say
 
 
 def build(kind: str) -> Drafter:
-    drafter: Drafter = BUILD[kind](resolve("drafter", kind, DRAFTERS, SkipSearchError))
-    return drafter
+    return SPECS[kind].build(LAYERS)
 
 
 def context(picker: TokenPicker | None = None) -> DecodeContext:
@@ -39,10 +40,10 @@ def context(picker: TokenPicker | None = None) -> DecodeContext:
     model, _ = small_world()
     cache, planner = model.new_cache(1, CAPACITY), Planner(CAPACITY, torch.device("cpu"))
     with torch.no_grad():
-        logits = forward(model, torch.tensor([PROMPT]), cache, planner.chain(0, len(PROMPT)), last_only=True)
+        forward(model, torch.tensor([PROMPT]), cache, planner.chain(0, len(PROMPT)), last_only=True)
     cache.length = len(PROMPT)
-    pending = logits[:, -1].argmax(-1, keepdim=True)
-    return DecodeContext(model, cache, planner, pending, [[*PROMPT, int(pending)]], picker or GreedyPicker())
+    pending = torch.tensor([[40]])   # what stood behind the same tokens before
+    return DecodeContext(model, cache, planner, pending, [*PROMPT, 40], len(PROMPT), picker or GreedyPicker())
 
 
 def sampling(seed: int = 0) -> SamplingPicker:
@@ -55,16 +56,18 @@ def committed(cache: KVCache) -> list[Tensor]:
 
 @torch.no_grad()
 def drafted(kind: str, ctx: DecodeContext, most: int) -> Draft:
-    return build(kind).draft(ctx, most)
+    draft = build(kind).begin(ctx).draft(ctx, most)
+    assert draft is not None
+    return draft
 
 
 def test_every_drafter_is_built_here() -> None:
-    assert set(BUILD) == set(DRAFTERS)
+    assert set(SPECS) == set(DRAFTERS)
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_it_carries_the_name_it_is_listed_under(kind: str) -> None:
-    assert build(kind).kind == kind
+    assert SPECS[kind].kind == kind
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -72,14 +75,10 @@ def test_it_carries_the_name_it_is_listed_under(kind: str) -> None:
 @pytest.mark.parametrize("picker", [GreedyPicker, sampling])
 def test_it_proposes_at_least_one_token_and_no_more_than_it_may(kind: str, most: int, picker: Callable[[], TokenPicker]) -> None:
     draft = drafted(kind, context(picker()), most)
-    batch, n = draft.tokens.shape
-    assert batch == 1
+    [n] = draft.tokens.shape
     assert 1 <= n <= most
     assert draft.tokens.dtype == torch.int64
     assert 0 <= int(draft.tokens.min()) <= int(draft.tokens.max()) < VOCAB
-    assert len(draft.lengths) == 1
-    assert 1 <= draft.lengths[0] <= n
-    assert draft.parents is None or draft.parents.shape == (n,)
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -87,7 +86,7 @@ def test_a_sampled_draft_comes_with_the_distributions_it_was_drawn_from_or_is_ce
     draft = drafted(kind, context(sampling()), 5)
     if draft.probs is None:
         return
-    assert draft.probs.shape == (*draft.tokens.shape, VOCAB)
+    assert draft.probs.shape == (len(draft.tokens), VOCAB)
     torch.testing.assert_close(draft.probs.sum(-1), torch.ones(draft.tokens.shape, dtype=draft.probs.dtype))
     assert float(draft.probs.min()) >= 0
     assert bool((draft.probs.gather(-1, draft.tokens[..., None]) > 0).all()), "a token that q never draws was drawn"
@@ -108,7 +107,7 @@ def test_the_same_round_is_drafted_the_same_way_again(kind: str, picker: Callabl
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_it_leaves_what_is_committed_alone(kind: str) -> None:
     ctx = context()
-    before, length, history, pending = committed(ctx.cache), ctx.cache.length, [list(ctx.history[0])], ctx.pending.clone()
+    before, length, history, pending = committed(ctx.cache), ctx.cache.length, list(ctx.history), ctx.pending.clone()
     drafted(kind, ctx, 8)
     assert ctx.cache.length == length
     assert all(torch.equal(a, b) for a, b in zip(before, committed(ctx.cache), strict=True))
@@ -120,39 +119,51 @@ def test_it_leaves_what_is_committed_alone(kind: str) -> None:
 def test_it_writes_no_slot_behind_its_last_proposal(kind: str) -> None:
     ctx = context()
     draft = drafted(kind, ctx, 4)
-    end = ctx.cache.length + draft.tokens.shape[1]   # the pending token and all proposals but the last
+    end = ctx.cache.length + len(draft.tokens)   # the pending token and all proposals but the last
     assert not any(bool(t[:, :, end:].any()) for t in (*ctx.cache.keys, *ctx.cache.values) if t is not None)
 
 
 class Witness:
-    """Notes the order in which a decoder calls a drafter."""
-
-    kind: ClassVar[str] = "witness"
+    """Notes the order in which a decoder calls a drafter and its sessions."""
 
     def __init__(self, inner: Drafter):
         self.inner = inner
         self.calls: list[str] = []
 
-    def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft:
-        self.calls.append("draft")
-        return self.inner.draft(ctx, max_tokens)
+    def begin(self, ctx: DecodeContext) -> WitnessSession:
+        assert ctx.history[:ctx.prompt] == ctx.history
+        assert ctx.cache.length == ctx.prompt
+        self.calls.append("begin")
+        return WitnessSession(self, self.inner.begin(ctx))
 
-    def commit(self, accepted: list[list[int]]) -> None:
-        assert len(accepted) == 1
-        assert accepted[0] == list(range(len(accepted[0])))
-        self.calls.append("commit")
-        self.inner.commit(accepted)
+
+class WitnessSession:
+    def __init__(self, witness: Witness, inner: DraftSession):
+        self.calls, self.inner = witness.calls, inner
+
+    def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
+        found = self.inner.draft(ctx, most)
+        self.calls.append("draft" if found else "nothing")
+        return found
+
+    def verified(self, ctx: DecodeContext, accepted: int) -> None:
+        assert accepted >= 0
+        self.calls.append("verified")
+        self.inner.verified(ctx, accepted)
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_decoder_tells_it_after_every_verify_pass_what_was_accepted(kind: str, temperature: float) -> None:
+def test_a_decoder_tells_it_after_every_verify_pass_of_its_own_what_was_accepted(kind: str, temperature: float) -> None:
     model, _ = small_world()
-    decoder = Decoder(model, SkipMask(LAYERS), draft_length=3)
-    witness = decoder.loop.drafter = Witness(build(kind))
-    decoder.generate(PROMPT, 20, temperature=temperature)
-    assert witness.calls == ["draft", "commit"] * (len(witness.calls) // 2)
-    assert len(witness.calls) >= 10
+    witness = Witness(build(kind))
+    decoder = drafting_with(model, witness, 3)
+    for _ in range(2):
+        decoder.generate(PROMPT, 20, temperature=temperature)
+    assert [witness.calls[0], witness.calls.count("begin")] == ["begin", 2]
+    followers = Counter(pairwise(witness.calls))
+    assert followers["draft", "verified"] == witness.calls.count("draft") > 2, "and only a round of its own"
+    assert witness.calls.count("verified") == witness.calls.count("draft")
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -160,7 +171,25 @@ def test_a_decoder_tells_it_after_every_verify_pass_what_was_accepted(kind: str,
 def test_decoding_with_it_is_lossless(kind: str, draft_length: int) -> None:
     model, full = small_world()
     assert isinstance(full, FullModel)
-    decoder = Decoder(model, SkipMask(LAYERS), draft_length=draft_length)
-    decoder.loop.drafter = build(kind)
+    decoder = drafting_with(model, build(kind), draft_length)
     for prompt in (PROMPT, [0], [7] * 12):
         assert decoder.generate(prompt, 14).tokens == full.greedy(prompt, 14)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_requests_that_interleave_draft_as_they_would_alone(kind: str) -> None:
+    model, _ = small_world()
+    prompts = (PROMPT, [0, 9, 0], [7] * 5)
+
+    def drafts_of(prompts: Sequence[Sequence[int]], together: bool) -> list[list[tuple[int, ...]]]:
+        decoder = drafting_with(model, build(kind), 4)
+        streams = [decoder.stream(prompt, 24) for prompt in prompts]
+        chunks = list(zip_longest(*streams)) if together else list(zip_longest(*map(list, streams)))
+        return [[tuple(chunk.tokens) for chunk in column if chunk] for column in zip(*chunks, strict=True)]
+
+    assert drafts_of(prompts, together=True) == drafts_of(prompts, together=False)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_what_a_profile_stores_builds_it_again(kind: str) -> None:
+    assert Recipe.from_data(Recipe((SPECS[kind],)).as_data()) == Recipe((SPECS[kind],))

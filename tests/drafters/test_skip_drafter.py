@@ -8,8 +8,10 @@ import pytest
 import torch
 from helpers.tiny import LAYERS, small_world
 
+from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.skip import SkipDrafter
 from skipsearch.engine import forward
+from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
 from skipsearch.exits.fixed import Fixed
 from skipsearch.mask import SkipMask
@@ -37,35 +39,43 @@ class Listening:
     def observe(self, n_accepted: int, n_drafted: int) -> None:
         self.told.append((n_accepted, n_drafted))
 
-    def parameters(self) -> dict[str, object]:
-        return {}
+    shared: ClassVar[bool] = False
+
+    def begin(self) -> Listening:
+        return self
 
 
 class Deaf(Listening):
     reads_confidence: ClassVar[bool] = False
 
 
+def drafted(drafter: SkipDrafter, ctx: DecodeContext, most: int) -> Draft:
+    draft = drafter.begin(ctx).draft(ctx, most)
+    assert draft is not None
+    return draft
+
+
 @torch.no_grad()
 def test_its_first_token_is_what_the_model_says_without_the_skipped_sublayers() -> None:
     ctx, again = context(), context()
-    draft = SkipDrafter(MASK, Fixed()).draft(ctx, 1)
+    draft = drafted(SkipDrafter(MASK, Fixed()), ctx, 1)
     logits = forward(again.model, again.pending, again.cache, again.planner.chain(again.cache.length, 1), MASK)
-    assert draft.tokens.tolist() == [[int(logits[0, -1].argmax())]]
+    assert draft.tokens.tolist() == [int(logits[0, -1].argmax())]
 
 
 @torch.no_grad()
 def test_without_a_mask_it_drafts_the_full_models_own_tokens() -> None:
     _, full = small_world()
     ctx = context()
-    tokens = SkipDrafter(SkipMask(LAYERS), Fixed()).draft(ctx, 9).tokens[0].tolist()
-    assert tokens == full.greedy(ctx.history[0], 9)
+    tokens = drafted(SkipDrafter(SkipMask(LAYERS), Fixed()), ctx, 9).tokens.tolist()
+    assert tokens == full.greedy(ctx.history, 9)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("stop_at", [1, 3, 6])
 def test_the_token_at_which_the_policy_stops_is_part_of_the_draft(stop_at: int) -> None:
     policy = Listening(stop_at)
-    assert SkipDrafter(MASK, policy).draft(context(), 8).tokens.shape == (1, stop_at)
+    assert drafted(SkipDrafter(MASK, policy), context(), 8).tokens.shape == (stop_at,)
     assert [n for _, n in policy.asked] == list(range(1, stop_at + 1))
     assert all(0 < confidence < 1 for confidence, _ in policy.asked)
 
@@ -73,39 +83,50 @@ def test_the_token_at_which_the_policy_stops_is_part_of_the_draft(stop_at: int) 
 @torch.no_grad()
 def test_the_policy_is_not_asked_about_the_last_token_that_fits() -> None:
     policy = Listening(99)
-    assert SkipDrafter(MASK, policy).draft(context(), 4).tokens.shape == (1, 4)
+    assert drafted(SkipDrafter(MASK, policy), context(), 4).tokens.shape == (4,)
     assert [n for _, n in policy.asked] == [1, 2, 3]
 
 
 @torch.no_grad()
 def test_a_policy_that_reads_no_confidence_is_never_asked() -> None:
     policy = Deaf(1)
-    assert SkipDrafter(MASK, policy).draft(context(), 4).tokens.shape == (1, 4)
+    assert drafted(SkipDrafter(MASK, policy), context(), 4).tokens.shape == (4,)
     assert policy.asked == []
 
 
 @torch.no_grad()
 def test_the_policy_hears_how_many_of_how_many_were_accepted() -> None:
     policy = Listening(3)
-    drafter = SkipDrafter(MASK, policy)
-    for accepted in ([0, 1], [], [0, 1, 2]):
-        drafter.draft(context(), 8)
-        drafter.commit([accepted])
+    ctx = context()
+    session = SkipDrafter(MASK, policy).begin(ctx)
+    for accepted in (2, 0, 3):
+        session.draft(ctx, 8)
+        session.verified(ctx, accepted)
     assert policy.told == [(2, 3), (0, 3), (3, 3)]
 
 
 @torch.no_grad()
 def test_confidence_is_the_top_probability_of_what_the_token_was_drawn_from() -> None:
     policy = Listening(99)
-    draft = SkipDrafter(MASK, policy).draft(context(sampling()), 4)
+    draft = drafted(SkipDrafter(MASK, policy), context(sampling()), 4)
     assert draft.probs is not None
-    assert [c for c, _ in policy.asked] == pytest.approx(draft.probs[0, :3].max(-1).values.tolist())
+    assert [c for c, _ in policy.asked] == pytest.approx(draft.probs[:3].max(-1).values.tolist())
 
 
 @torch.no_grad()
 def test_a_skipped_attention_writes_nothing_and_the_others_write_theirs() -> None:
     ctx = context()
     length = ctx.cache.length
-    SkipDrafter(MASK, Confidence(threshold=0.0)).draft(ctx, 3)
+    drafted(SkipDrafter(MASK, Confidence(threshold=0.0)), ctx, 3)
     written = [bool(k[:, :, length:].any()) for k in ctx.cache.keys if k is not None]
     assert written == [layer not in MASK.attn for layer in range(LAYERS)]
+
+
+@torch.no_grad()
+def test_a_threshold_that_learns_belongs_to_one_request_unless_it_is_shared() -> None:
+    for shared in (False, True):
+        ctx, drafter = context(), SkipDrafter(MASK, Adaptive(threshold=0.2, across_requests=shared))
+        first = drafter.begin(ctx)
+        first.draft(ctx, 4)
+        first.verified(ctx, 0)
+        assert (drafter.begin(ctx).exit.threshold != 0.2) is shared  # type: ignore[attr-defined]

@@ -9,9 +9,9 @@ from typing import Any
 from helpers.tiny import LAYERS, VOCAB, tiny_llama
 
 from evaluation.fabricated import drafting, plain
+from skipsearch.costs import Costs
 from skipsearch.evaluation.wall import Timings
 from skipsearch.models import ModelAdapter, adapt
-from skipsearch.costs import Costs
 from skipsearch.tasks import Prompt, Sampling, Task
 
 COSTS = Costs((1e-3, 0.8e-3) * LAYERS, 1e-3, tuple(0.01 + 0.0003 * rows for rows in range(9)))

@@ -11,11 +11,11 @@ from helpers.tiny import LAYERS, small_world, tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skipsearch.costs import Costs
 from skipsearch.evaluation.latency import _cold, _ways, _weights, measure, measure_costs
 from skipsearch.evaluation.table import random_masks
 from skipsearch.mask import SkipMask
 from skipsearch.models import adapt
-from skipsearch.costs import Costs
 
 bits = st.lists(st.integers(0, 1), min_size=2 * LAYERS, max_size=2 * LAYERS)
 

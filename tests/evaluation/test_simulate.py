@@ -11,16 +11,16 @@ from helpers.tiny import LAYERS, small_world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skipsearch.costs import Costs
 from skipsearch.decoding import Decoder
 from skipsearch.evaluation.replay import Replay, Replayed
 from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import Prediction, simulate
 from skipsearch.exits import DraftPolicy, make_exit
-from skipsearch.exits.confidence import Confidence
 from skipsearch.exits.adaptive import Adaptive
+from skipsearch.exits.confidence import Confidence
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, load_model
-from skipsearch.costs import Costs
 from skipsearch.stats import DecodeStats
 
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from helpers.tiny import LAYERS, small_world
 
+from skipsearch.costs import Costs
 from skipsearch.evaluation import table
 from skipsearch.evaluation.latency import Measured
 from skipsearch.evaluation.table import CHECKED_MASKS, LatencyTable, fingerprint, latency_table
-from skipsearch.costs import Costs
 
 
 @pytest.fixture(autouse=True)

@@ -16,24 +16,25 @@ rounds = st.lists(st.integers(1, 12).flatmap(lambda n: st.tuples(st.integers(0, 
 
 def test_fixed_never_stops_and_asks_for_no_confidence() -> None:
     assert not Fixed.reads_confidence
-    assert not any(Fixed().stop(c, n) for c in (0.0, 1.0) for n in (1, 50))
+    assert not any(Fixed().begin().stop(c, n) for c in (0.0, 1.0) for n in (1, 50))
 
 
 def test_confidence_stops_under_its_threshold_and_not_at_it() -> None:
-    policy = Confidence(threshold=0.6)
+    policy = Confidence(threshold=0.6).begin()
     assert [policy.stop(c, 1) for c in (0.5999, 0.6, 0.6001)] == [True, False, False]
-    assert not Confidence(threshold=0.0).stop(0.0, 1)
-    assert Confidence(threshold=1.0).stop(0.999, 1)
+    assert not Confidence(threshold=0.0).begin().stop(0.0, 1)
+    assert Confidence(threshold=1.0).begin().stop(0.999, 1)
 
 
 def test_adaptive_starts_as_draft_and_verify_does() -> None:
-    assert Adaptive().parameters() == {"threshold": 0.6, "target_acceptance": 0.9, "step": 0.01, "beta1": 0.5, "beta2": 0.9}
-    assert [Adaptive().stop(c, 1) for c in (0.59, 0.6)] == [True, False]
+    assert Adaptive().model_dump() == {"kind": "adaptive", "threshold": 0.6,
+                                       "target_acceptance": 0.9, "step": 0.01, "beta1": 0.5, "beta2": 0.9}
+    assert [Adaptive().begin().stop(c, 1) for c in (0.59, 0.6)] == [True, False]
 
 
 def test_adaptive_follows_draft_and_verifys_rule_number_by_number() -> None:
     """By hand, with target 0.8: AR = 1/4, then (1/4 + 1)/2 = 0.625, then (0.625 + 1)/2 = 0.8125, then 0.90625, then 0.453125."""
-    policy = Adaptive(threshold=0.6, target_acceptance=0.8, step=0.01, beta1=0.5, beta2=0.9)
+    policy = Adaptive(threshold=0.6, target_acceptance=0.8, step=0.01, beta1=0.5, beta2=0.9).begin()
     expected = [(1, 4, 0.25, 0.601), (3, 3, 0.625, 0.602), (6, 6, 0.8125, 0.601), (2, 2, 0.90625, 0.600), (0, 5, 0.453125, 0.601)]
     for accepted, drafted, acceptance, threshold in expected:
         policy.observe(accepted, drafted)
@@ -42,13 +43,13 @@ def test_adaptive_follows_draft_and_verifys_rule_number_by_number() -> None:
 
 
 def test_adaptive_rises_where_the_acceptance_is_exactly_the_target() -> None:
-    policy = Adaptive(threshold=0.5, target_acceptance=0.75)
+    policy = Adaptive(threshold=0.5, target_acceptance=0.75).begin()
     policy.observe(3, 4)
     assert policy.threshold == pytest.approx(0.501)
 
 
 def test_the_weights_of_the_past_are_betas() -> None:
-    policy = Adaptive(threshold=0.5, target_acceptance=0.5, step=0.2, beta1=0.25, beta2=0.5)
+    policy = Adaptive(threshold=0.5, target_acceptance=0.5, step=0.2, beta1=0.25, beta2=0.5).begin()
     policy.observe(4, 4)   # AR 1: γ̃ = 0.3, γ = (0.5 + 0.3) / 2
     assert (policy.acceptance, policy.threshold) == (1.0, pytest.approx(0.4))
     policy.observe(0, 4)   # AR 0.25·1 + 0.75·0: γ̃ = 0.6, γ = (0.4 + 0.6) / 2
@@ -59,7 +60,7 @@ def test_the_weights_of_the_past_are_betas() -> None:
 @given(rounds, st.floats(0, 1), st.floats(0, 1))
 def test_with_the_papers_constants_the_threshold_moves_by_a_thousandth_a_round(told: list[tuple[int, int]], threshold: float,
                                                                                target: float) -> None:
-    policy = Adaptive(threshold=threshold, target_acceptance=target)
+    policy = Adaptive(threshold=threshold, target_acceptance=target).begin()
     for accepted, drafted in told:
         before = policy.threshold
         policy.observe(accepted, drafted)
@@ -68,7 +69,7 @@ def test_with_the_papers_constants_the_threshold_moves_by_a_thousandth_a_round(t
 
 
 def test_the_threshold_falls_while_everything_is_accepted_and_rises_while_nothing_is() -> None:
-    policy = Adaptive()
+    policy = Adaptive().begin()
     for _ in range(100):
         policy.observe(5, 5)
     assert policy.threshold == pytest.approx(0.5)
@@ -78,7 +79,7 @@ def test_the_threshold_falls_while_everything_is_accepted_and_rises_while_nothin
 
 
 def test_beta_1_of_one_still_lets_the_first_round_count() -> None:
-    policy = Adaptive(beta1=1.0)
+    policy = Adaptive(beta1=1.0).begin()
     policy.observe(1, 2)
     policy.observe(2, 2)
     assert policy.acceptance == 0.5

@@ -22,6 +22,8 @@ TABLE_LAYERS = 2
 class TableModel:
     """A `ModelAdapter` whose hidden state [B, T, V] is the logits themselves."""
 
+    passes = None
+
     def __init__(self, vocab: int = 5, seed: int = 0, sharpness: float = 1.6, branch: float = 1.0):
         rng = np.random.default_rng(seed)
         self.spec = ModelSpec("table", None, "table", TABLE_LAYERS, vocab, vocab, None, torch.float64, torch.device("cpu"))

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from skipsearch.mask import SkipMask
 from skipsearch.costs import Costs
+from skipsearch.mask import SkipMask
 from skipsearch.searchers import Evidence, SearchProblem, make_searcher
 from skipsearch.searchers.predict import draft_ratio, predicted_speedup
 from skipsearch.searchers.ranked import coarse_to_fine

@@ -7,9 +7,9 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from skipsearch import searchers
+from skipsearch.costs import Costs
 from skipsearch.errors import SearchError
 from skipsearch.mask import SkipMask
-from skipsearch.costs import Costs
 from skipsearch.searchers import ENTRY_POINT_GROUP, SEARCHERS, Evidence, SearchProblem, make_searcher, searcher_names
 from skipsearch.searchers.middle import Middle
 from skipsearch.searchers.random import Random

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from skipsearch.mask import SkipMask
 from skipsearch.costs import Costs
+from skipsearch.mask import SkipMask
 from skipsearch.searchers import Evidence, Searcher, SearchProblem
 from skipsearch.searchers.predict import draft_ratio
 from skipsearch.searchers.s3d import (

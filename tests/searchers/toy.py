@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skipsearch.mask import SkipMask
 from skipsearch.costs import Costs
+from skipsearch.mask import SkipMask
 from skipsearch.searchers import Evidence, Searcher, SearchProblem
 from skipsearch.stats import Trial, TrialState, expected_speedup
 

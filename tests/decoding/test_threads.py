@@ -1,0 +1,66 @@
+"""One model serves several threads, on every engine: each request gets the full model's own tokens, whoever else is decoding."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers.tiny import driven_by, small_world
+
+from skipsearch.decoding import Decoder
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
+from skipsearch.exits.adaptive import Adaptive
+from skipsearch.models import ModelAdapter
+from skipsearch.recipe import Recipe
+
+from .checks import MASKS, PROMPTS
+
+THREADS, REQUESTS = 4, 26   # of each thread: with one decoder and with four, 208 generations of each recipe
+LONG = tuple(i * 7 % 64 for i in range(180))   # its cache is larger than the others', so that tables grow while others read them
+RECIPES = {
+    "plain": Recipe(),
+    "lookup,skip": Recipe((Lookup(min_match=1, draft_length=4), Skip.of(MASKS[0], 5, Adaptive(threshold=0.3, step=0.5)))),
+}
+
+
+@pytest.fixture(params=["hf", "lean", "graph", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled"))], autouse=True)
+def engine(request: pytest.FixtureRequest, compiled_here: None) -> Iterator[str]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)   # threads take turns within a pass, not once in a while
+    with driven_by(request.param):
+        yield request.param
+    sys.setswitchinterval(before)
+
+
+def requests(thread: int) -> list[tuple[tuple[int, ...], int]]:
+    """Prompts and lengths; each thread in an order of its own, the long one when the others are at work."""
+    prompts = [*PROMPTS, LONG]
+    return [(prompts[(thread + n) % len(prompts)], 4 + (thread + n) % 9) for n in range(REQUESTS)]
+
+
+def together(decoders: Sequence[Decoder]) -> list[list[list[int]]]:
+    """The tokens of each thread's requests, all threads at once."""
+    def work(thread: int) -> list[list[int]]:
+        return [decoders[thread].generate(prompt, n).tokens for prompt, n in requests(thread)]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(work, range(THREADS)))
+
+
+def one_for_all(model: ModelAdapter, recipe: Recipe) -> list[Decoder]:
+    return [Decoder(model, recipe)] * THREADS
+
+
+def one_each(model: ModelAdapter, recipe: Recipe) -> list[Decoder]:
+    return [Decoder(model, recipe) for _ in range(THREADS)]
+
+
+@pytest.mark.parametrize("decoders", [one_for_all, one_each])
+@pytest.mark.parametrize("shape", RECIPES)
+def test_threads_get_the_tokens_they_would_get_alone(shape: str, decoders: Callable[[ModelAdapter, Recipe], list[Decoder]]) -> None:
+    model, full = small_world()
+    for thread, found in enumerate(together(decoders(model, RECIPES[shape]))):
+        assert found == [full.greedy(prompt, n) for prompt, n in requests(thread)]
