@@ -8,6 +8,8 @@
     ├── DecodeError      a generation request that makes no sense
     ├── SearchError      a search that cannot start, go on or be resumed
     └── ExportError      a draft that has no form in another format, or no room
+
+What is worth saying and stops nothing is a warning: UntrustedFolder.
 """
 
 
@@ -41,3 +43,7 @@ class SearchError(SkipSearchError):
 
 class ExportError(SkipSearchError):
     """A draft has no form in the format asked for, or cannot be written."""
+
+
+class UntrustedFolder(UserWarning):
+    """Compiled code in a folder that others may write to is not run."""

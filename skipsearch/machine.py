@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,3 +75,23 @@ def cache_folder() -> Path:
     """What may be thrown away at any time: compiled code, latency tables."""
     chosen = os.environ.get("SKIPSEARCH_CACHE_DIR")
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipsearch"
+
+
+def make_folder(folder: Path) -> None:
+    """The folder, and whatever leads to it that is missing, for this user alone (mode 0700). Raises: OSError."""
+    for part in reversed((folder, *folder.parents)):
+        if not part.is_dir():
+            part.mkdir(mode=0o700, exist_ok=True)   # another process may make it at the same time
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Made beside its place under a name of its own and moved there whole: no process sees a half, of its own or of another. For this
+    user alone (mode 0600). Raises: OSError, and leaves what was there."""
+    number, half = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".half", dir=path.parent)
+    try:
+        with open(number, "wb") as file:
+            file.write(data)
+        os.replace(half, path)
+    except BaseException:
+        os.unlink(half)
+        raise

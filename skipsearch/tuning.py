@@ -66,12 +66,12 @@ def seconds(budget: str | float | None) -> float | None:
 
 def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER, budget: str | float | None = None,
          trials: int | None = None, objective: str = "replay", seed: int = 0, study: str | Path | None = None, resume: bool = False,
-         whole_layers: bool = False, listen: Listener = lambda event: None) -> Profile:
+         whole_layers: bool = False, listen: Listener = lambda event: None, fresh_table: bool = False) -> Profile:
     """Search a mask and a draft policy for `model` on `task`, and measure them here.
 
     budget: of the search itself (the race and the confirmation come on top); trials: masks judged. The first to run out ends the
     search; with neither, 200 masks. study: a journal file or storage URL that keeps every judged mask; None keeps nothing.
-    listen: told of progress.
+    listen: told of progress. fresh_table: measure the latency table also where a kept one would do.
     Raises: SearchError, TaskError, and KeyboardInterrupt through: what was judged is in the study.
     """
     limit = seconds(budget)
@@ -92,7 +92,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     told = ledger.trials() if ledger else []
 
     listen(Stage("continuing the calibration prompts with the full model"))
-    evidence, by_replay = prepare(model, calibration, listen)
+    evidence, by_replay = prepare(model, calibration, listen, fresh_table)
     problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed, whole_layers=whole_layers)
     judge: Objective = by_replay
     if objective == "wall":
@@ -152,26 +152,27 @@ def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool
             "objective": objective, "whole_layers": whole_layers, "software": software()}
 
 
-def prepare(model: ModelAdapter, calibration: Workload, listen: Listener) -> tuple[Evidence, ReplayObjective]:
+def prepare(model: ModelAdapter, calibration: Workload, listen: Listener, fresh_table: bool = False) -> tuple[Evidence, ReplayObjective]:
     """Continuations, latency table, and what searchers are given to rank sub-layers by."""
     def progress(done: int, total: int) -> None:
         listen(Progress(done, total))
 
     replay = Replay(model, calibration.prompts, calibration.max_new_tokens, calibration.end_on_repeat, progress, calibration.sampling)
     listen(Stage("measuring the latency table"))
-    costs = table_costs(model, replay.contexts(), progress, listen)
+    costs = table_costs(model, replay.contexts(), progress, listen, fresh_table)
     listen(Stage("ranking sub-layers by what skipping each alone costs"))
     evidence = gather(replay, costs, progress)
     return evidence, ReplayObjective(replay, costs)
 
 
-def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[int, int], None], listen: Listener) -> Costs:
+def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[int, int], None], listen: Listener,
+                fresh: bool = False) -> Costs:
     """The latency table's costs at the middle one of three context lengths of the calibration text."""
-    table = latency_table(model, MAX_DRAFT, contexts, progress)
+    table = latency_table(model, MAX_DRAFT, contexts, progress, fresh)
     listen(Noted(f"the latency table{', kept from an earlier search,' if table.kept else ''} {table}"))
     if not table.sound:
-        listen(Noted("so this machine is busy with something else: predictions are worth little now, and the race has to tell the masks "
-                     "apart", doubtful=True))
+        listen(Noted("so this machine is busy with something else: predictions are worth little now, the race has to tell the masks "
+                     "apart, and the table is not kept", doubtful=True))
     return table.at(main_context(contexts))
 
 

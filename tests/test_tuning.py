@@ -403,15 +403,29 @@ def test_a_task_that_samples_is_replayed_on_samples(monkeypatch: pytest.MonkeyPa
     assert profile.measured.lossless.prompts == 0, "no two samples are compared token by token"
 
 
-@pytest.mark.parametrize(("error", "said"), [(0.3, True), (0.03, False)])
-def test_a_machine_too_busy_for_predictions_is_named(error: float, said: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("error", "spread", "said"), [(0.3, 0.05, True), (0.03, 0.05, False), (0.03, 0.62, True)])
+def test_a_machine_too_busy_for_predictions_is_named(error: float, spread: float, said: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    table = LatencyTable((Measured(20, COSTS, 0.5, (error,) * 20),))
+    table = LatencyTable((Measured(20, COSTS, spread, (error,) * 20),))
     monkeypatch.setattr(tuning, "latency_table", lambda *_: table)
     events: list[Event] = []
     costs = tuning.table_costs(small_model(), [10, 20, 30], lambda done, total: None, events.append)
     assert costs == COSTS
-    assert any("busy with something else" in e.sentence for e in events if isinstance(e, Noted)) == said
+    assert any("busy with something else" in e.sentence and "the table is not kept" in e.sentence and e.doubtful
+               for e in events if isinstance(e, Noted)) == said
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_table_is_measured_again_on_request(fresh: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def table_costs(model: Any, contexts: Any, progress: Any, listen: Any, fresh: bool) -> Any:
+        asked.append(fresh)
+        return COSTS
+
+    monkeypatch.setattr(tuning, "table_costs", table_costs)
+    searched(searcher="middle", trials=1, fresh_table=fresh)
+    assert asked == [fresh]
 
 
 # --- refused before any work -----------------------------------------------------------------------------------------------------

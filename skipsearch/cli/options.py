@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
+
+from skipsearch.errors import UntrustedFolder
 
 if TYPE_CHECKING:
     from skipsearch.models import ModelAdapter
@@ -32,7 +37,7 @@ def open_model(name: str, device: str, dtype: str, engine: str, threads: int | N
 
     if threads:
         torch.set_num_threads(threads)
-    with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
+    with Progress(console=err, disable=not err.is_terminal, transient=True) as bar, said_plainly():
         compiling = bar.add_task("compiling for this CPU, once", total=None, visible=False)
         model = load_model(name, device=device, dtype=dtype, quantization=quantization, engine=engine,
                            progress=lambda done, total: bar.update(compiling, completed=done, total=total, visible=True))
@@ -53,6 +58,23 @@ def warn(sentences: list[str]) -> None:
 
     for sentence in sentences:
         err.print(f"warning: {sentence}", style="yellow", markup=False)
+
+
+@contextmanager
+def said_plainly() -> Iterator[None]:
+    """Our own warnings as one sentence on stderr, without a line of source; those of others as Python shows them."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+                 line: str | None = None) -> None:
+            if issubclass(category, UntrustedFolder):
+                warn([str(message)])
+            else:
+                others(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
 
 
 def require(condition: bool, sentence: str) -> None:

@@ -23,6 +23,8 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
          study: Annotated[str | None, typer.Option(help="Where every judged mask is kept: a journal file, or postgresql://…, a data base "
                                                         "that any number of `tune` share. Default: a journal beside the profile.")] = None,
          resume: Annotated[bool, typer.Option("--resume", help="Go on with the study after an interruption.")] = False,
+         fresh_table: Annotated[bool, typer.Option("--fresh-table", help="Measure the latency table, also where one that was kept from an "
+                                                                         "earlier search would do.")] = False,
          out: Annotated[Path | None, typer.Option(help="The profile. Default: profiles/<model>/<task>/<device>--<dtype>.yaml")] = None,
          force: Annotated[bool, typer.Option("--force", help="Replace a profile and a journal that exist.")] = False,
          as_json: Json = False) -> None:
@@ -59,7 +61,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     err.print(f"every judged mask is kept in {shown(journal)}", style="dim", markup=False)
     with TuneView(err) as view:
         profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,
-                      resume=resume, whole_layers=whole_layers, listen=view)
+                      resume=resume, whole_layers=whole_layers, listen=view, fresh_table=fresh_table)
     save_profile(profile, target)
     if as_json:
         print_json({"file": str(target), "profile": as_dict(profile)})

@@ -1,15 +1,13 @@
 """The compiled engine: each kind of layer and sub-layer compiled once for this CPU, and reused by every one of that kind and every mask.
 
 The pieces of `pieces.py` go through torch's ahead-of-time compiler twice: for one row, and for any number of rows that a verify pass may
-have. What comes out lies in a folder of the user's own (SKIPSEARCH_CACHE_DIR, else ~/.cache/skipsearch) under a name that says for which
-shapes, versions and processor it was made; it is native code, so nobody else's belongs there.
+have. What comes out is kept (`kept.py`) under a name that says for which shapes, versions and processor it was made.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +20,8 @@ from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
 from skipsearch.engine import opaque, pieces
+from skipsearch.engine.kept import Shelf, open_shelf
+from skipsearch.engine.native import load_package, make_package
 from skipsearch.engine.opaque import stand_in, weights_are_arguments
 from skipsearch.engine.pieces import attention_piece, head_piece, layer_piece, mlp_piece, weights_of
 from skipsearch.errors import ModelError
@@ -168,13 +168,14 @@ class _Shop:
 
     def make(self) -> None:
         """Raises: ModelError where nothing can be compiled."""
+        shelf = _opened()
         work = [(name, piece, one) for name, piece in self.pieces.items() for one in (True, False)]
         for done, (name, piece, one) in enumerate(work):
             self.progress(done, len(work))
             if one:
-                piece.one = _compiled(name, piece, 1)
+                piece.one = _compiled(name, piece, 1, shelf)
             else:
-                piece.many = _compiled(name, piece, 6)
+                piece.many = _compiled(name, piece, 6, shelf)
         self.progress(len(work), len(work))
 
     def _piece(self, kind: str, parts: Sequence[Attention | MLP], write: Callable[[bool], Callable[..., Tensor]],
@@ -199,28 +200,41 @@ def compile_model(model: LeanAdapter, progress: Progress = lambda done, total: N
     return CompiledAdapter(model, progress)
 
 
-def _compiled(name: str, piece: _Piece, rows: int) -> Any:
+def _opened() -> Shelf:
+    try:
+        return open_shelf()
+    except OSError as error:
+        raise _no_place(cache_folder() / "compiled", error) from None
+
+
+def _compiled(name: str, piece: _Piece, rows: int, shelf: Shelf) -> Any:
+    """The code of a piece, loaded. It is kept once it was loaded, and what was kept whole is never removed for a load that fails.
+
+    Raises: ModelError.
+    """
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
-    path = cache_folder() / "compiled" / f"{name}-{'one' if rows == 1 else 'many'}.pt2"
-    if not path.is_file():
-        try:
-            _compile(piece, rows, path)
-        except (InvalidCxxCompiler, CppCompileError) as error:
-            raise ModelError(f"the engine compiled needs a C++ compiler that works ({str(error).splitlines()[0][:120]}): install g++, or "
-                             "use --engine lean") from None
-        except OSError as error:
-            raise ModelError(f"compiled code cannot be kept in {path.parent} ({error.strerror}): set SKIPSEARCH_CACHE_DIR to a folder with "
-                             "room, or use --engine lean") from None
+    name = f"{name}-{'one' if rows == 1 else 'many'}"
     try:
-        return torch._inductor.aoti_load_package(str(path)).loader
-    except RuntimeError:
-        path.unlink(missing_ok=True)
-        raise ModelError(f"{path} could not be loaded and was removed: run the same command again") from None
+        if (kept := shelf.read(name)) is not None:
+            return load_package(kept, f"; if there is room, remove {shelf.path(name)}")
+    except OSError as error:
+        raise _no_place(shelf.folder, error) from None
+    try:
+        made = _compile(piece, rows)
+    except (InvalidCxxCompiler, CppCompileError) as error:
+        raise ModelError(f"the engine compiled needs a C++ compiler that works ({str(error).splitlines()[0][:120]}): install g++, or "
+                         "use --engine lean") from None
+    loaded = load_package(made)
+    try:
+        shelf.keep(name, made)
+    except OSError as error:
+        raise _no_place(shelf.folder, error) from None
+    return loaded
 
 
-def _compile(piece: _Piece, rows: int, path: Path) -> None:
-    """Made beside its place and moved there whole, so that two processes do not see each other's halves."""
+def _compile(piece: _Piece, rows: int) -> bytes:
+    """The package that torch makes of a piece. Raises: ModelError; InvalidCxxCompiler and CppCompileError of torch."""
     write = piece.write(rows == 1)
 
     class Module(torch.nn.Module):
@@ -229,14 +243,16 @@ def _compile(piece: _Piece, rows: int, path: Path) -> None:
 
     tensors, shapes = piece.example(rows)
     weights = [stand_in(weight) for weight in piece.weights]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_name(f"{path.stem}.{os.getpid()}.pt2")
     with warnings.catch_warnings(), torch.no_grad(), weights_are_arguments():
         warnings.simplefilter("ignore")
         program = torch.export.export(Module(), (*tensors, *weights), strict=False,
                                       dynamic_shapes=((*shapes, *[None] * len(weights)),))
-        torch._inductor.aoti_compile_and_package(program, package_path=str(made))
-    os.replace(made, path)
+        return make_package(program)
+
+
+def _no_place(folder: Path, error: OSError) -> ModelError:
+    return ModelError(f"compiled code cannot be kept in {folder} ({error.strerror}): set SKIPSEARCH_CACHE_DIR to a folder with room, or "
+                      "use --engine lean")
 
 
 def _named(*values: Any) -> str:

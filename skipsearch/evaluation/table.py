@@ -11,11 +11,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from skipsearch.costs import Costs
-from skipsearch.evaluation.latency import Measured, measure, plain_seconds
-from skipsearch.machine import cache_folder, software, this_machine
+from skipsearch.evaluation.latency import MOST_COLD, Measured, measure, plain_seconds
+from skipsearch.machine import cache_folder, make_folder, software, this_machine, write_whole
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 
@@ -24,6 +24,8 @@ FEWER_REPEATS = 1
 METHOD = "rounds"  # how it is measured: a kept table of another way is not this one
 SOUND = 0.1        # relative error of a draft step
 SAME_SPEED = 0.2   # a kept table is believed while a plain pass takes what it says, give or take this share
+STEADY = SAME_SPEED  # quartile range of a plain pass over its median: one that scatters more could not be told from another machine's
+ABSURD = 10        # times what it should be: nobody's noise
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class LatencyTable:
 
     @property
     def sound(self) -> bool:
-        """Whether predictions from it mean much: its masks are foretold to a tenth, most of them."""
-        return median(self.errors) <= SOUND
+        """Whether predictions from it mean much: its masks are foretold to a tenth, most of them, and plain passes hardly scatter."""
+        return median(self.errors) <= SOUND and max(m.spread for m in self.measured) <= STEADY
 
     def __str__(self) -> str:
         """`foretells a draft step to 1.8 % (median of 20 random masks, worst 4.1 %)`"""
@@ -66,15 +68,18 @@ _JSON = TypeAdapter(tuple[Measured, ...])
 
 
 def latency_table(model: ModelAdapter, max_draft: int, contexts: Sequence[int],
-                  progress: Callable[[int, int], None] = lambda done, total: None) -> LatencyTable:
+                  progress: Callable[[int, int], None] = lambda done, total: None, fresh: bool = False) -> LatencyTable:
     """The table, measured now or, where it was measured before and the machine is as fast as it was then, as it was kept.
 
-    Kept under a fingerprint of model, dtype, device, threads, engine and versions, in the folder that SKIPSEARCH_CACHE_DIR names.
+    Kept under a fingerprint of model, dtype, device, threads, engine and versions, in the folder that SKIPSEARCH_CACHE_DIR names. One
+    that is not `sound` is not kept, and one that is damaged is measured again. fresh: measure in any case.
     """
     wanted = tuple(sorted(set(contexts)))
     path = cache_folder() / "latency" / f"{fingerprint(model, max_draft, wanted)}.json"
-    if (kept := _read(path)) is not None and _as_fast(model, kept):
-        return LatencyTable(kept, kept=True)
+    if not fresh and (kept := _read(path)) is not None and _whole(kept, 2 * model.spec.n_layers, max_draft, wanted):
+        found = LatencyTable(kept, kept=True)
+        if found.sound and _as_fast(model, kept):
+            return found
     masks = random_masks(model.spec.n_layers, CHECKED_MASKS)
     measured = []
     for done, context in enumerate(wanted):
@@ -83,8 +88,10 @@ def latency_table(model: ModelAdapter, max_draft: int, contexts: Sequence[int],
             measured.append(measure(model, max_draft, context, masks=masks))
         else:  # how costs grow with the context needs less
             measured.append(measure(model, max_draft, context, FEWER_REPEATS))
-    _write(path, tuple(measured))
-    return LatencyTable(tuple(measured))
+    table = LatencyTable(tuple(measured))
+    if table.sound:
+        _write(path, table.measured)
+    return table
 
 
 def main_context(contexts: Sequence[int]) -> int:
@@ -111,20 +118,44 @@ def _as_fast(model: ModelAdapter, kept: Sequence[Measured]) -> bool:
     return abs(plain_seconds(model, kept[0].context) / then - 1) <= SAME_SPEED
 
 
+def _whole(kept: Sequence[Measured], sublayers: int, max_draft: int, contexts: Sequence[int]) -> bool:
+    """Whether a file holds what a measurement could have found: all of it, and no time that no machine takes."""
+    main, first = main_context(contexts), kept[0]
+    return [m.context for m in kept] == list(contexts) and all(
+        len(m.costs.sublayers) == sublayers and len(m.costs.verify) == max_draft + 1
+        and len(m.errors) == (CHECKED_MASKS if m.context == main else 0)
+        and _plausible(m) and _near(m.costs.verify[0], first.costs.verify[0], m.context / max(first.context, 1)) for m in kept)
+
+
+def _plausible(measured: Measured) -> bool:
+    costs = measured.costs
+    pieces = (*costs.sublayers, costs.overhead)
+    if not np.isfinite((*pieces, *costs.verify, costs.first, costs.cold, measured.spread, *measured.errors)).all():
+        return False
+    if min(*pieces, costs.first, costs.cold, measured.spread, *measured.errors) < 0 or min(costs.verify) <= 0:
+        return False
+    return (abs(sum(pieces) / costs.verify[0] - 1) < 1e-6   # a pass costs what its pieces cost
+            and all(_near(seconds, costs.verify[0], rows) for rows, seconds in enumerate(costs.verify, 1))
+            and max((costs.first, *measured.errors)) <= ABSURD and costs.cold <= MOST_COLD)
+
+
+def _near(seconds: float, one: float, times: float) -> bool:
+    """Whether work that is `times` as much takes between as long and `times` as long, far more noise granted than there is."""
+    return one / ABSURD <= seconds <= one * ABSURD * max(times, 1)
+
+
 def _read(path: Path) -> tuple[Measured, ...] | None:
     """None if there is none that can be read: it is measured again then."""
     try:
         return _JSON.validate_json(path.read_bytes()) or None
-    except (OSError, ValidationError):
+    except (OSError, ValueError):
         return None
 
 
 def _write(path: Path, measured: tuple[Measured, ...]) -> None:
-    """Made beside its place and moved there whole. A folder that cannot be written to only costs the next search a few seconds."""
+    """A folder that cannot be written to only costs the next search a few seconds."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        half = path.with_suffix(".half")
-        half.write_bytes(_JSON.dump_json(measured))
-        half.replace(path)
+        make_folder(path.parent)
+        write_whole(path, _JSON.dump_json(measured))
     except OSError:
         pass

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from importlib.metadata import EntryPoint, EntryPoints
 from inspect import signature
 from pathlib import Path
@@ -14,9 +15,10 @@ import pytest
 import yaml
 from helpers.command import in_process
 
-from skipsearch import searchers, tuning
+from skipsearch import engine, searchers, tuning
 from skipsearch.cli.tune import tune
 from skipsearch.engine import exact_forward
+from skipsearch.errors import ModelError, SearchError, UntrustedFolder
 
 pytestmark = pytest.mark.xdist_group("cli")  # one worker, so that the search they share is made once
 
@@ -206,6 +208,29 @@ def test_an_unwritable_out_is_found_before_the_search(capsys, monkeypatch):
     assert code == 1
     assert "choose another with --out" in shown
     assert "continuing" not in shown
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_latency_table_is_measured_again_on_request(capsys, monkeypatch, tmp_path, asked):
+    def search(*_, fresh_table, **__):
+        raise SearchError(f"a fresh table: {fresh_table}")
+
+    monkeypatch.setattr(tuning, "tune", search)
+    code, _, shown = in_process(capsys, monkeypatch, "tune", "--model", "demo", "--task", "pycode", "--out", tmp_path / "profile.yaml",
+                                *(["--fresh-table"] if asked else []))
+    assert code == 1
+    assert f"a fresh table: {asked}" in shown
+
+
+def test_a_folder_of_compiled_code_that_is_not_trusted_is_one_sentence(capsys, monkeypatch):
+    def load(*_, **__):
+        warnings.warn(UntrustedFolder("/x lets others write to it: chmod 700 /x"), stacklevel=1)
+        raise ModelError("enough")
+
+    monkeypatch.setattr(engine, "load_model", load)
+    code, _, shown = in_process(capsys, monkeypatch, "decode", "--model", "demo", "--prompt", "x")
+    assert code == 1
+    assert shown == "warning: /x lets others write to it: chmod 700 /x error: enough"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")

@@ -12,6 +12,7 @@ import torch
 from skipsearch.cache import Planner
 from skipsearch.decoding import Decoder
 from skipsearch.engine import compiled, forward, load_model
+from skipsearch.engine.kept import DIGEST
 from skipsearch.engine.opaque import stand_in, weights_are_arguments
 from skipsearch.engine.pieces import RowSums, rebuilt, weights_of
 from skipsearch.errors import ModelError
@@ -38,6 +39,10 @@ def open_it(progress: list[tuple[int, int]] | None = None, dtype: str = "bfloat1
     return model
 
 
+def never(*arguments: object) -> None:
+    raise AssertionError("compiled again")
+
+
 def test_in_bfloat16_exact_drafting_changes_no_token(cache: Path) -> None:
     model = open_it()
     assert model.spec.engine == "compiled"
@@ -49,28 +54,58 @@ def test_in_bfloat16_exact_drafting_changes_no_token(cache: Path) -> None:
 
 def test_what_is_compiled_once_is_loaded_the_next_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_it()
-    files = {path: path.stat().st_mtime_ns for path in (cache / "compiled").glob("*.pt2")}
+    files = {path: path.stat().st_mtime_ns for path in (cache / "compiled").glob("*.code")}
     assert set((cache / "compiled").iterdir()) == set(files), "nothing half made is left"
     assert len(files) == 8, "attention, MLP, both and head, for one row and for several, whatever the number of layers"
-
-    def never(*arguments: object) -> None:
-        raise AssertionError("compiled again")
-
     monkeypatch.setattr(compiled, "_compile", never)
     progress: list[tuple[int, int]] = []
     open_it(progress)
-    assert {path: path.stat().st_mtime_ns for path in (cache / "compiled").glob("*.pt2")} == files
+    assert {path: path.stat().st_mtime_ns for path in (cache / "compiled").glob("*.code")} == files
     assert progress[-1] == (8, 8)
 
 
-def test_another_dtype_is_compiled_under_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_dtype_is_compiled_under_another_name_and_code_that_does_not_load_is_not_kept(cache: Path,
+                                                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     open_it()
-    asked: list[Path] = []
-    monkeypatch.setattr(compiled, "_compile", lambda piece, rows, path: asked.append(path) or path.write_bytes(b"not a package"))
-    with pytest.raises(ModelError, match="could not be loaded and was removed: run the same command again"):
+    kept = {path: path.read_bytes() for path in (cache / "compiled").iterdir()}
+    asked: list[int] = []
+    monkeypatch.setattr(compiled, "_compile", lambda piece, rows: asked.append(rows) or b"not a package")
+    with pytest.raises(ModelError, match=r"could not be loaded .* the temporary folder may be full or not writable: set TMPDIR"):
         open_it(dtype="float32")
-    assert len(asked) == 1
-    assert not asked[0].exists()
+    assert asked == [1]
+    assert {path: path.read_bytes() for path in (cache / "compiled").iterdir()} == kept
+
+
+def test_a_full_temporary_folder_costs_no_compiled_code(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading unpacks there, and fails in torch with a RuntimeError."""
+    open_it()
+    kept = {path: path.read_bytes() for path in (cache / "compiled").iterdir()}
+
+    def full(*arguments: object) -> None:
+        raise RuntimeError("Failed to extract zip file x.so: write callback failed\nand where")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch._C._aoti, "AOTIModelPackageLoader", full)
+        with pytest.raises(ModelError, match=r"write callback failed\); the temporary folder .*set TMPDIR.* if there is room, remove "
+                                             r".*\.code") as caught:
+            open_it()
+    assert "\n" not in str(caught.value)
+    assert {path: path.read_bytes() for path in (cache / "compiled").iterdir()} == kept
+    monkeypatch.setattr(compiled, "_compile", never)
+    open_it()
+
+
+def test_damaged_code_is_made_anew(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_it()
+    path = min((cache / "compiled").iterdir())
+    whole = path.read_bytes()
+    try:
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        monkeypatch.setattr(compiled, "_compile", lambda piece, rows: whole[DIGEST:])
+        open_it()
+        assert path.read_bytes() == whole
+    finally:
+        path.write_bytes(whole)
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,8 @@ from skipsearch.costs import Costs
 from skipsearch.evaluation import table
 from skipsearch.evaluation.latency import Measured
 from skipsearch.evaluation.table import CHECKED_MASKS, LatencyTable, fingerprint, latency_table
+from skipsearch.machine import write_whole
+from skipsearch.mask import SkipMask
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +46,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def made_up(context: int, factor: float = 1.0) -> Costs:
-    return Costs((factor * (1 + context / 100), factor) * LAYERS, 0.5, (factor * 10, factor * 12 + context / 100), context / 1000, 0.25)
+    """What drafts of up to 4 tokens cost; a pass costs what its pieces cost."""
+    one = factor * (LAYERS * (2 + context / 64) + 0.5)
+    verify = (one, *(one + factor * n for n in range(1, 5)))
+    return Costs((factor * (1 + context / 64), factor) * LAYERS, factor * 0.5, verify, context / 1024, 0.25)
 
 
 def test_between_two_contexts_it_is_linear_and_outside_of_them_that_of_the_nearest() -> None:
@@ -74,14 +83,152 @@ def test_on_a_machine_that_became_slower_it_is_measured_again(measured: list[tup
     assert again.at(10) == made_up(10, 1.3)
 
 
-@pytest.mark.parametrize("left_behind", [b"", b"{", b"[]", b'[{"context": 3}]', b"\xff\x00"])
-def test_a_file_that_is_none_is_measured_over(left_behind: bytes, measured: list[tuple[int, int]], folder: Path) -> None:
+def kept_and_changed(folder: Path, change: Callable[[list[Any]], object]) -> None:
+    """Measures a table at 10, 30 and 50 tokens, and changes what its file says."""
+    latency_table(small_world()[0], 4, [10, 30, 50])
+    kept, = folder.iterdir()
+    said = json.loads(kept.read_bytes())
+    change(said)
+    kept.write_text(json.dumps(said))
+
+
+def is_measured_again_once() -> None:
     model, _ = small_world()
-    latency_table(model, 4, [10])
+    assert not latency_table(model, 4, [10, 30, 50]).kept
+    again = latency_table(model, 4, [10, 30, 50])
+    assert again.kept
+    assert again.at(30) == made_up(30)
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("left_behind", [b"", b"{", b"[]", b"null", b'[{"context": 3}]', b"\xff", '[{"context": "ü"}]'.encode("cp1252"),
+                                         b"[" * 100_000])
+def test_a_file_that_is_none_is_measured_over(left_behind: bytes, folder: Path) -> None:
+    kept_and_changed(folder, lambda said: None)
     kept, = folder.iterdir()
     kept.write_bytes(left_behind)
-    assert not latency_table(model, 4, [10]).kept
+    is_measured_again_once()
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_folder_in_its_place_is_left_and_measured_past(folder: Path) -> None:
+    kept_and_changed(folder, lambda said: None)
+    kept, = folder.iterdir()
+    kept.unlink()
+    kept.mkdir()
+    assert not latency_table(small_world()[0], 4, [10, 30, 50]).kept
+    assert list(folder.iterdir()) == [kept]
+    assert kept.is_dir()
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("value", [-1.0, -1e-9, math.nan, math.inf, -math.inf, 1e9, 1e308, None, "soon", [], {}], ids=repr)
+@pytest.mark.parametrize("entry", [0, 1])
+def test_a_number_that_no_measurement_finds_is_measured_over(entry: int, value: Any, folder: Path) -> None:
+    """entry: at the shortest context, and at the main one, where masks were checked."""
+    for place in ("sublayers", "overhead", "verify", "first", "cold", "spread", "errors"):
+        def change(said: list[Any], place: str = place) -> None:
+            where = said[entry]["costs"] if place in said[entry]["costs"] else said[entry]
+            if not isinstance(where[place], list):
+                where[place] = value
+            elif where[place]:
+                where[place][-1] = value
+            else:
+                where[place].append(value)
+
+        kept_and_changed(folder, change)
+        is_measured_again_once()
+
+
+def of_costs(name: str, change: Callable[[Any], Any]) -> Callable[[list[Any]], object]:
+    return lambda said: said[1]["costs"].update({name: change(said[1]["costs"][name])})
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("change", [
+    lambda said: said.pop(), lambda said: said.pop(0), lambda said: said.reverse(), lambda said: said.append(said[0]),
+    lambda said: said[1].update(context=31), lambda said: said[1].update(context=-30), lambda said: said[1].update(context=10 ** 400),
+    lambda said: said[1].pop("costs"), lambda said: said[1].update(costs=[]), lambda said: said[1].update(errors=[]),
+    lambda said: said[1]["errors"].pop(), lambda said: said[0].update(errors=[0.02]),
+    of_costs("sublayers", lambda of: of[2:]), of_costs("sublayers", lambda of: [*of, 0.0]), of_costs("sublayers", lambda of: []),
+    of_costs("sublayers", lambda of: [of]), of_costs("sublayers", lambda of: [0.0] * len(of)), of_costs("verify", lambda of: of[:-1]),
+    of_costs("verify", lambda of: [*of, of[-1]]), of_costs("verify", lambda of: []), of_costs("verify", lambda of: [0.0, *of[1:]]),
+    of_costs("verify", lambda of: [*of[:-1], 0.0]), of_costs("overhead", lambda of: 2 * of + 1)])
+def test_a_table_of_another_shape_is_measured_over(change: Callable[[list[Any]], object], folder: Path) -> None:
+    kept_and_changed(folder, change)
+    is_measured_again_once()
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_context_whose_times_are_all_another_machines_is_measured_over(folder: Path) -> None:
+    def a_thousand_times(said: list[Any]) -> None:
+        costs = said[1]["costs"]
+        costs.update(overhead=1000 * costs["overhead"], **{k: [1000 * s for s in costs[k]] for k in ("sublayers", "verify")})
+
+    kept_and_changed(folder, a_thousand_times)
+    is_measured_again_once()
+
+
+@pytest.mark.parametrize(("spread", "error", "sound"), [(0.01, 0.02, True), (table.STEADY, table.SOUND, True), (0.62, 0.02, False),
+                                                        (0.21, 0.02, False), (0.01, 0.11, False)])
+def test_one_measured_on_a_busy_machine_is_used_and_not_kept(spread: float, error: float, sound: bool, folder: Path,
+                                                             measured: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "measure", lambda m, d, context, repeats=3, masks=(): Measured(
+        context, made_up(context), spread if context == 10 else 0.01, (error,) * len(masks)))
+    found = latency_table(small_world()[0], 4, [10, 30, 50])
+    assert found.sound == sound
+    assert found.at(30) == made_up(30)
+    assert latency_table(small_world()[0], 4, [10, 30, 50]).kept == sound
+    assert folder.exists() == sound
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("change", [lambda said: said[0].update(spread=0.62), lambda said: said[1].update(errors=[0.3] * CHECKED_MASKS)])
+def test_a_doubtful_one_that_was_kept_is_measured_over(change: Callable[[list[Any]], object], folder: Path) -> None:
+    kept_and_changed(folder, change)
+    is_measured_again_once()
+
+
+def test_a_doubtful_measurement_does_not_replace_a_sound_one(measured: list[tuple[int, int]], folder: Path,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    first = latency_table(small_world()[0], 4, [10])
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "measure", lambda m, d, context, repeats=3, masks=(): Measured(context, made_up(context, 2), 0.62, (0.0,)))
+        assert latency_table(small_world()[0], 4, [10], fresh=True).at(10) == made_up(10, 2)
+    assert latency_table(small_world()[0], 4, [10]).measured == first.measured
+
+
+def test_on_request_it_is_measured_whatever_is_kept_and_kept_instead(measured: list[tuple[int, int]],
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = small_world()
+    latency_table(model, 4, [10])
+    del measured[:]
+    assert not latency_table(model, 4, [10], fresh=True).kept
+    assert measured == [(4, 10)], "and not even a plain pass is compared"
     assert latency_table(model, 4, [10]).kept
+
+
+def test_any_number_of_processes_may_keep_one_at_once(tmp_path: Path) -> None:
+    """Each writes under a name of its own: with one name for all, one moved away what another was about to."""
+    path, begin, failed = tmp_path / "table.json", threading.Barrier(4), []
+
+    def write(text: bytes) -> None:
+        begin.wait()
+        try:
+            for _ in range(50):
+                write_whole(path, text)
+        except OSError as error:
+            failed.append(error)
+
+    texts = [bytes([65 + i]) * 10_000 for i in range(4)]
+    writers = [threading.Thread(target=write, args=(text,)) for text in texts]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert not failed
+    assert path.read_bytes() in texts
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.usefixtures("measured")
@@ -105,3 +252,5 @@ def test_a_real_one_says_what_it_is_worth() -> None:
     assert [m.context for m in found.measured] == [8, 24]
     assert "foretells a draft step to" in str(found)
     assert found.at(16).verify[0] > 0
+    for m in found.measured:  # by which a damaged one is known
+        assert m.costs.draft(SkipMask(LAYERS)) == pytest.approx(m.costs.verify[0], rel=1e-9)

@@ -1,0 +1,221 @@
+"""Where compiled code is kept: nobody else's is run, damage is found, and what is whole stays."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skipsearch.cli.options import said_plainly
+from skipsearch.engine import kept, native
+from skipsearch.engine.kept import Shelf, open_shelf
+from skipsearch.errors import ModelError, UntrustedFolder
+
+CODE = b"\x7fELF and what is behind it"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder that is not there yet, under another that is not there either."""
+    monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path / "some" / "cache"))
+    return tmp_path / "some" / "cache"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def refused(folder: Path, sentence: str) -> None:
+    """Opening says the sentence, in one line, and takes a private folder."""
+    with pytest.warns(UntrustedFolder, match=sentence) as said:
+        shelf = open_shelf()
+    assert len(said) == 1
+    assert "\n" not in str(said[0].message)
+    assert shelf.folder != folder
+    assert mode(shelf.folder) == 0o700
+    shelf.keep("piece", CODE)
+    assert shelf.read("piece") == CODE
+    shelf.path("piece").unlink()
+
+
+def test_whatever_is_made_is_for_this_user_alone(cache: Path) -> None:
+    before = os.umask(0)
+    try:
+        shelf = open_shelf()
+        shelf.keep("piece", CODE)
+    finally:
+        os.umask(before)
+    assert shelf.folder == cache / "compiled"
+    assert [mode(folder) for folder in (cache.parent, cache, shelf.folder)] == [0o700] * 3
+    assert mode(shelf.path("piece")) == 0o600
+    assert shelf.read("piece") == CODE
+    assert open_shelf() == shelf
+
+
+@pytest.mark.parametrize("loose", [0o777, 0o775, 0o1777, 0o720, 0o702])
+def test_a_folder_that_others_may_write_to_is_not_used_until_that_is_mended(cache: Path, loose: int) -> None:
+    folder = cache / "compiled"
+    open_shelf().keep("piece", CODE)
+    folder.chmod(loose)
+    refused(folder, rf"mode {loose:o}\), so the code in it is not run: chmod 700 {folder}, or set SKIPSEARCH_CACHE_DIR")
+    assert list(folder.iterdir()) == [folder / "piece.code"], "what lies there is left alone"
+    folder.chmod(0o700)
+    assert open_shelf().read("piece") == CODE
+
+
+@pytest.mark.parametrize("fine", [0o700, 0o755, 0o711])
+def test_a_folder_that_others_may_only_read_is_used_in_silence(cache: Path, fine: int) -> None:
+    folder = open_shelf().folder
+    folder.chmod(fine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert open_shelf().folder == folder
+
+
+def test_a_folder_of_another_user_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = open_shelf().folder
+    owner = os.geteuid()
+    real = kept._flaw
+
+    def seen_by_another(path: Path) -> str | None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "geteuid", lambda: owner + 1)
+            return real(path)
+
+    monkeypatch.setattr(kept, "_flaw", seen_by_another)
+    refused(folder, rf"belongs to another user \(uid {owner}\), whose code is not run: set SKIPSEARCH_CACHE_DIR")
+
+
+@pytest.mark.parametrize("there", ["folder", "nothing"])
+def test_a_link_is_not_followed_to_a_folder(cache: Path, tmp_path: Path, there: str) -> None:
+    cache.mkdir(parents=True)
+    if there == "folder":
+        (tmp_path / there).mkdir(mode=0o700)
+    (cache / "compiled").symlink_to(tmp_path / there)
+    refused(tmp_path / there, "is a link or a file where a folder for compiled code should be: remove it")
+
+
+def test_code_that_others_could_have_changed_is_removed(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, elsewhere = open_shelf(), Shelf(tmp_path)
+    shelf.keep("piece", CODE)
+    shelf.path("piece").chmod(0o664)
+    assert shelf.read("piece") is None
+    elsewhere.keep("piece", CODE)
+    shelf.path("piece").symlink_to(elsewhere.path("piece"))
+    assert shelf.read("piece") is None
+    assert elsewhere.read("piece") == CODE, "the link goes, not what it led to"
+    os.mkfifo(shelf.path("piece"))
+    assert shelf.read("piece") is None, "and nobody waits for the other end of a pipe"
+    shelf.keep("piece", CODE)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert shelf.read("piece") is None
+    assert list(shelf.folder.iterdir()) == []
+
+
+@given(st.data())
+def test_any_flipped_bit_and_any_cut_is_found_and_removed(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        shelf = Shelf(Path(folder))
+        shelf.keep("piece", CODE)
+        whole = shelf.path("piece").read_bytes()
+        position = data.draw(st.integers(0, len(whole) - 1))
+        if data.draw(st.booleans()):
+            bit = 1 << data.draw(st.integers(0, 7))
+            shelf.path("piece").write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1:])
+        else:
+            shelf.path("piece").write_bytes(whole[:position])
+        assert shelf.read("piece") is None
+        assert not shelf.path("piece").exists()
+        shelf.keep("piece", CODE)
+        assert shelf.read("piece") == CODE
+
+
+def test_one_that_cannot_be_read_now_is_not_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = open_shelf()
+    shelf.keep("piece", CODE)
+
+    def exhausted(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", exhausted)
+        with pytest.raises(OSError, match="Too many"):
+            shelf.read("piece")
+    assert shelf.read("piece") == CODE
+
+
+def test_two_that_keep_the_same_at_once_never_leave_a_half(cache: Path) -> None:
+    shelf = open_shelf()
+    codes = [bytes([i]) * 50_000 for i in range(4)]
+    begin = threading.Barrier(len(codes))
+
+    def keep(code: bytes) -> None:
+        begin.wait()
+        for _ in range(20):
+            shelf.keep("piece", code)
+            assert shelf.read("piece") in codes
+
+    failed: list[object] = []
+    before, threading.excepthook = threading.excepthook, failed.append
+    try:
+        workers = [threading.Thread(target=keep, args=(code,)) for code in codes]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        threading.excepthook = before
+    assert not failed
+    assert list(shelf.folder.iterdir()) == [shelf.path("piece")]
+
+
+def test_a_private_folder_lasts_as_long_as_the_process() -> None:
+    assert kept.private_folder("code") == kept.private_folder("code")
+    assert kept.private_folder("code").is_dir()
+    assert kept._private()._finalizer.atexit  # type: ignore[attr-defined]
+
+
+def test_torch_compiles_in_a_private_folder_and_its_own_setting_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own, /tmp/torchinductor_NAME, may be anybody's, and it loads what it finds there."""
+    for before in ("/what/was/set", None):
+        monkeypatch.delenv(native.TORCH_FOLDER, raising=False)
+        if before:
+            monkeypatch.setenv(native.TORCH_FOLDER, before)
+        with native._private_torch_folder():
+            folder = Path(os.environ[native.TORCH_FOLDER])
+            assert folder == kept.private_folder("torch")
+            assert mode(folder) == mode(folder.parent) == 0o700
+        assert os.environ.get(native.TORCH_FOLDER) == before
+
+
+def test_without_a_temporary_folder_loading_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(ModelError, match=r"could not be loaded \(No such file or directory\); the temporary folder may be full or not "
+                                         r"writable: set TMPDIR to a folder with room, or use --engine lean; if there is room, remove it"):
+        native.load_package(CODE, "; if there is room, remove it")
+
+
+def test_the_command_line_says_it_in_one_sentence_and_lets_others_warn_as_they_do(capsys: pytest.CaptureFixture[str],
+                                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from skipsearch.cli import common
+
+    monkeypatch.setattr(common, "err", Console(stderr=True, soft_wrap=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, category, *where: print("as before:", message)  # type: ignore[assignment]
+        with said_plainly():
+            warnings.warn(UntrustedFolder("/x lets [others] write to it"), stacklevel=1)
+            warnings.warn("something else", stacklevel=1)
+    said = capsys.readouterr()
+    assert said.err == "warning: /x lets [others] write to it\n"
+    assert said.out == "as before: something else\n"
