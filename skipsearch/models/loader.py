@@ -67,12 +67,11 @@ def load_tokenizer(name: str) -> tuple[Any, int | None]:
     Raises: ModelError, also for a model without a tokenizer.
     """
     folder, identity, _ = locate(name, weights=False)
+    if not _has_tokenizer(folder):
+        raise ModelError(f"{identity} has no tokenizer, so nothing says how it reads text: put its tokenizer files beside its weights")
     config = known_config(folder, name)
     family_of(config)
-    tokenizer = _read_tokenizer(folder, config)
-    if tokenizer is None:
-        raise ModelError(f"{identity} has no tokenizer, so nothing says how it reads text: put its tokenizer files beside its weights")
-    return tokenizer, _context(config.get_text_config(decoder=True))
+    return _read_tokenizer(folder, config), _context(config.get_text_config(decoder=True))
 
 
 def _synthetic(name: str, device: torch.device, dtype: torch.dtype, quantization: str | None, engine: str) -> ModelAdapter:
@@ -183,11 +182,15 @@ def _refuse_strange_weights(name: str, report: Any) -> None:
                          + " of what the config asks for: config.json and weights belong to two models, download both again")
 
 
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / f).is_file() for f in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"))
+
+
 def _read_tokenizer(folder: Path, config: Any) -> Any:
     """The folder's tokenizer, or None: a model without one still works on token ids."""
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-    if not any((folder / f).is_file() for f in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")):
+    if not _has_tokenizer(folder):
         return None
     try:
         with _quietly(), no_panic():

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.letters import letter_tokenizer
 from helpers.properties import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,6 +144,7 @@ def test_layers_that_are_not_stored_are_never_made(folder: Path, layers: int) ->
 def test_no_model_has_so_many_of_anything(folder: Path, key: str, value: float) -> None:
     edit(folder, **{key: value})
     assert f"its config.json asks for {key} {value}, and no model has more than 1000000" in refusal(folder)
+    letter_tokenizer().save_pretrained(folder)
     with pytest.raises(ModelError, match=f"asks for {key}"):
         load_tokenizer(str(folder))
 
