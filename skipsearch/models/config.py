@@ -16,6 +16,7 @@ from typing import Any
 from skipsearch.errors import ModelError
 from skipsearch.models.families import FAMILIES
 from skipsearch.models.files import read_config, read_json
+from skipsearch.models.telling import in_short, quietly
 
 DEEPEST = 30         # levels of nesting; a real config has five
 MOST = 1_000_000     # of anything that is counted: layers, heads, experts, labels
@@ -48,7 +49,7 @@ def known_config(folder: Path, name: str) -> Any:
     try:
         if family not in FAMILIES:  # it is refused, whatever the rest of the file says
             return CONFIG_MAPPING[family]()
-        with TemporaryDirectory() as place:
+        with TemporaryDirectory() as place, quietly():
             Path(place, "config.json").write_text(json.dumps(cleaned), "utf-8")
             config = AutoConfig.from_pretrained(place, trust_remote_code=False, local_files_only=True)
         config.name_or_path = str(folder)
@@ -90,11 +91,6 @@ def end_tokens(value: Any, vocab: int, what: str) -> tuple[int, ...]:
             raise ModelError(f"{what} is {_shown(value)}, {_rule(vocab)}: write the id of the token that ends an answer, a list of such "
                              "ids, or null")
     return ids
-
-
-def in_short(error: BaseException) -> str:
-    """What an error says, as a part of a sentence."""
-    return " ".join(str(error).split())[:200].rstrip(".: ") or type(error).__name__
 
 
 def _rule(vocab: int) -> str:

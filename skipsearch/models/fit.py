@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from skipsearch.errors import ModelError
-from skipsearch.models.config import in_short
 from skipsearch.models.families import Family
 from skipsearch.models.files import Stored
+from skipsearch.models.telling import in_short, quietly
 
 SLACK = 10_000_000  # values: tables that are computed and not stored, and small differences, which loading names one by one
 TWO_MODELS = "config.json and weights belong to two models, download both again"
@@ -45,7 +45,7 @@ def _size(name: str, config: Any, family: Family) -> int:
         if getattr(part, "quantization_config", None) is not None:
             del part.quantization_config  # the size in question is that of plain weights
     try:
-        with torch.device("meta"):
+        with quietly(), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=family.attention,
                                                      trust_remote_code=False)
         return sum(table.numel() for table in (*model.parameters(), *model.buffers()))

@@ -5,8 +5,6 @@ Weights are read from safetensors only, and no code that comes with a model is e
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from torch import nn
 
 from skipsearch.errors import ModelError
 from skipsearch.models import synthetic
-from skipsearch.models.config import check_tokens, end_tokens, in_short, known_config, read_generation
+from skipsearch.models.config import check_tokens, end_tokens, known_config, read_generation
 from skipsearch.models.families import Family, family_of
 from skipsearch.models.files import config_hash, stored_tensors, weight_files, weights_hash
 from skipsearch.models.fit import refuse_misfit
@@ -26,7 +24,7 @@ from skipsearch.models.lean import fuse, why_not
 from skipsearch.models.place import Placement, pick_device, pick_dtype, place, refuse_offload
 from skipsearch.models.quantize import quantization_config, stored_quantization
 from skipsearch.models.spec import ModelAdapter, ModelSpec
-from skipsearch.models.text import no_panic
+from skipsearch.models.telling import in_short, no_panic, quietly
 
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None,
@@ -151,7 +149,7 @@ def _read_weights(folder: Path, name: str, config: Any, dtype: torch.dtype, plac
     if dtype == torch.float64:
         options["experts_implementation"] = "eager"  # the grouped kernels know no float64
     try:
-        with _quietly():
+        with quietly():
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder, config=config, dtype=dtype, attn_implementation=family.attention, use_safetensors=True, trust_remote_code=False,
                 local_files_only=True, output_loading_info=True, **options)
@@ -193,7 +191,7 @@ def _read_tokenizer(folder: Path, config: Any) -> Any:
     if not _has_tokenizer(folder):
         return None
     try:
-        with _quietly(), no_panic():
+        with quietly(), no_panic():
             tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False, local_files_only=True)
         if not isinstance(tokenizer, PreTrainedTokenizerBase):  # its config names any class of transformers
             raise TypeError(f"it is a {type(tokenizer).__name__}")
@@ -206,19 +204,3 @@ def _read_tokenizer(folder: Path, config: Any) -> Any:
 def _eos_ids(model: Any, config: Any) -> tuple[int, ...]:
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return end_tokens(config.eos_token_id if eos is None else eos, config.vocab_size, "the eos_token_id of this model")
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Without transformers' own progress bars and warnings: what matters of them is raised or printed by us."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

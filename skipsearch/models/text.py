@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from skipsearch.errors import ModelError
 from skipsearch.models.rendering import renderer
+from skipsearch.models.telling import in_short, no_panic
 
 
 def chat_template(tokenizer: Any) -> str | None:
@@ -20,7 +19,7 @@ def chat_template(tokenizer: Any) -> str | None:
     try:
         template = tokenizer.get_chat_template()
     except (ValueError, TypeError) as error:
-        raise ModelError(f"the chat templates in {tokenizer.name_or_path} leave open which one is meant ({_in_short(error)}): name one "
+        raise ModelError(f"the chat templates in {tokenizer.name_or_path} leave open which one is meant ({in_short(error)}): name one "
                          "default") from None
     if not isinstance(template, str):
         raise ModelError(f"the chat template in {tokenizer.name_or_path} is a {type(template).__name__}: write it as text, or remove it")
@@ -40,7 +39,7 @@ def as_request(tokenizer: Any, text: str) -> str:
     except TimeoutError as error:
         raise ModelError(f"the chat template in {tokenizer.name_or_path} {error}, and was stopped: {way_out}") from None
     except Exception as error:
-        raise ModelError(f"the chat template in {tokenizer.name_or_path} cannot take a single request ({_in_short(error)}): "
+        raise ModelError(f"the chat template in {tokenizer.name_or_path} cannot take a single request ({in_short(error)}): "
                          f"{way_out}") from None
 
 
@@ -49,17 +48,6 @@ def _own_way(tokenizer: Any) -> bool:
     from transformers import PreTrainedTokenizerBase
 
     return getattr(type(tokenizer), "apply_chat_template", None) is not PreTrainedTokenizerBase.apply_chat_template
-
-
-@contextmanager
-def no_panic() -> Iterator[None]:
-    """The tokenizers library gives up on some files in a way that no `except Exception` sees. Raises: ValueError in its place."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # it has no name that can be imported
-            raise
-        raise ValueError(_in_short(error)) from None
 
 
 def token_ids(tokenizer: Any, text: str, *, chat: bool = False, most: int | None = None) -> list[int]:
@@ -87,9 +75,5 @@ def _encoded(tokenizer: Any, text: str, special: bool) -> list[int]:
         with no_panic():
             return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
     except ValueError as error:  # a pattern that backtracks without end, an unknown special token, a lone surrogate
-        raise ModelError(f"the tokenizer in {tokenizer.name_or_path} cannot read a text of {len(text)} characters ({_in_short(error)}): "
+        raise ModelError(f"the tokenizer in {tokenizer.name_or_path} cannot read a text of {len(text)} characters ({in_short(error)}): "
                          "take the tokenizer.json of the original model, or leave that text out") from None
-
-
-def _in_short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".: ") or type(error).__name__

@@ -15,7 +15,8 @@ from skipsearch.errors import ModelError
 from skipsearch.models import text
 from skipsearch.models.hub import DEMO_FOLDER
 from skipsearch.models.rendering import Renderer
-from skipsearch.models.text import as_request, chat_template, no_panic, token_ids
+from skipsearch.models.telling import no_panic
+from skipsearch.models.text import as_request, chat_template, token_ids
 
 BASE, TALKING = letter_tokenizer(), letter_tokenizer(CHAT)
 
