@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skipsearch.errors import ExportError, ModelError
+from skipsearch.errors import ExportError
+from skipsearch.models.config import known_config
 from skipsearch.models.families import Family, family_of
 from skipsearch.models.files import config_hash, read_config, weight_files, weights_hash
 from skipsearch.models.hub import locate
@@ -57,15 +58,9 @@ def open_source(name: str) -> Source:
 
     Raises: ModelError, as `load_model` does; ExportError for quantised weights.
     """
-    from transformers import AutoConfig
-
     folder, identity, revision = locate(name)
     data = read_config(folder, name)
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # each family checks its config in its own way
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{name}: its config.json cannot be used ({reason}); take the original model's") from None
+    config = known_config(folder, name)
     family = family_of(config)
     quantization = stored_quantization(config)
     if quantization is not None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from skipsearch.errors import ModelError
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-OTHERS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # anything else takes one byte
+OTHERS = {"C64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # anything else takes one byte, or less
+LARGEST_HEADER = 100_000_000  # bytes; safetensors itself reads no larger one
 
 
 @dataclass(frozen=True)
@@ -40,19 +42,27 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{name}: {folder} has no config.json, so it is no Hugging Face model folder: give the one that has it")
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise ModelError(f"{name}: {path} is not readable JSON ({error}); download it again") from None
+    data = read_json(path, name, "download it again")
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         raise ModelError(f"{name}: {path} names no model_type, so nothing says which family it is; "
                          "take the config.json of the original model")
     return data
 
 
+def read_json(path: Path, name: str, way_out: str) -> Any:
+    """What a JSON file of a model holds. Raises: ModelError, ending in `way_out`."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except RecursionError:
+        raise ModelError(f"{name}: {path} is nested too deep to be read; {way_out}") from None
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{name}: {path} is not readable JSON ({error}); {way_out}") from None
+
+
 def weight_files(folder: Path, name: str) -> list[Path]:
     """The safetensors files that make up the model, in order. Raises: ModelError if there are none or some are missing."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    _refuse_others(folder, name)
     if index.is_file():
         files = [folder / shard for shard in _shards(index)]
     elif single.is_file():
@@ -106,9 +116,24 @@ def _shards(index: Path) -> list[str]:
         shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
         if not shards or any(Path(shard).name != shard for shard in shards):
             raise ValueError
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError):
         raise ModelError(f"{index} is not a readable index of the weight files beside it; download it again") from None
     return shards
+
+
+def _refuse_others(folder: Path, name: str) -> None:
+    """transformers would take these in the place of the files that were looked at, or add them to what those hold."""
+    shard = next((path.name for path in folder.glob("shard-*.safetensors")), None)
+    if shard is not None:
+        raise ModelError(f"{name}: {folder} holds a distributed checkpoint ({shard}), which is not read: load the model with transformers "
+                         "once and save_pretrained it into another folder")
+    if (folder / "adapter_config.json").is_file() and find_spec("peft") and _has_weights(folder):
+        raise ModelError(f"{name}: {folder} holds an adapter beside a whole model: merge it (peft: merge_and_unload) and save that, or "
+                         "remove adapter_config.json")
+
+
+def _has_weights(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in ("model.safetensors", "model.safetensors.index.json"))
 
 
 def _no_weights(folder: Path) -> str:
@@ -128,20 +153,31 @@ def _header(path: Path) -> dict[str, Any]:
         if start == b"version ":
             raise ModelError(f"{path} is a Git LFS pointer and not the weights: run `git lfs pull` in that folder")
         length = int.from_bytes(start, "little")
-        if len(start) < 8 or length > size - 8:
+        if len(start) < 8 or length > min(size - 8, LARGEST_HEADER):
             raise ModelError(f"{path} is cut short or damaged ({size} bytes): delete it and download it again")
         text = file.read(length)
     try:
         entries = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
-        end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-        if not all(isinstance(entry["dtype"], str) and isinstance(entry["shape"], list) for entry in entries.values()):
-            raise ValueError
-    except (ValueError, KeyError, AttributeError, TypeError, IndexError):
+        end = 8 + length + max(map(_end, entries.values()), default=0)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ModelError(f"{path} is damaged, its header cannot be read: delete it and download it again") from None
     if end != size:
         raise ModelError(f"{path} has {size} bytes and its header announces {end}: the download was cut short or the file is "
                          "damaged, delete it and download it again")
     return entries
+
+
+def _end(entry: dict[str, Any]) -> int:
+    """Where a tensor's bytes end. Raises: ValueError, KeyError or TypeError for an entry that describes no tensor."""
+    dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or not isinstance(shape, list):
+        raise TypeError
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (*shape, start, end)):
+        raise ValueError
+    width = FLOATS.get(dtype) or OTHERS.get(dtype)
+    if start > end or (width is not None and prod(shape) * width != end - start):
+        raise ValueError
+    return int(end)
 
 
 def _sha256(path: Path) -> str:

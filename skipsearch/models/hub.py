@@ -31,7 +31,14 @@ def locate(name: str, *, weights: bool = True) -> tuple[Path, str, str | None]:
         raise ModelError("the model name is empty; use demo, a short name (`skipsearch list models`), a Hub id or a folder")
     if name == "demo":
         return DEMO_FOLDER, "demo", None
-    folder = Path(name).expanduser()
+    try:
+        folder = Path(name).expanduser()
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long for a file, somebody else's folder, no such user
+        raise ModelError(f"{name[:100]!r} can be no folder ({error.strerror if isinstance(error, OSError) else error}); check the path, or "
+                         "give a Hub id (org/name[@revision])") from None
     if folder.is_dir():
         return folder, folder.resolve().name, None
     if folder.exists():

@@ -5,8 +5,6 @@ Weights are read from safetensors only, and no code that comes with a model is e
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,17 @@ from torch import nn
 
 from skipsearch.errors import ModelError
 from skipsearch.models import synthetic
+from skipsearch.models.config import check_tokens, end_tokens, known_config, read_generation
 from skipsearch.models.families import Family, family_of
-from skipsearch.models.files import config_hash, read_config, stored_tensors, weight_files, weights_hash
+from skipsearch.models.files import config_hash, stored_tensors, weight_files, weights_hash
+from skipsearch.models.fit import refuse_misfit
 from skipsearch.models.hf import HFAdapter
 from skipsearch.models.hub import locate
 from skipsearch.models.lean import fuse, why_not
 from skipsearch.models.place import Placement, pick_device, pick_dtype, place, refuse_offload
 from skipsearch.models.quantize import quantization_config, stored_quantization
 from skipsearch.models.spec import ModelAdapter, ModelSpec
+from skipsearch.models.telling import in_short, no_panic, quietly
 
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None,
@@ -41,17 +42,21 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
         return _synthetic(name, chosen_device, chosen_dtype, quantization, engine)
     settings = quantization_config(quantization, chosen_dtype, chosen_device)  # refused before a download
     folder, identity, revision = locate(name)
-    config = _known_config(folder, name)
+    config = known_config(folder, name)
     family = family_of(config)
+    check_tokens(name, config, read_generation(folder, name))
     stored = stored_quantization(config)
     if quantization is not None and stored is not None:
         raise ModelError(f"{name} is stored as {stored} and cannot be quantised again; leave quantization {quantization} out")
     files = weight_files(folder, name)
-    placement = place(name, list(stored_tensors(files)), chosen_device, chosen_dtype, quantization)
-    model = _read_weights(folder, name, chosen_dtype, placement, settings, family)
+    tensors = list(stored_tensors(files))
+    placement = place(name, tensors, chosen_device, chosen_dtype, quantization)
+    refuse_misfit(name, config, family, tensors, quantized=stored is not None)
+    tokenizer = _read_tokenizer(folder, config)  # before the weights, which take longer
+    model = _read_weights(folder, name, config, chosen_dtype, placement, settings, family)
     spec = _spec(model, config, id=identity, revision=revision, quantization=quantization or stored,
                  weights_sha256=weights_hash(files))
-    return drive(model, spec, family, _read_tokenizer(folder), engine)
+    return drive(model, spec, family, tokenizer, engine)
 
 
 def load_tokenizer(name: str) -> tuple[Any, int | None]:
@@ -60,10 +65,11 @@ def load_tokenizer(name: str) -> tuple[Any, int | None]:
     Raises: ModelError, also for a model without a tokenizer.
     """
     folder, identity, _ = locate(name, weights=False)
-    tokenizer = _read_tokenizer(folder)
-    if tokenizer is None:
+    if not _has_tokenizer(folder):
         raise ModelError(f"{identity} has no tokenizer, so nothing says how it reads text: put its tokenizer files beside its weights")
-    return tokenizer, _context(_known_config(folder, name).get_text_config(decoder=True))
+    config = known_config(folder, name)
+    family_of(config)
+    return _read_tokenizer(folder, config), _context(config.get_text_config(decoder=True))
 
 
 def _synthetic(name: str, device: torch.device, dtype: torch.dtype, quantization: str | None, engine: str) -> ModelAdapter:
@@ -130,24 +136,8 @@ def _context(config: Any) -> int | None:
     return min((n for n in (context, *original) if n), default=None)
 
 
-def _known_config(folder: Path, name: str) -> Any:
-    from transformers import CONFIG_MAPPING, AutoConfig
-    from transformers import __version__ as installed
-
-    data = read_config(folder, name)
-    family = data["model_type"]
-    if family not in CONFIG_MAPPING:
-        if "auto_map" in data:
-            raise ModelError(f"{name}: {family} models bring their own code, which is never run; use a model of a family that "
-                             "transformers has")
-        raise ModelError(f"{name}: transformers {installed} knows no model_type {family!r}; if it is new, update transformers")
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # each family checks its config in its own way
-        raise ModelError(f"{name}: its config.json cannot be used ({_in_short(error)}); take the original model's") from None
-
-
-def _read_weights(folder: Path, name: str, dtype: torch.dtype, placement: Placement, quantization: Any, family: Family) -> Any:
+def _read_weights(folder: Path, name: str, config: Any, dtype: torch.dtype, placement: Placement, quantization: Any,
+                  family: Family) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -159,9 +149,9 @@ def _read_weights(folder: Path, name: str, dtype: torch.dtype, placement: Placem
     if dtype == torch.float64:
         options["experts_implementation"] = "eager"  # the grouped kernels know no float64
     try:
-        with _quietly():
+        with quietly():
             model, report = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation=family.attention, use_safetensors=True, trust_remote_code=False,
+                folder, config=config, dtype=dtype, attn_implementation=family.attention, use_safetensors=True, trust_remote_code=False,
                 local_files_only=True, output_loading_info=True, **options)
     except SafetensorError as error:
         raise ModelError(f"{name}: a weight file is damaged ({error}); delete it and download it again") from None
@@ -169,10 +159,10 @@ def _read_weights(folder: Path, name: str, dtype: torch.dtype, placement: Placem
         raise ModelError(f"{name} does not fit into memory as {dtype}; use a smaller dtype, a quantization or another "
                          "device") from None
     except ImportError as error:
-        raise ModelError(f"{name} needs a library that is not installed ({_in_short(error)}); install it") from None
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{name} needs a library that is not installed ({in_short(error)}); install it") from None
+    except Exception as error:  # each family and each quantizer fails in its own way
         way_out = "download it again, or try it with transformers alone" if quantization is None else "try another quantization, or none"
-        raise ModelError(f"{name} cannot be loaded ({_in_short(error)}); {way_out}") from None
+        raise ModelError(f"{name} cannot be loaded ({in_short(error)}); {way_out}") from None
     _refuse_strange_weights(name, report)
     if placement.spread:
         refuse_offload(name, model.hf_device_map)
@@ -190,41 +180,27 @@ def _refuse_strange_weights(name: str, report: Any) -> None:
                          + " of what the config asks for: config.json and weights belong to two models, download both again")
 
 
-def _read_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer, or None: a model without one still works on token ids."""
-    from transformers import AutoTokenizer
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / f).is_file() for f in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"))
 
-    if not any((folder / f).is_file() for f in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")):
+
+def _read_tokenizer(folder: Path, config: Any) -> Any:
+    """The folder's tokenizer, or None: a model without one still works on token ids."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+    if not _has_tokenizer(folder):
         return None
     try:
-        with _quietly():
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        with quietly(), no_panic():
+            tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False, local_files_only=True)
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):  # its config names any class of transformers
+            raise TypeError(f"it is a {type(tokenizer).__name__}")
     except Exception as error:  # tokenizers raises bare Exception
-        raise ModelError(f"the tokenizer in {folder} cannot be read ({_in_short(error)}); download it again, "
+        raise ModelError(f"the tokenizer in {folder} cannot be read ({in_short(error)}); download it again, "
                          "or remove its files and work on token ids") from None
+    return tokenizer
 
 
 def _eos_ids(model: Any, config: Any) -> tuple[int, ...]:
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    eos = config.eos_token_id if eos is None else eos
-    return () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
-
-
-def _in_short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".: ") or type(error).__name__
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Without transformers' own progress bars and warnings: what matters of them is raised or printed by us."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+    return end_tokens(config.eos_token_id if eos is None else eos, config.vocab_size, "the eos_token_id of this model")

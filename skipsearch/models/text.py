@@ -5,21 +5,49 @@ from __future__ import annotations
 from typing import Any
 
 from skipsearch.errors import ModelError
+from skipsearch.models.rendering import renderer
+from skipsearch.models.telling import in_short, no_panic
 
 
 def chat_template(tokenizer: Any) -> str | None:
-    """The template (Jinja) that requests to a chat model are put into; None for a base model, which has none."""
-    return tokenizer.get_chat_template() if getattr(tokenizer, "chat_template", None) else None
+    """The template (Jinja) that requests to a chat model are put into; None for a base model, which has none.
+
+    Raises: ModelError for several templates of which none is the default, and for what is no text.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    try:
+        template = tokenizer.get_chat_template()
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"the chat templates in {tokenizer.name_or_path} leave open which one is meant ({in_short(error)}): name one "
+                         "default") from None
+    if not isinstance(template, str):
+        raise ModelError(f"the chat template in {tokenizer.name_or_path} is a {type(template).__name__}: write it as text, or remove it")
+    return template
 
 
 def as_request(tokenizer: Any, text: str) -> str:
-    """`text` in the chat template, up to where the model's answer begins. Raises: ModelError for a template that refuses it."""
+    """`text` in the chat template, up to where the model's answer begins. Raises: ModelError for a template that refuses it, or
+    takes too long or too much memory for it."""
+    way_out = "mend it, or remove it to give the model its prompts as they are"
     try:
-        return str(tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False))
-    except Exception as error:  # a template is a program: it fails in Jinja's ways, in Python's, and by its own raise_exception
-        reason = " ".join(str(error).split())[:200].rstrip(".: ") or type(error).__name__
-        raise ModelError(f"the chat template in {tokenizer.name_or_path} cannot take a single request ({reason}): mend it, or remove it "
-                         "to give the model its prompts as they are") from None
+        if _own_way(tokenizer):
+            return str(tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False))
+        return renderer().render(chat_template(tokenizer) or "", tokenizer.special_tokens_map, text)
+    except ModelError:
+        raise
+    except TimeoutError as error:
+        raise ModelError(f"the chat template in {tokenizer.name_or_path} {error}, and was stopped: {way_out}") from None
+    except Exception as error:
+        raise ModelError(f"the chat template in {tokenizer.name_or_path} cannot take a single request ({in_short(error)}): "
+                         f"{way_out}") from None
+
+
+def _own_way(tokenizer: Any) -> bool:
+    """Whether its class has code of its own for chats, which is not the model's: no template is run then."""
+    from transformers import PreTrainedTokenizerBase
+
+    return getattr(type(tokenizer), "apply_chat_template", None) is not PreTrainedTokenizerBase.apply_chat_template
 
 
 def token_ids(tokenizer: Any, text: str, *, chat: bool = False, most: int | None = None) -> list[int]:
@@ -29,7 +57,7 @@ def token_ids(tokenizer: Any, text: str, *, chat: bool = False, most: int | None
     """
     ids = _whole(tokenizer, text, chat)
     while most is not None and len(ids) > most:
-        kept = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][len(ids) - most:]
+        kept = _encoded(tokenizer, text, special=False)[len(ids) - most:]
         if not kept:
             return ids[-most:]  # what stands around the text is too long by itself
         left = tokenizer.decode(kept, clean_up_tokenization_spaces=False).lstrip("\N{REPLACEMENT CHARACTER}")  # of a character cut in two
@@ -39,5 +67,13 @@ def token_ids(tokenizer: Any, text: str, *, chat: bool = False, most: int | None
 
 
 def _whole(tokenizer: Any, text: str, chat: bool) -> list[int]:
-    given = as_request(tokenizer, text) if chat else text
-    return list(tokenizer(given, add_special_tokens=not chat, verbose=False)["input_ids"])
+    return _encoded(tokenizer, as_request(tokenizer, text) if chat else text, special=not chat)
+
+
+def _encoded(tokenizer: Any, text: str, special: bool) -> list[int]:
+    try:
+        with no_panic():
+            return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+    except ValueError as error:  # a pattern that backtracks without end, an unknown special token, a lone surrogate
+        raise ModelError(f"the tokenizer in {tokenizer.name_or_path} cannot read a text of {len(text)} characters ({in_short(error)}): "
+                         "take the tokenizer.json of the original model, or leave that text out") from None

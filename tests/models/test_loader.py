@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.letters import letter_tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -18,6 +19,7 @@ from skipsearch.errors import ModelError
 from skipsearch.models import adapt, load_model
 from skipsearch.models.files import weight_files, weights_hash
 from skipsearch.models.hub import DEMO_FOLDER
+from skipsearch.models.text import token_ids
 
 from .tiny import Run, new_hf_model, some_tokens
 
@@ -213,7 +215,7 @@ def test_damaged_weights_are_found_before_they_are_read(folder: Path) -> None:
         "damaged, delete it and download it again")
     for broken, sentence in ((whole[:5], "is cut short or damaged (5 bytes)"), (b"", "is cut short or damaged (0 bytes)"),
                              (whole[:8] + b"#" + whole[9:], "is damaged, its header cannot be read"),
-                             (b"\x02" + bytes(7) + b"{}", "the weights lack"),
+                             (b"\x02" + bytes(7) + b"{}", "asks for 3 layers and the weights have 0"),
                              (b"\xff" * 50, "is cut short or damaged (50 bytes)"),
                              (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "run `git lfs pull` in that folder")):
         weights.write_bytes(broken)
@@ -227,14 +229,74 @@ def test_weights_of_another_shape_are_refused(folder: Path) -> None:
         "belong to two models, download both again")
 
 
+def stored(entry: object) -> bytes:
+    """A file of 4 bytes of weights, and what its header says of them."""
+    header = json.dumps({"w": entry}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(4)
+
+
+SHAPES: tuple[object, ...] = ([True], [1.0], ["1"], [-1], [2], [[1]], {"0": 1}, None, 1, [10**30])
+OFFSETS: tuple[object, ...] = ([4, 0], [0, True], [0], [0, 4, 4], ["0", "4"], [-4, 4], None)
+NO_TENSORS: list[object] = [
+    *({"dtype": "F32", "shape": shape, "data_offsets": [0, 4]} for shape in SHAPES),
+    *({"dtype": "F32", "shape": [1], "data_offsets": offsets} for offsets in OFFSETS),
+    {"dtype": 32, "shape": [1], "data_offsets": [0, 4]}, {"dtype": "F32"}, [], None, 7]
+
+
+@pytest.mark.parametrize("entry", NO_TENSORS, ids=str)
+def test_a_header_that_describes_no_tensor_is_refused(folder: Path, entry: object) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(stored(entry))
+    assert refusal(folder) == f"{weights} is damaged, its header cannot be read: delete it and download it again"
+
+
+def test_a_header_nested_without_end_is_refused(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    header = b'{"w": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    weights.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert refusal(folder) == f"{weights} is damaged, its header cannot be read: delete it and download it again"
+    (folder / "model.safetensors.index.json").write_bytes(header)
+    assert "is not a readable index of the weight files beside it" in refusal(folder)
+
+
+def test_a_header_larger_than_any_is_not_read(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    with weights.open("wb") as file:
+        file.write((200_000_000).to_bytes(8, "little"))
+        file.truncate(300_000_000)  # a hole: it takes no room
+    assert refusal(folder) == f"{weights} is cut short or damaged (300000000 bytes): delete it and download it again"
+
+
 def test_weights_that_lack_what_the_config_asks_for_are_refused(folder: Path) -> None:
-    edit(folder / "config.json", num_hidden_layers=4)
-    assert "the weights lack model.layers.3." in refusal(folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "the weights lack model.layers.1.mlp.up_proj.weight of what the config asks for" in refusal(folder)
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{broken")
     assert f"the tokenizer in {folder} cannot be read" in refusal(folder)
+
+
+def test_a_tokenizer_that_the_library_gives_up_on_is_named(folder: Path) -> None:
+    """It gives up on this one with an exception that is no `Exception`."""
+    letter_tokenizer().save_pretrained(folder)
+    edit(folder / "tokenizer.json", post_processor={"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+                                                    "single": [{"SpecialToken": {"id": "<gone>", "type_id": 0}}]})
+    with pytest.raises(ModelError, match="cannot read a text of 5 characters"):
+        token_ids(load_model(str(folder), "cpu").tokenizer, "hello")
+
+
+def test_a_tokenizer_class_that_is_no_tokenizer_is_refused(folder: Path) -> None:
+    letter_tokenizer().save_pretrained(folder)
+    edit(folder / "tokenizer_config.json", tokenizer_class="LlamaConfig")
+    assert f"the tokenizer in {folder} cannot be read" in refusal(folder)
+
+
+def test_a_name_that_can_be_no_folder_is_refused(tmp_path: Path) -> None:
+    assert "can be no folder (File name too long); check the path, or give a Hub id" in refusal("a" * 5000)
+    assert "can be no folder (Could not determine home directory" in refusal("~nobody-has-this-name/model")
 
 
 def test_devices_and_dtypes_that_do_not_exist_are_refused(saved: Path) -> None:

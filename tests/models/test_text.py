@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from helpers.letters import CHAT, letter_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from skipsearch.errors import ModelError
+from skipsearch.models import text
 from skipsearch.models.hub import DEMO_FOLDER
+from skipsearch.models.rendering import Renderer
+from skipsearch.models.telling import no_panic
 from skipsearch.models.text import as_request, chat_template, token_ids
 
 BASE, TALKING = letter_tokenizer(), letter_tokenizer(CHAT)
@@ -64,3 +71,73 @@ def test_a_template_that_refuses_a_request_is_one_sentence() -> None:
     assert "cannot take a single request (first a system turn, please): mend it, or remove it" in str(caught.value)
     with pytest.raises(ModelError, match="cannot take a single request"):
         as_request(letter_tokenizer("{% if %}"), "hello")
+
+
+def with_pattern(pattern: str) -> PreTrainedTokenizerFast:
+    raw = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", name_or_path="org/name")
+
+
+def test_a_pattern_that_backtracks_without_end_is_one_sentence() -> None:
+    """The library of the tokenizers gives up on it with an exception that is no `Exception`."""
+    tokenizer = with_pattern("(a+)+b")
+    assert token_ids(tokenizer, "a") == [1]
+    with pytest.raises(ModelError) as caught:
+        token_ids(tokenizer, "a" * 60)
+    assert str(caught.value) == (
+        "the tokenizer in org/name cannot read a text of 60 characters (Onig: Regex search error: retry-limit-in-match over): take the "
+        "tokenizer.json of the original model, or leave that text out")
+
+
+def test_ctrl_c_is_no_panic() -> None:
+    with pytest.raises(KeyboardInterrupt), no_panic():
+        raise KeyboardInterrupt
+
+
+def test_templates_are_rendered_by_a_process_of_their_own_as_transformers_would() -> None:
+    template = ("{{ bos_token }}{%- for m in messages %}{{ m['role'] | upper }} {{ m['content'] | trim }}\n{% endfor %}"
+                "{%- if add_generation_prompt %}{{ namespace(x='é🙂').x }}{% endif %}")
+    tokenizer = letter_tokenizer(template)
+    asked = [{"role": "user", "content": " two\nplus "}]
+    assert as_request(tokenizer, " two\nplus ") == tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+
+
+def test_a_template_that_never_ends_is_stopped_and_the_next_one_works() -> None:
+    child = Renderer(seconds=1)
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(TimeoutError, match="takes more than 1 seconds for one request"):
+        child.render(endless, {}, "hello")
+    child.seconds = 60
+    assert child.render("{{ messages[0].content }}", {}, "hello") == "hello"
+
+
+def test_a_template_that_had_to_be_stopped_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(Renderer):
+        def render(self, *_: object) -> str:
+            raise TimeoutError("takes more than 5 seconds for one request, or more memory than there is")
+
+    monkeypatch.setattr(text, "renderer", Stopped)
+    with pytest.raises(ModelError) as caught:
+        as_request(letter_tokenizer(CHAT), "hello")
+    assert str(caught.value).endswith("takes more than 5 seconds for one request, or more memory than there is, and was stopped: mend it, "
+                                      "or remove it to give the model its prompts as they are")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not limit memory")
+def test_a_template_that_fills_the_memory_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"cannot take a single request \(MemoryError\)|more memory than there is"):
+        as_request(letter_tokenizer("{{ 'a' * 3000000000 }}"), "hello")
+
+
+def test_a_template_that_recurses_without_end_is_refused() -> None:
+    with pytest.raises(ModelError, match="cannot take a single request"):
+        as_request(letter_tokenizer("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"), "hello")
+
+
+def test_several_templates_without_a_default_or_one_that_is_no_text_are_refused() -> None:
+    several = letter_tokenizer({"a": CHAT, "b": CHAT})  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="leave open which one is meant"):
+        chat_template(several)
+    with pytest.raises(ModelError, match="is a list: write it as text, or remove it"):
+        chat_template(letter_tokenizer([1]))  # type: ignore[arg-type]
