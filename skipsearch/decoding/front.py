@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from skipsearch.decoding.arguments import check_model, wrong_profile
 from skipsearch.decoding.decoder import Chunk, DecodeLoop, Generation, checked_prompt
 from skipsearch.decoding.sampling import Sampling, is_whole
 from skipsearch.decoding.stopping import Stopper
@@ -30,6 +31,7 @@ class Decoder:
 
     def __init__(self, model: ModelAdapter, profile: Profile | SkipMask | None = None, *, draft_length: int | None = None,
                  exit_policy: ExitPolicy | None = None, exact: bool = False):
+        check_model(model)
         self.model = model
         self.warnings: list[str] = []
         mask: SkipMask | None
@@ -40,8 +42,10 @@ class Decoder:
             mask = profile.mask if profile.verdict != "plain" else None
             draft_length = draft_length if draft_length is not None else profile.draft_length
             exit_policy = exit_policy or make_exit(**profile.exit.model_dump())
-        else:
+        elif profile is None or isinstance(profile, SkipMask):
             mask = profile
+        else:
+            raise wrong_profile(profile)
         if mask is None:
             self.loop = DecodeLoop(model, exact=exact)
             return
@@ -50,7 +54,7 @@ class Decoder:
                             "tune one for this model")
         draft_length = DEFAULT_DRAFT_LENGTH if draft_length is None else draft_length
         if not is_whole(draft_length) or draft_length < 1:
-            raise DecodeError(f"draft_length is {draft_length}; a round drafts a whole number of tokens, at least 1 "
+            raise DecodeError(f"draft_length is {draft_length!r}; a round drafts a whole number of tokens, at least 1 "
                               "(no profile at all is plain decoding)")
         self.loop = DecodeLoop(model, SkipDrafter(mask, exit_policy or make_exit("adaptive")), int(draft_length), exact)
 
@@ -60,10 +64,9 @@ class Decoder:
         """As `generate`, a chunk a round. Raises: DecodeError before the first chunk."""
         ids, room = checked_prompt(input_ids, self.model, max_new_tokens)
         if not is_whole(seed) or not -2**63 <= seed < 2**64:
-            raise DecodeError(f"seed is {seed}; a seed is a whole number of at most 64 bits")
-        stops = [stop] if isinstance(stop, str) else list(stop or ())
+            raise DecodeError(f"seed is {seed!r}; a seed is a whole number of at most 64 bits")
         eos = () if ignore_eos else self.model.spec.eos_token_ids
-        stopper = Stopper(room, eos, stops, self.model.tokenizer, end_on_repeat)
+        stopper = Stopper(room, eos, stop, self.model.tokenizer, end_on_repeat)
         return self.loop.stream(ids, Sampling(temperature, top_p, top_k), stopper, int(seed))
 
     def generate(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
