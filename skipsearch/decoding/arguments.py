@@ -33,6 +33,8 @@ def wrong_profile(profile: Any) -> ProfileError:
     if isinstance(profile, str | Path):
         return ProfileError(f"the profile is given as the text {shown(str(profile))}: load it first with "
                             "skipsearch.load_profile(path)")
+    if type(profile).__name__ == "GenerationConfig":   # where `model.generate` takes it by position
+        return ProfileError("the profile is a GenerationConfig: pass it as generation_config=…")
     return ProfileError(f"the profile is a {type(profile).__name__}, {shown(profile)}; give what skipsearch.load_profile returns, "
                         "a SkipMask, or None for plain decoding")
 

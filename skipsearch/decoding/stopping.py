@@ -48,11 +48,11 @@ class TextStream:
         return self.tokenizer.decode(self.tokens[start:], skip_special_tokens=True)
 
 
-def stop_strings(stop: Any) -> list[str]:
-    """What a request's `stop` names: one string, several or none. Raises: DecodeError."""
+def stop_strings(stop: Any, name: str = "stop") -> list[str]:
+    """What a request's `stop`, or another setting of that kind, names: one string, several or none. Raises: DecodeError."""
     strings = [stop] if isinstance(stop, str) else [] if stop is None else list(stop) if isinstance(stop, list | tuple | set) else None
     if strings is None or not all(isinstance(s, str) for s in strings):
-        raise DecodeError(f"stop is {shown(stop)}; give a string or a list of strings (a token id to stop at is an eos id)")
+        raise DecodeError(f"{name} is {shown(stop)}; give a string or a list of strings (a token id to stop at is an eos id)")
     if not all(strings):
         raise DecodeError("a stop string is empty; it would end every generation at once: leave it out")
     return strings
