@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from skipsearch.decoding.arguments import check_model, wrong_profile
 from skipsearch.decoding.loop import Chunk, DecodeLoop, Generation, checked_prompt
 from skipsearch.decoding.sampling import Sampling, is_whole
 from skipsearch.decoding.stopping import Stopper
@@ -33,6 +34,7 @@ class Decoder:
 
     def __init__(self, model: ModelAdapter, profile: Profile | Recipe | SkipMask | None = None, *, draft_length: int | None = None,
                  exit_policy: Exit | None = None, exact: bool = False):
+        check_model(model)
         self.model = model
         self.warnings: list[str] = []
         if isinstance(profile, SkipMask):
@@ -44,6 +46,8 @@ class Decoder:
 
             self.warnings = check_profile(profile, model)
             profile = profile.recipe
+        if profile is not None and not isinstance(profile, Recipe):
+            raise wrong_profile(profile)
         self.recipe = profile or Recipe()
         self.loop = DecodeLoop(model, self.recipe, exact)
 
@@ -53,10 +57,9 @@ class Decoder:
         """As `generate`, a chunk a round. Raises: DecodeError before the first chunk."""
         ids, room = checked_prompt(input_ids, self.model, max_new_tokens)
         if not is_whole(seed) or not -2**63 <= seed < 2**64:
-            raise DecodeError(f"seed is {seed}; a seed is a whole number of at most 64 bits")
-        stops = [stop] if isinstance(stop, str) else list(stop or ())
+            raise DecodeError(f"seed is {seed!r}; a seed is a whole number of at most 64 bits")
         eos = () if ignore_eos else self.model.spec.eos_token_ids
-        stopper = Stopper(room, eos, stops, self.model.tokenizer, end_on_repeat)
+        stopper = Stopper(room, eos, stop, self.model.tokenizer, end_on_repeat)
         return self.loop.stream(ids, Sampling(temperature, top_p, top_k), stopper, int(seed))
 
     def generate(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
@@ -82,6 +85,6 @@ def _recipe_of(mask: SkipMask, model: ModelAdapter, draft_length: int, exit_poli
     if mask.n_layers != model.spec.n_layers:
         raise MaskError(f"the mask is for {mask.n_layers} layers and {model.spec.id} has {model.spec.n_layers}: tune one for this model")
     if not is_whole(draft_length) or not 1 <= draft_length <= MOST_DRAFTED:
-        raise DecodeError(f"draft_length is {draft_length}; a round drafts a whole number of tokens, 1 to {MOST_DRAFTED} "
+        raise DecodeError(f"draft_length is {draft_length!r}; a round drafts a whole number of tokens, 1 to {MOST_DRAFTED} "
                           "(no profile at all is plain decoding)")
     return Recipe((Skip.of(mask, int(draft_length), exit_policy or make_exit("adaptive")),))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import index
 from time import perf_counter
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from skipsearch.cache import KVCache, Planner
 from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
+from skipsearch.decoding.arguments import token_ids
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker, is_whole
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
@@ -186,15 +186,7 @@ class DecodeLoop:
 
 def checked_prompt(prompt: Sequence[int] | Tensor, model: ModelAdapter, max_new_tokens: int) -> tuple[list[int], int]:
     """(token ids, tokens that may be generated): a request that fits the model. Raises: DecodeError."""
-    if isinstance(prompt, Tensor):
-        if prompt.ndim == 2 and len(prompt) != 1:
-            raise DecodeError(f"input_ids holds {len(prompt)} sequences; one request is one sequence")
-        prompt = prompt.flatten().tolist()
-    try:
-        ids, spec = [index(t) for t in prompt], model.spec
-    except TypeError:
-        raise DecodeError(f"the prompt is {prompt!r:.80}; give the token ids of one sequence as whole numbers, in a list or "
-                          "tensor") from None
+    ids, spec = token_ids(prompt), model.spec
     if not ids:
         raise DecodeError("the prompt is empty: give at least one token to go on from")
     outside = next((t for t in ids if not 0 <= t < spec.vocab), None)
@@ -202,7 +194,7 @@ def checked_prompt(prompt: Sequence[int] | Tensor, model: ModelAdapter, max_new_
         raise DecodeError(f"token id {outside} is outside 0..{spec.vocab - 1}, the vocabulary of {spec.id}; "
                           "was it made by another tokenizer?")
     if not is_whole(max_new_tokens) or max_new_tokens < 1:
-        raise DecodeError(f"max_new_tokens is {max_new_tokens}; ask for at least 1 token")
+        raise DecodeError(f"max_new_tokens is {max_new_tokens!r}; ask for a whole number of tokens, at least 1")
     if spec.context is not None:
         if len(ids) >= spec.context:
             raise DecodeError(f"the prompt has {len(ids)} tokens and {spec.id} was made for {spec.context}, the answer included: "

@@ -6,6 +6,7 @@ The warping itself is transformers' own; it applies to p and q alike, and each i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan
 from numbers import Real
 from typing import Any
 
@@ -25,18 +26,23 @@ class Sampling:
     top_k: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature <= 100:
-            raise DecodeError(f"temperature is {self.temperature}; it lies in 0..100, and 0 is greedy decoding")
+        if not is_number(self.temperature) or not 0 <= self.temperature <= 100:
+            raise DecodeError(f"temperature is {self.temperature!r}; it is a number that lies in 0..100, and 0 is greedy decoding")
         if 0 < self.temperature < 1e-6:
             raise DecodeError(f"temperature is {self.temperature}; under 0.000001 logits overflow, and 0 is greedy decoding")
-        if not 0 < self.top_p <= 1:
-            raise DecodeError(f"top_p is {self.top_p}; it lies in (0, 1], and 1 turns it off")
+        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
+            raise DecodeError(f"top_p is {self.top_p!r}; it is a number that lies in (0, 1], and 1 turns it off")
         if not is_whole(self.top_k) or self.top_k < 0:
-            raise DecodeError(f"top_k is {self.top_k}; it is a whole number of tokens, and 0 turns it off")
+            raise DecodeError(f"top_k is {self.top_k!r}; it is a whole number of tokens, and 0 turns it off")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+def is_number(value: Any) -> bool:
+    """Whether it measures something: 0.5 and 1 do, True, NaN and "1" do not."""
+    return isinstance(value, Real) and not isinstance(value, bool) and not isnan(value)
 
 
 def is_whole(value: Any) -> bool:

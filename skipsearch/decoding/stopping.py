@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from skipsearch.decoding.arguments import shown
 from skipsearch.decoding.sampling import is_whole
 from skipsearch.errors import DecodeError
 from skipsearch.repeats import RepeatDetector
@@ -47,6 +48,16 @@ class TextStream:
         return self.tokenizer.decode(self.tokens[start:], skip_special_tokens=True)
 
 
+def stop_strings(stop: Any, name: str = "stop") -> list[str]:
+    """What a request's `stop`, or another setting of that kind, names: one string, several or none. Raises: DecodeError."""
+    strings = [stop] if isinstance(stop, str) else [] if stop is None else list(stop) if isinstance(stop, list | tuple | set) else None
+    if strings is None or not all(isinstance(s, str) for s in strings):
+        raise DecodeError(f"{name} is {shown(stop)}; give a string or a list of strings (a token id to stop at is an eos id)")
+    if not all(strings):
+        raise DecodeError("a stop string is empty; it would end every generation at once: leave it out")
+    return strings
+
+
 class Stopper:
     """Reasons, in the order they are looked at: "eos", "stop" (a stop string), "repeat" (an n-gram again), "length".
 
@@ -55,14 +66,13 @@ class Stopper:
     text: what is shown of the generation; None without a tokenizer.
     """
 
-    def __init__(self, max_new_tokens: int, eos: Sequence[int] = (), stop: Sequence[str] = (), tokenizer: Any = None,
+    def __init__(self, max_new_tokens: int, eos: Sequence[int] = (), stop: str | Sequence[str] | None = (), tokenizer: Any = None,
                  end_on_repeat: int | None = None):
+        stop = stop_strings(stop)
         if stop and tokenizer is None:
             raise DecodeError("stop strings need a tokenizer and this model has none: stop on token ids instead")
-        if any(not s for s in stop):
-            raise DecodeError("a stop string is empty; it would end every generation at once")
         if end_on_repeat is not None and (not is_whole(end_on_repeat) or end_on_repeat < 0):
-            raise DecodeError(f"end_on_repeat is {end_on_repeat}; it is the length of an n-gram, and 0 turns it off")
+            raise DecodeError(f"end_on_repeat is {end_on_repeat!r}; it is the length of an n-gram, and 0 turns it off")
         self.max_new_tokens, self.eos, self.n_tokens = max_new_tokens, frozenset(eos), 0
         self.repeats = RepeatDetector(int(end_on_repeat)) if end_on_repeat else None
         special = {t.content: i for i, t in getattr(tokenizer, "added_tokens_decoder", {}).items() if t.special}

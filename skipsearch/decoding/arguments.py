@@ -1,0 +1,67 @@
+"""Looks at what people hand to a decoder before anything is computed; one sentence for what is of the wrong kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import index
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skipsearch.errors import DecodeError, ModelError, ProfileError
+
+
+def shown(value: Any) -> str:
+    """A value on one line of at most 60 characters, for an error message."""
+    line = " ".join(repr(value).split())
+    return line if len(line) <= 60 else line[:57] + "..."
+
+
+def check_model(model: Any) -> None:
+    """Raises: ModelError for what is not a ModelAdapter."""
+    if hasattr(model, "spec"):
+        return
+    if hasattr(model, "generation_config"):
+        raise ModelError(f"the model is a {type(model).__name__} of transformers: give skipsearch.adapt(model, tokenizer)")
+    raise ModelError(f"the model is {shown(model)}; give what skipsearch.load_model or skipsearch.adapt returns")
+
+
+def wrong_profile(profile: Any) -> ProfileError:
+    """What to say of a profile that is none."""
+    if isinstance(profile, str | Path):
+        return ProfileError(f"the profile is given as the text {shown(str(profile))}: load it first with "
+                            "skipsearch.load_profile(path)")
+    if type(profile).__name__ == "GenerationConfig":   # where `model.generate` takes it by position
+        return ProfileError("the profile is a GenerationConfig: pass it as generation_config=…")
+    return ProfileError(f"the profile is a {type(profile).__name__}, {shown(profile)}; give what skipsearch.load_profile returns, "
+                        "a Recipe, a SkipMask, or None for plain decoding")
+
+
+def token_ids(prompt: Any) -> list[int]:
+    """The ids of one sequence, given as a list, a tuple, an array or a tensor [T] or [1, T]. Raises: DecodeError."""
+    if isinstance(prompt, Mapping) or hasattr(prompt, "input_ids"):   # a BatchEncoding is a Mapping too
+        raise DecodeError(f"the prompt is a {type(prompt).__name__}, not token ids: give its input_ids")
+    if isinstance(prompt, str | bytes):
+        raise DecodeError(f"the prompt is the text {shown(prompt)}; give its token ids as whole numbers: tokenizer(text).input_ids")
+    if isinstance(prompt, Tensor):
+        if prompt.ndim not in (1, 2):
+            raise DecodeError(f"input_ids has shape {tuple(prompt.shape)}; one request is one sequence, [T] or [1, T]")
+        if prompt.ndim == 2 and len(prompt) != 1:
+            raise DecodeError(f"input_ids holds {len(prompt)} sequences; one request is one sequence")
+        if prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool:
+            raise DecodeError(f"input_ids is a tensor of {prompt.dtype}; token ids are whole numbers: make it one with .long()")
+        return [int(t) for t in prompt.flatten().tolist()]
+    try:
+        return [_token(t) for t in prompt]
+    except TypeError:
+        raise DecodeError(f"the prompt is {shown(prompt)}; give the token ids of one sequence as whole numbers, in a list or "
+                          "tensor") from None
+
+
+def _token(value: Any) -> int:
+    """Raises: TypeError for what is no whole number, True among it."""
+    if isinstance(value, bool):
+        raise TypeError
+    return index(value)

@@ -1,0 +1,141 @@
+"""Everything that `model.generate` takes, and what becomes of it here: carried out, without effect, or refused by name.
+
+Each name stands in exactly one table. A name in none of them is refused, so that nothing is ever ignored that would change tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+from skipsearch.decoding.arguments import shown
+from skipsearch.decoding.sampling import Sampling, is_number, is_whole
+from skipsearch.errors import DecodeError
+from skipsearch.names import unknown
+
+CARRIED_OUT = frozenset({
+    "max_new_tokens", "max_length", "do_sample", "temperature", "top_k", "top_p", "eos_token_id", "stop_strings", "max_time",
+    "return_dict_in_generate", "pad_token_id", "bos_token_id", "generation_config", "stopping_criteria", "streamer", "tokenizer",
+    "inputs", "input_ids", "attention_mask", "token_type_ids"})
+
+NO_EFFECT = frozenset({
+    "early_stopping", "length_penalty",                                                # of beams
+    "max_cache_len", "compile_config", "disable_compile", "transformers_version",      # of static caches, of how passes run
+    "decoder_start_token_id",                                                          # of encoder-decoders
+    "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind",
+    "target_lookbehind", "max_matching_ngram_size",                                    # of assistants, which are refused
+    "renormalize_logits",                                                              # moves neither the largest logit nor softmax
+    "trust_remote_code"})                                                              # of custom_generate, which is refused
+
+# Values that ask for nothing. Any other value is refused.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "min_length": (None, 0), "min_new_tokens": (None, 0), "num_beams": (None, 1), "num_beam_groups": (None, 1),
+    "num_return_sequences": (None, 1), "diversity_penalty": (None, 0.0), "constraints": (None,), "force_words_ids": (None,),
+    "use_mtp": (None, False), "use_cache": (None, True), "cache_implementation": (None, "dynamic", "hybrid"), "cache_config": (None, {}),
+    "repetition_penalty": (None, 1.0), "encoder_repetition_penalty": (None, 1.0), "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0), "bad_words_ids": (None,), "forced_bos_token_id": (None,), "forced_eos_token_id": (None,),
+    "remove_invalid_values": (None, False), "exponential_decay_length_penalty": (None,), "suppress_tokens": (None, []),
+    "begin_suppress_tokens": (None, []), "sequence_bias": (None,), "token_healing": (None, False), "guidance_scale": (None, 1.0),
+    "watermarking_config": (None,), "output_attentions": (None, False), "output_hidden_states": (None, False),
+    "output_scores": (None, False), "output_logits": (None, False), "is_assistant": (None, False), "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,), "assistant_ensemble_weight": (None,), "speculation_type": (None,),
+    "continuous_batching_config": (None,), "low_memory": (None, False), "penalty_alpha": (None, 0.0), "dola_layers": (None,),
+    "prefill_chunk_size": (None,), "logits_processor": (None, []), "prefix_allowed_tokens_fn": (None,), "synced_gpus": (None, False),
+    "assistant_model": (None,), "assistant_tokenizer": (None,), "negative_prompt_ids": (None,),
+    "negative_prompt_attention_mask": (None,), "custom_generate": (None,), "position_ids": (None,), "inputs_embeds": (None,),
+    "past_key_values": (None,)}
+
+# As NEUTRAL where tokens are sampled; greedy decoding does not look at them, here as in transformers.
+NEUTRAL_IF_SAMPLED: dict[str, tuple[Any, ...]] = {
+    "min_p": (None,), "top_h": (None,), "typical_p": (None, 1.0), "epsilon_cutoff": (None, 0.0), "eta_cutoff": (None, 0.0)}
+
+DRAFTERS = {"assistant_model", "assistant_tokenizer", "assistant_early_exit", "prompt_lookup_num_tokens", "use_mtp", "speculation_type"}
+DECIDED = CARRIED_OUT | NO_EFFECT | NEUTRAL.keys() | NEUTRAL_IF_SAMPLED.keys()
+DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}   # of transformers, where every config is silent
+NEW_TOKENS = 20
+
+
+def read_settings(model: Any, generation_config: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call asks for: its keywords, over its generation_config, over the model's own, over transformers' defaults.
+
+    As in transformers, a keyword that is None overrides, and a config's entry that is None does not.
+    Raises: DecodeError for what this decoder does not know, or does not carry out.
+    """
+    from transformers import GenerationConfig
+
+    if generation_config is not None and not isinstance(generation_config, GenerationConfig):
+        raise DecodeError(f"generation_config is a {type(generation_config).__name__}, {shown(generation_config)}; give a "
+                          "transformers.GenerationConfig, or pass its entries as keywords")
+    fields, inputs = vars(GenerationConfig()).keys(), signature(model.forward).parameters.keys()
+    own = _entries(getattr(model, "generation_config", None))
+    given = _entries(generation_config)
+    for kind, names, known in (("setting", keywords.keys(), DECIDED | fields | inputs),
+                               ("entry of a generation config", given.keys(), fields | own.keys())):
+        wrong = next((name for name in names if name not in known), None)
+        if wrong is not None:
+            raise DecodeError(unknown(kind, wrong, CARRIED_OUT | {"profile", "seed"}))
+    # transformers carries a model's own entries along that it does not know, and reads none of them.
+    configured = {name: value for name, value in {**own, **given}.items() if name in fields}
+    settings = {**DEFAULTS, **configured, **keywords}
+    for name in ("do_sample", "return_dict_in_generate"):
+        if not isinstance(settings.get(name), bool | None):
+            raise DecodeError(f"{name} is {shown(settings[name])}; it is True or False")
+    neutral = {**NEUTRAL, **(NEUTRAL_IF_SAMPLED if settings.get("do_sample") else {})}
+    for name, value in settings.items():
+        if name in neutral or name not in DECIDED:
+            _refuse_unless_neutral(name, value, neutral.get(name, (None,)))
+    return settings
+
+
+def read_sampling(settings: Mapping[str, Any]) -> Sampling:
+    """Raises: DecodeError for a value that is no such number, sampled or not, and for one out of range if it is sampled."""
+    temperature, top_k, top_p = (settings.get(name) for name in ("temperature", "top_k", "top_p"))
+    for name, value, right in (("temperature", temperature, is_number), ("top_p", top_p, is_number), ("top_k", top_k, is_whole)):
+        if value is not None and not right(value):
+            raise DecodeError(f"{name} is {shown(value)}; it is a {'whole ' if right is is_whole else ''}number")
+    if not settings.get("do_sample"):
+        return Sampling()
+    if temperature == 0:
+        raise DecodeError(f"temperature is {temperature} and do_sample is True; for greedy decoding pass do_sample=False")
+    return Sampling(1.0 if temperature is None else temperature, 1.0 if top_p is None else top_p, 0 if top_k is None else top_k)
+
+
+def read_new_tokens(settings: Mapping[str, Any], prompt: int, longest: int | None) -> int:
+    """How many tokens may follow a prompt of this many, padding included, as transformers computes it.
+
+    longest: the config's max_position_embeddings, which bounds transformers' default alone.
+    """
+    new, total = settings.get("max_new_tokens"), settings.get("max_length")
+    for name, value in (("max_new_tokens", new), ("max_length", total)):
+        if value is not None and (not is_whole(value) or value < 1):
+            raise DecodeError(f"{name} is {shown(value)}; it is a whole number of tokens, at least 1")
+    if new is not None:
+        return int(new)
+    if total is None:
+        total = prompt + NEW_TOKENS if longest is None else min(prompt + NEW_TOKENS, longest)
+    if total <= prompt:
+        raise DecodeError(f"the prompt has {prompt} tokens and max_length is {total}, the prompt included: raise it, or give "
+                          "max_new_tokens")
+    return int(total) - prompt
+
+
+def _entries(config: Any) -> dict[str, Any]:
+    """What a generation config says; what begins with an underscore is about the object itself."""
+    entries = {} if config is None else config.to_dict()
+    return {name: value for name, value in entries.items() if value is not None and not name.startswith("_")}
+
+
+def _refuse_unless_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
+    if value is None or any(_same(value, n) for n in neutral):
+        return
+    way_out = "leave it out, for the profile says how to draft" if name in DRAFTERS else "leave it out, or call model.generate"
+    raise DecodeError(f"{name} is {shown(value)}, which this decoder does not carry out: {way_out}")
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equal and of one kind: True is not 1 here, and a tensor equals nothing."""
+    if isinstance(neutral, bool) or isinstance(value, bool):
+        return value is neutral
+    kind = (int, float) if isinstance(neutral, int | float) else type(neutral)
+    return isinstance(value, kind) and bool(value == neutral)
