@@ -47,7 +47,7 @@ def main() -> None:
     prompts = workload(model, task, task.calibration).prompts
     thirds = tuple(range(model.spec.n_layers // 3, model.spec.n_layers, 3))
     mask, policy = SkipMask(model.spec.n_layers, thirds, thirds), DraftPolicy(args.draft_length)
-    ways = [Way(exact, drafts, Decoder(model, mask, draft_length=policy.draft_length, exit_policy=policy.make(), exact=exact) if drafts
+    ways = [Way(exact, drafts, Decoder(model, mask, draft_length=policy.draft_length, exit_policy=policy.exit, exact=exact) if drafts
                 else Decoder(model, exact=exact)) for exact in (True, False) for drafts in (False, True)]
     differing = {True: 0, False: 0}  # prompts whose tokens drafts changed, with and without `exact`
     for i, prompt in enumerate(prompts):

@@ -20,6 +20,7 @@ from time import perf_counter
 import numpy as np
 from scipy.stats import spearmanr
 
+from skipsearch.costs import Costs
 from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import Sampling
 from skipsearch.engine import load_model
@@ -39,7 +40,6 @@ from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.search import Search
 from skipsearch.searchers import SearchProblem
-from skipsearch.costs import Costs
 from skipsearch.stats import DecodeStats
 from skipsearch.tasks import load_task
 
@@ -107,9 +107,9 @@ def compared(model: ModelAdapter, prompts: Workload, costs: Costs, replay: Repla
     alpha = float(np.concatenate([r.agrees for r in replayed]).mean())
     lines = []
     for policy, stats in zip(POLICIES, real, strict=True):
-        walked = walk(drafts, policy.make(), policy.draft_length)
+        walked = walk(drafts, policy.exit, policy.draft_length)
         differing = tuple((name, a, b) for name in COUNTS if (a := getattr(walked, name)) != (b := getattr(stats, name)))
-        predicted = simulate(lay_out(replayed), mask, policy.make(), policy.draft_length, costs)
+        predicted = simulate(lay_out(replayed), mask, policy.exit, policy.draft_length, costs)
         lines.append(Line(mask, kind, policy, stats, plain.seconds_per_token, differing, alpha, predicted.stats.alpha or 0.0,
                           predicted.seconds_per_token, costs.verify[0]))
     return lines, took

@@ -80,6 +80,12 @@ class DrafterStats:
         self.rejecting_rounds += rejected
         self.copied += copied
 
+    @property
+    def alpha(self) -> float | None:
+        """accepted / (accepted + rounds that ended in a rejection); None if it drafted nothing."""
+        judged = self.accepted + self.rejecting_rounds
+        return self.accepted / judged if judged else None
+
     def __add__(self, other: DrafterStats) -> DrafterStats:
         return DrafterStats(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 

@@ -3,14 +3,15 @@
     prepare   calibration text is continued by the full model; the latency table is measured
     search    ask, judge, tell, until budget, trials or ideas run out (`search.py`)
     refine    the best few are given every draft policy
-    race      the best of these, under real decoding on calibration prompts, interleaved with plain decoding
-    confirm   the winner alone, on hold-out prompts that no step before has seen; "no skipping" wins unless it is beaten there
+    race      the best recipe of each shape (lookup, skip, lookup before skip), under real decoding on calibration prompts, interleaved
+              with plain decoding
+    confirm   the winner alone, on hold-out prompts that no step before has seen; plain decoding wins unless it is beaten there
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -21,10 +22,9 @@ from skipsearch.costs import Costs
 from skipsearch.decoding import Decoder
 from skipsearch.errors import SearchError
 from skipsearch.evaluation.evidence import gather
-from skipsearch.evaluation.objectives import MAX_DRAFT, Objective, ReplayObjective, WallObjective, alone
+from skipsearch.evaluation.objectives import MAX_DRAFT, SHAPES, Found, Objective, ReplayObjective, WallObjective
 from skipsearch.evaluation.prompts import Workload, template_sha256, workload
 from skipsearch.evaluation.replay import Replay
-from skipsearch.evaluation.sweep import every
 from skipsearch.evaluation.table import latency_table, main_context
 from skipsearch.evaluation.wall import knock_out, race
 from skipsearch.ledger import Ledger
@@ -34,13 +34,14 @@ from skipsearch.names import unknown
 from skipsearch.profile import Profile
 from skipsearch.recipe import Recipe
 from skipsearch.search import Listener, Noted, Progress, Raced, Search, Stage
-from skipsearch.searchers import Evidence, SearchProblem, searcher_names
+from skipsearch.searchers import SearchProblem, searcher_names
+from skipsearch.stats import Trial
 from skipsearch.tasks import Task, load_task
 
 DEFAULT_SEARCHER = "auto"
 DEFAULT_TRIALS = 200     # masks: on any model a small multiple of the time that its calibration prompts took
 WALL_PROMPTS = 6         # of one evaluation under the wall objective
-REFINED, FINALISTS = 8, 4   # masks that are given every policy, and of these the ones that are raced
+REFINED, FINALISTS = 8, 4   # masks that are given every setting; recipes that are raced
 RACE_PROMPTS = (5, 11)      # of the first round with all finalists, of the second with the faster half
 HOLDOUT_REPEATS = 2
 
@@ -66,9 +67,10 @@ def seconds(budget: str | float | None) -> float | None:
 
 def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER, budget: str | float | None = None,
          trials: int | None = None, objective: str = "replay", seed: int = 0, study: str | Path | None = None, resume: bool = False,
-         whole_layers: bool = False, listen: Listener = lambda event: None, fresh_table: bool = False) -> Profile:
-    """Search a mask and a draft policy for `model` on `task`, and measure them here.
+         whole_layers: bool = False, listen: Listener = lambda event: None, fresh_table: bool = False, drafters: str = "auto") -> Profile:
+    """Search the fastest recipe for `model` on `task`, and measure it here.
 
+    drafters: which a recipe may have: "lookup", "skip", "lookup,skip" (in this order), or "auto", which weighs all of them.
     budget: of the search itself (the race and the confirmation come on top); trials: masks judged. The first to run out ends the
     search; with neither, 200 masks. study: a journal file or storage URL that keeps every judged mask; None keeps nothing.
     listen: told of progress. fresh_table: measure the latency table also where a kept one would do.
@@ -83,26 +85,34 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     if seed < 0:
         raise SearchError(f"seed is {seed}; a seed is a whole number from 0 up")
     check_searcher(searcher)
+    check_drafters(drafters)
     compiler.check_identifiable(model.spec)
     started = perf_counter()
     task = load_task(task) if isinstance(task, str) else task
     check_task(task)
     calibration = workload(model, task, task.calibration)  # before a study is begun that such a model could not go on with
-    ledger = Ledger(study, identity(model, task, objective, whole_layers), resume) if study is not None else None
+    ledger = Ledger(study, identity(model, task, objective, whole_layers, drafters), resume) if study is not None else None
     told = ledger.trials() if ledger else []
 
     listen(Stage("continuing the calibration prompts with the full model"))
-    evidence, by_replay = prepare(model, calibration, listen, fresh_table)
-    problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed, whole_layers=whole_layers)
-    judge: Objective = by_replay
-    if objective == "wall":
-        judge = WallObjective(model, calibration.first(WALL_PROMPTS), by_replay, by_replay.costs.verify[0])
-
-    listen(Stage(f"searching masks with {searcher} ({objective} objective)"))
-    search = Search(problem, judge, ledger, told, listen, perf_counter(), limit, trials)
-    search.run(searcher)
-    listen(Stage("racing the best masks under real decoding"))
-    winner, raced = run_off(model, calibration, finalists(search, by_replay), seed, listen)
+    by_replay = prepare(model, calibration, listen, fresh_table, SHAPES[drafters])
+    found: list[Trial] = []
+    judged = 0
+    if "skip" in drafters or drafters == "auto":
+        listen(Stage("ranking sub-layers by what skipping each alone costs"))
+        evidence = gather(by_replay.replay, by_replay.costs, lambda done, total: listen(Progress(done, total)))
+        problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed, whole_layers=whole_layers)
+        judge: Objective = by_replay
+        if objective == "wall":
+            judge = WallObjective(model, calibration.first(WALL_PROMPTS), by_replay, by_replay.costs.verify[0])
+        listen(Stage(f"searching masks with {searcher} ({objective} objective)"))
+        search = Search(problem, judge, ledger, told, listen, perf_counter(), limit, trials)
+        search.run(searcher)
+        found, judged = search.finalists(REFINED if objective == "replay" else FINALISTS), len(search.seen)
+    elif ledger:
+        ledger.close()
+    listen(Stage("racing the best recipes under real decoding"))
+    winner, raced = run_off(model, calibration, finalists(found, by_replay), seed, listen)
     searched = perf_counter() - started
 
     listen(Stage("measuring the winner on hold-out prompts"))
@@ -116,7 +126,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
         if (mask := winner.recipe.mask(model.spec.n_layers)) is not None:
             ledger.note("surface", {"policies": by_replay.surface(mask)})
     return compiler.compile_profile(model, task, holdout, winner.recipe, plain, ours,
-                                    provenance=compiler.provenance(searcher, objective, seed, len(search.seen), searched))
+                                    provenance=compiler.provenance(searcher, objective, seed, judged, searched))
 
 
 def check_searcher(name: str) -> None:
@@ -131,6 +141,12 @@ def check_objective(name: str) -> None:
         raise SearchError(f"there is no objective {name!r}; use replay or wall")
 
 
+def check_drafters(name: str) -> None:
+    """Raises: SearchError."""
+    if name not in SHAPES:
+        raise SearchError(unknown("choice of drafters", name, SHAPES))
+
+
 def check_task(task: Task) -> None:
     """A task that no draft can be measured on. Raises: SearchError."""
     if task.max_new_tokens < 3:  # the prefill's own, and a round of two: a round that may emit one token drafts none
@@ -140,7 +156,7 @@ def check_task(task: Task) -> None:
                           "it needs some of both")
 
 
-def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool) -> dict[str, Any]:
+def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool, drafters: str = "auto") -> dict[str, Any]:
     """What must be equal for the trials of two processes to be comparable."""
     machine, spec = this_machine(model.spec.device), model.spec
     return {"model": spec.id, "n_layers": spec.n_layers, "config_sha256": spec.config_sha256, "weights_sha256": spec.weights_sha256,
@@ -149,20 +165,19 @@ def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool
             "chat_template_sha256": template_sha256(task, model.tokenizer),
             "generation": {"max_new_tokens": task.max_new_tokens, "max_prompt_tokens": task.max_prompt_tokens,
                            "end_on_repeat": task.end_on_repeat, "sampling": task.sampling.model_dump()},
-            "objective": objective, "whole_layers": whole_layers, "software": software()}
+            "objective": objective, "whole_layers": whole_layers, "drafters": drafters, "software": software()}
 
 
-def prepare(model: ModelAdapter, calibration: Workload, listen: Listener, fresh_table: bool = False) -> tuple[Evidence, ReplayObjective]:
-    """Continuations, latency table, and what searchers are given to rank sub-layers by."""
+def prepare(model: ModelAdapter, calibration: Workload, listen: Listener, fresh_table: bool = False,
+            shapes: Sequence[str] = ("skip",)) -> ReplayObjective:
+    """Continuations and latency table: what any recipe is judged by."""
     def progress(done: int, total: int) -> None:
         listen(Progress(done, total))
 
     replay = Replay(model, calibration.prompts, calibration.max_new_tokens, calibration.end_on_repeat, progress, calibration.sampling)
     listen(Stage("measuring the latency table"))
     costs = table_costs(model, replay.contexts(), progress, listen, fresh_table)
-    listen(Stage("ranking sub-layers by what skipping each alone costs"))
-    evidence = gather(replay, costs, progress)
-    return evidence, ReplayObjective(replay, costs)
+    return ReplayObjective(replay, costs, shapes)
 
 
 def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[int, int], None], listen: Listener,
@@ -176,14 +191,20 @@ def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[in
     return table.at(main_context(contexts))
 
 
-def finalists(search: Search, by_replay: ReplayObjective) -> list[Finalist]:
-    """The best masks that the search found, each with the best of all policies. Those that replay found are ranked anew with it."""
-    options = every(len(by_replay.costs.verify) - 1)
-    found = []
-    for trial in search.finalists(REFINED if search.objective.fidelity == "replay" else FINALISTS):
-        policy, prediction = by_replay.best_policy(trial.mask, options)
-        found.append(Finalist(alone(trial.mask, policy), by_replay.costs.verify[0] / prediction.seconds_per_token))
-    return sorted(found, key=lambda f: -f.predicted)[:FINALISTS]
+def finalists(trials: Sequence[Trial], by_replay: ReplayObjective) -> list[Finalist]:
+    """The recipes to race, with the best settings for each: the best of each shape, so that a wrong prediction costs no more than the race,
+    then whichever are predicted to be the fastest. trials: the best masks that were judged."""
+    by_shape: dict[str, list[Found]] = {}
+    for shape in by_replay.shapes:
+        if shape == "lookup":
+            by_shape[shape] = [found for found in [by_replay.best_lookup()] if found is not None]
+        else:
+            by_shape[shape] = sorted((by_replay.best_recipe(trial.mask, shape, fine=True) for trial in trials),
+                                     key=lambda found: found.seconds_per_token)
+    first = [found for of_shape in by_shape.values() for found in of_shape[:1]]
+    others = sorted((found for of_shape in by_shape.values() for found in of_shape[1:]), key=lambda found: found.seconds_per_token)
+    chosen = sorted([*first, *others[:max(0, FINALISTS - len(first))]], key=lambda found: found.seconds_per_token)
+    return [Finalist(found.recipe, by_replay.costs.verify[0] / found.seconds_per_token) for found in chosen]
 
 
 def run_off(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], seed: int, listen: Listener) -> tuple[Finalist, list[Raced]]:

@@ -29,7 +29,6 @@ from sqlalchemy import make_url
 from test_ledger import BARE, FAILED, FULL, IDENTITY, LAYERS, claimed
 
 from skipsearch.errors import SearchError
-from skipsearch.exits import DraftPolicy
 from skipsearch.ledger import MOST_LOSSES, Ledger
 from skipsearch.mask import SkipMask
 from skipsearch.search import Event, Listener, Noted, Progress, Search
@@ -316,9 +315,9 @@ def two_at_work(url: str, judged: list[SkipMask], fidelity: str, trials: int = 8
         def __init__(self) -> None:
             self.fidelity = fidelity
 
-        def judge(self, mask: SkipMask) -> tuple[Trial, DraftPolicy]:
+        def judge(self, mask: SkipMask) -> Trial:
             judged.append(mask)
-            return TOY.trial(mask, fidelity), DraftPolicy(1)
+            return TOY.trial(mask, fidelity)
 
     ledger = Ledger(url, IDENTITY)
     return Search(TOY.problem(), Judge(), ledger, ledger.trials(), listen, perf_counter(), None, trials)

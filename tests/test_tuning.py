@@ -28,7 +28,6 @@ from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import simulate
 from skipsearch.evaluation.sweep import exploring
 from skipsearch.evaluation.table import LatencyTable
-from skipsearch.exits import DraftPolicy
 from skipsearch.ledger import Ledger
 from skipsearch.mask import SkipMask
 from skipsearch.profile import Profile, dump_profile, parse_profile
@@ -493,8 +492,8 @@ class Scripted:
     def __init__(self, judge: Callable[[SkipMask], Trial]):
         self._judge = judge
 
-    def judge(self, mask: SkipMask) -> tuple[Trial, DraftPolicy]:
-        return self._judge(mask), DraftPolicy(1)
+    def judge(self, mask: SkipMask) -> Trial:
+        return self._judge(mask)
 
 
 def search_over(judge: Callable[[SkipMask], Trial], told: tuple[Trial, ...] = (), trials: int = 6) -> Search:
@@ -573,7 +572,7 @@ def test_a_replay_trial_is_the_best_policys_prediction() -> None:
     replay = Replay(model, workload(model, task, task.calibration).prompts, 14, 6)
     mask = SkipMask(LAYERS, (1, 3))
     trial, policy = ReplayObjective(replay, COSTS).judge(mask)
-    predictions = {str(p): simulate(lay_out(replay(mask)), mask, p.make(), p.draft_length, COSTS) for p in exploring(8)}
+    predictions = {str(p): simulate(lay_out(replay(mask)), mask, p.exit, p.draft_length, COSTS) for p in exploring(8)}
     assert trial.seconds_per_token == min(p.seconds_per_token for p in predictions.values())
     assert trial.seconds_per_token == predictions[str(policy)].seconds_per_token
     assert trial.baseline_seconds_per_token == COSTS.verify[0]

@@ -1,4 +1,4 @@
-"""`skipsearch tune`: search a mask, measure it, write a profile."""
+"""`skipsearch tune`: search a recipe, measure it, write a profile."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Se
 def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")],
          task: Annotated[str, typer.Option(help="A task's name, a folder with a task.yaml, or a .jsonl of prompts.")],
          data: Annotated[Path | None, typer.Option(help="A .jsonl to take the task's text from.")] = None,
+         drafters: Annotated[str, typer.Option(help="What may draft: lookup, skip, lookup,skip (in this order), or auto, which weighs all of "
+                                                    "these.")] = "auto",
          searcher: Annotated[str, typer.Option(help="See `skipsearch list searchers`.")] = "auto",
          budget: Annotated[str | None, typer.Option(help="Time for the search: 90s, 20m, 1.5h.")] = None,
          trials: Annotated[int | None, typer.Option(min=1, help="Masks to judge at most. Default, without a budget: 200.")] = None,
@@ -30,9 +32,9 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
          as_json: Json = False) -> None:
     """Example: skipsearch tune --model demo --task pycode
 
-    Search which sub-layers the model may skip while it drafts for itself on a task, measure the answer on hold-out prompts, and write
-    a profile. Where skipping does not pay the profile says so. Interrupt it at any time: --resume goes on. With many GPUs start one process
-    on each, all with the same --study postgresql://…
+    Search the fastest lossless way to decode a task: prompt lookup, the model with some of its sub-layers skipped, or lookup with the
+    skipped model behind it. Measure the answer on hold-out prompts and write a profile. Where drafting does not pay the profile says so.
+    Interrupt it at any time: --resume goes on. With many GPUs start one process on each, all with the same --study postgresql://…
     """
     require(not (resume and force), "--resume keeps the study and --force replaces it: give one of them")
     from skipsearch.cli.common import err, print_json
@@ -43,10 +45,11 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     from skipsearch.profile.dump import as_dict, check_writable
     from skipsearch.storage import discard_journal, is_url, shown
     from skipsearch.tasks import load_task
-    from skipsearch.tuning import check_objective, check_searcher, seconds
+    from skipsearch.tuning import check_drafters, check_objective, check_searcher, seconds
     from skipsearch.tuning import tune as run
 
     check_searcher(searcher)
+    check_drafters(drafters)
     check_objective(objective)
     seconds(budget)
     chosen = load_task(task, data=data)
@@ -61,7 +64,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     err.print(f"every judged mask is kept in {shown(journal)}", style="dim", markup=False)
     with TuneView(err) as view:
         profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,
-                      resume=resume, whole_layers=whole_layers, listen=view, fresh_table=fresh_table)
+                      resume=resume, whole_layers=whole_layers, listen=view, fresh_table=fresh_table, drafters=drafters)
     save_profile(profile, target)
     if as_json:
         print_json({"file": str(target), "profile": as_dict(profile)})

@@ -18,9 +18,10 @@ from skipsearch.engine import forward, inference
 from skipsearch.errors import SearchError
 from skipsearch.evaluation import simulate
 from skipsearch.evaluation.continuations import Batch, most_rows
+from skipsearch.evaluation.lookups import Copied
 from skipsearch.evaluation.replay import Replay, most_likely
 from skipsearch.evaluation.rounds import Rounds
-from skipsearch.exits import Exit
+from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
 from skipsearch.stats import DecodeStats
 
@@ -64,9 +65,9 @@ class ExactReplay:
                 found[prompt] = Drafts(right[row, :length], confidence[row, :length], self.replay.rooms[prompt])
         return [found[prompt] for prompt in sorted(found)]
 
-    def stats(self, mask: SkipMask, exit_policy: Exit, draft_length: int) -> DecodeStats:
+    def stats(self, mask: SkipMask, policy: DraftPolicy) -> DecodeStats:
         """What one `Decoder` with this policy counts on these prompts."""
-        return walk(self(mask), exit_policy, draft_length)
+        return walk(self(mask), policy)
 
     def _batch(self, b: Batch, mask: SkipMask) -> tuple[np.ndarray, np.ndarray]:
         """(right [B, T, D], confidence [B, T, D]), a few anchors of every row at a time."""
@@ -129,13 +130,13 @@ def rounds_of(drafts: Sequence[Drafts]) -> Rounds:
                   ends - lengths, lengths, exact=True)
 
 
-def walk(drafts: Sequence[Drafts], exit_policy: Exit, draft_length: int) -> DecodeStats:
+def walk(drafts: Sequence[Drafts], policy: DraftPolicy, before: Sequence[Copied] = ()) -> DecodeStats:
     """Counts of real rounds over all prompts in turn: tokens, rounds, drafted, accepted, rejecting ones.
 
     Raises: SearchError for a draft length that the drafts do not reach.
     """
     rounds = rounds_of(drafts)
-    if draft_length > rounds.longest:
-        raise SearchError(f"draft length {draft_length} was asked for and drafts were replayed to depth {rounds.longest}: replay them "
-                          "deeper")
-    return simulate.walk(rounds, exit_policy, draft_length)[0]
+    if policy.draft_length > rounds.longest:
+        raise SearchError(f"draft length {policy.draft_length} was asked for and drafts were replayed to depth {rounds.longest}: "
+                          "replay them deeper")
+    return simulate.walk(rounds, policy, before)[0]

@@ -1,20 +1,23 @@
-"""The two ways a mask is judged during a search: predicted from replay, or timed on the wall clock."""
+"""The two ways a mask is judged during a search, in the best recipe that has it: predicted from replay, or timed on the wall clock."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any, Protocol
 
 from skipsearch.costs import Costs
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.skip import Skip
 from skipsearch.errors import DecodeError
+from skipsearch.evaluation.lookups import Copied, Lookups, grid
 from skipsearch.evaluation.prompts import Workload
 from skipsearch.evaluation.replay import Replay, Replayed
-from skipsearch.evaluation.rounds import lay_out
+from skipsearch.evaluation.rounds import Rounds, lay_out, without_passes
 from skipsearch.evaluation.simulate import Prediction, simulate
-from skipsearch.evaluation.sweep import every, exploring, sweep
+from skipsearch.evaluation.sweep import every, exploring, sweep, sweep_lookups
 from skipsearch.evaluation.wall import race
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
@@ -25,6 +28,14 @@ from skipsearch.stats import Trial, TrialState
 MAX_DRAFT = 12  # Draft & Verify's K
 SAMPLES = (12, 6, 3)   # every twelfth batch of continuations, then every sixth, then every third
 LEAST_SAMPLED = 6      # prompts below which a sample says too little
+MOST_LOOKUPS = 6       # settings of lookup that are tried before a skip drafter, each also with a least match of 1
+LOOKUP_SKIP = "lookup,skip"
+SHAPES: dict[str, tuple[str, ...]] = {   # what `--drafters` may say, and the shapes of recipe that it allows
+    "auto": ("lookup", "skip", LOOKUP_SKIP),
+    "lookup": ("lookup",),
+    "skip": ("skip",),
+    LOOKUP_SKIP: (LOOKUP_SKIP,),
+}
 BEHIND = 1.0           # standard errors: of two masks that are alike, the new one is dropped at every sixth look
 
 
@@ -37,13 +48,28 @@ class Objective(Protocol):
         """The trial, with the recipe that the mask was judged in."""
 
 
-def alone(mask: SkipMask, policy: DraftPolicy) -> Recipe:
-    """A recipe of one skip drafter."""
-    return Recipe((Skip.of(mask, policy.draft_length, policy.exit),))
+def alone(mask: SkipMask, policy: DraftPolicy) -> Skip:
+    """A skip drafter of a mask and a draft policy."""
+    return Skip.of(mask, policy.draft_length, policy.exit)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A recipe and what replay predicts of it."""
+
+    recipe: Recipe
+    prediction: Prediction
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.prediction.seconds_per_token
 
 
 class ReplayObjective:
-    """Predicted seconds per verified token under the best draft policy, from one replay and the latency table.
+    """Predicted seconds per verified token of the best recipe of a mask, from one replay and the latency table.
+
+    shapes: those that a recipe may have. Masks are judged for the positions that lookup leaves over where a shape has lookup before the
+    skip drafter and lookup alone pays, else for all of them.
 
     A mask that falls behind the best one that this process has judged, on a sample of the prompts and by more than chance explains prompt
     by prompt, is not replayed on the rest: its trial is that of the sample, in proportion to what the best one took there and on all of
@@ -53,49 +79,99 @@ class ReplayObjective:
 
     fidelity = "replay"
 
-    def __init__(self, replay: Replay, costs: Costs):
-        self.replay, self.costs = replay, costs
-        self._exploring = exploring(len(costs.verify) - 1)
+    def __init__(self, replay: Replay, costs: Costs, shapes: Sequence[str] = ("skip",)):
+        self.replay, self.costs, self.shapes = replay, costs, tuple(shapes)
+        self.max_draft = len(costs.verify) - 1
+        self._exploring = exploring(self.max_draft)
         self._rungs = _rungs([len(chosen) for chosen in replay.batches.chosen])
         self._leader: list[Prediction] = []   # of the best mask so far, on the prompts of the first rung, of two rungs, …, on all of them
+        self.lookups = Lookups(replay.prompts, replay.tokens) if any("lookup" in shape for shape in shapes) else None
+        self._ranked = self._rank_lookups()
 
     def afresh(self) -> ReplayObjective:
         """The same, having judged nothing: for another search, which is not to lean on what this one found."""
-        return ReplayObjective(self.replay, self.costs)
+        return ReplayObjective(self.replay, self.costs, self.shapes)
+
+    @property
+    def lookup_pays(self) -> bool:
+        """Whether lookup alone is predicted to beat plain decoding."""
+        return bool(self._ranked) and self._ranked[0][1] < self.costs.verify[0]
+
+    @property
+    def searched_shape(self) -> str:
+        """Of the recipes that masks are judged in."""
+        return LOOKUP_SKIP if LOOKUP_SKIP in self.shapes and (self.lookup_pays or "skip" not in self.shapes) else "skip"
 
     def judge(self, mask: SkipMask) -> Trial:
         replayed: list[Replayed] = []
         reached: list[Prediction] = []
+        before = self._before(self.searched_shape)[:1]
         for rung in self._rungs:
             replayed += self.replay(mask, only=rung)
-            policy, part = self._best(replayed, mask, self._exploring)
+            found = self._best(lay_out(replayed), mask, self._exploring, before)
+            part = found.prediction
             reached.append(part)
             if self._leader and len(reached) < len(self._rungs):
                 theirs = self._leader[len(reached) - 1]
                 behind = part.seconds - theirs.seconds   # [prompts so far]
                 if behind.sum() > BEHIND * behind.std() * sqrt(len(behind)):
-                    return self._trial(mask, policy, part, self._leader[-1].seconds_per_token / theirs.seconds_per_token)
+                    return self._trial(mask, found, self._leader[-1].seconds_per_token / theirs.seconds_per_token)
         if not self._leader or part.seconds_per_token < self._leader[-1].seconds_per_token:
             self._leader = reached
-        return self._trial(mask, policy, part)
+        return self._trial(mask, found)
 
-    def _trial(self, mask: SkipMask, policy: DraftPolicy, best: Prediction, scale: float = 1.0) -> Trial:
-        return Trial(mask, scale * best.seconds_per_token, scale * best.stderr, "replay", best.stats.alpha, best.stats.tau,
-                     self.costs.draft(mask) / self.costs.verify[0], baseline_seconds_per_token=self.costs.verify[0],
-                     recipe=alone(mask, policy))
+    def _trial(self, mask: SkipMask, found: Found, scale: float = 1.0) -> Trial:
+        best = found.prediction
+        return Trial(mask, scale * best.seconds_per_token, scale * best.stderr, "replay", best.stats.by_drafter[-1].alpha, best.stats.tau,
+                     self.costs.draft(mask) / self.costs.verify[0], baseline_seconds_per_token=self.costs.verify[0], recipe=found.recipe)
 
-    def best_policy(self, mask: SkipMask, policies: Sequence[DraftPolicy] | None = None) -> tuple[DraftPolicy, Prediction]:
-        """The best of these for a mask; of those that a search tries, if none are given. The finalists get `every`."""
-        return self._best(self.replay(mask), mask, policies or self._exploring)
+    def best_recipe(self, mask: SkipMask, shape: str | None = None, fine: bool = False) -> Found:
+        """The best recipe of this shape (of the searched one if None) that has this mask. fine: of all settings, not only of those that
+        a search tries."""
+        rounds, before = lay_out(self.replay(mask)), self._before(shape or self.searched_shape)
+        if not fine:
+            return self._best(rounds, mask, self._exploring, before[:1])
+        coarse = self._best(rounds, mask, self._exploring, before).recipe
+        return self._best(rounds, mask, every(self.max_draft), [tuple(d for d in coarse.drafters if isinstance(d, Lookup))])
 
-    def _best(self, replayed: Sequence[Replayed], mask: SkipMask, options: Sequence[DraftPolicy]) -> tuple[DraftPolicy, Prediction]:
-        rounds = lay_out(replayed)
-        policy = options[int(sweep(rounds, mask, options, self.costs).sum(axis=1).argmin())]
-        return policy, simulate(rounds, mask, policy.exit, policy.draft_length, self.costs)
+    def best_lookup(self) -> Found | None:
+        """The best recipe of lookup alone; None where that is no shape to be tried."""
+        if self.lookups is None or "lookup" not in self.shapes:
+            return None
+        spec, rounds = self._ranked[0][0], without_passes(self.replay.tokens, self.replay.rooms)
+        return Found(Recipe((spec,)), simulate(rounds, None, None, self.costs, [self.lookups(spec, rounds.prompts)]))
+
+    def _rank_lookups(self) -> list[tuple[Lookup, float]]:
+        """Each setting of lookup alone with its seconds per token, best first."""
+        if self.lookups is None:
+            return []
+        rounds, options = without_passes(self.replay.tokens, self.replay.rooms), grid(self.max_draft)
+        seconds = sweep_lookups(rounds, [self.lookups(spec, rounds.prompts) for spec in options], self.costs).sum(axis=1)
+        return sorted(zip(options, (seconds / rounds.lengths.sum()).tolist(), strict=True), key=lambda pair: pair[1])
+
+    def _before(self, shape: str) -> list[tuple[Lookup, ...]]:
+        """What may stand before the skip drafter, the best one alone first; then more of them, and each with a least match of 1."""
+        if shape != LOOKUP_SKIP:
+            return [()]
+        kept = [spec for spec, _ in self._ranked[:MOST_LOOKUPS]]
+        eager = [spec.model_copy(update={"min_match": 1}) for spec in kept]
+        return [(spec,) for spec in dict.fromkeys([*kept, *eager])]
+
+    def _best(self, rounds: Rounds, mask: SkipMask, policies: Sequence[DraftPolicy], before: Sequence[tuple[Lookup, ...]]) -> Found:
+        best: tuple[float, DraftPolicy, tuple[Lookup, ...], list[Copied]] | None = None
+        for lookups in before:
+            copied = [self.lookups(spec, rounds.prompts) for spec in lookups] if self.lookups is not None else []
+            seconds = sweep(rounds, mask, policies, self.costs, copied).sum(axis=1)
+            i = int(seconds.argmin())
+            if best is None or seconds[i] < best[0]:
+                best = float(seconds[i]), policies[i], lookups, copied
+        assert best is not None
+        _, policy, lookups, copied = best
+        return Found(Recipe((*lookups, alone(mask, policy))), simulate(rounds, mask, policy, self.costs, copied))
 
     def surface(self, mask: SkipMask) -> list[dict[str, Any]]:
-        """The predicted speedup of a mask under each fixed length and each confidence threshold."""
-        options = [p for p in every(len(self.costs.verify) - 1) if p.exit.kind != "adaptive"]
+        """The predicted speedup of a mask alone under each fixed length and each confidence threshold."""
+        options = [p for p in every(self.max_draft) if p.exit.kind != "adaptive"]
         rounds = lay_out(self.replay(mask))
         seconds = sweep(rounds, mask, options, self.costs).sum(axis=1) / rounds.lengths.sum()
         return [{"kind": p.exit.kind, "draft_length": p.draft_length, "threshold": getattr(p.exit, "threshold", None),
@@ -124,7 +200,7 @@ class WallObjective:
         self.model, self.workload, self.policy_for, self.baseline = model, workload, policy_for, baseline
 
     def judge(self, mask: SkipMask) -> Trial:
-        recipe = alone(mask, self.policy_for.best_policy(mask)[0])
+        recipe = self.policy_for.best_recipe(mask).recipe
         try:
             plain, ours = race([Decoder(self.model), Decoder(self.model, recipe)], self.workload)
         except DecodeError:

@@ -33,11 +33,12 @@ class Replayed:
     """A mask on one prompt. agrees [G − 1]: the draft names the token that the full model emits next (bool), or, of a sampled text, the
     chance that a draft of that token was accepted (float, 0 … 1); confidence [G − 1]: its top probability, as an exit policy reads it.
     Entry j belongs to the draft pass that is fed generated token j and proposes token j + 1. room: tokens that were allowed behind the
-    first generated one, of which the text may have used fewer."""
+    first generated one, of which the text may have used fewer. prompt: its number."""
 
     agrees: np.ndarray
     confidence: np.ndarray
     room: int
+    prompt: int = 0
 
 
 class Replay:
@@ -82,7 +83,7 @@ class Replay:
             chosen += zip(b.prompts, b.lengths, strict=True)
         ends = np.cumsum([length for _, length in chosen])[:-1]
         parts = zip(chosen, *(np.split(torch.cat(x).cpu().numpy(), ends) for x in (agrees, confidence)), strict=True)
-        found = {prompt: Replayed(right, confident, self.rooms[prompt]) for (prompt, _), right, confident in parts}
+        found = {prompt: Replayed(right, confident, self.rooms[prompt], prompt) for (prompt, _), right, confident in parts}
         return [found[prompt] for prompt in sorted(found)]
 
     def contexts(self) -> list[int]:

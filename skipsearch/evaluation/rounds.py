@@ -28,6 +28,7 @@ class Rounds:
     room [A]: tokens that may be drafted there. left [A]: tokens of the text still to come.
     first [N]: each prompt's first anchor, and lengths [N]: how many it has.
     exact: `right` looks past the end of the text, as a draft does, which cannot know that the text is about to end.
+    prompts [N]: the number of each prompt.
     """
 
     right: np.ndarray
@@ -37,6 +38,7 @@ class Rounds:
     first: np.ndarray
     lengths: np.ndarray
     exact: bool = False
+    prompts: tuple[int, ...] = ()
 
     @property
     def longest(self) -> int:
@@ -64,4 +66,14 @@ def lay_out(replayed: Sequence[Replayed], longest: int = LONGEST) -> Rounds:
     known = (steps <= right[:, None]) & (anchors[:, None] + steps < end[:, None])
     source = np.where(known, anchors[:, None] + steps, (drawn[:, None] + steps) % len(confidence))
     room = np.concatenate([r.room - 1 - np.arange(len(r.agrees)) for r in replayed])
-    return Rounds(right, confidence[source], room, end - anchors, ends - lengths, lengths)
+    return Rounds(right, confidence[source], room, end - anchors, ends - lengths, lengths, prompts=tuple(r.prompt for r in replayed))
+
+
+def without_passes(texts: Sequence[Sequence[int]], rooms: Sequence[int]) -> Rounds:
+    """The rounds of these texts for recipes that draft without a pass of the model. texts: generated tokens; rooms: as in `Replayed`."""
+    prompts = tuple(i for i, text in enumerate(texts) if len(text) > 1)
+    lengths = np.array([len(texts[i]) - 1 for i in prompts])
+    ends, places = np.cumsum(lengths), [np.arange(n) for n in lengths]
+    left = np.concatenate([n - at for n, at in zip(lengths, places, strict=True)])
+    room = np.concatenate([rooms[i] - 1 - at for i, at in zip(prompts, places, strict=True)])
+    return Rounds(np.zeros(len(left), dtype=int), np.zeros((len(left), LONGEST)), room, left, ends - lengths, lengths, prompts=prompts)

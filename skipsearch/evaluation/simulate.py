@@ -1,19 +1,21 @@
-"""Walks rounds under an exit policy and a draft length, and counts what real decoding would count: any policy, one at a time.
+"""Walks rounds under a recipe and counts what real decoding would count: any recipe, one at a time.
 
-`sweep` does the same for many policies at once.
+`sweep` does the same for many draft policies at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from skipsearch.costs import Costs
+from skipsearch.evaluation.lookups import Copied
 from skipsearch.evaluation.rounds import Rounds
-from skipsearch.exits import Exit
+from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
-from skipsearch.stats import DecodeStats
+from skipsearch.stats import DecodeStats, DrafterStats
 
 
 @dataclass(frozen=True)
@@ -38,34 +40,52 @@ class Prediction:
         return float(np.sqrt(n / (n - 1) * (residuals**2).sum()) / self.tokens.sum())
 
 
-def walk(rounds: Rounds, exit_policy: Exit, draft_length: int) -> tuple[DecodeStats, list[list[int]]]:
-    """Counts of real rounds, and for each prompt how many tokens each of its rounds drafted.
+@dataclass(frozen=True)
+class Drafted:
+    """One round. by: the place of its drafter in the recipe; n: tokens that it drafted, 0 if nobody drafted any."""
 
+    by: int
+    n: int
+
+
+def walk(rounds: Rounds, policy: DraftPolicy | None, before: Sequence[Copied] = ()) -> tuple[DecodeStats, list[list[Drafted]]]:
+    """Counts of real rounds, and the rounds of each prompt.
+
+    policy: of the skip drafter, the last of the recipe; None: it has none. before: the lookups that are asked before it, in order.
     Source of the idea: Draft & Verify, algorithms 3 and 4.
     """
-    session = exit_policy.begin()
     right, confidence = rounds.right.tolist(), rounds.confidence.tolist()
     room, left = rounds.room.tolist(), rounds.left.tolist()
-    stats, every = DecodeStats(), []
+    copied = [(c.offered.tolist(), c.right.tolist()) for c in before]
+    stats, every = DecodeStats(by_drafter=[DrafterStats() for _ in range(len(before) + (policy is not None))]), []
+    session = policy.exit.begin() if policy else None
     for first, length in zip(rounds.first.tolist(), rounds.lengths.tolist(), strict=True):
         at, drafts = first, []
-        if not exit_policy.shared:
-            session = exit_policy.begin()
+        if policy and not policy.exit.shared:
+            session = policy.exit.begin()
         while at < first + length:
-            most, drafted = min(draft_length, room[at], rounds.longest), 0
-            while drafted < most:
-                top = confidence[at][drafted]
-                drafted += 1
-                if drafted < most and exit_policy.reads_confidence and session.stop(top, drafted):
-                    break
-            accepted = min(right[at], drafted)
+            by = next((i for i, (offered, _) in enumerate(copied) if offered[at] > 0 and room[at] > 0), len(copied))
+            drafted, good = 0, right[at]
+            if by < len(copied):
+                drafted, good = min(copied[by][0][at], room[at]), copied[by][1][at]
+            elif policy and session:
+                most = min(policy.draft_length, room[at], rounds.longest)
+                while drafted < most:
+                    top = confidence[at][drafted]
+                    drafted += 1
+                    if drafted < most and policy.exit.reads_confidence and session.stop(top, drafted):
+                        break
+                if drafted:
+                    session.observe(min(good, drafted), drafted)
+            accepted = min(good, drafted)
+            rejected = accepted < drafted and (rounds.exact or accepted < left[at])
             if drafted:
-                session.observe(accepted, drafted)
-            drafts.append(drafted)
+                stats.by_drafter[by].count(drafted, accepted, rejected)
+            drafts.append(Drafted(by, drafted))
             stats.rounds += 1
             stats.drafted += drafted
             stats.accepted += accepted
-            stats.rejecting_rounds += accepted < drafted and (rounds.exact or accepted < left[at])
+            stats.rejecting_rounds += rejected
             at += accepted + 1
         stats.round_tokens += length
         every.append(drafts)
@@ -73,10 +93,10 @@ def walk(rounds: Rounds, exit_policy: Exit, draft_length: int) -> tuple[DecodeSt
     return stats, every
 
 
-def simulate(rounds: Rounds, mask: SkipMask, exit_policy: Exit, draft_length: int, costs: Costs) -> Prediction:
-    """The same rounds with the latency table's costs."""
-    stats, drafts = walk(rounds, exit_policy, draft_length)
-    price = costs.rounds(mask, rounds.longest)
-    seconds = [sum(price[n] for n in of_prompt) for of_prompt in drafts]
+def simulate(rounds: Rounds, mask: SkipMask | None, policy: DraftPolicy | None, costs: Costs, before: Sequence[Copied] = ()) -> Prediction:
+    """The same rounds with the latency table's costs. mask: of the skip drafter."""
+    stats, drafts = walk(rounds, policy, before)
+    prices = [*([costs.rounds(None, rounds.longest)] * len(before)), costs.rounds(mask, rounds.longest)]
+    seconds = [sum(prices[r.by][r.n] for r in of_prompt) for of_prompt in drafts]
     stats.decode_seconds = float(sum(seconds))
     return Prediction(stats, np.array(seconds), rounds.lengths)

@@ -1,8 +1,8 @@
 """Many draft policies over the same rounds at once: the same counts as `simulate`, policy for policy.
 
 What a policy without memory does at an anchor depends on the anchor alone, so every round is worked out once and only the walk from anchor
-to anchor is left, all prompts and policies in step. A policy that learns starts anew at each prompt, so there each prompt of each policy is
-a walker of its own, and all of them go in step.
+to anchor is left, all prompts and policies in step. Lookups have no memory either: what they propose at an anchor follows from the text.
+A policy that learns starts anew at each prompt, so there each prompt of each policy is a walker of its own, and all of them go in step.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from skipsearch.costs import Costs
 from skipsearch.errors import SearchError
+from skipsearch.evaluation.lookups import Copied
 from skipsearch.evaluation.rounds import Rounds
 from skipsearch.evaluation.simulate import simulate
 from skipsearch.exits import DraftPolicy, Exit
@@ -24,51 +25,78 @@ from skipsearch.recipe import EXITS
 LENGTHS = (2, 3, 4, 6, 8, 12, 16)   # that exits with a condition are tried at while masks are searched
 
 
-def sweep(rounds: Rounds, mask: SkipMask, policies: Sequence[DraftPolicy], costs: Costs) -> np.ndarray:
-    """Predicted decode seconds [policies, prompts]."""
-    price = np.array(costs.rounds(mask, rounds.longest))
+class _Fixed:
+    """The rounds that lookups take, whatever the policy behind them: tokens drafted [A], 0 where the policy is asked; tokens accepted [A];
+    seconds [A]."""
+
+    def __init__(self, rounds: Rounds, before: Sequence[Copied], costs: Costs):
+        self.drafted = np.zeros(len(rounds.room), dtype=int)
+        right = self.drafted.copy()
+        for copied in before:   # the first that proposes something drafts
+            free = self.drafted == 0
+            self.drafted = np.where(free, np.clip(copied.offered, 0, np.maximum(rounds.room, 0)), self.drafted)
+            right = np.where(free, copied.right, right)
+        self.accepted = np.minimum(right, self.drafted)
+        self.seconds = np.array(costs.rounds(None, rounds.longest))[self.drafted]
+
+
+def sweep(rounds: Rounds, mask: SkipMask, policies: Sequence[DraftPolicy], costs: Costs, before: Sequence[Copied] = ()) -> np.ndarray:
+    """Predicted decode seconds [policies, prompts]. before: the lookups that are asked before the skip drafter, in order."""
+    price, fixed = np.array(costs.rounds(mask, rounds.longest)), _Fixed(rounds, before, costs)
     seconds = np.empty((len(policies), len(rounds.first)))
     stops: dict[Exit, np.ndarray] = {}
     for exit_policy in {p.exit for p in policies if not p.exit.shared}:
         if (found := exit_policy.stops(rounds.confidence)) is not None:
             stops[exit_policy] = found
-    left = list(range(len(policies)))
-    memoryless = [i for i in left if policies[i].exit in stops]
+    memoryless = [i for i, p in enumerate(policies) if p.exit in stops]
     if memoryless:
-        seconds[memoryless] = _memoryless(rounds, [policies[i] for i in memoryless], stops, price)
-    left = [i for i in left if i not in set(memoryless)]
-    for kind in {type(policies[i].exit) for i in left if not policies[i].exit.shared}:
+        seconds[memoryless] = _memoryless(rounds, [policies[i] for i in memoryless], stops, price, fixed)
+    left = [i for i, p in enumerate(policies) if p.exit not in stops]
+    for kind in {type(policies[i].exit) for i in left}:
         chosen = [i for i in left if type(policies[i].exit) is kind and not policies[i].exit.shared]
-        walkers = kind.learning([policies[i].exit for i in chosen for _ in rounds.first])
+        walkers = kind.learning([policies[i].exit for i in chosen for _ in rounds.first]) if chosen else None
         if walkers is not None:
-            seconds[chosen] = _learning(rounds, [policies[i].draft_length for i in chosen], walkers, price)
+            seconds[chosen] = _learning(rounds, [policies[i].draft_length for i in chosen], walkers, price, fixed)
             left = [i for i in left if i not in set(chosen)]
     for i in left:
-        seconds[i] = simulate(rounds, mask, policies[i].exit, policies[i].draft_length, costs).seconds
+        seconds[i] = simulate(rounds, mask, policies[i], costs, before).seconds
     return seconds
 
 
-def _memoryless(rounds: Rounds, policies: Sequence[DraftPolicy], stops: dict[Exit, np.ndarray], price: np.ndarray) -> np.ndarray:
+def sweep_lookups(rounds: Rounds, options: Sequence[Copied], costs: Costs) -> np.ndarray:
+    """Predicted decode seconds [options, prompts] of each lookup alone."""
+    fixed = [_Fixed(rounds, [copied], costs) for copied in options]
+    return _walked(rounds, np.stack([f.accepted for f in fixed]), np.stack([f.seconds for f in fixed]))
+
+
+def _memoryless(rounds: Rounds, policies: Sequence[DraftPolicy], stops: dict[Exit, np.ndarray], price: np.ndarray,
+                fixed: _Fixed) -> np.ndarray:
     """price [K + 1]: seconds of a round with so many drafted tokens."""
     most = np.minimum([[min(p.draft_length, rounds.longest)] for p in policies], rounds.room)   # [P, A]
     drafted = np.minimum(np.stack([stops[p.exit] for p in policies]), most)
-    accepted = np.minimum(rounds.right, drafted)
-    n_policies, n_anchors = drafted.shape
+    asked = fixed.drafted == 0
+    accepted = np.where(asked, np.minimum(rounds.right, drafted), fixed.accepted)
+    return _walked(rounds, accepted, np.where(asked, price[drafted], fixed.seconds))
+
+
+def _walked(rounds: Rounds, accepted: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """From anchor to anchor. accepted, seconds: [P, A] of the round that starts at each anchor -> seconds [P, prompts]."""
+    n_policies, n_anchors = accepted.shape
     end = np.repeat(rounds.first + rounds.lengths, rounds.lengths)
     following = np.arange(n_anchors) + accepted + 1
     # Behind the last anchor stands one more, where every walk comes to rest for nothing.
     following = np.pad(np.where(following < end, following, n_anchors), ((0, 0), (0, 1)), constant_values=n_anchors).ravel()
-    spent = np.pad(price[drafted], ((0, 0), (0, 1))).ravel()
+    spent = np.pad(seconds, ((0, 0), (0, 1))).ravel()
     row = (np.arange(n_policies) * (n_anchors + 1))[:, None]
     at = np.broadcast_to(rounds.first, (n_policies, len(rounds.first)))
-    seconds = np.zeros(at.shape)
+    total = np.zeros(at.shape)
     while (at < n_anchors).any():
-        seconds += spent[row + at]
+        total += spent[row + at]
         at = following[row + at]
-    return seconds
+    return total
 
 
-def _learning(rounds: Rounds, lengths: Sequence[int], walkers: LearningExits, price: np.ndarray) -> np.ndarray:
+def _learning(rounds: Rounds, lengths: Sequence[int], walkers: LearningExits, price: np.ndarray, fixed: _Fixed) -> np.ndarray:
     """One walker for each prompt of each policy, in that order."""
     n_prompts = len(rounds.first)
     length = np.minimum(np.repeat(lengths, n_prompts), rounds.longest)
@@ -77,12 +105,13 @@ def _learning(rounds: Rounds, lengths: Sequence[int], walkers: LearningExits, pr
     walking = np.flatnonzero(at < end)
     while len(walking):
         a = at[walking]
+        asked = fixed.drafted[a] == 0
         most = np.minimum(length[walking], rounds.room[a])
-        drafted = np.minimum(walkers.stops(walking, rounds.confidence[a]), most)
-        accepted = np.minimum(rounds.right[a], drafted)
-        seconds[walking] += price[drafted]
+        drafted = np.where(asked, np.minimum(walkers.stops(walking, rounds.confidence[a]), most), 0)
+        accepted = np.where(asked, np.minimum(rounds.right[a], drafted), fixed.accepted[a])
+        seconds[walking] += np.where(asked, price[drafted], fixed.seconds[a])
         at[walking] = a + accepted + 1
-        told = drafted > 0   # a round without room drafts nothing, and says nothing
+        told = drafted > 0   # a round that somebody else drafted, or that had no room, says nothing
         walkers.observe(walking[told], accepted[told], drafted[told])
         walking = walking[at[walking] < end[walking]]
     return seconds.reshape(len(lengths), n_prompts)

@@ -48,7 +48,7 @@ policies = st.one_of(
 def decoded(model: ModelAdapter, mask: SkipMask, policy: DraftPolicy, tokens: int, end_on_repeat: int | None,
             prompts: tuple[tuple[int, ...], ...] = PROMPTS) -> tuple[DecodeStats, Counter[str]]:
     """What one decoder counts on the prompts in turn, those left out that end with the prefill's own token; and how the texts ended."""
-    decoder = Decoder(model, mask, draft_length=policy.draft_length, exit_policy=policy.make())
+    decoder = Decoder(model, mask, draft_length=policy.draft_length, exit_policy=policy.exit)
     total, reasons = DecodeStats(), Counter[str]()
     for prompt in prompts:
         generation = decoder.generate(prompt, tokens, end_on_repeat=end_on_repeat)
@@ -64,7 +64,7 @@ def counts(stats: DecodeStats) -> dict[str, int]:
 def assert_counts(model: ModelAdapter, exact: ExactReplay, mask: SkipMask, policy: DraftPolicy, tokens: int, end_on_repeat: int | None,
                   prompts: tuple[tuple[int, ...], ...] = PROMPTS) -> tuple[DecodeStats, Counter[str]]:
     stats, reasons = decoded(model, mask, policy, tokens, end_on_repeat, prompts)
-    assert counts(exact.stats(mask, policy.make(), policy.draft_length)) == counts(stats)
+    assert counts(exact.stats(mask, policy.exit, policy.draft_length)) == counts(stats)
     return stats, reasons
 
 

@@ -56,11 +56,11 @@ def world() -> tuple[ModelAdapter, Replay]:
 
 
 def predicted(replayed: list[Replayed], policy: DraftPolicy, mask: SkipMask = MASK) -> Prediction:
-    return simulate(lay_out(replayed, longest=50), mask, policy.make(), policy.draft_length, COSTS)
+    return simulate(lay_out(replayed, longest=50), mask, policy.exit, policy.draft_length, COSTS)
 
 
 def decoded(policy: DraftPolicy, mask: SkipMask, end_on_repeat: int | None = 6) -> DecodeStats:
-    decoder = Decoder(world()[0], mask, draft_length=policy.draft_length, exit_policy=policy.make())
+    decoder = Decoder(world()[0], mask, draft_length=policy.draft_length, exit_policy=policy.exit)
     return sum((decoder.generate(p, TOKENS, end_on_repeat=end_on_repeat).stats for p in PROMPTS), DecodeStats())
 
 
@@ -102,7 +102,7 @@ def test_what_a_draft_would_have_got_right_behind_the_end_of_the_text_is_not_cou
 @pytest.mark.parametrize("policy", [DraftPolicy(4), DraftPolicy(8, Confidence(threshold=0.5))], ids=str)
 def test_on_a_trained_model_its_acceptance_and_tokens_a_round_are_near_those_of_real_decoding(policy: DraftPolicy) -> None:
     model, replay, prompts, mask = trained()
-    real = Decoder(model, mask, draft_length=policy.draft_length, exit_policy=policy.make())
+    real = Decoder(model, mask, draft_length=policy.draft_length, exit_policy=policy.exit)
     measured = sum((real.generate(p, 40, end_on_repeat=6).stats for p in prompts), DecodeStats())
     stats = predicted_on_demo(replay, mask, policy).stats
     assert stats.alpha == pytest.approx(measured.alpha, abs=0.04)
@@ -120,7 +120,7 @@ def trained() -> tuple[ModelAdapter, Replay, list[tuple[int, ...]], SkipMask]:
 
 def predicted_on_demo(replay: Replay, mask: SkipMask, policy: DraftPolicy) -> Prediction:
     n = mask.n_layers
-    return simulate(lay_out(replay(mask)), mask, policy.make(), policy.draft_length, Costs((1.0,) * 2 * n, 1.0, (2.0 * n,) * 13))
+    return simulate(lay_out(replay(mask)), mask, policy.exit, policy.draft_length, Costs((1.0,) * 2 * n, 1.0, (2.0 * n,) * 13))
 
 
 # --- whatever the text and the policy -------------------------------------------------------------------------------------------
@@ -147,10 +147,10 @@ def test_counts_add_up(replayed: list[Replayed], policy: DraftPolicy) -> None:
 @settings(max_examples=100, deadline=None)
 def test_time_is_that_of_all_draft_passes_and_of_verify_passes_by_their_rows(replayed: list[Replayed], policy: DraftPolicy) -> None:
     rows_free = Costs(COSTS.sublayers, COSTS.overhead, (100.0,) * 6)
-    stats = simulate(lay_out(replayed), MASK, policy.make(), policy.draft_length, rows_free).stats
+    stats = simulate(lay_out(replayed), MASK, policy.exit, policy.draft_length, rows_free).stats
     assert stats.decode_seconds == pytest.approx(stats.drafted * rows_free.draft(MASK) + stats.rounds * 100)
     by_row = Costs((0.0,) * 2 * LAYERS, 0.0, tuple(100.0 + rows for rows in range(9)))
-    stats = simulate(lay_out(replayed), MASK, policy.make(), policy.draft_length, by_row).stats
+    stats = simulate(lay_out(replayed), MASK, policy.exit, policy.draft_length, by_row).stats
     assert stats.decode_seconds == pytest.approx(stats.rounds * 100 + stats.drafted), "row n costs 100 + n"
 
 

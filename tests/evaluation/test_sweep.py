@@ -17,7 +17,7 @@ from skipsearch.exits import DraftPolicy
 
 def one_by_one(replayed: list[Replayed], policies: list[DraftPolicy]) -> np.ndarray:
     rounds = lay_out(replayed)
-    return np.stack([simulate(rounds, MASK, p.make(), p.draft_length, COSTS).seconds for p in policies])
+    return np.stack([simulate(rounds, MASK, p.exit, p.draft_length, COSTS).seconds for p in policies])
 
 
 @given(texts(), st.lists(POLICIES, min_size=1, max_size=8))

@@ -20,7 +20,6 @@ from searchers.toy import ToyModel
 from test_ledger import IDENTITY
 
 from skipsearch import storage
-from skipsearch.exits import DraftPolicy
 from skipsearch.ledger import Ledger
 from skipsearch.mask import SkipMask
 from skipsearch.search import Search
@@ -39,14 +38,14 @@ class Judge:
     def __init__(self, role: str, folder: Path):
         self.role, self.folder = role, folder
 
-    def judge(self, mask: SkipMask) -> tuple[Trial, DraftPolicy]:
+    def judge(self, mask: SkipMask) -> Trial:
         with (self.folder / "measured").open("a") as log:   # one short line is appended whole
             log.write(f"{worker_name()} {''.join(map(str, mask.bits))}\n")
         for awaited in {"victim": ["never"], "slow": ["held", "go"]}.get(self.role, ["held"]):
             while not (self.folder / awaited).exists():
                 sleep(0.01)
         sleep(0.05)
-        return TOY.trial(mask, "wall"), DraftPolicy(1)
+        return TOY.trial(mask, "wall")
 
 
 def work(role: str, seed: int, url: str, folder: Path, together: Barrier) -> None:
