@@ -33,5 +33,5 @@ def report(out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page
     loaded = load_profile(profile) if profile else None
     missing = write_report(out, read_studies(study or []), loaded, replace=force)
     if missing:
-        err.print(f"not drawn, and the page says why: {', '.join(missing)}", style="dim", markup=False)
-    console.print(f"{out}: open it in a browser", markup=False)
+        err.print(f"not drawn, and the page says why: {', '.join(missing)}", style="dim")
+    console.print(f"{out}: open it in a browser")

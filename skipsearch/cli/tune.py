@@ -56,7 +56,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     check_writable(target, replace=force or resume)
     if force and not is_url(journal):
         discard_journal(Path(journal))
-    err.print(f"every judged mask is kept in {shown(journal)}", style="dim", markup=False)
+    err.print(f"every judged mask is kept in {shown(journal)}", style="dim")
     with TuneView(err) as view:
         profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,
                       resume=resume, whole_layers=whole_layers, listen=view)
