@@ -32,6 +32,17 @@ def is_url(where: str) -> bool:
     return "://" in where
 
 
+def study_file(where: str) -> Path | None:
+    """The file that a study is in: a journal, or what SQLite keeps. None for a server's, and for an address that makes no sense."""
+    if not is_url(where):
+        return Path(where)
+    try:
+        url = sqlalchemy.make_url(study_name(where)[0])
+    except sqlalchemy.exc.ArgumentError:
+        return None
+    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
 def study_name(url: str) -> tuple[str, str]:
     """The address and the study's name of `postgresql://…#name`; without one the name is `skipsearch`."""
     match = re.fullmatch(r"(.*?)#([\w.-]+)", url)
@@ -92,8 +103,10 @@ def insert(database: RDBStorage, table: str, rows: list[dict[str, Any]]) -> None
 
 
 def journal_begun(path: Path) -> bool:
-    """Whether a search was begun in this file. Raises: SearchError if it holds something else or cannot be read."""
+    """Whether a search was begun in this file. Raises: SearchError if it holds something else, cannot be read, or is a device or pipe."""
     start = b""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise SearchError(f"the study {path} is a device or pipe: name a file with --study")
     try:
         if path.is_file():
             with path.open("rb") as file:

@@ -81,7 +81,7 @@ def test_neither_a_study_nor_a_profile_is_a_wrong_call(tmp_path: Path, capsys: A
     (["--profile", "{tmp}/none.yaml"], "none.yaml"),
     (["--profile", "{journal}"], "search.journal"),
     (["--study", "{journal}", "--out", "{tmp}"], "is a folder; name the file to write"),
-    (["--study", "{journal}", "--out", "{journal}"], "exists already"),
+    (["--study", "{journal}", "--out", "{journal}", "--force"], "search.journal is the file of --study, which would be lost"),
     (["--study", "{journal}", "--out", "{journal}/report.html"], "search.journal cannot be made ("),
     (["--study", "{journal}", "--out", "{tmp}/" + "x" * 300 + ".html"], "ile name too long"),
 ])
