@@ -21,6 +21,7 @@ from skipsearch.errors import SearchError
 
 STUDY = "skipsearch"             # the name of a study whose place does not say another
 JOURNAL_START = b'{"op_code":'   # what Optuna begins every journal with
+OPTUNAS_LOCK = ".lock"           # behind a journal's name, while Optuna writes a line
 HEARTBEAT_SECONDS = 10           # between two signs of life of a worker that measures
 GRACE_SECONDS = 60               # without one, after which it is taken for dead
 CONNECTION = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}   # libpq, seconds
@@ -118,14 +119,20 @@ def journal_begun(path: Path) -> bool:
     return bool(start)
 
 
-def open_journal(path: Path) -> JournalStorage:
-    """A journal for this process alone, until `close_journal` or its end. Raises: OSError; SearchError if another one has it."""
+def open_journal(path: Path) -> tuple[JournalStorage, bool]:
+    """A journal for this process alone, until `close_journal` or its end; whether its last line was torn, and was cut off.
+
+    Raises: OSError; SearchError if another process has it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _hold(path)
-    _cut_torn_line(path)
+    if _hold(path):
+        # Optuna's own lock is a link, which outlives a process that is killed while it writes.
+        Path(f"{path}{OPTUNAS_LOCK}").unlink(missing_ok=True)
+    torn = cut_torn_line(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return JournalStorage(JournalFileBackend(str(path)))
+        # Its link names the journal: by a relative path it would lead nowhere, and Optuna wait for ever.
+        return JournalStorage(JournalFileBackend(os.path.abspath(path))), torn
 
 
 def close_journal(path: Path) -> None:
@@ -142,11 +149,14 @@ def discard_journal(path: Path) -> None:
     close_journal(path)
 
 
-def _hold(path: Path) -> None:
-    """A second process would take the first one's running trial for one that a kill left behind, and cut off a line it is writing."""
+def _hold(path: Path) -> bool:
+    """A second process would take the first one's running trial for one that a kill left behind, and cut off a line it is writing.
+
+    Returns whether the journal is this process' own only now.
+    """
     held = _held.get(str(path.resolve()))
     if held and path.exists() and os.path.samestat(os.fstat(held.fileno()), path.stat()):
-        return
+        return False
     file = path.open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,13 +166,19 @@ def _hold(path: Path) -> None:
                           "share one in a data base (--study postgresql://…)") from None
     except OSError:  # a file system without locks
         file.close()
-        return
+        return False
     _held[str(path.resolve())] = file
+    return True
 
 
-def _cut_torn_line(path: Path) -> None:
-    """A process killed while it wrote leaves half a line, to which the next one would be glued: cut it off."""
+def cut_torn_line(path: Path) -> bool:
+    """A process killed while it wrote, and a full disk, leave half a line, to which the next one would be glued: cut it off.
+
+    Returns whether there was one. Raises: OSError.
+    """
     data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(data.rfind(b"\n") + 1)
+    if not data or data.endswith(b"\n"):
+        return False
+    with path.open("r+b") as file:
+        file.truncate(data.rfind(b"\n") + 1)
+    return True

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.postgresql import postgresql, server_url
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.storages.journal import JournalFileSymlinkLock
 
 from skipsearch.errors import SearchError
 from skipsearch.ledger import Ledger
@@ -142,6 +144,35 @@ def test_a_process_may_open_its_own_journal_again(tmp_path: Path) -> None:
         open_journal(tmp_path / "search.journal")
     close_journal(tmp_path / "search.journal")
     close_journal(tmp_path / "search.journal")
+
+
+def test_a_lock_that_a_killed_process_left_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optuna's lock is a link beside the journal; where the journal has a relative path, it leads nowhere and never grows old."""
+    monkeypatch.chdir(tmp_path)
+    journal, link, waited = Path("profiles", "search.journal"), os.symlink, 0
+    Ledger(journal, {"n_layers": 2}).close()
+    JournalFileSymlinkLock(str(journal)).acquire()
+
+    def counted(*arguments: Any) -> None:
+        nonlocal waited
+        waited += 1
+        assert waited < 50, "it would wait for ever"
+        link(*arguments)
+
+    monkeypatch.setattr(os, "symlink", counted)
+    Ledger(journal, {"n_layers": 2}, resume=True).close()
+    monkeypatch.undo()
+    assert os.listdir(tmp_path / "profiles") == ["search.journal"]
+
+
+def test_the_lock_of_a_process_that_lives_is_left_alone(tmp_path: Path) -> None:
+    journal = tmp_path / "search.journal"
+    lock = JournalFileSymlinkLock(str(journal))
+    with another_process_writes(journal):
+        lock.acquire()
+        with pytest.raises(SearchError, match="in use by another process"):
+            open_journal(journal)
+        lock.release()
 
 
 def test_a_journal_makes_room_for_another_unless_somebody_writes_it_or_it_is_none(tmp_path: Path) -> None:
