@@ -21,7 +21,6 @@ from skipsearch.errors import SearchError
 
 STUDY = "skipsearch"             # the name of a study whose place does not say another
 JOURNAL_START = b'{"op_code":'   # what Optuna begins every journal with
-OPTUNAS_LOCK = ".lock"           # behind a journal's name, while Optuna writes a line
 HEARTBEAT_SECONDS = 10           # between two signs of life of a worker that measures
 GRACE_SECONDS = 60               # without one, after which it is taken for dead
 CONNECTION = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}   # libpq, seconds
@@ -125,14 +124,11 @@ def open_journal(path: Path) -> tuple[JournalStorage, bool]:
     Raises: OSError; SearchError if another process has it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if _hold(path):
-        # Optuna's own lock is a link, which outlives a process that is killed while it writes.
-        Path(f"{path}{OPTUNAS_LOCK}").unlink(missing_ok=True)
+    _hold(path)
     torn = cut_torn_line(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        # Its link names the journal: by a relative path it would lead nowhere, and Optuna wait for ever.
-        return JournalStorage(JournalFileBackend(os.path.abspath(path))), torn
+        return JournalStorage(JournalFileBackend(os.path.abspath(path), _Held() if str(path.resolve()) in _held else None)), torn
 
 
 def close_journal(path: Path) -> None:
@@ -149,14 +145,25 @@ def discard_journal(path: Path) -> None:
     close_journal(path)
 
 
-def _hold(path: Path) -> bool:
-    """A second process would take the first one's running trial for one that a kill left behind, and cut off a line it is writing.
+class _Held:
+    """In place of Optuna's lock around each write, for a journal that `_hold` keeps for this process anyway.
 
-    Returns whether the journal is this process' own only now.
+    Optuna's is a link beside the journal. A kill leaves it behind, for the next process to wait for: for ever where the journal's path is
+    relative, so that the link leads nowhere. An interruption while it is taken away comes out as a missing file.
     """
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+def _hold(path: Path) -> None:
+    """A second process would take the first one's running trial for one that a kill left behind, and cut off a line it is writing."""
     held = _held.get(str(path.resolve()))
     if held and path.exists() and os.path.samestat(os.fstat(held.fileno()), path.stat()):
-        return False
+        return
     file = path.open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,9 +173,8 @@ def _hold(path: Path) -> bool:
                           "share one in a data base (--study postgresql://…)") from None
     except OSError:  # a file system without locks
         file.close()
-        return False
+        return
     _held[str(path.resolve())] = file
-    return True
 
 
 def cut_torn_line(path: Path) -> bool:
