@@ -46,12 +46,13 @@ class Ledger:
 
     A journal: resume False: the study must be new. True: it must exist; trials left running by a killed process are marked failed.
     A URL: the study is created or joined; with resume it must exist. Finished trials are in `trials()`.
+    torn: the last line of a journal was half written, by a kill or on a full disk, and was cut off.
     Raises: SearchError if it exists and should not, or cannot be read or written, or belongs to another search.
     """
 
     def __init__(self, where: str | Path, identity: Mapping[str, Any], resume: bool = False):
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.where, self.shared = str(where), storage.is_url(str(where))
+        self.where, self.shared, self.torn = str(where), storage.is_url(str(where)), False
         self._shown = storage.shown(self.where)
         self._space: dict[str, BaseDistribution] = dict.fromkeys(parameter_names(int(identity["n_layers"])), BIT)
         self._running: dict[int, tuple[int, Heartbeat | None]] = {}   # our claims, by number, with their id in the storage
@@ -63,7 +64,7 @@ class Ledger:
         except SearchError:
             raise
         except Exception as error:
-            way_out = "" if self.shared else ": it must be a journal this program wrote, in a folder it may write to"
+            way_out = "" if self.shared else ": it must be a journal this program wrote, in a folder it may write to, with room on the disk"
             raise SearchError(f"the study {self._shown} cannot be opened ({storage.reason(error, self.where)}){way_out}") from error
 
     def _open(self, identity: Mapping[str, Any], resume: bool) -> None:
@@ -75,7 +76,7 @@ class Ledger:
         else:
             begun = storage.journal_begun(Path(self.where))
             if begun or not resume:  # the first to say is that another process writes it
-                self._storage = storage.open_journal(Path(self.where))
+                self._storage, self.torn = storage.open_journal(Path(self.where))
             if begun and not resume:
                 storage.close_journal(Path(self.where))
                 raise SearchError(f"{self.where} already holds a search: go on with --resume, or name another file with --study")
@@ -269,6 +270,9 @@ class Ledger:
         try:
             yield
         except (OSError, KeyError, SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+            with suppress(OSError):   # of a line that found no room for all of it: the next one would be glued to it
+                if not self.shared:
+                    storage.cut_torn_line(Path(self.where))
             cannot, way_out = (("reached any more", "when the server answers again, the same command goes on") if self.shared else
                                ("written", "make room, then go on with --resume"))
             raise SearchError(f"the study {self._shown} cannot be {cannot} ({storage.reason(error, self.where)}): the trials in it are "

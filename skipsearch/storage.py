@@ -32,6 +32,17 @@ def is_url(where: str) -> bool:
     return "://" in where
 
 
+def study_file(where: str) -> Path | None:
+    """The file that a study is in: a journal, or what SQLite keeps. None for a server's, and for an address that makes no sense."""
+    if not is_url(where):
+        return Path(where)
+    try:
+        url = sqlalchemy.make_url(study_name(where)[0])
+    except sqlalchemy.exc.ArgumentError:
+        return None
+    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
 def study_name(url: str) -> tuple[str, str]:
     """The address and the study's name of `postgresql://…#name`; without one the name is `skipsearch`."""
     match = re.fullmatch(r"(.*?)#([\w.-]+)", url)
@@ -92,8 +103,10 @@ def insert(database: RDBStorage, table: str, rows: list[dict[str, Any]]) -> None
 
 
 def journal_begun(path: Path) -> bool:
-    """Whether a search was begun in this file. Raises: SearchError if it holds something else or cannot be read."""
+    """Whether a search was begun in this file. Raises: SearchError if it holds something else, cannot be read, or is a device or pipe."""
     start = b""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise SearchError(f"the study {path} is a device or pipe: name a file with --study")
     try:
         if path.is_file():
             with path.open("rb") as file:
@@ -105,14 +118,17 @@ def journal_begun(path: Path) -> bool:
     return bool(start)
 
 
-def open_journal(path: Path) -> JournalStorage:
-    """A journal for this process alone, until `close_journal` or its end. Raises: OSError; SearchError if another one has it."""
+def open_journal(path: Path) -> tuple[JournalStorage, bool]:
+    """A journal for this process alone, until `close_journal` or its end; whether its last line was torn, and was cut off.
+
+    Raises: OSError; SearchError if another process has it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     _hold(path)
-    _cut_torn_line(path)
+    torn = cut_torn_line(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return JournalStorage(JournalFileBackend(str(path)))
+        return JournalStorage(JournalFileBackend(os.path.abspath(path), _Held() if str(path.resolve()) in _held else None)), torn
 
 
 def close_journal(path: Path) -> None:
@@ -127,6 +143,20 @@ def discard_journal(path: Path) -> None:
         _hold(path)
     path.unlink(missing_ok=True)
     close_journal(path)
+
+
+class _Held:
+    """In place of Optuna's lock around each write, for a journal that `_hold` keeps for this process anyway.
+
+    Optuna's is a link beside the journal. A kill leaves it behind, for the next process to wait for: for ever where the journal's path is
+    relative, so that the link leads nowhere. An interruption while it is taken away comes out as a missing file.
+    """
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
 
 
 def _hold(path: Path) -> None:
@@ -147,9 +177,14 @@ def _hold(path: Path) -> None:
     _held[str(path.resolve())] = file
 
 
-def _cut_torn_line(path: Path) -> None:
-    """A process killed while it wrote leaves half a line, to which the next one would be glued: cut it off."""
+def cut_torn_line(path: Path) -> bool:
+    """A process killed while it wrote, and a full disk, leave half a line, to which the next one would be glued: cut it off.
+
+    Returns whether there was one. Raises: OSError.
+    """
     data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(data.rfind(b"\n") + 1)
+    if not data or data.endswith(b"\n"):
+        return False
+    with path.open("r+b") as file:
+        file.truncate(data.rfind(b"\n") + 1)
+    return True

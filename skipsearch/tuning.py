@@ -92,6 +92,9 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     check_task(task)
     calibration = workload(model, task, task.calibration)  # before a study is begun that such a model could not go on with
     ledger = Ledger(study, identity(model, task, objective, whole_layers, drafters), resume) if study is not None else None
+    if ledger and ledger.torn:
+        listen(Noted(f"the last line of {ledger.where} was half written when its process ended, and was cut off; at most the mask judged "
+                     "last is lost"))
     told = ledger.trials() if ledger else []
 
     listen(Stage("continuing the calibration prompts with the full model"))

@@ -12,15 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.full_disk import room_for
 from helpers.postgresql import postgresql
 from helpers.sqlite import unsynced_sqlite
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
 from skipsearch.errors import SearchError
+from skipsearch.exits.adaptive import Adaptive
 from skipsearch.ledger import Ledger, parameter_names
 from skipsearch.mask import SkipMask
+from skipsearch.recipe import Recipe
 from skipsearch.stats import Trial, TrialState
+from skipsearch.storage import close_journal
 
 __all__ = ["postgresql", "unsynced_sqlite"]
 
@@ -29,8 +35,10 @@ IDENTITY: dict[str, Any] = {
     "model": "tiny", "n_layers": LAYERS, "config_sha256": "c" * 64, "weights_sha256": "w" * 64, "dtype": "float32",
     "device": "a processor, 1 threads", "engine": "hf", "task": "sums", "calibration_sha256": "d" * 64, "objective": "replay",
     "whole_layers": False, "software": {"torch": "2", "cuda": None}}
+RECIPE = Recipe((Lookup(min_match=2, draft_length=6, per_match=2),
+                 Skip.of(SkipMask(LAYERS, (1,)), 8, Adaptive(threshold=0.4, across_requests=True))))
 FULL = Trial(SkipMask(LAYERS, (0, 2), (1,)), 0.0042, 0.0001, "replay", 0.9, 2.5, 0.4, baseline_seconds_per_token=0.005,
-             policy="confidence 0.6, up to 8")
+             recipe=RECIPE)
 BARE = Trial(SkipMask(LAYERS, (1,)), 0.0061)
 FAILED = Trial(SkipMask(LAYERS, (), (2,)), math.inf, state=TrialState.FAILED)
 
@@ -38,7 +46,7 @@ times = st.floats(1e-6, 10)
 shares = st.none() | st.floats(0, 1)
 masks = st.lists(st.integers(0, 1), min_size=2 * LAYERS, max_size=2 * LAYERS).map(SkipMask.from_bits)
 finished = st.builds(Trial, masks, times, times, st.sampled_from(["replay", "wall"]), shares, shares, shares,
-                     baseline_seconds_per_token=st.none() | times, policy=st.text(max_size=20))
+                     baseline_seconds_per_token=st.none() | times, recipe=st.none() | st.just(RECIPE))
 
 
 @pytest.fixture
@@ -211,6 +219,53 @@ def test_wherever_the_journal_is_torn_it_can_be_resumed_with_every_whole_trial(j
         assert complete == [trial for end, trial in written if end <= size]
         resumed.finish(claimed(resumed, FAILED.mask), Trial(FAILED.mask, 1.0))
         assert resumed.trials()[-1].mask == FAILED.mask, "a waiting trial of the killed process must not be taken for a new one"
+
+
+def test_a_last_line_torn_anywhere_costs_at_most_that_line_and_is_told(journal: Path) -> None:
+    ledger = Ledger(journal, IDENTITY)
+    ledger.add(FULL)
+    before = journal.stat().st_size
+    ledger.add(BARE)
+    ledger.close()
+    data = journal.read_bytes()
+    assert data[before:].count(b"\n") == 1
+    for size in (*range(before, len(data), 23), before + 1, len(data) - 1, len(data)):
+        journal.write_bytes(data[:size])
+        resumed = Ledger(journal, IDENTITY, resume=True)
+        assert resumed.torn == (before < size < len(data))
+        assert resumed.trials() == ([FULL, BARE] if size == len(data) else [FULL])
+        resumed.close()
+        assert journal.read_bytes().startswith(data[:size if size == len(data) else before] + b'{"op_code":')
+
+
+@pytest.mark.parametrize("room", [0, 1, 40])
+def test_a_disk_that_runs_full_within_a_line_keeps_all_before_it_and_what_is_written_when_there_is_room(journal: Path, room: int) -> None:
+    ledger = Ledger(journal, IDENTITY)
+    ledger.add(FULL)
+    data = journal.read_bytes()
+    number = claimed(ledger, FAILED.mask)
+    claim = journal.read_bytes()
+    for write in (lambda: ledger.add(BARE), lambda: ledger.finish(number, BARE), lambda: ledger.claim(BARE.mask),
+                  lambda: ledger.note("raced", [])):
+        with room_for(len(claim) + room), pytest.raises(SearchError) as caught:
+            write()
+        assert str(caught.value) == (f"the study {journal} cannot be written ([Errno 27] File too large): the trials in it are kept; make "
+                                     "room, then go on with --resume")
+        assert journal.read_bytes() == claim, "no half of a line is left for the next one to be glued to"
+    ledger.add(BARE)
+    assert [t for t in ledger.trials() if t.state is TrialState.COMPLETE] == [FULL, BARE]
+    ledger.close()
+    resumed = Ledger(journal, IDENTITY, resume=True)
+    assert [t for t in resumed.trials() if t.state is TrialState.COMPLETE] == [FULL, BARE]
+    assert not resumed.torn
+    assert journal.read_bytes().startswith(data)
+
+
+def test_a_disk_that_is_full_when_the_search_begins_is_one_sentence_and_the_search_can_begin_later(journal: Path) -> None:
+    with room_for(10), pytest.raises(SearchError, match=r"cannot be opened \(.*File too large\).*with room on the disk"):
+        Ledger(journal, IDENTITY)
+    close_journal(journal)
+    assert Ledger(journal, IDENTITY, resume=journal.stat().st_size > 0).trials() == []
 
 
 KILLED = """

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.postgresql import postgresql, server_url
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.storages.journal import JournalFileSymlinkLock
 
 from skipsearch.errors import SearchError
 from skipsearch.ledger import Ledger
@@ -142,6 +146,54 @@ def test_a_process_may_open_its_own_journal_again(tmp_path: Path) -> None:
         open_journal(tmp_path / "search.journal")
     close_journal(tmp_path / "search.journal")
     close_journal(tmp_path / "search.journal")
+
+
+@pytest.mark.parametrize("locks", [True, False], ids=["with-file-locks", "without"])
+def test_a_lock_that_a_killed_process_left_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool) -> None:
+    """Optuna's lock is a link beside the journal; by a relative path it leads nowhere and never grows old.
+
+    On a file system without locks it is still used, and ends by itself when it is old.
+    """
+    def unsupported(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    if not locks:
+        monkeypatch.setattr("fcntl.flock", unsupported)
+        monkeypatch.setattr("time.monotonic", count(step=20).__next__)   # so it is old at once
+        monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.chdir(tmp_path)
+    journal, link, waited = Path("profiles", "search.journal"), os.symlink, 0
+    Ledger(journal, {"n_layers": 2}).close()
+    JournalFileSymlinkLock(str(journal) if locks else os.path.abspath(journal)).acquire()
+
+    def counted(*arguments: Any) -> None:
+        nonlocal waited
+        waited += 1
+        assert waited < 50, "it would wait for ever"
+        link(*arguments)
+
+    monkeypatch.setattr(os, "symlink", counted)
+    Ledger(journal, {"n_layers": 2}, resume=True).close()
+
+
+def test_an_interruption_at_any_moment_of_a_write_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optuna's lock made a missing file of one that came while the lock was taken away."""
+    ledger = Ledger(tmp_path / "search.journal", {"n_layers": 2})
+
+    def interrupted(call: Any) -> Any:
+        def then_interrupted(*arguments: Any, **options: Any) -> None:
+            call(*arguments, **options)
+            raise KeyboardInterrupt
+        return then_interrupted
+
+    for name in ("symlink", "rename", "unlink", "fsync"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, interrupted(getattr(os, name)))
+            with suppress(KeyboardInterrupt):
+                ledger.note("key", name)
+    ledger.note("key", "done")
+    ledger.close()
+    assert Ledger(tmp_path / "search.journal", {"n_layers": 2}, resume=True).study.user_attrs["key"] == "done"
 
 
 def test_a_journal_makes_room_for_another_unless_somebody_writes_it_or_it_is_none(tmp_path: Path) -> None:

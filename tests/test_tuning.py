@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from evaluation.fabricated import drafting, plain
 from evaluation.small_search import COSTS, made_up_race, small_model, small_task
+from helpers.full_disk import room_for
 from helpers.threads import one_thread
 from helpers.tiny import LAYERS, small_world
 
@@ -327,6 +329,76 @@ def test_a_search_killed_in_the_middle_of_a_wall_measurement_loses_that_one_and_
     assert killed.mask in complete, "its mask is asked for again"
 
 
+KILLED_WRITING = """
+import os, signal, sys
+import torch
+torch.set_num_threads(1)
+from evaluation.small_search import COSTS, small_model, small_task
+from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal._file import get_lock_file
+from skipsearch import tuning
+
+append, lines = JournalFileBackend.append_logs, []
+
+def torn(self, logs):
+    lines.append(logs)
+    if len(lines) < int(sys.argv[2]):
+        return append(self, logs)
+    with get_lock_file(self._lock), open(self._file_path, "ab") as file:
+        file.write(b'{"op_code":4,"worker_id":"half a li')
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+JournalFileBackend.append_logs = torn
+tuning.table_costs = lambda *_, **__: COSTS
+tuning.tune(small_model(), small_task(), searcher="random", trials=9, study=sys.argv[1])
+"""
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_search_killed_while_it_writes_keeps_all_that_was_judged_and_its_resumed_profile_is_valid(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Path("profiles", "search.journal")   # as by default, relative to where one works
+    paths = os.pathsep.join([str(Path(__file__).parent), *map(os.path.abspath, sys.path)])
+    monkeypatch.chdir(tmp_path)
+    child = subprocess.run([sys.executable, "-c", KILLED_WRITING, str(journal), "7"], env={**os.environ, "PYTHONPATH": paths},
+                           capture_output=True, text=True, check=False)
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    left = journal.read_bytes()
+    assert not left.endswith(b"\n")
+    told: list[Event] = []
+    profile = searched(searcher="random", trials=9, study=journal, resume=True, listen=told.append)
+    assert journal.read_bytes().startswith(left[:left.rindex(b"\n") + 1])
+    assert any(isinstance(e, Noted) and "was half written when its process ended, and was cut off" in e.sentence for e in told)
+    assert len([e for e in told if isinstance(e, Progress) and e.judged]) == 9 - 4, "two lines made the study, four were masks"
+    assert profile.provenance.trials == len(kept(journal)) == 9
+    assert parse_profile(dump_profile(profile).encode(), "a profile") == profile
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("objective", ["replay", "wall"])
+def test_a_disk_that_runs_full_during_a_search_is_one_sentence_and_what_was_judged_is_kept(objective: str, tmp_path: Path) -> None:
+    journal, full = tmp_path / "search.journal", ExitStack()
+    judged: list[Trial] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Progress) and event.judged:
+            judged.append(event.judged)
+            if len(judged) == 2:
+                full.enter_context(room_for(journal.stat().st_size + 50))
+
+    with full, pytest.raises(SearchError) as caught:
+        searched(objective=objective, searcher="random", trials=4, study=journal, listen=listen)
+    assert str(caught.value) == (f"the study {journal} cannot be written ([Errno 27] File too large): the trials in it are kept; make "
+                                 "room, then go on with --resume")
+    told: list[Event] = []
+    assert searched(objective=objective, searcher="random", trials=4, study=journal, resume=True, listen=told.append).provenance.trials == 4
+    complete = [t for t in kept(journal, objective) if t.state is TrialState.COMPLETE]
+    assert complete[:2] == judged
+    assert len(complete) == 4
+    assert not any(isinstance(e, Noted) and "half written" in e.sentence for e in told), "nothing had to be cut off"
+
+
 # --- what is told ----------------------------------------------------------------------------------------------------------------
 
 
@@ -558,11 +630,11 @@ def test_a_wall_trial_is_measured_against_plain_decoding_beside_it(monkeypatch: 
     work = workload(model, task, task.calibration)
     by_replay = ReplayObjective(Replay(model, work.prompts, 14, 6), COSTS)
     monkeypatch.setattr("skipsearch.evaluation.objectives.race", made_up_race(0.8))
-    trial, policy = WallObjective(model, work, by_replay, baseline=0.02).judge(SkipMask(LAYERS, (1, 3)))
+    trial = WallObjective(model, work, by_replay, baseline=0.02).judge(SkipMask(LAYERS, (1, 3)))
     assert trial.speedup == pytest.approx(1 / 0.8)
     assert (trial.seconds_per_token, trial.baseline_seconds_per_token) == (pytest.approx(0.02 * 0.8), 0.02)
     assert trial.fidelity == "wall"
-    assert trial.policy == str(policy)
+    assert trial.recipe == by_replay.best_recipe(SkipMask(LAYERS, (1, 3))).recipe
     assert trial.tau == pytest.approx(2.5)
     assert trial.stderr == pytest.approx(0)
 
@@ -571,10 +643,11 @@ def test_a_replay_trial_is_the_best_policys_prediction() -> None:
     model, task = small_model(), small_task()
     replay = Replay(model, workload(model, task, task.calibration).prompts, 14, 6)
     mask = SkipMask(LAYERS, (1, 3))
-    trial, policy = ReplayObjective(replay, COSTS).judge(mask)
-    predictions = {str(p): simulate(lay_out(replay(mask)), mask, p.exit, p.draft_length, COSTS) for p in exploring(8)}
+    trial = ReplayObjective(replay, COSTS).judge(mask)
+    predictions = {p: simulate(lay_out(replay(mask)), mask, p, COSTS) for p in exploring(8)}
     assert trial.seconds_per_token == min(p.seconds_per_token for p in predictions.values())
-    assert trial.seconds_per_token == predictions[str(policy)].seconds_per_token
+    assert trial.seconds_per_token == min(p.seconds_per_token for p in predictions.values())
     assert trial.baseline_seconds_per_token == COSTS.verify[0]
     assert trial.beta == pytest.approx(COSTS.draft(mask) / COSTS.verify[0])
-    assert policy.draft_length <= 8, "no verify pass is longer than those in the table"
+    assert trial.recipe is not None
+    assert trial.recipe.drafters[-1].draft_length <= 8, "no verify pass is longer than those in the table"

@@ -2,9 +2,9 @@
 
 from skipsearch.bench.costs import CostRow, cost_table
 from skipsearch.bench.peers import PEERS, Peer, make_peers
-from skipsearch.bench.picture import draw
+from skipsearch.bench.picture import check_picture, draw
 from skipsearch.bench.requests import Request, random_requests, task_requests
 from skipsearch.bench.run import BenchRow, bench
 
-__all__ = ["PEERS", "BenchRow", "CostRow", "Peer", "Request", "bench", "cost_table", "draw", "make_peers", "random_requests",
-           "task_requests"]
+__all__ = ["PEERS", "BenchRow", "CostRow", "Peer", "Request", "bench", "check_picture", "cost_table", "draw", "make_peers",
+           "random_requests", "task_requests"]

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from skipsearch.bench.run import BenchRow
 from skipsearch.errors import DecodeError
+from skipsearch.profile.dump import check_writable, save_bytes
+
+KINDS = (".png", ".svg", ".pdf")
+
+
+def check_picture(file: Path, inputs: Mapping[str, Iterable[Path]] = MappingProxyType({})) -> None:
+    """Find out before the measurement that `file` cannot be drawn. inputs: as of `check_writable`. Raises: DecodeError."""
+    if file.suffix.lower() not in KINDS:
+        raise DecodeError(f"--picture {file} is no picture that can be drawn: choose another file, ending in .png, .svg or .pdf")
+    check_writable(file, replace=True, error=DecodeError, option="--picture", inputs=inputs)
 
 
 def draw(rows: Sequence[BenchRow], title: str, file: Path) -> None:
-    """Write a .png, .svg or .pdf. Raises: DecodeError without matplotlib, or where the file cannot be written."""
+    """Write a .png, .svg or .pdf, whole or not at all. Raises: DecodeError without matplotlib, or where the file cannot be written."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise DecodeError("a picture needs matplotlib, which is not installed: pip install matplotlib, or leave --picture out") from None
+    check_picture(file)
     by_context = any(row.by_context for row in rows)
     figure = Figure(figsize=(11 if by_context else 7, 0.5 * len(rows) + 1.8), layout="constrained")
     axes = figure.subplots(1, 2 if by_context else 1, squeeze=False)[0]
@@ -39,7 +52,6 @@ def draw(rows: Sequence[BenchRow], title: str, file: Path) -> None:
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title)
-    try:
-        figure.savefig(file, dpi=150)
-    except (OSError, ValueError) as error:
-        raise DecodeError(f"--picture {file} cannot be written ({error}): choose another file, ending in .png, .svg or .pdf") from None
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=150, format=file.suffix[1:].lower())
+    save_bytes(drawn.getvalue(), file, DecodeError)

@@ -44,12 +44,14 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     from rich.progress import Progress
 
     from skipsearch.bench import bench as run
-    from skipsearch.bench import cost_table, draw, make_peers
+    from skipsearch.bench import check_picture, cost_table, draw, make_peers
     from skipsearch.cli.bench_view import print_costs, print_rows
     from skipsearch.cli.common import err, out, print_json
     from skipsearch.models.synthetic import is_synthetic
     from skipsearch.profile import load_profile
 
+    if picture:
+        check_picture(picture, {"--profile": [profile] if profile else [], "--data": [data] if data else []})
     loaded = load_profile(profile) if profile else None
     chosen = model or (model_of(loaded) if loaded else "")
     opened: dict[str, ModelAdapter] = {}

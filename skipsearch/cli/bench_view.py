@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
+
+from skipsearch.cli.outside import Terminal
 
 if TYPE_CHECKING:
     from skipsearch.bench import BenchRow, CostRow
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 ROWS_SHOWN = (2, 3, 4, 6, 8, 12, 16)
 
 
-def print_rows(console: Console, rows: Sequence[BenchRow]) -> None:
+def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
     """M: speed a memory, both over the first peer's (S3D). of bandwidth: share of what this machine can read. loop: time outside passes."""
     first = rows[0].peer
     table = Table("peer", "engine", "ms/token", "quartiles", f"× {first}", "95 %", "first token", "tokens/s", "with prefill", "identical",
@@ -35,7 +36,7 @@ def print_rows(console: Console, rows: Sequence[BenchRow]) -> None:
     _print_by(console, "category", {r.peer: {g: f"{e.mean:.2f}" for g, e in r.by_group.items()} for r in rows}, f"× {first}")
 
 
-def print_costs(console: Console, rows: Sequence[CostRow]) -> None:
+def print_costs(console: Terminal, rows: Sequence[CostRow]) -> None:
     if not rows:
         return
     console.print()
@@ -45,7 +46,7 @@ def print_costs(console: Console, rows: Sequence[CostRow]) -> None:
     console.print(table)
 
 
-def _print_by(console: Console, what: str, cells: dict[str, dict[str, str]], unit: str) -> None:
+def _print_by(console: Terminal, what: str, cells: dict[str, dict[str, str]], unit: str) -> None:
     columns = list(dict.fromkeys(c for row in cells.values() for c in row))
     if not columns:
         return

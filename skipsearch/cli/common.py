@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from rich.console import Console
+from skipsearch.cli.outside import Terminal, visible_json
 
 PIPE_COLUMNS = 140  # of a table that does not go to a terminal, unless COLUMNS says otherwise
 
@@ -20,10 +20,10 @@ def _width(stream: TextIO) -> int | None:
     return None if stream.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
 
 
-out = Console(soft_wrap=True, highlight=False, width=_width(sys.stdout))
-err = Console(stderr=True, soft_wrap=True, highlight=False, width=_width(sys.stderr))
+out = Terminal(width=_width(sys.stdout))
+err = Terminal(stderr=True, width=_width(sys.stderr))
 
 
 def print_json(data: Any) -> None:
     """One JSON object on one line of stdout, as soon as it exists (a pipe reader need not wait)."""
-    print(json.dumps(data, ensure_ascii=False, allow_nan=False), flush=True)
+    print(visible_json(json.dumps(data, ensure_ascii=False, allow_nan=False)), flush=True)

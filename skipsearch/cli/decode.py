@@ -38,7 +38,7 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
     """Example: skipsearch decode --profile my-profile.yaml --prompt "def main(argv=None):"
 
     Generate with a profile: some sub-layers are skipped while drafting, all of them run while verifying, and the tokens are the full
-    model's own.
+    model's own. A terminal is shown control characters of the text as escapes such as \\x1b; a pipe gets the text as it is.
     """
     given = [x is not None for x in (source, prompt, prompts)]
     require(sum(given) == 1, "give exactly one of --prompt TEXT, --prompts FILE.jsonl or - (standard input)")
@@ -84,7 +84,7 @@ def _look_up(model: ModelAdapter, task: str, folder: Path | None) -> Profile | N
 
     found = find_profile(model_facts(model.spec), machine_facts(model.spec), task, folder)
     for rung in found.rungs:
-        err.print(f"  {rung}", style="dim", markup=False)
+        err.print(f"  {rung}", style="dim")
     if found.profile is None:
         others = f" (there are some for {', '.join(found.tasks)})" if found.tasks else ""
         warn([f"no profile for {model.spec.id} and task {task} was found{others}, so decoding is plain; `skipsearch tune --model "
@@ -136,16 +136,17 @@ def _one(model: ModelAdapter, decoder: Decoder, plain: Decoder | None, name: str
 
 
 def _streamed(decoder: Decoder, ids: list[int], options: dict) -> Generation:
-    """Text as it comes, on stdout."""
+    """Text as it comes, on stdout: unchanged in a pipe or a file, with visible escapes on a terminal, which would obey them."""
     import sys
 
+    from skipsearch.cli.outside import for_stream
     from skipsearch.decoding import Generation
 
     tokens, text = [], ""
     for chunk in decoder.stream(ids, **options):
         tokens += chunk.tokens
         text += chunk.text or ""
-        sys.stdout.write(chunk.text or "")
+        sys.stdout.write(for_stream(chunk.text or "", sys.stdout))
         sys.stdout.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()
@@ -163,11 +164,11 @@ def _report(name: str, result: Generation, checked: dict | None) -> None:
         line += f", {1 / pace:.0f} tokens/s after a prefill of {stats.prefill_seconds:.2f} s, τ {stats.tau:.2f}"
     if stats.alpha is not None:
         line += f", α {stats.alpha:.2f}"
-    err.print(line, style="dim", markup=False)
+    err.print(line, style="dim")
     if checked and checked["identical"]:
         plain = checked["plain_seconds_per_token"]
         ratio = f": {plain / pace:.2f}× of plain decoding's {1 / plain:.0f} tokens/s" if plain and pace else ""
-        err.print(f"tokens identical to plain decoding{ratio}", style="green", markup=False)
+        err.print(f"tokens identical to plain decoding{ratio}", style="green")
     elif checked:
         err.print(f"tokens differ from plain decoding at {checked['first_difference']}, where the two likeliest tokens are "
-                  f"{checked['logit_gap']:.2g} apart in logits", style="red", markup=False)
+                  f"{checked['logit_gap']:.2g} apart in logits", style="red")

@@ -31,4 +31,4 @@ def export(profile: Annotated[Path, typer.Option(help="The profile whose draft i
         copying = bar.add_task("copying weights", total=None)
         warnings = run(loaded, model or model_of(loaded), format, out, lambda done, total: bar.update(copying, completed=done, total=total))
     warn(warnings)
-    console.print(f"{out}: {out / 'README.md'} says how to run it", markup=False)
+    console.print(f"{out}: {out / 'README.md'} says how to run it")

@@ -4,14 +4,43 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from skipsearch.cli.common import err
+from skipsearch.cli.outside import visible
 from skipsearch.errors import SkipSearchError
 
+
+@contextmanager
+def _visible_mistakes() -> Iterator[None]:
+    try:
+        yield
+    except typer.TyperException as mistake:
+        if hasattr(mistake, "message"):
+            mistake.message = visible(mistake.message)
+        raise
+
+
+class Root(TyperGroup):
+    """The command that all others are called by. A wrong call quotes its arguments, which a shell may have made of any file's name."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _visible_mistakes():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _visible_mistakes():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
-    name="skipsearch", no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
+    name="skipsearch", cls=Root, no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
     help="Search which sub-layers a language model may skip while it drafts for itself, and decode losslessly with the answer.")
 
 
@@ -50,13 +79,17 @@ def main() -> None:
     except KeyboardInterrupt:
         err.print("interrupted")
         sys.exit(130)
+    except Exception:  # a fault of this program: what its traceback quotes may be from outside, too
+        err.passage(traceback.format_exc().rstrip())
+        sys.exit(1)
 
 
 def _fail(sentence: str) -> None:
     if os.environ.get("SKIPSEARCH_DEBUG"):
-        raise
-    err.print("[bold red]error:[/] ", end="")
-    err.print(sentence, markup=False)
+        err.passage(traceback.format_exc().rstrip())
+        sys.exit(1)
+    err.print("error: ", style="bold red", end="")
+    err.print(sentence)
     sys.exit(1)
 
 

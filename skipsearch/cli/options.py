@@ -44,7 +44,7 @@ def open_model(name: str, device: str, dtype: str, engine: str, threads: int | N
     spec = model.spec
     weights = f"{spec.quantization} weights, {spec.dtype_name}" if spec.quantization else spec.dtype_name
     err.print(f"{spec.id}: {spec.n_layers} layers, {weights} on {this_machine(spec.device).description}, engine {spec.engine}",
-              style="dim", markup=False)
+              style="dim")
     return model
 
 
@@ -57,7 +57,7 @@ def warn(sentences: list[str]) -> None:
     from skipsearch.cli.common import err
 
     for sentence in sentences:
-        err.print(f"warning: {sentence}", style="yellow", markup=False)
+        err.print(f"warning: {sentence}", style="yellow")
 
 
 @contextmanager

@@ -27,7 +27,6 @@ def list_command(
     Every profile in the folders that --profile auto searches: --profiles, SKIPSEARCH_PROFILE_PATH, the user folder, what was
     pulled, and those that come with skipsearch.
     """
-    from rich.markup import escape
     from rich.table import Table
 
     from skipsearch.profile.describe import device, speedup
@@ -44,16 +43,16 @@ def list_command(
         table.add_column(column, overflow="fold")  # a path that is cut short is of no use
     for entry in listed:
         if entry.profile is None:
-            err.print(f"warning: {entry.fault}", style="yellow", markup=False)
+            err.print(f"warning: {entry.fault}", style="yellow")
             continue
         found = entry.profile
         cells = (found.model.id, found.task.name, device(found), found.model.dtype or "any", speedup(found), entry.source.label,
                  str(entry.path))
-        table.add_row(*map(escape, cells))
+        table.add_row(*cells)
     if table.row_count:
         out.print(table)
     else:
-        err.print("no profiles yet; `skipsearch tune` makes one, `skipsearch profile pull` fetches some", markup=False)
+        err.print("no profiles yet; `skipsearch tune` makes one, `skipsearch profile pull` fetches some")
 
 
 @app.command(short_help="A profile in words, with its mask drawn.")
@@ -71,7 +70,7 @@ def show(file: File, as_json: Json = False) -> None:
     if as_json:
         print_json(as_dict(profile))
         return
-    out.print("\n".join(describe(profile)), markup=False)
+    out.print(*describe(profile), sep="\n")
     out.print()
     out.print(draw_mask(profile.mask))
 
@@ -92,11 +91,11 @@ def validate(
         print_json([{"file": str(entry.path), "valid": entry.fault is None, "fault": entry.fault} for entry in checked])
     faults = [entry.fault for entry in checked if entry.fault]
     for fault in faults:
-        err.print(fault, markup=False)
+        err.print(fault)
     if faults:
         raise ProfileError(f"{len(faults)} of {len(checked)} profiles are not valid")
     if not as_json:
-        out.print(f"{len(checked)} valid", markup=False)
+        out.print(f"{len(checked)} valid")
 
 
 @app.command(short_help="Two profiles of one model side by side.")
@@ -114,7 +113,7 @@ def diff(
     if as_json:
         print_json(found.as_dict())
     else:
-        out.print("\n".join(found.lines()), markup=False)
+        out.print(*found.lines(), sep="\n")
 
 
 @app.command(short_help="Rewrite a profile in the current version.")
@@ -128,10 +127,10 @@ def migrate(file: File) -> None:
 
     profile = load_profile(file)
     if read_file(file) == dump_profile(profile).encode():
-        out.print(f"{file} is current and canonical already", markup=False)
+        out.print(f"{file} is current and canonical already")
         return
     save_profile(profile, file)
-    out.print(f"rewrote {file} in schema version {profile.schema_version}", markup=False)
+    out.print(f"rewrote {file} in schema version {profile.schema_version}")
 
 
 @app.command("import", short_help="Turn a published file of skip sets into profiles.")
@@ -154,7 +153,7 @@ def import_command(
             raise ProfileError(f"{path} exists already and says something else: move it away, or choose another --out")
     for path, profile in imported.items():
         save_profile(profile, path)
-        out.print(f"{path}", markup=False)
+        out.print(f"{path}")
 
 
 @app.command(short_help="Fetch the profiles of a Git repository.")
@@ -170,14 +169,14 @@ def pull(address: Annotated[str, typer.Argument(metavar="URL[@REF]", help="https
 
     pulled = pull_profiles(address, signed)
     for refusal in pulled.refused:
-        err.print(f"left behind: {refusal}", style="yellow", markup=False)
+        err.print(f"left behind: {refusal}", style="yellow")
     if as_json:
         print_json({"url": pulled.url, "ref": pulled.ref, "commit": pulled.commit, "signature": pulled.signature,
                     "folder": str(pulled.folder), "kept": [str(path) for path in pulled.kept], "refused": list(pulled.refused)})
     else:
         count = f"{len(pulled.kept)} profile{'s' if len(pulled.kept) > 1 else ''}"
         good = f" (signature good: git {pulled.signature})" if pulled.signature else ""
-        out.print(f"{count} from {pulled.url} at {pulled.commit[:12]}{good}, in {pulled.folder}", markup=False)
+        out.print(f"{count} from {pulled.url} at {pulled.commit[:12]}{good}, in {pulled.folder}")
 
 
 app.command("verify", short_help="Measure a profile here: does its claim hold?")(verify)

@@ -28,10 +28,12 @@ def report(out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page
     from skipsearch.profile.dump import check_writable
     from skipsearch.report.page import write_report
     from skipsearch.report.study import read_studies
+    from skipsearch.storage import study_file
 
-    check_writable(out, force, ExportError)
+    studies = [file for file in map(study_file, study or []) if file]
+    check_writable(out, force, ExportError, inputs={"--profile": [profile] if profile else [], "--study": studies})
     loaded = load_profile(profile) if profile else None
     missing = write_report(out, read_studies(study or []), loaded, replace=force)
     if missing:
-        err.print(f"not drawn, and the page says why: {', '.join(missing)}", style="dim", markup=False)
-    console.print(f"{out}: open it in a browser", markup=False)
+        err.print(f"not drawn, and the page says why: {', '.join(missing)}", style="dim")
+    console.print(f"{out}: open it in a browser")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 from skipsearch.cli.common import err, out, print_json
 from skipsearch.errors import TaskError
@@ -50,11 +49,11 @@ def show(
         return
     for prompt in prompts:
         tokens = f", {prompt['tokens']} tokens" if "tokens" in prompt else ""
-        out.rule(Text(f"{prompt['id']}{tokens}"), align="left")  # as text: an id may hold brackets
-        out.print(prompt["text"], markup=False)
+        out.rule(f"{prompt['id']}{tokens}", align="left")
+        out.passage(prompt["text"])
     out.rule()
     for name, value in facts.items():
-        out.print(f"{name}: {_in_words(value)}", markup=False)
+        out.print(f"{name}: {_in_words(value)}")
 
 
 def _as_given_to(model: str, task: Task, shown: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -100,9 +99,9 @@ def validate(
         if as_json:
             print_json(asdict(result))
         elif result.problem is None:
-            out.print(f"ok  {result.summary}", markup=False)
+            out.print(f"ok  {result.summary}")
         elif len(results) > 1:
-            err.print(f"bad {result.problem}", markup=False)
+            err.print(f"bad {result.problem}")
     problems = [result.problem for result in results if result.problem is not None]
     if problems:
         raise TaskError(problems[0] if len(results) == 1 else f"{len(problems)} of {len(results)} tasks in {path} are not valid")

@@ -43,8 +43,8 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     from skipsearch.evaluation.prompts import shortened
     from skipsearch.profile import save_profile
     from skipsearch.profile.dump import as_dict, check_writable
-    from skipsearch.storage import discard_journal, is_url, shown
-    from skipsearch.tasks import load_task
+    from skipsearch.storage import discard_journal, is_url, shown, study_file
+    from skipsearch.tasks import load_task, task_files
     from skipsearch.tuning import check_drafters, check_objective, check_searcher, seconds
     from skipsearch.tuning import tune as run
 
@@ -58,10 +58,11 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     warn(shortened(chosen, adapter.spec))
     target = out or default_path(adapter, chosen.name)
     journal = study or str(target.with_suffix(".journal"))
-    check_writable(target, replace=force or resume)
+    check_writable(target, replace=force or resume, inputs={
+        "--task or --data": task_files(task, data=data), "--study": filter(None, [study_file(journal)])})
     if force and not is_url(journal):
         discard_journal(Path(journal))
-    err.print(f"every judged mask is kept in {shown(journal)}", style="dim", markup=False)
+    err.print(f"every judged mask is kept in {shown(journal)}", style="dim")
     with TuneView(err) as view:
         profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,
                       resume=resume, whole_layers=whole_layers, listen=view, fresh_table=fresh_table, drafters=drafters)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from skipsearch.cli.outside import Terminal
 from skipsearch.profile import Profile
 from skipsearch.profile.draw import draw_mask
 from skipsearch.search import Event, Noted, Progress, Raced, Stage
@@ -19,11 +19,11 @@ from skipsearch.stats import Trial
 class TuneView:
     """Listens to `tune`. A terminal gets a live bar a stage; a pipe gets a line a stage and one for each new best mask."""
 
-    def __init__(self, console: Console):
+    def __init__(self, console: Terminal):
         self.console = console
         self.live = console.is_terminal
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
-                   TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
+                   TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False))
         self.bar = Bar(*columns, console=console, disable=not self.live)
         self.stage: TaskID | None = None
         self.best: Trial | None = None
@@ -46,7 +46,7 @@ class TuneView:
                 self._close()
                 self.stage = self.bar.add_task(title, total=None, note="")
                 if not self.live:
-                    self.console.print(title, markup=False)
+                    self.console.print(title)
             case Progress(done, total, judged, best):
                 if judged is not None and best is not None:
                     self.judged += 1
@@ -55,7 +55,7 @@ class TuneView:
                     self.bar.update(self.stage, completed=min(done, total), total=total, note=self._note())
             case Noted(sentence, doubtful):
                 self.doubtful |= doubtful
-                self.console.print(sentence, style="dim", markup=False)
+                self.console.print(sentence, style="dim")
             case Raced():
                 self.raced.append(event)
 
@@ -68,12 +68,12 @@ class TuneView:
         if self.best is None or best.mask != self.best.mask:
             self.best = best
             if not self.live:
-                self.console.print(f"  trial {self.judged}: best so far {_trial(best)}", markup=False)
+                self.console.print(f"  trial {self.judged}: best so far {_trial(best)}")
 
     def _note(self) -> str:
         return f"trial {self.judged}, best {_trial(self.best)}" if self.best else ""
 
-    def summary(self, console: Console, profile: Profile, path: Path) -> None:
+    def summary(self, console: Terminal, profile: Profile, path: Path) -> None:
         """The race, the hold-out measurement, the mask, and what to do with it."""
         table = Table("recipe", "predicted", "measured (95 %)", "prompts", box=None, pad_edge=False)
         for r in self.raced:
@@ -85,26 +85,26 @@ class TuneView:
         measured = profile.measured
         assert measured is not None
         console.print(f"plain decoding {measured.baseline_ms_per_token.in_words(' ms')} a token, with this profile "
-                      f"{measured.ms_per_token.in_words(' ms')}, on {measured.prompts} hold-out prompts", markup=False)
+                      f"{measured.ms_per_token.in_words(' ms')}, on {measured.prompts} hold-out prompts")
         lossless = measured.lossless
         if lossless.prompts:
-            console.print(f"tokens identical to plain decoding on {lossless.identical} of {lossless.prompts} prompts", markup=False)
+            console.print(f"tokens identical to plain decoding on {lossless.identical} of {lossless.prompts} prompts")
         calibrated = [r for r in self.raced if r.split == "calibration" and r.recipe == profile.candidate]
         if calibrated and calibrated[0].speedup.low > measured.speedup.mean:
             console.print(f"on calibration prompts it measured {calibrated[0].speedup.mean:.2f}×: part of that does not carry over to text "
-                          "that the search has not seen", markup=False)
+                          "that the search has not seen")
         if profile.verdict == "speculate":
-            console.print(f"[bold green]speculate[/]: {measured.speedup.in_words('×')} faster than plain decoding")
+            console.print(f"[bold green]speculate[/]: {measured.speedup.in_words('×')} faster than plain decoding", markup=True)
         else:
             console.print(f"[bold yellow]plain[/]: nothing beat plain decoding beyond doubt here; the best mask measured "
-                          f"{measured.speedup.in_words('×')}, and this profile decodes plainly")
+                          f"{measured.speedup.in_words('×')}, and this profile decodes plainly", markup=True)
         if profile.engine == "lean" and profile.hardware is not None and profile.hardware.kind == "cpu":
             console.print("on some CPUs --engine compiled decodes faster, plainly and with a profile tuned on it; to see: skipsearch bench "
-                          f"--profile {path} --peers plain,profile,plain@compiled", style="dim", markup=False)
+                          f"--profile {path} --peers plain,profile,plain@compiled", style="dim")
         if self.doubtful:
             console.print("[yellow]this was measured on a machine that was busy with something else[/]: tune again on a quiet one before "
-                          "you share it")
-        console.print(f"written to {path}; skipsearch decode --profile {path} uses it", markup=False)
+                          "you share it", markup=True)
+        console.print(f"written to {path}; skipsearch decode --profile {path} uses it")
 
 
 def _trial(trial: Trial | None) -> str:

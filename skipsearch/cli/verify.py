@@ -55,7 +55,7 @@ def verify(file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile.
     if as_json:
         print_json({"file": str(file), **found.as_dict(), "written": str(target) if target else None})
     else:
-        out.print("\n".join([*_lines(found), *([f"written to {target}"] if target else [])]), markup=False)
+        out.print(*_lines(found), *([f"written to {target}"] if target else []), sep="\n")
     if strict and not found.holds:
         raise typer.Exit(1)
 

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -46,39 +48,58 @@ def save_profile(profile: Profile, path: str | Path) -> None:
     save_text(dump_profile(profile), Path(path))
 
 
-def check_writable(target: Path, replace: bool, error: type[SkipSearchError] = ProfileError) -> None:
+def check_writable(target: Path, replace: bool, error: type[SkipSearchError] = ProfileError, option: str = "--out",
+                   inputs: Mapping[str, Iterable[Path]] = MappingProxyType({})) -> None:
     """Find out before the work, not after it, that its result cannot be kept; makes the folder. replace: a file that exists is no matter.
 
+    option: what named the target; inputs: files that must not be lost to it, by the option that named them.
     Raises: `error`.
     """
     if target.is_dir():
-        raise error(f"--out {target} is a folder; name the file to write")
+        raise error(f"{option} {target} is a folder; name the file to write")
+    for named_by, files in inputs.items():
+        if any(_same(target, file) for file in files):
+            raise error(f"{option} {target} is the file of {named_by}, which would be lost: write another with {option}")
+    if target.exists() and not target.is_file():
+        raise error(f"{option} {target} is a device or pipe; name a file to write")
     if target.exists() and not replace:
-        raise error(f"{target} exists already: replace it with --force, or write another with --out")
+        raise error(f"{target} exists already: replace it with --force, or write another with {option}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
-        raise error(f"the folder {target.parent} cannot be made ({cause.strerror}): choose another with --out") from None
+        raise error(f"the folder {target.parent} cannot be made ({cause.strerror}): choose another with {option}") from None
     if not os.access(target.parent, os.W_OK):
-        raise error(f"the folder {target.parent} may not be written to: choose another with --out")
+        raise error(f"the folder {target.parent} may not be written to: choose another with {option}")
 
 
-def save_text(text: str, path: Path) -> None:
-    """As `save_profile`, for text that is ready."""
+def _same(target: Path, file: Path) -> bool:
+    """Whether both are one file, by whatever links; one that is not there yet, by its place."""
+    with suppress(OSError):
+        return os.path.samefile(target, file)
+    return os.path.realpath(target) == os.path.realpath(file)
+
+
+def save_text(text: str, path: Path, error: type[SkipSearchError] = ProfileError) -> None:
+    """As `save_profile`, for text that is ready. Raises: `error`."""
+    save_bytes(text.encode("utf-8"), path, error)
+
+
+def save_bytes(content: bytes, path: Path, error: type[SkipSearchError] = ProfileError) -> None:
+    """As `save_profile`, for any content. Raises: `error`."""
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(temporary, "x", encoding="utf-8", newline="\n") as file:
-                file.write(text)
+            with open(temporary, "xb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())  # a crash right after the rename must not leave an empty file
             os.replace(temporary, path)
         finally:
             with suppress(OSError):
                 temporary.unlink()
-    except OSError as error:
-        raise ProfileError(f"cannot write {path}: {error.strerror or error}; make room there, or choose another place") from error
+    except OSError as cause:
+        raise error(f"cannot write {path}: {cause.strerror or cause}; make room there, or choose another place") from cause
 
 
 def _is_interval(value: Any) -> bool:

@@ -45,7 +45,7 @@ def write_report(out: str | Path, studies: Sequence[Study] = (), profile: Profil
     target = Path(out)
     check_writable(target, replace, ExportError)
     html, missing = render(studies, profile)
-    save_text(html, target)
+    save_text(html, target, ExportError)
     return missing
 
 

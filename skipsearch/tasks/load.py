@@ -59,6 +59,17 @@ def load_task(name_or_path: str | Path, *, data: str | Path | None = None) -> Ta
                      (f"text from {Path(data).name} instead of the task's own source",))
 
 
+def task_files(name_or_path: str | Path, *, data: str | Path | None = None) -> tuple[Path, ...]:
+    """The files of this machine that `load_task` reads for these arguments, the Hub's aside. Raises: TaskError."""
+    if Path(name_or_path).suffix == ".jsonl":
+        return (Path(name_or_path),)
+    path = manifest_path(name_or_path)
+    if data is not None:
+        return path, Path(data)
+    source = read_manifest(path).source
+    return (path, *jsonl.files(source, path.parent)) if isinstance(source, JsonlSource) else (path,)
+
+
 def manifest_path(name_or_path: str | Path) -> Path:
     """The task.yaml that a task's name or path stands for. Raises: TaskError if there is none."""
     given, names = str(name_or_path), task_names()

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from skipsearch.errors import TaskError
+from skipsearch.tasks.files import open_regular
 
 MAX_BYTES = 64 * 1024  # a manifest is a page; anything larger is another file, or an attack
 
@@ -26,12 +27,13 @@ def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
 
     Raises: TaskError naming the file and, where there is one, the line.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise TaskError(f"{path}: cannot be read ({error.strerror or error})") from error
+    with open_regular(path) as file:
+        try:
+            raw = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise TaskError(f"{path}: cannot be read ({error.strerror or error})") from error
     if len(raw) > MAX_BYTES:
-        raise TaskError(f"{path}: {len(raw)} bytes long; a task manifest has at most {MAX_BYTES}")
+        raise TaskError(f"{path}: larger than a page; a task manifest has at most {MAX_BYTES} bytes")
     try:
         loader = _Loader(raw.decode("utf-8"))
         node = loader.get_single_node()

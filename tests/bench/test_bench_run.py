@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -155,10 +157,22 @@ def test_a_picture_shows_peers_and_contexts(tmp_path: Path) -> None:
     for file in (tmp_path / "b.png", tmp_path / "b.svg"):
         draw(rows, "title", file)
         assert file.stat().st_size > 5000
-    with pytest.raises(DecodeError, match="choose another file"):
-        draw(rows, "title", tmp_path / "no folder" / "b.png")
+    with pytest.raises(DecodeError, match="choose another with --picture"):
+        draw(rows, "title", tmp_path / "b.png" / "b.png")
     with pytest.raises(DecodeError, match=r"choose another file, ending in \.png"):
         draw(rows, "title", tmp_path / "b.xyz")
+
+
+def test_a_picture_that_a_full_disk_cuts_short_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "b.svg").write_text("the old one")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DecodeError, match=r"cannot write .*b\.svg: No space left on device; make room there"):
+        draw(bench([Fake("plain", 0.004)], REQUESTS, repeats=1), "title", tmp_path / "b.svg")
+    assert os.listdir(tmp_path) == ["b.svg"]
+    assert (tmp_path / "b.svg").read_text() == "the old one"
 
 
 def test_a_loop_is_left_as_it_was() -> None:

@@ -19,6 +19,7 @@ from skipsearch import engine, searchers, tuning
 from skipsearch.cli.tune import tune
 from skipsearch.engine import exact_forward
 from skipsearch.errors import ModelError, SearchError, UntrustedFolder
+from skipsearch.profile import load_profile
 
 pytestmark = pytest.mark.xdist_group("cli")  # one worker, so that the search they share is made once
 
@@ -259,11 +260,13 @@ def test_an_interrupted_search_keeps_its_trials_and_resumes(tuned, tmp_path, sig
     _, said = running.communicate(timeout=60)
     assert running.returncode == status, said
     assert "Traceback" not in said
-    kept = finished(journal)
+    kept, judged = finished(journal), journal.read_bytes()
     assert kept >= 5
     done = skipsearch(*command[3:], "--trials", kept + 2, "--resume", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["profile"]["provenance"]["trials"] == kept + 2
+    assert journal.read_bytes().startswith(judged[:judged.rindex(b"\n") + 1]), "every mask that was judged is kept"
+    assert load_profile(out).provenance.trials == kept + 2
 
 
 def finished(journal):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,20 @@ def test_studies_and_a_profile_are_drawn_together_and_again_only_with_force(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_a_full_disk_leaves_the_page_that_was_there(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / "report.html"
+    out.write_text("the old page")
+    monkeypatch.setattr(os, "fsync", full)
+    status, told, err = run(capsys, monkeypatch, "--profile", PROFILE, "--out", out, "--force")
+    assert (status, told) == (1, "")
+    assert err == f"error: cannot write {out}: No space left on device; make room there, or choose another place"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert out.read_text() == "the old page"
+
+
 def test_neither_a_study_nor_a_profile_is_a_wrong_call(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     status, _, err = run(capsys, monkeypatch, "--out", tmp_path / "report.html")
     assert status == 2
@@ -81,7 +97,7 @@ def test_neither_a_study_nor_a_profile_is_a_wrong_call(tmp_path: Path, capsys: A
     (["--profile", "{tmp}/none.yaml"], "none.yaml"),
     (["--profile", "{journal}"], "search.journal"),
     (["--study", "{journal}", "--out", "{tmp}"], "is a folder; name the file to write"),
-    (["--study", "{journal}", "--out", "{journal}"], "exists already"),
+    (["--study", "{journal}", "--out", "{journal}", "--force"], "search.journal is the file of --study, which would be lost"),
     (["--study", "{journal}", "--out", "{journal}/report.html"], "search.journal cannot be made ("),
     (["--study", "{journal}", "--out", "{tmp}/" + "x" * 300 + ".html"], "ile name too long"),
 ])

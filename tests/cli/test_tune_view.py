@@ -6,9 +6,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import skipsearch
+from skipsearch.cli.outside import Terminal
 from skipsearch.cli.tune_view import TuneView
 from skipsearch.profile import load_profile
 from skipsearch.search import Noted
@@ -19,10 +19,10 @@ PROFILE = min((Path(skipsearch.__file__).parent / "demo" / "profiles" / "demo" /
 @pytest.mark.parametrize("doubtful", [True, False])
 def test_measurements_in_doubt_are_called_so_again_where_the_profile_is_written(doubtful: bool) -> None:
     told, said = StringIO(), StringIO()
-    with TuneView(Console(file=told)) as view:
+    with TuneView(Terminal(file=told)) as view:
         view(Noted("the machine is what it is", doubtful))
         view(Noted("and something else, that casts no doubt on anything"))
-    view.summary(Console(file=said, width=200), load_profile(PROFILE), Path("here.yaml"))
+    view.summary(Terminal(file=said, width=200), load_profile(PROFILE), Path("here.yaml"))
     assert "the machine is what it is" in told.getvalue()
     assert ("tune again on a quiet one before you share it" in said.getvalue()) == doubtful
     assert "written to here.yaml" in said.getvalue()

@@ -130,6 +130,7 @@ def test_it_stays_within_the_context_that_the_model_was_made_for(context: int) -
     embed = model.embed
 
     class Watching:
+        passes = None
         spec, tokenizer, new_cache, head = model.spec, None, staticmethod(model.new_cache), staticmethod(model.head)
 
         def block(self, i, h, cache, plan, *, attn=True, mlp=True):  # type: ignore[no-untyped-def]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from skipsearch.evaluation.objectives import LEAST_SAMPLED, ReplayObjective, _rungs
 from skipsearch.evaluation.replay import Replayed
+from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.sweep import exploring
 from skipsearch.mask import SkipMask
 
@@ -55,20 +56,20 @@ def objective(replay: Any) -> ReplayObjective:
 def test_a_mask_that_is_clearly_behind_is_judged_by_the_sample_alone() -> None:
     replay = Scripted()
     judge = objective(replay).judge
-    good, _ = judge(GOOD)
-    bad, policy = judge(BAD)
+    good, bad = judge(GOOD), judge(BAD)
     assert replay.asked == [(GOOD, FIRST), (GOOD, SECOND), (GOOD, THIRD), (GOOD, REST), (BAD, FIRST)]
     assert bad.seconds_per_token > good.seconds_per_token
     assert bad.alpha == pytest.approx(0.05, abs=0.05)
-    assert policy.draft_length == 1
+    assert bad.recipe is not None
+    assert bad.recipe.drafters[0].draft_length == 1
 
 
 def test_the_trial_of_a_sample_is_in_proportion_to_the_best_mask_there_and_on_all_of_the_text() -> None:
     replay = Scripted()
     judge, by_sample = objective(replay).judge, objective(replay)
-    good, bad = judge(GOOD)[0], judge(BAD)[0]
+    good, bad = judge(GOOD), judge(BAD)
     policies = exploring(len(COSTS.verify) - 1)
-    there = {mask: by_sample._best(replay(mask, only=FIRST), mask, policies)[1].seconds_per_token for mask in (GOOD, BAD)}
+    there = {mask: by_sample._best(lay_out(replay(mask, only=FIRST)), mask, policies, [()]).seconds_per_token for mask in (GOOD, BAD)}
     assert there[GOOD] != good.seconds_per_token
     assert bad.seconds_per_token / good.seconds_per_token == pytest.approx(there[BAD] / there[GOOD])
 
@@ -77,10 +78,9 @@ def test_a_mask_that_may_be_better_is_judged_on_all_of_the_text_and_so_is_the_fi
     replay = Scripted()
     judge = objective(replay).judge
     for mask in (GOOD, FAIR):
-        trial, policy = judge(mask)
-        whole, prediction = objective(Scripted()).best_policy(mask)
-        assert policy == whole
-        assert trial.seconds_per_token == pytest.approx(prediction.seconds_per_token)
+        trial, whole = judge(mask), objective(Scripted()).best_recipe(mask)
+        assert trial.recipe == whole.recipe
+        assert trial.seconds_per_token == pytest.approx(whole.seconds_per_token)
     assert len(replay.asked) == 8
 
 
@@ -105,7 +105,7 @@ def test_a_mask_that_falls_behind_later_is_judged_by_what_was_replayed_until_the
     replay = Late()
     judge = objective(replay).judge
     judge(GOOD)
-    trial, _ = judge(LATE)
+    trial = judge(LATE)
     assert replay.asked[4:] == [(LATE, FIRST), (LATE, SECOND)]
     assert trial.alpha is not None
     assert 0.2 < trial.alpha < 0.8, "half of it good, half of it bad"

@@ -9,11 +9,13 @@ from helpers.tiny import LAYERS
 from evaluation.fabricated import drafting, plain
 from evaluation.small_search import small_model, small_task
 from skipsearch.compiler import compile_profile, provenance
+from skipsearch.drafters.skip import Skip
 from skipsearch.errors import TaskError
 from skipsearch.evaluation.prompts import lengths, shortened, template_sha256, workload
-from skipsearch.exits import DraftPolicy
+from skipsearch.exits.fixed import Fixed
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter
+from skipsearch.recipe import Recipe
 from skipsearch.tasks import Prompt
 from skipsearch.tuning import identity
 
@@ -50,7 +52,7 @@ def test_profile_and_study_carry_it() -> None:
     assert identity(model, task, "replay", False)["chat_template_sha256"] == expected
     work = workload(model, task, task.holdout)
     seconds = [1.0] * len(work.prompts)
-    profile = compile_profile(model, task, work, SkipMask(LAYERS, (1,)), DraftPolicy(4), plain(seconds), drafting(seconds),
+    profile = compile_profile(model, task, work, Recipe((Skip.of(SkipMask(LAYERS, (1,)), 4, Fixed()),)), plain(seconds), drafting(seconds),
                               provenance=provenance("gp", "replay", 0, 1, 1.0))
     assert profile.task.chat_template_sha256 == expected is not None
 

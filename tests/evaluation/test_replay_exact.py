@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
@@ -18,16 +19,20 @@ from models.tiny import adapted
 from skipsearch.cache import Planner
 from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import Sampling
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
 from skipsearch.engine import forward
 from skipsearch.errors import SearchError
 from skipsearch.evaluation import continuations
 from skipsearch.evaluation.exact import Drafts, ExactReplay, walk
+from skipsearch.evaluation.lookups import Lookups
 from skipsearch.evaluation.replay import Replay
 from skipsearch.exits import DraftPolicy
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, adapt
+from skipsearch.recipe import Recipe
 from skipsearch.stats import DecodeStats
 
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
@@ -64,7 +69,7 @@ def counts(stats: DecodeStats) -> dict[str, int]:
 def assert_counts(model: ModelAdapter, exact: ExactReplay, mask: SkipMask, policy: DraftPolicy, tokens: int, end_on_repeat: int | None,
                   prompts: tuple[tuple[int, ...], ...] = PROMPTS) -> tuple[DecodeStats, Counter[str]]:
     stats, reasons = decoded(model, mask, policy, tokens, end_on_repeat, prompts)
-    assert counts(exact.stats(mask, policy.exit, policy.draft_length)) == counts(stats)
+    assert counts(exact.stats(mask, policy)) == counts(stats)
     return stats, reasons
 
 
@@ -87,7 +92,7 @@ def test_counts_are_those_of_real_decoding(engine: str, policy: DraftPolicy) -> 
         total += assert_counts(model, exact, mask, policy, 24, 6)[0]
     assert 0 < total.accepted < total.drafted
     assert 0 < total.rejecting_rounds < total.rounds, "some rounds were accepted whole and some were not"
-    if policy.kind != "fixed":
+    if policy.exit.kind != "fixed":
         assert total.drafted < decoded(model, MASKS[2], DraftPolicy(DEPTH), 24, 6)[0].drafted * len(MASKS), "the policy stopped some"
 
 
@@ -113,6 +118,26 @@ def test_that_holds_for_any_mask_policy_and_ending() -> None:
 @cache
 def ending(tokens: int, end_on_repeat: int | None, eos: tuple[int, ...]) -> ExactReplay:
     return ExactReplay(Replay(with_eos(small_world()[0], *eos), PROMPTS, tokens, end_on_repeat), DEPTH)
+
+
+@pytest.mark.parametrize("engine", ["hf", "lean"])
+def test_counts_of_lookup_with_the_skipped_model_behind_it_are_those_of_real_decoding(engine: str) -> None:
+    """Drafter by drafter: lookup's rounds follow from the text alone, and the skip drafter gets those that it leaves over."""
+    model, exact = world(engine)
+    replay, total = exact.replay, DecodeStats()
+    lookups = Lookups(replay.prompts, replay.tokens, exact.known)
+    prompts = [i for i, text in enumerate(replay.tokens) if len(text) > 1]
+    for mask in MASKS:
+        for spec in (Lookup(min_match=1, draft_length=5), Lookup(min_match=2, draft_length=6, per_match=1)):
+            for policy in POLICIES:
+                decoder = Decoder(model, Recipe((spec, Skip.of(mask, policy.draft_length, policy.exit))))
+                results = [decoder.generate(prompt, 24, end_on_repeat=6).stats for prompt in PROMPTS]
+                real = sum((stats for stats in results if stats.round_tokens), DecodeStats())
+                walked = walk(exact(mask), policy, [lookups(spec, prompts)])
+                assert counts(walked) == counts(real)
+                assert [replace(d, copied=0) for d in real.by_drafter] == walked.by_drafter
+                total += real
+    assert all(0 < d.accepted < d.drafted for d in total.by_drafter), "both drafters were right now and then, and wrong"
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
@@ -217,8 +242,11 @@ def test_a_policy_hears_of_every_round_that_drafted_and_is_asked_about_every_dra
     asked: list[tuple[float, int]] = []
 
     class Spy:
-        kind: ClassVar[str] = "spy"
         reads_confidence: ClassVar[bool] = True
+        shared: ClassVar[bool] = False
+
+        def begin(self) -> Spy:
+            return self
 
         def stop(self, confidence: float, n_drafted: int) -> bool:
             asked.append((confidence, n_drafted))
@@ -227,12 +255,9 @@ def test_a_policy_hears_of_every_round_that_drafted_and_is_asked_about_every_dra
         def observe(self, n_accepted: int, n_drafted: int) -> None:
             heard.append((n_accepted, n_drafted))
 
-        def parameters(self) -> dict[str, float]:
-            return {}
-
     right = np.array([[1, 0, 1], [1, 1, 1], [1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1]], dtype=bool)
     confidence = np.array([[.9, .8, .7], [1, 1, 1], [.6, .25, 1], [1, 1, 1], [1, 1, 1], [1, 1, 1]])
-    stats = walk([Drafts(right, confidence, room=6)], Spy(), 3)
+    stats = walk([Drafts(right, confidence, room=6)], DraftPolicy(3, Spy()))  # type: ignore[arg-type]
     assert heard == [(1, 3), (2, 2)], "from position 0, then 2; from 5 there is room for the full model's own token alone"
     assert asked == [(.9, 1), (.8, 2), (.6, 1), (.25, 2)]
     assert counts(stats) == {"tokens": 7, "round_tokens": 6, "rounds": 3, "drafted": 5, "accepted": 3, "rejecting_rounds": 1}
@@ -240,7 +265,7 @@ def test_a_policy_hears_of_every_round_that_drafted_and_is_asked_about_every_dra
 
 def test_a_draft_length_that_was_not_replayed_is_refused() -> None:
     with pytest.raises(SearchError, match="draft length 7 was asked for and drafts were replayed to depth 6"):
-        world()[1].stats(MASKS[0], DraftPolicy(7).make(), 7)
+        world()[1].stats(MASKS[0], DraftPolicy(7))
 
 
 def test_sampled_texts_are_refused() -> None:

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from skipsearch.costs import Costs
 from skipsearch.decoding import Decoder
+from skipsearch.evaluation.lookups import Copied
 from skipsearch.evaluation.replay import Replay, Replayed
-from skipsearch.evaluation.rounds import lay_out
-from skipsearch.evaluation.simulate import Prediction, simulate
-from skipsearch.exits import DraftPolicy, make_exit
+from skipsearch.evaluation.rounds import lay_out, without_passes
+from skipsearch.evaluation.simulate import Drafted, Prediction, simulate, walk
+from skipsearch.exits import DraftPolicy
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, load_model
-from skipsearch.stats import DecodeStats
+from skipsearch.stats import DecodeStats, DrafterStats
 
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
 MASK = SkipMask(LAYERS, (1, 3), (2,))
@@ -56,7 +57,7 @@ def world() -> tuple[ModelAdapter, Replay]:
 
 
 def predicted(replayed: list[Replayed], policy: DraftPolicy, mask: SkipMask = MASK) -> Prediction:
-    return simulate(lay_out(replayed, longest=50), mask, policy.exit, policy.draft_length, COSTS)
+    return simulate(lay_out(replayed, longest=50), mask, policy, COSTS)
 
 
 def decoded(policy: DraftPolicy, mask: SkipMask, end_on_repeat: int | None = 6) -> DecodeStats:
@@ -120,7 +121,7 @@ def trained() -> tuple[ModelAdapter, Replay, list[tuple[int, ...]], SkipMask]:
 
 def predicted_on_demo(replay: Replay, mask: SkipMask, policy: DraftPolicy) -> Prediction:
     n = mask.n_layers
-    return simulate(lay_out(replay(mask)), mask, policy.exit, policy.draft_length, Costs((1.0,) * 2 * n, 1.0, (2.0 * n,) * 13))
+    return simulate(lay_out(replay(mask)), mask, policy, Costs((1.0,) * 2 * n, 1.0, (2.0 * n,) * 13))
 
 
 # --- whatever the text and the policy -------------------------------------------------------------------------------------------
@@ -147,10 +148,10 @@ def test_counts_add_up(replayed: list[Replayed], policy: DraftPolicy) -> None:
 @settings(max_examples=100, deadline=None)
 def test_time_is_that_of_all_draft_passes_and_of_verify_passes_by_their_rows(replayed: list[Replayed], policy: DraftPolicy) -> None:
     rows_free = Costs(COSTS.sublayers, COSTS.overhead, (100.0,) * 6)
-    stats = simulate(lay_out(replayed), MASK, policy.exit, policy.draft_length, rows_free).stats
+    stats = simulate(lay_out(replayed), MASK, policy, rows_free).stats
     assert stats.decode_seconds == pytest.approx(stats.drafted * rows_free.draft(MASK) + stats.rounds * 100)
     by_row = Costs((0.0,) * 2 * LAYERS, 0.0, tuple(100.0 + rows for rows in range(9)))
-    stats = simulate(lay_out(replayed), MASK, policy.exit, policy.draft_length, by_row).stats
+    stats = simulate(lay_out(replayed), MASK, policy, by_row).stats
     assert stats.decode_seconds == pytest.approx(stats.rounds * 100 + stats.drafted), "row n costs 100 + n"
 
 
@@ -180,44 +181,67 @@ def test_a_low_confidence_ends_the_draft_behind_the_token_it_belongs_to() -> Non
     assert (stats.rounds, stats.drafted, stats.accepted) == (2, 2 + 1, 3), "two drafted and one more emitted, then one that fits"
 
 
-def test_the_threshold_of_an_adaptive_policy_lives_on_from_prompt_to_prompt() -> None:
+def test_the_threshold_of_an_adaptive_policy_starts_anew_at_each_prompt_unless_it_is_shared() -> None:
     text = Replayed(np.array([True, False] * 10), np.full(20, 0.6005), room=30)
-    together, alone = Adaptive(threshold=0.6, target_acceptance=0.9), Adaptive(threshold=0.6, target_acceptance=0.9)
-    both = simulate(lay_out([text, text]), MASK, together, 4, COSTS)
-    first = simulate(lay_out([text]), MASK, alone, 4, COSTS)
-    assert both.seconds[0] == first.seconds[0]
-    assert both.seconds[1] != first.seconds[0], "the second prompt starts with the threshold that the first one left"
-    assert together.threshold > alone.threshold > 0.6
+    for shared in (False, True):
+        both = predicted([text, text], DraftPolicy(4, Adaptive(threshold=0.6, target_acceptance=0.9, across_requests=shared)))
+        assert bool(both.seconds[0] != both.seconds[1]) is shared
+
+
+class Spy:
+    """An exit policy that never stops and notes what it hears."""
+
+    reads_confidence: ClassVar[bool] = True
+    shared: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, int]] = []
+
+    def begin(self) -> Spy:
+        return self
+
+    def stop(self, confidence: float, n_drafted: int) -> bool:
+        return False
+
+    def observe(self, n_accepted: int, n_drafted: int) -> None:
+        self.heard.append((n_accepted, n_drafted))
 
 
 def test_a_policy_hears_of_every_round_that_drafted_and_of_no_other() -> None:
-    heard: list[tuple[int, int]] = []
+    text, spy = Replayed(np.array([True, False, True, True, True, True]), np.ones(6), room=6), Spy()
+    walk(lay_out([text]), DraftPolicy(3, spy))  # type: ignore[arg-type]
+    assert spy.heard == [(1, 3), (3, 3)]
+    spy.heard.clear()
+    walk(lay_out([Replayed(np.array([True]), np.ones(1), room=1)]), DraftPolicy(3, spy))  # type: ignore[arg-type]
+    assert spy.heard == []
 
-    class Spy:
-        kind: ClassVar[str] = "spy"
-        reads_confidence: ClassVar[bool] = True
 
-        def stop(self, confidence: float, n_drafted: int) -> bool:
-            return False
+def test_the_first_drafter_that_proposes_something_drafts_the_round() -> None:
+    """Six anchors; the first lookup speaks at anchors 0 and 4, the second at 0 and 2; the mask is right everywhere."""
+    spy, text = Spy(), Replayed(np.ones(6, dtype=bool), np.ones(6), room=6)
+    first = Copied(np.array([2, 0, 0, 0, 3, 0]), np.array([1, 0, 0, 0, 2, 0]))
+    second = Copied(np.array([9, 0, 2, 0, 0, 0]), np.array([9, 0, 0, 0, 0, 0]))
+    stats, drafts = walk(lay_out([text]), DraftPolicy(1, spy), [first, second])  # type: ignore[arg-type]
+    assert drafts == [[Drafted(0, 2), Drafted(1, 2), Drafted(2, 1), Drafted(2, 0)]], "at anchors 0, 2, 3 and 5, which has no room"
+    assert stats.by_drafter == [DrafterStats(1, 2, 1, 1), DrafterStats(1, 2, 0, 1), DrafterStats(1, 1, 1, 0)]
+    assert spy.heard == [(1, 1)], "an exit policy hears of its own drafter's rounds alone"
 
-        def observe(self, n_accepted: int, n_drafted: int) -> None:
-            heard.append((n_accepted, n_drafted))
 
-        def parameters(self) -> dict[str, float]:
-            return {}
-
-    text = Replayed(np.array([True, False, True, True, True, True]), np.ones(6), room=6)
-    simulate(lay_out([text]), MASK, Spy(), 3, COSTS)
-    assert heard == [(1, 3), (3, 3)]
-    heard.clear()
-    simulate(lay_out([Replayed(np.array([True]), np.ones(1), room=1)]), MASK, Spy(), 3, COSTS)
-    assert heard == []
+def test_rounds_are_priced_by_who_drafted_them() -> None:
+    costs = Costs((1.0,) * 2 * LAYERS, 2.0, (10.0, 11.0, 12.0))
+    text = Replayed(np.ones(4, dtype=bool), np.ones(4), room=5)
+    copied = Copied(np.array([1, 0, 0, 0]), np.array([1, 0, 0, 0]))
+    mask = SkipMask(LAYERS, tuple(range(LAYERS)))
+    found = simulate(lay_out([text]), mask, DraftPolicy(1), costs, [copied])
+    assert found.seconds.tolist() == [11.0 + (costs.draft(mask) + 11.0)], "a looked-up token costs its row of the verify pass alone"
+    plain = simulate(without_passes([[1, 2, 3, 4, 5]], [5]), None, None, costs)
+    assert plain.seconds.tolist() == [40.0]
 
 
 def test_a_verify_pass_longer_than_the_table_costs_what_its_last_row_costs() -> None:
     text = Replayed(np.ones(9, dtype=bool), np.ones(9), room=20)
     costs = Costs((0.0,) * 2 * LAYERS, 0.0, (1.0, 2.0, 3.0))
-    assert simulate(lay_out([text]), MASK, make_exit("fixed"), 8, costs).stats.decode_seconds == 3.0
+    assert simulate(lay_out([text]), MASK, DraftPolicy(8), costs).stats.decode_seconds == 3.0
 
 
 def test_the_standard_error_is_over_prompts() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from skipsearch.errors import TaskError
 from skipsearch.tasks import Prompt, load_task, read_prompts
+from skipsearch.tasks.manifest import read_manifest
 from skipsearch.tasks.split import cut_in_two, take_both
 
 Write = Callable[..., Path]
@@ -74,6 +77,24 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, rule: str) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none.jsonl") == f"{tmp_path / 'none.jsonl'}: cannot be read (No such file or directory)"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir], ids=["pipe", "device", "folder"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / "endless.jsonl"
+    make(path)
+    assert re.search(r"endless\.jsonl: this is a (device or pipe|folder); give a regular file", refusal(path))
+    with pytest.raises(TaskError, match="give a regular file"):
+        read_prompts(path)
+    with pytest.raises(TaskError, match="give a regular file"):
+        load_task("pycode", data=path)
+    with pytest.raises(TaskError, match="give a regular file"):
+        read_manifest(path)
+
+
+def test_a_link_to_a_file_is_as_good_as_the_file(jsonl: Write, tmp_path: Path) -> None:
+    (tmp_path / "link.jsonl").symlink_to(jsonl(prompts(4)))
+    assert len(read_prompts(tmp_path / "link.jsonl")) == 4
 
 
 def test_read_prompts_keeps_order_repetitions_and_ids(tmp_path: Path) -> None:

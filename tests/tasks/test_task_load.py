@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipsearch.errors import TaskError
-from skipsearch.tasks import Prompt, data_folder, load_task, task_names
+from skipsearch.tasks import Prompt, data_folder, load_task, task_files, task_names
 from skipsearch.tasks.manifest import HubSource, read_manifest
 from skipsearch.tasks.template import columns_of, render
 from skipsearch.tasks.values import text_sha256
@@ -80,6 +81,41 @@ def test_two_files_are_two_halves(task_folder: Folder, jsonl: Write) -> None:
     task = load_task(task_folder(source="{kind: jsonl, path: rows.jsonl, holdout_path: held.jsonl}"))
     assert all("held" in prompt.text for prompt in task.holdout)
     assert not any("held" in prompt.text for prompt in task.calibration)
+
+
+@pytest.mark.parametrize("outside", ["../rows.jsonl", "{tmp}/rows.jsonl", "link.jsonl", "linked/rows.jsonl", ".", '"rows\\0.jsonl"'])
+def test_a_manifest_names_no_file_outside_of_its_own_folder(task_folder: Folder, jsonl: Write, tmp_path: Path, outside: str) -> None:
+    rows, folder = jsonl([{"question": f"q{i}"} for i in range(6)]), tmp_path / "task"
+    for key in ("path", "holdout_path"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        (folder / "inside.jsonl").write_bytes(rows.read_bytes())
+        (folder / "link.jsonl").symlink_to(rows)
+        (folder / "linked").symlink_to(tmp_path)
+        named = {"path": "inside.jsonl", key: outside.format(tmp=tmp_path)}
+        task_folder(source="{kind: jsonl, " + ", ".join(f"{k}: {v}" for k, v in named.items()) + "}")
+        shutil.move(tmp_path / "task.yaml", folder / "task.yaml")
+        with pytest.raises(TaskError, match="which is not in this folder; put it there, or name it with --data"):
+            load_task(folder)
+        assert len(load_task(folder, data=rows).calibration) == 4, "the way out"
+
+
+def test_a_manifests_file_may_stand_in_a_folder_below_and_the_task_behind_a_link(task_folder: Folder, jsonl: Write, tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    jsonl([{"question": f"q{i}"} for i in range(6)], "below/real.jsonl")
+    (tmp_path / "below" / "rows.jsonl").symlink_to("real.jsonl")
+    folder = task_folder(source="{kind: jsonl, path: below/rows.jsonl}")
+    (tmp_path / "below" / "elsewhere").symlink_to(folder)
+    assert len(load_task(tmp_path / "below" / "elsewhere").calibration) == 4
+
+
+def test_the_files_that_a_task_is_read_from_are_known(task_folder: Folder, jsonl: Write) -> None:
+    rows = jsonl([{"question": "q"}])
+    folder = task_folder()
+    assert task_files(folder) == (folder / "task.yaml", rows)
+    assert task_files(folder, data="other.jsonl") == (folder / "task.yaml", Path("other.jsonl"))
+    assert task_files(rows) == (rows,)
+    assert task_files("pycode") == (data_folder() / "pycode" / "task.yaml",)
 
 
 def test_local_data_replaces_a_tasks_source(jsonl: Write) -> None:

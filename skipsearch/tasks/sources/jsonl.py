@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skipsearch.errors import TaskError
+from skipsearch.tasks.files import beside, open_regular
 from skipsearch.tasks.manifest import JsonlSource
 from skipsearch.tasks.prompts import bare_prompt
 from skipsearch.tasks.rows import Pools, Row
@@ -19,17 +20,22 @@ ID_COLUMNS = ("id", "question_id", "task_id", "prompt_id")
 
 def read(source: JsonlSource, folder: Path) -> Pools:
     """The rows of a manifest's files, whose paths count from the manifest's folder."""
-    holdout = None if source.holdout_path is None else read_rows(folder / source.holdout_path)
-    return Pools(read_rows(folder / source.path), holdout)
+    calibration, *holdout = map(read_rows, files(source, folder))
+    return Pools(calibration, holdout[0] if holdout else None)
+
+
+def files(source: JsonlSource, folder: Path) -> tuple[Path, ...]:
+    """Of a manifest in `folder`: its file or, where the halves have one each, its two. Raises: TaskError."""
+    return tuple(beside(folder, name) for name in (source.path, source.holdout_path) if name is not None)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Raises: TaskError naming file and line: not readable, not UTF-8, not a JSON object, or no line at all."""
-    try:
-        with path.open("rb") as lines:
+    """Raises: TaskError naming file and line: not readable, no regular file, not UTF-8, not a JSON object, or no line at all."""
+    with open_regular(path) as lines:
+        try:
             rows = parse_rows(lines, str(path))
-    except OSError as error:
-        raise TaskError(f"{path}: cannot be read ({error.strerror or error})") from error
+        except OSError as error:
+            raise TaskError(f"{path}: cannot be read ({error.strerror or error})") from error
     if not rows:
         raise TaskError(f"{path}: holds no line; give one object such as {EXAMPLE} a line")
     return rows
