@@ -12,34 +12,42 @@ from pathlib import Path
 import pytest
 
 import skipsearch
+from skipsearch.recipe import DRAFTERS, EXITS
 
 PACKAGE = Path(skipsearch.__file__).parent
 LONGEST_FILE = 300   # lines; a file that grows past it has two ideas in it
 
 # Room -> what it may import beside itself and BASE. "models" is the whole room, "models.spec" that file alone: a port.
-BASE = {"errors", "names", "repeats"}
-DECODING = {"drafters", "exits", "engine", "cache", "models", "profile", "machine", "stats", "mask"}   # `generate` adapts a model in memory
-EVALUATION = DECODING | {"decoding", "models", "tasks", "searchers.base"}   # the last for the plain data that searchers are given
+BASE = {"errors", "names", "repeats", "version", "fields"}
+DECODING = {"drafters", "exits", "recipe", "engine", "cache", "models", "profile", "machine", "stats", "costs",
+            "mask"}   # all of models: `generate` adapts a model in memory
+EVALUATION = DECODING | {"decoding", "tasks", "searchers.base"}   # the last for the plain data that searchers are given
 ABOVE_SEARCHERS = EVALUATION | {"evaluation", "searchers"}
 DRIVER = ABOVE_SEARCHERS | {"storage", "ledger", "compiler", "search", "tuning"}
+
+SPECS = {entry.removeprefix("skipsearch.").partition(":")[0] for entry in (*DRAFTERS.values(), *EXITS.values())}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "repeats": set(),
     "names": set(),
+    "version": set(),
+    "fields": set(),
     "mask": set(),
-    "stats": {"mask"},
-    "profile": {"mask", "stats"},
+    "costs": {"mask"},
+    "recipe": {"mask", "drafters.base", *SPECS},   # by name alone: what stands in its tables, and the port that a spec builds
+    "stats": {"mask", "recipe"},
+    "profile": {"mask", "stats", "recipe"},
     "tasks": set(),
     "machine": set(),
     "cache": set(),
     "models": {"mask", "cache"},
     "engine": {"models", "cache", "mask", "machine"},
-    "exits": {"engine"},
-    "drafters": {"exits", "engine", "cache", "mask", "models.spec"},
+    "exits": {"recipe"},
+    "drafters": {"exits", "recipe", "engine", "cache", "mask", "models.spec"},
     "decoding": DECODING,
     "evaluation": EVALUATION,
-    "searchers": {"mask", "stats"},
+    "searchers": {"mask", "stats", "costs"},
     "storage": set(),
     "workers": {"storage", "mask", "stats"},
     "ledger": ABOVE_SEARCHERS | {"storage", "workers"},
@@ -53,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "demo": {"models"},
     "cli": DRIVER | {"verification", "export", "report", "bench"},
 }
-NO_TORCH = {"errors", "repeats", "names", "mask", "stats", "profile"}
+NO_TORCH = {"errors", "repeats", "names", "version", "fields", "mask", "costs", "recipe", "stats", "profile", "exits"}
 LAZY_NAME = re.compile(r"skipsearch(\.\w+)+(:\w+)?")
 
 
@@ -156,8 +164,8 @@ def test_no_file_has_two_ideas_in_it() -> None:
 def test_the_exported_names_are_these_and_each_leads_home() -> None:
     assert sorted(skipsearch.__all__) == [
         "Chunk", "DecodeError", "DecodeStats", "Decoder", "ExportError", "Generation", "MaskError", "ModelAdapter", "ModelError",
-        "ModelSpec", "Profile", "ProfileError", "SearchError", "SkipMask", "SkipSearchError", "Task", "TaskError", "Trial", "__version__",
-        "adapt", "generate", "load_model", "load_profile", "load_task", "save_profile", "tune"]
+        "ModelSpec", "Profile", "ProfileError", "Recipe", "SearchError", "SkipMask", "SkipSearchError", "Task", "TaskError", "Trial",
+        "__version__", "adapt", "generate", "load_model", "load_profile", "load_task", "save_profile", "tune"]
     for name in skipsearch.__all__:
         assert getattr(skipsearch, name) is not None
     assert set(skipsearch._HOME_OF) | {"__version__"} == set(skipsearch.__all__)
@@ -177,4 +185,4 @@ def test_reading_a_profile_does_not_load_torch() -> None:
 
 
 def test_importing_the_package_loads_none_of_its_rooms() -> None:
-    assert run_python("import sys, skipsearch; print([m for m in sys.modules if m.startswith('skipsearch.')])") == "[]"
+    assert run_python("import sys, skipsearch; print([m for m in sys.modules if m.startswith('skipsearch.')])") == "['skipsearch.version']"

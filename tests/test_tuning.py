@@ -33,6 +33,7 @@ from skipsearch.evaluation.table import LatencyTable
 from skipsearch.ledger import Ledger
 from skipsearch.mask import SkipMask
 from skipsearch.profile import Profile, dump_profile, parse_profile
+from skipsearch.recipe import Recipe
 from skipsearch.search import Event, Noted, Progress, Raced, Search, Stage
 from skipsearch.searchers import SearchProblem
 from skipsearch.stats import Trial, TrialState
@@ -78,7 +79,7 @@ def races(monkeypatch: pytest.MonkeyPatch, made_up: Any) -> None:
 
 
 def searched(**options: Any) -> Profile:
-    return tune(small_model(), options.pop("task", small_task()), **{"trials": 5, **options})
+    return tune(small_model(), options.pop("task", small_task()), **{"trials": 5, "drafters": "skip", **options})
 
 
 def interrupt_after(n: int) -> Callable[[Event], None]:
@@ -187,7 +188,7 @@ def test_the_winner_is_who_was_fastest_in_the_race_and_not_who_was_predicted_to_
     asked: list[list[SkipMask]] = []
 
     def race(decoders: Any, workload: Any, *_: Any, **__: Any) -> Any:
-        masks = [d.loop.drafter.mask for d in decoders[1:]]
+        masks = [d.recipe.mask(LAYERS) for d in decoders[1:]]
         asked.append(masks)
         n = len(workload.prompts)
         return [plain([1.0] * n), *(drafting([0.9 - 0.1 * i] * n) for i in range(len(masks)))]   # the last one wins
@@ -308,7 +309,7 @@ def deadly(*arguments, race=objectives.race, **options):
 
 tuning.table_costs = lambda *_, **__: COSTS
 objectives.race = deadly
-tuning.tune(small_model(), small_task(), searcher="random", trials=4, objective="wall", study=sys.argv[1])
+tuning.tune(small_model(), small_task(), searcher="random", trials=4, objective="wall", study=sys.argv[1], drafters="skip")
 """
 
 
@@ -351,7 +352,7 @@ def torn(self, logs):
 
 JournalFileBackend.append_logs = torn
 tuning.table_costs = lambda *_, **__: COSTS
-tuning.tune(small_model(), small_task(), searcher="random", trials=9, study=sys.argv[1])
+tuning.tune(small_model(), small_task(), searcher="random", trials=9, study=sys.argv[1], drafters="skip")
 """
 
 
@@ -434,7 +435,7 @@ def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
     assert all(1 <= e.prompts <= 4 for e in raced)
     confirmed = [e for e in parts[5] if isinstance(e, Raced)]
     assert [(e.split, e.prompts) for e in confirmed] == [("holdout", 3)]
-    assert confirmed[0].mask in [e.mask for e in raced]
+    assert confirmed[0].recipe in [e.recipe for e in raced]
     assert isinstance(events[-1], Raced)
 
 
@@ -446,7 +447,7 @@ def test_a_study_keeps_who_proposed_each_mask_the_race_and_the_policy_surface(tm
     notes = Ledger(journal, identity(small_model(), small_task(), "replay", whole_layers=False), resume=True).study.user_attrs
     assert [r["split"] for r in notes["raced"]] == ["calibration"] * tuning.FINALISTS + ["holdout"]
     winner = notes["raced"][-1]
-    assert SkipMask(LAYERS, tuple(winner["attn"]), tuple(winner["mlp"])) == profile.mask
+    assert Recipe.from_data(winner["recipe"]) == profile.candidate
     assert profile.measured is not None
     assert winner["speedup"]["mean"] == pytest.approx(profile.measured.speedup.mean, rel=0.01)
     assert {p["kind"] for p in notes["surface"]["policies"]} == {"fixed", "confidence"}

@@ -75,7 +75,8 @@ def test_the_unsearched_mask_leaves_out_every_second_sub_layer() -> None:
     assert run.tokens == plain.run(prompt(), 24).tokens
     assert run.stats is not None
     assert run.stats.drafted > run.stats.accepted > 0
-    mask = skip.decoder.loop.drafter.mask  # type: ignore[attr-defined]
+    mask = skip.decoder.recipe.mask(20)
+    assert mask is not None
     assert mask.n_skipped == 20
     assert len(mask.attn) == len(mask.mlp) == 10
 
