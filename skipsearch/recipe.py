@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -100,7 +101,7 @@ class ExitSpec(Part):
 def union_of(table: Mapping[str, str]) -> Any:
     """The type of anything in a table of specs: a union on `kind`, for pydantic."""
     kinds = tuple(resolve("kind", name, table, SkipSearchError) for name in table)
-    return Annotated[kinds, Field(discriminator="kind")]  # noqa: UP007
+    return Annotated[reduce(or_, kinds), Field(discriminator="kind")]
 
 
 def make_exit(kind: str, **settings: Any) -> Any:
