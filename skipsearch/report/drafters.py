@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skipsearch.profile import Profile
 from skipsearch.report.closed_form import NO_PROFILE
-from skipsearch.report.drawn import Drawn, NothingToDraw, label
+from skipsearch.report.drawn import Drawn, NothingToDraw
 from skipsearch.report.theme import SERIES, style
 
 
@@ -29,7 +29,7 @@ def by_drafter(profile: Profile | None) -> Drawn:
                 axes.barh([k], [amounts[k]], height=0.55, color=SERIES[0], alpha=opacity, gid=f"{gid}-{k}")
         for k, c in enumerate(counts):
             axes.annotate(_share(c.accepted, c.drafted), (c.drafted, k), (6, 0), textcoords="offset points", va="center")
-            axes.text(0, k - 0.32, label(names[k]), va="bottom")
+            axes.text(0, k - 0.32, names[k], va="bottom")
         axes.set(xlim=(0, 1.12 * max(1, *(c.drafted for c in counts))), ylim=(len(names) - 0.55, -0.75), xlabel="tokens over all prompts")
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
