@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
+from pydantic.json_schema import GenerateJsonSchema
 
 from skipsearch.errors import MaskError
 from skipsearch.fields import (
@@ -264,6 +265,13 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
+class _EveryKeyWritten(GenerateJsonSchema):
+    """As the loader has it: only what may be left out need not be there, whatever has a default in Python."""
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return "serialization_exclude_if" not in field
+
+
 def json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of the current version, for editors. Rules between keys are the loader's alone."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Profile.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Profile.model_json_schema(schema_generator=_EveryKeyWritten)

@@ -212,6 +212,8 @@ def read_study(where: str | Path, label: str | None = None) -> Study:
         raise SearchError(f"the study {name} does not say of how many layers its model is: `skipsearch tune` did not write it")
     trials = [t for t in trials if "duplicate_of" not in t.user_attrs]   # of two workers with one mask, who was second
     judged = tuple(j for t in trials if (j := _judged(t, n_layers, name)) is not None)
+    if not judged and identity.get("drafters") == "lookup":
+        raise SearchError(f"the study {name} was for lookup alone, which has no masks to judge: --profile draws what was measured")
     if not judged:
         raise SearchError(f"the study {name} holds no judged mask ({len(trials)} trials, none of them finished with a time): let the "
                           "search go on with `skipsearch tune --resume`")

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from profile_samples import GOLDEN, SAMPLES, VERDICTS, every, lost, mixed, profiles, speculate
 
 from skipsearch.drafters.skip import Skip
+from skipsearch.errors import ProfileError
 from skipsearch.profile import Profile, dump_profile, load_profile, parse_profile
 from skipsearch.profile.dump import as_dict
 from skipsearch.profile.schema import json_schema
@@ -109,6 +110,21 @@ def test_the_json_schema_refuses_kinds_and_keys_that_it_does_not_know(path: tupl
     part[key] = value
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(data, json_schema())
+
+
+@pytest.mark.parametrize(("drafter", "path"), [(0, "kind"), (0, "min_match"), (1, "kind"), (1, "exit"), (1, "exit.kind"),
+                                                   (1, "exit.threshold")])
+def test_the_json_schema_wants_every_key_as_the_loader_does(drafter: int, path: str) -> None:
+    data = as_dict(mixed())
+    *parents, key = path.split(".")
+    part = data["drafters"][drafter]
+    for parent in parents:
+        part = part[parent]
+    del part[key]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, json_schema())
+    with pytest.raises(ProfileError, match=r"this key is missing|it has no kind"):
+        parse_profile(json.dumps(data).encode(), "x.yaml")
 
 
 def test_there_is_a_sample_of_every_kind() -> None:

@@ -159,6 +159,10 @@ def all_failed(path: Path) -> None:
     make_study(path, {}, failed=3)
 
 
+def lookup_alone(path: Path) -> None:
+    make_study(path, {}, drafters="lookup")
+
+
 def foreign(path: Path, name: str = "mine") -> None:
     optuna.create_study(storage=JournalStorage(JournalFileBackend(str(path))), study_name=name)
 
@@ -199,7 +203,8 @@ def later_trial(path: Path) -> None:
 @pytest.mark.parametrize(("make", "sentence"), [
     (nothing, "the file does not exist"), (folder, "that is a folder"), (empty, "is not the journal of a search"),
     (text, "is not the journal of a search"), (broken, "cannot be read"), (nothing_judged, "holds no judged mask (0 trials"),
-    (all_failed, "holds no judged mask (3 trials"), (foreign, "holds no search of this program"),
+    (all_failed, "holds no judged mask (3 trials"), (lookup_alone, "was for lookup alone, which has no masks to judge"),
+    (foreign, "holds no search of this program"),
     (nameless, "does not say of how many layers"), (endless, "does not say of how many layers"), (other_race, "the race in"),
     (impossible_race, f"attn layer {LAYERS} is outside"), (impossible_recipe, f"attn layer {LAYERS} is outside"),
     (later_race, "the recipe is none that this version knows"), (senseless_race, "the recipe is none that this version knows"),
