@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Literal
 
+from skipsearch.drafters.lookup import Lookup
 from skipsearch.errors import SearchError
 from skipsearch.evaluation.prompts import Workload, template_sha256
 from skipsearch.evaluation.wall import Divergence, Timings, first_divergence
@@ -14,7 +15,7 @@ from skipsearch.models.spec import ModelAdapter, ModelSpec
 from skipsearch.profile import Interval, Profile, round_sig
 from skipsearch.profile import schema as s
 from skipsearch.recipe import Recipe
-from skipsearch.stats import Estimate
+from skipsearch.stats import DecodeStats, Estimate
 from skipsearch.tasks.values import Task
 
 
@@ -72,6 +73,7 @@ def model_info(spec: ModelSpec) -> s.ModelInfo:
 
 def _measured(model: ModelAdapter, workload: Workload, plain: Timings, ours: Timings, speedup: Estimate, recipe: Recipe) -> s.Measured:
     stats, baseline = ours.stats, plain.stats
+    once = sum({x.prompt: x.stats for x in ours.samples}.values(), DecodeStats())   # a repeat adds no text
     contexts = [len(workload.prompts[x.prompt]) + len(x.generation.tokens) for x in ours.samples]
     differing = divergences(model, workload, plain, ours) if workload.sampling.greedy else []
     compared = ours.prompts if workload.sampling.greedy else 0
@@ -83,14 +85,20 @@ def _measured(model: ModelAdapter, workload: Workload, plain: Timings, ours: Tim
         alpha=_rounded(stats.alpha), accepted_fraction=_rounded(stats.accepted_fraction), tau=round_sig(stats.tau or 1.0),
         beta=_rounded(stats.draft_seconds / stats.drafted / a_pass if stats.drafted else None),
         verify_ratio=_rounded(stats.verify_seconds / stats.rounds / a_pass if stats.drafted else None),
-        prompts=ours.prompts, tokens=sum({x.prompt: x.stats.tokens for x in ours.samples}.values()),  # a repeat adds no text
+        prompts=ours.prompts, tokens=once.tokens,
         context_tokens=s.ContextTokens(p50=round(median(contexts)), max=max(contexts)),
         ended_on_repeat=len(repeats), split="holdout",
         lossless=s.Lossless(prompts=compared, identical=compared - len(differing),
                             first_divergence_logit_gap=float(round_sig(max(d.gap for d in differing))) if differing else None),
         by_drafter=tuple(s.DrafterCounts(kind=spec.kind, rounds=counts.rounds, drafted=counts.drafted, accepted=counts.accepted)
-                         for spec, counts in zip(recipe.drafters, stats.by_drafter, strict=False)) if stats.drafted else (),
-        copied_from_prompt=_rounded(sum(d.copied for d in stats.by_drafter) / stats.tokens) if stats.drafted else None)
+                         for spec, counts in zip(recipe.drafters, once.by_drafter, strict=False)) if stats.drafted else (),
+        copied_from_prompt=_copied(recipe, once) if stats.drafted else None)
+
+
+def _copied(recipe: Recipe, stats: DecodeStats) -> float | None:
+    """Share of all tokens that were copied from the prompt; None where nothing copies."""
+    copied = [counts.copied for spec, counts in zip(recipe.drafters, stats.by_drafter, strict=False) if isinstance(spec, Lookup)]
+    return _rounded(sum(copied) / stats.tokens) if copied else None
 
 
 def _milliseconds(estimate: Estimate) -> Interval:

@@ -13,22 +13,29 @@ from helpers.tiny import LAYERS, small_world
 from skipsearch import compiler
 from skipsearch.compiler import compile_profile
 from skipsearch.decoding.sampling import Sampling
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
 from skipsearch.errors import SearchError
 from skipsearch.evaluation.prompts import Workload
-from skipsearch.evaluation.wall import Timings
-from skipsearch.exits import DraftPolicy
+from skipsearch.evaluation.wall import Sample, Timings
+from skipsearch.exits import Exit
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
+from skipsearch.exits.fixed import Fixed
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.profile import Profile, dump_profile, parse_profile
+from skipsearch.recipe import Recipe
+from skipsearch.stats import DrafterStats
 from skipsearch.tasks import Prompt, Task
 from skipsearch.tasks import Sampling as TaskSampling
 
 __all__ = ["one_thread"]
 
 MASK = SkipMask(LAYERS, (1, 3), (2,))
-ADAPTIVE = DraftPolicy(12, Adaptive(threshold=0.4, target_acceptance=0.7, step=0.01, beta1=0.5, beta2=0.9))
+ADAPTIVE = Adaptive(threshold=0.4, target_acceptance=0.7, step=0.01, beta1=0.5, beta2=0.9)
+RECIPE = Recipe((Skip.of(MASK, 12, ADAPTIVE),))
+MIXED = Recipe((Lookup(min_match=2, draft_length=8), *RECIPE.drafters))
 TASK = Task("sums", 2, "", TaskSampling(), 11, 64, 6, 0, False, (), (Prompt("c", "1 + 1"),), (Prompt("h", "2 + 2"),))
 PROMPTS = ((5, 17, 40, 3), (1, 2), (60, 2, 2, 31, 8))
 
@@ -39,17 +46,17 @@ def named_model() -> ModelAdapter:
     return model
 
 
-def compiled(baseline: Timings, ours: Timings, mask: SkipMask = MASK, policy: DraftPolicy = ADAPTIVE,
-             prompts: Sequence[tuple[int, ...]] = PROMPTS, temperature: float = 0.0, task: Task = TASK) -> Profile:
+def compiled(baseline: Timings, ours: Timings, recipe: Recipe = RECIPE, prompts: Sequence[tuple[int, ...]] = PROMPTS,
+             temperature: float = 0.0, task: Task = TASK) -> Profile:
     work = Workload(tuple(map(str, range(len(prompts)))), tuple(prompts), 11, 6, Sampling(temperature))
-    return compile_profile(named_model(), task, work, mask, policy, baseline, ours,
+    return compile_profile(named_model(), task, work, recipe, baseline, ours,
                            provenance=compiler.provenance("gp", "replay", 3, 57, 12.3456))
 
 
 def test_a_model_that_no_file_says_anything_about_gets_no_profile() -> None:
     work = Workload(("a",), PROMPTS[:1], 11, 6, Sampling())
     with pytest.raises(SearchError, match=r"was not loaded from files.*save it and load_model it"):
-        compile_profile(small_world()[0], TASK, work, MASK, ADAPTIVE, plain([1.0]), drafting([1.0]),
+        compile_profile(small_world()[0], TASK, work, RECIPE, plain([1.0]), drafting([1.0]),
                         provenance=compiler.provenance("gp", "replay", 0, 1, 1.0))
 
 
@@ -61,6 +68,7 @@ def test_the_verdict_is_speculate_when_the_whole_interval_lies_above_one() -> No
     assert profile.measured is not None
     assert profile.measured.speedup.ci95[0] > 1
     assert profile.verdict == "speculate"
+    assert (profile.recipe, profile.lost) == (RECIPE, ())
 
 
 @pytest.mark.parametrize("seconds", [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [0.2, 1.05, 1.05]], ids=["equal", "slower", "not surely faster"])
@@ -69,7 +77,17 @@ def test_the_verdict_is_plain_when_it_does_not(seconds: list[float]) -> None:
     assert profile.measured is not None
     assert profile.measured.speedup.ci95[0] <= 1
     assert profile.verdict == "plain"
-    assert profile.mask == MASK, "what lost is documented"
+    assert profile.recipe == Recipe(), "which decodes plainly"
+    assert profile.lost == RECIPE.drafters, "what lost is documented"
+
+
+def test_a_recipe_that_drafted_nothing_is_no_candidate() -> None:
+    """No prompt held anything to look up."""
+    profile = compiled(plain([1.0] * 3), plain([1.0] * 3), Recipe((Lookup(min_match=16, draft_length=2),)))
+    assert (profile.verdict, profile.drafters, profile.lost) == ("plain", (), ())
+    assert profile.measured is not None
+    assert profile.measured.alpha is profile.measured.beta is profile.measured.verify_ratio is profile.measured.copied_from_prompt is None
+    assert profile.measured.by_drafter == ()
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------------------
@@ -98,6 +116,32 @@ def test_repeats_of_a_prompt_count_once_but_for_time() -> None:
     repeated = compiled(Timings(plain(once).samples * 2), Timings(drafting(twice).samples * 2)).measured
     single = compiled(plain(once), drafting(twice)).measured
     assert repeated == single
+
+
+def counted(prompt: int, *by_drafter: DrafterStats) -> Sample:
+    """A sample whose tokens were drafted so."""
+    made = sample(prompt, 0.5, rounds=sum(d.rounds for d in by_drafter), drafted=sum(d.drafted for d in by_drafter),
+                  accepted=sum(d.accepted for d in by_drafter))
+    return replace(made, stats=replace(made.stats, by_drafter=list(by_drafter)))
+
+
+def test_each_drafter_is_counted_over_all_prompts_and_a_repeat_adds_nothing() -> None:
+    ours = [counted(0, DrafterStats(1, 6, 4, 1, copied=3), DrafterStats(2, 5, 3, 1)), counted(1, DrafterStats(), DrafterStats(4, 9, 5, 2)),
+            counted(2, DrafterStats(1, 2, 0, 1), DrafterStats(3, 6, 6, 0))]
+    for samples in (ours, ours * 2):
+        measured = compiled(plain([1.0] * 3), Timings(samples), MIXED).measured
+        assert measured is not None
+        assert [(c.kind, c.rounds, c.drafted, c.accepted) for c in measured.by_drafter] == [("lookup", 2, 8, 4), ("skip", 9, 20, 14)]
+        assert measured.copied_from_prompt == pytest.approx(3 / 33, rel=1e-2)
+
+
+def test_what_copies_nothing_has_no_share_of_copies_and_what_could_have_has_one_of_zero() -> None:
+    for recipe, share in ((RECIPE, None), (MIXED, 0.0)):
+        stats = [DrafterStats(2, 4, 3, 1) for _ in recipe.drafters]
+        profile = compiled(plain([1.0] * 3), Timings([counted(p, *stats) for p in range(3)]), recipe)
+        assert profile.measured is not None
+        assert profile.measured.copied_from_prompt == share
+        assert ("copied_from_prompt" in dump_profile(profile)) == (share is not None)
 
 
 def test_prompts_that_ended_on_a_repeat_are_counted() -> None:
@@ -136,18 +180,19 @@ def test_it_says_which_model_task_machine_and_search_it_is_of() -> None:
     assert (profile.task.name, profile.task.version, profile.task.calibration_sha256) == ("sums", 2, TASK.calibration_sha256)
     assert profile.hardware is not None
     assert (profile.hardware.kind, profile.hardware.threads) == ("cpu", 1)
-    assert (profile.drafter.attn, profile.drafter.mlp, profile.draft_length) == ((1, 3), (2,), 12)
+    assert profile.drafters == RECIPE.drafters
     made = profile.provenance
     assert (made.searcher, made.objective, made.seed, made.trials, made.search_seconds) == ("gp", "replay", 3, 57, 12.3)
 
 
-@pytest.mark.parametrize("policy", [DraftPolicy(3), DraftPolicy(6, Confidence(threshold=0.3)), ADAPTIVE], ids=lambda p: p.kind)
-def test_the_exit_is_written_with_what_is_needed_to_build_it_again(policy: DraftPolicy) -> None:
-    profile = compiled(plain([1.0] * 3), drafting([0.5] * 3), policy=policy)
-    assert profile.exit.model_dump() == {"kind": policy.kind, **policy.parameters}
-    assert profile.draft_length == policy.draft_length
+@pytest.mark.parametrize("exit_policy", [Fixed(), Confidence(threshold=0.3), ADAPTIVE], ids=lambda e: e.kind)
+def test_a_drafter_is_written_with_what_is_needed_to_build_it_again(exit_policy: Exit) -> None:
+    recipe = Recipe((Lookup(min_match=3, draft_length=9, per_match=2), Skip.of(MASK, 6, exit_policy)))
+    profile = compiled(plain([1.0] * 3), drafting([0.5] * 3), recipe)
+    assert parse_profile(dump_profile(profile).encode(), "a profile").recipe == recipe
 
 
-def test_it_is_read_back_from_yaml_as_it_was_written() -> None:
-    for profile in (compiled(plain([1.0] * 3), drafting([0.5] * 3)), compiled(plain([0.5] * 3), drafting([1.0] * 3))):
+@pytest.mark.parametrize("recipe", [RECIPE, MIXED, Recipe((MIXED.drafters[0],))], ids=lambda r: r.shape)
+def test_it_is_read_back_from_yaml_as_it_was_written(recipe: Recipe) -> None:
+    for profile in (compiled(plain([1.0] * 3), drafting([0.5] * 3), recipe), compiled(plain([0.5] * 3), drafting([1.0] * 3), recipe)):
         assert parse_profile(dump_profile(profile).encode(), "a profile") == profile

@@ -95,7 +95,7 @@ def interrupt_after(n: int) -> Callable[[Event], None]:
 
 
 def kept(journal: Path, objective: str = "replay", **options: Any) -> list[Trial]:
-    arguments = {"whole_layers": False, **options}
+    arguments = {"whole_layers": False, "drafters": "skip", **options}
     return Ledger(journal, identity(small_model(), small_task(), objective, **arguments), resume=True).trials()
 
 
@@ -444,7 +444,7 @@ def test_a_study_keeps_who_proposed_each_mask_the_race_and_the_policy_surface(tm
     profile = searched(trials=6, searcher="tpe", study=journal)
     assert [t.searcher for t in kept(journal)] == ["sensitivity"] * 5 + ["middle"]
     assert all(t.search_seconds and t.search_seconds > 0 for t in kept(journal))
-    notes = Ledger(journal, identity(small_model(), small_task(), "replay", whole_layers=False), resume=True).study.user_attrs
+    notes = Ledger(journal, identity(small_model(), small_task(), "replay", whole_layers=False, drafters="skip"), resume=True).study.user_attrs
     assert [r["split"] for r in notes["raced"]] == ["calibration"] * tuning.FINALISTS + ["holdout"]
     winner = notes["raced"][-1]
     assert Recipe.from_data(winner["recipe"]) == profile.candidate

@@ -12,10 +12,13 @@ from helpers.threads import one_thread
 from helpers.tiny import LAYERS, small_world
 
 from skipsearch import verification
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
 from skipsearch.errors import ProfileError
+from skipsearch.exits.confidence import Confidence
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.profile import Interval, Profile, dump_profile, load_profile, parse_profile
-from skipsearch.profile.schema import ConfidenceExit, SkipDrafter
+from skipsearch.recipe import DrafterSpec, Recipe
 from skipsearch.tasks import Prompt, Sampling, Task
 from skipsearch.verification import OUTCOMES, Verification, verify
 
@@ -27,13 +30,13 @@ TASK = Task("pycode", 1, "", Sampling(), 12, 64, 6, 0, False, (), (Prompt("c", "
 
 
 def claimed(verdict: str = "speculate", speedup: tuple[float, float, float] = (1.34, 1.31, 1.37), gap: float | None = None) -> Profile:
-    golden = load_profile(GOLDEN / f"v1_{verdict}.yaml")
+    golden = load_profile(GOLDEN / f"v2_{'lost' if verdict == 'plain' else verdict}.yaml")
     if golden.measured is None:
         return golden
     mean, low, high = speedup
     lossless = golden.measured.lossless.model_copy(update={"identical": 32 if gap is None else 30, "first_divergence_logit_gap": gap})
     measured = golden.measured.model_copy(update={"speedup": Interval(mean=mean, ci95=(low, high)), "lossless": lossless})
-    return golden.model_copy(update={"measured": measured, "drafter": SkipDrafter(attn=(3,), mlp=())})
+    return golden.model_copy(update={"measured": measured})
 
 
 def found(claim: Profile, speedup: tuple[float, float, float], gap: float | None = None) -> Verification:
@@ -94,13 +97,15 @@ def tiny() -> ModelAdapter:
     return model
 
 
-def of_tiny(verdict: str, task: str = "pycode") -> Profile:
-    golden = load_profile(GOLDEN / f"v1_{verdict}.yaml")
+SKIP = Skip(attn=(1, 3), mlp=(2,), draft_length=5, exit=Confidence(threshold=0.25))
+
+
+def of_tiny(verdict: str, task: str = "pycode", drafters: tuple[DrafterSpec, ...] = (SKIP,)) -> Profile:
+    golden = load_profile(GOLDEN / f"v2_{'lost' if verdict == 'plain' else verdict}.yaml")
     unknown = {"config_sha256": None, "weights_sha256": None, "dtype": None} if verdict == "unmeasured" else {"dtype": "float64"}
     made_for = golden.model.model_copy(update={"id": "tiny", "family": "llama", "n_layers": LAYERS, **unknown})
     made_on = golden.task.model_copy(update={"name": task})
-    return golden.model_copy(update={"model": made_for, "task": made_on, "drafter": SkipDrafter(attn=(1, 3), mlp=(2,)), "draft_length": 5,
-                                     "exit": ConfidenceExit(threshold=0.25)})
+    return golden.model_copy(update={"model": made_for, "task": made_on, "lost" if verdict == "plain" else "drafters": drafters})
 
 
 def test_it_decodes_the_holdout_prompts_with_the_draft_and_plainly_and_compares_the_tokens() -> None:
@@ -111,6 +116,18 @@ def test_it_decodes_the_holdout_prompts_with_the_draft_and_plainly_and_compares_
     assert here.alpha is not None
     assert 0 < here.alpha < 1
     assert here.tau > 1
+
+
+def test_a_recipe_is_measured_with_all_its_drafters_and_each_is_counted() -> None:
+    claim = of_tiny("speculate", drafters=(Lookup(min_match=1, draft_length=4), SKIP))
+    here = verify(tiny(), claim, TASK).here
+    assert here.candidate == claim.recipe
+    assert here.measured is not None
+    lookup, skip = here.measured.by_drafter
+    assert (lookup.kind, skip.kind) == ("lookup", "skip")
+    assert lookup.rounds > 0
+    assert skip.rounds > 0
+    assert here.measured.copied_from_prompt is not None
 
 
 def test_the_figures_are_the_compilers_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +151,7 @@ def test_what_was_measured_here_says_when_and_of_which_search(monkeypatch: pytes
 
 def test_a_plain_verdict_is_verified_by_drafting_with_what_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     def look(decoders, *_):  # type: ignore[no-untyped-def]
-        assert [decoder.loop.drafter is not None for decoder in decoders] == [False, True]
+        assert [decoder.recipe for decoder in decoders] == [Recipe(), Recipe((SKIP,))]
         return [plain([1.0, 2.0]), drafting([1.0, 2.0])]
 
     monkeypatch.setattr(verification, "race", look)
@@ -143,7 +160,7 @@ def test_a_plain_verdict_is_verified_by_drafting_with_what_lost(monkeypatch: pyt
 
 def test_a_profile_without_a_draft_has_nothing_to_verify() -> None:
     with pytest.raises(ProfileError, match=r"names no draft that lost, so there is nothing to measure: `skipsearch tune` finds out"):
-        verify(tiny(), load_profile(GOLDEN / "v1_plain.yaml"), TASK)
+        verify(tiny(), load_profile(GOLDEN / "v2_plain.yaml"), TASK)
 
 
 def test_a_profile_of_another_architecture_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +195,7 @@ def test_an_unmeasured_profile_comes_out_measured_with_its_source_kept(monkeypat
     imported = of_tiny("unmeasured", task="any")
     here = verify(tiny(), imported, TASK).here
     assert (here.verdict, here.task.name, here.model.config_sha256) == ("speculate", "pycode", "c0" * 32)
-    assert (here.mask, here.draft_length, here.exit) == (imported.mask, imported.draft_length, imported.exit)
+    assert here.recipe == imported.recipe
     made = here.provenance
     assert (made.searcher, made.source, made.objective, made.trials, made.search_seconds) == (
         "import", imported.provenance.source, "wall", 1, 0.0)

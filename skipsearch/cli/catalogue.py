@@ -70,13 +70,13 @@ def _engines() -> dict[str, str]:
 
 
 def _drafters() -> dict[str, str]:
-    from skipsearch.drafters import DRAFTERS
+    from skipsearch.recipe import DRAFTERS
 
     return _first_lines(DRAFTERS)
 
 
 def _exits() -> dict[str, str]:
-    from skipsearch.exits import EXITS
+    from skipsearch.recipe import EXITS
 
     return _first_lines(EXITS)
 

@@ -1,4 +1,4 @@
-"""`skipsearch export`: a profile's draft as a checkpoint for engines that draft with a second model."""
+"""`skipsearch export`: a profile's skip drafter as a checkpoint for engines that draft with a second model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import typer
 from skipsearch.cli.options import model_of, warn
 
 
-def export(profile: Annotated[Path, typer.Option(help="The profile whose draft is wanted.")],
+def export(profile: Annotated[Path, typer.Option(help="The profile whose skip drafter is wanted.")],
            format: Annotated[str, typer.Option(help="hf: whole layers, any engine. deci: sub-layers, as DeciLM (Nemotron-NAS).")],
            out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; it must not exist.")],
            model: Annotated[str | None, typer.Option(help="Which model; the profile's own if not given.")] = None) -> None:
     """Example: skipsearch export --profile my-profile.yaml --format hf --out my-draft
 
-    Write what a profile drafts with as a checkpoint of its own, for vLLM, SGLang, TensorRT-LLM, llama.cpp or Transformers. Its README
-    has the commands. The weights are copied as they are stored; nothing is loaded.
+    Write a profile's skip drafter as a checkpoint of its own, for vLLM, SGLang, TensorRT-LLM, llama.cpp or Transformers. Its README
+    has the commands, and says what of the profile no checkpoint can hold. The weights are copied as they are stored; nothing is loaded.
     """
     from rich.progress import Progress
 

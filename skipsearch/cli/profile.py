@@ -39,15 +39,15 @@ def list_command(
                      "profile": as_dict(entry.profile) if entry.profile else None} for entry in listed])
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("model", "task", "device", "dtype", "speedup", "source", "file"):
+    for column in ("model", "task", "device", "dtype", "drafters", "speedup", "source", "file"):
         table.add_column(column, overflow="fold")  # a path that is cut short is of no use
     for entry in listed:
         if entry.profile is None:
             err.print(f"warning: {entry.fault}", style="yellow")
             continue
         found = entry.profile
-        cells = (found.model.id, found.task.name, device(found), found.model.dtype or "any", speedup(found), entry.source.label,
-                 str(entry.path))
+        cells = (found.model.id, found.task.name, device(found), found.model.dtype or "any", found.recipe.shape, speedup(found),
+                 entry.source.label, str(entry.path))
         table.add_row(*cells)
     if table.row_count:
         out.print(table)
@@ -55,11 +55,11 @@ def list_command(
         err.print("no profiles yet; `skipsearch tune` makes one, `skipsearch profile pull` fetches some")
 
 
-@app.command(short_help="A profile in words, with its mask drawn.")
+@app.command(short_help="A profile in words, and its mask drawn.")
 def show(file: File, as_json: Json = False) -> None:
     """Example: skipsearch profile show my-profile.yaml
 
-    A profile in words, with its mask drawn; --json prints its content.
+    A profile in words: each drafter, and what was measured with them. A mask is drawn. --json prints its content.
     """
     from skipsearch.profile import load_profile
     from skipsearch.profile.describe import describe
@@ -71,8 +71,9 @@ def show(file: File, as_json: Json = False) -> None:
         print_json(as_dict(profile))
         return
     out.print(*describe(profile), sep="\n")
-    out.print()
-    out.print(draw_mask(profile.mask))
+    if profile.mask.n_skipped:
+        out.print()
+        out.print(draw_mask(profile.mask))
 
 
 @app.command(short_help="Check a profile, or every profile of a repository.")
@@ -104,7 +105,8 @@ def diff(
         b: Annotated[Path, typer.Argument(metavar="B")], as_json: Json = False) -> None:
     """Example: skipsearch profile diff old.yaml new.yaml
 
-    Which sub-layers only one of them skips, which settings differ, and whether the measured intervals are apart.
+    Which sub-layers only one of them skips, where both have a mask, which drafters and settings differ, and whether the measured intervals
+    are apart.
     """
     from skipsearch.profile import load_profile
     from skipsearch.profile.compare import compare

@@ -17,8 +17,8 @@ def report(out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page
            force: Annotated[bool, typer.Option("--force", help="Replace a page that exists.")] = False) -> None:
     """Example: skipsearch report --study my-profile.journal --profile my-profile.yaml --out report.html
 
-    Draw how the searchers converged, speedup against skipped sub-layers, predicted against measured, which layers are skipped, and the
-    policy surface. One file that needs no network. Studies are read only, a search may be running in them.
+    Draw how the searchers converged, speedup against skipped sub-layers, predicted against measured, which layers are skipped, the policy
+    surface, and what each drafter brought. One file that needs no network. Studies are read only, a search may be running in them.
     """
     require(bool(study or profile), "give --study, --profile, or both")
     from skipsearch.cli.common import err

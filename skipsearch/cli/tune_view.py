@@ -11,6 +11,7 @@ from rich.table import Table
 
 from skipsearch.cli.outside import Terminal
 from skipsearch.profile import Profile
+from skipsearch.profile.describe import brought
 from skipsearch.profile.draw import draw_mask
 from skipsearch.search import Event, Noted, Progress, Raced, Stage
 from skipsearch.stats import Trial
@@ -74,18 +75,22 @@ class TuneView:
         return f"trial {self.judged}, best {_trial(self.best)}" if self.best else ""
 
     def summary(self, console: Terminal, profile: Profile, path: Path) -> None:
-        """The race, the hold-out measurement, the mask, and what to do with it."""
+        """The race, the hold-out measurement, the mask where there is one, what each drafter brought, and what to do with it."""
         table = Table("recipe", "predicted", "measured (95 %)", "prompts", box=None, pad_edge=False)
         for r in self.raced:
             predicted = f"{r.predicted:.2f}×" if r.predicted else ""
             table.add_row(str(r.recipe), predicted,
                           f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", f"{r.prompts} {r.split}")
         console.print(table)
-        console.print(draw_mask(profile.mask))
+        if profile.mask.n_skipped:
+            console.print(draw_mask(profile.mask))
         measured = profile.measured
         assert measured is not None
         console.print(f"plain decoding {measured.baseline_ms_per_token.in_words(' ms')} a token, with this profile "
                       f"{measured.ms_per_token.in_words(' ms')}, on {measured.prompts} hold-out prompts")
+        if len(measured.by_drafter) > 1:
+            for counts in measured.by_drafter:
+                console.print(f"{counts.kind}: {brought(counts)}")
         lossless = measured.lossless
         if lossless.prompts:
             console.print(f"tokens identical to plain decoding on {lossless.identical} of {lossless.prompts} prompts")
@@ -96,7 +101,7 @@ class TuneView:
         if profile.verdict == "speculate":
             console.print(f"[bold green]speculate[/]: {measured.speedup.in_words('×')} faster than plain decoding", markup=True)
         else:
-            console.print(f"[bold yellow]plain[/]: nothing beat plain decoding beyond doubt here; the best mask measured "
+            console.print(f"[bold yellow]plain[/]: nothing beat plain decoding beyond doubt here; the best recipe measured "
                           f"{measured.speedup.in_words('×')}, and this profile decodes plainly", markup=True)
         if profile.engine == "lean" and profile.hardware is not None and profile.hardware.kind == "cpu":
             console.print("on some CPUs --engine compiled decodes faster, plainly and with a profile tuned on it; to see: skipsearch bench "

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 from skipsearch.exits.base import Exit, LearningExits, first_under
 from skipsearch.fields import Fraction, left_out
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Adaptive(Exit):
@@ -75,6 +77,8 @@ class AdaptiveSession:
 
 class _ManyAdaptive:
     def __init__(self, exits: Sequence[Any]):
+        import numpy as np
+
         self.threshold, self.target, self.step, self.beta1, self.beta2 = (
             np.array([getattr(e, name) for e in exits]) for name in ("threshold", "target_acceptance", "step", "beta1", "beta2"))
         self.rate = np.full(len(exits), np.nan)   # none yet
@@ -83,6 +87,8 @@ class _ManyAdaptive:
         return first_under(confidence, self.threshold[walkers, None])
 
     def observe(self, walkers: np.ndarray, accepted: np.ndarray, drafted: np.ndarray) -> None:
+        import numpy as np
+
         share, rate, threshold = accepted / drafted, self.rate[walkers], self.threshold[walkers]
         beta1, beta2 = self.beta1[walkers], self.beta2[walkers]
         rate = np.where(np.isnan(rate), share, beta1 * rate + (1 - beta1) * share)

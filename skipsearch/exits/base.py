@@ -27,11 +27,12 @@ keeps what it learnt there, so two requests never change each other's drafts. A 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from skipsearch.recipe import ExitSpec
+
+if TYPE_CHECKING:   # reading a profile needs no numpy
+    import numpy as np
 
 
 class ExitSession(Protocol):
@@ -87,5 +88,7 @@ class Exit(ExitSpec):
 
 def first_under(confidence: np.ndarray, threshold: float | np.ndarray) -> np.ndarray:
     """[A, K] -> [A]: tokens drafted until one is less sure than the threshold, itself included; K if none is."""
+    import numpy as np
+
     under = confidence < threshold
     return np.where(under.any(axis=1), under.argmax(axis=1) + 1, confidence.shape[1])

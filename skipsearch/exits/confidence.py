@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import Field
 
 from skipsearch.exits.base import Exit, ExitSession, first_under
 from skipsearch.fields import Fraction
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Confidence(Exit):

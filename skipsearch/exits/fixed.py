@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from skipsearch.exits.base import Exit, ExitSession
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Fixed(Exit):
@@ -26,6 +27,8 @@ class Fixed(Exit):
         pass
 
     def stops(self, confidence: np.ndarray) -> np.ndarray:
+        import numpy as np
+
         return np.full(len(confidence), confidence.shape[1])
 
     @classmethod

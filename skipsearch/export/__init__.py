@@ -1,6 +1,7 @@
-"""Export: a profile's draft as a checkpoint of its own, for engines that draft with a second model.
+"""Export: a profile's skip drafter as a checkpoint of its own, for engines that draft with a second model.
 
     run              `export`: from a profile and its model to a folder, whole or not at all
+    draft            what of a recipe can be carried, and what stays behind
     source           the model's checkpoint on disk, and whether the profile belongs to it
     hf               whole layers out: an ordinary Hugging Face checkpoint
     deci             sub-layers out: DeciLM (Nemotron-NAS)

@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from skipsearch.errors import ExportError
+from skipsearch.export.draft import carried
 from skipsearch.export.readme import readme
 from skipsearch.export.source import Source, open_source
 from skipsearch.export.weights import copy_weights
@@ -30,7 +31,7 @@ KEPT = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*",
 
 def export(profile: Profile, model: str, format: str, out: str | Path,
            progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
-    """Write what `profile` lets `model` draft with as a checkpoint at `out`, a folder that must not exist; warnings about the two.
+    """Write the skip drafter of `profile` as a checkpoint cut out of `model` at `out`, a new folder; warnings about the two.
 
     model: as `load_model` takes it. format: `hf` (whole layers) or `deci` (sub-layers). The weights are copied as they are stored.
     `out` is whole or is not there, whatever interrupts the work. progress(done, total): bytes of weights.
@@ -39,19 +40,20 @@ def export(profile: Profile, model: str, format: str, out: str | Path,
     convert = resolve("export format", format, FORMATS, ExportError)
     target = Path(out)
     _require_free(target)
-    if not profile.mask.n_skipped:
-        raise ExportError("this profile skips nothing, so its draft would be the model itself: there is nothing to export")
+    draft = carried(profile)
     source = open_source(model)
     warnings = check(profile, source.facts(weights=profile.model.weights_sha256 is not None))
     if profile.verdict == "plain":
         warnings.append("nothing beat plain decoding where this profile was made; what is exported is the draft that came closest")
-    conversion = convert(source, profile.mask)
+    warnings += [f"{drafter.kind} stays behind, which no checkpoint can hold: {target.name}/README.md says more"
+                 for drafter in draft.behind]
+    conversion = convert(source, draft.mask)
     with _new_folder(target) as folder:
         (folder / "config.json").write_text(json.dumps(conversion.config, indent=2, ensure_ascii=False) + "\n", "utf-8")
         copy_weights(source.weights, conversion.rename, folder, progress)
         for path in [*_belongings(source), *conversion.files]:
             shutil.copyfile(path, folder / path.name)
-        (folder / "README.md").write_text(readme(profile, source, conversion, target.name), "utf-8")
+        (folder / "README.md").write_text(readme(profile, draft, source, conversion, target.name), "utf-8")
     return warnings
 
 

@@ -1,6 +1,6 @@
 """Profiles: what a search found, for which model and machine, and how far to trust it. Imports no torch.
 
-    schema, fields    version 1, as frozen models               yaml, load    a strict reader
+    schema            version 2, as frozen models               yaml, load    a strict reader
     dump              canonical text, atomic saving             migrate       older versions
     match             does it fit this model and machine?       places        where profiles are kept
     lookup            `--profile auto`: the ladder              git, gitcli   pull a repository of profiles

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skipsearch.profile.schema import Measured, Profile
+from skipsearch.profile.schema import DrafterCounts, Measured, Profile
 
 _VERDICTS = {
     "speculate": "speculate: decoding with it was faster than plain decoding",
@@ -21,13 +21,19 @@ def describe(profile: Profile) -> list[str]:
         f"{', prompts in the chat template' if task.chat_template_sha256 else ''}",
         f"device   {device(profile)}",
         f"verdict  {_VERDICTS[profile.verdict]}",
-        *([f"drafts   {drafter}" for drafter in profile.candidate.drafters] or ["drafts   nothing"]),
+        *_drafts(profile),
     ]
     if profile.measured:
         lines += _measured(profile.measured)
     made = profile.provenance
     by = [made.searcher, made.objective, f"{made.trials} trials" if made.trials is not None else None, made.created, made.source]
     return [*lines, f"made by  {', '.join(part for part in by if part)}"]
+
+
+def _drafts(profile: Profile) -> list[str]:
+    """`drafts   lookup from 2, up to 8`, and for each drafter that is asked after it `or else  …`."""
+    drafters = [str(drafter) for drafter in profile.candidate.drafters] or ["nothing"]
+    return [f"{'or else' if i else 'drafts':<8} {drafter}" for i, drafter in enumerate(drafters)]
 
 
 def device(profile: Profile) -> str:
@@ -45,6 +51,12 @@ def speedup(profile: Profile) -> str:
     return profile.measured.speedup.in_words("×") if profile.measured else profile.verdict
 
 
+def brought(counts: DrafterCounts) -> str:
+    """`120 rounds, 480 tokens drafted, 300 accepted (62%)`"""
+    share = f" ({counts.accepted / counts.drafted:.0%})" if counts.drafted else ""
+    return f"{counts.rounds} rounds, {counts.drafted} tokens drafted, {counts.accepted} accepted{share}"
+
+
 def _measured(found: Measured) -> list[str]:
     figures = {"α": found.alpha, "accepted": found.accepted_fraction, "τ": found.tau, "β": found.beta, "v": found.verify_ratio}
     rounds = ", ".join(f"{name} {value:g}" for name, value in figures.items() if value is not None)
@@ -52,4 +64,6 @@ def _measured(found: Measured) -> list[str]:
         f"speedup  {found.speedup.in_words('×')} on {found.prompts} held-out prompts, {found.tokens} tokens",
         f"time     {found.ms_per_token.in_words(' ms')} a token, plain decoding {found.baseline_ms_per_token.in_words(' ms')}",
         f"rounds   {rounds}",
+        *(f"{counts.kind:<8} {brought(counts)}" for counts in found.by_drafter),
+        *([f"copied   {found.copied_from_prompt:.0%} of the tokens, from the prompt"] if found.copied_from_prompt else []),
         f"lossless {found.lossless.identical} of {found.lossless.prompts} prompts identical to plain decoding"]

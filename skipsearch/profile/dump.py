@@ -19,14 +19,16 @@ from skipsearch.profile.schema import Profile
 from skipsearch.profile.yaml import reads_as_text
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _./+()-]*")
+_RECIPES = ("drafters", "lost")   # each drafter on a line of its own
+_LAST = ("draft_length", "exit")
 
 
 def dump_profile(profile: Profile) -> str:
     """YAML with fixed key order, alignment and quoting: equal profiles give equal bytes, and a changed value changes one line."""
     lines: list[str] = []
     for key, value in as_dict(profile).items():
-        if key == "drafters" and value:
-            lines += ["drafters:", *(f"  - {flow(drafter)}" for drafter in value)]
+        if key in _RECIPES and value:
+            lines += [f"{key}:", *(f"  - {flow(drafter)}" for drafter in value)]
         elif key == "measured" and value is not None:
             lines.append("measured:")
             lines += [f"  {_entry(name, part, 22 if _is_interval(part) else 0)}" for name, part in value.items()]
@@ -37,7 +39,13 @@ def dump_profile(profile: Profile) -> str:
 
 def as_dict(profile: Profile) -> dict[str, Any]:
     """The profile as plain data (dict, list, str, int, float, None) in the order of its keys, as `--json` prints it."""
-    return profile.model_dump(mode="json")
+    data = profile.model_dump(mode="json")
+    return data | {key: [_what_it_is_first(drafter) for drafter in data[key]] for key in _RECIPES}
+
+
+def _what_it_is_first(drafter: dict[str, Any]) -> dict[str, Any]:
+    """A drafter's keys in the order in which they are written: its kind and what is its own, then how long it drafts."""
+    return {key: drafter[key] for key in sorted(drafter, key=lambda key: _LAST.index(key) if key in _LAST else -1)}
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from skipsearch.errors import ProfileError
-from skipsearch.profile.migrate import migrate
+from skipsearch.profile.dump import as_dict
+from skipsearch.profile.migrate import as_written, migrate
 from skipsearch.profile.schema import Profile
 from skipsearch.profile.yaml import MAX_BYTES, Document, KeyPath, read_yaml, where
 
@@ -36,9 +37,29 @@ def parse_profile(content: bytes, name: str) -> Profile:
         line = document.lines.get(("schema_version",), 1)
         raise ProfileError(f"{where(name, line)}: {error}") from None
     try:
-        return Profile.model_validate(data)
+        profile = Profile.model_validate(data)
     except ValidationError as error:
         raise ProfileError(_explain(error, data, document, name)) from None
+    path = _not_written(as_dict(profile), data)
+    if path:   # a default of today, which may be another one tomorrow
+        path, line = _place(document, path)
+        raise ProfileError(f"{where(name, line, path)}: {_PLAINER['missing']}")
+    return profile
+
+
+def _not_written(whole: Any, written: Any) -> KeyPath:
+    """The path of a key that a profile has and its file does not; () if there is none."""
+    if isinstance(whole, dict):
+        for key, value in whole.items():
+            if key not in written:
+                return (key,)
+            if below := _not_written(value, written[key]):
+                return (key, *below)
+    elif isinstance(whole, list):
+        for i, value in enumerate(whole):
+            if below := _not_written(value, written[i]):
+                return (i, *below)
+    return ()
 
 
 def read_file(path: str | Path) -> bytes:
@@ -85,8 +106,7 @@ def _explain(error: ValidationError, data: dict[str, Any], document: Document, n
     """One sentence about the first thing that is wrong, in the order of the file; a wrong key before what it leaves missing."""
     details = error.errors(include_url=False)
     missing = [detail["loc"] for detail in details if detail["type"] == "missing"]
-    paths = [_path(data, detail) for detail in details]
-    lines = [_line(document, path) for path in paths]
+    paths, lines = zip(*(_place(document, _path(data, detail)) for detail in details), strict=True)
     first = min(range(len(details)), key=lambda i: (lines[i], details[i]["type"] != "extra_forbidden"))
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     return f"{where(name, lines[first], paths[first])}: {broken(details[first], missing)}{more}"
@@ -96,22 +116,28 @@ def _path(data: Any, detail: ErrorDetails) -> KeyPath:
     """The key path as the file has it: pydantic also names the chosen kind of a union, which is no key."""
     path: list[str | int] = []
     beyond = str(detail.get("ctx", {}).get("key", ""))
-    for key in [*detail["loc"], *(beyond.split(".") if beyond else ())]:
+    below = [int(key) if key.isdecimal() else key for key in beyond.split(".")] if beyond else []
+    chosen = False   # whether the kind of the map that was reached has been named
+    for key in [*detail["loc"], *below]:
+        if isinstance(data, dict) and not chosen and key == data.get("kind"):
+            chosen = True
+            continue
         if isinstance(data, dict) and key in data:
-            data = data[str(key)]
+            data, chosen = data[str(key)], False
         elif isinstance(data, list) and isinstance(key, int) and key < len(data):
-            data = data[key]
+            data, chosen = data[key], False
         elif detail["type"] != "missing" or key != detail["loc"][-1]:
             continue
         path.append(key)
     return tuple(path)
 
 
-def _line(document: Document, path: KeyPath) -> int:
-    """The line of a key path or, for a key that is missing or came by migration, of the nearest thing around it."""
-    while path not in document.lines and path:
-        path = path[:-1]
-    return document.lines.get(path, 1)
+def _place(document: Document, path: KeyPath) -> tuple[KeyPath, int]:
+    """A key path as the file's own version has it, and its line or, for a key that is missing, the line of the nearest thing around it."""
+    path = near = as_written(path, document.data["schema_version"])
+    while near not in document.lines and near:
+        near = near[:-1]
+    return path, document.lines.get(near, 1)
 
 
 def broken(detail: ErrorDetails, missing: Sequence[tuple[int | str, ...]] = ()) -> str:
@@ -123,6 +149,8 @@ def broken(detail: ErrorDetails, missing: Sequence[tuple[int | str, ...]] = ()) 
         return f"unknown key; did you mean {near[0]}?" if near else "unknown key; remove it, or update skipsearch"
     if kind == "union_tag_invalid":
         return f"its kind must be one of {detail['ctx']['expected_tags']}"
+    if kind == "too_long":
+        return f"there are too many; {detail['ctx']['max_length']} are the most"
     rule = _PLAINER.get(kind) or detail["msg"].removeprefix("Value error, ")
     if kind in ("missing", "rule", "union_tag_not_found"):
         return rule

@@ -1,6 +1,6 @@
 """`--profile auto`: down a ladder from the profile that fits best to one that fits at all, telling what each rung held.
 
-Model → task → device → dtype: the wanted task before `any`; within a task this device before others, and masks that were never
+Model → task → device → dtype: the wanted task before `any`; within a task this device before others, and recipes that were never
 measured last; within a device the same dtype first. On one rung the earlier folder wins.
 """
 

@@ -1,6 +1,6 @@
 """Does a profile belong to this model and this machine?
 
-A mask for another architecture is refused. Everything else only costs speed, since verification by the full model keeps the
+A recipe for another architecture is refused. Everything else only costs speed, since verification by the full model keeps the
 output what it is, and becomes a warning in plain words.
 """
 
@@ -77,9 +77,9 @@ def _model_differences(profile: Profile, model: ModelFacts) -> Iterator[str]:
     made = profile.model
     measured = profile.verdict != "unmeasured"
     if not measured:
-        yield "this mask was imported and never measured, so its speed is unknown"
+        yield "this recipe was imported and never measured, so its speed is unknown"
     if not (made.weights_sha256 and made.weights_sha256 == model.weights_sha256):
-        effect = "the mask was not made for these weights, so fewer drafts may be accepted"
+        effect = "the recipe was not made for these weights, so fewer drafts may be accepted"
         if made.id != model.id:
             yield f"made for {made.id}, used with {model.id}: {effect}"
         if _differ(made.revision, model.revision):
@@ -98,7 +98,7 @@ def _machine_differences(profile: Profile, machine: MachineFacts) -> Iterator[st
         return
     there = profile.hardware
     if (there.kind, there.name) != (machine.kind, machine.name):
-        yield f"measured on {there.name}, used on {machine.name}: another mask may be best here, and the speedup may differ"
+        yield f"measured on {there.name}, used on {machine.name}: another recipe may be best here, and the speedup may differ"
     if there.count != machine.count:
         yield f"measured on {there.count} device(s), used on {machine.count}: the speedup may differ"
     if _differ(there.threads, machine.threads):

@@ -7,6 +7,7 @@ from typing import Any
 
 from skipsearch.errors import ProfileError
 from skipsearch.profile.schema import SCHEMA_VERSION
+from skipsearch.profile.yaml import KeyPath
 
 
 def migrate(data: Any) -> dict[str, Any]:
@@ -55,19 +56,38 @@ def _from_0(old: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_1(old: Mapping[str, Any]) -> dict[str, Any]:
     """Version 1 had one drafter, its mask, with draft length and exit beside it. Of a plain verdict it was the candidate that lost."""
-    new: dict[str, Any] = {}
-    drafter, length, exit_policy = dict(old["drafter"]), old["draft_length"], old["exit"]
-    if not isinstance(exit_policy, dict):
+    drafter, length, exit_policy, plain = old["drafter"], old["draft_length"], old["exit"], old["verdict"] == "plain"
+    if not isinstance(drafter, dict) or not isinstance(exit_policy, dict):
         raise TypeError
-    nothing = old["verdict"] == "plain" and length == 0 and not drafter.get("attn") and not drafter.get("mlp")
+    later = [key for key in ("drafters", "lost") if key in old] + [f"drafter.{key}" for key in ("draft_length", "exit") if key in drafter]
+    if later:
+        raise ProfileError(f"it says schema_version 1 but has {later[0]}, which version 1 did not know; remove it")
+    nothing = plain and length == 0 and not drafter.get("attn") and not drafter.get("mlp")
     drafters = [] if nothing else [{**drafter, "draft_length": length, "exit": exit_policy}]
-    plain = old["verdict"] == "plain"
+    new: dict[str, Any] = {}
     for key, value in old.items():
         if key == "drafter":
             new |= {"drafters": [] if plain else drafters, "lost": drafters if plain else []}
         elif key not in ("draft_length", "exit"):
             new[key] = value
     return new | {"schema_version": 2}
+
+
+# What version 1 called it -> what version 0 did.
+_IN_VERSION_0: dict[KeyPath, KeyPath] = {
+    ("model", "id"): ("model",), ("model", "family"): ("architecture",), ("model", "n_layers"): ("layers",), ("task", "name"): ("task",),
+    ("drafter", "attn"): ("skip", "attention"), ("drafter", "mlp"): ("skip", "mlp"), ("drafter",): ("skip",),
+    ("exit", "threshold"): ("exit_threshold",), ("provenance", "searcher"): ("searcher",)}
+
+
+def as_written(path: KeyPath, version: int) -> KeyPath:
+    """The key path by which a file of that version has what stands at `path` in the current one."""
+    if version < 2 and len(path) > 1 and path[0] in ("drafters", "lost"):
+        path = path[2:] if path[2:3] in (("draft_length",), ("exit",)) else ("drafter", *path[2:])
+    if version < 1:
+        known = next((known for known in _IN_VERSION_0 if path[:len(known)] == known), None)
+        path = _IN_VERSION_0[known] + path[len(known):] if known else path
+    return path
 
 
 MIGRATIONS: dict[int, Callable[[Mapping[str, Any]], dict[str, Any]]] = {0: _from_0, 1: _from_1}

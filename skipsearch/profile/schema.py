@@ -1,7 +1,7 @@
 """The profile, version 2: what a recipe is for, what was measured with it, and with which versions.
 
 Every model here is frozen, refuses unknown keys and coerces nothing (`true` is not 1, `"3"` is not 3). Keys stand in the order
-in which they are written. A key that may be `null` is still written, except `provenance.source`.
+in which they are written. A key that may be `null` is still written, unless its description says that it is left out.
 
 `verdict` says what the rest means:
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
+from pydantic.json_schema import GenerateJsonSchema
 
 from skipsearch.errors import MaskError
 from skipsearch.fields import (
@@ -81,6 +82,8 @@ if TYPE_CHECKING:
     AnyDrafter = DrafterSpec
 else:
     AnyDrafter = union_of(DRAFTERS)
+MOST_DRAFTERS = 8
+Drafters = Annotated[tuple[AnyDrafter, ...], Field(strict=False, max_length=MOST_DRAFTERS)]
 
 
 class ContextTokens(Part):
@@ -149,7 +152,7 @@ class Measured(Part):
     by_drafter: Annotated[tuple[DrafterCounts, ...], Field(strict=False)] = Field(
         default=(), exclude_if=left_out, description="of each drafter, in the order of the recipe; left out where it was not counted")
     copied_from_prompt: Fraction | None = Field(
-        default=None, exclude_if=left_out,
+        default=None, exclude_if=lambda share: share is None,   # 0 says something
         description="share of the generated tokens that lookup copied from the prompt, 0..1; left out where it was not counted")
 
     @model_validator(mode="after")
@@ -196,10 +199,9 @@ class Profile(Part):
     hardware: Hardware | None
     engine: Name | None = Field(description="engine that was measured; null only if unmeasured")
     verdict: Literal["speculate", "plain", "unmeasured"]
-    drafters: Annotated[tuple[AnyDrafter, ...], Field(strict=False)] = Field(
-        description="asked in this order in every round, the first that proposes something drafts; empty exactly if the verdict is plain")
-    lost: Annotated[tuple[AnyDrafter, ...], Field(strict=False)] = Field(
-        description="of a plain verdict: the drafters of the best candidate that lost; else empty")
+    drafters: Drafters = Field(description="asked in this order in every round, the first that proposes something drafts; at most 8, and "
+                                           "empty exactly if the verdict is plain")
+    lost: Drafters = Field(description="of a plain verdict: the drafters of the best candidate that lost; else empty")
     measured: Measured | None
     software: Software | None
     provenance: Provenance
@@ -216,7 +218,7 @@ class Profile(Part):
 
     @property
     def mask(self) -> SkipMask:
-        """What the candidate's drafts leave out; an empty mask if none of them runs a thinned model."""
+        """What the candidate's first drafter with a mask leaves out; an empty mask if no drafter has one."""
         return self.candidate.mask(self.model.n_layers) or SkipMask(self.model.n_layers)
 
     @model_validator(mode="after")
@@ -229,6 +231,9 @@ class Profile(Part):
                     raise broken_rule(f"{key}.{i}", str(error)) from error
                 if mask is not None and not mask.n_skipped:
                     raise broken_rule(f"{key}.{i}", "it skips nothing, so it is no draft")
+                if drafter in drafters[:i]:
+                    raise broken_rule(f"{key}.{i}", f"it is the same as {key}[{drafters.index(drafter)}], which is asked before it, so it "
+                                                    "never drafts; remove it")
         if (self.verdict == "plain") != (not self.drafters):
             raise broken_rule("drafters", "it is empty exactly if the verdict is plain")
         if self.lost and self.verdict != "plain":
@@ -260,6 +265,13 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
+class _EveryKeyWritten(GenerateJsonSchema):
+    """As the loader has it: only what may be left out need not be there, whatever has a default in Python."""
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return "serialization_exclude_if" not in field
+
+
 def json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of the current version, for editors. Rules between keys are the loader's alone."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Profile.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Profile.model_json_schema(schema_generator=_EveryKeyWritten)

@@ -38,7 +38,7 @@ class Document:
 
 
 def where(name: str, line: int | None = None, path: KeyPath = ()) -> str:
-    """`file, line 3, drafter.attn[2]`, as far as known."""
+    """`file, line 3, drafters[0].attn[2]`, as far as known."""
     keys = "".join(f"[{key}]" if isinstance(key, int) else f".{printable(key)}" for key in path).removeprefix(".")
     return ", ".join(part for part in (name, f"line {line}" if line else "", keys) if part)
 
@@ -120,6 +120,7 @@ class _Reader:
 
     def _map(self, path: KeyPath, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        begins = self.document.lines[path]
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key = self._value(event, path, depth + 1)
             if not isinstance(key, str):
@@ -128,6 +129,7 @@ class _Reader:
                 raise self._refuse(event, (*path, key), "this key is written twice; keep one")
             found[key] = self._value(next(self.events), (*path, key), depth + 1)
             self.document.lines[(*path, key)] = event.start_mark.line + 1
+            self.document.lines[path] = begins   # and not where its last key was read
         return found
 
     def _list(self, path: KeyPath, depth: int) -> list[Any]:

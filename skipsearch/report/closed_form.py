@@ -53,17 +53,21 @@ def token_times(profile: Profile | None) -> Drawn:
 def closed_form(profile: Profile | None) -> Drawn:
     """The closed form over draft lengths at the profile's α, β and v, beside what was measured.
 
-    Raises: NothingToDraw without a measured profile that drafts. Source: Leviathan et al. 2023, theorem 3.8.
+    Raises: NothingToDraw without a measured profile of one skip drafter. Source: Leviathan et al. 2023, theorem 3.8.
     """
     if profile is None:
         raise NothingToDraw(NO_PROFILE)
     found, drafted = profile.measured, drafted_per_round(profile)
     if found is None or found.alpha is None or found.beta is None or found.verify_ratio is None:
         raise NothingToDraw("This profile measured no draft, so it has no α, β and v to put into the closed form.")
-    lengths = range(1, max(LONGEST_DRAFT, longest_draft(profile)) + 1)
+    if profile.candidate.shape != "skip":
+        raise NothingToDraw("The closed form has one α and one β, so it is for recipes of one skip drafter. This profile drafts with "
+                            f"{profile.candidate.shape}.")
+    longest = profile.candidate.drafters[0].draft_length
+    lengths = range(1, max(LONGEST_DRAFT, longest) + 1)
     predicted = [expected_speedup(found.alpha, g, found.beta, found.verify_ratio) for g in lengths]
     low, high = found.speedup.ci95
-    at = drafted if drafted is not None else float(longest_draft(profile))
+    at = drafted if drafted is not None else float(longest)
     with style() as figure_of:
         figure = figure_of(figsize=(8.4, 3.5), layout="constrained")
         axes = figure.subplots()

@@ -31,13 +31,15 @@ class MapRow:
 
 
 def layer_map(studies: Sequence[Study], profile: Profile | None = None) -> Drawn:
-    """Which sub-layers each searcher's best masks skip, which the race's winner and the profile do.
+    """Which sub-layers each searcher's best masks skip, which the race's winner and the profile do, where these have a mask.
 
-    Raises: NothingToDraw without a study and a profile.
+    Raises: NothingToDraw without a study and a profile that skips something.
     """
     rows = map_rows(studies, profile)
     if not rows:
-        raise NothingToDraw("It needs a search (--study) or a profile (--profile).")
+        raise NothingToDraw("It needs a search (--study) or a profile (--profile)." if profile is None else
+                            f"This profile skips no sub-layers: it drafts with {profile.candidate.shape}."
+                            if profile.candidate.drafters else "This profile skips no sub-layers: it drafts nothing.")
     n_layers, sides, pitch = len(rows[0].share) // 2, ("attention", "MLP"), 3.3
     places = [(r, side, layer) for r in range(len(rows)) for side in (0, 1) for layer in range(n_layers)]
     with style() as figure_of:
@@ -64,10 +66,10 @@ def map_rows(studies: Sequence[Study], profile: Profile | None = None) -> list[M
         about = f"best {len(best)} of {len(judged)}, {times(best[-1].speedup)} to {times(best[0].speedup)} predicted"
         rows.append(MapRow.of(name, about, *(j.trial.mask for j in best)))
     for study in studies:
-        if (winner := study.confirmed) is not None:
+        if (winner := study.confirmed) is not None and (mask := study.mask_of(winner)) is not None:
             name = "winner" if len(studies) == 1 else f"winner of {study.label}"
-            rows.append(MapRow.of(name, f"{times(winner.speedup.mean)} measured on hold-out prompts", study.mask_of(winner)))
-    if profile is not None:
+            rows.append(MapRow.of(name, f"{times(winner.speedup.mean)} measured on hold-out prompts", mask))
+    if profile is not None and profile.mask.n_skipped:
         about = f"{times(profile.measured.speedup.mean)} measured on hold-out prompts" if profile.measured else "not measured"
         rows.append(MapRow.of("profile", about, profile.mask))
     return rows

@@ -20,7 +20,7 @@ from skipsearch.report.study import Study
 from skipsearch.report.theme import css_variables
 from skipsearch.version import __version__
 
-SUMMARY = ("study", "searchers", "masks judged", "left out", "best predicted", "it skips", "α", "τ", "β", "policy", "measured on hold-out")
+SUMMARY = ("study", "searchers", "masks judged", "left out", "best predicted", "it skips", "α", "τ", "β", "recipe", "measured on hold-out")
 SAID = {"model": "model", "n_layers": "layers", "dtype": "dtype", "quantization": "weights", "task": "task", "device": "device",
         "engine": "engine", "objective": "objective"}   # of a study's identity, and what the page calls it
 
@@ -75,7 +75,7 @@ def _summary(study: Study) -> list[str]:
     trial = best.trial
     return [study.label, ", ".join(study.searchers), str(len(study.judged)), str(study.left_out),
             f"{times(best.speedup)} ± {best.half_width:.2f}", f"{trial.mask.n_skipped} of {2 * study.n_layers}", number(trial.alpha),
-            number(trial.tau), number(trial.beta), policy_of(trial),
+            number(trial.tau), number(trial.beta), best.recipe,
             f"{times(held.speedup.mean)} ({held.speedup.low:.2f}–{held.speedup.high:.2f})" if held else "not recorded"]
 
 

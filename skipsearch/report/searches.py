@@ -68,10 +68,10 @@ def convergence(studies: Sequence[Study]) -> Drawn:
         figure.axes[0].set_ylabel("predicted speedup")
         _legend(figure, figure.axes[0])
     rows = [[study.label, str(i), j.searcher, str(j.trial.mask.n_skipped), times(j.speedup, 3), times(best, 3), number(j.trial.alpha),
-             number(j.trial.tau), number(j.trial.beta), policy_of(j.trial), number(j.trial.search_seconds)]
+             number(j.trial.tau), number(j.trial.beta), j.recipe, number(j.trial.search_seconds)]
             for study in studies for i, (j, best) in enumerate(zip(study.judged, study.best_so_far, strict=True), 1)]
     return Drawn("convergence", figure, ("study", "mask", "searcher", "sub-layers skipped", "predicted", "best so far", "α", "τ", "β",
-                                         "policy", "seconds"), rows, tips)
+                                         "recipe", "seconds"), rows, tips)
 
 
 def speedup_by_skipped(studies: Sequence[Study]) -> Drawn:
@@ -105,10 +105,10 @@ def speedup_by_skipped(studies: Sequence[Study]) -> Drawn:
 
 @dataclass(frozen=True)
 class Compared:
-    """A mask that was both predicted and measured. what: where from; both are speedups."""
+    """A recipe that was both predicted and measured. what: where from; skipped: sub-layers; both are speedups."""
 
     what: str
-    policy: str
+    recipe: str
     skipped: int
     predicted: float
     measured: Estimate
@@ -117,12 +117,12 @@ class Compared:
     def in_words(self) -> str:
         found = self.measured
         return (f"{self.what}: predicted {times(self.predicted)}, measured {times(found.mean)} ({found.low:.2f}–{found.high:.2f}), "
-                f"{self.skipped} skipped, {self.policy}")
+                f"{self.recipe}")
 
 
 def compared(studies: Sequence[Study], profile: Profile | None = None) -> list[Compared]:
-    """Every mask that a study raced after it had predicted it, and a measured profile beside what its own counts come to."""
-    found = [Compared(f"{study.label}, {r.split}", str(study.recipe_of(r)), study.mask_of(r).n_skipped, promised,
+    """Every recipe that a study raced after it had predicted it, and a measured profile beside what its own counts come to."""
+    found = [Compared(f"{study.label}, {r.split}", str(r), mask.n_skipped if (mask := study.mask_of(r)) else 0, promised,
                       Estimate(r.speedup.mean, r.speedup.low, r.speedup.high))
              for study in studies for r in study.raced if (promised := study.promised(r)) is not None]
     if profile is not None and profile.measured is not None and (counted := by_counts(profile)) is not None:
@@ -133,13 +133,13 @@ def compared(studies: Sequence[Study], profile: Profile | None = None) -> list[C
 
 
 def predicted_measured(studies: Sequence[Study], profile: Profile | None = None) -> Drawn:
-    """What was predicted of a mask against what real decoding measured, with 95 % intervals.
+    """What was predicted of a recipe against what real decoding measured, with 95 % intervals.
 
     Raises: NothingToDraw without a race in a study and without a measured profile that drafts.
     """
     points = compared(studies, profile)
     if not points:
-        raise NothingToDraw("This study holds no race: it has not come to decoding with its best masks, or was made by a version that "
+        raise NothingToDraw("This study holds no race: it has not come to decoding with its best recipes, or was made by a version that "
                             "did not keep what was measured." if studies else
                             "This profile has no measured draft to compare a prediction with.")
     reached = [1.0, *(value for p in points for value in (p.predicted, p.measured.low, p.measured.high))]
@@ -162,9 +162,9 @@ def predicted_measured(studies: Sequence[Study], profile: Profile | None = None)
             tips[f"raced-{k}"] = [p.in_words for p in own]
         axes.set(xlim=span, ylim=span, xlabel="predicted speedup", ylabel="measured speedup")
         _legend(figure, axes)
-    rows = [[p.what, str(p.skipped), p.policy, times(p.predicted, 3), times(p.measured.mean, 3),
+    rows = [[p.what, str(p.skipped), p.recipe, times(p.predicted, 3), times(p.measured.mean, 3),
              f"{p.measured.low:.3f}–{p.measured.high:.3f}", f"{100 * (p.measured.mean / p.predicted - 1):+.1f} %"] for p in points]
-    return Drawn("predicted", figure, ("what", "sub-layers skipped", "policy", "predicted", "measured", "95 %", "difference"), rows, tips)
+    return Drawn("predicted", figure, ("what", "sub-layers skipped", "recipe", "predicted", "measured", "95 %", "difference"), rows, tips)
 
 
 def _require(studies: Sequence[Study]) -> None:
@@ -176,7 +176,7 @@ def _require(studies: Sequence[Study]) -> None:
 def _described(judged: Judged) -> str:
     trial = judged.trial
     facts = [f"{name} {value:.2f}" for name, value in (("α", trial.alpha), ("τ", trial.tau), ("β", trial.beta)) if value is not None]
-    return ", ".join([times(judged.speedup), f"{trial.mask.n_skipped} skipped", *facts, policy_of(trial)])
+    return ", ".join([times(judged.speedup), f"{trial.mask.n_skipped} skipped", *facts, judged.recipe])
 
 
 def _break_even(axes: Any) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 from skipsearch.profile import Profile
 from skipsearch.report.closed_form import closed_form, token_times
+from skipsearch.report.drafters import by_drafter
 from skipsearch.report.drawn import Drawn
 from skipsearch.report.maps import BEST, layer_map, policy_surface
 from skipsearch.report.searches import convergence, predicted_measured, speedup_by_skipped
@@ -32,7 +33,7 @@ def sections(studies: Sequence[Study], profile: Profile | None) -> Iterator[Sect
                   "The dashed line joins the best mask of each number of skipped sub-layers (figure 4 of Draft & Verify). Points above "
                   "each other differ only in which sub-layers they skip.", partial(speedup_by_skipped, studies))
     yield Section("predicted", "Predicted against measured",
-                  "A point is a mask that really decoded prompts, with its 95 % interval. Above the dashed line it did better than "
+                  "A point is a recipe that really decoded prompts, with its 95 % interval. Above the dashed line it did better than "
                   "predicted; above 1 it beat plain decoding.", partial(predicted_measured, studies, profile))
     yield Section("layers", "Layer map by searcher",
                   "A full cell is a sub-layer that the draft skips, an empty one that it keeps; shades say in how many of a searcher's "
@@ -47,6 +48,9 @@ def sections(studies: Sequence[Study], profile: Profile | None) -> Iterator[Sect
                       "drafting stopped below a confidence (down). The best is bold.", partial(policy_surface, study, name))
     yield Section("times", "Time a token", "Decoding of hold-out prompts, with and without the profile, by the same engine.",
                   partial(token_times, profile))
+    yield Section("drafters", "What each drafter brought",
+                  "Drafters are asked in this order in every round, and the first that proposes something drafts. The pale bar is what it "
+                  "drafted, the full one what was accepted of that.", partial(by_drafter, profile))
     yield Section("closed-form", "Closed form beside the measurement",
                   "What draft length should give if each drafted token were accepted with the same probability α, a draft pass cost β of a "
                   "full pass and a verify pass v of one. v is that of the rounds as measured, so the curve flatters long drafts.",

@@ -1,7 +1,8 @@
 """A study as a report reads it: every judged mask, the race and the policy surface, and never a byte written.
 
 `Ledger` cannot do this: it opens a study to go on with it, creates what is missing and marks as failed what a killed process left.
-What was added to studies later (`searcher`, `search_seconds`, `raced`, `surface`) may be missing; a figure that needs it says so.
+What was added to studies later (`searcher`, `search_seconds`, `raced`, `surface`) may be missing; a figure that needs it says so. Older
+studies have a draft policy in words (`policy`) where newer ones have a recipe.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError, model_validator
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from skipsearch.errors import MaskError, SearchError
+from skipsearch.errors import DecodeError, MaskError, SearchError
 from skipsearch.ledger import parameter_names
 from skipsearch.mask import SkipMask
+from skipsearch.recipe import Recipe
 from skipsearch.stats import Trial
 from skipsearch.storage import JOURNAL_START, STUDY, is_url, reason, shown, study_name, with_driver
 
@@ -47,15 +49,48 @@ class Interval(Part):
     high: Number
 
 
-class RacedMask(Part):
-    """One contender under real decoding; predicted: what the search had promised, null where it promised nothing."""
+def _recipe(data: Any) -> Recipe | None:
+    try:
+        return None if data is None else Recipe.from_data(data)
+    except (DecodeError, TypeError) as error:
+        raise ValueError(f"the recipe is none that this version knows ({error})") from None
 
-    attn: tuple[int, ...]
-    mlp: tuple[int, ...]
-    policy: str
+
+StoredRecipe = Annotated[Recipe | None, PlainValidator(_recipe)]
+
+
+class RacedRecipe(Part):
+    """One contender under real decoding; predicted: what the search had promised, null where it promised nothing.
+
+    recipe: null in older studies, which had one mask (attn, mlp) and a policy in words.
+    """
+
+    recipe: StoredRecipe = None
+    attn: tuple[int, ...] = ()
+    mlp: tuple[int, ...] = ()
+    policy: str = ""
     predicted: Ratio | None = None
     speedup: Interval
     split: Literal["calibration", "holdout"]
+
+    @model_validator(mode="after")
+    def _drafts(self) -> RacedRecipe:
+        if self.recipe is None and not (self.attn or self.mlp):
+            raise ValueError("it has neither a recipe nor a mask")
+        return self
+
+    @property
+    def drafts(self) -> object:
+        """Equal for contenders that differ in nothing but the prompts that they were timed on."""
+        return (self.attn, self.mlp) if self.recipe is None else self.recipe
+
+    def __str__(self) -> str:
+        return in_words(self.recipe, len(self.attn) + len(self.mlp), self.policy)
+
+
+def in_words(recipe: Recipe | None, skipped: int, policy: str) -> str:
+    """A recipe or, of an older study, what would be one: `skip 3 sub-layers, confidence 0.6, up to 5`."""
+    return str(recipe) if recipe is not None else ", ".join(filter(None, [f"skip {skipped} sub-layers", policy]))
 
 
 class SurfacePoint(Part):
@@ -80,6 +115,7 @@ class Facts(Part):
     tau: Number | None = None
     beta: Number | None = None
     baseline_seconds_per_token: Ratio | None = None
+    recipe: StoredRecipe = None
     policy: str = ""
     searcher: str = ""
     search_seconds: Number | None = None
@@ -87,10 +123,11 @@ class Facts(Part):
 
 @dataclass(frozen=True)
 class Judged:
-    """A trial that ended with a time and knows what plain decoding took."""
+    """A trial that ended with a time and knows what plain decoding took. recipe: what the mask was judged in, in words."""
 
     trial: Trial
     speedup: float
+    recipe: str = ""
 
     @property
     def searcher(self) -> str:
@@ -111,7 +148,7 @@ class Study:
     identity: Mapping[str, Any]
     judged: tuple[Judged, ...]
     left_out: int = 0
-    raced: tuple[RacedMask, ...] = ()
+    raced: tuple[RacedRecipe, ...] = ()
     surface: tuple[SurfacePoint, ...] = ()
 
     @property
@@ -134,16 +171,19 @@ class Study:
         return None if None in spent else list(accumulate(s for s in spent if s is not None))
 
     @property
-    def confirmed(self) -> RacedMask | None:
+    def confirmed(self) -> RacedRecipe | None:
         """The winner on hold-out prompts; None before the search came that far."""
         return next((r for r in reversed(self.raced) if r.split == "holdout"), None)
 
-    def promised(self, contender: RacedMask) -> float | None:
-        """What the search had predicted of a contender's mask: its own word, else that of the same mask in the race."""
-        same = (r.predicted for r in self.raced if r.predicted and (r.attn, r.mlp) == (contender.attn, contender.mlp))
+    def promised(self, contender: RacedRecipe) -> float | None:
+        """What the search had predicted of a contender: its own word, else that of the same recipe in the race."""
+        same = (r.predicted for r in self.raced if r.predicted and r.drafts == contender.drafts)
         return contender.predicted or next(same, None)
 
-    def mask_of(self, contender: RacedMask) -> SkipMask:
+    def mask_of(self, contender: RacedRecipe) -> SkipMask | None:
+        """None if no drafter of its recipe has one."""
+        if contender.recipe is not None:
+            return contender.recipe.mask(self.n_layers)
         return SkipMask(self.n_layers, contender.attn, contender.mlp)
 
 
@@ -172,10 +212,12 @@ def read_study(where: str | Path, label: str | None = None) -> Study:
         raise SearchError(f"the study {name} does not say of how many layers its model is: `skipsearch tune` did not write it")
     trials = [t for t in trials if "duplicate_of" not in t.user_attrs]   # of two workers with one mask, who was second
     judged = tuple(j for t in trials if (j := _judged(t, n_layers, name)) is not None)
+    if not judged and identity.get("drafters") == "lookup":
+        raise SearchError(f"the study {name} was for lookup alone, which has no masks to judge: --profile draws what was measured")
     if not judged:
         raise SearchError(f"the study {name} holds no judged mask ({len(trials)} trials, none of them finished with a time): let the "
                           "search go on with `skipsearch tune --resume`")
-    raced: tuple[RacedMask, ...] = _parsed(tuple[RacedMask, ...], attributes.get("raced", []), f"the race in {name}")
+    raced: tuple[RacedRecipe, ...] = _parsed(tuple[RacedRecipe, ...], attributes.get("raced", []), f"the race in {name}")
     surface: Surface = _parsed(Surface, attributes.get("surface", {}), f"the policy surface in {name}")
     study = Study(label or _label(name), n_layers, identity, judged, len(trials) - len(judged), raced, surface.policies)
     try:
@@ -231,8 +273,9 @@ def _judged(frozen: FrozenTrial, n_layers: int, name: str) -> Judged | None:
     if seconds is None or not (math.isfinite(seconds) and seconds > 0) or not set(names) <= frozen.params.keys():
         return None
     facts: Facts = _parsed(Facts, {k: v for k, v in frozen.user_attrs.items() if v is not None}, f"trial {frozen.number} of {name}")
-    trial = Trial(SkipMask.from_bits([frozen.params[p] for p in names]), seconds, **facts.model_dump())
-    return Judged(trial, trial.speedup) if trial.speedup else None
+    mask = SkipMask.from_bits([frozen.params[p] for p in names])
+    trial = Trial(mask, seconds, **{key: getattr(facts, key) for key in Facts.model_fields if key != "policy"})
+    return Judged(trial, trial.speedup, in_words(facts.recipe, mask.n_skipped, facts.policy)) if trial.speedup else None
 
 
 def _parsed(kind: Any, value: Any, what: str) -> Any:

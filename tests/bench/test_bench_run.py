@@ -112,7 +112,7 @@ def test_bfloat16_weights_of_a_tied_model_are_counted_once() -> None:
 def test_the_share_outside_passes_is_what_the_passes_leave_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that ticks whenever it is read: a round of plain decoding reads it three times, a timed pass twice in between."""
     ticks = count()
-    for module in ("skipsearch.bench.passes", "skipsearch.decoding.decoder"):
+    for module in ("skipsearch.bench.passes", "skipsearch.decoding.loop"):
         monkeypatch.setattr(f"{module}.perf_counter", lambda: float(next(ticks)))
     model, _ = small_world()
     plain = pass_times(OurPeer("plain", Decoder(model)), REQUESTS)

@@ -44,6 +44,6 @@ def test_tune_records_the_template_and_decode_says_how_to_use_it(
 
 @pytest.mark.parametrize(("revision", "expected"), [(None, "org/tiny"), ("v1", "org/tiny@v1")])
 def test_a_profile_names_its_model_with_the_revision_it_was_made_for(revision: str | None, expected: str) -> None:
-    golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / "v1_unmeasured.yaml")
+    golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / "v2_unmeasured.yaml")
     model = golden.model.model_copy(update={"id": "org/tiny", "revision": revision})
     assert model_of(golden.model_copy(update={"model": model})) == expected

@@ -11,8 +11,9 @@ from helpers.letters import letter_tokenizer
 from helpers.threads import one_thread
 from models.tiny import TINY, new_hf_model
 
+from skipsearch.drafters.skip import Skip
+from skipsearch.exits.fixed import Fixed
 from skipsearch.profile import load_profile, save_profile
-from skipsearch.profile.schema import FixedExit, SkipDrafter
 
 __all__ = ["one_thread"]
 
@@ -44,8 +45,8 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drafting(tuned: Path) -> Path:
     """The profile that was tuned, made to draft with a mask of its own: a clock decided whether it does."""
-    mask = {"drafter": SkipDrafter(attn=(1,), mlp=(0, 2)), "draft_length": 4, "exit": FixedExit()}
-    save_profile(load_profile(tuned).model_copy(update=UNMEASURED | mask), tuned.with_name("drafting.yaml"))
+    drafters = {"drafters": (Skip(attn=(1,), mlp=(0, 2), draft_length=4, exit=Fixed()),), "lost": ()}
+    save_profile(load_profile(tuned).model_copy(update=UNMEASURED | drafters), tuned.with_name("drafting.yaml"))
     return tuned.with_name("drafting.yaml")
 
 

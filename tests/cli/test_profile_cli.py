@@ -18,7 +18,7 @@ from skipsearch.profile import load_profile
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "profile" / "golden"
-SPECULATE, PLAIN, UNMEASURED = (GOLDEN / f"v1_{verdict}.yaml" for verdict in ("speculate", "plain", "unmeasured"))
+SPECULATE, PLAIN, UNMEASURED, MIXED = (GOLDEN / f"v2_{name}.yaml" for name in ("speculate", "plain", "unmeasured", "mixed"))
 PLACE = Path("profiles/demo/pycode/nvidia-h200--float32.yaml")
 COMMANDS = ["list", "show", "validate", "diff", "migrate", "import", "pull", "verify", "schema"]
 
@@ -75,20 +75,34 @@ def test_a_missing_argument_is_a_usage_error() -> None:
 def test_show_tells_the_profile_in_words_and_draws_the_mask() -> None:
     shown = run("show", SPECULATE).stdout
     for said in ("demo, llama, 16 layers, float32", "NVIDIA H200, engine graph", "1.337× (1.31–1.366) on 32 held-out prompts",
-                 "adaptive (threshold 0.6", "32 of 32 prompts identical", "layer 0    5    10   15", "attn  "):
+                 "drafts   skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8", "32 of 32 prompts identical",
+                 "layer 0    5    10   15", "attn  "):
         assert said in shown
     assert "its speed is unknown" in run("show", UNMEASURED).stdout
-    assert "drafts   nothing" in run("show", PLAIN).stdout
+
+
+def test_show_names_each_drafter_and_draws_a_mask_only_where_there_is_one(tmp_path: Path) -> None:
+    shown = run("show", MIXED).stdout
+    for said in ("drafts   lookup from 2, up to 16, 4 a matched token", "or else  skip 3 sub-layers",
+                 "lookup   400 rounds, 3200 tokens drafted, 1900 accepted (59%)", "attn  "):
+        assert said in shown
+    lookups = tmp_path / "lookup.yaml"
+    lookups.write_text("".join(line for line in MIXED.read_text().splitlines(True) if "kind: skip" not in line))
+    for path, drafts in ((PLAIN, "drafts   nothing"), (lookups, "drafts   lookup from 2")):
+        shown = run("show", path).stdout
+        assert drafts in shown
+        assert "attn  " not in shown
 
 
 def test_show_json_is_the_profiles_content() -> None:
     data = json.loads(run("show", SPECULATE, "--json").stdout)
-    assert data["drafter"] == {"kind": "skip", "attn": [3, 4], "mlp": [7]}
+    (drafter,) = data["drafters"]
+    assert list(drafter.items())[:4] == [("kind", "skip"), ("attn", [3, 4]), ("mlp", [7]), ("draft_length", 8)]
     assert list(data)[:3] == ["schema_version", "model", "task"]
 
 
 def test_validate_accepts_a_good_file_and_a_good_repository(repository: Path) -> None:
-    assert run("validate", SPECULATE, GOLDEN / "v0.yaml").stdout == "2 valid\n"
+    assert run("validate", SPECULATE, MIXED, GOLDEN / "v0.yaml", GOLDEN / "v1_plain.yaml").stdout == "4 valid\n"
     assert run("validate", repository).stdout == "1 valid\n"
     assert run("validate", repository / "profiles").stdout == "1 valid\n"
 
@@ -117,19 +131,32 @@ def test_validating_an_empty_folder_is_no_success(tmp_path: Path) -> None:
         run("validate", tmp_path)
 
 
-def test_diff_tells_masks_settings_and_intervals() -> None:
-    told = run("diff", SPECULATE, PLAIN).stdout
-    for said in ("0% of what either skips", "only A       attention 3 4, MLP 7", "1.337 (1.31–1.366) and 1 (1–1), apart",
-                 "verdict: speculate → plain", "draft_length: 8 → 0"):
+def test_diff_tells_masks_drafters_settings_and_intervals(tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(MIXED.read_text().replace("attn: [3, 4]", "attn: [4, 5]"))
+    told = run("diff", SPECULATE, other).stdout
+    for said in ("50% of what either skips", "only A       attention 3, MLP none", "only B       attention 5, MLP none",
+                 "1.337 (1.31–1.366) and 1.337 (1.31–1.366), not apart", 'drafters: skip → "lookup,skip"',
+                 'drafters.lookup: null → "lookup from 2, up to 16, 4 a matched token"', "drafters.skip.exit.across_requests: null → true"):
         assert said in told
+    told = run("diff", SPECULATE, PLAIN).stdout
+    assert "verdict: speculate → plain" in told
+    assert "Jaccard" not in told
     assert json.loads(run("diff", SPECULATE, SPECULATE, "--json").stdout)["jaccard"] == 1.0
 
 
 def test_migrate_rewrites_an_old_file_in_place_once(tmp_path: Path) -> None:
     path = Path(shutil.copy(GOLDEN / "v0.yaml", tmp_path / "old.yaml"))
-    assert "schema version 1" in run("migrate", path).stdout
+    assert "schema version 2" in run("migrate", path).stdout
     assert path.read_bytes() == (GOLDEN / "v0_migrated.yaml").read_bytes()
     assert "already" in run("migrate", path).stdout
+
+
+@pytest.mark.parametrize("verdict", ["speculate", "plain", "unmeasured"])
+def test_migrate_rewrites_a_version_1_file(verdict: str, tmp_path: Path) -> None:
+    path = Path(shutil.copy(GOLDEN / f"v1_{verdict}.yaml", tmp_path / "old.yaml"))
+    run("migrate", path)
+    assert path.read_bytes() == (GOLDEN / f"v2_{verdict}.yaml").read_bytes()
 
 
 def test_import_writes_profiles_where_they_belong(tmp_path: Path) -> None:

@@ -11,17 +11,21 @@ import pytest
 from helpers.command import in_process
 from helpers.profiles import GOLDEN
 
+from skipsearch.drafters.skip import Skip
+from skipsearch.exits.fixed import Fixed
 from skipsearch.ledger import Ledger
 from skipsearch.mask import SkipMask
+from skipsearch.recipe import Recipe
 from skipsearch.stats import Trial
 
-PROFILE = GOLDEN / "v1_speculate.yaml"
+PROFILE = GOLDEN / "v2_speculate.yaml"
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
     ledger = Ledger(tmp_path / "search.journal", {"model": "demo", "n_layers": 16, "task": "pycode"})
-    ledger.add(Trial(SkipMask(16, (3,)), 0.004, 0.0001, "replay", 0.9, 2.0, 0.9, baseline_seconds_per_token=0.005, policy="fixed, up to 2"))
+    ledger.add(Trial(SkipMask(16, (3,)), 0.004, 0.0001, "replay", 0.9, 2.0, 0.9, baseline_seconds_per_token=0.005,
+                     recipe=Recipe((Skip(attn=(3,), mlp=(), draft_length=2, exit=Fixed()),))))
     return tmp_path / "search.journal"
 
 
@@ -40,8 +44,8 @@ def test_a_study_becomes_a_page_and_what_it_lacks_is_said(journal: Path, tmp_pat
     out = tmp_path / "new" / "report.html"
     status, told, err = run(capsys, monkeypatch, "--study", journal, "--out", out)
     assert (status, told) == (0, f"{out}: open it in a browser\n")
-    assert err == ("not drawn, and the page says why: Predicted against measured, Policy surface, Time a token, Closed form beside the "
-                   "measurement")
+    assert err == ("not drawn, and the page says why: Predicted against measured, Policy surface, Time a token, What each drafter brought, "
+                   "Closed form beside the measurement")
     page = out.read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert page.count("<svg") == 3

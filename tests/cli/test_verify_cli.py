@@ -16,12 +16,12 @@ from typer.testing import CliRunner, Result
 from skipsearch.cli.profile import app
 from skipsearch.cli.verify import _as_claimed, _target
 from skipsearch.errors import ProfileError
-from skipsearch.profile import load_profile
+from skipsearch.profile import Interval, load_profile, save_profile
 
 __all__ = ["one_thread"]
 
 MASK = {"attn": "[2, 3, 5, 8, 10, 13, 14, 15]", "mlp": "[2, 3, 5, 7, 8, 9, 11, 12, 13]"}
-SPECULATE, UNMEASURED = (GOLDEN / f"v1_{verdict}.yaml" for verdict in ("speculate", "unmeasured"))
+SPECULATE, UNMEASURED = (GOLDEN / f"v2_{verdict}.yaml" for verdict in ("speculate", "unmeasured"))
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +82,11 @@ def test_write_fills_a_file_in_where_it_stands(filled_in: tuple[Path, Result]) -
 
 
 def test_strict_makes_a_claim_that_does_not_hold_exit_status_1(filled_in: tuple[Path, Result], tmp_path: Path, task: Path) -> None:
-    boast = "  speedup:               {mean: 100.0, ci95: [90.0, 110.0]}"
-    lines = [boast if line.startswith("  speedup:") else line for line in filled_in[0].read_text().splitlines()]
-    file = tmp_path / "boast.yaml"
-    file.write_text("\n".join(lines).replace("verdict:    plain", "verdict:    speculate") + "\n")
+    honest, file = load_profile(filled_in[0]), tmp_path / "boast.yaml"
+    assert honest.measured is not None
+    boast = honest.measured.model_copy(update={"speedup": Interval(mean=100.0, ci95=(90.0, 110.0))})
+    recipe = {"verdict": "speculate", "drafters": honest.candidate.drafters, "lost": ()}
+    save_profile(honest.model_copy(update={**recipe, "measured": boast}), file)
     done = run(file, "--task", task, "--strict")
     assert done.exit_code == 1
     assert "the claim does not hold here" in done.stdout

@@ -8,42 +8,50 @@ import pytest
 from helpers.tiny import LAYERS, small_world
 
 from skipsearch.decoding import Decoder
-from skipsearch.drafters.skip import SkipDrafter
-from skipsearch.errors import ProfileError
-from skipsearch.mask import SkipMask
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
+from skipsearch.errors import DecodeError, ProfileError
+from skipsearch.exits.confidence import Confidence
 from skipsearch.profile import Profile, load_profile
-from skipsearch.profile.schema import ConfidenceExit
-from skipsearch.profile.schema import SkipDrafter as StoredDrafter
+from skipsearch.recipe import DrafterSpec, Recipe
 
 from .checks import PROMPTS, assert_partly_accepted
 
-MASK = SkipMask(LAYERS, (1, 3), (2,))
+SKIP = Skip(attn=(1, 3), mlp=(2,), draft_length=5, exit=Confidence(threshold=0.25))
 
 
-def profile(verdict: str = "speculate", n_layers: int = LAYERS) -> Profile:
+def profile(verdict: str = "speculate", n_layers: int = LAYERS, drafters: tuple[DrafterSpec, ...] = (SKIP,)) -> Profile:
     """A profile of the shared tiny model."""
     model, _ = small_world()
-    golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / f"v1_{verdict}.yaml")
+    golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / f"v2_{verdict}.yaml")
     made_for = golden.model.model_copy(update={"id": model.spec.id, "family": "llama", "n_layers": n_layers, "dtype": "float64",
                                                "config_sha256": model.spec.config_sha256, "weights_sha256": None})
-    return golden.model_copy(update={"model": made_for, "drafter": StoredDrafter(attn=MASK.attn, mlp=MASK.mlp), "draft_length": 5,
-                                     "exit": ConfidenceExit(threshold=0.25)})
+    return golden.model_copy(update={"model": made_for, "lost" if verdict == "lost" else "drafters": drafters})
 
 
-def test_a_profile_sets_mask_draft_length_and_exit_and_changes_no_token() -> None:
+def test_a_profile_sets_the_recipe_and_changes_no_token() -> None:
     model, full = small_world()
     decoder = Decoder(model, profile())
-    drafter = decoder.loop.drafter
-    assert isinstance(drafter, SkipDrafter)
-    assert (drafter.mask, decoder.loop.draft_length) == (MASK, 5)
-    assert (drafter.exit.kind, drafter.exit.parameters()) == ("confidence", {"threshold": 0.25})
+    assert decoder.recipe == Recipe((SKIP,))
     result = decoder.generate(PROMPTS[0], 20)
     assert result.tokens == full.greedy(PROMPTS[0], 20)
     assert_partly_accepted(result.stats)
 
 
-def test_a_draft_length_of_ones_own_wins_over_the_profiles() -> None:
-    assert Decoder(small_world()[0], profile(), draft_length=2).loop.draft_length == 2
+def test_its_drafters_are_asked_in_order_and_each_is_counted() -> None:
+    model, full = small_world()
+    decoder = Decoder(model, profile(drafters=(Lookup(min_match=1, draft_length=4), SKIP)))
+    result = decoder.generate(PROMPTS[2], 40)
+    assert result.tokens == full.greedy(PROMPTS[2], 40)
+    lookup, skip = result.stats.by_drafter
+    assert lookup.rounds > 0
+    assert skip.rounds > 0
+    assert lookup.drafted + skip.drafted == result.stats.drafted
+
+
+def test_a_profile_is_decoded_as_it_was_measured_or_not_at_all() -> None:
+    with pytest.raises(DecodeError, match="belong to a bare mask; a profile or recipe has its own"):
+        Decoder(small_world()[0], profile(), draft_length=2)
 
 
 def test_an_imported_mask_drafts_and_says_that_nobody_measured_it() -> None:
@@ -55,9 +63,9 @@ def test_an_imported_mask_drafts_and_says_that_nobody_measured_it() -> None:
 
 def test_where_nothing_beat_plain_decoding_it_runs_plain() -> None:
     model, full = small_world()
-    decoder = Decoder(model, profile("plain"))
+    decoder = Decoder(model, profile("lost"))
     result = decoder.generate(PROMPTS[0], 8)
-    assert decoder.loop.drafter is None
+    assert decoder.recipe == Recipe()
     assert (result.tokens, result.stats.drafted) == (full.greedy(PROMPTS[0], 8), 0)
 
 

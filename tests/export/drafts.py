@@ -10,19 +10,21 @@ from models.tiny import Run
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from skipsearch.drafters.skip import Skip
+from skipsearch.exits.confidence import Confidence
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter
 from skipsearch.profile import Profile, load_profile
-from skipsearch.profile.schema import SkipDrafter
+from skipsearch.recipe import DrafterSpec
 
 GOLDEN = Path(__file__).parents[1] / "profile" / "golden"
 
 
-def profile_for(model: str, family: str, mask: SkipMask) -> Profile:
-    """An unmeasured profile: it names no hashes, so any model of this family and depth will do."""
-    golden = load_profile(GOLDEN / "v1_unmeasured.yaml")
+def profile_for(model: str, family: str, mask: SkipMask, *before: DrafterSpec) -> Profile:
+    """An unmeasured profile: it names no hashes, so any model of this family and depth will do. before: drafters asked before the mask."""
+    golden = load_profile(GOLDEN / "v2_unmeasured.yaml")
     made_for = golden.model.model_copy(update={"id": model, "family": family, "n_layers": mask.n_layers})
-    return golden.model_copy(update={"model": made_for, "drafter": SkipDrafter(attn=mask.attn, mlp=mask.mlp), "draft_length": 5})
+    return golden.model_copy(update={"model": made_for, "drafters": (*before, Skip.of(mask, 5, Confidence(threshold=0.6)))})
 
 
 def saved(model: Any, folder: Path) -> Path:

@@ -20,16 +20,20 @@ from models.tiny import LAYERS, hf_model, logits_without, some_tokens
 from safetensors import safe_open
 
 import skipsearch
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
 from skipsearch.errors import ExportError, ModelError, ProfileError
+from skipsearch.exits.fixed import Fixed
 from skipsearch.export import export, run, weights
 from skipsearch.export.conversion import Conversion
 from skipsearch.export.deci import CONFIGURATION
+from skipsearch.export.draft import carried
 from skipsearch.export.readme import readme
 from skipsearch.export.source import Source
 from skipsearch.mask import SkipMask
 from skipsearch.models.families import FAMILIES
 from skipsearch.profile import load_profile
-from skipsearch.profile.schema import SkipDrafter
+from skipsearch.recipe import DrafterSpec
 
 from .drafts import GOLDEN, logits_of_checkpoint, profile_for, saved
 
@@ -150,9 +154,33 @@ def test_everybody_may_read_it(source: Path, tmp_path: Path) -> None:
 # --- what is refused ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_profile_that_skips_nothing_has_nothing_to_export(source: Path) -> None:
-    with pytest.raises(ExportError, match="there is nothing to export"):
-        export_from(source, SkipMask(LAYERS))
+def test_a_profile_that_drafts_nothing_has_nothing_to_export(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"drafts nothing.*there is nothing to export"):
+        export(load_profile(GOLDEN / "v2_plain.yaml"), str(source), "hf", tmp_path / "draft")
+
+
+LOOKUP = Lookup(min_match=3, draft_length=7)
+SKIP = Skip.of(MASK, 5, Fixed())
+
+
+@pytest.mark.parametrize(("drafters", "has"), [
+    ((LOOKUP,), "drafts with lookup, which has no skip drafter"), ((LOOKUP, SKIP, Skip.of(MASK, 6, Fixed())), "has 2 skip drafters")])
+def test_a_recipe_without_exactly_one_skip_drafter_is_refused_before_any_work(
+        drafters: tuple[DrafterSpec, ...], has: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "open_source", lambda _: pytest.fail("work was begun"))
+    profile = profile_for("model", "llama", MASK).model_copy(update={"drafters": drafters})
+    with pytest.raises(ExportError, match=f"{has}, and an export carries the mask of one: use it in skipsearch, or make one with"):
+        export(profile, str(source), "hf", tmp_path / "draft")
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_of_lookup_and_skip_the_skip_drafter_is_exported_and_the_rest_is_named(source: Path, tmp_path: Path) -> None:
+    warnings = export(profile_for(str(source), "llama", MASK, LOOKUP), str(source), "hf", tmp_path / "draft")
+    assert "lookup stays behind, which no checkpoint can hold: draft/README.md says more" in warnings
+    alone = export(profile_for(str(source), "llama", MASK), str(source), "hf", tmp_path / "alone")
+    assert not [warning for warning in alone if "stays behind" in warning]
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "draft" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
 
 def test_an_unknown_format_is_answered_with_the_known_ones(source: Path, tmp_path: Path) -> None:
@@ -171,9 +199,8 @@ def test_a_profile_of_other_weights_is_a_warning(source: Path, tmp_path: Path) -
 
 
 def test_a_draft_that_lost_to_plain_decoding_is_exported_with_a_warning(source: Path, tmp_path: Path) -> None:
-    lost = load_profile(GOLDEN / "v1_plain.yaml")
-    unknown = profile_for("model", "llama", MASK).model
-    lost = lost.model_copy(update={"model": unknown, "drafter": SkipDrafter(attn=MASK.attn, mlp=MASK.mlp), "draft_length": 4})
+    lost = load_profile(GOLDEN / "v2_lost.yaml")
+    lost = lost.model_copy(update={"model": profile_for("model", "llama", MASK).model, "lost": (SKIP,)})
     (warning,) = export(lost, str(source), "hf", tmp_path / "draft")
     assert "nothing beat plain decoding where this profile was made" in warning
 
@@ -202,17 +229,34 @@ def test_a_damaged_weight_file_is_one_sentence(source: Path, tmp_path: Path) -> 
 # --- its README -----------------------------------------------------------------------------------------------------------------
 
 
-def text_of(form: str, model: str = "org/model", name: str = "my-draft") -> str:
+def text_of(form: str, model: str = "org/model", name: str = "my-draft", before: tuple[DrafterSpec, ...] = ()) -> str:
     source = Source(Path("/models/model"), model, "v2" if "/" in model else None, {}, None, FAMILIES["llama"], [])
     mask = SkipMask(16, (3, 4), (7,)) if form == "deci" else SkipMask.whole_layers(16, (3, 4))
     conversion = (Conversion({}, str, (CONFIGURATION,), False, ("A caveat.",)) if form == "deci" else Conversion({}, str))
-    return readme(profile_for(model, "llama", mask), source, conversion, name)
+    profile = profile_for(model, "llama", mask, *before)
+    return readme(profile, carried(profile), source, conversion, name)
 
 
 @pytest.mark.parametrize("form", ["hf", "deci"])
 def test_the_readme_is_this(form: str) -> None:
     text = text_of(form).replace(f"skipsearch {skipsearch.__version__}:", "skipsearch 0.1.0:")
     check_golden(Path(__file__).parent / "golden" / f"README_{form}.md", text)
+
+
+def test_the_readme_of_a_recipe_with_lookup_is_this() -> None:
+    text = text_of("hf", before=(LOOKUP,)).replace(f"skipsearch {skipsearch.__version__}:", "skipsearch 0.1.0:")
+    check_golden(Path(__file__).parent / "golden" / "README_lookup.md", text)
+
+
+def test_it_says_that_lookup_stays_behind_and_which_engines_have_one_of_their_own() -> None:
+    text = text_of("hf", before=(LOOKUP,))
+    assert "**Lookup stays behind.** The profile drafts with `lookup,skip`" in text
+    (vllm,) = re.findall(r"\| vLLM \| `--speculative-config (.*)` \|", text)
+    assert json.loads(shlex.split(vllm)[0]) == {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_min": 3,
+                                                "prompt_lookup_max": 16}
+    for said in ("--speculative-algorithm NGRAM", "decoding_type: NGram", "--spec-type ngram-simple", "prompt_lookup_num_tokens=7"):
+        assert said in text
+    assert "ookup" not in text_of("hf")
 
 
 def test_the_readme_says_what_a_second_copy_costs_and_that_the_draft_length_is_to_be_tuned_again() -> None:
@@ -238,5 +282,6 @@ def test_its_commands_are_what_a_shell_understands(name: str) -> None:
 
 def test_the_profile_that_it_came_from_is_in_it() -> None:
     quoted = text_of("hf").split("## The profile\n\n```yaml\n")[1].removesuffix("```\n")
-    assert yaml.safe_load(quoted)["drafter"] == {"kind": "skip", "attn": [3, 4], "mlp": [3, 4]}
-    assert (GOLDEN / "v1_unmeasured.yaml").read_text().splitlines()[0] == quoted.splitlines()[0]
+    (drafter,) = yaml.safe_load(quoted)["drafters"]
+    assert (drafter["kind"], drafter["attn"], drafter["mlp"], drafter["draft_length"]) == ("skip", [3, 4], [3, 4], 5)
+    assert (GOLDEN / "v2_unmeasured.yaml").read_text().splitlines()[0] == quoted.splitlines()[0]

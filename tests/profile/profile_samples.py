@@ -1,4 +1,4 @@
-"""Profiles to test with: one of each verdict, and a strategy for all there can be."""
+"""Profiles to test with: of each verdict, of several drafters, and a strategy for all there can be."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
+from skipsearch.exits.adaptive import Adaptive
+from skipsearch.exits.confidence import Confidence
+from skipsearch.exits.fixed import Fixed
 from skipsearch.fields import Interval
 from skipsearch.profile.schema import (
-    AdaptiveExit,
-    ConfidenceExit,
+    MOST_DRAFTERS,
     ContextTokens,
-    FixedExit,
+    DrafterCounts,
     Hardware,
     Lossless,
     Measured,
@@ -19,27 +23,29 @@ from skipsearch.profile.schema import (
     Profile,
     Provenance,
     Sampling,
-    SkipDrafter,
     Software,
     TaskInfo,
 )
+from skipsearch.recipe import DrafterSpec
 
 GOLDEN = Path(__file__).parent / "golden"
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0)
+SKIP = Skip(attn=(3, 4), mlp=(7,), draft_length=8,
+            exit=Adaptive(threshold=0.6, target_acceptance=0.9, step=0.01, beta1=0.5, beta2=0.9))
 
 
 def speculate() -> Profile:
+    """One skip drafter: all that version 1 could say."""
     return Profile(
-        schema_version=1,
+        schema_version=2,
         model=ModelInfo(id="demo", revision=None, family="llama", n_layers=16, config_sha256="c0" * 32, weights_sha256="ab" * 32,
                         dtype="float32", quantization=None),
         task=TaskInfo(name="pycode", version=1, calibration_sha256="5e" * 32, sampling=GREEDY),
         hardware=Hardware(kind="cuda", name="NVIDIA H200", count=1, threads=None),
         engine="graph",
         verdict="speculate",
-        drafter=SkipDrafter(attn=(3, 4), mlp=(7,)),
-        draft_length=8,
-        exit=AdaptiveExit(threshold=0.6, target_acceptance=0.9, step=0.01, beta1=0.5, beta2=0.9),
+        drafters=(SKIP,),
+        lost=(),
         measured=Measured(
             baseline_ms_per_token=Interval.rounded(4.4812, 4.4501, 4.5203),
             ms_per_token=Interval.rounded(3.3517, 3.2902, 3.4188),
@@ -52,15 +58,41 @@ def speculate() -> Profile:
                               created="2026-01-31T12:00:00Z", commit="1234567"))
 
 
+def mixed() -> Profile:
+    """A lookup before the mask, each drafter counted; what may be left out is there."""
+    measured = speculate().measured
+    assert measured is not None
+    lookup = Lookup(min_match=2, draft_length=16, per_match=4)
+    return speculate().model_copy(update={
+        "drafters": (lookup, SKIP.model_copy(update={"exit": SKIP.exit.model_copy(update={"across_requests": True})})),
+        "measured": measured.model_copy(update={
+            "by_drafter": (DrafterCounts(kind="lookup", rounds=400, drafted=3200, accepted=1900),
+                           DrafterCounts(kind="skip", rounds=700, drafted=2100, accepted=1500)),
+            "copied_from_prompt": 0.31})})
+
+
+def every() -> Profile:
+    """Every kind of drafter with every kind of exit."""
+    skips = [SKIP.model_copy(update={"exit": exit_policy}) for exit_policy in (Fixed(), Confidence(threshold=0.25), SKIP.exit)]
+    return unmeasured().model_copy(update={"drafters": (Lookup(min_match=3, draft_length=5), *skips)})
+
+
+def lost() -> Profile:
+    """The best candidate did not beat plain decoding."""
+    measured = speculate().measured
+    assert measured is not None
+    return speculate().model_copy(update={
+        "verdict": "plain", "drafters": (), "lost": (SKIP,),
+        "measured": measured.model_copy(update={"speedup": Interval.rounded(0.97, 0.95, 0.99)})})
+
+
 def plain() -> Profile:
     """Nothing was worth measuring: no mask, no drafts."""
     measured = speculate().measured
     assert measured is not None
     return speculate().model_copy(update={
         "verdict": "plain",
-        "drafter": SkipDrafter(attn=(), mlp=()),
-        "draft_length": 0,
-        "exit": FixedExit(),
+        "drafters": (),
         "measured": measured.model_copy(update={
             "ms_per_token": measured.baseline_ms_per_token, "speedup": Interval.rounded(1.0, 1.0, 1.0), "alpha": None,
             "accepted_fraction": None, "tau": 1.0, "beta": None, "verify_ratio": None})})
@@ -68,17 +100,18 @@ def plain() -> Profile:
 
 def unmeasured() -> Profile:
     return Profile(
-        schema_version=1,
+        schema_version=2,
         model=ModelInfo(id="meta-llama/Llama-2-13b-hf", revision=None, family="llama", n_layers=40, config_sha256=None,
                         weights_sha256=None, dtype=None, quantization=None),
         task=TaskInfo(name="any", version=None, calibration_sha256=None, sampling=GREEDY),
-        hardware=None, engine=None, verdict="unmeasured", drafter=SkipDrafter(attn=(10, 11), mlp=(12, 39)), draft_length=12,
-        exit=ConfidenceExit(threshold=0.6), measured=None, software=None,
+        hardware=None, engine=None, verdict="unmeasured", lost=(),
+        drafters=(Skip(attn=(10, 11), mlp=(12, 39), draft_length=12, exit=Confidence(threshold=0.6)),), measured=None, software=None,
         provenance=Provenance(searcher="import", objective=None, seed=None, trials=None, search_seconds=None, created=None,
                               commit=None, source="a paper's table, key \"llama-2-13b\""))
 
 
 VERDICTS = {"speculate": speculate, "plain": plain, "unmeasured": unmeasured}
+SAMPLES = VERDICTS | {"mixed": mixed, "every": every, "lost": lost}
 
 _SHA = st.binary(min_size=32, max_size=32).map(bytes.hex)
 _NAME = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
@@ -97,7 +130,27 @@ def _interval(draw: st.DrawFn) -> Interval:
 
 
 @st.composite
-def _measured(draw: st.DrawFn, drafts: bool) -> Measured:
+def _recipe(draw: st.DrawFn, n_layers: int, least: int) -> tuple[DrafterSpec, ...]:
+    """Drafters of every kind with every exit, no two the same."""
+    layers = st.sets(st.integers(0, n_layers - 1)).map(tuple)
+    exits = st.just(Fixed()) | st.builds(Confidence, threshold=_FRACTION) | st.builds(
+        Adaptive, threshold=_FRACTION, target_acceptance=_FRACTION, step=_FRACTION, beta1=_FRACTION, beta2=_FRACTION,
+        across_requests=st.booleans())
+    length = st.integers(1, 64)
+    skips = st.builds(Skip, attn=layers, mlp=layers, draft_length=length, exit=exits).filter(lambda skip: skip.attn or skip.mlp)
+    lookups = st.builds(Lookup, min_match=st.integers(1, 16), draft_length=length, per_match=st.none() | length)
+    return tuple(draw(st.lists(lookups | skips, min_size=least, max_size=MOST_DRAFTERS, unique=True)))
+
+
+@st.composite
+def _counts(draw: st.DrawFn, kind: str) -> DrafterCounts:
+    drafted = draw(_COUNT)
+    return DrafterCounts(kind=kind, rounds=draw(st.integers(0, drafted)), drafted=drafted, accepted=draw(st.integers(0, drafted)))
+
+
+@st.composite
+def _measured(draw: st.DrawFn, kinds: tuple[str, ...]) -> Measured:
+    drafts, counted = bool(kinds), draw(st.booleans())
     figure = (lambda strategy: draw(strategy)) if drafts else (lambda strategy: None)
     prompts, compared = draw(st.integers(1, 10**6)), draw(st.integers(0, 10**6))
     identical = draw(st.integers(0, compared))
@@ -109,7 +162,8 @@ def _measured(draw: st.DrawFn, drafts: bool) -> Measured:
         tokens=draw(st.integers(1, 10**12)), context_tokens=ContextTokens(p50=p50, max=longest),
         ended_on_repeat=draw(st.integers(0, prompts)), split="holdout",
         lossless=Lossless(prompts=compared, identical=identical,
-                          first_divergence_logit_gap=None if identical == compared else draw(st.floats(0, 1e6))))
+                          first_divergence_logit_gap=None if identical == compared else draw(st.floats(0, 1e6))),
+        by_drafter=tuple(draw(_counts(kind)) for kind in kinds) if counted else (), copied_from_prompt=draw(st.none() | _FRACTION))
 
 
 @st.composite
@@ -119,27 +173,21 @@ def profiles(draw: st.DrawFn) -> Profile:
     here = (lambda strategy: None) if verdict == "unmeasured" else (lambda strategy: draw(strategy))
     known = (lambda strategy: draw(st.none() | strategy)) if verdict == "unmeasured" else here
     n_layers = draw(st.integers(1, 96))
-    layers = st.sets(st.integers(0, n_layers - 1)).map(lambda chosen: tuple(sorted(chosen)))
-    attn, mlp = draw(layers), draw(layers)
-    if not attn and not mlp and verdict != "plain":
-        attn = (n_layers - 1,)
-    drafts = bool(attn or mlp)
-    exits = st.just(FixedExit()) | st.builds(ConfidenceExit, threshold=_FRACTION) | st.builds(
-        AdaptiveExit, threshold=_FRACTION, target_acceptance=_FRACTION, step=_FRACTION, beta1=_FRACTION, beta2=_FRACTION)
+    recipe = draw(_recipe(n_layers, least=verdict != "plain"))
     sampling = st.builds(Sampling, temperature=st.floats(0, 100), top_p=st.floats(1e-9, 1), top_k=st.integers(0, 10**7))
     hardware = st.builds(Hardware, kind=st.sampled_from(["cpu", "cuda"]), name=_TEXT, count=st.integers(1, 4096),
                          threads=st.none() | st.integers(1, 4096))
     return Profile(
-        schema_version=1,
+        schema_version=2,
         model=ModelInfo(id=draw(_TEXT), revision=draw(st.none() | _TEXT), family=draw(_NAME), n_layers=n_layers,
                         config_sha256=known(_SHA), weights_sha256=known(_SHA),
                         dtype=known(st.sampled_from(["float64", "float32", "bfloat16", "float16"])),
                         quantization=draw(st.none() | _TEXT)),
         task=TaskInfo(name=draw(_NAME), version=known(st.integers(1, 10**6)), calibration_sha256=known(_SHA),
                       chat_template_sha256=draw(st.none() | _SHA), sampling=draw(sampling)),
-        hardware=here(hardware), engine=here(_NAME), verdict=verdict, drafter=SkipDrafter(attn=attn, mlp=mlp),
-        draft_length=draw(st.integers(1, 64)) if drafts else 0, exit=draw(exits),
-        measured=None if verdict == "unmeasured" else draw(_measured(drafts)),
+        hardware=here(hardware), engine=here(_NAME), verdict=verdict, drafters=() if verdict == "plain" else recipe,
+        lost=recipe if verdict == "plain" else (),
+        measured=None if verdict == "unmeasured" else draw(_measured(tuple(drafter.kind for drafter in recipe))),
         software=here(st.builds(Software, skipsearch=_TEXT, torch=_TEXT, transformers=_TEXT, cuda=st.none() | _TEXT)),
         provenance=Provenance(
             searcher=draw(_NAME), objective=known(st.sampled_from(["replay", "wall"])), seed=known(st.integers(0, 2**63 - 1)),

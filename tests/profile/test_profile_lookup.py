@@ -38,7 +38,7 @@ def variant(task: str = "pycode", device: str = "NVIDIA H200", dtype: str = "flo
 
 def imported(task: str = "any") -> Profile:
     data = unmeasured().model_dump() | {"model": speculate().model_dump()["model"] | {"dtype": None}}
-    data["drafter"] = {"kind": "skip", "attn": [1], "mlp": []}
+    data["drafters"] = [{"kind": "skip", "attn": [1], "mlp": [], "draft_length": 12, "exit": {"kind": "fixed"}}]
     data["task"]["name"] = task
     return Profile.model_validate(data)
 

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from helpers.golden import check_golden
 from hypothesis import given, settings
-from profile_samples import GOLDEN, VERDICTS, profiles, speculate
+from profile_samples import GOLDEN, SAMPLES, VERDICTS, every, lost, mixed, profiles, speculate
 
+from skipsearch.drafters.skip import Skip
+from skipsearch.errors import ProfileError
 from skipsearch.profile import Profile, dump_profile, load_profile, parse_profile
 from skipsearch.profile.dump import as_dict
 from skipsearch.profile.schema import json_schema
+from skipsearch.recipe import DRAFTERS, EXITS
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_canonical_text_of_each_sample_is_the_golden_file(name: str) -> None:
+    check_golden(GOLDEN / f"v2_{name}.yaml", dump_profile(SAMPLES[name]()))
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)
-def test_the_canonical_text_of_each_verdict_is_the_golden_file(verdict: str) -> None:
-    check_golden(GOLDEN / f"v1_{verdict}.yaml", dump_profile(VERDICTS[verdict]()))
+def test_a_version_1_file_says_what_it_always_said(verdict: str) -> None:
+    assert load_profile(GOLDEN / f"v1_{verdict}.yaml") == VERDICTS[verdict]()
+
+
+def test_the_mask_of_a_version_1_file_that_lost_is_a_candidate_that_lost() -> None:
+    text = (GOLDEN / "v1_speculate.yaml").read_text().replace("verdict:    speculate", "verdict:    plain")
+    text = text.replace("{mean: 1.337, ci95: [1.31, 1.366]}", "{mean: 0.97, ci95: [0.95, 0.99]}")
+    assert parse_profile(text.encode(), "x.yaml") == lost()
 
 
 def test_the_json_schema_is_the_golden_file() -> None:
@@ -28,7 +44,7 @@ def test_a_version_0_file_loads_as_the_current_version() -> None:
     check_golden(GOLDEN / "v0_migrated.yaml", dump_profile(load_profile(GOLDEN / "v0.yaml")))
 
 
-@pytest.mark.parametrize("name", ["v1_speculate", "v1_plain", "v1_unmeasured", "v0_migrated"])
+@pytest.mark.parametrize("name", [*(f"v2_{name}" for name in SAMPLES), "v0_migrated"])
 def test_loading_and_dumping_a_canonical_file_changes_no_byte(name: str) -> None:
     path = GOLDEN / f"{name}.yaml"
     assert dump_profile(load_profile(path)).encode() == path.read_bytes()
@@ -59,9 +75,68 @@ def test_numbers_keep_their_kind_so_that_whole_floats_stay_floats() -> None:
 
 def test_unordered_layers_and_keys_come_out_in_canonical_order() -> None:
     text = dump_profile(speculate())
-    shuffled = text.replace("{kind: skip, attn: [3, 4], mlp: [7]}", "{mlp: [7], attn: [4, 3], kind: skip}")
+    shuffled = text.replace("{kind: skip, attn: [3, 4], mlp: [7], draft_length: 8, ",
+                            "{draft_length: 8, mlp: [7], attn: [4, 3], kind: skip, ")
     assert shuffled != text
     assert dump_profile(parse_profile(shuffled.encode(), "x.yaml")) == text
+
+
+def test_what_says_nothing_is_left_out() -> None:
+    text, full = dump_profile(speculate()), dump_profile(mixed())
+    for key in ("across_requests", "per_match", "by_drafter", "copied_from_prompt"):
+        assert key not in text
+        assert key in full
+    assert "across_requests: true" in full
+    nothing_copied = full.replace("copied_from_prompt: 0.31", "copied_from_prompt: 0.0")
+    assert dump_profile(parse_profile(nothing_copied.encode(), "x.yaml")) == nothing_copied, "that none were copied was counted"
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_json_schema_allows_what_the_loader_does(name: str) -> None:
+    jsonschema.validate(as_dict(SAMPLES[name]()), json_schema())
+
+
+@pytest.mark.parametrize(("path", "value"), [
+    (("drafters", 1, "kind"), "magic"), (("drafters", 0, "kind"), "skip"), (("drafters", 1, "exit", "kind"), "sudden"),
+    (("drafters", 0, "attn"), [1]), (("drafters", 0, "min_match"), 17), (("drafters", 1, "exit", "threshold"), 2),
+    (("drafters",), [{"kind": "lookup", "min_match": n, "draft_length": 1} for n in range(1, 10)]),
+], ids=str)
+def test_the_json_schema_refuses_kinds_and_keys_that_it_does_not_know(path: tuple[str | int, ...], value: object) -> None:
+    data = as_dict(mixed())
+    *parents, key = path
+    part: Any = data
+    for parent in parents:
+        part = part[parent]
+    part[key] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, json_schema())
+
+
+@pytest.mark.parametrize(("drafter", "path"), [(0, "kind"), (0, "min_match"), (1, "kind"), (1, "exit"), (1, "exit.kind"),
+                                                   (1, "exit.threshold")])
+def test_the_json_schema_wants_every_key_as_the_loader_does(drafter: int, path: str) -> None:
+    data = as_dict(mixed())
+    *parents, key = path.split(".")
+    part = data["drafters"][drafter]
+    for parent in parents:
+        part = part[parent]
+    del part[key]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, json_schema())
+    with pytest.raises(ProfileError, match=r"this key is missing|it has no kind"):
+        parse_profile(json.dumps(data).encode(), "x.yaml")
+
+
+def test_there_is_a_sample_of_every_kind() -> None:
+    drafters = every().drafters
+    assert {drafter.kind for drafter in drafters} == {*DRAFTERS}
+    assert {drafter.exit.kind for drafter in drafters if isinstance(drafter, Skip)} == {*EXITS}
+
+
+def test_the_json_schema_knows_every_kind() -> None:
+    definitions = json_schema()["$defs"].values()
+    kinds = {part["properties"]["kind"]["const"] for part in definitions if "const" in part["properties"].get("kind", {})}
+    assert kinds == {*DRAFTERS, *EXITS}
 
 
 def test_every_number_in_the_json_schema_has_a_range_and_a_description() -> None:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profile_samples import VERDICTS, plain, speculate, unmeasured
+from profile_samples import SAMPLES, lost, mixed, plain, speculate, unmeasured
 from pydantic import ValidationError
 
 from skipsearch.mask import SkipMask
 from skipsearch.profile import Interval, Profile, round_sig
-from skipsearch.profile.schema import SkipDrafter
+from skipsearch.recipe import Recipe
+
+LOOKUP = {"kind": "lookup", "min_match": 2, "draft_length": 8}
 
 
 def rebuilt(profile: Profile, **changes: Any) -> Profile:
-    """The profile with values at dotted paths (`model__dtype`) replaced, checked anew."""
-    data = profile.model_dump()
+    """The profile with values at paths (`model__dtype`, `drafters__0__attn`) replaced, checked anew."""
+    data = json.loads(profile.model_dump_json())
     for path, value in changes.items():
-        *parents, key = path.split("__")
+        *parents, key = (int(key) if key.isdecimal() else key for key in path.split("__"))
         part = data
         for parent in parents:
             part = part[parent]
@@ -29,13 +32,20 @@ def rebuilt(profile: Profile, **changes: Any) -> Profile:
 
 def test_the_mask_is_the_drafters() -> None:
     assert speculate().mask == SkipMask(16, attn=(3, 4), mlp=(7,))
+    assert mixed().mask == SkipMask(16, attn=(3, 4), mlp=(7,))
+    assert lost().mask == SkipMask(16, attn=(3, 4), mlp=(7,))
     assert plain().mask == SkipMask(16)
 
 
-@pytest.mark.parametrize("verdict", VERDICTS)
-def test_a_profile_is_a_value(verdict: str) -> None:
-    profile = VERDICTS[verdict]()
-    assert hash(profile) == hash(VERDICTS[verdict]())
+def test_what_decoding_runs_is_not_what_lost() -> None:
+    assert (lost().recipe, lost().candidate) == (Recipe(), Recipe(lost().lost))
+    assert mixed().recipe == mixed().candidate == Recipe(mixed().drafters)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_profile_is_a_value(name: str) -> None:
+    profile = SAMPLES[name]()
+    assert hash(profile) == hash(SAMPLES[name]())
     with pytest.raises(ValidationError):
         profile.verdict = "plain"  # type: ignore[misc]
 
@@ -50,17 +60,27 @@ def test_a_profile_is_a_value(verdict: str) -> None:
     ({"task__calibration_sha256": None}, "it is null"),
     ({"provenance__seed": None}, "it is null"),
     ({"verdict": "unmeasured"}, "it must be null: the verdict is unmeasured"),
-    ({"drafter": SkipDrafter(attn=(), mlp=()).model_dump()}, "skips nothing, which only a plain verdict may"),
-    ({"drafter": SkipDrafter(attn=(16,), mlp=()).model_dump()}, "attn layer 16 is outside 0..15"),
-    ({"draft_length": 0}, "it is 0 exactly where the mask is empty"),
+    ({"drafters__0__attn": [], "drafters__0__mlp": []}, "it skips nothing, so it is no draft"),
+    ({"drafters__0__attn": [16]}, "attn layer 16 is outside 0..15"),
+    ({"drafters__0__draft_length": 0}, "greater than or equal to 1"),
+    ({"drafters__0__draft_length": 65}, "less than or equal to 64"),
+    ({"drafters": []}, "it is empty exactly if the verdict is plain"),
+    ({"drafters": [{"kind": "lookup", "min_match": n, "draft_length": 4} for n in range(1, 10)]}, "at most 8"),
+    ({"drafters": [LOOKUP, LOOKUP]}, r"it is the same as drafters\[0\], which is asked before it, so it never drafts"),
+    ({"lost": [LOOKUP]}, "only a plain verdict has candidates that lost"),
+    ({"verdict": "plain"}, "it is empty exactly if the verdict is plain"),
     ({"measured__alpha": None}, "null exactly where nothing is drafted"),
+    ({"measured__by_drafter": [{"kind": "lookup", "rounds": 1, "drafted": 1, "accepted": 1}]}, "it counts the drafters of the recipe"),
+    ({"measured__by_drafter": [{"kind": "skip", "rounds": 2, "drafted": 1, "accepted": 1}]}, "at least the rounds"),
+    ({"measured__by_drafter": [{"kind": "skip", "rounds": 1, "drafted": 1, "accepted": 2}]}, "at least the accepted tokens"),
+    ({"measured__copied_from_prompt": 1.1}, "less than or equal to 1"),
     ({"measured__ended_on_repeat": 33}, "no more than the 32 prompts measured"),
     ({"measured__lossless__identical": 33}, "no more than the 32 prompts compared"),
     ({"measured__lossless__identical": 31}, "null exactly when all are identical, here 31 of 32"),
     ({"measured__lossless__first_divergence_logit_gap": 0.1}, "null exactly when all are identical"),
     ({"measured__context_tokens__p50": 413}, "the median cannot be above the maximum of 412"),
-    ({"measured__speedup__ci95": (1.4, 1.5)}, "low <= mean <= high"),
-    ({"measured__speedup__ci95": (1.5, 1.2)}, "low <= mean <= high"),
+    ({"measured__speedup__ci95": [1.4, 1.5]}, "low <= mean <= high"),
+    ({"measured__speedup__ci95": [1.5, 1.2]}, "low <= mean <= high"),
     ({"measured__split": "calibration"}, "holdout"),
 ])
 def test_a_measured_profile_must_show_its_evidence(changes: dict[str, Any], rule: str) -> None:
@@ -69,12 +89,11 @@ def test_a_measured_profile_must_show_its_evidence(changes: dict[str, Any], rule
 
 
 def test_a_plain_verdict_may_keep_the_best_mask_that_lost_or_none() -> None:
-    loser = rebuilt(speculate(), verdict="plain", measured__speedup={"mean": 0.97, "ci95": (0.95, 0.99)})
-    assert loser.mask.n_skipped == 3
+    assert rebuilt(lost()).mask.n_skipped == 3
     with pytest.raises(ValidationError, match="exactly where nothing is drafted"):
         rebuilt(plain(), measured__alpha=0.5)
-    with pytest.raises(ValidationError, match="exactly where the mask is empty"):
-        rebuilt(plain(), draft_length=8)
+    with pytest.raises(ValidationError, match="exactly where nothing is drafted"):
+        rebuilt(plain(), lost=[LOOKUP])
 
 
 def test_an_unmeasured_profile_may_know_the_models_hash_but_not_the_hardware() -> None:

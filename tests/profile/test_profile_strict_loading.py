@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from profile_samples import GOLDEN, speculate
+from profile_samples import GOLDEN, mixed, speculate
 
 import skipsearch.profile.yaml as strict_yaml
 from skipsearch.errors import ProfileError
@@ -18,6 +18,8 @@ from skipsearch.profile import dump_profile, load_profile, parse_profile
 from skipsearch.profile.yaml import MAX_BYTES
 
 GOOD = dump_profile(speculate())
+MIXED = dump_profile(mixed())
+OLD = (GOLDEN / "v1_speculate.yaml").read_text()
 
 
 def refusal(content: str | bytes) -> str:
@@ -29,9 +31,9 @@ def refusal(content: str | bytes) -> str:
     return sentence
 
 
-def changed(old: str, new: str) -> str:
-    assert GOOD.count(old) >= 1, old
-    return GOOD.replace(old, new, 1)
+def changed(old: str, new: str, text: str = GOOD) -> str:
+    assert text.count(old) >= 1, old
+    return text.replace(old, new, 1)
 
 
 @pytest.fixture(params=["libyaml", "pure python"], autouse=True)
@@ -65,31 +67,87 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     ("temperature: 0.0", "temperature: 1e999", 3, "task.sampling.temperature", "too large"),
     ("temperature: 0.0", "temperature: no", 3, "task.sampling.temperature", "\"no\" stands here; it should be a number"),
     ("temperature: 0.0", "temperature: -1", 3, "task.sampling.temperature", "greater than or equal to 0"),
-    ("kind: skip", "kind: magic", 7, "drafter", "its kind must be one of 'skip'"),
-    ("{kind: skip, attn", "{attn", 7, "drafter", "it has no kind"),
-    ("attn: [3, 4]", "attn: [3, 16]", 7, "drafter", "attn layer 16 is outside 0..15; was this mask made for another model?"),
-    ("attn: [3, 4]", "attn: [3, 3]", 7, "drafter.attn", "layer 3 is listed more than once"),
-    ("attn: [3, 4]", "attn: [3, -4]", 7, "drafter.attn[1]", "greater than or equal to 0"),
-    ("attn: [3, 4]", "attn: [3, null]", 7, "drafter.attn[1]", "it should be a whole number"),
-    ("attn: [3, 4]", "attn: 3", 7, "drafter.attn", "it should be a list"),
-    ("draft_length: 8", "draft_length: 8\ndraft_length: 9", 9, "draft_length", "this key is written twice"),
-    ("kind: adaptive, ", "kind: fixed, ", 9, "exit.threshold", "unknown key"),
-    ("threshold: 0.6", "threshold: &t 0.6", 9, "exit.threshold", "anchors (`&t`) are not allowed"),
-    ("threshold: 0.6", "threshold: *t", 9, "exit.threshold", "aliases (`*t`) are not allowed"),
-    ("threshold: 0.6", "threshold: !!float 0.6", 9, "exit.threshold", "tags (`tag:yaml.org,2002:float`) are not allowed"),
-    ("threshold: 0.6", "threshold: !!python/name:os.system 0.6", 9, "exit.threshold", "tags"),
+    ("kind: skip", "kind: magic", 8, "drafters[0]", "its kind must be one of 'lookup', 'skip'"),
+    ("{kind: skip, attn", "{attn", 8, "drafters[0]", "it has no kind"),
+    ("attn: [3, 4]", "attn: [3, 16]", 8, "drafters[0]", "attn layer 16 is outside 0..15; was this mask made for another model?"),
+    ("attn: [3, 4]", "attn: [3, 3]", 8, "drafters[0].attn", "layer 3 is listed more than once"),
+    ("attn: [3, 4]", "attn: [3, -4]", 8, "drafters[0].attn[1]", "greater than or equal to 0"),
+    ("attn: [3, 4]", "attn: [3, null]", 8, "drafters[0].attn[1]", "it should be a whole number"),
+    ("attn: [3, 4]", "attn: 3", 8, "drafters[0].attn", "it should be a list"),
+    ("attn: [3, 4], ", "", 8, "drafters[0].attn", "this key is missing"),
+    ("kind: skip, attn", "kind: skip, skip: 1, attn", 8, "drafters[0].skip", "unknown key"),
+    ("kind: skip, attn", "kind: skip, min_match: 2, attn", 8, "drafters[0].min_match", "unknown key"),
+    ("draft_length: 8", "draft_length: 0", 8, "drafters[0].draft_length", "greater than or equal to 1"),
+    ("draft_length: 8", "draft_length: 8, draft_length: 9", 8, "drafters[0].draft_length", "this key is written twice"),
+    ("lost:       []", "lost:       []\nlost: []", 10, "lost", "this key is written twice"),
+    ("lost:       []\n", "", 1, "lost", "this key is missing"),
+    ("lost:       []", "lost: {}", 9, "lost", "it should be a list"),
+    ("kind: adaptive, ", "kind: fixed, ", 8, "drafters[0].exit.threshold", "unknown key"),
+    ("kind: adaptive, ", "kind: sudden, ", 8, "drafters[0].exit", "its kind must be one of 'fixed', 'confidence', 'adaptive'"),
+    ("kind: adaptive, ", "kind: adaptive, adaptive: 1, ", 8, "drafters[0].exit.adaptive", "unknown key"),
+    ("threshold: 0.6", "threshold: 1.6", 8, "drafters[0].exit.threshold", "less than or equal to 1"),
+    ("threshold: 0.6, ", "", 8, "drafters[0].exit.threshold", "this key is missing; write every key"),
+    ("threshold: 0.6", "threshold: &t 0.6", 8, "drafters[0].exit.threshold", "anchors (`&t`) are not allowed"),
+    ("threshold: 0.6", "threshold: *t", 8, "drafters[0].exit.threshold", "aliases (`*t`) are not allowed"),
+    ("threshold: 0.6", "threshold: !!float 0.6", 8, "drafters[0].exit.threshold", "tags (`tag:yaml.org,2002:float`) are not allowed"),
+    ("threshold: 0.6", "threshold: !!python/name:os.system 0.6", 8, "drafters[0].exit.threshold", "tags"),
     ("alpha: 0.87", "alpha: 87", 14, "measured.alpha", "less than or equal to 1"),
     ("alpha: 0.87", "alpha: [[[[[[[[1]]]]]]]]", 14, "measured.alpha[0][0][0][0][0][0]", "nested deeper than 8 levels"),
     ("tau: 3.42", f"tau: {'9' * 60}", 16, "measured.tau", "a number may have 40 characters"),
     ("ci95: [1.31, 1.366]", "ci95: [1.31]", 13, "measured.speedup.ci95[1]", "missing"),
     ("split: holdout", "split: calibration", 23, "measured.split", "'holdout'"),
     ("torch: 2.13.0", "torch: 2.13", 25, "software.torch", "put it in quotes"),
-    ("schema_version: 1", "schema_version: 2", 1, "", "update skipsearch"),
-    ("schema_version: 1", "schema_version: true", 1, "", "schema_version must be a whole number"),
-    ("schema_version: 1\n", "", 1, "", "schema_version must be a whole number"),
+    ("schema_version: 2", "schema_version: 3", 1, "", "update skipsearch"),
+    ("schema_version: 2", "schema_version: true", 1, "", "schema_version must be a whole number"),
+    ("schema_version: 2\n", "", 1, "", "schema_version must be a whole number"),
 ])
 def test_a_refusal_names_file_line_key_and_rule(old: str, new: str, line: int, key: str, rule: str) -> None:
     sentence = refusal(changed(old, new))
+    assert sentence.startswith(f"x.yaml, line {line}{', ' + key if key else ''}: ")
+    assert rule in sentence
+
+
+@pytest.mark.parametrize(("old", "new", "line", "key", "rule"), [
+    ("kind: lookup", "kind: look", 8, "drafters[0]", "its kind must be one of 'lookup', 'skip'"),
+    ("min_match: 2", "min_match: 0", 8, "drafters[0].min_match", "greater than or equal to 1"),
+    ("min_match: 2", "min_match: 17", 8, "drafters[0].min_match", "less than or equal to 16"),
+    ("min_match: 2", "exit: {kind: fixed}, min_match: 2", 8, "drafters[0].exit", "unknown key"),
+    ("min_match: 2", "attn: [1], min_match: 2", 8, "drafters[0].attn", "unknown key"),
+    ("per_match: 4", "per_match: 0", 8, "drafters[0].per_match", "greater than or equal to 1"),
+    ("across_requests: true", "across_requests: 1", 9, "drafters[1].exit.across_requests", "it should be a valid boolean"),
+    ("attn: [3, 4]", "attn: [3, 99]", 9, "drafters[1]", "attn layer 99 is outside 0..15"),
+    ("  - {kind: lookup", "  - {kind: lookup, min_match: 2, draft_length: 16, per_match: 4}\n  - {kind: lookup", 9, "drafters[1]",
+     "it is the same as drafters[0], which is asked before it, so it never drafts; remove it"),
+    ("drafters:\n", "drafters:\n" + "  - {kind: lookup, min_match: 1, draft_length: 1}\n" * 7, 7, "drafters",
+     "there are too many; 8 are the most"),
+    ("{kind: lookup, rounds: 400", "{kind: skip, rounds: 400", 26, "measured.by_drafter",
+     "it counts the drafters of the recipe, in their order"),
+    ("rounds: 400", "rounds: 3201", 26, "measured.by_drafter[0].drafted", "it is at least the rounds and at least the accepted tokens"),
+    ("verdict:    speculate", "verdict:    plain", 7, "drafters", "it is empty exactly if the verdict is plain"),
+])
+def test_so_does_one_of_a_recipe_of_several_drafters(old: str, new: str, line: int, key: str, rule: str) -> None:
+    sentence = refusal(changed(old, new, MIXED))
+    assert sentence.startswith(f"x.yaml, line {line}, {key}: ")
+    assert rule in sentence
+
+
+@pytest.mark.parametrize(("old", "new", "line", "key", "rule"), [
+    ("kind: skip", "kind: magic", 7, "drafter", "its kind must be one of 'lookup', 'skip'"),
+    ("attn: [3, 4]", "attn: [3, 3]", 7, "drafter.attn", "layer 3 is listed more than once"),
+    ("attn: [3, 4], ", "", 7, "drafter.attn", "this key is missing"),
+    ("draft_length: 8", "draft_length: 65", 8, "draft_length", "less than or equal to 64"),
+    ("draft_length: 8", "draft_length: 0", 8, "draft_length", "greater than or equal to 1"),
+    ("threshold: 0.6", "threshold: 6", 9, "exit.threshold", "less than or equal to 1"),
+    ("kind: adaptive, ", "kind: fixed, ", 9, "exit.threshold", "unknown key"),
+    ("beta1: 0.5, ", "", 9, "exit.beta1", "this key is missing"),
+    ("engine:     graph", "engine: graph\ndrafters: []", 1, "", "it says schema_version 1 but has drafters, which version 1 did not know"),
+    ("kind: skip, ", "kind: skip, exit: {kind: fixed}, ", 1, "", "has drafter.exit, which version 1 did not know"),
+    ("drafter:    {kind: skip, attn: [3, 4], mlp: [7]}", "drafter: skip", 1, "",
+     "it says schema_version 1 but has a value of the wrong kind"),
+    ("draft_length: 8\n", "", 1, "", "it says schema_version 1 but lacks draft_length"),
+])
+def test_so_does_one_of_a_version_1_file_by_its_own_keys(old: str, new: str, line: int, key: str, rule: str) -> None:
+    sentence = refusal(changed(old, new, OLD))
     assert sentence.startswith(f"x.yaml, line {line}{', ' + key if key else ''}: ")
     assert rule in sentence
 
@@ -147,7 +205,7 @@ def test_a_broken_old_file_is_told_what_it_lacks(missing: str, rule: str) -> Non
 def test_an_old_file_with_a_value_of_the_wrong_kind_is_refused() -> None:
     old = (GOLDEN / "v0.yaml").read_text()
     assert "wrong kind" in refusal(old.replace("{attention: [3, 4], mlp: [7]}", "everything"))
-    assert "drafter.attn" in refusal(old.replace("[3, 4]", "[3, 3]"))
+    assert refusal(old.replace("[3, 4]", "[3, 3]")).startswith("x.yaml, line 6, skip.attention: [3, 3] stands here; layer 3 is listed")
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:

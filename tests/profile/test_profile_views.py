@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from profile_samples import plain, speculate, unmeasured
+from profile_samples import lost, mixed, plain, speculate, unmeasured
 from rich.console import Console
 
 from skipsearch.errors import ProfileError
@@ -65,7 +65,8 @@ def changed(profile: Profile, old: str, new: str) -> Profile:
 
 def test_comparing_a_profile_with_itself_finds_nothing() -> None:
     same = compare(speculate(), speculate())
-    assert (same.jaccard, same.only_a.n_skipped, same.only_b.n_skipped, same.changed) == (1.0, 0, 0, {})
+    assert same.masks is not None
+    assert (same.masks.jaccard, same.masks.only_a.n_skipped, same.masks.only_b.n_skipped, same.changed) == (1.0, 0, 0, {})
     assert not any(apart for _, _, apart in same.intervals.values())
 
 
@@ -74,16 +75,59 @@ def test_comparing_tells_sublayers_settings_and_whether_intervals_are_apart() ->
     other = changed(changed(other, "threshold: 0.6", "threshold: 0.5"), "[1.31, 1.366]", "[1.1, 1.366]")
     other = changed(other, "{mean: 3.352, ci95: [3.29, 3.419]}", "{mean: 3.1, ci95: [3.0, 3.2]}")
     found = compare(speculate(), other)
-    assert found.jaccard == 2 / 4
-    assert (found.only_a, found.only_b) == (SkipMask(16, attn=(3,)), SkipMask(16, attn=(5,)))
-    assert found.changed == {"exit.threshold": (0.6, 0.5)}
+    assert found.masks is not None
+    assert found.masks.jaccard == 2 / 4
+    assert (found.masks.only_a, found.masks.only_b) == (SkipMask(16, attn=(3,)), SkipMask(16, attn=(5,)))
+    assert found.changed == {"drafters.skip.exit.threshold": (0.6, 0.5)}
     assert {key: apart for key, (_, _, apart) in found.intervals.items()} == {"ms_per_token": True, "speedup": False}
     assert found.intervals["speedup"][0] == Interval(mean=1.337, ci95=(1.31, 1.366))
     assert json.loads(json.dumps(found.as_dict()))["only_a"] == {"attn": [3], "mlp": []}
 
 
-def test_two_empty_masks_are_equal() -> None:
-    assert compare(plain(), plain()).jaccard == 1.0
+def test_recipes_of_different_shape_are_told_apart_by_drafter_and_their_masks_compared() -> None:
+    found = compare(speculate(), changed(mixed(), "draft_length: 8", "draft_length: 6"))
+    assert found.masks is not None
+    assert found.masks.jaccard == 1.0
+    assert found.changed == {"drafters": ("skip", "lookup,skip"), "drafters.skip.draft_length": (8, 6),
+                             "drafters.skip.exit.across_requests": (None, True),
+                             "drafters.lookup": (None, "lookup from 2, up to 16, 4 a matched token")}
+    assert "drafters: skip → \"lookup,skip\"" in found.lines()
+
+
+def test_two_drafters_of_a_kind_are_told_apart_by_their_order() -> None:
+    line = "  - {kind: lookup, min_match: 2, per_match: 4, draft_length: 16}\n"
+    without_counts = mixed().model_copy(update={"measured": speculate().measured})
+    two = changed(without_counts, line, line + "  - {kind: lookup, min_match: 1, draft_length: 2}\n")
+    assert compare(without_counts, two).changed == {"drafters": ("lookup,skip", "lookup,lookup,skip"),
+                                                    "drafters.lookup-2": (None, "lookup from 1, up to 2")}
+
+
+def test_without_a_mask_on_both_sides_only_the_rest_is_compared() -> None:
+    lookups = mixed().model_copy(update={"drafters": mixed().drafters[:1]})
+    for a, b in ((speculate(), lookups), (lookups, lookups), (plain(), plain()), (plain(), speculate())):
+        found = compare(a, b)
+        assert found.masks is None
+        assert found.as_dict()["jaccard"] is found.as_dict()["only_a"] is None
+        assert not [line for line in found.lines() if "Jaccard" in line]
+        assert found.lines()
+
+
+def test_what_lost_is_compared_with_what_won() -> None:
+    found = compare(speculate(), lost())
+    assert found.changed == {"verdict": ("speculate", "plain")}
+    assert found.masks is not None
+    assert found.masks.jaccard == 1.0
+
+
+def test_a_profile_names_its_drafters_in_their_order_and_what_each_brought() -> None:
+    told = describe(mixed())
+    first = told.index("drafts   lookup from 2, up to 16, 4 a matched token")
+    assert told[first + 1] == "or else  skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8"
+    assert "lookup   400 rounds, 3200 tokens drafted, 1900 accepted (59%)" in told
+    assert "skip     700 rounds, 2100 tokens drafted, 1500 accepted (71%)" in told
+    assert "copied   31% of the tokens, from the prompt" in told
+    assert "drafts   nothing" in describe(plain())
+    assert "drafts   skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8" in describe(lost())
 
 
 def test_masks_of_different_depth_are_not_compared() -> None:
@@ -101,6 +145,7 @@ def test_a_model_alone_is_imported_for_any_task_and_a_suffix_names_the_task(tmp_
     mask = {"attention": [30, 3], "mlp": [6]}
     one, two = import_skip_sets(skip_sets(tmp_path, {"llama-2-13b": mask, "llama-2-13b_chat_cnndm": mask}))
     assert one.mask == SkipMask(40, attn=(3, 30), mlp=(6,))
+    assert str(one.recipe) == "skip 3 sub-layers, adaptive 0.6 for 0.9, up to 12", "as Draft & Verify drafts by default"
     assert (one.verdict, one.model.id, one.task.name) == ("unmeasured", "meta-llama/Llama-2-13b-hf", "any")
     assert (two.model.id, two.task.name) == ("meta-llama/Llama-2-13b-chat-hf", "cnndm")
     assert "self-speculative-decoding" in str(one.provenance.source)

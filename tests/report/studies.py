@@ -7,20 +7,30 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
+from skipsearch.exits.confidence import Confidence
 from skipsearch.ledger import Ledger
 from skipsearch.mask import SkipMask
+from skipsearch.recipe import Recipe
 from skipsearch.stats import Trial, TrialState
 
 LAYERS = 6
 IDENTITY: dict[str, Any] = {"model": "demo", "n_layers": LAYERS, "dtype": "float32", "device": "a processor", "engine": "lean",
                             "task": "sums", "objective": "replay", "config_sha256": "c" * 64, "software": {"torch": "2"}}
 SEARCHERS = {"sensitivity": 5, "gp": 12}
-RACED = [{"attn": [1, 2], "mlp": [3], "policy": "confidence 0.4, up to 6", "predicted": 1.31, "split": "calibration",
-          "speedup": {"mean": 1.27, "low": 1.2, "high": 1.34}},
-         {"attn": [2], "mlp": [3], "policy": "fixed, up to 3", "predicted": 1.22, "split": "calibration",
-          "speedup": {"mean": 0.97, "low": 0.9, "high": 1.04}},
-         {"attn": [1, 2], "mlp": [3], "policy": "confidence 0.4, up to 6", "predicted": None, "split": "holdout",
-          "speedup": {"mean": 1.24, "low": 1.16, "high": 1.31}}]
+LOOKUP = {"kind": "lookup", "min_match": 2, "draft_length": 8}
+WINNER = [LOOKUP, {"kind": "skip", "attn": [1, 2], "mlp": [3], "draft_length": 6, "exit": {"kind": "confidence", "threshold": 0.4}}]
+SECOND = [{"kind": "skip", "attn": [2], "mlp": [3], "draft_length": 3, "exit": {"kind": "fixed"}}]
+RACED = [{"recipe": WINNER, "predicted": 1.31, "split": "calibration", "speedup": {"mean": 1.27, "low": 1.2, "high": 1.34}},
+         {"recipe": SECOND, "predicted": 1.22, "split": "calibration", "speedup": {"mean": 0.97, "low": 0.9, "high": 1.04}},
+         {"recipe": WINNER, "predicted": None, "split": "holdout", "speedup": {"mean": 1.24, "low": 1.16, "high": 1.31}}]
+OLD_RACED = [{"attn": [1, 2], "mlp": [3], "policy": "confidence 0.4, up to 6", "predicted": 1.31, "split": "calibration",
+              "speedup": {"mean": 1.27, "low": 1.2, "high": 1.34}},
+             {"attn": [2], "mlp": [3], "policy": "fixed, up to 3", "predicted": 1.22, "split": "calibration",
+              "speedup": {"mean": 0.97, "low": 0.9, "high": 1.04}},
+             {"attn": [1, 2], "mlp": [3], "policy": "confidence 0.4, up to 6", "predicted": None, "split": "holdout",
+              "speedup": {"mean": 1.24, "low": 1.16, "high": 1.31}}]
 SURFACE = {"policies": [*({"kind": "fixed", "draft_length": n, "threshold": None, "speedup": 1.25 - 0.05 * abs(n - 3)}
                           for n in range(1, 9)),
                         *({"kind": "confidence", "draft_length": n, "threshold": t, "speedup": 1.3 - abs(t - 0.4) - 0.02 * abs(n - 6)}
@@ -30,17 +40,21 @@ SURFACE = {"policies": [*({"kind": "fixed", "draft_length": n, "threshold": None
 
 
 def make_study(where: Path | str, searchers: dict[str, int] = SEARCHERS, *, recorded: bool = True, failed: int = 0, seed: int = 0,
-               raced: Any = RACED, surface: Any = SURFACE, **identity: Any) -> Ledger:
-    """searchers: how many masks each judged. recorded: as studies are written now, with searchers, seconds, race and surface."""
+               raced: Any = RACED, surface: Any = SURFACE, policy: str = "", **identity: Any) -> Ledger:
+    """searchers: how many masks each judged. recorded: as studies are written now, with searchers, seconds, race and surface.
+
+    policy: in words, as older studies have it in place of a recipe.
+    """
     ledger, random = Ledger(where, IDENTITY | identity), Random(seed)
     n_layers = int(ledger.study.user_attrs["identity"]["n_layers"])
     for name, count in searchers.items():
         for _ in range(count):
             mask = SkipMask.from_bits([random.randint(0, 1) for _ in range(2 * n_layers)])
             speedup = 1.3 - abs(mask.n_skipped - n_layers) / n_layers + random.gauss(0, 0.05)
+            recipe = None if policy else Recipe((Lookup(min_match=2, draft_length=8), Skip.of(mask, 6, Confidence(threshold=0.4))))
             ledger.add(Trial(mask, 0.01 / speedup, 0.0002, "replay", 0.8, 2.1, 1 - mask.n_skipped / (2 * n_layers),
-                             baseline_seconds_per_token=0.01, policy="confidence 0.4, up to 6", searcher=name if recorded else "",
-                             search_seconds=random.uniform(0.1, 0.4) if recorded else None))
+                             baseline_seconds_per_token=0.01, recipe=recipe, searcher=name if recorded else "",
+                             search_seconds=random.uniform(0.1, 0.4) if recorded else None), **{"policy": policy} if policy else {})
     for _ in range(failed):
         ledger.add(Trial(SkipMask(n_layers, (0,)), math.inf, state=TrialState.FAILED))
     if recorded:

@@ -12,13 +12,14 @@ from xml.etree import ElementTree
 import pytest
 from helpers.profiles import GOLDEN, demo_profile
 
-from report.studies import RACED, SURFACE, make_study
+from report.studies import LOOKUP, OLD_RACED, RACED, SURFACE, make_study
 from skipsearch.errors import ExportError, SearchError
 from skipsearch.profile import Profile, load_profile
 from skipsearch.report import (
     Drawn,
     NothingToDraw,
     Study,
+    by_drafter,
     closed_form,
     convergence,
     layer_map,
@@ -53,14 +54,21 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return load_profile(GOLDEN / "v1_speculate.yaml")
+    """Of one skip drafter, which nobody counted."""
+    return load_profile(GOLDEN / "v2_speculate.yaml")
 
 
 @pytest.fixture(scope="module")
-def svgs(study: Study, profile: Profile) -> list[str]:
+def mixed() -> Profile:
+    """Of lookup and skip, counted."""
+    return load_profile(GOLDEN / "v2_mixed.yaml")
+
+
+@pytest.fixture(scope="module")
+def svgs(study: Study, profile: Profile, mixed: Profile) -> list[str]:
     """Every figure."""
     figures = [convergence([study]), speedup_by_skipped([study]), predicted_measured([study], profile), layer_map([study], profile),
-               policy_surface(study), policy_surface(study, "surface-1"), token_times(profile), closed_form(profile)]
+               policy_surface(study), policy_surface(study, "surface-1"), token_times(profile), closed_form(profile), by_drafter(mixed)]
     return [drawn.svg("t", "d") for drawn in figures]
 
 
@@ -123,7 +131,9 @@ def test_the_layer_map_has_two_rows_of_cells_a_searcher_the_winner_s_and_the_pro
     assert [row.name for row in rows] == ["sensitivity", "gp", "winner", "profile"]
     assert all(0 <= share <= 1 for row in rows for share in row.share)
     assert rows[1].count == 5
-    assert rows[2].share == tuple(float(bit) for bit in study.mask_of(study.raced[-1]).bits)
+    winner = study.mask_of(study.raced[-1])
+    assert winner is not None
+    assert rows[2].share == tuple(float(bit) for bit in winner.bits)
     assert rows[3].share == tuple(float(bit) for bit in profile.mask.bits)
     assert len(marks(parsed(layer_map([study], profile)), "layers-cells")) == 4 * 2 * LAYERS
 
@@ -151,6 +161,42 @@ def test_a_profile_s_figures_have_its_measurement(profile: Profile) -> None:
     assert ["1", f"{(1 + 0.87) / (0.52 + 1.18):.3f}×"] in [[*row] for row in drawn.rows]
 
 
+def test_what_each_drafter_brought_is_a_bar_of_accepted_in_one_of_drafted_tokens(mixed: Profile) -> None:
+    drawn = by_drafter(mixed)
+    root = parsed(drawn)
+    assert [len(marks(root, f"drafters-{gid}-{k}")) for gid in ("drafted", "accepted") for k in (0, 1)] == [1] * 4
+    assert [[*row] for row in drawn.rows] == [["1. lookup from 2, up to 16, 4 a matched token", "400", "3200", "1900", "59%"],
+                                              ["2. skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8", "700", "2100", "1500", "71%"]]
+    (tip,) = [mark[0].text for mark in marks(root, "drafters-accepted-1")]
+    assert tip == "2. skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8: 1500 of 2100 drafted tokens accepted, in 700 rounds"
+
+
+def test_a_drafter_that_never_drafted_is_shown_too(mixed: Profile) -> None:
+    assert mixed.measured is not None
+    idle = mixed.measured.by_drafter[0].model_copy(update={"rounds": 0, "drafted": 0, "accepted": 0})
+    measured = mixed.measured.model_copy(update={"by_drafter": (idle, mixed.measured.by_drafter[1])})
+    drawn = by_drafter(mixed.model_copy(update={"measured": measured}))
+    assert [*drawn.rows[0]][1:] == ["0", "0", "0", "never asked, or had nothing to say"]
+    assert parsed(drawn).tag == f"{SVG}svg"
+
+
+def test_a_recipe_of_several_drafters_has_no_closed_form(mixed: Profile) -> None:
+    lookups = mixed.model_copy(update={"drafters": mixed.drafters[:1]})
+    for profile, shape in ((mixed, "lookup,skip"), (lookups, "lookup")):
+        with pytest.raises(NothingToDraw, match=rf"for recipes of one skip drafter\. This profile drafts with {shape}\."):
+            closed_form(profile)
+
+
+def test_what_has_no_mask_has_no_row_in_the_layer_map(mixed: Profile, tmp_path: Path) -> None:
+    lookups = mixed.model_copy(update={"drafters": mixed.drafters[:1]})
+    with pytest.raises(NothingToDraw, match=r"skips no sub-layers: it drafts with lookup\."):
+        layer_map([], lookups)
+    make_study(tmp_path / "a.journal", {"gp": 2}, raced=[entry | {"recipe": [LOOKUP]} for entry in RACED], n_layers=LAYERS)
+    study = read_study(tmp_path / "a.journal")
+    assert [row.name for row in map_rows([study], lookups)] == ["gp"]
+    assert [(p.skipped, p.recipe) for p in compared([study])] == [(0, "lookup from 2, up to 8")] * 3
+
+
 def test_one_mask_is_enough(tmp_path: Path) -> None:
     make_study(tmp_path / "a.journal", {"gp": 1}, raced=RACED[:1])
     study = read_study(tmp_path / "a.journal")
@@ -165,7 +211,10 @@ def test_one_mask_is_enough(tmp_path: Path) -> None:
     lambda old, profile: convergence([]), lambda old, profile: speedup_by_skipped([]), lambda old, profile: predicted_measured([old]),
     lambda old, profile: predicted_measured([], profile), lambda old, profile: layer_map([]), lambda old, profile: policy_surface(None),
     lambda old, profile: policy_surface(old), lambda old, profile: token_times(None), lambda old, profile: token_times(profile),
-    lambda old, profile: closed_form(None), lambda old, profile: closed_form(profile),
+    lambda old, profile: closed_form(None), lambda old, profile: closed_form(profile), lambda old, profile: by_drafter(None),
+    lambda old, profile: by_drafter(profile), lambda old, profile: by_drafter(load_profile(GOLDEN / "v2_plain.yaml")),
+    lambda old, profile: by_drafter(load_profile(GOLDEN / "v2_speculate.yaml")),
+    lambda old, profile: layer_map([], load_profile(GOLDEN / "v2_plain.yaml")),
 ])
 def test_a_figure_says_what_it_needs(draw: Callable[[Study, Profile], Drawn], old: Study, tmp_path: Path) -> None:
     with pytest.raises(NothingToDraw) as raised:
@@ -225,8 +274,8 @@ def test_the_same_study_gives_the_same_bytes(study: Study) -> None:
 def test_every_mark_says_what_it_is_under_the_pointer(study: Study) -> None:
     said = [mark[0].text for mark in marks(parsed(convergence([study])), "convergence-trials-0-1")]
     own = [j for j in study.judged if j.searcher == "gp"]
-    assert said == [f"gp: {j.speedup:.2f}×, {j.trial.mask.n_skipped} skipped, α 0.80, τ 2.10, β {j.trial.beta:.2f}, {j.trial.policy}"
-                    for j in own]
+    assert said == [f"gp: {j.speedup:.2f}×, {j.trial.mask.n_skipped} skipped, α 0.80, τ 2.10, β {j.trial.beta:.2f}, "
+                    f"lookup from 2, up to 8; skip {j.trial.mask.n_skipped} sub-layers, confidence 0.4, up to 6" for j in own]
 
 
 def test_a_notebook_shows_a_picture(study: Study) -> None:
@@ -258,8 +307,8 @@ STRANGE = ["<script>alert(1)</script>",
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_any_name_is_only_text(name: str, tmp_path: Path) -> None:
-    raced = [RACED[0] | {"policy": name}, *RACED[1:]]
-    make_study(tmp_path / "a.journal", {name: 2, "gp": 1}, raced=raced)
+    raced = [OLD_RACED[0] | {"policy": name}, *OLD_RACED[1:]]
+    make_study(tmp_path / "a.journal", {name: 2, "gp": 1}, raced=raced, policy=name)
     study = read_study(tmp_path / "a.journal", label=name)
     for drawn in (convergence([study]), predicted_measured([study]), layer_map([study])):
         svg = drawn.svg("t", "d")

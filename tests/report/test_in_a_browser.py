@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.profiles import GOLDEN
 
-from report.studies import RACED, make_study
+from report.studies import OLD_RACED, make_study
 from skipsearch.profile import load_profile
+from skipsearch.profile.schema import DrafterCounts
 from skipsearch.report import write_report
 from skipsearch.report.study import read_studies
 from skipsearch.report.theme import COLOURS
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 LAYERS = 16
-FIGURES = ("convergence", "skipped", "predicted", "layers", "surface", "times", "closed-form")
+FIGURES = ("convergence", "skipped", "predicted", "layers", "surface", "times", "drafters", "closed-form")
 # Of a group of marks: how many lie in their figure and have a size there.
 VISIBLE = """selector => {
   const outside = document.querySelector(selector).closest('svg').getBoundingClientRect();
@@ -69,8 +70,10 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with every figure."""
     folder = tmp_path_factory.mktemp("full")
     make_study(folder / "both.journal", n_layers=LAYERS, failed=1)
-    out = folder / "report.html"
-    assert write_report(out, read_studies([folder / "both.journal"]), load_profile(GOLDEN / "v1_speculate.yaml")) == []
+    out, profile = folder / "report.html", load_profile(GOLDEN / "v2_speculate.yaml")
+    assert profile.measured is not None
+    counted = profile.measured.model_copy(update={"by_drafter": (DrafterCounts(kind="skip", rounds=9, drafted=30, accepted=20),)})
+    assert write_report(out, read_studies([folder / "both.journal"]), profile.model_copy(update={"measured": counted})) == []
     return out
 
 
@@ -85,6 +88,7 @@ def test_every_figure_is_drawn_with_the_marks_of_its_data(full: Path, opened: Op
                 "convergence-best-0-0": 1, "convergence-best-1-0": 1, "skipped-trials-0": 5, "skipped-trials-1": 12, "skipped-best": 1,
                 "predicted-raced-0": 2, "predicted-raced-1": 1, "predicted-raced-2": 1, "predicted-intervals-0": 2, "predicted-diagonal": 1,
                 "layers-cells": 4 * 2 * LAYERS, "surface-gain": 20, "surface-loss": 2, "times-bar-0": 1, "times-bar-1": 1,
+                "drafters-drafted-0": 1, "drafters-accepted-0": 1,
                 "closed-form-measured": 1, "closed-form-closed-form": 17}
     assert {group: found.marks(group) for group in expected} == expected
 
@@ -108,7 +112,7 @@ def test_the_numbers_unfold_below_each_figure(full: Path, opened: Open) -> None:
 def test_a_screen_reader_is_told_what_each_figure_is(full: Path, opened: Open) -> None:
     page = opened(full).page
     for title in ("Convergence by searcher", "Speedup against skipped sub-layers", "Predicted against measured", "Layer map by searcher",
-                  "Policy surface", "Time a token", "Closed form beside the measurement"):
+                  "Policy surface", "Time a token", "What each drafter brought", "Closed form beside the measurement"):
         assert page.get_by_role("heading", name=title).count() == 1
         assert page.get_by_role("img", name=title).count() == 1
 
@@ -135,11 +139,11 @@ EVIL = "</title></svg></script><script>document.title = 'owned'</script><img src
 
 
 def test_what_a_file_says_is_shown_as_text_and_never_run(tmp_path: Path, opened: Open) -> None:
-    text = (GOLDEN / "v1_speculate.yaml").read_text().replace("name: NVIDIA H200", f"name: '{EVIL.replace(chr(39), chr(39) * 2)}'")
+    text = (GOLDEN / "v2_speculate.yaml").read_text().replace("name: NVIDIA H200", f"name: '{EVIL.replace(chr(39), chr(39) * 2)}'")
     (tmp_path / "evil.yaml").write_text(text.replace("id: demo", "id: <b onclick=alert(1)>demo</b>"))
     path = tmp_path / "<img src=x onerror=alert(1)>.journal"
-    make_study(path, {EVIL: 3, "gp": 2}, raced=[RACED[0] | {"policy": EVIL}, *RACED[1:]], n_layers=LAYERS, task=EVIL, device=EVIL,
-               model="<b onclick=alert(1)>demo</b>")
+    make_study(path, {EVIL: 3, "gp": 2}, raced=[OLD_RACED[0] | {"policy": EVIL}, *OLD_RACED[1:]], policy=EVIL, n_layers=LAYERS, task=EVIL,
+               device=EVIL, model="<b onclick=alert(1)>demo</b>")
     write_report(tmp_path / "evil.html", read_studies([path]), load_profile(tmp_path / "evil.yaml"))
     found = opened(tmp_path / "evil.html")
     assert found.complaints == []
@@ -154,7 +158,8 @@ def test_a_page_of_two_old_studies_draws_what_they_hold_and_says_what_they_lack(
     for seed, name in enumerate(("one", "two")):
         make_study(tmp_path / f"{name}.journal", {"gp": 7 + seed}, recorded=False, seed=seed, device=name)
     missing = write_report(tmp_path / "report.html", read_studies([tmp_path / "one.journal", tmp_path / "two.journal"]))
-    assert missing == ["Predicted against measured", "Policy surface", "Time a token", "Closed form beside the measurement"]
+    assert missing == ["Predicted against measured", "Policy surface", "Time a token", "What each drafter brought",
+                       "Closed form beside the measurement"]
     found = opened(tmp_path / "report.html")
     assert found.complaints == []
     assert [found.marks(f"convergence-trials-0-{k}") for k in (0, 1)] == [7, 8]

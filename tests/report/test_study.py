@@ -12,12 +12,12 @@ from helpers.sqlite import unsynced_sqlite
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from report.studies import LAYERS, RACED, SURFACE, make_study
+from report.studies import LAYERS, LOOKUP, OLD_RACED, RACED, SURFACE, make_study
 from skipsearch.errors import SearchError
 from skipsearch.mask import SkipMask
 from skipsearch.report import read_study
 from skipsearch.report.study import UNKNOWN, read_studies
-from skipsearch.stats import TrialState
+from skipsearch.stats import Trial, TrialState
 from skipsearch.storage import STUDY
 
 __all__ = ["unsynced_sqlite"]
@@ -43,13 +43,34 @@ def test_it_holds_the_judged_masks_in_their_order_and_what_was_noted(storage: st
     assert study.clock[-1] == pytest.approx(sum(j.trial.search_seconds or 0 for j in study.judged))
 
 
-def test_what_was_promised_of_the_winner_is_what_the_race_says_of_its_mask(tmp_path: Path) -> None:
-    make_study(tmp_path / "a.journal")
+@pytest.mark.parametrize("raced", [RACED, OLD_RACED], ids=["recipes", "masks and policies"])
+def test_what_was_promised_of_the_winner_is_what_the_race_says_of_its_recipe(raced: Any, tmp_path: Path) -> None:
+    make_study(tmp_path / "a.journal", raced=raced)
     study = read_study(tmp_path / "a.journal")
     assert study.confirmed is not None
     assert study.confirmed.predicted is None
     assert study.promised(study.confirmed) == 1.31
     assert study.mask_of(study.confirmed) == SkipMask(LAYERS, (1, 2), (3,))
+
+
+def test_what_a_mask_was_judged_in_is_told_of_new_studies_and_old_ones_alike(tmp_path: Path) -> None:
+    make_study(tmp_path / "new.journal")
+    make_study(tmp_path / "old.journal", raced=OLD_RACED, policy="confidence 0.4, up to 6")
+    new, old = (read_study(tmp_path / f"{age}.journal") for age in ("new", "old"))
+    for ours, theirs in zip(new.judged, old.judged, strict=True):
+        assert ours.trial.mask == theirs.trial.mask
+        assert theirs.recipe == f"skip {theirs.trial.mask.n_skipped} sub-layers, confidence 0.4, up to 6"
+        assert ours.recipe == f"lookup from 2, up to 8; {theirs.recipe}"
+    assert [str(r) for r in old.raced[:2]] == ["skip 3 sub-layers, confidence 0.4, up to 6", "skip 2 sub-layers, fixed, up to 3"]
+    assert str(new.raced[0]) == f"lookup from 2, up to 8; {old.raced[0]}"
+
+
+def test_a_winner_without_a_mask_has_none(tmp_path: Path) -> None:
+    make_study(tmp_path / "a.journal", raced=[entry | {"recipe": [LOOKUP]} for entry in RACED])
+    study = read_study(tmp_path / "a.journal")
+    assert study.confirmed is not None
+    assert study.mask_of(study.confirmed) is None
+    assert study.promised(study.confirmed) == 1.31
 
 
 def test_reading_leaves_no_trace_and_fails_no_mask_that_is_being_judged(storage: str, tmp_path: Path,
@@ -138,6 +159,10 @@ def all_failed(path: Path) -> None:
     make_study(path, {}, failed=3)
 
 
+def lookup_alone(path: Path) -> None:
+    make_study(path, {}, drafters="lookup")
+
+
 def foreign(path: Path, name: str = "mine") -> None:
     optuna.create_study(storage=JournalStorage(JournalFileBackend(str(path))), study_name=name)
 
@@ -155,15 +180,35 @@ def other_race(path: Path) -> None:
 
 
 def impossible_race(path: Path) -> None:
-    make_study(path, {"gp": 1}, raced=[RACED[0] | {"attn": [LAYERS]}])
+    make_study(path, {"gp": 1}, raced=[OLD_RACED[0] | {"attn": [LAYERS]}])
+
+
+def impossible_recipe(path: Path) -> None:
+    make_study(path, {"gp": 1}, raced=[RACED[0] | {"recipe": [RACED[0]["recipe"][1] | {"attn": [LAYERS]}]}])
+
+
+def later_race(path: Path) -> None:
+    make_study(path, {"gp": 1}, raced=[RACED[0] | {"recipe": [{"kind": "oracle", "draft_length": 1}]}])
+
+
+def senseless_race(path: Path) -> None:
+    make_study(path, {"gp": 1}, raced=[RACED[0] | {"recipe": 7}])
+
+
+def later_trial(path: Path) -> None:
+    ledger = make_study(path, {})
+    ledger.add(Trial(SkipMask(LAYERS, (1,)), 0.01, baseline_seconds_per_token=0.01), recipe=[{"kind": "oracle"}])
 
 
 @pytest.mark.parametrize(("make", "sentence"), [
     (nothing, "the file does not exist"), (folder, "that is a folder"), (empty, "is not the journal of a search"),
     (text, "is not the journal of a search"), (broken, "cannot be read"), (nothing_judged, "holds no judged mask (0 trials"),
-    (all_failed, "holds no judged mask (3 trials"), (foreign, "holds no search of this program"),
+    (all_failed, "holds no judged mask (3 trials"), (lookup_alone, "was for lookup alone, which has no masks to judge"),
+    (foreign, "holds no search of this program"),
     (nameless, "does not say of how many layers"), (endless, "does not say of how many layers"), (other_race, "the race in"),
-    (impossible_race, f"attn layer {LAYERS} is outside"),
+    (impossible_race, f"attn layer {LAYERS} is outside"), (impossible_recipe, f"attn layer {LAYERS} is outside"),
+    (later_race, "the recipe is none that this version knows"), (senseless_race, "the recipe is none that this version knows"),
+    (later_trial, "trial 0 of"),
 ])
 def test_what_is_no_study_of_ours_is_refused_in_one_sentence(make: Callable[[Path], Any], sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "x.journal"

@@ -1,0 +1,27 @@
+"""`skipsearch list`: every drafter and exit policy that a profile may hold, each with what it says of itself."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import Any
+
+import pytest
+from helpers.command import in_process
+
+from skipsearch.recipe import DRAFTERS, EXITS
+
+
+@pytest.mark.parametrize(("what", "table"), [("drafters", DRAFTERS), ("exits", EXITS)])
+def test_each_is_listed_with_the_first_line_of_its_docstring(what: str, table: dict[str, str], capsys: Any, monkeypatch: Any) -> None:
+    status, printed, _ = in_process(capsys, monkeypatch, "list", what, "--json")
+    listed = json.loads(printed)
+    assert (status, listed.keys()) == (0, table.keys())
+    for name, said in listed.items():
+        doc = str(import_module(table[name].partition(":")[0]).__doc__)
+        assert f"`{name}`: {said}" == doc.splitlines()[0]
+        assert said.endswith(".")
+    _, shown, _ = in_process(capsys, monkeypatch, "list", what)
+    for name, said in listed.items():
+        assert name in shown
+        assert said.split()[0] in shown
