@@ -154,7 +154,7 @@ class Ledger:
 
         Raises: SearchError if the study cannot be written any more.
         """
-        trial_id, finite = self._stop_heartbeat(number), _finite(trial)
+        trial_id, finite = self._stop_heartbeat(number), trial.timed
         try:
             with self._reaching():
                 self._end(trial_id, OptunaState.COMPLETE if finite else OptunaState.FAIL, {**_facts(trial), **notes},
@@ -171,7 +171,7 @@ class Ledger:
 
     def add(self, trial: Trial, **notes: Any) -> None:
         """Record a finished trial in one step: for cheap evaluations of a search that is not shared, which a kill can only lose whole."""
-        finite = _finite(trial)
+        finite = trial.timed
         judged = optuna.trial.create_trial(
             state=OptunaState.COMPLETE if finite else OptunaState.FAIL, value=trial.seconds_per_token if finite else None,
             params=_parameters(trial.mask), distributions=self._space, user_attrs={**_facts(trial), **notes})
@@ -288,15 +288,11 @@ def _parameters(mask: SkipMask) -> dict[str, int]:
     return dict(zip(parameter_names(mask.n_layers), mask.bits, strict=True))
 
 
-def _finite(trial: Trial) -> bool:
-    return trial.state is TrialState.COMPLETE and math.isfinite(trial.seconds_per_token)
-
-
 def _facts(trial: Trial) -> dict[str, Any]:
     facts = {key: getattr(trial, key) for key in _FACTS if getattr(trial, key) is not None}
     if trial.recipe is not None:
         facts["recipe"] = trial.recipe.as_data()
-    return facts if _finite(trial) else {**facts, "failed": True}
+    return facts if trial.timed else {**facts, "failed": True}
 
 
 def _is_judged(frozen: FrozenTrial) -> bool:

@@ -172,6 +172,11 @@ class Trial:
     search_seconds: float | None = None
 
     @property
+    def timed(self) -> bool:
+        """Whether it was judged and has a time."""
+        return self.state is TrialState.COMPLETE and math.isfinite(self.seconds_per_token)
+
+    @property
     def speedup(self) -> float | None:
         if not self.baseline_seconds_per_token or not self.seconds_per_token or not math.isfinite(self.seconds_per_token):
             return None

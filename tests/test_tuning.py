@@ -147,7 +147,7 @@ def test_a_search_is_seeded_by_searchers_that_need_no_experience(judged: list[Sk
 def test_the_same_search_finds_the_same(judged: list[SkipMask]) -> None:
     first, second = searched(searcher="random", trials=14, seed=4), searched(searcher="random", trials=14, seed=4)
     assert judged[:14] == judged[14:]
-    assert first.drafter == second.drafter
+    assert first.candidate == second.candidate
     searched(searcher="random", trials=14, seed=5)
     assert judged[28:] != judged[:14]
 
@@ -156,7 +156,7 @@ def test_the_same_search_finds_the_same(judged: list[SkipMask]) -> None:
 def test_whole_layers_are_skipped_whole(judged: list[SkipMask]) -> None:
     profile = searched(searcher="random", trials=8, whole_layers=True)
     assert all(mask.attn == mask.mlp for mask in judged)
-    assert profile.drafter.attn == profile.drafter.mlp
+    assert profile.mask.attn == profile.mask.mlp
 
 
 @pytest.mark.usefixtures("fast")
@@ -253,7 +253,7 @@ def test_resuming_a_finished_search_judges_nothing_and_gives_the_same_answer(jud
     judged.clear()
     again = searched(study=tmp_path / "search.journal", resume=True)
     assert judged == []
-    assert (again.drafter, again.exit, again.provenance.trials) == (first.drafter, first.exit, 5)
+    assert (again.candidate, again.provenance.trials) == (first.candidate, 5)
 
 
 @pytest.mark.usefixtures("fast")
@@ -444,7 +444,8 @@ def test_a_study_keeps_who_proposed_each_mask_the_race_and_the_policy_surface(tm
     profile = searched(trials=6, searcher="tpe", study=journal)
     assert [t.searcher for t in kept(journal)] == ["sensitivity"] * 5 + ["middle"]
     assert all(t.search_seconds and t.search_seconds > 0 for t in kept(journal))
-    notes = Ledger(journal, identity(small_model(), small_task(), "replay", whole_layers=False, drafters="skip"), resume=True).study.user_attrs
+    same = identity(small_model(), small_task(), "replay", whole_layers=False, drafters="skip")
+    notes = Ledger(journal, same, resume=True).study.user_attrs
     assert [r["split"] for r in notes["raced"]] == ["calibration"] * tuning.FINALISTS + ["holdout"]
     winner = notes["raced"][-1]
     assert Recipe.from_data(winner["recipe"]) == profile.candidate

@@ -13,8 +13,8 @@ from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Se
 def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")],
          task: Annotated[str, typer.Option(help="A task's name, a folder with a task.yaml, or a .jsonl of prompts.")],
          data: Annotated[Path | None, typer.Option(help="A .jsonl to take the task's text from.")] = None,
-         drafters: Annotated[str, typer.Option(help="What may draft: lookup, skip, lookup,skip (in this order), or auto, which weighs all of "
-                                                    "these.")] = "auto",
+         drafters: Annotated[str, typer.Option(help="What may draft: lookup, skip, lookup,skip (in this order), or auto, which weighs "
+                                                    "all of these.")] = "auto",
          searcher: Annotated[str, typer.Option(help="See `skipsearch list searchers`.")] = "auto",
          budget: Annotated[str | None, typer.Option(help="Time for the search: 90s, 20m, 1.5h.")] = None,
          trials: Annotated[int | None, typer.Option(min=1, help="Masks to judge at most. Default, without a budget: 200.")] = None,

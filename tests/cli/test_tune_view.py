@@ -36,9 +36,9 @@ def test_measurements_in_doubt_are_called_so_again_where_the_profile_is_written(
     ("lost", True, "the best recipe measured 0.97×"), ("plain", False, "this profile decodes plainly")])
 def test_the_summary_of_any_recipe(name: str, drawn: bool, told: str) -> None:
     said, profile = StringIO(), load_profile(GOLDEN / f"v2_{name}.yaml")
-    with TuneView(Console(file=StringIO())) as view:
+    with TuneView(Terminal(file=StringIO())) as view:
         view(Raced(profile.candidate, 1.3, Estimate(1.2, 1.1, 1.3), "calibration", 6))
-    view.summary(Console(file=said, width=200), profile, Path("here.yaml"))
+    view.summary(Terminal(file=said, width=200), profile, Path("here.yaml"))
     assert told in said.getvalue()
     assert str(profile.candidate) in said.getvalue()
     assert ("attn  " in said.getvalue()) == drawn
