@@ -24,7 +24,7 @@ CHECKS = (check_greedy, check_greedy_on_padded_passes, check_streams_side_by_sid
 
 
 @pytest.fixture(params=["lean", "graph", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled"))], autouse=True)
-def engine(request: pytest.FixtureRequest, compiled_here: None) -> Iterator[str]:
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with driven_by(request.param):
         yield request.param
 

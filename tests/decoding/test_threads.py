@@ -27,7 +27,7 @@ RECIPES = {
 
 
 @pytest.fixture(params=["hf", "lean", "graph", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled"))], autouse=True)
-def engine(request: pytest.FixtureRequest, compiled_here: None) -> Iterator[str]:
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)   # threads take turns within a pass, not once in a while
     with driven_by(request.param):

@@ -1,0 +1,25 @@
+"""What holds for every test: nothing of this user's own cache is read or written, and tests of a group run in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[None]:
+    """One folder for compiled code and latency tables, for all workers and for the processes that tests start."""
+    mine = tmp_path_factory.getbasetemp()
+    folder = (mine if worker_id == "master" else mine.parent) / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SKIPSEARCH_CACHE_DIR", str(folder))
+        yield
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """pytest-xdist tells the group of a test by a suffix of its id. Where the suffix is lost (pytest 9.2 with pytest-xdist 3.8), what the
+    tests of a group share is made once a worker: the suite passes, and takes half as long again."""
+    if config.getoption("loadgroup", False) and any(item.get_closest_marker("xdist_group") and "@" not in item.nodeid for item in items):
+        raise pytest.UsageError("pytest-xdist does not keep groups of tests together here: install pytest<9.2, as pyproject.toml has it")
