@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command import in_process
+from helpers.costs import made_up_costs
 from helpers.letters import CHAT, letter_tokenizer
 from helpers.threads import one_thread
 from models.tiny import new_hf_model
@@ -16,9 +17,10 @@ from skipsearch.evaluation.prompts import template_sha256
 from skipsearch.profile import load_profile
 from skipsearch.tasks import load_task
 
-__all__ = ["one_thread"]
+__all__ = ["made_up_costs", "one_thread"]
 
 
+@pytest.mark.usefixtures("made_up_costs")
 def test_tune_records_the_template_and_decode_says_how_to_use_it(
         tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     new_hf_model("llama").save_pretrained(tmp_path / "chatty")

@@ -1,5 +1,6 @@
 """The commands as a user meets them: what they print where, their exit status, and one clear sentence for each mistake."""
 
+import io
 import json
 import os
 import signal
@@ -14,22 +15,33 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers.command import in_process
+from helpers.threads import one_thread
 
 from skipsearch import engine, searchers, tuning
+from skipsearch.cli import common
 from skipsearch.cli.tune import tune
 from skipsearch.engine import exact_forward
 from skipsearch.errors import ModelError, SearchError, UntrustedFolder
 from skipsearch.profile import load_profile
 
+__all__ = ["one_thread"]
+
 pytestmark = pytest.mark.xdist_group("cli")  # one worker, so that the search they share is made once
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
+COMMAND = [sys.executable, "-m", "skipsearch.cli.main"]
+# The same, but that a search measures no latency table: that takes longer than all the rest of a small one, and `tuned` has measured one.
+WITHOUT_A_TABLE = [sys.executable, "-c", "from helpers import costs\nfrom skipsearch import tuning\nfrom skipsearch.cli.main import main\n"
+                                         "tuning.table_costs = costs.made_up\nmain()"]
 
 
-def skipsearch(*arguments, stdin=None, **more):
-    return subprocess.run([sys.executable, "-m", "skipsearch.cli.main", *map(str, arguments)], input=stdin, capture_output=True, text=True,
-                          timeout=300, env=ENVIRONMENT | more, cwd=ROOT)
+def environment():
+    paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+    return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
+
+
+def skipsearch(*arguments, command=COMMAND):
+    return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=300, env=environment(), cwd=ROOT)
 
 
 @pytest.fixture(scope="module")
@@ -67,29 +79,30 @@ def test_the_profile_that_tune_wrote_is_valid_and_was_measured_on_holdout_prompt
     assert skipsearch("profile", "validate", out).returncode == 0
 
 
-def test_tune_does_not_replace_a_profile_unasked(tuned):
+def test_tune_does_not_replace_a_profile_unasked(tuned, capsys, monkeypatch):
     task, _, out, _ = tuned
     before = out.read_bytes()
-    done = skipsearch("tune", "--model", "demo", "--task", task, "--trials", 1, "--out", out)
-    assert done.returncode == 1
-    assert "exists already: replace it with --force" in done.stderr
+    code, _, shown = in_process(capsys, monkeypatch, "tune", "--model", "demo", "--task", task, "--trials", 1, "--out", out)
+    assert code == 1
+    assert "exists already: replace it with --force" in shown
     assert out.read_bytes() == before
 
 
 def test_resume_of_a_finished_search_judges_nothing_again(tuned):
     task, _, out, _ = tuned
     done = skipsearch("tune", "--model", "demo", "--task", task, "--trials", 6, "--searcher", "middle", "--threads", 1,
-                      "--out", out, "--resume", "--json")
+                      "--out", out, "--resume", "--json", command=WITHOUT_A_TABLE)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["profile"]["provenance"]["trials"] == 6
     assert "trial 1:" not in done.stderr
 
 
-def test_decode_check_reports_identical_tokens_for_every_prompt(tuned):
+def test_decode_check_reports_identical_tokens_for_every_prompt(tuned, capsys, monkeypatch):
     _, prompts, out, _ = tuned
-    done = skipsearch("decode", "--profile", out, "--prompts", prompts, "--max-new-tokens", 24, "--threads", 1, "--check", "--json")
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    code, printed, shown = in_process(capsys, monkeypatch, "decode", "--profile", out, "--prompts", prompts, "--max-new-tokens", 24,
+                                      "--threads", 1, "--check", "--json")
+    assert code == 0, shown
+    rows = [json.loads(line) for line in printed.splitlines()]
     assert len(rows) == 8
     assert all(row["check"]["identical"] for row in rows)
     assert set(rows[0]) >= {"id", "prompt_tokens", "tokens", "text", "finish_reason", "stats"}
@@ -103,17 +116,18 @@ def test_decode_streams_text_to_stdout_and_figures_to_stderr():
     assert "tokens/s" not in done.stdout
 
 
-def test_decode_reads_standard_input():
-    lines = '{"prompt": "class A"}\n{"prompt": "def b"}\n'
-    done = skipsearch("decode", "-", "--model", "demo", "--max-new-tokens", 4, "--json", stdin=lines)
-    assert [len(json.loads(line)["tokens"]) for line in done.stdout.splitlines()] == [4, 4]
+def test_decode_reads_standard_input(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "class A"}\n{"prompt": "def b"}\n')))
+    _, printed, _ = in_process(capsys, monkeypatch, "decode", "-", "--model", "demo", "--max-new-tokens", 4, "--json")
+    assert [len(json.loads(line)["tokens"]) for line in printed.splitlines()] == [4, 4]
 
 
-def test_bench_compares_peers_on_the_same_tokens(tuned):
+def test_bench_compares_peers_on_the_same_tokens(tuned, capsys, monkeypatch):
     task, _, out, _ = tuned
-    done = skipsearch("bench", "--profile", out, "--task", task, "--prompts", 2, "--repeats", 1, "--threads", 1, "--json")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["rows"]
+    code, printed, shown = in_process(capsys, monkeypatch, "bench", "--profile", out, "--task", task, "--prompts", 2, "--repeats", 1,
+                                      "--threads", 1, "--json")
+    assert code == 0, shown
+    rows = json.loads(printed)["rows"]
     assert [row["peer"] for row in rows] == ["plain", "profile", "hf-generate"]
     assert all(row["identical"] == row["prompts"] == 2 for row in rows)
 
@@ -132,11 +146,12 @@ def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(
     assert all(sorted(row["by_context"]) == ["16", "64"] for row in answer["rows"])
     assert all(row["identical"] == 2 for row in answer["rows"])
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
-    done = skipsearch("bench", "--model", "synthetic:2x64", "--device", "cpu", "--prompts", 2, "--repeats", 1, "--peers", "plain,skip",
-                      "--costs", "--contexts", "16", COLUMNS="160")
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(common, "out", common.Terminal(width=160))
+    code, printed, shown = in_process(capsys, monkeypatch, "bench", "--model", "synthetic:2x64", "--device", "cpu", "--prompts", 2,
+                                      "--repeats", 1, "--peers", "plain,skip", "--costs", "--contexts", "16")
+    assert code == 0, shown
     for heading in ("ms/token", "of bandwidth", "closed form", "ms/token by context", "β of a half"):
-        assert heading in done.stdout, heading
+        assert heading in printed, heading
 
 
 @pytest.mark.parametrize("engine", ["hf", "lean"])
@@ -194,14 +209,14 @@ def test_a_mistake_gets_one_sentence_and_no_traceback(capsys, monkeypatch, argum
     assert printed == ""
 
 
-def test_a_profile_of_another_model_is_refused(tuned, tmp_path):
+def test_a_profile_of_another_model_is_refused(tuned, tmp_path, capsys, monkeypatch):
     out = tuned[2]
     other = tmp_path / "other.yaml"
     text = out.read_text()
     other.write_text(text.replace(yaml.safe_load(text)["model"]["config_sha256"], "0" * 64))
-    done = skipsearch("decode", "--profile", other, "--prompt", "x")
-    assert done.returncode == 1
-    assert "load the model it was made for" in done.stderr.replace("\n", " ")
+    code, _, shown = in_process(capsys, monkeypatch, "decode", "--profile", other, "--prompt", "x")
+    assert code == 1
+    assert "load the model it was made for" in shown
 
 
 def test_an_unwritable_out_is_found_before_the_search(capsys, monkeypatch):
@@ -237,7 +252,7 @@ def test_a_folder_of_compiled_code_that_is_not_trusted_is_one_sentence(capsys, m
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_full_disk_is_one_sentence():
     command = f"{sys.executable} -m skipsearch.cli.main list models --json > /dev/full"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, env=ENVIRONMENT, cwd=ROOT)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, env=environment(), cwd=ROOT)
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
@@ -247,11 +262,10 @@ def test_a_full_disk_is_one_sentence():
 def test_an_interrupted_search_keeps_its_trials_and_resumes(tuned, tmp_path, signal_sent, status):
     task, out = tuned[0], tmp_path / "profile.yaml"
     journal = out.with_suffix(".journal")
-    command = [sys.executable, "-m", "skipsearch.cli.main", "tune", "--model", "demo", "--task", str(task), "--searcher", "random",
-               "--threads", "1", "--out", str(out)]
+    search = ["tune", "--model", "demo", "--task", str(task), "--searcher", "random", "--threads", "1", "--out", str(out)]
     # A shell's background job ignores SIGINT and hands that on; what is tested is a terminal's foreground process.
-    running = subprocess.Popen([*command, "--budget", "10m"], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT,
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    running = subprocess.Popen([*WITHOUT_A_TABLE, *search, "--budget", "10m"], stderr=subprocess.PIPE, text=True, env=environment(),
+                               cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and finished(journal) < 5:
         assert running.poll() is None, running.stderr.read()
@@ -262,7 +276,7 @@ def test_an_interrupted_search_keeps_its_trials_and_resumes(tuned, tmp_path, sig
     assert "Traceback" not in said
     kept, judged = finished(journal), journal.read_bytes()
     assert kept >= 5
-    done = skipsearch(*command[3:], "--trials", kept + 2, "--resume", "--json")
+    done = skipsearch(*search, "--trials", kept + 2, "--resume", "--json", command=WITHOUT_A_TABLE)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["profile"]["provenance"]["trials"] == kept + 2
     assert journal.read_bytes().startswith(judged[:judged.rindex(b"\n") + 1]), "every mask that was judged is kept"

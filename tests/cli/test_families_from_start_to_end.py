@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command import in_process
+from helpers.costs import made_up_costs
 from helpers.letters import letter_tokenizer
 from helpers.threads import one_thread
 from models.tiny import TINY, new_hf_model
@@ -15,7 +16,7 @@ from skipsearch.drafters.skip import Skip
 from skipsearch.exits.fixed import Fixed
 from skipsearch.profile import load_profile, save_profile
 
-__all__ = ["one_thread"]
+__all__ = ["made_up_costs", "one_thread"]
 
 TASK = """\
 name: openings
@@ -50,6 +51,7 @@ def drafting(tuned: Path) -> Path:
     return tuned.with_name("drafting.yaml")
 
 
+@pytest.mark.usefixtures("made_up_costs")
 @pytest.mark.parametrize("name", TINY)
 def test_tune_writes_a_profile_and_decode_gives_the_full_models_tokens(
         name: str, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,23 @@
+"""A latency table that nobody measured: for searches whose times do not matter, since measuring takes longer than all the rest of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skipsearch import tuning
+from skipsearch.costs import Costs
+from skipsearch.evaluation.objectives import MAX_DRAFT
+from skipsearch.models import ModelAdapter
+
+
+def made_up(model: ModelAdapter, *_: Any, **__: Any) -> Costs:
+    """In place of `tuning.table_costs`: attention is a little dearer than an MLP, and a row more costs little."""
+    n = model.spec.n_layers
+    return Costs((1.2e-3, 0.8e-3) * n, 1e-3, tuple((2e-3 * n + 1e-3) * (1 + 0.03 * rows) for rows in range(MAX_DRAFT + 1)))
+
+
+@pytest.fixture
+def made_up_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "table_costs", made_up)
