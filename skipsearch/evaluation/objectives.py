@@ -16,14 +16,14 @@ from skipsearch.evaluation.lookups import Copied, Lookups, grid
 from skipsearch.evaluation.prompts import Workload
 from skipsearch.evaluation.replay import Replay, Replayed
 from skipsearch.evaluation.rounds import Rounds, lay_out, without_passes
-from skipsearch.evaluation.simulate import Prediction, simulate
+from skipsearch.evaluation.simulate import Prediction, prices_of, simulate
 from skipsearch.evaluation.sweep import every, exploring, sweep, sweep_lookups
 from skipsearch.evaluation.wall import race
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.recipe import Recipe
-from skipsearch.stats import Trial, TrialState
+from skipsearch.stats import Price, Trial, TrialState
 
 MAX_DRAFT = 12  # Draft & Verify's K
 SAMPLES = (12, 6, 3)   # every twelfth batch of continuations, then every sixth, then every third
@@ -59,6 +59,10 @@ class Found:
 
     recipe: Recipe
     prediction: Prediction
+
+    def prices(self, plain: float) -> list[Price | None]:
+        """For the guard. plain: seconds of a plain pass."""
+        return prices_of(self.prediction.stats, plain)
 
     @property
     def seconds_per_token(self) -> float:
@@ -200,9 +204,10 @@ class WallObjective:
         self.model, self.workload, self.policy_for, self.baseline = model, workload, policy_for, baseline
 
     def judge(self, mask: SkipMask) -> Trial:
-        recipe = self.policy_for.best_recipe(mask).recipe
+        found = self.policy_for.best_recipe(mask)
+        recipe = found.recipe
         try:
-            plain, ours = race([Decoder(self.model), Decoder(self.model, recipe)], self.workload)
+            plain, ours = race([Decoder(self.model), Decoder(self.model, recipe, prices=found.prices(self.baseline))], self.workload)
         except DecodeError:
             return Trial(mask, inf, fidelity="wall", state=TrialState.FAILED, recipe=recipe)
         speedup = ours.speedup_over(plain)
