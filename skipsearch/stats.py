@@ -16,8 +16,6 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
-
 from skipsearch.mask import SkipMask
 from skipsearch.recipe import Recipe
 
@@ -223,6 +221,8 @@ def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float], 
     Raises: ValueError if the two differ in length, are empty, or a denominator is not positive.
     Source: Efron & Tibshirani 1993, chapter 13.
     """
+    import numpy as np  # here, since whatever reads a profile imports this file, and needs no more than PyYAML and pydantic
+
     top, bottom = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
     if top.shape != bottom.shape or top.ndim != 1 or not len(top):
         raise ValueError(f"paired samples must be two equally long lists, not {top.shape} and {bottom.shape}")

@@ -7,8 +7,8 @@ simulation makes the same ones:
     gain of a round = tokens it yields − its cost = (accepted + 1) − (drafted · β + v)
 
 The sum of these gains starts each request at what the profile promises for `PRIOR` rounds, and is kept below `MOST_CREDIT`. Where it falls
-below zero the drafter rests. Resting is exactly plain decoding (or the next drafter's turn). After some rounds the drafter is tried again; if
-it fails again it rests twice as long.
+below zero the drafter rests: its rounds go to the next drafter, or are exactly those of plain decoding. After some rounds the drafter is
+tried again, and if it fails again it rests twice as long.
 """
 
 from __future__ import annotations
