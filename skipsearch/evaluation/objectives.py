@@ -90,7 +90,7 @@ class ReplayObjective:
         self._rungs = _rungs([len(chosen) for chosen in replay.batches.chosen])
         self._leader: list[Prediction] = []   # of the best mask so far, on the prompts of the first rung, of two rungs, …, on all of them
         self.lookups = Lookups(replay.prompts, replay.tokens) if any("lookup" in shape for shape in shapes) else None
-        self._ranked = self._rank_lookups()
+        self.ranked_lookups = self._rank_lookups()
 
     def afresh(self) -> ReplayObjective:
         """The same, having judged nothing: for another search, which is not to lean on what this one found."""
@@ -99,7 +99,7 @@ class ReplayObjective:
     @property
     def lookup_pays(self) -> bool:
         """Whether lookup alone is predicted to beat plain decoding."""
-        return bool(self._ranked) and self._ranked[0][1] < self.costs.verify[0]
+        return bool(self.ranked_lookups) and self.ranked_lookups[0][1] < self.costs.verify[0]
 
     @property
     def searched_shape(self) -> str:
@@ -142,7 +142,12 @@ class ReplayObjective:
         """The best recipe of lookup alone; None where that is no shape to be tried."""
         if self.lookups is None or "lookup" not in self.shapes:
             return None
-        spec, rounds = self._ranked[0][0], without_passes(self.replay.tokens, self.replay.rooms)
+        return self.lookup_alone(self.ranked_lookups[0][0])
+
+    def lookup_alone(self, spec: Lookup) -> Found:
+        """A recipe of this lookup."""
+        assert self.lookups is not None
+        rounds = without_passes(self.replay.tokens, self.replay.rooms)
         return Found(Recipe((spec,)), simulate(rounds, None, None, self.costs, [self.lookups(spec, rounds.prompts)]))
 
     def _rank_lookups(self) -> list[tuple[Lookup, float]]:
@@ -157,7 +162,7 @@ class ReplayObjective:
         """What may stand before the skip drafter, the best one alone first; then more of them, and each with a least match of 1."""
         if shape != LOOKUP_SKIP:
             return [()]
-        kept = [spec for spec, _ in self._ranked[:MOST_LOOKUPS]]
+        kept = [spec for spec, _ in self.ranked_lookups[:MOST_LOOKUPS]]
         eager = [spec.model_copy(update={"min_match": 1}) for spec in kept]
         return [(spec,) for spec in dict.fromkeys([*kept, *eager])]
 
