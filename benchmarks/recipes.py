@@ -141,7 +141,8 @@ def show(found: dict[str, Any]) -> None:
         for r in rows:
             over = ", ".join(f"{key} {interval(r[key])}" for key in r if key.startswith("over "))
             print(f"  {r['name']:12} {interval(r['speedup'])}  α {r['alpha'] or 0:.2f} τ {r['tau'] or 0:.2f}  "
-                  f"copied {100 * r['copied_from_prompt']:.0f} %  identical {r['identical']}/{r['of']}  {over}\n               {r['recipe']}")
+                  f"copied {100 * r['copied_from_prompt']:.0f} %  identical {r['identical']}/{r['of']}  {over}\n"
+                  f"               {r['recipe']}")
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -25,7 +25,7 @@ from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import Sampling
 from skipsearch.engine import load_model
 from skipsearch.evaluation.evidence import gather
-from skipsearch.evaluation.exact import ExactReplay, walk
+from skipsearch.evaluation.exact_replay import ExactReplay, walk
 from skipsearch.evaluation.latency import measure_costs
 from skipsearch.evaluation.objectives import ReplayObjective, alone
 from skipsearch.evaluation.prompts import Workload, workload

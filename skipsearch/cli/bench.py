@@ -26,7 +26,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
                                                          "hf-generate, hf-compile, hf-early-exit, hf-lookup. "
                                                          "Default: plain, profile, hf-generate.")] = None,
           prompts: Annotated[int, typer.Option(min=1, help="Hold-out prompts.")] = 16,
-          repeats: Annotated[int, typer.Option(min=1, help="Turns of each peer on each prompt.")] = 3,
+          repeats: Annotated[int, typer.Option(min=1, help="Angles of each peer on each prompt.")] = 3,
           contexts: Annotated[str | None, typer.Option(help="Also behind so many tokens: 128,1024,4096.")] = None,
           costs: Annotated[bool, typer.Option("--costs", help="Also β of half the sub-layers, and v by rows, of each engine.")] = False,
           exact: Annotated[bool, typer.Option("--exact", help="Our peers in passes of one fixed shape.")] = False,

@@ -28,7 +28,7 @@ from skipsearch.errors import ModelError
 from skipsearch.machine import cache_folder, cpu_name
 from skipsearch.models import bands, linear, norms
 from skipsearch.models import lean as lean_module
-from skipsearch.models.bands import MOST_ROWS
+from skipsearch.models.bands import BANDED_ROWS
 from skipsearch.models.lean import MLP, Attention, LeanAdapter
 from skipsearch.models.norms import Norm
 from skipsearch.models.spec import PassRunner
@@ -59,7 +59,7 @@ class CompiledAdapter:
 
     def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
         rows = h.shape[1]
-        if len(h) != 1 or rows > MOST_ROWS or not plan.chain:
+        if len(h) != 1 or rows > BANDED_ROWS or not plan.chain:
             return self.lean.block(i, h, cache, plan, attn=attn, mlp=mlp)
         attention, feed_forward, layer = self._layers[i]
         if attn and rows == 1 and not self._sees_all(i, plan):
@@ -77,7 +77,7 @@ class CompiledAdapter:
         return plan.visible is None and (window is None or plan.keys <= window)
 
     def head(self, h: Tensor) -> Tensor:
-        if len(h) != 1 or h.shape[1] > MOST_ROWS:
+        if len(h) != 1 or h.shape[1] > BANDED_ROWS:
             return self.lean.head(h)
         logits = self._head(h.shape[1], h[0])[None]
         for piece in self.lean.after:
@@ -275,7 +275,7 @@ def _maker() -> str:
 
 
 def _some(name: str, rows: int) -> Any:
-    return None if rows == 1 else torch.export.Dim(name, min=2, max=MOST_ROWS)
+    return None if rows == 1 else torch.export.Dim(name, min=2, max=BANDED_ROWS)
 
 
 def _at(size: Any, dimension: int) -> dict[int, Any]:

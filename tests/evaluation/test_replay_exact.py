@@ -24,7 +24,7 @@ from skipsearch.drafters.skip import Skip
 from skipsearch.engine import forward
 from skipsearch.errors import SearchError
 from skipsearch.evaluation import continuations
-from skipsearch.evaluation.exact import Drafts, ExactReplay, walk
+from skipsearch.evaluation.exact_replay import Drafts, ExactReplay, walk
 from skipsearch.evaluation.lookups import Lookups
 from skipsearch.evaluation.replay import Replay
 from skipsearch.exits import DraftPolicy
@@ -232,7 +232,7 @@ def test_its_first_drafts_are_what_fast_replay_sees() -> None:
 def test_how_many_positions_share_a_pass_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     _, exact = world()
     together = exact(MASKS[0])
-    monkeypatch.setattr(continuations, "MOST_ROWS", {"cpu": 12})
+    monkeypatch.setattr(continuations, "BATCH_ROWS", {"cpu": 12})
     for before, after in zip(together, exact(MASKS[0]), strict=True):
         had_room = np.add.outer(np.arange(len(before.right)), np.arange(DEPTH)) < before.room - 1
         assert np.array_equal(before.right & had_room, after.right & had_room)
