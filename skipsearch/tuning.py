@@ -201,13 +201,14 @@ def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[in
 def finalists(trials: Sequence[Trial], by_replay: ReplayObjective) -> list[Finalist]:
     """The recipes to race, with the best settings for each: the best of each shape, so that a wrong prediction costs no more than the race,
     then whichever are predicted to be the fastest. trials: the best masks that were judged."""
-    by_shape: dict[str, list[Found]] = {}
-    for shape in by_replay.shapes:
-        if shape == "lookup":
-            by_shape[shape] = [found for found in [by_replay.best_lookup()] if found is not None]
-        else:
-            by_shape[shape] = sorted((by_replay.best_recipe(trial.mask, shape, fine=True) for trial in trials),
-                                     key=lambda found: found.seconds_per_token)
+    by_shape: dict[str, list[Found]] = {shape: [] for shape in by_replay.shapes}
+    if "lookup" in by_shape:
+        by_shape["lookup"].append(by_replay.best_lookup())
+    for trial in trials:
+        for shape in by_shape.keys() - {"lookup"}:
+            by_shape[shape].append(by_replay.best_recipe(trial.mask, shape, fine=True))
+    for of_shape in by_shape.values():
+        of_shape.sort(key=lambda found: found.seconds_per_token)
     first = [found for of_shape in by_shape.values() for found in of_shape[:1]]
     others = sorted((found for of_shape in by_shape.values() for found in of_shape[1:]), key=lambda found: found.seconds_per_token)
     chosen = sorted([*first, *others[:max(0, FINALISTS - len(first))]], key=lambda found: found.seconds_per_token)

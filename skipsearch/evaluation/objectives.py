@@ -89,6 +89,7 @@ class ReplayObjective:
         self._exploring = exploring(self.max_draft)
         self._rungs = _rungs([len(chosen) for chosen in replay.batches.chosen])
         self._leader: list[Prediction] = []   # of the best mask so far, on the prompts of the first rung, of two rungs, …, on all of them
+        self._laid_out: tuple[SkipMask, Rounds] | None = None
         self.lookups = Lookups(replay.prompts, replay.tokens) if any("lookup" in shape for shape in shapes) else None
         self.ranked_lookups = self._rank_lookups()
 
@@ -132,16 +133,16 @@ class ReplayObjective:
     def best_recipe(self, mask: SkipMask, shape: str | None = None, fine: bool = False) -> Found:
         """The best recipe of this shape (of the searched one if None) that has this mask. fine: of all settings, not only of those that
         a search tries."""
-        rounds, before = lay_out(self.replay(mask)), self._before(shape or self.searched_shape)
+        if self._laid_out is None or self._laid_out[0] != mask:   # the finalists are asked for in several shapes, one after another
+            self._laid_out = mask, lay_out(self.replay(mask))
+        rounds, before = self._laid_out[1], self._before(shape or self.searched_shape)
         if not fine:
             return self._best(rounds, mask, self._exploring, before[:1])
         coarse = self._best(rounds, mask, self._exploring, before).recipe
         return self._best(rounds, mask, every(self.max_draft), [tuple(d for d in coarse.drafters if isinstance(d, Lookup))])
 
-    def best_lookup(self) -> Found | None:
-        """The best recipe of lookup alone; None where that is no shape to be tried."""
-        if self.lookups is None or "lookup" not in self.shapes:
-            return None
+    def best_lookup(self) -> Found:
+        """The best recipe of lookup alone, for shapes that have it."""
         return self.lookup_alone(self.ranked_lookups[0][0])
 
     def lookup_alone(self, spec: Lookup) -> Found:
