@@ -37,8 +37,8 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
            as_json: Json = False) -> None:
     """Example: skipsearch decode --profile my-profile.yaml --prompt "def main(argv=None):"
 
-    Generate with a profile: some sub-layers are skipped while drafting, all of them run while verifying, and the tokens are the full
-    model's own. A terminal is shown control characters of the text as escapes such as \\x1b; a pipe gets the text as it is.
+    Generate with a profile: its drafters propose tokens, the full model verifies them, and the tokens are the full model's own. A
+    terminal is shown control characters of the text as escapes such as \\x1b; a pipe gets the text as it is.
     """
     given = [x is not None for x in (source, prompt, prompts)]
     require(sum(given) == 1, "give exactly one of --prompt TEXT, --prompts FILE.jsonl or - (standard input)")
@@ -131,7 +131,7 @@ def _one(model: ModelAdapter, decoder: Decoder, plain: Decoder | None, name: str
                "finish_reason": result.finish_reason, "stats": result.stats.as_dict()}
         print_json(row | ({"check": checked} if checked else {}))
     else:
-        _report(name, result, checked)
+        _report(name, result, checked, [spec.kind for spec in decoder.recipe.drafters])
     return int(checked is not None and not checked["identical"])
 
 
@@ -155,7 +155,7 @@ def _streamed(decoder: Decoder, ids: list[int], options: dict) -> Generation:
     return Generation(tokens, chunk.finish_reason, chunk.stats, text)
 
 
-def _report(name: str, result: Generation, checked: dict | None) -> None:
+def _report(name: str, result: Generation, checked: dict | None, kinds: list[str]) -> None:
     from skipsearch.cli.common import err
 
     stats, pace = result.stats, result.stats.seconds_per_token
@@ -164,6 +164,9 @@ def _report(name: str, result: Generation, checked: dict | None) -> None:
         line += f", {1 / pace:.0f} tokens/s after a prefill of {stats.prefill_seconds:.2f} s, τ {stats.tau:.2f}"
     if stats.alpha is not None:
         line += f", α {stats.alpha:.2f}"
+    if len(stats.by_drafter) > 1:
+        parts = (f"{kind} {d.accepted} of {d.drafted}" for kind, d in zip(kinds, stats.by_drafter, strict=True))
+        line += f", accepted of drafted: {', '.join(parts)}"
     err.print(line, style="dim")
     if checked and checked["identical"]:
         plain = checked["plain_seconds_per_token"]
