@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 import pytest
 from helpers.properties import examples
-from helpers.tiny import LAYERS, VOCAB, FullModel, small_world, tiny_llama
+from helpers.tiny import LAYERS, VOCAB, FullModel, driven_by, small_world, tiny_llama
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,15 +49,17 @@ def test_greedy_tokens_are_the_full_models_own_whatever_the_mask_the_draft_lengt
 
 
 @pytest.mark.slow
-def test_that_holds_of_thousands_of_recipes_and_of_requests_that_interleave() -> None:
-    """By hand, `pytest -m slow tests/decoding`; in float64, with lookup, skip, both and neither, guarded and not."""
+@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "compiled"])
+def test_that_holds_of_thousands_of_recipes_and_of_requests_that_interleave(engine: str, compiled_here: None) -> None:
+    """By hand, `pytest -m slow tests/decoding -s`; in float64, with lookup, skip, both and neither, guarded and not."""
     total, cases = DecodeStats(), 0
+    with driven_by(engine):
+        model, full = small_world()
 
     @examples(1700)
     @given(draftings, st.lists(requests, min_size=3, max_size=3))
     def holds(drafting: Drafting, several: list[tuple[tuple[int, ...], int]]) -> None:
         nonlocal total, cases
-        model, full = small_world()
         decoder = drafting.decoder(model)
         read: list[list[int]] = [[] for _ in several]
         for chunks in zip_longest(*(decoder.stream(prompt, n) for prompt, n in several)):
@@ -69,7 +71,8 @@ def test_that_holds_of_thousands_of_recipes_and_of_requests_that_interleave() ->
 
     holds()
     assert_partly_accepted(total)
-    print(f"{cases} requests, {total.drafted} tokens drafted, {total.accepted} accepted, {total.rejecting_rounds} rejecting rounds")
+    print(f"\n{engine}: {cases} requests, {total.drafted} tokens drafted, {total.accepted} accepted, {total.rejecting_rounds} rejecting "
+          "rounds")
 
 
 def test_requests_one_after_the_other_on_one_decoder_do_not_disturb_each_other() -> None:
