@@ -60,7 +60,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
 
     def by_engine(name: str) -> ModelAdapter:
         if name not in opened:
-            adapter = open_model(chosen, device, dtype, name, threads, quantization)
+            adapter = open_model(chosen, device, dtype, name, threads, quantization, loaded.engine if loaded else None)
             opened[name] = opened.setdefault(adapter.spec.engine, adapter)
         return opened[name]
 

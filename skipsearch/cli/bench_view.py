@@ -56,7 +56,7 @@ def _print_drafters(console: Terminal, rows: Sequence[BenchRow]) -> None:
     for r in rows:
         for i, d in enumerate(r.by_drafter):
             table.add_row(r.peer if i == 0 else "", d.kind, _share(d.share), str(d.drafted), _number(d.alpha),
-                          _share(d.accepted / d.drafted if d.drafted else None), _share(d.copied / d.accepted if d.accepted else None))
+                          _share(d.accepted / d.drafted if d.drafted else None), _share(d.copied / d.accepted if d.copied else None))
     console.print(table)
 
 
