@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, model_of, open_model, require, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, load, model_of, require, settle, warn
 
 if TYPE_CHECKING:
     from skipsearch.decoding import Decoder, Generation
@@ -50,9 +50,11 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
     from skipsearch.profile import load_profile
 
     loaded = load_profile(profile) if profile not in ("auto", "none") else None
-    adapter = open_model(model or (model_of(loaded) if loaded else ""), device, dtype, engine, threads, quantization)
+    named = model or (model_of(loaded) if loaded else "")
+    adapter = load(named, device, dtype, engine, threads, quantization, loaded.engine if loaded else None)
     if profile == "auto":
         loaded = _look_up(adapter, task, profiles)
+    adapter = settle(adapter, engine, loaded.engine if loaded else None)
     if chat and chat_template(adapter.tokenizer) is None:
         raise ModelError(f"{adapter.spec.id} has no chat template: leave --chat out, and write the prompt as the model expects it")
     if loaded is not None and loaded.task.chat_template_sha256 and not chat:

@@ -41,13 +41,14 @@ class CompiledAdapter:
 
     passes: PassRunner | None = None
 
-    def __init__(self, lean: LeanAdapter, progress: Progress = lambda done, total: None):
+    def __init__(self, lean: LeanAdapter, progress: Progress = lambda done, total: None, kept: Shelf | None = None):
+        """kept: where all of its code lies; None: what is missing is compiled. Raises: ModelError, _Missing."""
         self.lean, self.tokenizer, self.spec = lean, lean.tokenizer, replace(lean.spec, engine="compiled")
         self.new_cache, self.embed = lean.new_cache, lean.embed
         shop = _Shop(lean, progress)
         self._layers = [(shop.attention(a), shop.mlp(m), shop.layer(a, m)) for a, m in lean.layers]
         self._head, self._many = shop.head(), torch.empty(1024, dtype=self.spec.dtype)
-        shop.make()
+        shop.make(kept)
 
     @property
     def weight_bytes(self) -> int:
@@ -166,16 +167,15 @@ class _Shop:
                            self._only_rows, weights)
         return piece.bound(weights)
 
-    def make(self) -> None:
-        """Raises: ModelError where nothing can be compiled."""
-        shelf = _opened()
+    def make(self, kept: Shelf | None) -> None:
+        """Raises: ModelError where nothing can be compiled; _Missing where nothing may be and something is not kept."""
+        shelf = kept or _opened()
         work = [(name, piece, one) for name, piece in self.pieces.items() for one in (True, False)]
+        if kept and not all(kept.path(_file(name, one)).exists() for name, _, one in work):
+            raise _Missing   # before the others are loaded
         for done, (name, piece, one) in enumerate(work):
             self.progress(done, len(work))
-            if one:
-                piece.one = _compiled(name, piece, 1, shelf)
-            else:
-                piece.many = _compiled(name, piece, 6, shelf)
+            setattr(piece, "one" if one else "many", _compiled(_file(name, one), piece, 1 if one else 6, shelf, kept is None))
         self.progress(len(work), len(work))
 
     def _piece(self, kind: str, parts: Sequence[Attention | MLP], write: Callable[[bool], Callable[..., Tensor]],
@@ -200,6 +200,18 @@ def compile_model(model: LeanAdapter, progress: Progress = lambda done, total: N
     return CompiledAdapter(model, progress)
 
 
+def kept_model(model: LeanAdapter, shelf: Shelf) -> CompiledAdapter | None:
+    """The model under code that was compiled for it before; None where a piece is missing or cannot be loaded. Compiles nothing."""
+    try:
+        return CompiledAdapter(model, kept=shelf)
+    except (_Missing, ModelError):
+        return None
+
+
+class _Missing(Exception):
+    """A piece is not kept."""
+
+
 def _opened() -> Shelf:
     try:
         return open_shelf()
@@ -207,19 +219,24 @@ def _opened() -> Shelf:
         raise _no_place(cache_folder() / "compiled", error) from None
 
 
-def _compiled(name: str, piece: _Piece, rows: int, shelf: Shelf) -> Any:
+def _file(name: str, one: bool) -> str:
+    return f"{name}-{'one' if one else 'many'}"
+
+
+def _compiled(name: str, piece: _Piece, rows: int, shelf: Shelf, compiling: bool) -> Any:
     """The code of a piece, loaded. It is kept once it was loaded, and what was kept whole is never removed for a load that fails.
 
-    Raises: ModelError.
+    Raises: ModelError; _Missing if it is not kept and `compiling` is False.
     """
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
-    name = f"{name}-{'one' if rows == 1 else 'many'}"
     try:
         if (kept := shelf.read(name)) is not None:
             return load_package(kept, f"; if there is room, remove {shelf.path(name)}")
     except OSError as error:
         raise _no_place(shelf.folder, error) from None
+    if not compiling:
+        raise _Missing
     try:
         made = _compile(piece, rows)
     except (InvalidCxxCompiler, CppCompileError) as error:

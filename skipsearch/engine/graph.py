@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class GraphAdapter:
     def __init__(self, lean: LeanAdapter):
         self.lean, self.tokenizer = lean, lean.tokenizer
         self.passes: PassRunner | None = self
-        self.spec = lean.spec
+        self.spec = replace(lean.spec, engine="graph")
         self._recordings: OrderedDict[tuple[Any, ...], _Recording] = OrderedDict()
         self._looking = threading.Lock()
         self.new_cache, self.embed, self.block, self.head = lean.new_cache, lean.embed, lean.block, lean.head
