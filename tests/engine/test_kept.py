@@ -209,7 +209,7 @@ def test_the_command_line_says_it_in_one_sentence_and_lets_others_warn_as_they_d
 
     from skipsearch.cli import common
 
-    monkeypatch.setattr(common, "err", Terminal(stderr=True, soft_wrap=True))
+    monkeypatch.setattr(common, "err", Terminal(stderr=True))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, category, *where: print("as before:", message)  # type: ignore[assignment]
