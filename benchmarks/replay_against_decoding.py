@@ -25,19 +25,19 @@ from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import Sampling
 from skipsearch.engine import load_model
 from skipsearch.evaluation.evidence import gather
-from skipsearch.evaluation.exact import ExactReplay, walk
+from skipsearch.evaluation.exact_replay import ExactReplay, walk
 from skipsearch.evaluation.latency import measure_costs
-from skipsearch.evaluation.objectives import ReplayObjective
+from skipsearch.evaluation.objectives import ReplayObjective, alone
 from skipsearch.evaluation.prompts import Workload, workload
 from skipsearch.evaluation.replay import Replay
 from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import simulate
-from skipsearch.evaluation.wall import drafting
 from skipsearch.exits import DraftPolicy
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
+from skipsearch.recipe import Recipe
 from skipsearch.search import Search
 from skipsearch.searchers import SearchProblem
 from skipsearch.stats import DecodeStats
@@ -102,14 +102,14 @@ def compared(model: ModelAdapter, prompts: Workload, costs: Costs, replay: Repla
     replayed = replay(mask)
     took = perf_counter() - began
     drafts = exact(mask)
-    plain, *real = decoded([Decoder(model), *(drafting(model, mask, p) for p in POLICIES)], prompts, seed)
+    plain, *real = decoded([Decoder(model), *(Decoder(model, Recipe((alone(mask, p),))) for p in POLICIES)], prompts, seed)
     assert plain.seconds_per_token is not None
     alpha = float(np.concatenate([r.agrees for r in replayed]).mean())
     lines = []
     for policy, stats in zip(POLICIES, real, strict=True):
-        walked = walk(drafts, policy.exit, policy.draft_length)
+        walked = walk(drafts, policy)
         differing = tuple((name, a, b) for name in COUNTS if (a := getattr(walked, name)) != (b := getattr(stats, name)))
-        predicted = simulate(lay_out(replayed), mask, policy.exit, policy.draft_length, costs)
+        predicted = simulate(lay_out(replayed), mask, policy, costs)
         lines.append(Line(mask, kind, policy, stats, plain.seconds_per_token, differing, alpha, predicted.stats.alpha or 0.0,
                           predicted.seconds_per_token, costs.verify[0]))
     return lines, took
@@ -144,7 +144,7 @@ def summary(lines: list[Line], replays: list[float]) -> None:
         off = 100 * np.abs(ratio - 1)
         print(f"fast replay, time per token ({name}): off by {np.median(off):.1f} % (median), {off.max():.1f} % (most)")
     print(f"fast replay, rank correlation of time per token in units of plain decoding: {spearmanr(said, relative).statistic:.3f}; "
-          + ", ".join(f"{spearmanr(said[i::len(POLICIES)], relative[i::len(POLICIES)]).statistic:.3f} {p.kind}"
+          + ", ".join(f"{spearmanr(said[i::len(POLICIES)], relative[i::len(POLICIES)]).statistic:.3f} {p.exit.kind}"
                       for i, p in enumerate(POLICIES)))
     wall = np.median([line.real.decode_seconds + line.real.prefill_seconds for line in lines])
     took = np.median(replays)
@@ -161,7 +161,7 @@ def sampled(model: ModelAdapter, prompts: Workload, masks: list[tuple[str, SkipM
         chances = np.concatenate([r.agrees for replay in replays for r in replay(mask)])
         alpha, measured = float(chances.mean()), []
         for length in (1, 5):
-            decoder = drafting(model, mask, DraftPolicy(length))
+            decoder = Decoder(model, Recipe((alone(mask, DraftPolicy(length)),)))
             measured.append(sum((decoded([decoder], prompts, 1000 * s)[0] for s in range(1, samples + 1)), DecodeStats()))
         print(f"{kind:9} {mask.n_skipped:7} | {alpha:.4f} ± {chances.std() / len(chances) ** 0.5:.4f} | "
               + " | ".join(f"{m.alpha or 0:.4f} ± {error(m):.4f}, {(m.alpha or 0) - alpha:+.4f}" for m in measured), flush=True)

@@ -25,20 +25,23 @@ import torch
 
 from skipsearch import tuning
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.skip import Skip
 from skipsearch.engine import load_model
+from skipsearch.evaluation.evidence import gather
 from skipsearch.evaluation.objectives import ReplayObjective
 from skipsearch.evaluation.prompts import Workload, workload
-from skipsearch.evaluation.wall import Timings, drafting, race
-from skipsearch.exits import DraftPolicy
+from skipsearch.evaluation.wall import Timings, race
+from skipsearch.exits import make_exit
 from skipsearch.ledger import Ledger
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.profile import load_profile
+from skipsearch.recipe import Recipe
 from skipsearch.search import Search
 from skipsearch.searchers import Evidence, SearchProblem, searcher_names
 from skipsearch.tasks import Task, load_task
 
-Entry = tuple[str, SkipMask, DraftPolicy, dict[str, Any]]
+Entry = tuple[str, Recipe, dict[str, Any]]
 
 
 def silent(_: object) -> None:
@@ -55,46 +58,48 @@ def search(name: str, model: ModelAdapter, task: Task, evidence: Evidence, by_re
         studies.mkdir(parents=True, exist_ok=True)
         where = studies / f"{task.name}-{name}.journal"
         where.unlink(missing_ok=True)
-        ledger = Ledger(where, tuning.identity(model, task, "replay", False))
+        ledger = Ledger(where, tuning.identity(model, task, "replay", False, "skip"))
     began = perf_counter()
     problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed)
     found = Search(problem, by_replay, ledger, (), silent, began, budget, None)
     found.run(name)
     searched = perf_counter() - began
-    finalists = tuning.finalists(found, by_replay)
+    finalists = tuning.finalists(found.finalists(tuning.REFINED), by_replay)
     winner, _ = tuning.run_off(model, calibration, finalists, seed, silent)
     about = {"trials": len(found.seen), "search_seconds": searched, "race_seconds": perf_counter() - began - searched,
-             "predicted": winner.predicted, "skipped": winner.mask.n_skipped, "policy": str(winner.policy)}
+             "predicted": winner.predicted, **described(winner.recipe, model.spec.n_layers)}
     print(f"{name}: {about}", flush=True)
-    return name, winner.mask, winner.policy, about
+    return name, winner.recipe, about
 
 
 def published(path: Path, n_layers: int) -> Entry:
     """The answer of published_method.py."""
     found = json.loads(path.read_text())
     answer = found["answer"]
-    policy = DraftPolicy(found["draft_length"], "adaptive", found["exit"])
-    return ("published", SkipMask(n_layers, tuple(answer["attn"]), tuple(answer["mlp"])), policy,
-            {"trials": len(found["evaluations"]), "distinct": found["distinct"], "search_seconds": found["seconds"],
-             "skipped": len(answer["attn"]) + len(answer["mlp"]), "policy": str(policy)})
+    mask = SkipMask(n_layers, tuple(answer["attn"]), tuple(answer["mlp"]))
+    recipe = Recipe((Skip.of(mask, found["draft_length"], make_exit("adaptive", **found["exit"])),))
+    return ("published", recipe, {"trials": len(found["evaluations"]), "distinct": found["distinct"], "search_seconds": found["seconds"],
+                                  **described(recipe, n_layers)})
 
 
 def from_profile(path: Path) -> Entry:
     profile = load_profile(path)
-    parameters = profile.exit.model_dump()
-    policy = DraftPolicy(profile.draft_length, parameters.pop("kind"), parameters)
-    assert profile.provenance is not None
-    return (path.stem, profile.mask, policy, {"trials": profile.provenance.trials, "search_seconds": profile.provenance.search_seconds,
-                                              "skipped": profile.mask.n_skipped, "policy": str(policy)})
+    return (path.stem, profile.candidate, {"trials": profile.provenance.trials, "search_seconds": profile.provenance.search_seconds,
+                                           **described(profile.candidate, profile.model.n_layers)})
 
 
 def answers(path: Path, names: Sequence[str], n_layers: int) -> list[Entry]:
     """What an earlier run of this script found."""
     found = {row["searcher"]: row for row in json.loads(path.read_text())["rows"]}
-    missing = [name for name in names if "drafting" not in found.get(name, {})]
+    missing = [name for name in names if "drafters" not in found.get(name, {})]
     assert not missing, f"{path} has no answer of {missing}"
-    return [(name, SkipMask(n_layers, tuple(found[name]["attn"]), tuple(found[name]["mlp"])), DraftPolicy(**found[name]["drafting"]),
-             {k: found[name][k] for k in ("trials", "search_seconds", "skipped", "policy")}) for name in names]
+    return [(name, Recipe.from_data(found[name]["drafters"]),
+             {k: found[name][k] for k in ("trials", "search_seconds", "skipped", "recipe")}) for name in names]
+
+
+def described(recipe: Recipe, n_layers: int) -> dict[str, Any]:
+    mask = recipe.mask(n_layers)
+    return {"skipped": mask.n_skipped if mask else 0, "recipe": str(recipe)}
 
 
 def difference(ours: Timings, theirs: Timings) -> tuple[float, float, float]:
@@ -105,19 +110,19 @@ def difference(ours: Timings, theirs: Timings) -> tuple[float, float, float]:
 
 def measure(model: ModelAdapter, holdout: Workload, entries: Sequence[Entry], repeats: int, seed: int) -> list[dict[str, Any]]:
     """A row an entry. Where several searchers have the same answer, it is measured once."""
-    found = [(mask, policy) for _, mask, policy, _ in entries]
+    found = [recipe for _, recipe, _ in entries]
     distinct = [answer for i, answer in enumerate(found) if answer not in found[:i]]
-    plain, *measured = race([Decoder(model), *(drafting(model, *answer) for answer in distinct)], holdout, repeats, seed)
+    plain, *measured = race([Decoder(model), *(Decoder(model, answer) for answer in distinct)], holdout, repeats, seed)
     timings = [measured[distinct.index(answer)] for answer in found]
     single = [i for i, (name, *_) in enumerate(entries) if name in searcher_names() and name != "auto"]
     best = max(single, key=lambda i: timings[i].speedup_over(plain).mean, default=None)
     rows = []
-    for (name, mask, policy, about), t in zip(entries, timings, strict=True):
+    for (name, recipe, about), t in zip(entries, timings, strict=True):
         reference = {s.prompt: s.generation.tokens for s in plain.samples}
         rows.append({"searcher": name, **about, "ms_per_token": asdict(t.estimate()), "speedup": asdict(t.speedup_over(plain)),
                      "alpha": t.stats.alpha, "tau": t.stats.tau,
                      "identical": all(s.generation.tokens == reference[s.prompt] for s in t.samples),
-                     "attn": mask.attn, "mlp": mask.mlp, "drafting": asdict(policy)})
+                     "drafters": recipe.as_data()})
         if best is not None:
             rows[-1] |= {"over_best_single": difference(t, timings[best]), "best_single": entries[best][0]}
     rows.append({"searcher": "plain decoding", "ms_per_token": asdict(plain.estimate()), "speedup": {"mean": 1.0, "low": 1.0, "high": 1.0}})
@@ -126,13 +131,13 @@ def measure(model: ModelAdapter, holdout: Workload, entries: Sequence[Entry], re
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     print(f"{'searcher':14} {'ms/token':>22} {'speedup':>20} {'trials':>7} {'search s':>9} {'skipped':>8} "
-          f"{'against the best single one':>28}  policy")
+          f"{'against the best single one':>28}  recipe")
     for r in rows:
         ms, s = r["ms_per_token"], r["speedup"]
         apart = "{:+.1f} % ({:+.1f} … {:+.1f})".format(*r["over_best_single"]) if "over_best_single" in r else ""
         print(f"{r['searcher']:14} {1e3 * ms['mean']:6.2f} ({1e3 * ms['low']:5.2f}–{1e3 * ms['high']:5.2f}) "
               f"{s['mean']:6.3f} ({s['low']:.3f}–{s['high']:.3f}) {r.get('trials', ''):>7} {r.get('search_seconds', float('nan')):9.1f} "
-              f"{r.get('skipped', ''):>8}  {apart:>28}  {r.get('policy', '')}")
+              f"{r.get('skipped', ''):>8}  {apart:>28}  {r.get('recipe', '')}")
 
 
 def main() -> None:
@@ -163,7 +168,8 @@ def main() -> None:
     began = perf_counter()
     if names:
         calibration = workload(model, task, task.calibration)
-        evidence, by_replay = tuning.prepare(model, calibration, silent)
+        by_replay = tuning.prepare(model, calibration, silent)
+        evidence = gather(by_replay.replay, by_replay.costs)
         print(f"prepared in {perf_counter() - began:.1f} s", flush=True)
         entries += [search(name, model, task, evidence, by_replay, calibration, chosen.budget, chosen.seed, chosen.studies)
                     for name in names]

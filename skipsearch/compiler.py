@@ -15,7 +15,7 @@ from skipsearch.models.spec import ModelAdapter, ModelSpec
 from skipsearch.profile import Interval, Profile, round_sig
 from skipsearch.profile import schema as s
 from skipsearch.recipe import Recipe
-from skipsearch.stats import DecodeStats, Estimate
+from skipsearch.stats import DecodeStats, DrafterStats, Estimate
 from skipsearch.tasks.values import Task
 
 
@@ -90,9 +90,17 @@ def _measured(model: ModelAdapter, workload: Workload, plain: Timings, ours: Tim
         ended_on_repeat=len(repeats), split="holdout",
         lossless=s.Lossless(prompts=compared, identical=compared - len(differing),
                             first_divergence_logit_gap=float(round_sig(max(d.gap for d in differing))) if differing else None),
-        by_drafter=tuple(s.DrafterCounts(kind=spec.kind, rounds=counts.rounds, drafted=counts.drafted, accepted=counts.accepted)
-                         for spec, counts in zip(recipe.drafters, once.by_drafter, strict=False)) if stats.drafted else (),
+        by_drafter=tuple(_counts(spec.kind, one, every, a_pass) for spec, one, every in
+                         zip(recipe.drafters, once.by_drafter, stats.by_drafter, strict=False)) if stats.drafted else (),
         copied_from_prompt=_copied(recipe, once) if stats.drafted else None)
+
+
+def _counts(kind: str, once: DrafterStats, every: DrafterStats, a_pass: float) -> s.DrafterCounts:
+    """once: counts of each prompt taken once; every: of all repeats, which times are better for. a_pass: seconds of a plain pass."""
+    timed = every.rounds > 0 and every.verify_seconds > 0
+    return s.DrafterCounts(kind=kind, rounds=once.rounds, drafted=once.drafted, accepted=once.accepted,
+                           beta=round_sig(every.draft_seconds / every.drafted / a_pass) if timed else None,
+                           verify_ratio=round_sig(every.verify_seconds / every.rounds / a_pass) if timed else None)
 
 
 def _copied(recipe: Recipe, stats: DecodeStats) -> float | None:

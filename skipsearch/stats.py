@@ -16,8 +16,6 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
-
 from skipsearch.mask import SkipMask
 from skipsearch.recipe import Recipe
 
@@ -59,11 +57,34 @@ def break_even_alpha(beta: float, verify_ratio: float = 1.0) -> float:
     return beta + verify_ratio - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What is known of a drafter's rounds, in units of a plain pass. beta: of a draft pass; verify_ratio: of its verify passes, on average;
+    drafted: tokens of a round, on average; gain: tokens that an average round yields less what it costs."""
+
+    beta: float
+    verify_ratio: float
+    drafted: float
+    gain: float
+
+    @classmethod
+    def counted(cls, rounds: int, drafted: int, accepted: int, beta: float, verify_ratio: float) -> Price | None:
+        """From what a drafter did; None if it did nothing."""
+        if not rounds:
+            return None
+        mean = drafted / rounds
+        return cls(beta, verify_ratio, mean, accepted / rounds + 1 - (beta * mean + verify_ratio))
+
+    def of(self, drafted: int) -> float:
+        """Of a round. A verify pass costs more than a plain one in proportion to its rows."""
+        return drafted * self.beta + 1 + (self.verify_ratio - 1) * drafted / max(self.drafted, 1.0)
+
+
 @dataclass(slots=True)
 class DrafterStats:
     """What one drafter of a recipe did. rounds: those that it drafted. rejecting_rounds: those that ended in a rejection of its token.
 
-    copied: accepted tokens that it copied from the prompt.
+    copied: accepted tokens that it copied from the prompt. Times in seconds.
     """
 
     rounds: int = 0
@@ -71,6 +92,8 @@ class DrafterStats:
     accepted: int = 0
     rejecting_rounds: int = 0
     copied: int = 0
+    draft_seconds: float = field(default=0.0, compare=False)
+    verify_seconds: float = field(default=0.0, compare=False)
 
     def count(self, drafted: int, accepted: int, rejected: bool, copied: int = 0) -> None:
         """One more round."""
@@ -198,6 +221,8 @@ def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float], 
     Raises: ValueError if the two differ in length, are empty, or a denominator is not positive.
     Source: Efron & Tibshirani 1993, chapter 13.
     """
+    import numpy as np  # here, since whatever reads a profile imports this file, and needs no more than PyYAML and pydantic
+
     top, bottom = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
     if top.shape != bottom.shape or top.ndim != 1 or not len(top):
         raise ValueError(f"paired samples must be two equally long lists, not {top.shape} and {bottom.shape}")

@@ -35,7 +35,7 @@ from skipsearch.profile import Profile
 from skipsearch.recipe import Recipe
 from skipsearch.search import Listener, Noted, Progress, Raced, Search, Stage
 from skipsearch.searchers import SearchProblem, searcher_names
-from skipsearch.stats import Trial
+from skipsearch.stats import Price, Trial
 from skipsearch.tasks import Task, load_task
 
 DEFAULT_SEARCHER = "auto"
@@ -48,10 +48,14 @@ HOLDOUT_REPEATS = 2
 
 @dataclass(frozen=True)
 class Finalist:
-    """predicted: speedup by replay."""
+    """predicted: speedup by replay. prices: for the guard."""
 
     recipe: Recipe
     predicted: float
+    prices: tuple[Price | None, ...] = ()
+
+    def decoder(self, model: ModelAdapter) -> Decoder:
+        return Decoder(model, self.recipe, prices=self.prices)
 
 
 def seconds(budget: str | float | None) -> float | None:
@@ -120,7 +124,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
 
     listen(Stage("measuring the winner on hold-out prompts"))
     holdout = workload(model, task, task.holdout)
-    plain, ours = race([Decoder(model), Decoder(model, winner.recipe)], holdout, HOLDOUT_REPEATS, seed,
+    plain, ours = race([Decoder(model), winner.decoder(model)], holdout, HOLDOUT_REPEATS, seed,
                        lambda done, total: listen(Progress(done, total)))
     confirmed = Raced(winner.recipe, None, ours.speedup_over(plain), "holdout", ours.prompts)
     listen(confirmed)
@@ -197,22 +201,24 @@ def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[in
 def finalists(trials: Sequence[Trial], by_replay: ReplayObjective) -> list[Finalist]:
     """The recipes to race, with the best settings for each: the best of each shape, so that a wrong prediction costs no more than the race,
     then whichever are predicted to be the fastest. trials: the best masks that were judged."""
-    by_shape: dict[str, list[Found]] = {}
-    for shape in by_replay.shapes:
-        if shape == "lookup":
-            by_shape[shape] = [found for found in [by_replay.best_lookup()] if found is not None]
-        else:
-            by_shape[shape] = sorted((by_replay.best_recipe(trial.mask, shape, fine=True) for trial in trials),
-                                     key=lambda found: found.seconds_per_token)
+    by_shape: dict[str, list[Found]] = {shape: [] for shape in by_replay.shapes}
+    if "lookup" in by_shape:
+        by_shape["lookup"].append(by_replay.best_lookup())
+    for trial in trials:
+        for shape in by_shape.keys() - {"lookup"}:
+            by_shape[shape].append(by_replay.best_recipe(trial.mask, shape, fine=True))
+    for of_shape in by_shape.values():
+        of_shape.sort(key=lambda found: found.seconds_per_token)
     first = [found for of_shape in by_shape.values() for found in of_shape[:1]]
     others = sorted((found for of_shape in by_shape.values() for found in of_shape[1:]), key=lambda found: found.seconds_per_token)
     chosen = sorted([*first, *others[:max(0, FINALISTS - len(first))]], key=lambda found: found.seconds_per_token)
-    return [Finalist(found.recipe, by_replay.costs.verify[0] / found.seconds_per_token) for found in chosen]
+    plain = by_replay.costs.verify[0]
+    return [Finalist(found.recipe, plain / found.seconds_per_token, tuple(found.prices(plain))) for found in chosen]
 
 
 def run_off(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], seed: int, listen: Listener) -> tuple[Finalist, list[Raced]]:
     """The finalist with the least measured time. Calibration prompts only."""
-    winner, timings = knock_out(Decoder(model), [Decoder(model, f.recipe) for f in finalists], prompts, RACE_PROMPTS, seed,
+    winner, timings = knock_out(Decoder(model), [f.decoder(model) for f in finalists], prompts, RACE_PROMPTS, seed,
                                 lambda done, total: listen(Progress(done, total)))
     raced = [Raced(f.recipe, f.predicted, ours.speedup_over(plain), "calibration", ours.prompts)
              for f, (plain, ours) in zip(finalists, timings, strict=True)]

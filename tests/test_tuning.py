@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -653,3 +654,60 @@ def test_a_replay_trial_is_the_best_policys_prediction() -> None:
     assert trial.beta == pytest.approx(COSTS.draft(mask) / COSTS.verify[0])
     assert trial.recipe is not None
     assert trial.recipe.drafters[-1].draft_length <= 8, "no verify pass is longer than those in the table"
+
+
+# --- recipes ------------------------------------------------------------------------------------------------------------------------
+
+
+def raced_with(drafters: str, judged_by: Callable[[Event], None] = lambda event: None) -> tuple[Profile, list[Raced]]:
+    raced: list[Raced] = []
+
+    def listen(event: Event) -> None:
+        judged_by(event)
+        if isinstance(event, Raced):
+            raced.append(event)
+
+    return searched(drafters=drafters, listen=listen, trials=7), raced
+
+
+def test_auto_races_the_best_recipe_of_each_shape() -> None:
+    profile, raced = raced_with("auto")
+    shapes = [r.recipe.shape for r in raced if r.split == "calibration"]
+    assert {"lookup", "skip", "lookup,skip"} == set(shapes)
+    assert len(shapes) == tuning.FINALISTS
+    [confirmed] = [r for r in raced if r.split == "holdout"]
+    assert confirmed.recipe in [r.recipe for r in raced if r.split == "calibration"]
+    assert profile.candidate == confirmed.recipe
+    assert all(r.predicted for r in raced if r.split == "calibration")
+
+
+def test_each_choice_of_drafters_is_kept_to(judged: list[SkipMask]) -> None:
+    for drafters in ("skip", "lookup,skip"):
+        profile, raced = raced_with(drafters)
+        assert {r.recipe.shape for r in raced} == {drafters}
+        assert profile.candidate.shape == drafters
+    judged.clear()
+    profile, raced = raced_with("lookup")
+    assert {r.recipe.shape for r in raced} == {"lookup"}
+    assert profile.provenance.trials == len(judged) == 0, "no mask is searched where none may be used"
+
+
+def test_a_choice_of_drafters_that_is_none_is_refused_before_any_work() -> None:
+    with pytest.raises(SearchError, match=r"no choice of drafters called 'skip,lookup'.*available: auto, lookup"):
+        searched(drafters="skip,lookup")
+
+
+def test_a_mask_is_judged_in_the_recipe_that_it_would_be_used_in() -> None:
+    """Behind lookup where lookup pays alone, else by itself; and that is what its trial says."""
+    model, work = small_model(), workload(small_model(), small_task(), small_task().calibration)
+    replay = Replay(model, work.prompts, work.max_new_tokens, work.end_on_repeat)
+    mask = SkipMask(LAYERS, (1, 3))
+    for shapes in (("skip",), ("lookup", "skip", "lookup,skip"), ("lookup,skip",)):
+        objective = ReplayObjective(replay, COSTS, shapes)
+        trial = objective.judge(mask)
+        assert trial.recipe is not None
+        assert trial.recipe.shape == objective.searched_shape
+        assert trial.recipe.mask(LAYERS) == mask
+    free = ReplayObjective(replay, replace(COSTS, verify=(COSTS.verify[0],) * 9), ("lookup", "skip", "lookup,skip"))
+    assert free.lookup_pays, "a verify pass of many rows costs nothing here, so any right guess is won"
+    assert free.searched_shape == "lookup,skip"

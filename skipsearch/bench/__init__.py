@@ -4,7 +4,7 @@ from skipsearch.bench.costs import CostRow, cost_table
 from skipsearch.bench.peers import PEERS, Peer, make_peers
 from skipsearch.bench.picture import check_picture, draw
 from skipsearch.bench.requests import Request, random_requests, task_requests
-from skipsearch.bench.run import BenchRow, bench
+from skipsearch.bench.run import BenchRow, DrafterRow, bench
 
-__all__ = ["PEERS", "BenchRow", "CostRow", "Peer", "Request", "bench", "check_picture", "cost_table", "draw", "make_peers",
+__all__ = ["PEERS", "BenchRow", "CostRow", "DrafterRow", "Peer", "Request", "bench", "check_picture", "cost_table", "draw", "make_peers",
            "random_requests", "task_requests"]

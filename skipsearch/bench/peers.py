@@ -8,17 +8,22 @@ from typing import Protocol
 
 from skipsearch.bench.hugging_face import ALONE, HFGenerate
 from skipsearch.decoding import Decoder
+from skipsearch.decoding.matching import check_profile
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
 from skipsearch.engine import ENGINES
 from skipsearch.errors import DecodeError
-from skipsearch.exits import make_exit
-from skipsearch.mask import SkipMask
+from skipsearch.exits.fixed import Fixed
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.names import unknown
 from skipsearch.profile import Profile
+from skipsearch.recipe import DRAFTERS, Recipe
 from skipsearch.stats import DecodeStats
 
-ON_OUR_ENGINE = ("plain", "profile", "skip")
-SKIP_DRAFTS = 4  # of the peer `skip`
+PROFILE = ("profile", "recipe", *(f"profile:{kind}" for kind in DRAFTERS))   # recipe: another name of profile
+ON_OUR_ENGINE = ("plain", "skip", "lookup", "lookup+skip", *PROFILE)
+LOOKUP = Lookup(min_match=2, draft_length=8)   # of the peers `lookup` and `lookup+skip`
+SKIP_DRAFTS = 4                                # of `skip` and `lookup+skip`
 PEERS = (*ON_OUR_ENGINE, *(f"{name}@{engine}" for name in ON_OUR_ENGINE for engine in ENGINES), *ALONE)
 Opener = Callable[[str], ModelAdapter]
 
@@ -61,28 +66,44 @@ class TheirPeer:
 def make_peers(names: Sequence[str], engine: str, profile: Profile | None, open_model: Opener, exact: bool = False) -> list[Peer]:
     """engine: of the peers that name none. open_model: a model by engine, the same object for the same name. exact: of ours.
 
-    Raises: DecodeError for an unknown peer, one named twice, or `profile` without one; ModelError where an engine cannot drive the model.
+    Raises: DecodeError for an unknown peer, one named twice, or one that the profile does not say how to make; ModelError where an engine
+    cannot drive the model.
     """
     peers: list[Peer] = []
-    for i, name in enumerate(names):
+    taken: list[str] = []
+    for name in names:
         if name not in PEERS:
             raise DecodeError(unknown("peer", name, PEERS))
-        if name in names[:i]:
-            raise DecodeError(f"the peer {name} is named twice; one run of it serves")
+        kind, _, other = name.partition("@")
+        kind = "profile" if kind == "recipe" else kind
+        if f"{kind}@{other}" in taken:
+            raise DecodeError(f"the peer {name} is named twice{' (recipe is profile)' if kind == 'profile' else ''}; one run of it serves")
+        taken.append(f"{kind}@{other}")
         if name in ALONE:
             peers.append(TheirPeer(name, open_model("hf")))
             continue
-        kind, _, other = name.partition("@")
-        if kind == "profile" and profile is None:
+        if kind in PROFILE and profile is None:
             raise DecodeError(f"the peer `{name}` needs --profile FILE")
-        peers.append(OurPeer(name, _decoder(kind, open_model(other or engine), profile, exact)))
+        model = open_model(other or engine)
+        recipe = _of_profile(name, kind, profile, model) if profile and kind in PROFILE else _unsearched(kind, model.spec.n_layers)
+        peers.append(OurPeer(name, Decoder(model, recipe, exact=exact)))
     return peers
 
 
-def _decoder(kind: str, model: ModelAdapter, profile: Profile | None, exact: bool) -> Decoder:
-    """skip: every second sub-layer left out, of both kinds alike, and a fixed draft length; a mask that nobody searched."""
-    if kind != "skip":
-        return Decoder(model, profile if kind == "profile" else None, exact=exact)
-    n = model.spec.n_layers
-    mask = SkipMask(n, attn=tuple(range(1, n, 2)), mlp=tuple(range(0, n, 2)))
-    return Decoder(model, mask, draft_length=SKIP_DRAFTS, exit_policy=make_exit("fixed"), exact=exact)
+def _of_profile(name: str, kind: str, profile: Profile, model: ModelAdapter) -> Recipe:
+    """A profile's recipe, or what one kind of drafter is of it. Raises: DecodeError if it has none of that kind; ProfileError."""
+    check_profile(profile, model)
+    drafters, part = profile.drafters, kind.partition(":")[2]
+    if not part:
+        return profile.recipe
+    chosen = tuple(drafter for drafter in drafters if drafter.kind == part)
+    if not chosen:
+        raise DecodeError(f"the peer `{name}` needs a profile that drafts by {part}, and this one's recipe is {profile.recipe}: leave that "
+                          "peer out")
+    return Recipe(chosen)
+
+
+def _unsearched(kind: str, n_layers: int) -> Recipe:
+    """skip: every second sub-layer left out, of both kinds alike, and a fixed draft length; settings that nobody searched."""
+    skip = Skip(attn=tuple(range(1, n_layers, 2)), mlp=tuple(range(0, n_layers, 2)), draft_length=SKIP_DRAFTS, exit=Fixed())
+    return {"plain": Recipe(), "skip": Recipe((skip,)), "lookup": Recipe((LOOKUP,)), "lookup+skip": Recipe((LOOKUP, skip))}[kind]

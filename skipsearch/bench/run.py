@@ -19,6 +19,22 @@ CONTEXT_TOKENS = 32  # generated behind each context
 
 
 @dataclass(frozen=True)
+class DrafterRow:
+    """What one drafter of a peer's recipe did, over all runs. share: of the rounds of the decoder, those that it drafted.
+
+    copied: accepted tokens that it copied from the prompt.
+    """
+
+    kind: str
+    share: float
+    rounds: int
+    drafted: int
+    accepted: int
+    alpha: float | None
+    copied: int
+
+
+@dataclass(frozen=True)
 class BenchRow:
     """One peer. Times in milliseconds; speedup over the first peer, paired by prompt, with its 95 % interval.
 
@@ -27,7 +43,7 @@ class BenchRow:
     is None for others. peak_bytes: weights, and the most that a run took beside them. memory_normalised: the speedup over the first peer
     divided by the memory relative to it (S3D's M). bandwidth_share: bytes that a token of plain decoding has to read, over the bytes
     that this machine reads in the time it took; None where a token is not a pass. loop_overhead: of the decode time, the share outside
-    model passes.
+    model passes. by_drafter: in the order of the recipe.
     """
 
     peer: str
@@ -50,6 +66,7 @@ class BenchRow:
     memory_normalised: float | None
     bandwidth_share: float | None
     loop_overhead: float | None
+    by_drafter: list[DrafterRow]
     by_group: dict[str, Estimate]
     by_context: dict[int, float]
 
@@ -112,7 +129,7 @@ def _row(peer: Peer, peers: Sequence[Peer], requests: Sequence[Request], all_run
     speedup = _speedup(first, runs)
     mine, plain = times.get(peer.name), _plain_pass(peer, peers, times)
     beta = mine.a_draft / plain if mine and mine.a_draft and plain else None
-    v = mine.a_full / plain if mine and beta and plain else None
+    v = mine.a_full / plain if mine and stats.drafted and plain else None
     memory, reference = (None if peaks[p.name] is None else p.model.weight_bytes + (peaks[p.name] or 0) for p in (peer, peers[0]))
     context = sum((len(r.prompt) + r.new_tokens / 2) for r in requests) / len(requests)
     a_pass_a_token = stats.drafted == 0 if stats.rounds else peer.name in ("hf-generate", "hf-compile")
@@ -128,10 +145,17 @@ def _row(peer: Peer, peers: Sequence[Peer], requests: Sequence[Request], all_run
         peak_bytes=memory, memory_normalised=speedup.mean * reference / memory if memory and reference else None,
         bandwidth_share=bytes_read(peer.model, context) / (typical / 1e3) / bandwidth if a_pass_a_token else None,
         loop_overhead=mine.loop_share if mine else None,
+        by_drafter=_by_drafter(peer, stats),
         by_group={g: _speedup([rs for rs, q in zip(first, requests, strict=True) if q.group == g],
                               [rs for rs, q in zip(runs, requests, strict=True) if q.group == g])
                   for g in dict.fromkeys(q.group for q in requests) if g},
         by_context=by_context)
+
+
+def _by_drafter(peer: Peer, stats: DecodeStats) -> list[DrafterRow]:
+    drafters = peer.decoder.recipe.drafters if isinstance(peer, OurPeer) else ()
+    return [DrafterRow(spec.kind, counts.rounds / stats.rounds, counts.rounds, counts.drafted, counts.accepted, counts.alpha, counts.copied)
+            for spec, counts in zip(drafters, stats.by_drafter, strict=True)]
 
 
 def _speedup(first: list[list[Run]], ours: list[list[Run]]) -> Estimate:

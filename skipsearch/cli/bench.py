@@ -21,12 +21,14 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
                                                          "phi-3-mini) or synthetic:24x512 for random weights of a shape.")] = None,
           task: Annotated[str | None, typer.Option(help="Whose hold-out prompts; the profile's own task, or pycode.")] = None,
           data: Annotated[Path | None, typer.Option(help="A .jsonl to take the task's text from.")] = None,
-          peers: Annotated[str | None, typer.Option(help="Comma-separated: plain, profile, skip (every second sub-layer, unsearched), each "
-                                                         "with @ENGINE behind it for another engine; "
+          peers: Annotated[str | None, typer.Option(help="Comma-separated: plain; profile (or recipe: the same); profile:lookup, "
+                                                         "profile:skip (that drafter of the profile's recipe alone); lookup (from 2 "
+                                                         "matching tokens, up to 8 drafted); skip (every second sub-layer, unsearched, "
+                                                         "4 drafted); lookup+skip; each with @ENGINE behind it for another engine; "
                                                          "hf-generate, hf-compile, hf-early-exit, hf-lookup. "
                                                          "Default: plain, profile, hf-generate.")] = None,
           prompts: Annotated[int, typer.Option(min=1, help="Hold-out prompts.")] = 16,
-          repeats: Annotated[int, typer.Option(min=1, help="Turns of each peer on each prompt.")] = 3,
+          repeats: Annotated[int, typer.Option(min=1, help="Angles of each peer on each prompt.")] = 3,
           contexts: Annotated[str | None, typer.Option(help="Also behind so many tokens: 128,1024,4096.")] = None,
           costs: Annotated[bool, typer.Option("--costs", help="Also β of half the sub-layers, and v by rows, of each engine.")] = False,
           exact: Annotated[bool, typer.Option("--exact", help="Our peers in passes of one fixed shape.")] = False,
@@ -58,7 +60,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
 
     def by_engine(name: str) -> ModelAdapter:
         if name not in opened:
-            adapter = open_model(chosen, device, dtype, name, threads, quantization)
+            adapter = open_model(chosen, device, dtype, name, threads, quantization, loaded.engine if loaded else None)
             opened[name] = opened.setdefault(adapter.spec.engine, adapter)
         return opened[name]
 

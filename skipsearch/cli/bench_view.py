@@ -32,6 +32,7 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
         table.add_row(r.peer, _number(r.tau), _number(r.alpha), _share(r.accepted_fraction), _number(r.beta), _number(r.verify_ratio),
                       _number(r.closed_form), memory, _number(r.memory_normalised), _share(r.bandwidth_share), _share(r.loop_overhead))
     console.print(table)
+    _print_drafters(console, rows)
     _print_by(console, "context", {r.peer: {str(c): f"{ms:.2f}" for c, ms in r.by_context.items()} for r in rows}, "ms/token")
     _print_by(console, "category", {r.peer: {g: f"{e.mean:.2f}" for g, e in r.by_group.items()} for r in rows}, f"× {first}")
 
@@ -43,6 +44,19 @@ def print_costs(console: Terminal, rows: Sequence[CostRow]) -> None:
     table = Table("engine", "dtype", "ms/pass", "β of a half", *(f"v {n}" for n in ROWS_SHOWN), box=None, pad_edge=False)
     for r in rows:
         table.add_row(r.engine, r.dtype, f"{r.pass_ms:.2f}", f"{r.beta_half:.2f}", *(f"{r.v[n - 2]:.2f}" for n in ROWS_SHOWN))
+    console.print(table)
+
+
+def _print_drafters(console: Terminal, rows: Sequence[BenchRow]) -> None:
+    """Who drafted what, where a recipe has several drafters; of one alone the table above says it."""
+    if all(len(r.by_drafter) < 2 for r in rows):
+        return
+    console.print()
+    table = Table("peer", "drafter", "of rounds", "drafted", "α", "accepted", "copied from the prompt", box=None, pad_edge=False)
+    for r in rows:
+        for i, d in enumerate(r.by_drafter):
+            table.add_row(r.peer if i == 0 else "", d.kind, _share(d.share), str(d.drafted), _number(d.alpha),
+                          _share(d.accepted / d.drafted if d.drafted else None), _share(d.copied / d.accepted if d.copied else None))
     console.print(table)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, model_of, open_model, require, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, load, model_of, require, settle, warn
 
 if TYPE_CHECKING:
     from skipsearch.decoding import Decoder, Generation
@@ -37,8 +37,8 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
            as_json: Json = False) -> None:
     """Example: skipsearch decode --profile my-profile.yaml --prompt "def main(argv=None):"
 
-    Generate with a profile: some sub-layers are skipped while drafting, all of them run while verifying, and the tokens are the full
-    model's own. A terminal is shown control characters of the text as escapes such as \\x1b; a pipe gets the text as it is.
+    Generate with a profile: its drafters propose tokens, the full model verifies them, and the tokens are the full model's own. A
+    terminal is shown control characters of the text as escapes such as \\x1b; a pipe gets the text as it is.
     """
     given = [x is not None for x in (source, prompt, prompts)]
     require(sum(given) == 1, "give exactly one of --prompt TEXT, --prompts FILE.jsonl or - (standard input)")
@@ -50,9 +50,11 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
     from skipsearch.profile import load_profile
 
     loaded = load_profile(profile) if profile not in ("auto", "none") else None
-    adapter = open_model(model or (model_of(loaded) if loaded else ""), device, dtype, engine, threads, quantization)
+    named = model or (model_of(loaded) if loaded else "")
+    adapter = load(named, device, dtype, engine, threads, quantization, loaded.engine if loaded else None)
     if profile == "auto":
         loaded = _look_up(adapter, task, profiles)
+    adapter = settle(adapter, engine, loaded.engine if loaded else None)
     if chat and chat_template(adapter.tokenizer) is None:
         raise ModelError(f"{adapter.spec.id} has no chat template: leave --chat out, and write the prompt as the model expects it")
     if loaded is not None and loaded.task.chat_template_sha256 and not chat:
@@ -131,7 +133,7 @@ def _one(model: ModelAdapter, decoder: Decoder, plain: Decoder | None, name: str
                "finish_reason": result.finish_reason, "stats": result.stats.as_dict()}
         print_json(row | ({"check": checked} if checked else {}))
     else:
-        _report(name, result, checked)
+        _report(name, result, checked, [spec.kind for spec in decoder.recipe.drafters])
     return int(checked is not None and not checked["identical"])
 
 
@@ -155,7 +157,7 @@ def _streamed(decoder: Decoder, ids: list[int], options: dict) -> Generation:
     return Generation(tokens, chunk.finish_reason, chunk.stats, text)
 
 
-def _report(name: str, result: Generation, checked: dict | None) -> None:
+def _report(name: str, result: Generation, checked: dict | None, kinds: list[str]) -> None:
     from skipsearch.cli.common import err
 
     stats, pace = result.stats, result.stats.seconds_per_token
@@ -164,6 +166,9 @@ def _report(name: str, result: Generation, checked: dict | None) -> None:
         line += f", {1 / pace:.0f} tokens/s after a prefill of {stats.prefill_seconds:.2f} s, τ {stats.tau:.2f}"
     if stats.alpha is not None:
         line += f", α {stats.alpha:.2f}"
+    if len(stats.by_drafter) > 1:
+        parts = (f"{kind} {d.accepted} of {d.drafted}" for kind, d in zip(kinds, stats.by_drafter, strict=True))
+        line += f", accepted of drafted: {', '.join(parts)}"
     err.print(line, style="dim")
     if checked and checked["identical"]:
         plain = checked["plain_seconds_per_token"]

@@ -41,7 +41,8 @@ class Root(TyperGroup):
 
 app = typer.Typer(
     name="skipsearch", cls=Root, no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
-    help="Search which sub-layers a language model may skip while it drafts for itself, and decode losslessly with the answer.")
+    help="Find the fastest lossless way to decode with a language model: prompt lookup, the model with some of its sub-layers skipped, or "
+         "both. Decode with the answer.")
 
 
 @app.callback()

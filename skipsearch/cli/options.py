@@ -12,6 +12,7 @@ import typer
 from skipsearch.errors import UntrustedFolder
 
 if TYPE_CHECKING:
+    from skipsearch.engine import Choice
     from skipsearch.models import ModelAdapter
     from skipsearch.profile import Profile
 
@@ -19,33 +20,82 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on a GPU, float32 on a CPU), float32, bfloat16, float16 or float64.")]
 Quantization = Annotated[str | None, typer.Option(help="Load the weights as bitsandbytes-4bit, bitsandbytes-8bit, torchao-4bit or "
                                                        "torchao-8bit, by that library.")]
-Engine = Annotated[str, typer.Option(help="auto (lean where it applies, else hf), hf (the unmodified Hugging Face modules), lean (fused "
-                                          "weights), compiled (for this CPU) or graph (CUDA graphs).")]
+Engine = Annotated[str, typer.Option(help="auto (the fastest of those ready here at plain decoding), hf (the unmodified Hugging Face "
+                                          "modules), lean (fused weights), compiled (for this CPU) or graph (CUDA graphs). Ready is lean "
+                                          "where it applies, else hf; compiled where it was compiled before; graph on a GPU.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of torch; its own choice if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print data only, on stdout.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
 
 
-def open_model(name: str, device: str, dtype: str, engine: str, threads: int | None, quantization: str | None = None) -> ModelAdapter:
-    """Load what the shared options describe, and say on stderr what was chosen. Raises: ModelError."""
+def open_model(name: str, device: str, dtype: str, engine: str, threads: int | None, quantization: str | None = None,
+               wanted: str | None = None) -> ModelAdapter:
+    """Load what the shared options describe, and say on stderr what was chosen. wanted: as of `settle`. Raises: ModelError."""
+    return settle(load(name, device, dtype, engine, threads, quantization, wanted), engine, wanted)
+
+
+def load(name: str, device: str, dtype: str, engine: str, threads: int | None, quantization: str | None = None,
+         wanted: str | None = None) -> ModelAdapter:
+    """The model, with `auto` not settled yet. wanted: as of `settle`, where it is known by now. Raises: ModelError."""
     import torch
     from rich.progress import Progress
 
     from skipsearch.cli.common import err
     from skipsearch.engine import load_model
-    from skipsearch.machine import this_machine
 
     if threads:
         torch.set_num_threads(threads)
     with Progress(console=err, disable=not err.is_terminal, transient=True) as bar, said_plainly():
         compiling = bar.add_task("compiling for this CPU, once", total=None, visible=False)
-        model = load_model(name, device=device, dtype=dtype, quantization=quantization, engine=engine,
-                           progress=lambda done, total: bar.update(compiling, completed=done, total=total, visible=True))
+        return load_model(name, device=device, dtype=dtype, quantization=quantization,
+                          engine="hf" if (engine, wanted) == ("auto", "hf") else engine,   # which holds the weights in another form
+                          progress=lambda done, total: bar.update(compiling, completed=done, total=total, visible=True))
+
+
+def settle(model: ModelAdapter, engine: str, wanted: str | None = None) -> ModelAdapter:
+    """What `auto` drives a loaded model with, and a line on stderr about the model.
+
+    wanted: the engine that a profile was measured with or a study begun with, which is taken where it is ready; the fastest one elsewhere.
+    """
+    from skipsearch.cli.common import err
+    from skipsearch.machine import this_machine
+
+    if engine == "auto":
+        model = _wanted(model, wanted) or _fastest(model)
     spec = model.spec
     weights = f"{spec.quantization} weights, {spec.dtype_name}" if spec.quantization else spec.dtype_name
     err.print(f"{spec.id}: {spec.n_layers} layers, {weights} on {this_machine(spec.device).description}, engine {spec.engine}",
               style="dim")
     return model
+
+
+def _wanted(model: ModelAdapter, engine: str | None) -> ModelAdapter | None:
+    from skipsearch.engine import ready
+
+    found = None if engine is None else ready(model, engine)
+    if engine is not None and found is None:
+        compilable = engine == "compiled" and model.spec.engine == "lean" and model.spec.device.type == "cpu"
+        warn([f"the engine {engine} is not ready here{': --engine compiled compiles it, once' if compilable else ''}"])
+    return found
+
+
+def _fastest(model: ModelAdapter) -> ModelAdapter:
+    from skipsearch.cli.common import err
+    from skipsearch.engine import fastest
+
+    choice = fastest(model)
+    if choice.seconds:
+        err.print(in_words(choice), style="dim")
+    return choice.model
+
+
+def in_words(choice: Choice) -> str:
+    """`engine compiled: 1.62 times as fast as lean at plain decoding here; --engine lean to choose otherwise`"""
+    chosen = choice.model.spec.engine
+    other = min((engine for engine in choice.seconds if engine != chosen), key=lambda engine: choice.seconds[engine])
+    ratio = choice.seconds[other] / choice.seconds[chosen]
+    doubt = ", which may be noise" if ratio < 1 else ""
+    return f"engine {chosen}: {ratio:.2f} times as fast as {other} at plain decoding here{doubt}; --engine {other} to choose otherwise"
 
 
 def model_of(profile: Profile) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, open_model, require, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, load, require, settle, warn
 
 
 def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")],
@@ -54,7 +54,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     seconds(budget)
     chosen = load_task(task, data=data)
     warn([*chosen.notes])
-    adapter = open_model(model, device, dtype, engine, threads, quantization)
+    adapter = load(model, device, dtype, engine, threads, quantization)
     warn(shortened(chosen, adapter.spec))
     target = out or default_path(adapter, chosen.name)
     journal = study or str(target.with_suffix(".journal"))
@@ -62,6 +62,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
         "--task or --data": task_files(task, data=data), "--study": filter(None, [study_file(journal)])})
     if force and not is_url(journal):
         discard_journal(Path(journal))
+    adapter = settle(adapter, engine, _begun_with(journal) if resume or is_url(journal) else None)
     err.print(f"every judged mask is kept in {shown(journal)}", style="dim")
     with TuneView(err) as view:
         profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,
@@ -71,6 +72,13 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
         print_json({"file": str(target), "profile": as_dict(profile)})
     else:
         view.summary(console, profile, target)
+
+
+def _begun_with(study: str) -> str | None:
+    """The engine of the trials that are in a study already: those of another one would not compare."""
+    from skipsearch.report.study import study_engine
+
+    return study_engine(study)
 
 
 def default_path(model: object, task: str) -> Path:

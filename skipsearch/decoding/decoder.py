@@ -17,6 +17,7 @@ from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.profile import Profile
 from skipsearch.recipe import Recipe
+from skipsearch.stats import Price
 
 DEFAULT_DRAFT_LENGTH = 12   # Draft & Verify's K
 MOST_DRAFTED = 64
@@ -28,12 +29,14 @@ class Decoder:
     profile: a Profile; a Recipe; a SkipMask, which is a recipe of one skip drafter with `draft_length` (12) and `exit_policy` (Draft &
     Verify's adaptive one); None for plain decoding on the same engine, which is also what a profile with `verdict: plain` asks for.
     exact: greedy tokens are the same to the bit with any profile and with none, in every dtype; costs passes of eight rows.
+    prices: what the guard weighs each drafter's rounds by (`decoding/guard.py`), a profile's own if None; () is no guard. A bare mask or
+    recipe has none.
     Any number of threads may use one decoder, or decoders of their own over one model.
     Raises: ProfileError for a profile of another model, MaskError for a mask of another depth.
     """
 
     def __init__(self, model: ModelAdapter, profile: Profile | Recipe | SkipMask | None = None, *, draft_length: int | None = None,
-                 exit_policy: Exit | None = None, exact: bool = False):
+                 exit_policy: Exit | None = None, exact: bool = False, prices: Sequence[Price | None] | None = None):
         check_model(model)
         self.model = model
         self.warnings: list[str] = []
@@ -45,11 +48,12 @@ class Decoder:
             from skipsearch.decoding.matching import check_profile
 
             self.warnings = check_profile(profile, model)
+            prices = profile.prices if prices is None else prices
             profile = profile.recipe
         if profile is not None and not isinstance(profile, Recipe):
             raise wrong_profile(profile)
         self.recipe = profile or Recipe()
-        self.loop = DecodeLoop(model, self.recipe, exact)
+        self.loop = DecodeLoop(model, self.recipe, exact, prices or ())
 
     def stream(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
                top_k: int = 0, seed: int = 0, stop: str | Sequence[str] | None = None, end_on_repeat: int | None = None,

@@ -12,6 +12,7 @@ from torch import Tensor
 from skipsearch.cache import KVCache, Planner
 from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
 from skipsearch.decoding.arguments import token_ids
+from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker, is_whole
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
@@ -19,7 +20,7 @@ from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, exact_forward, forward, in
 from skipsearch.errors import DecodeError
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.recipe import Recipe
-from skipsearch.stats import DecodeStats, DrafterStats
+from skipsearch.stats import DecodeStats, DrafterStats, Price
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class _Request:
     stopper: Stopper
     generator: torch.Generator
     sessions: list[DraftSession]
+    guard: Guard | None
     stats: DecodeStats = field(default_factory=DecodeStats)
 
 
@@ -61,10 +63,11 @@ class DecodeLoop:
     """The engine room of `Decoder`: one model and the drafters of one recipe. Any number of threads may stream from it at once.
 
     exact: passes of the full model have one fixed shape, so that their bits do not depend on what was drafted.
+    prices: what the guard weighs the rounds of each drafter by; None for one that it leaves alone.
     """
 
-    def __init__(self, model: ModelAdapter, recipe: Recipe, exact: bool = False):
-        self.model, self.exact = model, exact
+    def __init__(self, model: ModelAdapter, recipe: Recipe, exact: bool = False, prices: Sequence[Price | None] = ()):
+        self.model, self.exact, self.prices = model, exact, prices
         self.drafters = [(spec.draft_length, spec.build(model.spec.n_layers)) for spec in recipe.drafters]
         self._spare: list[tuple[KVCache, Planner]] = []   # the cache of the last request that ended
 
@@ -101,7 +104,7 @@ class DecodeLoop:
         picker = GreedyPicker() if sampling.greedy else SamplingPicker(sampling, generator)
         rows = torch.tensor([list(prompt)], device=device)
         ctx = DecodeContext(self.model, cache, planner, rows[:, -1:], list(prompt), len(prompt), picker)
-        request = _Request(ctx, sampling, stopper, generator, [])
+        request = _Request(ctx, sampling, stopper, generator, [], Guard(self.prices) if any(self.prices) else None)
         logits = self._full(rows, cache, planner, last_only=True)[0]  # [1, V]
         cache.length = len(prompt)
         _, token = self._accept(request, rows[0, :0], None, logits)
@@ -130,8 +133,13 @@ class DecodeLoop:
             request.sessions[by].verified(ctx, accepted)
             copied = 0 if draft.source is None else min(accepted, max(0, ctx.prompt - draft.source))
             stats.by_drafter[by].count(n_drafted, accepted, accepted < n_drafted, copied)
+        if request.guard is not None:
+            request.guard.passed(None if draft is None else by, n_drafted, accepted)
 
         ended = perf_counter()
+        if draft is not None:
+            stats.by_drafter[by].draft_seconds += drafted_at - started
+            stats.by_drafter[by].verify_seconds += ended - drafted_at
         stats.rounds += 1
         stats.drafted += n_drafted
         stats.accepted += accepted
@@ -145,6 +153,8 @@ class DecodeLoop:
         """(whose draft, the draft) of the first drafter that proposes something, of at most `room` tokens; (0, None) if none does."""
         for i, ((draft_length, _), session) in enumerate(zip(self.drafters, request.sessions, strict=True)):
             most = min(draft_length, room)
+            if request.guard is not None and request.guard.rests(i):
+                continue
             if most > 0 and (draft := session.draft(request.ctx, most)) is not None:
                 return i, draft
         return 0, None

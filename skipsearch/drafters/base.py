@@ -19,8 +19,8 @@ drafter that always repeats the last token:
         def verified(self, ctx: DecodeContext, accepted: int) -> None:
             pass
 
-Its file says `kind = "again"`, its line in `recipe.DRAFTERS` where that file is. Nothing here loads torch, because reading a profile must
-not: a drafter that needs torch imports it where it drafts.
+Its line in `recipe.DRAFTERS` says where its file is; CONTRIBUTING.md goes the whole way. Nothing here loads torch, because reading a
+profile must not: a drafter that needs torch imports it where it drafts.
 """
 
 from __future__ import annotations

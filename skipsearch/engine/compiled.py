@@ -28,7 +28,7 @@ from skipsearch.errors import ModelError
 from skipsearch.machine import cache_folder, cpu_name
 from skipsearch.models import bands, linear, norms
 from skipsearch.models import lean as lean_module
-from skipsearch.models.bands import MOST_ROWS
+from skipsearch.models.bands import BANDED_ROWS
 from skipsearch.models.lean import MLP, Attention, LeanAdapter
 from skipsearch.models.norms import Norm
 from skipsearch.models.spec import PassRunner
@@ -41,13 +41,14 @@ class CompiledAdapter:
 
     passes: PassRunner | None = None
 
-    def __init__(self, lean: LeanAdapter, progress: Progress = lambda done, total: None):
+    def __init__(self, lean: LeanAdapter, progress: Progress = lambda done, total: None, kept: Shelf | None = None):
+        """kept: where all of its code lies; None: what is missing is compiled. Raises: ModelError, _Missing."""
         self.lean, self.tokenizer, self.spec = lean, lean.tokenizer, replace(lean.spec, engine="compiled")
         self.new_cache, self.embed = lean.new_cache, lean.embed
         shop = _Shop(lean, progress)
         self._layers = [(shop.attention(a), shop.mlp(m), shop.layer(a, m)) for a, m in lean.layers]
         self._head, self._many = shop.head(), torch.empty(1024, dtype=self.spec.dtype)
-        shop.make()
+        shop.make(kept)
 
     @property
     def weight_bytes(self) -> int:
@@ -59,7 +60,7 @@ class CompiledAdapter:
 
     def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
         rows = h.shape[1]
-        if len(h) != 1 or rows > MOST_ROWS or not plan.chain:
+        if len(h) != 1 or rows > BANDED_ROWS or not plan.chain:
             return self.lean.block(i, h, cache, plan, attn=attn, mlp=mlp)
         attention, feed_forward, layer = self._layers[i]
         if attn and rows == 1 and not self._sees_all(i, plan):
@@ -77,7 +78,7 @@ class CompiledAdapter:
         return plan.visible is None and (window is None or plan.keys <= window)
 
     def head(self, h: Tensor) -> Tensor:
-        if len(h) != 1 or h.shape[1] > MOST_ROWS:
+        if len(h) != 1 or h.shape[1] > BANDED_ROWS:
             return self.lean.head(h)
         logits = self._head(h.shape[1], h[0])[None]
         for piece in self.lean.after:
@@ -166,16 +167,15 @@ class _Shop:
                            self._only_rows, weights)
         return piece.bound(weights)
 
-    def make(self) -> None:
-        """Raises: ModelError where nothing can be compiled."""
-        shelf = _opened()
+    def make(self, kept: Shelf | None) -> None:
+        """Raises: ModelError where nothing can be compiled; _Missing where nothing may be and something is not kept."""
+        shelf = kept or _opened()
         work = [(name, piece, one) for name, piece in self.pieces.items() for one in (True, False)]
+        if kept and not all(kept.path(_file(name, one)).exists() for name, _, one in work):
+            raise _Missing   # before the others are loaded
         for done, (name, piece, one) in enumerate(work):
             self.progress(done, len(work))
-            if one:
-                piece.one = _compiled(name, piece, 1, shelf)
-            else:
-                piece.many = _compiled(name, piece, 6, shelf)
+            setattr(piece, "one" if one else "many", _compiled(_file(name, one), piece, 1 if one else 6, shelf, kept is None))
         self.progress(len(work), len(work))
 
     def _piece(self, kind: str, parts: Sequence[Attention | MLP], write: Callable[[bool], Callable[..., Tensor]],
@@ -200,6 +200,18 @@ def compile_model(model: LeanAdapter, progress: Progress = lambda done, total: N
     return CompiledAdapter(model, progress)
 
 
+def kept_model(model: LeanAdapter, shelf: Shelf) -> CompiledAdapter | None:
+    """The model under code that was compiled for it before; None where a piece is missing or cannot be loaded. Compiles nothing."""
+    try:
+        return CompiledAdapter(model, kept=shelf)
+    except (_Missing, ModelError):
+        return None
+
+
+class _Missing(Exception):
+    """A piece is not kept."""
+
+
 def _opened() -> Shelf:
     try:
         return open_shelf()
@@ -207,19 +219,24 @@ def _opened() -> Shelf:
         raise _no_place(cache_folder() / "compiled", error) from None
 
 
-def _compiled(name: str, piece: _Piece, rows: int, shelf: Shelf) -> Any:
+def _file(name: str, one: bool) -> str:
+    return f"{name}-{'one' if one else 'many'}"
+
+
+def _compiled(name: str, piece: _Piece, rows: int, shelf: Shelf, compiling: bool) -> Any:
     """The code of a piece, loaded. It is kept once it was loaded, and what was kept whole is never removed for a load that fails.
 
-    Raises: ModelError.
+    Raises: ModelError; _Missing if it is not kept and `compiling` is False.
     """
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
-    name = f"{name}-{'one' if rows == 1 else 'many'}"
     try:
         if (kept := shelf.read(name)) is not None:
             return load_package(kept, f"; if there is room, remove {shelf.path(name)}")
     except OSError as error:
         raise _no_place(shelf.folder, error) from None
+    if not compiling:
+        raise _Missing
     try:
         made = _compile(piece, rows)
     except (InvalidCxxCompiler, CppCompileError) as error:
@@ -275,7 +292,7 @@ def _maker() -> str:
 
 
 def _some(name: str, rows: int) -> Any:
-    return None if rows == 1 else torch.export.Dim(name, min=2, max=MOST_ROWS)
+    return None if rows == 1 else torch.export.Dim(name, min=2, max=BANDED_ROWS)
 
 
 def _at(size: Any, dimension: int) -> dict[int, Any]:

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.engine.forward import forward
-from skipsearch.models.bands import BEHIND
+from skipsearch.models.bands import KEY_BLOCK
 from skipsearch.models.spec import ModelAdapter
 
 ROWS = 8        # kernels keep a row's bits at 4, 8 and 16 of them, and not at 9
-KEY_BLOCK = BEHIND  # 512 is what torch's CPU kernel sums over at once; on some CPUs a shorter block is summed in another order
 
 
 def exact_forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, planner: Planner, start: int, last_only: bool = False) -> Tensor:

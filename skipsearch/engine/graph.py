@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from skipsearch.mask import SkipMask
 from skipsearch.models.lean import LeanAdapter
 from skipsearch.models.spec import PassRunner, Scored, Scorer
 
-MOST_ROWS = 32        # of a recorded pass; longer ones are prefills and run as they are
+RECORDED_ROWS = 32        # of a recorded pass; longer ones are prefills and run as they are
 LEAST_KEYS = 256      # recordings are made for this many keys, then for twice as many, …
 MOST_RECORDINGS = 128  # the least recently used one goes first
 WARM_UP = 2           # runs before a recording, in which kernels are chosen and workspaces made
@@ -33,7 +34,7 @@ class GraphAdapter:
     def __init__(self, lean: LeanAdapter):
         self.lean, self.tokenizer = lean, lean.tokenizer
         self.passes: PassRunner | None = self
-        self.spec = lean.spec
+        self.spec = replace(lean.spec, engine="graph")
         self._recordings: OrderedDict[tuple[Any, ...], _Recording] = OrderedDict()
         self._looking = threading.Lock()
         self.new_cache, self.embed, self.block, self.head = lean.new_cache, lean.embed, lean.block, lean.head
@@ -68,7 +69,7 @@ class GraphAdapter:
     def _recording(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, scorer: Scorer | None = None,
                    confidence: bool = False) -> _Recording | None:
         rows = _next_power(tokens.shape[1])
-        if not plan.chain or not plan.start or len(tokens) != 1 or rows > MOST_ROWS or plan.start + rows > cache.capacity:
+        if not plan.chain or not plan.start or len(tokens) != 1 or rows > RECORDED_ROWS or plan.start + rows > cache.capacity:
             return None
         keys = min(max(LEAST_KEYS, _next_power(plan.start + rows)), cache.capacity)
         key = (id(cache), mask, rows, keys, None if scorer is None else (scorer.key, confidence))

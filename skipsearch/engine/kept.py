@@ -80,6 +80,15 @@ def open_shelf() -> Shelf:
     return Shelf(private_folder("code"))
 
 
+def existing_shelf() -> Shelf | None:
+    """The user's own as it is; None, without a word, where there is none yet or its code is not to be run."""
+    folder = cache_folder() / "compiled"
+    try:
+        return Shelf(folder) if _flaw(folder) is None else None
+    except OSError:
+        return None
+
+
 def _flaw(folder: Path) -> str | None:
     """Why code that lies there is not run, and what to do about it; None if it may be."""
     found = folder.lstat()

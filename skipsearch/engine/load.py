@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from skipsearch import models
 from skipsearch.errors import ModelError
@@ -23,6 +22,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
                engine: str = "auto", progress: Callable[[int, int], None] = lambda done, total: None) -> ModelAdapter:
     """As `skipsearch.models.load_model`, driven by an engine of `ENGINES`; auto takes lean where it applies and hf elsewhere.
 
+    `engine.fastest` compares what that gives with the other engines that are ready, as the commands do with --engine auto.
     progress(done, total): of pieces compiled.
     Raises: ModelError for an unknown engine, or one that cannot drive this model here.
     """
@@ -41,7 +41,6 @@ def driven(model: ModelAdapter, engine: str, progress: Callable[[int, int], None
         if model.spec.device.type != "cuda":
             raise ModelError(f"the engine graph records CUDA graphs and {model.spec.id} is on {model.spec.device}: use --device cuda, "
                              "or --engine lean")
-        model.spec = replace(model.spec, engine="graph")
         return GraphAdapter(model)
     from skipsearch.engine.compiled import compile_model
 

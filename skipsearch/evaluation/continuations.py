@@ -15,7 +15,7 @@ from skipsearch.models.place import host_memory
 from skipsearch.models.spec import ModelAdapter
 
 MOST_PROMPTS = 16  # of a batch
-MOST_ROWS = {"cpu": 256, "cuda": 2048}  # of a pass, padding included: enough to keep the device busy, and little of it is padding
+BATCH_ROWS = {"cpu": 256, "cuda": 2048}  # of a pass, padding included: enough to keep the device busy, and little of it is padding
 MOST_LOGITS = {"cpu": 128, "cuda": 512}  # rows of logits at a time: a CPU's cache holds them, a GPU's memory those of a large vocabulary
 SHARE_OF_MEMORY = 0.25  # for K/V by default: activations and logits of a pass, a decoder's own cache and other processes want some too
 GREEDY = Sampling()
@@ -151,7 +151,7 @@ def real_rows(states: Tensor, rows: Tensor) -> Tensor:
 
 def most_rows(model: ModelAdapter) -> int:
     """Of a pass over several texts."""
-    return MOST_ROWS[model.spec.device.type]
+    return BATCH_ROWS[model.spec.device.type]
 
 
 def pieces(model: ModelAdapter, count: int) -> list[slice]:

@@ -16,14 +16,14 @@ from skipsearch.evaluation.lookups import Copied, Lookups, grid
 from skipsearch.evaluation.prompts import Workload
 from skipsearch.evaluation.replay import Replay, Replayed
 from skipsearch.evaluation.rounds import Rounds, lay_out, without_passes
-from skipsearch.evaluation.simulate import Prediction, simulate
+from skipsearch.evaluation.simulate import Prediction, prices_of, simulate
 from skipsearch.evaluation.sweep import every, exploring, sweep, sweep_lookups
 from skipsearch.evaluation.wall import race
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.recipe import Recipe
-from skipsearch.stats import Trial, TrialState
+from skipsearch.stats import Price, Trial, TrialState
 
 MAX_DRAFT = 12  # Draft & Verify's K
 SAMPLES = (12, 6, 3)   # every twelfth batch of continuations, then every sixth, then every third
@@ -60,6 +60,10 @@ class Found:
     recipe: Recipe
     prediction: Prediction
 
+    def prices(self, plain: float) -> list[Price | None]:
+        """For the guard. plain: seconds of a plain pass."""
+        return prices_of(self.prediction.stats, plain)
+
     @property
     def seconds_per_token(self) -> float:
         return self.prediction.seconds_per_token
@@ -85,8 +89,9 @@ class ReplayObjective:
         self._exploring = exploring(self.max_draft)
         self._rungs = _rungs([len(chosen) for chosen in replay.batches.chosen])
         self._leader: list[Prediction] = []   # of the best mask so far, on the prompts of the first rung, of two rungs, …, on all of them
+        self._laid_out: tuple[SkipMask, Rounds] | None = None
         self.lookups = Lookups(replay.prompts, replay.tokens) if any("lookup" in shape for shape in shapes) else None
-        self._ranked = self._rank_lookups()
+        self.ranked_lookups = self._rank_lookups()
 
     def afresh(self) -> ReplayObjective:
         """The same, having judged nothing: for another search, which is not to lean on what this one found."""
@@ -95,7 +100,7 @@ class ReplayObjective:
     @property
     def lookup_pays(self) -> bool:
         """Whether lookup alone is predicted to beat plain decoding."""
-        return bool(self._ranked) and self._ranked[0][1] < self.costs.verify[0]
+        return bool(self.ranked_lookups) and self.ranked_lookups[0][1] < self.costs.verify[0]
 
     @property
     def searched_shape(self) -> str:
@@ -128,17 +133,22 @@ class ReplayObjective:
     def best_recipe(self, mask: SkipMask, shape: str | None = None, fine: bool = False) -> Found:
         """The best recipe of this shape (of the searched one if None) that has this mask. fine: of all settings, not only of those that
         a search tries."""
-        rounds, before = lay_out(self.replay(mask)), self._before(shape or self.searched_shape)
+        if self._laid_out is None or self._laid_out[0] != mask:   # the finalists are asked for in several shapes, one after another
+            self._laid_out = mask, lay_out(self.replay(mask))
+        rounds, before = self._laid_out[1], self._before(shape or self.searched_shape)
         if not fine:
             return self._best(rounds, mask, self._exploring, before[:1])
         coarse = self._best(rounds, mask, self._exploring, before).recipe
         return self._best(rounds, mask, every(self.max_draft), [tuple(d for d in coarse.drafters if isinstance(d, Lookup))])
 
-    def best_lookup(self) -> Found | None:
-        """The best recipe of lookup alone; None where that is no shape to be tried."""
-        if self.lookups is None or "lookup" not in self.shapes:
-            return None
-        spec, rounds = self._ranked[0][0], without_passes(self.replay.tokens, self.replay.rooms)
+    def best_lookup(self) -> Found:
+        """The best recipe of lookup alone, for shapes that have it."""
+        return self.lookup_alone(self.ranked_lookups[0][0])
+
+    def lookup_alone(self, spec: Lookup) -> Found:
+        """A recipe of this lookup."""
+        assert self.lookups is not None
+        rounds = without_passes(self.replay.tokens, self.replay.rooms)
         return Found(Recipe((spec,)), simulate(rounds, None, None, self.costs, [self.lookups(spec, rounds.prompts)]))
 
     def _rank_lookups(self) -> list[tuple[Lookup, float]]:
@@ -153,7 +163,7 @@ class ReplayObjective:
         """What may stand before the skip drafter, the best one alone first; then more of them, and each with a least match of 1."""
         if shape != LOOKUP_SKIP:
             return [()]
-        kept = [spec for spec, _ in self._ranked[:MOST_LOOKUPS]]
+        kept = [spec for spec, _ in self.ranked_lookups[:MOST_LOOKUPS]]
         eager = [spec.model_copy(update={"min_match": 1}) for spec in kept]
         return [(spec,) for spec in dict.fromkeys([*kept, *eager])]
 
@@ -200,9 +210,10 @@ class WallObjective:
         self.model, self.workload, self.policy_for, self.baseline = model, workload, policy_for, baseline
 
     def judge(self, mask: SkipMask) -> Trial:
-        recipe = self.policy_for.best_recipe(mask).recipe
+        found = self.policy_for.best_recipe(mask)
+        recipe = found.recipe
         try:
-            plain, ours = race([Decoder(self.model), Decoder(self.model, recipe)], self.workload)
+            plain, ours = race([Decoder(self.model), Decoder(self.model, recipe, prices=found.prices(self.baseline))], self.workload)
         except DecodeError:
             return Trial(mask, inf, fidelity="wall", state=TrialState.FAILED, recipe=recipe)
         speedup = ours.speedup_over(plain)

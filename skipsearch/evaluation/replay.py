@@ -2,7 +2,7 @@
 
 The full model's continuation is generated once and its K/V stay in the cache. A mask is then judged by ONE pass over all generated
 positions: each query sees the full model's K/V at earlier positions and its own draft K/V at its own. That is exact for the first
-token of a round; for later ones it takes the full model's K/V where the real draft has its own (`exact.py` does not).
+token of a round; for later ones it takes the full model's K/V where the real draft has its own (`exact_replay.py` does not).
 The pass plan says it all: the queries' own K/V go to spare slots behind the text, and each query is shown one of them.
 
 Where a task samples, the text is a sample too, and nobody knows which tokens a draft would have drawn. But of all the ways in which a

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from skipsearch.costs import Costs
+from skipsearch.decoding.guard import Guard
 from skipsearch.evaluation.lookups import Copied
 from skipsearch.evaluation.rounds import Rounds
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
-from skipsearch.stats import DecodeStats, DrafterStats
+from skipsearch.stats import DecodeStats, DrafterStats, Price
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,12 @@ class Drafted:
     n: int
 
 
-def walk(rounds: Rounds, policy: DraftPolicy | None, before: Sequence[Copied] = ()) -> tuple[DecodeStats, list[list[Drafted]]]:
+def walk(rounds: Rounds, policy: DraftPolicy | None, before: Sequence[Copied] = (),
+         prices: Sequence[Price | None] = ()) -> tuple[DecodeStats, list[list[Drafted]]]:
     """Counts of real rounds, and the rounds of each prompt.
 
     policy: of the skip drafter, the last of the recipe; None: it has none. before: the lookups that are asked before it, in order.
+    prices: as a decoder's guard has them, so that the same drafters rest in the same rounds; () is no guard.
     Source of the idea: Draft & Verify, algorithms 3 and 4.
     """
     right, confidence = rounds.right.tolist(), rounds.confidence.tolist()
@@ -60,15 +63,16 @@ def walk(rounds: Rounds, policy: DraftPolicy | None, before: Sequence[Copied] = 
     stats, every = DecodeStats(by_drafter=[DrafterStats() for _ in range(len(before) + (policy is not None))]), []
     session = policy.exit.begin() if policy else None
     for first, length in zip(rounds.first.tolist(), rounds.lengths.tolist(), strict=True):
-        at, drafts = first, []
+        at, drafts, guard = first, [], Guard(prices) if any(prices) else None
         if policy and not policy.exit.shared:
             session = policy.exit.begin()
         while at < first + length:
-            by = next((i for i, (offered, _) in enumerate(copied) if offered[at] > 0 and room[at] > 0), len(copied))
+            by = next((i for i, (offered, _) in enumerate(copied)
+                       if offered[at] > 0 and room[at] > 0 and not (guard and guard.rests(i))), len(copied))
             drafted, good = 0, right[at]
             if by < len(copied):
                 drafted, good = min(copied[by][0][at], room[at]), copied[by][1][at]
-            elif policy and session:
+            elif policy and session and not (guard and guard.rests(by)):
                 most = min(policy.draft_length, room[at], rounds.longest)
                 while drafted < most:
                     top = confidence[at][drafted]
@@ -81,6 +85,8 @@ def walk(rounds: Rounds, policy: DraftPolicy | None, before: Sequence[Copied] = 
             rejected = accepted < drafted and (rounds.exact or accepted < left[at])
             if drafted:
                 stats.by_drafter[by].count(drafted, accepted, rejected)
+            if guard:
+                guard.passed(by if drafted else None, drafted, accepted)
             drafts.append(Drafted(by, drafted))
             stats.rounds += 1
             stats.drafted += drafted
@@ -93,10 +99,23 @@ def walk(rounds: Rounds, policy: DraftPolicy | None, before: Sequence[Copied] = 
     return stats, every
 
 
-def simulate(rounds: Rounds, mask: SkipMask | None, policy: DraftPolicy | None, costs: Costs, before: Sequence[Copied] = ()) -> Prediction:
+def simulate(rounds: Rounds, mask: SkipMask | None, policy: DraftPolicy | None, costs: Costs, before: Sequence[Copied] = (),
+             prices: Sequence[Price | None] = ()) -> Prediction:
     """The same rounds with the latency table's costs. mask: of the skip drafter."""
-    stats, drafts = walk(rounds, policy, before)
-    prices = [*([costs.rounds(None, rounds.longest)] * len(before)), costs.rounds(mask, rounds.longest)]
-    seconds = [sum(prices[r.by][r.n] for r in of_prompt) for of_prompt in drafts]
+    stats, drafts = walk(rounds, policy, before, prices)
+    cost = [*([costs.rounds(None, rounds.longest)] * len(before)), costs.rounds(mask, rounds.longest)]
+    seconds = [sum(cost[r.by][r.n] for r in of_prompt) for of_prompt in drafts]
     stats.decode_seconds = float(sum(seconds))
+    for of_prompt in drafts:
+        for r in of_prompt:
+            if r.n:
+                drafting = r.n * costs.draft(mask) if mask is not None and r.by == len(before) else 0.0
+                stats.by_drafter[r.by].draft_seconds += drafting
+                stats.by_drafter[r.by].verify_seconds += cost[r.by][r.n] - drafting
     return Prediction(stats, np.array(seconds), rounds.lengths)
+
+
+def prices_of(stats: DecodeStats, plain: float) -> list[Price | None]:
+    """What each drafter's rounds cost and brought. plain: seconds of a plain pass."""
+    return [Price.counted(d.rounds, d.drafted, d.accepted, d.draft_seconds / max(1, d.drafted) / plain,
+                          d.verify_seconds / max(1, d.rounds) / plain) for d in stats.by_drafter]

@@ -1,27 +1,34 @@
 """The exit-policy port: when to stop drafting before the draft length is reached.
 
 A policy is a frozen `Exit`: its settings, as a profile stores them. `begin()` gives what one request holds of it. A policy that learns
-keeps what it learnt there, so two requests never change each other's drafts. A policy without memory returns itself:
+keeps what it learnt there, so two requests never change each other's drafts. A policy without memory returns itself. This one remembers
+its round (CONTRIBUTING.md goes the whole way):
 
-    class Never(Exit):
-        kind: Literal["never"] = "never"
-        reads_confidence: ClassVar[bool] = False
+    class Joint(Exit):
+        kind: Literal["joint"] = "joint"
+        threshold: Fraction = Field(default=0.3, description="probability, 0..1")
 
         def begin(self) -> ExitSession:
-            return self
-
-        def stop(self, confidence: float, n_drafted: int) -> bool:
-            return False
-
-        def observe(self, n_accepted: int, n_drafted: int) -> None:
-            pass
+            return JointSession(self.threshold)
 
         def stops(self, confidence: np.ndarray) -> np.ndarray:
-            return np.full(len(confidence), confidence.shape[1])
+            return first_under(confidence.cumprod(axis=1), self.threshold)
 
         @classmethod
         def grid(cls, fine: bool) -> Iterable[Exit]:
-            return [cls()]
+            return [cls(threshold=t / 10) for t in (range(1, 10) if fine else (2, 4, 6))]
+
+
+    class JointSession:
+        def __init__(self, threshold: float):
+            self.threshold, self.product = threshold, 1.0   # of this round's top probabilities
+
+        def stop(self, confidence: float, n_drafted: int) -> bool:
+            self.product = confidence if n_drafted == 1 else self.product * confidence
+            return self.product < self.threshold
+
+        def observe(self, n_accepted: int, n_drafted: int) -> None:
+            pass
 """
 
 from __future__ import annotations

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from skipsearch.cache import PassPlan
 
-MOST_ROWS = 64  # of a buffer that is kept; a longer pass is a prefill and pays for its own
-BEHIND = 512    # hidden columns behind the pass's own, for passes that look at whole blocks of keys
+BANDED_ROWS = 64  # of a buffer that is kept; a longer pass is a prefill and pays for its own
+# Exact passes look at whole blocks of so many keys, so as many hidden columns stand behind the pass's own. torch's CPU kernel sums over 512
+# at once; on some CPUs a shorter block is summed in another order, and bits would depend on how far the cache is filled.
+KEY_BLOCK = 512
 
 
 class Bands:
@@ -37,12 +39,12 @@ class Bands:
         """[1, 1, T, plan.keys] of a chain pass, 0 where a row may look and −inf where it may not."""
         rows, keys = plan.positions.shape[1], plan.keys
         assert plan.start is not None
-        if rows > MOST_ROWS or keys > plan.start + rows + BEHIND:
+        if rows > BANDED_ROWS or keys > plan.start + rows + KEY_BLOCK:
             return self._band(rows, plan.start, keys - rows - plan.start, window)
         capacity = self.capacity
         band = self._kept.get((capacity, rows, window))
         if band is None:
-            band = self._kept[capacity, rows, window] = self._band(rows, capacity, BEHIND, window)
+            band = self._kept[capacity, rows, window] = self._band(rows, capacity, KEY_BLOCK, window)
         return band.narrow(-1, capacity - plan.start, keys)
 
     def _band(self, rows: int, before: int, after: int, window: int | None) -> Tensor:

@@ -22,7 +22,7 @@ from skipsearch.models.families import Family
 from skipsearch.models.layout import LayerKind, Layout, SubLayer, take_apart
 from skipsearch.models.linear import Linear, fused, laid_out
 from skipsearch.models.norms import Norm, norm_of
-from skipsearch.models.rope import Turns
+from skipsearch.models.rope import Angles
 from skipsearch.models.spec import ModelSpec, PassRunner
 
 LEAN = frozenset({"gemma", "gemma3", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"})
@@ -175,7 +175,7 @@ class LeanAdapter:
     passes: PassRunner | None = None
 
     def __init__(self, spec: ModelSpec, embedding: Callable[[Tensor], Tensor], layers: list[tuple[Attention, MLP]],
-                 tables: dict[str | None, Turns], norm: Norm, unembed: Linear, after: list[Callable[[Tensor], Tensor]],
+                 tables: dict[str | None, Angles], norm: Norm, unembed: Linear, after: list[Callable[[Tensor], Tensor]],
                  tokenizer: Any = None):
         self.spec, self.tokenizer, self.layers, self.tables = spec, tokenizer, layers, tables
         self.bands = Bands(spec.dtype, spec.device)
@@ -229,7 +229,7 @@ def fuse(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = Non
     """The fused form of a model of which `why_not` has nothing to say. The model is used up: its matrices are emptied."""
     config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
     layout = take_apart(model, family)
-    tables = {kind.layer_type: Turns(layout.rotary, kind.layer_type, spec) for kind in layout.kinds}
+    tables = {kind.layer_type: Angles(layout.rotary, kind.layer_type, spec) for kind in layout.kinds}
     layers = [(_attention(i, layer.attn, layout.kinds[i], config), _mlp(layer.mlp)) for i, layer in enumerate(layout.layers)]
     norm, unembed, *after = layout.after
     embedding, matrix = _ends(layout, unembed)

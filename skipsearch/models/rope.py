@@ -12,7 +12,7 @@ from skipsearch.cache import PassPlan
 from skipsearch.models.spec import ModelSpec
 
 
-class Turns:
+class Angles:
     """cos and sin of every position for one kind of layer. The first half of each sin row is negated: rotating a pair (a, b) is then
     (a, b) · cos + (b, a) · sin."""
 

@@ -66,7 +66,7 @@ def reads_as_text(text: str) -> bool:
 
 
 class _Reader:
-    """Turns a stream of parser events into plain values, refusing what is clever."""
+    """Angles a stream of parser events into plain values, refusing what is clever."""
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name

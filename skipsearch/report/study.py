@@ -194,10 +194,8 @@ def read_study(where: str | Path, label: str | None = None) -> Study:
     Raises: SearchError if there is none, it is not one of ours, or no mask in it was judged.
     """
     name = shown(str(where))
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        address, called = study_name(str(where)) if is_url(str(where)) else (str(where), STUDY)
-        study = optuna.load_study(study_name=called, storage=_storage(address, name))
+        study = _load(where)
         attributes, trials = study.user_attrs, [t for t in study.get_trials(deepcopy=False) if t.state is not OptunaState.PRUNED]
     except SearchError:
         raise
@@ -226,6 +224,21 @@ def read_study(where: str | Path, label: str | None = None) -> Study:
     except MaskError as error:
         raise SearchError(f"the race in {name} cannot be read ({error})") from None
     return study
+
+
+def study_engine(where: str | Path) -> str | None:
+    """The engine that a study was begun with; None where no study can be read, or it does not say."""
+    try:
+        return str(_load(where).user_attrs["identity"]["engine"])
+    except Exception:   # whoever opens it to go on with it says what is wrong
+        return None
+
+
+def _load(where: str | Path) -> optuna.Study:
+    """Raises: SearchError, KeyError where it has no such study, and whatever its storage raises."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    address, called = study_name(str(where)) if is_url(str(where)) else (str(where), STUDY)
+    return optuna.load_study(study_name=called, storage=_storage(address, shown(str(where))))
 
 
 def read_studies(places: Sequence[str | Path]) -> list[Study]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from mmap import PAGESIZE, mmap
 from pathlib import Path
@@ -13,17 +14,22 @@ import pytest
 import torch
 from helpers.tiny import LAYERS, driven_by, small_world
 
-from skipsearch.bench import Request, bench, cost_table, draw, random_requests
+from skipsearch.bench import DrafterRow, Request, bench, cost_table, draw, random_requests
 from skipsearch.bench.memory import bytes_read, peak_of, read_bandwidth
 from skipsearch.bench.passes import pass_times
 from skipsearch.bench.peers import OurPeer, Run
 from skipsearch.bench.requests import column
 from skipsearch.cli.bench import _spread
+from skipsearch.cli.bench_view import print_rows
+from skipsearch.cli.outside import Terminal
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
 from skipsearch.errors import DecodeError
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
 from skipsearch.models import load_model
+from skipsearch.recipe import Recipe
 from skipsearch.stats import DecodeStats, expected_speedup
 from skipsearch.tasks import Prompt
 
@@ -91,6 +97,33 @@ def test_our_peers_know_their_rounds() -> None:
     assert drafted.bandwidth_share is None, "a token of it is not a pass"
     assert plain.bandwidth_share is not None
     assert plain.bandwidth_share > 0
+
+
+def test_each_drafter_of_a_recipe_has_its_own_figures() -> None:
+    model, _ = small_world()
+    recipe = Recipe((Lookup(min_match=1, draft_length=4), Skip(attn=(1,), mlp=(2,), draft_length=3, exit=make_exit("fixed"))))
+    plain, both, lookup = bench([OurPeer("plain", Decoder(model)), OurPeer("recipe", Decoder(model, recipe)),
+                                 OurPeer("lookup", Decoder(model, Recipe(recipe.drafters[:1])))],
+                                [Request((5, 17, 40, 5, 17), 40), Request((1, 2, 1), 40)], repeats=1)
+    assert plain.by_drafter == []
+    assert [row.kind for row in both.by_drafter] == ["lookup", "skip"]
+    assert all(row.drafted >= row.accepted >= 0 < row.rounds for row in both.by_drafter)
+    assert sum(row.share for row in both.by_drafter) <= 1
+    assert both.accepted_fraction == sum(row.accepted for row in both.by_drafter) / sum(row.drafted for row in both.by_drafter)
+    assert both.as_dict()["by_drafter"][0]["kind"] == "lookup", "as --json prints it"
+    assert lookup.beta is None, "no pass of it drafts"
+    assert lookup.verify_ratio is not None
+
+
+def test_drafters_are_shown_where_a_recipe_has_several(capsys: pytest.CaptureFixture[str]) -> None:
+    row, = bench([Fake("plain", 0.004)], REQUESTS, repeats=1)
+    one, other = DrafterRow("lookup", 0.25, 5, 20, 10, 0.8, 4), DrafterRow("skip", 0.5, 10, 30, 24, 0.9, 0)
+    print_rows(Terminal(width=160), [replace(row, peer="alone", by_drafter=[one])])
+    assert "of rounds" not in capsys.readouterr().out
+    print_rows(Terminal(width=160), [row, replace(row, peer="recipe", by_drafter=[one, other])])
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["recipe", "lookup", "25", "%", "20", "0.80", "50", "%", "40", "%"] in shown
+    assert ["skip", "50", "%", "30", "0.90", "80", "%"] in shown
 
 
 def test_what_a_token_reads_is_every_matrix_once_and_the_keys_and_values_before_it() -> None:

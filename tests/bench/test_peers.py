@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
+from helpers.command import in_process
+from helpers.profiles import demo_profile
 
 import skipsearch as ss
 from skipsearch.bench import PEERS, make_peers
+from skipsearch.bench.peers import LOOKUP, SKIP_DRAFTS
+from skipsearch.drafters.lookup import Lookup
 from skipsearch.errors import DecodeError
 from skipsearch.models import ModelAdapter
+from skipsearch.profile import Profile, load_profile
+from skipsearch.recipe import DRAFTERS
 
 
 @cache
@@ -56,12 +63,71 @@ def test_a_peer_may_name_another_engine() -> None:
     (["plain@warp"], "no peer called 'plain@warp'"),
     (["profile"], "the peer `profile` needs --profile FILE"),
     (["profile@hf"], "the peer `profile@hf` needs --profile FILE"),
-    (["plain", "plain"], "the peer plain is named twice"),
+    (["recipe"], "the peer `recipe` needs --profile FILE"),
+    (["profile:skip@hf"], "the peer `profile:skip@hf` needs --profile FILE"),
+    (["profile:lokup"], "did you mean profile:lookup"),
+    (["plain", "plain"], "the peer plain is named twice; one run"),
     (["hf-compile"], "hf-compile cannot take part on a CPU"),
 ])
 def test_a_peer_that_cannot_take_part_is_refused(names: list[str], sentence: str) -> None:
     with pytest.raises(DecodeError, match=sentence):
         make_peers(names, "auto", None, opener())
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Profile:
+    """Lookup before a mask, never measured."""
+    profile = load_profile(demo_profile(tmp_path / "profile.yaml"))
+    return profile.model_copy(update={"drafters": (Lookup(min_match=3, draft_length=5), *profile.drafters)})
+
+
+def test_a_profiles_recipe_takes_part_whole_and_in_parts(mixed: Profile) -> None:
+    plain, *peers = make_peers(["plain", "recipe", "profile:lookup", "profile:skip"], "auto", mixed, opener())
+    assert [peer.decoder.recipe.drafters for peer in peers] == [mixed.drafters, mixed.drafters[:1], mixed.drafters[1:]]  # type: ignore[attr-defined]
+    assert {peer.model.spec.engine for peer in peers} == {"lean"}
+    other, = make_peers(["profile:skip@hf"], "auto", mixed, opener())
+    assert other.model.spec.engine == "hf"
+    tokens = plain.run(prompt(), 24).tokens
+    assert [peer.run(prompt(), 24).tokens for peer in peers] == [tokens] * 3
+
+
+def test_a_part_that_a_profile_does_not_have_is_refused(mixed: Profile) -> None:
+    alone = mixed.model_copy(update={"drafters": mixed.drafters[1:]})
+    with pytest.raises(DecodeError, match="needs a profile that drafts by lookup, and this one's recipe is skip 4 sub-layers"):
+        make_peers(["profile:lookup"], "auto", alone, opener())
+
+
+def test_recipe_and_profile_are_one_peer(mixed: Profile) -> None:
+    with pytest.raises(DecodeError, match=r"the peer recipe is named twice \(recipe is profile\)"):
+        make_peers(["profile", "recipe"], "auto", mixed, opener())
+    assert len(make_peers(["profile", "recipe@hf"], "auto", mixed, opener())) == 2
+
+
+def test_a_profile_of_another_model_does_not_take_part(mixed: Profile) -> None:
+    other = mixed.model_copy(update={"model": mixed.model.model_copy(update={"n_layers": 21})})
+    for peer in ("profile", "profile:lookup"):
+        with pytest.raises(ss.ProfileError, match="21 layers"):
+            make_peers([peer], "auto", other, opener())
+
+
+def test_unsearched_lookup_drafts_alone_and_before_the_unsearched_mask() -> None:
+    plain, lookup, both, skip = make_peers(["plain", "lookup", "lookup+skip", "skip"], "auto", None, opener())
+    assert [d.kind for d in both.decoder.recipe.drafters] == ["lookup", "skip"]  # type: ignore[attr-defined]
+    assert both.decoder.recipe.drafters == (*lookup.decoder.recipe.drafters, *skip.decoder.recipe.drafters)  # type: ignore[attr-defined]
+    text = prompt() * 3
+    tokens = plain.run(text, 24).tokens
+    for peer in (lookup, both):
+        run = peer.run(text, 24)
+        assert run.tokens == tokens
+        assert run.stats is not None
+        assert run.stats.by_drafter[0].drafted > 0
+
+
+def test_the_help_says_how_the_unsearched_peers_draft(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, printed, _ = in_process(capsys, monkeypatch, "bench", "--help")
+    said = " ".join(printed.replace("│", " ").split())
+    assert f"lookup (from {LOOKUP.min_match} matching tokens, up to {LOOKUP.draft_length} drafted)" in said
+    assert f"skip (every second sub-layer, unsearched, {SKIP_DRAFTS} drafted)" in said
 
 
 def test_hugging_faces_peers_need_a_hugging_face_model() -> None:
@@ -83,3 +149,4 @@ def test_the_unsearched_mask_leaves_out_every_second_sub_layer() -> None:
 
 def test_every_engine_has_a_plain_and_a_drafting_peer() -> None:
     assert {"plain", "profile", "plain@hf", "plain@lean", "plain@compiled", "plain@graph", "profile@compiled"} < set(PEERS)
+    assert {f"profile:{kind}@hf" for kind in DRAFTERS} < set(PEERS)

@@ -158,7 +158,7 @@ def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(
 def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, engine):
     """That they reach the decoder; what they promise is tested in tests/decoding."""
     passes = []
-    monkeypatch.setattr("skipsearch.decoding.decoder.exact_forward", lambda *a, **k: passes.append(a[1].shape[1]) or exact_forward(*a, **k))
+    monkeypatch.setattr("skipsearch.decoding.loop.exact_forward", lambda *a, **k: passes.append(a[1].shape[1]) or exact_forward(*a, **k))
     code, printed, shown = in_process(capsys, monkeypatch, "decode", "--profile", str(tuned[2]), "--prompt", "import os", "--dtype",
                                       "bfloat16", "--engine", engine, "--max-new-tokens", "30", "--exact", "--check", "--json")
     assert code == 0, shown

@@ -16,10 +16,13 @@ from helpers.text import byte_tokenizer
 from helpers.tiny import LAYERS, FullModel, small_world, with_eos, with_tokenizer
 
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter
-from skipsearch.stats import DecodeStats
+from skipsearch.recipe import Recipe
+from skipsearch.stats import DecodeStats, Price
 
 MASKS = (SkipMask(LAYERS, (1, 3), (2,)), SkipMask(LAYERS, (0,), (0, 4)), SkipMask(LAYERS, (2, 3)), SkipMask(LAYERS, mlp=(1, 2)))
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))   # as text, what follows (0,) has split characters
@@ -30,19 +33,30 @@ PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))   #
 
 @dataclass(frozen=True)
 class Drafting:
-    """How a decoder drafts."""
+    """How a decoder drafts. mask: of its skip drafter; None: it has none. lookup: what is asked before that. guarded: drafters that bring
+    little rest, here after a round or two."""
 
-    mask: SkipMask = MASKS[0]
+    mask: SkipMask | None = MASKS[0]
     draft_length: int = 4
     exit: str = "fixed"
     parameters: dict[str, float] = field(default_factory=dict)
+    lookup: Lookup | None = None
+    guarded: bool = False
+
+    @property
+    def recipe(self) -> Recipe:
+        skip = [] if self.mask is None else [Skip.of(self.mask, self.draft_length, make_exit(self.exit, **self.parameters))]
+        return Recipe((*([] if self.lookup is None else [self.lookup]), *skip))
 
     def decoder(self, model: ModelAdapter) -> Decoder:
-        return Decoder(model, self.mask, draft_length=self.draft_length, exit_policy=make_exit(self.exit, **self.parameters))
+        prices = [Price(0.4 * (spec.kind == "skip"), 1.2, 3.0, 0.1) for spec in self.recipe.drafters] if self.guarded else ()
+        return Decoder(model, self.recipe, prices=prices)
 
 
 DRAFTINGS = (Drafting(), Drafting(MASKS[1], 1), Drafting(MASKS[2], 12, "confidence", {"threshold": 0.3}),
-             Drafting(MASKS[3], 7, "adaptive", {"threshold": 0.4, "target_acceptance": 0.7, "step": 0.5, "beta2": 0.1}))
+             Drafting(MASKS[3], 7, "adaptive", {"threshold": 0.4, "target_acceptance": 0.7, "step": 0.5, "beta2": 0.1}),
+             Drafting(None, lookup=Lookup(min_match=1, draft_length=6)),
+             Drafting(MASKS[0], 3, lookup=Lookup(min_match=1, draft_length=4, per_match=2), guarded=True))
 REQUESTS = ((PROMPTS[0], 24), (PROMPTS[1], 3), (PROMPTS[2], 20), (PROMPTS[3], 12))
 
 

@@ -17,15 +17,19 @@ from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding import acceptance, loop
+from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.decoding.stopping import Stopper, TextStream
 from skipsearch.drafters import DecodeContext, Draft
+from skipsearch.drafters.lookup import LookupDrafter, LookupSession
 from skipsearch.drafters.skip import SkipSession
+from skipsearch.drafters.suffixes import Match, SuffixIndex
 from skipsearch.engine import Scored, forward
 
 from .acceptance_checks import check_acceptance
 from .checks import MASKS, Drafting, check_endings, check_greedy, check_streams_side_by_side
 from .count_checks import check_counts
+from .recipe_checks import check_certain_sampling, check_guard, check_lookup
 from .sampling_checks import Warp, check_sampling
 
 Check = Callable[[], object]
@@ -422,4 +426,115 @@ def bonus_counted_as_accepted() -> Iterator[None]:
         return real(self, request, room)
 
     with patch.object(loop.DecodeLoop, "_round", counted):
+        yield
+
+
+# --- recipes -----------------------------------------------------------------------------------------------------------------
+
+
+@caught_by(check_lookup)
+def lookup_one_place_off() -> Iterator[None]:
+    """What is proposed starts one token behind the one that followed the match."""
+    real = SuffixIndex.match
+
+    def match(self: SuffixIndex) -> Match | None:
+        found = real(self)
+        return None if found is None else Match(found.length, min(found.position + 1, len(self) - 1))
+
+    with patch.object(SuffixIndex, "match", match):
+        yield
+
+
+@caught_by(check_lookup)
+def lookup_across_requests() -> Iterator[None]:
+    """One index for all requests of a drafter: what one user wrote speeds up, and so betrays itself to, another."""
+    real = LookupDrafter.begin
+
+    def begin(self: LookupDrafter, ctx: DecodeContext) -> Any:
+        session = real(self, ctx)
+        kept = self.__dict__.setdefault("kept", session)
+        kept.index.extend(ctx.history)
+        session.index = kept.index
+        return session
+
+    with patch.object(LookupDrafter, "begin", begin):
+        yield
+
+
+@caught_by(check_lookup)
+def pending_token_not_looked_up() -> Iterator[None]:
+    """The index lags one token behind the text, so what it proposes belongs one place earlier."""
+    real = LookupSession.draft
+
+    def draft(self: LookupSession, ctx: DecodeContext, most: int) -> Draft | None:
+        return real(self, replace(ctx, history=ctx.history[:-1]), most)
+
+    with patch.object(LookupSession, "draft", draft):
+        yield
+
+
+@caught_by(check_lookup)
+def rejected_tokens_enter_the_index() -> Iterator[None]:
+    real = LookupSession.draft
+
+    def draft(self: LookupSession, ctx: DecodeContext, most: int) -> Draft | None:
+        found = real(self, ctx, most)
+        if found is not None:
+            self.index.extend(found.tokens.tolist())
+        return found
+
+    with patch.object(LookupSession, "draft", draft):
+        yield
+
+
+@caught_by(check_greedy)
+def guard_that_loses_a_token() -> Iterator[None]:
+    """While a drafter rests, its round is left out instead of being a plain one."""
+    real = loop.DecodeLoop._round
+
+    def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
+        tokens = real(self, request, room)
+        resting = request.guard is not None and request.guard.rests(0)
+        return tokens if not resting else tokens[1:] or tokens + tokens
+
+    with patch.object(loop.DecodeLoop, "_round", rounds):
+        yield
+
+
+@caught_by(check_guard)
+def guard_shared_by_requests() -> Iterator[None]:
+    """What one request taught the guard is held against the next one."""
+    kept: list[Guard] = []
+
+    def guard(prices: Any) -> Guard:
+        kept.append(kept[0] if kept else Guard(prices))
+        return kept[-1]
+
+    with patch.object(loop, "Guard", guard):
+        yield
+
+
+@caught_by(check_guard)
+def guard_told_of_nobody() -> Iterator[None]:
+    """Rounds are weighed as if nobody had drafted, so nobody ever rests."""
+    real = Guard.passed
+
+    def passed(self: Guard, drafter: int | None, drafted: int = 0, accepted: int = 0) -> None:
+        real(self, None)
+
+    with patch.object(Guard, "passed", passed):
+        yield
+
+
+@caught_by(check_certain_sampling)
+def certain_token_kept_whatever_its_chance() -> Iterator[None]:
+    """A looked-up token counts as drawn from p itself, so it always stands."""
+    real = acceptance.accept_sampled
+
+    def accept(drafted: Tensor, q: Tensor | None, p: Tensor, generator: torch.Generator) -> tuple[int, int]:
+        if q is not None or not len(drafted):
+            return real(drafted, q, p, generator)
+        return len(drafted), int(torch.multinomial(p[len(drafted)], 1, generator=generator))
+
+    with patch.object(loop, "accept_sampled", accept):
         yield

@@ -19,6 +19,7 @@ from skipsearch.decoding import Decoder
 from skipsearch.drafters import Drafter
 from skipsearch.exits import Exit, make_exit
 from skipsearch.mask import SkipMask
+from skipsearch.recipe import Recipe
 from skipsearch.stats import DecodeStats
 
 
@@ -81,10 +82,12 @@ FALSE_ALARM = 1e-4
 def check_sampling(warp: Warp = Warp(0.5), samples: int = 800, draft_length: int = 2,
                    model: Any = None, mask: SkipMask = TABLE_MASK, drafter: Callable[[Drafter], Drafter] | None = None,
                    exit_policy: Exit | None = None, length: int = 4, prompt: tuple[int, ...] = (2, 0),
+                   recipe: Recipe | None = None,
                    next_logits: Callable[[Sequence[int]], NDArray[np.float64]] | None = None) -> DecodeStats:
     """Samples of `length` tokens, by rounds that draft up to draft_length, are distributed as the full model's own."""
     model = model or TableModel()
-    decoder = Decoder(model, mask, draft_length=draft_length, exit_policy=exit_policy or make_exit("fixed"))
+    decoder = Decoder(model, recipe) if recipe else \
+        Decoder(model, mask, draft_length=draft_length, exit_policy=exit_policy or make_exit("fixed"))
     if drafter is not None:
         wrapped(decoder, drafter)
     results = [decoder.generate(prompt, length, warp.temperature, warp.top_p, warp.top_k, seed) for seed in range(samples)]

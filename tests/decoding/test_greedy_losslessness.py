@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import pytest
 from helpers.properties import examples
-from helpers.tiny import LAYERS, VOCAB, FullModel, small_world, tiny_llama
+from helpers.tiny import LAYERS, VOCAB, FullModel, driven_by, small_world, tiny_llama
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.lookup import Lookup
 from skipsearch.exits import EXITS
 from skipsearch.mask import SkipMask
 from skipsearch.models import adapt
@@ -24,8 +27,10 @@ parameters = {
 }
 masks = st.integers(0, 2 ** (2 * LAYERS) - 1).map(lambda n: SkipMask.from_bits([n >> i & 1 for i in range(2 * LAYERS)]))
 light_masks = st.sets(st.integers(0, 2 * LAYERS - 1), max_size=3).map(lambda s: SkipMask.from_sublayers(LAYERS, s))
+lookups = st.builds(Lookup, min_match=st.integers(1, 4), draft_length=st.integers(1, 12), per_match=st.none() | st.integers(1, 3))
 draftings = st.sampled_from(sorted(EXITS)).flatmap(lambda kind: st.builds(
-    Drafting, mask=masks | light_masks, draft_length=st.integers(1, 12), exit=st.just(kind), parameters=parameters[kind]))
+    Drafting, mask=st.none() | masks | light_masks, draft_length=st.integers(1, 12), exit=st.just(kind), parameters=parameters[kind],
+    lookup=st.none() | lookups, guarded=st.booleans()))
 prompts = st.sampled_from(PROMPTS) | st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12).map(tuple)
 requests = st.tuples(prompts, st.integers(1, 20))
 
@@ -41,6 +46,33 @@ def test_greedy_tokens_are_the_full_models_own_whatever_the_mask_the_draft_lengt
 
     holds()
     assert_partly_accepted(total)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "compiled"])
+def test_that_holds_of_thousands_of_recipes_and_of_requests_that_interleave(engine: str, compiled_here: None) -> None:
+    """By hand, `pytest -m slow tests/decoding -s`; in float64, with lookup, skip, both and neither, guarded and not."""
+    total, cases = DecodeStats(), 0
+    with driven_by(engine):
+        model, full = small_world()
+
+    @examples(1700)
+    @given(draftings, st.lists(requests, min_size=3, max_size=3))
+    def holds(drafting: Drafting, several: list[tuple[tuple[int, ...], int]]) -> None:
+        nonlocal total, cases
+        decoder = drafting.decoder(model)
+        read: list[list[int]] = [[] for _ in several]
+        for chunks in zip_longest(*(decoder.stream(prompt, n) for prompt, n in several)):
+            for tokens, chunk in zip(read, chunks, strict=True):
+                tokens.extend(chunk.tokens if chunk else ())
+                total += chunk.stats if chunk and chunk.stats else DecodeStats()
+        assert read == [full.greedy(prompt, n) for prompt, n in several]
+        cases += len(several)
+
+    holds()
+    assert_partly_accepted(total)
+    print(f"\n{engine}: {cases} requests, {total.drafted} tokens drafted, {total.accepted} accepted, {total.rejecting_rounds} rejecting "
+          "rounds")
 
 
 def test_requests_one_after_the_other_on_one_decoder_do_not_disturb_each_other() -> None:

@@ -13,7 +13,7 @@ from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
 from skipsearch.engine import forward, inference, load_model
 from skipsearch.engine import graph as graph_module
-from skipsearch.engine.graph import LEAST_KEYS, MOST_ROWS, GraphAdapter
+from skipsearch.engine.graph import LEAST_KEYS, RECORDED_ROWS, GraphAdapter
 from skipsearch.errors import ModelError
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
@@ -126,7 +126,7 @@ def test_another_mask_and_another_cache_are_recorded_anew_and_the_oldest_goes_fi
 @pytest.mark.parametrize("what", ["prefill", "long", "end of the cache", "tree", "batch"])
 def test_what_is_not_a_short_chain_is_left_to_the_loop(model: GraphAdapter, what: str) -> None:
     text = Text(model, 20, capacity=LEAST_KEYS)
-    rows, batch = {"long": MOST_ROWS + 1}.get(what, 4), 2 if what == "batch" else 1
+    rows, batch = {"long": RECORDED_ROWS + 1}.get(what, 4), 2 if what == "batch" else 1
     start = {"prefill": 0, "end of the cache": LEAST_KEYS - 4}.get(what, 20)
     plan = text.planner.chain(start, 3 if what == "end of the cache" else rows, batch)
     if what == "end of the cache":

@@ -205,11 +205,11 @@ def test_without_a_temporary_folder_loading_says_so(monkeypatch: pytest.MonkeyPa
 
 def test_the_command_line_says_it_in_one_sentence_and_lets_others_warn_as_they_do(capsys: pytest.CaptureFixture[str],
                                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    from rich.console import Console
+    from skipsearch.cli.outside import Terminal
 
     from skipsearch.cli import common
 
-    monkeypatch.setattr(common, "err", Console(stderr=True, soft_wrap=True))
+    monkeypatch.setattr(common, "err", Terminal(stderr=True))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, category, *where: print("as before:", message)  # type: ignore[assignment]

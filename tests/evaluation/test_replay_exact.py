@@ -24,7 +24,7 @@ from skipsearch.drafters.skip import Skip
 from skipsearch.engine import forward
 from skipsearch.errors import SearchError
 from skipsearch.evaluation import continuations
-from skipsearch.evaluation.exact import Drafts, ExactReplay, walk
+from skipsearch.evaluation.exact_replay import Drafts, ExactReplay, walk
 from skipsearch.evaluation.lookups import Lookups
 from skipsearch.evaluation.replay import Replay
 from skipsearch.exits import DraftPolicy
@@ -33,7 +33,7 @@ from skipsearch.exits.confidence import Confidence
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.recipe import Recipe
-from skipsearch.stats import DecodeStats
+from skipsearch.stats import DecodeStats, Price
 
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
 MASKS = (SkipMask(LAYERS, (1, 3), (2,)), SkipMask(LAYERS, (0,), (0, 4)), SkipMask(LAYERS, mlp=(1, 2, 3)))
@@ -140,6 +140,25 @@ def test_counts_of_lookup_with_the_skipped_model_behind_it_are_those_of_real_dec
     assert all(0 < d.accepted < d.drafted for d in total.by_drafter), "both drafters were right now and then, and wrong"
 
 
+@pytest.mark.parametrize("engine", ["hf", "lean"])
+def test_the_guard_decides_in_replay_as_it_does_in_decoding(engine: str) -> None:
+    model, exact = world(engine)
+    replay, rested = exact.replay, 0
+    lookups = Lookups(replay.prompts, replay.tokens, exact.known)
+    prompts = [i for i, text in enumerate(replay.tokens) if len(text) > 1]
+    spec, policy = Lookup(min_match=1, draft_length=4), DraftPolicy(5)
+    for mask in MASKS:
+        for prices in ((Price(0.0, 1.4, 3.0, 0.02), Price(0.5, 1.4, 3.0, 0.02)), (None, Price(0.6, 1.5, 4.0, 0.1))):
+            decoder = Decoder(model, Recipe((spec, Skip.of(mask, policy.draft_length, policy.exit))), prices=prices)
+            results = [decoder.generate(prompt, 24, end_on_repeat=6).stats for prompt in PROMPTS]
+            real = sum((stats for stats in results if stats.round_tokens), DecodeStats())
+            walked = walk(exact(mask), policy, [lookups(spec, prompts)], prices)
+            assert counts(walked) == counts(real)
+            assert [replace(d, copied=0) for d in real.by_drafter] == walked.by_drafter
+            rested += real.rounds - sum(d.rounds for d in real.by_drafter)
+    assert rested > len(PROMPTS) * len(MASKS), "more plain rounds than those without room"
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_that_holds_where_the_models_context_ends_the_text(policy: DraftPolicy) -> None:
     model = adapt(tiny_llama(context=16))
@@ -213,7 +232,7 @@ def test_its_first_drafts_are_what_fast_replay_sees() -> None:
 def test_how_many_positions_share_a_pass_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     _, exact = world()
     together = exact(MASKS[0])
-    monkeypatch.setattr(continuations, "MOST_ROWS", {"cpu": 12})
+    monkeypatch.setattr(continuations, "BATCH_ROWS", {"cpu": 12})
     for before, after in zip(together, exact(MASKS[0]), strict=True):
         had_room = np.add.outer(np.arange(len(before.right)), np.arange(DEPTH)) < before.room - 1
         assert np.array_equal(before.right & had_room, after.right & had_room)

@@ -10,7 +10,7 @@ from helpers.tiny import LAYERS, small_world
 
 from skipsearch.decoding.sampling import Sampling
 from skipsearch.evaluation import continuations
-from skipsearch.evaluation.exact import ExactReplay
+from skipsearch.evaluation.exact_replay import ExactReplay
 from skipsearch.evaluation.replay import Replay
 from skipsearch.mask import SkipMask
 
@@ -76,7 +76,7 @@ def test_batches_hold_every_text_once_with_little_padding() -> None:
     assert sorted(p for b in batches for p in b.prompts) == [i for i, t in enumerate(kept_whole().tokens) if len(t) > 1]
     for b in batches:
         assert b.fed.shape[0] <= continuations.MOST_PROMPTS
-        assert b.fed.numel() <= continuations.MOST_ROWS["cpu"]
+        assert b.fed.numel() <= continuations.BATCH_ROWS["cpu"]
         assert list(b.lengths) == sorted(b.lengths)
         assert len(b.rows) == sum(b.lengths)
 

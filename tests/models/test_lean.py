@@ -11,7 +11,7 @@ from torch import Tensor
 from skipsearch.cache import Planner
 from skipsearch.errors import ModelError
 from skipsearch.models import adapt, load_model
-from skipsearch.models.bands import BEHIND, Bands
+from skipsearch.models.bands import KEY_BLOCK, Bands
 from skipsearch.models.families import FAMILIES, family_of
 from skipsearch.models.lean import LEAN, fuse, why_not
 from skipsearch.models.linear import Packed, Plain, laid_out
@@ -93,7 +93,7 @@ def test_a_band_shows_each_row_what_stands_before_it(start: int, rows: int, wind
     bands = Bands(torch.float32, torch.device("cpu"))
     bands.room(128)
     plan = Planner(128, torch.device("cpu")).chain(start, rows)
-    for keys in (plan.keys, plan.keys + 5, plan.keys + BEHIND + 1):
+    for keys in (plan.keys, plan.keys + 5, plan.keys + KEY_BLOCK + 1):
         expected = [[key <= start + row and (window is None or key > start + row - window) for key in range(keys)] for row in range(rows)]
         assert shown(bands.of(replace(plan, keys=keys), window)) == expected
 

@@ -12,8 +12,9 @@ from torch.nn.functional import cosine_similarity
 
 from skipsearch.errors import SearchError
 from skipsearch.mask import SkipMask
+from skipsearch.programme import Step, solve
 from skipsearch.searchers import Evidence, SearchProblem, make_searcher
-from skipsearch.searchers.clasp import Step, layer_steps, solve, sublayer_steps
+from skipsearch.searchers.clasp import layer_steps, sublayer_steps
 
 from .toy import ResidualNetwork, ToyModel, drive
 

@@ -23,7 +23,7 @@ from skipsearch.evaluation.replay import Replay, most_likely
 from skipsearch.evaluation.rounds import Rounds
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
-from skipsearch.stats import DecodeStats
+from skipsearch.stats import DecodeStats, Price
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def rounds_of(drafts: Sequence[Drafts]) -> Rounds:
                   ends - lengths, lengths, exact=True)
 
 
-def walk(drafts: Sequence[Drafts], policy: DraftPolicy, before: Sequence[Copied] = ()) -> DecodeStats:
+def walk(drafts: Sequence[Drafts], policy: DraftPolicy, before: Sequence[Copied] = (), prices: Sequence[Price | None] = ()) -> DecodeStats:
     """Counts of real rounds over all prompts in turn: tokens, rounds, drafted, accepted, rejecting ones.
 
     Raises: SearchError for a draft length that the drafts do not reach.
@@ -139,4 +139,4 @@ def walk(drafts: Sequence[Drafts], policy: DraftPolicy, before: Sequence[Copied]
     if policy.draft_length > rounds.longest:
         raise SearchError(f"draft length {policy.draft_length} was asked for and drafts were replayed to depth {rounds.longest}: "
                           "replay them deeper")
-    return simulate.walk(rounds, policy, before)[0]
+    return simulate.walk(rounds, policy, before, prices)[0]

@@ -1,0 +1,161 @@
+"""`--engine auto` at the command line: what is taken, and what is said about it. No time is measured here."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.command import in_process
+from helpers.tiny import LAYERS, small_world
+
+from skipsearch import engine as engines
+from skipsearch import tuning
+from skipsearch.cli import options
+from skipsearch.cli.options import in_words, settle
+from skipsearch.cli.tune import _begun_with
+from skipsearch.engine import Choice, load_model
+from skipsearch.errors import SearchError
+from skipsearch.ledger import Ledger
+from skipsearch.models import ModelAdapter
+from skipsearch.profile import Profile, load_profile, save_profile
+
+GOLDEN = Path(__file__).parents[1] / "profile" / "golden" / "v2_speculate.yaml"
+
+
+def named(engine: str) -> ModelAdapter:
+    """A model that says it is driven by that engine."""
+    model, _ = small_world()
+    other = type("Adapter", (), {})()
+    other.spec = replace(model.spec, engine=engine)
+    return other  # type: ignore[return-value]
+
+
+def never(*_: object) -> Choice:
+    raise AssertionError("nothing is to be measured here")
+
+
+@pytest.mark.parametrize(("chosen", "seconds", "line"), [
+    ("compiled", {"lean": 1.62, "compiled": 1.0},
+     "engine compiled: 1.62 times as fast as lean at plain decoding here; --engine lean to choose otherwise"),
+    ("lean", {"lean": 1.0, "graph": 1.25},
+     "engine lean: 1.25 times as fast as graph at plain decoding here; --engine graph to choose otherwise"),
+    ("lean", {"lean": 1.0, "compiled": 0.97},
+     "engine lean: 0.97 times as fast as compiled at plain decoding here, which may be noise; --engine compiled to choose otherwise"),
+])
+def test_a_choice_is_one_line(chosen: str, seconds: dict[str, float], line: str) -> None:
+    assert in_words(Choice(named(chosen), seconds)) == line
+
+
+def test_auto_measures_and_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = named("compiled")
+    monkeypatch.setattr(engines, "fastest", lambda model: Choice(taken, {"lean": 2.0, "compiled": 1.0}))
+    assert settle(named("lean"), "auto") is taken
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in said] == ["engine compiled", "llama"]
+    assert said[1].endswith("engine compiled")
+
+
+def test_where_nothing_was_measured_nothing_is_said_of_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "fastest", lambda model: Choice(model))
+    settle(named("hf"), "auto")
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_an_engine_that_was_asked_for_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "fastest", never)
+    model = named("lean")
+    assert settle(model, "lean", wanted="compiled") is model
+
+
+def test_a_wanted_engine_is_taken_unmeasured_where_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, compiled = named("lean"), named("compiled")
+    monkeypatch.setattr(engines, "fastest", never)
+    monkeypatch.setattr(engines, "ready", lambda _, engine: {"lean": model, "compiled": compiled}.get(engine))
+    assert settle(model, "auto", wanted="compiled") is compiled
+    assert settle(model, "auto", wanted="lean") is model
+
+
+@pytest.mark.parametrize(("wanted", "warning"), [
+    ("compiled", "warning: the engine compiled is not ready here: --engine compiled compiles it, once"),
+    ("graph", "warning: the engine graph is not ready here"),
+])
+def test_the_fastest_stands_in_for_a_wanted_engine_that_is_not_ready(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+                                                                     wanted: str, warning: str) -> None:
+    model = named("lean")
+    monkeypatch.setattr(engines, "fastest", Choice)
+    assert settle(model, "auto", wanted) is model
+    assert capsys.readouterr().err.splitlines()[0] == warning
+
+
+@pytest.fixture
+def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def measured_with(engine: str, file: Path) -> Path:
+    """A profile of the embedded model that was measured on another machine with that engine."""
+    claim, demo = load_profile(GOLDEN), load_model("demo", device="cpu").spec
+    model = claim.model.model_copy(update={"n_layers": demo.n_layers, "config_sha256": demo.config_sha256})
+    profile: Profile = claim.model_copy(update={"model": model, "engine": engine})
+    save_profile(profile, file)
+    return file
+
+
+@pytest.mark.usefixtures("nothing_kept")
+@pytest.mark.parametrize(("engine", "taken"), [("hf", "hf"), ("lean", "lean"), ("compiled", "lean")])
+def test_decode_takes_the_engine_that_the_profile_was_measured_with(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                                    monkeypatch: pytest.MonkeyPatch, engine: str, taken: str) -> None:
+    file = measured_with(engine, tmp_path / "profile.yaml")
+    code, _, said = in_process(capsys, monkeypatch, "decode", "--profile", file, "--device", "cpu", "--prompt", "import os",
+                               "--max-new-tokens", "4")
+    assert code == 0, said
+    assert f"engine {taken}" in said
+    assert ("the engine compiled is not ready here" in said) == (engine == "compiled") == ("measured with engine" in said)
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_decode_with_auto_looks_the_profile_up_before_it_takes_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "profiles" / "demo" / "pycode"
+    folder.mkdir(parents=True)
+    measured_with("compiled", folder / "nvidia-h200--float32.yaml")
+    wanted: list[str | None] = []
+    monkeypatch.setattr(options, "_wanted", lambda model, engine: wanted.append(engine) or model)
+    code, _, said = in_process(capsys, monkeypatch, "decode", "--model", "demo", "--profile", "auto", "--task", "pycode", "--profiles",
+                               tmp_path / "profiles", "--device", "cpu", "--prompt", "import os", "--max-new-tokens", "4")
+    assert code == 0, said
+    assert wanted == ["compiled"]
+
+
+def begun(where: Path, identity: dict[str, object]) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        Ledger(where, {"n_layers": LAYERS, **identity}).close()
+    return str(where)
+
+
+def test_a_search_goes_on_with_the_engine_it_was_begun_with(tmp_path: Path) -> None:
+    assert _begun_with(begun(tmp_path / "a.journal", {"engine": "compiled"})) == "compiled"
+    assert _begun_with(begun(tmp_path / "b.journal", {})) is None
+    assert _begun_with(str(tmp_path / "none.journal")) is None
+    assert _begun_with("postgresql://nobody@localhost:1/none") is None
+
+
+def test_tune_with_resume_asks_the_study_and_a_new_search_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[str | None] = []
+
+    def search(*_: object, **__: object) -> Profile:
+        raise SearchError("enough")
+
+    monkeypatch.setattr(options, "_wanted", lambda model, engine: wanted.append(engine) or model)
+    monkeypatch.setattr(tuning, "tune", search)
+    journal = begun(tmp_path / "profile.journal", {"engine": "graph"})
+    for more in (["--resume"], []):
+        code, _, said = in_process(capsys, monkeypatch, "tune", "--model", "demo", "--task", "pycode", "--device", "cpu", "--out",
+                                   tmp_path / "profile.yaml", "--study", journal, *more)
+        assert code == 1
+        assert said.endswith("error: enough")
+    assert wanted == ["graph", None]

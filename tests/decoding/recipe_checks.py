@@ -1,0 +1,80 @@
+"""What recipes promise beside losslessness: what lookup proposes, whose text it sees, and which drafter rests when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from helpers.drafting import wrapped
+from helpers.tiny import small_world
+
+from skipsearch.decoding import Decoder
+from skipsearch.decoding.guard import Guard
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.recipe import Recipe
+from skipsearch.stats import Price
+
+from .checks import PROMPTS
+from .count_checks import Recorder
+from .sampling_checks import Warp, check_sampling
+
+LOOKUP = Lookup(min_match=2, draft_length=5)
+
+
+def expected(text: Sequence[int], spec: Lookup, most: int) -> list[int]:
+    """What lookup proposes behind a text, by the definition: what followed the longest earlier occurrence of its end, the latest one."""
+    for length in range(min(16, len(text) - 1), spec.min_match - 1, -1):
+        for end in range(len(text) - 1, length - 1, -1):
+            if list(text[end - length:end]) == list(text[-length:]):
+                copied = list(text)
+                for at in range(end, end + most):   # it may run into itself
+                    copied.append(copied[at])
+                return copied[len(text):]
+    return []
+
+
+def check_lookup() -> None:
+    """Each request's proposals follow from its own text alone, also when requests come one after another or interleave."""
+    model, full = small_world()
+    recorder: list[Recorder] = []
+
+    def recording(drafter):  # type: ignore[no-untyped-def]
+        recorder.append(Recorder(drafter))
+        return recorder[-1]
+
+    decoder = wrapped(Decoder(model, Recipe((LOOKUP,))), recording)
+    proposed = 0
+    for prompt, n in ((PROMPTS[0], 24), (PROMPTS[2], 30), ((7, 7, 7), 20), (PROMPTS[0], 24)):
+        assert decoder.generate(prompt, n).tokens == full.greedy(prompt, n)
+    for history, draft, most in zip(recorder[0].histories, recorder[0].drafts, recorder[0].limits, strict=True):
+        assert draft == expected(history, LOOKUP, most)
+        proposed += len(draft)
+    assert proposed > 20
+    alone = wrapped(Decoder(model, Recipe((LOOKUP,))), recording)
+    alone.generate(PROMPTS[0], 24)
+    assert recorder[1].drafts == recorder[0].drafts[-len(recorder[1].drafts):], "the last request drafted as it would have alone"
+    assert recorder[1].drafts == recorder[0].drafts[:len(recorder[1].drafts)]
+
+
+def check_guard() -> None:
+    """A drafter that loses rests, round by round as the rule has it, and each request starts anew."""
+    model, full = small_world()
+    hard = Price(0.0, 3.0, 1.0, 0.2)   # a verify pass so dear that nothing pays
+    rounds = []
+    for _ in range(2):
+        decoder = Decoder(model, Recipe((LOOKUP,)), prices=[hard])
+        for prompt in ((7, 7, 7), (5, 6, 5, 6)):
+            result = decoder.generate(prompt, 40)
+            assert result.tokens == full.greedy(prompt, 40)
+            rounds.append(result.stats.by_drafter[0].rounds)
+    free = Decoder(model, Recipe((LOOKUP,))).generate((7, 7, 7), 40).stats.by_drafter[0].rounds
+    assert 0 < rounds[0] < free
+    assert rounds[1] > 0
+    assert rounds[:2] == rounds[2:]
+    guard = Guard([hard])
+    guard.passed(0, 1, 0)
+    assert guard.rests(0)
+
+
+def check_certain_sampling() -> None:
+    """Looked-up tokens enter the accept test as certain, so that samples are the full model's own."""
+    check_sampling(Warp(1.0), samples=1500, recipe=Recipe((Lookup(min_match=1, draft_length=2),)), prompt=(2, 0, 1, 2, 0))
