@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -43,6 +44,7 @@ def read_bandwidth(device: torch.device, size: float, repeats: int = 15) -> floa
 
 def peak_of(run: Callable[[], object], device: torch.device) -> int | None:
     """Most bytes that a run takes beside what is there before it: its cache, its buffers. None where the system does not tell."""
+    gc.collect()  # garbage that went in the middle of the run would hide as much of what the run takes
     if device.type == "cuda":
         synchronize(device)
         before = torch.cuda.memory_allocated(device)

@@ -205,9 +205,8 @@ def test_without_a_temporary_folder_loading_says_so(monkeypatch: pytest.MonkeyPa
 
 def test_the_command_line_says_it_in_one_sentence_and_lets_others_warn_as_they_do(capsys: pytest.CaptureFixture[str],
                                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    from skipsearch.cli.outside import Terminal
-
     from skipsearch.cli import common
+    from skipsearch.cli.outside import Terminal
 
     monkeypatch.setattr(common, "err", Terminal(stderr=True))
     with warnings.catch_warnings():
