@@ -16,6 +16,7 @@ from skipsearch.engine.kept import private_folder
 from skipsearch.errors import ModelError
 
 TORCH_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+HEADERS, HEADER_LOCKS = "_HEADER_DIR", "_HEADER_LOCK_DIR"   # of torch._inductor.codecache, which asks TORCH_FOLDER for neither
 
 
 def make_package(program: ExportedProgram) -> bytes:
@@ -50,12 +51,33 @@ def _private_torch_folder() -> Iterator[None]:
     before = os.environ.get(TORCH_FOLDER)
     os.environ[TORCH_FOLDER] = str(private_folder("torch"))
     try:
-        yield
+        with _private_headers(private_folder("headers")):
+            yield
     finally:
         if before is None:
             os.environ.pop(TORCH_FOLDER, None)
         else:
             os.environ[TORCH_FOLDER] = before
+
+
+@contextmanager
+def _private_headers(folder: Path) -> Iterator[None]:
+    """g++ takes a precompiled header as it lies there, and code can be in it. Where torch's folder for them has no name, none is made."""
+    from torch._inductor import codecache, config
+
+    places = {HEADERS: str(folder), HEADER_LOCKS: str(folder / "locks")}
+    if not all(hasattr(codecache, name) for name in places):
+        with config.patch({"aot_inductor.precompile_headers": False, "cpp_cache_precompile_headers": False}):
+            yield
+        return
+    before = {name: getattr(codecache, name) for name in places}
+    try:
+        for name, place in places.items():
+            setattr(codecache, name, place)
+        yield
+    finally:
+        for name, place in before.items():
+            setattr(codecache, name, place)
 
 
 def _no_room(what: str, error: Exception, otherwise: str = "") -> ModelError:

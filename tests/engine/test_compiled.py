@@ -12,7 +12,7 @@ import torch
 from skipsearch.cache import Planner
 from skipsearch.decoding import Decoder
 from skipsearch.engine import compiled, forward, load_model
-from skipsearch.engine.kept import DIGEST
+from skipsearch.engine.kept import DIGEST, private_folder
 from skipsearch.engine.opaque import stand_in, weights_are_arguments
 from skipsearch.engine.pieces import RowSums, rebuilt, weights_of
 from skipsearch.errors import ModelError
@@ -60,6 +60,11 @@ def test_in_bfloat16_exact_drafting_changes_no_token(cache: Path) -> None:
     drafted = Decoder(model, MASK, draft_length=4, exit_policy=make_exit("fixed"), exact=True).generate([5, 17, 40], 40)
     assert drafted.tokens == plain.tokens
     assert drafted.stats.accepted > 0
+
+
+def test_the_headers_that_it_was_compiled_with_are_this_processs_own(cache: Path) -> None:
+    open_it()
+    assert list(private_folder("headers").glob("*.gch"))
 
 
 def test_what_is_compiled_once_is_loaded_the_next_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

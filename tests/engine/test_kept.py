@@ -196,6 +196,23 @@ def test_torch_compiles_in_a_private_folder_and_its_own_setting_stays(monkeypatc
         assert os.environ.get(native.TORCH_FOLDER) == before
 
 
+def test_headers_that_torch_compiles_beforehand_lie_in_a_private_folder_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """g++ reads them whoever wrote them, and torch looks for them in /tmp/torchinductor_NAME whatever its setting says."""
+    from torch._inductor import codecache, config
+
+    before = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
+    with native._private_torch_folder():
+        assert str(kept.private_folder("headers")) == codecache._HEADER_DIR
+        assert mode(Path(codecache._HEADER_DIR)) == 0o700
+        assert Path(codecache._HEADER_LOCK_DIR).parent == Path(codecache._HEADER_DIR)
+        assert config.aot_inductor.precompile_headers
+    assert before == (codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR)
+    monkeypatch.delattr(codecache, "_HEADER_DIR")
+    with native._private_torch_folder():
+        assert not config.aot_inductor.precompile_headers
+        assert not config.cpp_cache_precompile_headers
+
+
 def test_without_a_temporary_folder_loading_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(ModelError, match=r"could not be loaded \(No such file or directory\); the temporary folder may be full or not "
