@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")   # two workers share two cores, and threads that wait for one another spin
 
 
 @pytest.fixture(scope="session", autouse=True)

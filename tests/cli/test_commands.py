@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers.command import in_process
+from helpers.costs import made_up_costs
 from helpers.threads import one_thread
 
 from skipsearch import engine, searchers, tuning
@@ -24,13 +25,12 @@ from skipsearch.engine import exact_forward
 from skipsearch.errors import ModelError, SearchError, UntrustedFolder
 from skipsearch.profile import load_profile
 
-__all__ = ["one_thread"]
+__all__ = ["made_up_costs", "one_thread"]
 
 pytestmark = pytest.mark.xdist_group("cli")  # one worker, so that the search they share is made once
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "skipsearch.cli.main"]
-# The same, but that a search measures no latency table: that takes longer than all the rest of a small one, and `tuned` has measured one.
+# The command, but that a search measures no latency table, which takes longer than the rest of a small one. The notebooks measure theirs.
 WITHOUT_A_TABLE = [sys.executable, "-c", "from helpers import costs\nfrom skipsearch import tuning\nfrom skipsearch.cli.main import main\n"
                                          "tuning.table_costs = costs.made_up\nmain()"]
 
@@ -40,7 +40,7 @@ def environment():
     return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
 
 
-def skipsearch(*arguments, command=COMMAND):
+def skipsearch(*arguments, command=(sys.executable, "-m", "skipsearch.cli.main")):
     return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=300, env=environment(), cwd=ROOT)
 
 
@@ -54,11 +54,11 @@ def tuned(tmp_path_factory):
     prompts.write_text("\n".join(map(json.dumps, lines)))
     (folder / "task.yaml").write_text(
         "name: small\nversion: 1\ndescription: a few short functions\nsource: {kind: jsonl, path: prompts.jsonl}\n"
-        "template: \"{prompt}\"\nmax_new_tokens: 20\nmax_prompt_tokens: 64\nsampling: {temperature: 0.0, top_p: 1.0, top_k: 0}\n"
+        "template: \"{prompt}\"\nmax_new_tokens: 12\nmax_prompt_tokens: 64\nsampling: {temperature: 0.0, top_p: 1.0, top_k: 0}\n"
         "calibration: 4\nholdout: 4\nseed: 0\nend_on_repeat: 6\n")
     out = folder / "profile.yaml"
     done = skipsearch("tune", "--model", "demo", "--task", folder, "--trials", 6, "--searcher", "middle", "--threads", 1,
-                      "--out", out, "--json")
+                      "--out", out, "--json", command=WITHOUT_A_TABLE)
     assert done.returncode == 0, done.stderr
     return folder, prompts, out, done
 
@@ -88,13 +88,14 @@ def test_tune_does_not_replace_a_profile_unasked(tuned, capsys, monkeypatch):
     assert out.read_bytes() == before
 
 
-def test_resume_of_a_finished_search_judges_nothing_again(tuned):
+@pytest.mark.usefixtures("made_up_costs")
+def test_resume_of_a_finished_search_judges_nothing_again(tuned, capsys, monkeypatch):
     task, _, out, _ = tuned
-    done = skipsearch("tune", "--model", "demo", "--task", task, "--trials", 6, "--searcher", "middle", "--threads", 1,
-                      "--out", out, "--resume", "--json", command=WITHOUT_A_TABLE)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["profile"]["provenance"]["trials"] == 6
-    assert "trial 1:" not in done.stderr
+    code, printed, shown = in_process(capsys, monkeypatch, "tune", "--model", "demo", "--task", task, "--trials", 6, "--searcher", "middle",
+                                      "--threads", 1, "--out", out, "--resume", "--json")
+    assert code == 0, shown
+    assert json.loads(printed)["profile"]["provenance"]["trials"] == 6
+    assert "trial 1:" not in shown
 
 
 def test_decode_check_reports_identical_tokens_for_every_prompt(tuned, capsys, monkeypatch):
@@ -258,8 +259,9 @@ def test_a_full_disk_is_one_sentence():
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("signal_sent", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_an_interrupted_search_keeps_its_trials_and_resumes(tuned, tmp_path, signal_sent, status):
+@pytest.mark.usefixtures("made_up_costs")
+def test_an_interrupted_search_keeps_its_trials_and_resumes(tuned, tmp_path, capsys, monkeypatch):
+    """By Ctrl-C; tests/test_tuning.py kills searches outright."""
     task, out = tuned[0], tmp_path / "profile.yaml"
     journal = out.with_suffix(".journal")
     search = ["tune", "--model", "demo", "--task", str(task), "--searcher", "random", "--threads", "1", "--out", str(out)]
@@ -270,15 +272,15 @@ def test_an_interrupted_search_keeps_its_trials_and_resumes(tuned, tmp_path, sig
     while time.monotonic() < deadline and finished(journal) < 5:
         assert running.poll() is None, running.stderr.read()
         time.sleep(0.1)
-    running.send_signal(signal_sent)
+    running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=60)
-    assert running.returncode == status, said
+    assert running.returncode == 130, said
     assert "Traceback" not in said
     kept, judged = finished(journal), journal.read_bytes()
     assert kept >= 5
-    done = skipsearch(*search, "--trials", kept + 2, "--resume", "--json", command=WITHOUT_A_TABLE)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["profile"]["provenance"]["trials"] == kept + 2
+    code, printed, shown = in_process(capsys, monkeypatch, *search, "--trials", kept + 2, "--resume", "--json")
+    assert code == 0, shown
+    assert json.loads(printed)["profile"]["provenance"]["trials"] == kept + 2
     assert journal.read_bytes().startswith(judged[:judged.rindex(b"\n") + 1]), "every mask that was judged is kept"
     assert load_profile(out).provenance.trials == kept + 2
 

@@ -24,7 +24,7 @@ version: 1
 description: how functions begin
 source: {kind: jsonl, path: rows.jsonl}
 template: "{prompt}"
-max_new_tokens: 16
+max_new_tokens: 10
 max_prompt_tokens: 40
 sampling: {temperature: 0.0}
 calibration: 3
@@ -70,7 +70,7 @@ def test_tune_writes_a_profile_and_decode_gives_the_full_models_tokens(
 
     for file in (tuned, drafting(tuned)):
         status, printed, said = in_process(capsys, monkeypatch, "decode", *model, "--profile", file, "--prompts", task / "rows.jsonl",
-                                           "--max-new-tokens", 16, "--check")
+                                           "--max-new-tokens", 10, "--check")
         assert status == 0, said
         rows = [json.loads(line) for line in printed.splitlines()]
         assert len(rows) == 6
