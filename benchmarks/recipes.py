@@ -114,11 +114,12 @@ def predictions(model: ModelAdapter, calibration: Workload, found: Searched, cou
     return {"lines": lines, "rank": float(rank)}
 
 
-def guarded(model: ModelAdapter, task: Task, path: Path, seed: int) -> dict[str, Any]:
+def guarded(model: ModelAdapter, task: Task, path: Path, count: int | None, seed: int) -> dict[str, Any]:
     """A profile's recipe on text that it was not made for, with its guard and without."""
     profile, chance = load_profile(path), random.Random(seed)
-    own = workload(model, task, [*task.calibration, *task.holdout])
-    shuffled = [replace(p, text=" ".join(chance.sample(words := p.text.split(), len(words)))) for p in (*task.calibration, *task.holdout)]
+    prompts = [*task.holdout, *task.calibration][:count]
+    own = workload(model, task, prompts)
+    shuffled = [replace(p, text=" ".join(chance.sample(words := p.text.split(), len(words)))) for p in prompts]
     noise = replace(own, prompts=tuple(tuple(chance.randrange(model.spec.vocab) for _ in range(60)) for _ in own.prompts))
     result = {}
     for name, work in ((task.name, own), ("shuffled words", workload(model, task, shuffled)), ("random tokens", noise)):
@@ -154,6 +155,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--prompts", type=int, help="hold-out prompts, all if not given")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--holdout", type=Path)
     parser.add_argument("--predictions", type=int, default=0)
@@ -167,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     model, task = load_model(args.model, "cpu", args.dtype, engine=args.engine), load_task(args.task)
     if args.guard:
-        found: dict[str, Any] = guarded(model, task, args.guard, args.seed)
+        found: dict[str, Any] = guarded(model, task, args.guard, args.prompts, args.seed)
     else:
         calibration = workload(model, task, task.calibration)
         auto = searched(model, calibration, "auto", args.trials, args.seed)
@@ -178,11 +180,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             alone = searched(model, calibration, "skip", args.trials, args.seed)
             finalists = tuning.finalists(auto.trials, auto.objective)
             winner, _ = tuning.run_off(model, calibration, finalists, args.seed, silent)
-            entries = {f.recipe.shape: f for f in reversed(finalists)}
+            entries = {f.recipe.shape: f for f in reversed(finalists) if f.recipe.shape != "skip"}
             entries["skip alone"] = tuning.finalists(alone.trials, alone.objective)[0]
             entries["auto"] = winner
             holdout = load_task(str(args.holdout.parent)) if args.holdout else task
-            found = measure(model, workload(model, holdout, holdout.holdout), entries, args.repeats, args.seed)
+            found = measure(model, workload(model, holdout, holdout.holdout[:args.prompts]), entries, args.repeats, args.seed)
             show(found)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
