@@ -18,8 +18,10 @@ from skipsearch.cli.tune import _begun_with
 from skipsearch.engine import Choice, load_model
 from skipsearch.errors import SearchError
 from skipsearch.ledger import Ledger
+from skipsearch.machine import cpu_name
 from skipsearch.models import ModelAdapter
 from skipsearch.profile import Profile, load_profile, save_profile
+from skipsearch.profile.places import device_slug
 
 GOLDEN = Path(__file__).parents[1] / "profile" / "golden" / "v2_speculate.yaml"
 
@@ -120,7 +122,7 @@ def test_decode_with_auto_looks_the_profile_up_before_it_takes_an_engine(tmp_pat
                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "profiles" / "demo" / "pycode"
     folder.mkdir(parents=True)
-    measured_with("compiled", folder / "nvidia-h200--float32.yaml")
+    measured_with("compiled", folder / f"{device_slug(cpu_name())}--float32.yaml")   # looked at before any bundled one
     wanted: list[str | None] = []
     monkeypatch.setattr(options, "_wanted", lambda model, engine: wanted.append(engine) or model)
     code, _, said = in_process(capsys, monkeypatch, "decode", "--model", "demo", "--profile", "auto", "--task", "pycode", "--profiles",
