@@ -57,6 +57,12 @@ def break_even_alpha(beta: float, verify_ratio: float = 1.0) -> float:
     return beta + verify_ratio - 1
 
 
+def acceptance(accepted: int, rejecting_rounds: int) -> float | None:
+    """α: accepted / (accepted + rounds that ended in a rejection); None if nothing was drafted."""
+    judged = accepted + rejecting_rounds
+    return accepted / judged if judged else None
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     """What is known of a drafter's rounds, in units of a plain pass. beta: of a draft pass; verify_ratio: of its verify passes, on average;
@@ -105,9 +111,8 @@ class DrafterStats:
 
     @property
     def alpha(self) -> float | None:
-        """accepted / (accepted + rounds that ended in a rejection); None if it drafted nothing."""
-        judged = self.accepted + self.rejecting_rounds
-        return self.accepted / judged if judged else None
+        """As `acceptance` has it."""
+        return acceptance(self.accepted, self.rejecting_rounds)
 
     def __add__(self, other: DrafterStats) -> DrafterStats:
         return DrafterStats(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
@@ -136,9 +141,8 @@ class DecodeStats:
 
     @property
     def alpha(self) -> float | None:
-        """accepted / (accepted + rounds that ended in a rejection); None if nothing was drafted."""
-        judged = self.accepted + self.rejecting_rounds
-        return self.accepted / judged if judged else None
+        """As `acceptance` has it."""
+        return acceptance(self.accepted, self.rejecting_rounds)
 
     @property
     def accepted_fraction(self) -> float | None:

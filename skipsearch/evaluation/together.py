@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from skipsearch.cache import KVCache, PassPlan, Planner
+from skipsearch.decoding.acceptance import BROKEN, greedy_choice, no_numbers
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.engine import forward, inference
 from skipsearch.models.spec import ModelAdapter
@@ -49,9 +50,11 @@ def _batch(model: ModelAdapter, prompts: list[Sequence[int]], max_new_tokens: in
     while True:
         keys = int(position.max()) + 1
         visible = (planner.slots[:, :keys] <= position)[:, None, None]   # [B, 1, 1, keys]
-        token = forward(model, token, cache, PassPlan(position, position, keys, visible, None)).argmax(dim=-1)
+        token = greedy_choice(forward(model, token, cache, PassPlan(position, position, keys, visible, None)))
         for text, chosen in zip(rows, token[:, 0].tolist(), strict=True):
             if text in going:
+                if chosen == BROKEN:
+                    raise no_numbers()
                 generated[text].append(chosen)
                 if stoppers[text].push(chosen):
                     going.remove(text)

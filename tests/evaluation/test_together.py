@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from helpers.tiny import VOCAB, small_world, with_eos
+import torch
+from helpers.tiny import VOCAB, small_world, tiny_llama, with_eos
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipsearch.decoding import Decoder
+from skipsearch.errors import ModelError
 from skipsearch.evaluation import together
 from skipsearch.evaluation.together import continue_together
-from skipsearch.models import ModelAdapter
+from skipsearch.models import ModelAdapter, adapt
 
 prompts = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30), min_size=1, max_size=6)
 
@@ -47,3 +49,11 @@ def test_progress_and_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     found = continue_together(model, several, 6, None, lambda done, total: seen.append((done, total)))
     assert found == [alone(model, p, 6, None) for p in several]
     assert seen == [(2, 5), (4, 5), (5, 5)]
+
+
+def test_a_model_whose_logits_are_not_numbers_is_named() -> None:
+    hf = tiny_llama()
+    with torch.no_grad():
+        hf.lm_head.weight[7, 3] = torch.nan
+    with pytest.raises(ModelError, match="logits are not numbers"):
+        continue_together(adapt(hf), [(5, 17), (3,)], 8, None)
