@@ -200,7 +200,7 @@ def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[in
 
 def finalists(trials: Sequence[Trial], by_replay: ReplayObjective) -> list[Finalist]:
     """The recipes to race, with the best settings for each: the best of each shape, so that a wrong prediction costs no more than the race,
-    then whichever are predicted to be the fastest. trials: the best masks that were judged."""
+    then whichever are predicted to be the fastest, and the best without siblings. trials: the best masks that were judged."""
     by_shape: dict[str, list[Found]] = {shape: [] for shape in by_replay.shapes}
     if "lookup" in by_shape:
         by_shape["lookup"].append(by_replay.best_lookup())
@@ -212,6 +212,9 @@ def finalists(trials: Sequence[Trial], by_replay: ReplayObjective) -> list[Final
     first = [found for of_shape in by_shape.values() for found in of_shape[:1]]
     others = sorted((found for of_shape in by_shape.values() for found in of_shape[1:]), key=lambda found: found.seconds_per_token)
     chosen = sorted([*first, *others[:max(0, FINALISTS - len(first))]], key=lambda found: found.seconds_per_token)
+    best = chosen[0].recipe
+    if any(drafter.most_siblings for drafter in best.drafters) and (mask := best.mask(trials[0].mask.n_layers)) is not None:
+        chosen.append(by_replay.best_recipe(mask, best.shape, fine=True, siblings=False))
     plain = by_replay.costs.verify[0]
     return [Finalist(found.recipe, plain / found.seconds_per_token, tuple(found.prices(plain))) for found in chosen]
 

@@ -15,6 +15,7 @@ from skipsearch.decoding.arguments import token_ids
 from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker, is_whole
 from skipsearch.decoding.stopping import Stopper
+from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled, ends_in_a_rejection
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
 from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, exact_forward, forward, inference
 from skipsearch.errors import DecodeError
@@ -69,6 +70,7 @@ class DecodeLoop:
     def __init__(self, model: ModelAdapter, recipe: Recipe, exact: bool = False, prices: Sequence[Price | None] = ()):
         self.model, self.exact, self.prices = model, exact, prices
         self.drafters = [(spec.draft_length, spec.build(model.spec.n_layers)) for spec in recipe.drafters]
+        self._siblings = max((spec.most_siblings for spec in recipe.drafters), default=0)
         self._spare: list[tuple[KVCache, Planner]] = []   # the cache of the last request that ended
 
     def stream(self, prompt: Sequence[int], sampling: Sampling, stopper: Stopper, seed: int = 0) -> Iterator[Chunk]:
@@ -124,17 +126,18 @@ class DecodeLoop:
         rows = ctx.pending if draft is None else torch.cat([ctx.pending, draft.tokens[None]], dim=1)  # [1, 1 + N]
         drafted_at = perf_counter()
 
-        n_drafted = rows.shape[1] - 1
-        logits = self._full(rows, cache, ctx.planner)[0]  # [1 + N, V]
-        accepted, following = self._accept(request, rows[0, 1:], None if draft is None else draft.probs, logits)
+        n_drafted = rows.shape[1] - 1 if draft is None or draft.trunk is None else draft.trunk
+        n_siblings = rows.shape[1] - 1 - n_drafted
+        path, following, rejected = self._verify(request, rows, draft)
+        accepted = len(path)
         cache.length += 1 + accepted  # rejected K/V stays behind; the next verify overwrites it before anything reads it
         ctx.pending = rows.new_tensor([[following]])
         if draft is not None:
-            request.sessions[by].verified(ctx, accepted)
+            request.sessions[by].verified(ctx, path)
             copied = 0 if draft.source is None else min(accepted, max(0, ctx.prompt - draft.source))
-            stats.by_drafter[by].count(n_drafted, accepted, accepted < n_drafted, copied)
+            stats.by_drafter[by].count(n_drafted, accepted, rejected, copied, n_siblings)
         if request.guard is not None:
-            request.guard.passed(None if draft is None else by, n_drafted, accepted)
+            request.guard.passed(None if draft is None else by, n_drafted, accepted, n_siblings)
 
         ended = perf_counter()
         if draft is not None:
@@ -143,11 +146,27 @@ class DecodeLoop:
         stats.rounds += 1
         stats.drafted += n_drafted
         stats.accepted += accepted
-        stats.rejecting_rounds += accepted < n_drafted
+        stats.rejecting_rounds += rejected
         stats.draft_seconds += drafted_at - started
         stats.verify_seconds += ended - drafted_at
         stats.decode_seconds += ended - started
-        return [*rows[0, 1:1 + accepted].tolist(), following]
+        emitted = rows[0].tolist()
+        return [*(emitted[node] for node in path), following]
+
+    def _verify(self, request: _Request, rows: Tensor, draft: Draft | None) -> tuple[Sequence[int], int, bool]:
+        """The full model over the pending token and a draft, [1, 1 + N]; K/V of what stands then lie behind the committed ones.
+
+        Returns (which drafted tokens stand, counted from 1, the token that follows them, whether the round ends in a rejection).
+        """
+        cache, planner = request.ctx.cache, request.ctx.planner
+        if draft is None or draft.parents is None:
+            logits = self._full(rows, cache, planner)[0]  # [1 + N, V]
+            accepted, following = self._accept(request, rows[0, 1:], None if draft is None else draft.probs, logits)
+            return range(1, 1 + accepted), following, accepted < rows.shape[1] - 1
+        logits = forward(self.model, rows, cache, planner.tree(cache.length, draft.parents))[0]
+        path, following = self._accept_tree(request, rows[0, 1:], draft, logits)
+        cache.gather([cache.length + node for node in path], cache.length + 1)
+        return path, following, ends_in_a_rejection(path, draft.parents)
 
     def _draft(self, request: _Request, room: int) -> tuple[int, Draft | None]:
         """(whose draft, the draft) of the first drafter that proposes something, of at most `room` tokens; (0, None) if none does."""
@@ -156,7 +175,7 @@ class DecodeLoop:
             if request.guard is not None and request.guard.rests(i):
                 continue
             if most > 0 and (draft := session.draft(request.ctx, most)) is not None:
-                return i, draft
+                return i, draft.chain() if self.exact else draft   # passes of one fixed shape are chains
         return 0, None
 
     def _full(self, tokens: Tensor, cache: KVCache, planner: Planner, last_only: bool = False) -> Tensor:
@@ -171,11 +190,20 @@ class DecodeLoop:
             return accept_sampled(drafted, q, picker.probs(logits), request.generator)
         return accept_greedy(drafted, logits)
 
+    def _accept_tree(self, request: _Request, drafted: Tensor, draft: Draft, logits: Tensor) -> tuple[list[int], int]:
+        assert draft.parents is not None
+        picker = request.ctx.picker
+        if isinstance(picker, SamplingPicker):
+            return accept_tree_sampled(drafted, draft.parents, draft.probs, picker.probs(logits), request.generator)
+        return accept_tree_greedy(drafted, draft.parents, logits)
+
     def _room_for(self, tokens: int) -> tuple[KVCache, Planner]:
-        """The cache of the last request, emptied, or a larger one. A drafter never writes past the last token that may come.
+        """The cache of the last request, emptied, or a larger one. A chain never ends past the last token that may come; siblings take
+        slots behind it while their round lasts.
 
         It is lent until the request ends, so that another one that starts meanwhile takes its own.
         """
+        tokens += self._siblings
         if self.exact:  # rows that fill a pass up write behind the last token; a power of two from one block of keys on is whole blocks
             tokens = max(tokens + EXACT_ROWS - 1, EXACT_KEYS)
         try:

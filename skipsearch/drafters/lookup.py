@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -61,5 +62,5 @@ class LookupSession:
             return None
         return Draft(ctx.pending.new_tensor(self.index.follow(match.position, n)), source=match.position)
 
-    def verified(self, ctx: DecodeContext, accepted: int) -> None:
+    def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
         pass

@@ -6,7 +6,7 @@ To add one: a context manager under @caught_by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
-from skipsearch.decoding import acceptance, loop
+from skipsearch.decoding import acceptance, loop, trees
 from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.decoding.stopping import Stopper, TextStream
@@ -31,6 +31,7 @@ from .checks import MASKS, Drafting, check_endings, check_greedy, check_streams_
 from .count_checks import check_counts
 from .recipe_checks import check_certain_sampling, check_guard, check_lookup
 from .sampling_checks import Warp, check_sampling
+from .tree_checks import check_tree_acceptance, check_tree_sampling, check_trees
 
 Check = Callable[[], object]
 BUGS: dict[str, tuple[Callable[[], AbstractContextManager[None]], Check]] = {}
@@ -401,8 +402,8 @@ def low_confidence_token_dropped_instead_of_verified() -> Iterator[None]:
 
 @caught_by(check_counts)
 def policy_told_that_the_bonus_was_accepted() -> Iterator[None]:
-    def verified(self: SkipSession, ctx: DecodeContext, accepted: int) -> None:
-        self.exit.observe(accepted + 1, self._drafted)
+    def verified(self: SkipSession, ctx: DecodeContext, path: Sequence[int]) -> None:
+        self.exit.observe(len(path) + 1, self._drafted)
 
     with patch.object(SkipSession, "verified", verified):
         yield
@@ -410,8 +411,8 @@ def policy_told_that_the_bonus_was_accepted() -> Iterator[None]:
 
 @caught_by(check_counts)
 def policy_told_the_draft_length_instead_of_the_draft() -> Iterator[None]:
-    def verified(self: SkipSession, ctx: DecodeContext, accepted: int) -> None:
-        self.exit.observe(accepted, 4)
+    def verified(self: SkipSession, ctx: DecodeContext, path: Sequence[int]) -> None:
+        self.exit.observe(len(path), 4)
 
     with patch.object(SkipSession, "verified", verified):
         yield
@@ -519,7 +520,7 @@ def guard_told_of_nobody() -> Iterator[None]:
     """Rounds are weighed as if nobody had drafted, so nobody ever rests."""
     real = Guard.passed
 
-    def passed(self: Guard, drafter: int | None, drafted: int = 0, accepted: int = 0) -> None:
+    def passed(self: Guard, drafter: int | None, drafted: int = 0, accepted: int = 0, siblings: int = 0) -> None:
         real(self, None)
 
     with patch.object(Guard, "passed", passed):
@@ -537,4 +538,102 @@ def certain_token_kept_whatever_its_chance() -> Iterator[None]:
         return len(drafted), int(torch.multinomial(p[len(drafted)], 1, generator=generator))
 
     with patch.object(loop, "accept_sampled", accept):
+        yield
+
+
+# --- trees -------------------------------------------------------------------------------------------------------------------
+
+
+@caught_by(check_trees)
+def sibling_sees_its_sibling() -> Iterator[None]:
+    """A verify pass over a tree shows every row all rows before it, as in a chain."""
+    real = Planner.tree
+
+    def tree(self: Planner, start: int, parents: Sequence[int]) -> PassPlan:
+        plan = real(self, start, parents)
+        return replace(plan, visible=(self.slots[:, :plan.keys] <= plan.slots[0, :, None])[None, None])
+
+    with patch.object(Planner, "tree", tree):
+        yield
+
+
+@caught_by(check_trees)
+def sibling_stands_where_its_slot_is() -> Iterator[None]:
+    """Positions count rows, so a sibling is turned by the angle of another place."""
+    real = Planner.tree
+
+    def tree(self: Planner, start: int, parents: Sequence[int]) -> PassPlan:
+        plan = real(self, start, parents)
+        return replace(plan, positions=plan.slots)
+
+    with patch.object(Planner, "tree", tree):
+        yield
+
+
+@caught_by(check_trees)
+def path_not_moved() -> Iterator[None]:
+    """The K/V of an accepted sibling stay where the tree had them."""
+    with patch.object(KVCache, "gather", lambda self, slots, start: None):
+        yield
+
+
+@caught_by(check_trees)
+def length_advanced_by_rows() -> Iterator[None]:
+    """Siblings that fell count as committed."""
+    real = loop.DecodeLoop._round
+
+    def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
+        before = sum(d.siblings for d in request.stats.by_drafter)
+        tokens = real(self, request, room)
+        request.ctx.cache.length += sum(d.siblings for d in request.stats.by_drafter) - before
+        return tokens
+
+    with patch.object(loop.DecodeLoop, "_round", rounds):
+        yield
+
+
+@caught_by(check_trees)
+def any_sibling_of_a_right_token_stands() -> Iterator[None]:
+    """The descent takes the last child whenever one of the children is right."""
+    real = trees.accept_tree_greedy
+
+    def accept(drafted: Tensor, parents: Sequence[int], logits: Tensor) -> tuple[list[int], int]:
+        path, following = real(drafted, parents, logits)
+        if not path:
+            return path, following
+        path[-1] = max(i for i, parent in enumerate(parents, 1) if parent == parents[path[-1] - 1])
+        return path, following
+
+    with patch.object(loop, "accept_tree_greedy", accept):
+        yield
+
+
+@caught_by(check_tree_acceptance)
+def residual_against_the_first_q_again() -> Iterator[None]:
+    """A second sibling is weighed as if the first one could have been drawn once more."""
+    def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
+        return p if q is None else acceptance.residual(p, q, token)
+
+    with patch.object(trees, "residual", residual):
+        yield
+
+
+@caught_by(check_tree_sampling)
+def siblings_drawn_with_replacement() -> Iterator[None]:
+    """A sibling may be the token beside which it stands."""
+    def draw(self: SamplingPicker, scored: Scored) -> tuple[Tensor, Tensor | None]:
+        return torch.multinomial(scored.weights, self.choices, replacement=True, generator=self.generator), scored.weights
+
+    with patch.object(SamplingPicker, "draw", draw):
+        yield
+
+
+@caught_by(check_tree_sampling)
+def token_behind_a_path_drawn_unwarped() -> Iterator[None]:
+    real = SamplingPicker.probs
+
+    def probs(self: SamplingPicker, logits: Tensor) -> Tensor:
+        return logits.softmax(dim=-1) if len(logits) > 1 else real(self, logits)
+
+    with patch.object(SamplingPicker, "probs", probs):
         yield

@@ -6,6 +6,7 @@ Seeds are fixed, so a verdict is the same at every run; a true sampler would fai
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -48,8 +49,8 @@ class CertainSession:
         assert draft.probs is None
         return draft
 
-    def verified(self, ctx: DecodeContext, accepted: int) -> None:
-        self.inner.verified(ctx, accepted)
+    def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
+        self.inner.verified(ctx, path)
 
 
 @pytest.mark.parametrize("warp", WARPS, ids=str)
