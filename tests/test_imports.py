@@ -18,7 +18,7 @@ PACKAGE = Path(skipsearch.__file__).parent
 LONGEST_FILE = 300   # lines; a file that grows past it has two ideas in it
 
 # Room -> what it may import beside itself and BASE. "models" is the whole room, "models.spec" that file alone: a port.
-BASE = {"errors", "names", "repeats", "version", "fields"}
+BASE = {"errors", "names", "repeats", "version", "fields", "strict_yaml"}
 DECODING = {"drafters", "exits", "recipe", "engine", "cache", "models", "profile", "machine", "stats", "costs",
             "mask"}   # all of models: `generate` adapts a model in memory
 EVALUATION = DECODING | {"decoding", "tasks", "searchers.base"}   # the last for the plain data that searchers are given
@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "names": set(),
     "version": set(),
     "fields": set(),
+    "strict_yaml": set(),
     "mask": set(),
     "costs": {"mask"},
     "recipe": {"mask", "drafters.base", *SPECS},   # by name alone: what stands in its tables, and the port that a spec builds
@@ -62,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     "demo": {"models"},
     "cli": DRIVER | {"verification", "export", "report", "bench"},
 }
-NO_TORCH = {"errors", "repeats", "names", "version", "fields", "mask", "costs", "recipe", "stats", "profile", "exits"}
+NO_TORCH = {"errors", "repeats", "names", "version", "fields", "strict_yaml", "mask", "costs", "recipe", "stats", "profile", "exits"}
 LAZY_NAME = re.compile(r"skipsearch(\.\w+)+(:\w+)?")
 
 

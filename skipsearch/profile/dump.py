@@ -16,7 +16,7 @@ import yaml
 
 from skipsearch.errors import ProfileError, SkipSearchError
 from skipsearch.profile.schema import Profile
-from skipsearch.profile.yaml import reads_as_text
+from skipsearch.strict_yaml import reads_as_text
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _./+()-]*")
 _RECIPES = ("drafters", "lost")   # each drafter on a line of its own
