@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,6 +21,7 @@ from skipsearch import compiler
 from skipsearch.costs import Costs
 from skipsearch.decoding import Decoder
 from skipsearch.errors import SearchError
+from skipsearch.evaluation.brought import brought
 from skipsearch.evaluation.evidence import gather
 from skipsearch.evaluation.objectives import MAX_DRAFT, SHAPES, Found, Objective, ReplayObjective, WallObjective
 from skipsearch.evaluation.prompts import Workload, template_sha256, workload
@@ -132,6 +133,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
         ledger.note("raced", [r.as_dict() for r in (*raced, confirmed)])
         if (mask := winner.recipe.mask(model.spec.n_layers)) is not None:
             ledger.note("surface", {"policies": by_replay.surface(mask)})
+        ledger.note("brought", [asdict(group) for group in brought(winner.recipe, by_replay.replay, by_replay.lookups)])
     return compiler.compile_profile(model, task, holdout, winner.recipe, plain, ours,
                                     provenance=compiler.provenance(searcher, objective, seed, judged, searched))
 
