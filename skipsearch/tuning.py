@@ -212,11 +212,11 @@ def finalists(trials: Sequence[Trial], by_replay: ReplayObjective) -> list[Final
     for of_shape in by_shape.values():
         of_shape.sort(key=lambda found: found.seconds_per_token)
     first = [found for of_shape in by_shape.values() for found in of_shape[:1]]
+    best = min(first, key=lambda found: found.seconds_per_token).recipe
+    if any(drafter.most_siblings for drafter in best.drafters) and (mask := best.mask(trials[0].mask.n_layers)) is not None:
+        first.append(by_replay.best_recipe(mask, best.shape, fine=True, siblings=False))
     others = sorted((found for of_shape in by_shape.values() for found in of_shape[1:]), key=lambda found: found.seconds_per_token)
     chosen = sorted([*first, *others[:max(0, FINALISTS - len(first))]], key=lambda found: found.seconds_per_token)
-    best = chosen[0].recipe
-    if any(drafter.most_siblings for drafter in best.drafters) and (mask := best.mask(trials[0].mask.n_layers)) is not None:
-        chosen.append(by_replay.best_recipe(mask, best.shape, fine=True, siblings=False))
     plain = by_replay.costs.verify[0]
     return [Finalist(found.recipe, plain / found.seconds_per_token, tuple(found.prices(plain))) for found in chosen]
 

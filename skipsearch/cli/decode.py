@@ -60,8 +60,10 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
     if loaded is not None and loaded.task.chat_template_sha256 and not chat:
         warn(["this profile was made for requests in the chat template: with --chat yours go through it too"])
     from skipsearch.decoding import Decoder
+    from skipsearch.evaluation.prices import prices_here
 
-    decoder, plain = Decoder(adapter, loaded, exact=exact), Decoder(adapter, exact=exact) if check else None
+    prices = None if loaded is None else prices_here(loaded, adapter)
+    decoder, plain = Decoder(adapter, loaded, exact=exact, prices=prices), Decoder(adapter, exact=exact) if check else None
     warn(decoder.warnings)
     if loaded is not None and loaded.verdict == "plain":
         warn(["this profile says that nothing beat plain decoding where it was made, so decoding is plain"])
