@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from skipsearch.cli.common import err
 from skipsearch.cli.outside import visible
 from skipsearch.errors import SkipSearchError
+from skipsearch.version import __version__
 
 
 @contextmanager
@@ -40,13 +41,24 @@ class Root(TyperGroup):
 
 
 app = typer.Typer(
-    name="skipsearch", cls=Root, no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
-    help="Find the fastest lossless way to decode with a language model: prompt lookup, the model with some of its sub-layers skipped, or "
+    name="skipsearch", cls=Root, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 140},   # an example that is broken in two cannot be copied
+    help="Example: skipsearch tune --model demo --task pycode\n\n"
+         "Find the fastest lossless way to decode with a language model: prompt lookup, the model with some of its sub-layers skipped, or "
          "both. Decode with the answer.")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"skipsearch {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def root(debug: bool = typer.Option(False, "--debug", help="Show the traceback of a failure.")) -> None:
+def root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Say which version this is."),
+         quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress and no remarks on stderr; warnings and errors stay."),
+         debug: bool = typer.Option(False, "--debug", help="Show the traceback of a failure.")) -> None:
+    err.quiet = quiet
     if debug:
         os.environ["SKIPSEARCH_DEBUG"] = "1"
 
@@ -62,12 +74,13 @@ def register() -> None:
     app.command(name="report", short_help="A search and its profile in pictures: one HTML file.")(report.report)
     app.command(name="list", short_help="The names that other commands take: models, tasks, searchers, …")(catalogue.catalogue)
     app.command(name="doctor", short_help="Is this installation able to do its work?")(doctor.doctor)
-    app.add_typer(profile.app, name="profile")
-    app.add_typer(task.app, name="task")
+    app.add_typer(profile.app, name="profile", short_help="Look at, check, compare, convert, fetch and verify profiles.")
+    app.add_typer(task.app, name="task", short_help="Look at tasks and check them.")
 
 
 def main() -> None:
     """Console entry point. Raises SystemExit with status 0, 1, 2 or 130."""
+    err.quiet = False
     if not app.registered_commands:
         register()
     try:
@@ -78,14 +91,17 @@ def main() -> None:
         where = f" ({error.filename})" if error.filename else ""
         _fail(f"{error.strerror or error}{where}")
     except KeyboardInterrupt:
+        err.quiet = False
         err.print("interrupted")
         sys.exit(130)
     except Exception:  # a fault of this program: what its traceback quotes may be from outside, too
+        err.quiet = False
         err.passage(traceback.format_exc().rstrip())
         sys.exit(1)
 
 
 def _fail(sentence: str) -> None:
+    err.quiet = False
     if os.environ.get("SKIPSEARCH_DEBUG"):
         err.passage(traceback.format_exc().rstrip())
         sys.exit(1)
