@@ -65,11 +65,12 @@ def root(version: bool = typer.Option(False, "--version", callback=_version, is_
 
 def register() -> None:
     """Attach every command; each file holds one."""
-    from skipsearch.cli import bench, catalogue, chat, decode, doctor, export, profile, report, task, tune
+    from skipsearch.cli import bench, catalogue, chat, decode, doctor, export, profile, report, serve, task, tune
 
     app.command(name="tune", short_help="Search a mask, measure it on hold-out prompts, write a profile.")(tune.tune)
     app.command(name="decode", short_help="Generate with a profile; the tokens are the full model's own.")(decode.decode)
     app.command(name="chat", short_help="A conversation in the terminal.")(chat.chat)
+    app.command(name="serve", short_help="Serve a model to OpenAI's clients, and a page to watch it.")(serve.serve)
     app.command(name="bench", short_help="Measure side by side: plain, with a profile, Hugging Face.")(bench.bench)
     app.command(name="export", short_help="A profile's draft as a checkpoint for other engines.")(export.export)
     app.command(name="report", short_help="A search and its profile in pictures: one HTML file.")(report.report)

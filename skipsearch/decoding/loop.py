@@ -12,7 +12,7 @@ from torch import Tensor
 from skipsearch.cache import KVCache, Planner
 from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
 from skipsearch.decoding.guard import Guard
-from skipsearch.decoding.prefix import Prefix
+from skipsearch.decoding.prefix import Prefix, new_room
 from skipsearch.decoding.request import ReadyRequest
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
 from skipsearch.decoding.stopping import Stopper
@@ -92,7 +92,7 @@ class DecodeLoop:
         """
         prompt, stopper = asked.prompt, asked.stopper
         slots, history = len(prompt) + stopper.max_new_tokens, prompt
-        cache, planner = self._room_for(slots) if prefix is None else prefix.lend(prompt, self._slots(slots), self._new_room)
+        cache, planner = self._room_for(slots) if prefix is None else prefix.lend(prompt, self._slots(slots), self.model)
         try:
             request, first = self._prefill(prompt, asked.sampling, stopper, asked.seed, cache, planner)
             if watch is not None:
@@ -209,16 +209,12 @@ class DecodeLoop:
                 return cache, planner
         except IndexError:
             pass
-        return self._new_room(slots)
+        return new_room(self.model, slots)
 
     def _slots(self, tokens: int) -> int:
         """Slots for so many tokens of prompt and answer."""
         # Rows that fill an exact pass up write behind the last token; a power of two from one block of keys on is whole blocks.
         return max(tokens + EXACT_ROWS - 1, EXACT_KEYS) if self.exact else tokens
-
-    def _new_room(self, slots: int) -> tuple[KVCache, Planner]:
-        capacity = max(256, 1 << (slots - 1).bit_length())
-        return self.model.new_cache(1, capacity), Planner(capacity, self.model.spec.device)
 
     def _clock(self) -> float:
         synchronise(self.model.spec.device)

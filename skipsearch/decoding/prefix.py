@@ -7,13 +7,20 @@ rollback.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import Lock
 
 from skipsearch.cache import KVCache, Planner
 from skipsearch.errors import DecodeError
+from skipsearch.models.spec import ModelAdapter
 
 Room = tuple[KVCache, Planner]
+
+
+def new_room(model: ModelAdapter, slots: int) -> Room:
+    """An empty cache of at least so many slots: a power of two, as engines with fixed shapes want it."""
+    capacity = max(256, 1 << (slots - 1).bit_length())
+    return model.new_cache(1, capacity), Planner(capacity, model.spec.device)
 
 
 class Prefix:
@@ -34,7 +41,7 @@ class Prefix:
         most = min(len(self.tokens), len(prompt) - 1)
         return next((i for i in range(most) if self.tokens[i] != prompt[i]), most)
 
-    def lend(self, prompt: Sequence[int], slots: int, new_room: Callable[[int], Room]) -> Room:
+    def lend(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Room:
         """A cache of at least so many slots, whose `length` counts those that are the prompt's already.
 
         Raises: DecodeError while another request runs on it.
@@ -44,7 +51,7 @@ class Prefix:
         try:
             known = self.shared(prompt)
             if self._room is None or self._room[0].capacity < slots:
-                room = new_room(slots)
+                room = new_room(model, slots)
                 if self._room is not None:
                     room[0].take_over(self._room[0], known)
                 self._room = room

@@ -18,7 +18,7 @@ from torch import Tensor
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding import acceptance, loop
 from skipsearch.decoding.guard import Guard
-from skipsearch.decoding.prefix import Prefix
+from skipsearch.decoding.prefix import Prefix, new_room
 from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.decoding.stopping import Stopper, TextStream
 from skipsearch.drafters import DecodeContext, Draft
@@ -198,10 +198,10 @@ def another_sessions_prefix() -> Iterator[None]:
     room: list[tuple[KVCache, Planner]] = []
     real = Prefix.lend
 
-    def lend(self: Prefix, prompt: Sequence[int], slots: int, new_room: Any) -> tuple[KVCache, Planner]:
-        room.extend([new_room(512)] if not room else [])
+    def lend(self: Prefix, prompt: Sequence[int], slots: int, model: Any) -> tuple[KVCache, Planner]:
+        room.extend([new_room(model, 512)] if not room else [])
         self._room = room[0]
-        return real(self, prompt, slots, new_room)
+        return real(self, prompt, slots, model)
 
     with patch.object(Prefix, "lend", lend):
         yield
