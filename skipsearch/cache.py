@@ -83,6 +83,14 @@ class KVCache:
             if buffer is not None:
                 buffer[:, :, start:start + len(slots)] = buffer[:, :, list(slots)]   # the right side is a copy
 
+    def take_over(self, other: KVCache, count: int) -> None:
+        """Copy the first `count` slots of a cache of the same model."""
+        for layer, (key, value) in enumerate(zip(other.keys, other.values, strict=True)):
+            if key is not None and value is not None:
+                keys, values = self.buffers(layer, key, value)
+                keys[:, :, :count] = key[:, :, :count]
+                values[:, :, :count] = value[:, :, :count]
+
     def reset(self) -> None:
         """Forget everything; the buffers are kept for the next request."""
         self.length = 0

@@ -126,6 +126,7 @@ class DecodeStats:
 
     tokens: emitted, the prefill's own first one included. round_tokens: emitted by rounds.
     A round of plain decoding is one full pass over one token with nothing drafted. by_drafter: of each drafter of the recipe, in its order.
+    cached_tokens: of the prompt, those whose K/V an earlier request of the session had left.
     """
 
     prompt_tokens: int = 0
@@ -140,6 +141,7 @@ class DecodeStats:
     verify_seconds: float = 0.0
     decode_seconds: float = 0.0
     by_drafter: list[DrafterStats] = field(default_factory=list)
+    cached_tokens: int = 0
 
     @property
     def alpha(self) -> float | None:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -72,13 +72,15 @@ def seconds(budget: str | float | None) -> float | None:
 
 def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER, budget: str | float | None = None,
          trials: int | None = None, objective: str = "replay", seed: int = 0, study: str | Path | None = None, resume: bool = False,
-         whole_layers: bool = False, listen: Listener = lambda event: None, fresh_table: bool = False, drafters: str = "auto") -> Profile:
+         whole_layers: bool = False, listen: Listener = lambda event: None, fresh_table: bool = False, drafters: str = "auto",
+         keep: Collection[int] = ()) -> Profile:
     """Search the fastest recipe for `model` on `task`, and measure it here.
 
     drafters: which a recipe may have: "lookup", "skip", "lookup,skip" (in this order), or "auto", which weighs all of them.
     budget: of the search itself (the race and the confirmation come on top); trials: masks judged. The first to run out ends the
     search; with neither, 200 masks. study: a journal file or storage URL that keeps every judged mask; None keeps nothing.
     listen: told of progress. fresh_table: measure the latency table also where a kept one would do.
+    keep: flat numbers of sub-layers that no draft skips (attention of layer i is 2i, its MLP 2i + 1); `sub_layers` reads them from text.
     Raises: SearchError, TaskError, and KeyboardInterrupt through: what was judged is in the study.
     """
     limit = seconds(budget)
@@ -96,7 +98,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     task = load_task(task) if isinstance(task, str) else task
     check_task(task)
     calibration = workload(model, task, task.calibration)  # before a study is begun that such a model could not go on with
-    ledger = Ledger(study, identity(model, task, objective, whole_layers, drafters), resume) if study is not None else None
+    ledger = Ledger(study, identity(model, task, objective, whole_layers, drafters, keep), resume) if study is not None else None
     if ledger and ledger.torn:
         listen(Noted(f"the last line of {ledger.where} was half written when its process ended, and was cut off; at most the mask judged "
                      "last is lost"))
@@ -109,7 +111,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     if "skip" in drafters or drafters == "auto":
         listen(Stage("ranking sub-layers by what skipping each alone costs"))
         evidence = gather(by_replay.replay, by_replay.costs, lambda done, total: listen(Progress(done, total)))
-        problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed, whole_layers=whole_layers)
+        problem = SearchProblem(model.spec.n_layers, frozenset(keep), evidence, seed, whole_layers)
         judge: Objective = by_replay
         if objective == "wall":
             judge = WallObjective(model, calibration.first(WALL_PROMPTS), by_replay, by_replay.costs.verify[0])
@@ -136,6 +138,18 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
         ledger.note("brought", [asdict(group) for group in brought(winner.recipe, by_replay.replay, by_replay.lookups)])
     return compiler.compile_profile(model, task, holdout, winner.recipe, plain, ours,
                                     provenance=compiler.provenance(searcher, objective, seed, judged, searched))
+
+
+def sub_layers(text: str | None) -> frozenset[int]:
+    """`attn:0,mlp:3` -> {0, 7}: the flat numbers of sub-layers; none of None. Raises: SearchError."""
+    found = set()
+    for part in (text or "").split(",") if text else []:
+        match = re.fullmatch(r"(attn|mlp):(\d{1,5})", part.strip())
+        if match is None:
+            raise SearchError(f"{part.strip()!r} names no sub-layer: write attn:0 for the attention of layer 0, mlp:3 for the MLP of layer "
+                              "3, with commas between them")
+        found.add(2 * int(match[2]) + (match[1] == "mlp"))
+    return frozenset(found)
 
 
 def check_searcher(name: str) -> None:
@@ -165,7 +179,8 @@ def check_task(task: Task) -> None:
                           "it needs some of both")
 
 
-def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool, drafters: str = "auto") -> dict[str, Any]:
+def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool, drafters: str = "auto",
+             keep: Collection[int] = ()) -> dict[str, Any]:
     """What must be equal for the trials of two processes to be comparable."""
     machine, spec = this_machine(model.spec.device), model.spec
     return {"model": spec.id, "n_layers": spec.n_layers, "config_sha256": spec.config_sha256, "weights_sha256": spec.weights_sha256,
@@ -174,7 +189,8 @@ def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool
             "chat_template_sha256": template_sha256(task, model.tokenizer),
             "generation": {"max_new_tokens": task.max_new_tokens, "max_prompt_tokens": task.max_prompt_tokens,
                            "end_on_repeat": task.end_on_repeat, "sampling": task.sampling.model_dump()},
-            "objective": objective, "whole_layers": whole_layers, "drafters": drafters, "software": software()}
+            "objective": objective, "whole_layers": whole_layers, "drafters": drafters, "keep": sorted(keep) or None,
+            "software": software()}
 
 
 def prepare(model: ModelAdapter, calibration: Workload, listen: Listener, fresh_table: bool = False,

@@ -47,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "exits": {"recipe"},
     "drafters": {"exits", "recipe", "engine", "cache", "mask", "models.spec"},
     "decoding": DECODING,
+    "conversation": DECODING | {"decoding"},
     "evaluation": EVALUATION,
     "programme": set(),
     "searchers": {"mask", "stats", "costs", "programme"},
@@ -60,8 +61,9 @@ ALLOWED: dict[str, set[str]] = {
     "export": DRIVER,
     "report": DRIVER,
     "bench": DRIVER,
+    "serve": DRIVER,
     "demo": {"models"},
-    "cli": DRIVER | {"verification", "export", "report", "bench"},
+    "cli": DRIVER | {"verification", "export", "report", "bench", "conversation", "serve"},
 }
 NO_TORCH = {"errors", "repeats", "names", "version", "fields", "strict_yaml", "mask", "costs", "recipe", "stats", "profile", "exits"}
 LAZY_NAME = re.compile(r"skipsearch(\.\w+)+(:\w+)?")
@@ -166,8 +168,8 @@ def test_no_file_has_two_ideas_in_it() -> None:
 def test_the_exported_names_are_these_and_each_leads_home() -> None:
     assert sorted(skipsearch.__all__) == [
         "Chunk", "DecodeError", "DecodeStats", "Decoder", "ExportError", "Generation", "MaskError", "ModelAdapter", "ModelError",
-        "ModelSpec", "Profile", "ProfileError", "Recipe", "SearchError", "SkipMask", "SkipSearchError", "Task", "TaskError", "Trial",
-        "__version__", "adapt", "generate", "load_model", "load_profile", "load_task", "save_profile", "tune"]
+        "ModelSpec", "Profile", "ProfileError", "Recipe", "Request", "SearchError", "Session", "SkipMask", "SkipSearchError", "Task",
+        "TaskError", "Trial", "__version__", "adapt", "generate", "load_model", "load_profile", "load_task", "save_profile", "tune"]
     for name in skipsearch.__all__:
         assert getattr(skipsearch, name) is not None
     assert set(skipsearch._HOME_OF) | {"__version__"} == set(skipsearch.__all__)

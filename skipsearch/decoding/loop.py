@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -11,14 +11,16 @@ from torch import Tensor
 
 from skipsearch.cache import KVCache, Planner
 from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
-from skipsearch.decoding.arguments import token_ids
 from skipsearch.decoding.guard import Guard
-from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker, is_whole
+from skipsearch.decoding.prefix import Prefix, new_room
+from skipsearch.decoding.request import ReadyRequest
+from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled, ends_in_a_rejection
+from skipsearch.decoding.watching import Proposal, Watch
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
 from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, exact_forward, forward, inference
-from skipsearch.errors import DecodeError
+from skipsearch.machine import synchronise
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.recipe import Recipe
 from skipsearch.stats import DecodeStats, DrafterStats, Price
@@ -36,15 +38,27 @@ class Generation:
     stats: DecodeStats
     text: str | None = None
 
+    @classmethod
+    def of(cls, chunks: Iterable[Chunk]) -> Generation:
+        """All chunks of one stream."""
+        read = list(chunks)
+        last = read[-1]
+        assert last.finish_reason is not None
+        assert last.stats is not None
+        text = None if last.text is None else "".join(c.text or "" for c in read)
+        return cls([t for c in read for t in c.tokens], last.finish_reason, last.stats, text)
+
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one round added. finish_reason and stats are set on the last chunk."""
+    """What one round added. finish_reason and stats are set on the last chunk. proposal: what was drafted in that round, where the request
+    is traced and something was."""
 
     tokens: list[int]
     text: str | None
     finish_reason: str | None = None
     stats: DecodeStats | None = None
+    proposal: Proposal | None = None
 
 
 @dataclass
@@ -73,12 +87,19 @@ class DecodeLoop:
         self._siblings = max((spec.most_siblings for spec in recipe.drafters), default=0)
         self._spare: list[tuple[KVCache, Planner]] = []   # the cache of the last request that ended
 
-    def stream(self, prompt: Sequence[int], sampling: Sampling, stopper: Stopper, seed: int = 0) -> Iterator[Chunk]:
-        """Chunks of committed tokens, a round each, the prefill's first token alone in the first."""
-        cache, planner = self._room_for(len(prompt) + stopper.max_new_tokens)
+    def stream(self, asked: ReadyRequest, prefix: Prefix | None = None, watch: Watch | None = None) -> Iterator[Chunk]:
+        """Chunks of committed tokens, a round each, the prefill's first token alone in the first.
+
+        prefix: what an earlier request left, and where this one leaves its K/V. watch: told what is proposed.
+        """
+        prompt, stopper = asked.prompt, asked.stopper
+        slots, history = len(prompt) + stopper.max_new_tokens, prompt
+        cache, planner = self._room_for(slots) if prefix is None else prefix.lend(prompt, self._slots(slots), self.model)
         try:
-            request, first = self._prefill(prompt, sampling, stopper, seed, cache, planner)
-            stats, emitted = request.stats, [first]
+            request, first = self._prefill(prompt, asked.sampling, stopper, asked.seed, cache, planner)
+            if watch is not None:
+                request.sessions = [watch.over(i, session) for i, session in enumerate(request.sessions)]
+            stats, emitted, history = request.stats, [first], request.ctx.history
             while True:
                 reason, committed = None, []
                 for token in emitted:
@@ -90,12 +111,15 @@ class DecodeLoop:
                 stats.round_tokens = stats.tokens - 1
                 request.ctx.history.extend(committed)
                 text = None if stopper.text is None else stopper.text.take(last=reason is not None)
-                yield Chunk(committed, text, reason, stats if reason else None)
+                yield Chunk(committed, text, reason, stats if reason else None, watch.take() if watch is not None else None)
                 if reason:
                     return
                 emitted = self._round(request, stopper.max_new_tokens - stopper.n_tokens)
         finally:
-            self._spare = [(cache, planner)]
+            if prefix is not None:
+                prefix.give_back(history)
+            else:
+                self._spare = [(cache, planner)]
 
     @inference
     def _prefill(self, prompt: Sequence[int], sampling: Sampling, stopper: Stopper, seed: int, cache: KVCache,
@@ -104,15 +128,16 @@ class DecodeLoop:
         started = self._clock()
         generator = torch.Generator(device).manual_seed(seed)
         picker = GreedyPicker() if sampling.greedy else SamplingPicker(sampling, generator)
+        known = cache.length   # tokens of the prompt whose K/V is there already
         rows = torch.tensor([list(prompt)], device=device)
         ctx = DecodeContext(self.model, cache, planner, rows[:, -1:], list(prompt), len(prompt), picker)
         request = _Request(ctx, sampling, stopper, generator, [], Guard(self.prices) if any(self.prices) else None)
-        logits = self._full(rows, cache, planner, last_only=True)[0]  # [1, V]
+        logits = self._full(rows[:, known:], cache, planner, last_only=True)[0]  # [1, V]
         cache.length = len(prompt)
         _, token = self._accept(request, rows[0, :0], None, logits)
         ctx.pending = rows.new_tensor([[token]])
         request.sessions = [drafter.begin(ctx) for _, drafter in self.drafters]
-        request.stats.prompt_tokens = len(prompt)
+        request.stats.prompt_tokens, request.stats.cached_tokens = len(prompt), known
         request.stats.by_drafter = [DrafterStats() for _ in self.drafters]
         request.stats.prefill_seconds = self._clock() - started
         return request, token
@@ -203,39 +228,22 @@ class DecodeLoop:
 
         It is lent until the request ends, so that another one that starts meanwhile takes its own.
         """
-        tokens += self._siblings
-        if self.exact:  # rows that fill a pass up write behind the last token; a power of two from one block of keys on is whole blocks
-            tokens = max(tokens + EXACT_ROWS - 1, EXACT_KEYS)
+        slots = self._slots(tokens)
         try:
             cache, planner = self._spare.pop()  # in one step, so that no two threads take the same one
-            if cache.capacity >= tokens:
+            if cache.capacity >= slots:
                 cache.reset()
                 return cache, planner
         except IndexError:
             pass
-        capacity = max(256, 1 << (tokens - 1).bit_length())
-        return self.model.new_cache(1, capacity), Planner(capacity, self.model.spec.device)
+        return new_room(self.model, slots)
+
+    def _slots(self, tokens: int) -> int:
+        """Slots for so many tokens of prompt and answer, and for the siblings of a round."""
+        tokens += self._siblings
+        # Rows that fill an exact pass up write behind the last token; a power of two from one block of keys on is whole blocks.
+        return max(tokens + EXACT_ROWS - 1, EXACT_KEYS) if self.exact else tokens
 
     def _clock(self) -> float:
-        if self.model.spec.device.type == "cuda":
-            torch.cuda.synchronize(self.model.spec.device)
+        synchronise(self.model.spec.device)
         return perf_counter()
-
-
-def checked_prompt(prompt: Sequence[int] | Tensor, model: ModelAdapter, max_new_tokens: int) -> tuple[list[int], int]:
-    """(token ids, tokens that may be generated): a request that fits the model. Raises: DecodeError."""
-    ids, spec = token_ids(prompt), model.spec
-    if not ids:
-        raise DecodeError("the prompt is empty: give at least one token to go on from")
-    outside = next((t for t in ids if not 0 <= t < spec.vocab), None)
-    if outside is not None:
-        raise DecodeError(f"token id {outside} is outside 0..{spec.vocab - 1}, the vocabulary of {spec.id}; "
-                          "was it made by another tokenizer?")
-    if not is_whole(max_new_tokens) or max_new_tokens < 1:
-        raise DecodeError(f"max_new_tokens is {max_new_tokens!r}; ask for a whole number of tokens, at least 1")
-    if spec.context is not None:
-        if len(ids) >= spec.context:
-            raise DecodeError(f"the prompt has {len(ids)} tokens and {spec.id} was made for {spec.context}, the answer included: "
-                              "shorten it")
-        max_new_tokens = min(int(max_new_tokens), spec.context - len(ids))
-    return ids, int(max_new_tokens)

@@ -64,8 +64,8 @@ class Replay:
         else:  # with each prompt's own seed, as the decoder draws them
             decoder, self.tokens = Decoder(model), []
             for done, prompt in enumerate(prompts):
-                self.tokens.append(decoder.generate(prompt, max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k,
-                                                    seed + done, end_on_repeat=end_on_repeat).tokens)
+                self.tokens.append(decoder.generate(prompt, max_new_tokens, temperature=sampling.temperature, top_p=sampling.top_p,
+                                                    top_k=sampling.top_k, seed=seed + done, end_on_repeat=end_on_repeat).tokens)
                 progress(done + 1, len(prompts))
         if not any(len(generated) > 1 for generated in self.tokens):
             raise SearchError("the model ends every calibration prompt with its first token, so there is nothing to draft: "

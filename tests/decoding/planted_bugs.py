@@ -18,6 +18,7 @@ from torch import Tensor
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding import acceptance, loop, trees
 from skipsearch.decoding.guard import Guard
+from skipsearch.decoding.prefix import Prefix, new_room
 from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.decoding.stopping import Stopper, TextStream
 from skipsearch.drafters import DecodeContext, Draft
@@ -29,6 +30,7 @@ from skipsearch.engine import Scored, forward
 from .acceptance_checks import check_acceptance
 from .checks import MASKS, Drafting, check_endings, check_greedy, check_streams_side_by_side
 from .count_checks import check_counts
+from .prefix_checks import check_growing, check_prefixes
 from .recipe_checks import check_certain_sampling, check_guard, check_lookup
 from .sampling_checks import Warp, check_sampling
 from .tree_checks import check_tree_acceptance, check_tree_sampling, check_trees
@@ -164,6 +166,51 @@ def one_cache_for_two_streams() -> Iterator[None]:
         return lent
 
     with patch.object(loop.DecodeLoop, "_room_for", shared):
+        yield
+
+
+# --- what one request leaves to the next --------------------------------------------------------------------------------------------
+
+
+@caught_by(check_prefixes)
+def stale_tail_of_a_session() -> Iterator[None]:
+    """What stood behind the shared tokens still counts as known, though another text follows them now."""
+    with patch.object(Prefix, "shared", lambda self, prompt: min(len(self.tokens), len(prompt) - 1)):
+        yield
+
+
+@caught_by(check_prefixes)
+def drafted_tokens_kept_by_a_session() -> Iterator[None]:
+    """A session stands for more than what was emitted: the token that is still pending has no K/V."""
+    real = Prefix.give_back
+
+    def give_back(self: Prefix, history: Sequence[int]) -> None:
+        assert self._room is not None
+        self._room[0].length = len(history)
+        real(self, history)
+
+    with patch.object(Prefix, "give_back", give_back):
+        yield
+
+
+@caught_by(check_prefixes)
+def another_sessions_prefix() -> Iterator[None]:
+    """The K/V of all sessions lies in one cache, while each remembers its own tokens."""
+    room: list[tuple[KVCache, Planner]] = []
+    real = Prefix.lend
+
+    def lend(self: Prefix, prompt: Sequence[int], slots: int, model: Any) -> tuple[KVCache, Planner]:
+        room.extend([new_room(model, 512)] if not room else [])
+        self._room = room[0]
+        return real(self, prompt, slots, model)
+
+    with patch.object(Prefix, "lend", lend):
+        yield
+
+
+@caught_by(check_growing)
+def a_larger_cache_without_what_was_known() -> Iterator[None]:
+    with patch.object(KVCache, "take_over", lambda self, other, count: None):
         yield
 
 
