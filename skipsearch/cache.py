@@ -81,7 +81,7 @@ class KVCache:
 
 
 class Planner:
-    """Builds chain plans: consecutive tokens, each seeing everything before it. capacity: slots of the cache."""
+    """Builds plans: of a chain, whose tokens follow one another, and of anchored rows. capacity: slots of the cache."""
 
     def __init__(self, capacity: int, device: torch.device):
         self.capacity = capacity
@@ -99,3 +99,20 @@ class Planner:
         plain = tokens == 1 or start == 0
         visible = None if plain else (self.slots[:, :end] <= self.slots[0, start:end, None])[None, None]
         return PassPlan(slots, slots, end, visible, start, chain=True)
+
+    def anchored(self, start: int, positions: Tensor, anchors: Tensor, groups: Tensor) -> PassPlan:
+        """A pass over R rows that each look at a part of the text, as if it ended there.
+
+        A row sees the slots before its anchor, the earlier rows of its group, and itself. Row r is written to slot start + r, behind the
+        text. positions, anchors: [B, R], where each row stands and which slots it sees of the text; groups: [R], a number for each.
+        Raises: DecodeError if that passes the end of the cache.
+        """
+        rows = positions.shape[1]
+        end = start + rows
+        if end > self.capacity:
+            raise DecodeError(f"this pass needs {end} slots and the cache has {self.capacity}: ask for a larger capacity")
+        text, row = self.slots[:, :start], torch.arange(rows, device=self.slots.device)
+        own = (groups == groups[:, None]) & (row <= row[:, None])                                                  # [R, R]
+        visible = torch.cat([text < anchors[..., None], own.expand(len(positions), rows, rows)], dim=-1)[:, None]  # [B, 1, R, end]
+        places = torch.cat([text.expand(len(positions), start), positions], dim=1)
+        return PassPlan(positions, self.slots[:, start:end].expand(len(positions), rows), end, visible, start, key_positions=places)

@@ -19,7 +19,7 @@ LONGEST_FILE = 300   # lines; a file that grows past it has two ideas in it
 
 # Room -> what it may import beside itself and BASE. "models" is the whole room, "models.spec" that file alone: a port.
 BASE = {"errors", "names", "repeats", "version", "fields"}
-DECODING = {"drafters", "exits", "recipe", "engine", "cache", "models", "profile", "machine", "stats", "costs",
+DECODING = {"drafters", "exits", "recipe", "engine", "modules", "cache", "models", "profile", "machine", "stats", "costs",
             "mask"}   # all of models: `generate` adapts a model in memory
 EVALUATION = DECODING | {"decoding", "tasks", "searchers.base"}   # the last for the plain data that searchers are given
 ABOVE_SEARCHERS = EVALUATION | {"evaluation", "searchers"}
@@ -35,16 +35,17 @@ ALLOWED: dict[str, set[str]] = {
     "fields": set(),
     "mask": set(),
     "costs": {"mask"},
-    "recipe": {"mask", "drafters.base", *SPECS},   # by name alone: what stands in its tables, and the port that a spec builds
+    "recipe": {"mask", "drafters.base", "models.spec", *SPECS},   # by name alone: what stands in its tables, and the port that a spec builds
     "stats": {"mask", "recipe"},
-    "profile": {"mask", "stats", "recipe"},
+    "profile": {"mask", "stats", "recipe", "modules.files"},   # which loads no torch either
     "tasks": set(),
     "machine": set(),
     "cache": set(),
     "models": {"mask", "cache"},
     "engine": {"models", "cache", "mask", "machine"},
+    "modules": {"engine", "models", "cache", "mask", "machine"},
     "exits": {"recipe"},
-    "drafters": {"exits", "recipe", "engine", "cache", "mask", "models.spec"},
+    "drafters": {"exits", "recipe", "engine", "modules", "cache", "mask", "models.spec"},
     "decoding": DECODING,
     "evaluation": EVALUATION,
     "programme": set(),
@@ -59,8 +60,9 @@ ALLOWED: dict[str, set[str]] = {
     "export": DRIVER,
     "report": DRIVER,
     "bench": DRIVER,
+    "training": DRIVER,
     "demo": {"models"},
-    "cli": DRIVER | {"verification", "export", "report", "bench"},
+    "cli": DRIVER | {"training", "verification", "export", "report", "bench"},
 }
 NO_TORCH = {"errors", "repeats", "names", "version", "fields", "mask", "costs", "recipe", "stats", "profile", "exits"}
 LAZY_NAME = re.compile(r"skipsearch(\.\w+)+(:\w+)?")

@@ -53,9 +53,10 @@ def root(debug: bool = typer.Option(False, "--debug", help="Show the traceback o
 
 def register() -> None:
     """Attach every command; each file holds one."""
-    from skipsearch.cli import bench, catalogue, decode, doctor, export, profile, report, task, tune
+    from skipsearch.cli import bench, catalogue, decode, doctor, export, profile, report, task, train, tune
 
     app.command(name="tune", short_help="Search a mask, measure it on hold-out prompts, write a profile.")(tune.tune)
+    app.command(name="train", short_help="Train a few sub-layers to draft for the model.")(train.train)
     app.command(name="decode", short_help="Generate with a profile; the tokens are the full model's own.")(decode.decode)
     app.command(name="bench", short_help="Measure side by side: plain, with a profile, Hugging Face.")(bench.bench)
     app.command(name="export", short_help="A profile's draft as a checkpoint for other engines.")(export.export)

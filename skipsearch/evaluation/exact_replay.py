@@ -23,6 +23,7 @@ from skipsearch.evaluation.replay import Replay, most_likely
 from skipsearch.evaluation.rounds import Rounds
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
+from skipsearch.models.spec import ModelAdapter
 from skipsearch.stats import DecodeStats, Price
 
 
@@ -56,20 +57,20 @@ class ExactReplay:
             self.known.append([*tokens, *more])
 
     @inference
-    def __call__(self, mask: SkipMask) -> list[Drafts]:
-        """One `Drafts` for each prompt whose continuation has two tokens or more, in the order of the prompts."""
+    def __call__(self, mask: SkipMask, draft: ModelAdapter | None = None) -> list[Drafts]:
+        """One `Drafts` for each prompt whose continuation has two tokens or more, in the order of the prompts. draft: as in `Replay`."""
         found: dict[int, Drafts] = {}
         for b in self.replay.batches:
-            right, confidence = self._batch(b, mask)
+            right, confidence = self._batch(b, mask, draft or self.model)
             for row, (prompt, length) in enumerate(zip(b.prompts, b.lengths, strict=True)):
                 found[prompt] = Drafts(right[row, :length], confidence[row, :length], self.replay.rooms[prompt])
         return [found[prompt] for prompt in sorted(found)]
 
-    def stats(self, mask: SkipMask, policy: DraftPolicy) -> DecodeStats:
+    def stats(self, mask: SkipMask, policy: DraftPolicy, draft: ModelAdapter | None = None) -> DecodeStats:
         """What one `Decoder` with this policy counts on these prompts."""
-        return walk(self(mask), policy)
+        return walk(self(mask, draft), policy)
 
-    def _batch(self, b: Batch, mask: SkipMask) -> tuple[np.ndarray, np.ndarray]:
+    def _batch(self, b: Batch, mask: SkipMask, draft: ModelAdapter) -> tuple[np.ndarray, np.ndarray]:
         """(right [B, T, D], confidence [B, T, D]), a few anchors of every row at a time."""
         texts, anchors = b.fed.shape
         at_once = max(1, min(anchors, most_rows(self.model) // texts, b.longest // self.depth))  # no more spare slots than text
@@ -82,7 +83,7 @@ class ExactReplay:
             room = max(self.replay.rooms[p] for p in b.prompts) - start - 1
             for d in range(min(self.depth, room)):
                 plan = self._plan(b, start, token.shape[1], d)
-                token, confidence[:, some, d] = most_likely(forward(self.model, token, cache, plan, mask))
+                token, confidence[:, some, d] = most_likely(forward(draft, token, cache, plan, mask))
                 drafted[:, some, d] = token
         known = torch.full((texts, anchors + self.depth), -2, device=b.fed.device)  # no token is either of the two fillings
         for row, prompt in enumerate(b.prompts):

@@ -74,7 +74,7 @@ def find_profile(model: ModelFacts, machine: MachineFacts, task: str = ANY, fold
             rungs.append(Rung(wanted, "; ".join([*refusals, f"using {path}{first}"])))
             return Found(profile, path, tuple(warnings), tuple(rungs))
         rungs.append(Rung(wanted, "; ".join(refusals) or "none"))
-    return Found(None, None, (), tuple(rungs), tuple(sorted({d.name for home in homes for d in home.iterdir() if d.is_dir()})))
+    return Found(None, None, (), tuple(rungs), tuple(sorted({f.parent.name for home in homes for f in home.glob("*/*.yaml")})))
 
 
 def _ladder(homes: list[Path], model: ModelFacts, machine: MachineFacts, task: str) -> Iterator[tuple[str, list[Path]]]:
