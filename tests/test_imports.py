@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "fields": set(),
     "mask": set(),
     "costs": {"mask"},
-    "recipe": {"mask", "drafters.base", "models.spec", *SPECS},   # by name alone: what stands in its tables, and the port that a spec builds
+    "recipe": {"mask", "drafters.base", "models.spec", *SPECS},   # by name alone: its tables, and ports
     "stats": {"mask", "recipe"},
     "profile": {"mask", "stats", "recipe", "modules.files"},   # which loads no torch either
     "tasks": set(),

@@ -140,7 +140,7 @@ class Trainer:
             taught = logits.gather(-1, tokens[at:at + most])
             loss = (logits.logsumexp(dim=-1) - (shares[at:at + most] * taught).sum(dim=-1)).sum() / len(flat)
             loss.backward()
-            total += float(loss)
+            total += float(loss.detach())
             right += int((logits.argmax(dim=-1) == tokens[at:at + most, 0]).sum())
         states.backward(flat.grad.view_as(states))   # type: ignore[union-attr]
         return total, right / len(flat)
