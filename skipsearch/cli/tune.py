@@ -70,7 +70,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
         profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,
                       resume=resume, whole_layers=whole_layers, listen=view, fresh_table=fresh_table, drafters=drafters,
                       modules=modules)
-    profile = place_modules(profile, modules, target)
+    profile = place_modules(profile, [modules] if modules else [], target)
     save_profile(profile, target)
     if as_json:
         print_json({"file": str(target), "profile": as_dict(profile)})

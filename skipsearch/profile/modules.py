@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from skipsearch.errors import ModuleError
 from skipsearch.fields import ModuleRef
-from skipsearch.modules.files import find, read_header, sha256
+from skipsearch.modules.files import find, read_header
 from skipsearch.profile.dump import save_bytes
 from skipsearch.profile.places import repository_of
 from skipsearch.profile.schema import Profile
@@ -15,18 +17,16 @@ from skipsearch.recipe import DrafterSpec
 FOLDER = "modules"   # beside a profile, or beside the tasks of its model in a repository
 
 
-def place_modules(profile: Profile, source: Path | None, target: Path) -> Profile:
-    """The profile as it is to be written to `target`, its modules copied there out of the folder `source`.
+def place_modules(profile: Profile, sources: Sequence[Path], target: Path) -> Profile:
+    """The profile as it is to be written to `target`, its modules copied there out of the first of the folders `sources` that has them.
 
     In a repository they go where all tasks of the model share them, else beside the profile. Raises: ModuleError, ProfileError.
     """
-    if source is None or not profile.candidate.modules:
-        return profile
     home = target.absolute().parent
     shared = home.parent if repository_of(target) is not None else home
-    moved = {ref: _placed(ref, source, shared) for ref in profile.candidate.modules}
+    moved = {ref: _placed(ref, sources, home, shared) for ref in profile.candidate.modules}
     recipes = {key: tuple(_renamed(drafter, moved) for drafter in getattr(profile, key)) for key in ("drafters", "lost")}
-    return profile.model_copy(update=recipes).at(home)
+    return (profile.model_copy(update=recipes) if moved else profile).at(home)
 
 
 def missing(profile: Profile) -> str | None:
@@ -42,12 +42,13 @@ def missing(profile: Profile) -> str | None:
     return None
 
 
-def _placed(ref: ModuleRef, source: Path, folder: Path) -> ModuleRef:
-    path = find(ref, [source])
-    name = f"{path.stem}-{ref.sha256[:8]}.safetensors"   # so that the next training of that name does not take its place
-    there = folder / FOLDER / name
-    if not there.exists() or sha256(there) != ref.sha256:
-        save_bytes(path.read_bytes(), there)
+def _placed(ref: ModuleRef, sources: Sequence[Path], home: Path, shared: Path) -> ModuleRef:
+    with suppress(ModuleError):
+        find(ref, (home, home.parent))
+        return ref   # it is there already
+    path = find(ref, sources)
+    name = f"{path.stem[:60]}-{ref.sha256[:8]}.safetensors"   # so that the next training of that name does not take its place
+    save_bytes(path.read_bytes(), shared / FOLDER / name)
     return ref.model_copy(update={"file": f"{FOLDER}/{name}"})
 
 
