@@ -38,7 +38,7 @@ from skipsearch.tasks.values import Task
 LENGTH = 256          # tokens of a window, or half of the model's context where that is less
 ASIDE = 16            # one window in so many is never trained on
 MOST_ASIDE = 64
-THIN_ON = 6           # windows that a mask is chosen on
+THIN_ON = 16          # windows that a mask is chosen on
 SELF_TOKENS = 400_000
 KEPT_SHARE = 8        # a thin mask keeps one sub-layer in so many
 REPLAYED, REPLAYED_TOKENS = 24, 48   # prompts, and tokens behind each

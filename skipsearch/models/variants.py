@@ -60,8 +60,8 @@ def with_weights(model: HFAdapter | LeanAdapter, weights: Mapping[str, Tensor]) 
     """The model with these weights, all those of each sub-layer that is named. Raises: ModelError if names or shapes are not its own."""
     sublayers: dict[tuple[int, str], dict[str, Tensor]] = {}
     for name, weight in weights.items():
-        i, kind, _ = name.split(".", 2)
-        sublayers.setdefault((int(i), kind), {})[name] = weight
+        layer, kind, _ = name.split(".", 2)
+        sublayers.setdefault((int(layer), kind), {})[name] = weight
     for (i, kind), given in sublayers.items():
         if not 0 <= i < model.spec.n_layers or kind not in KINDS:
             raise ModelError(f"{model.spec.id} has no sub-layer {i}.{kind}")

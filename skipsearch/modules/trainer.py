@@ -197,18 +197,21 @@ class Trainer:
                     full = f"{i}.{kind}.{part}.{name}"
                     if self.settings.rank is None or parameter.ndim != 2:
                         parameter.data = parameter.data.to(dtype)
-                        yield full, parameter.requires_grad_()
+                        parameter.requires_grad_()
+                        yield full, parameter
                         continue
                     parameter.requires_grad_(False)
                     change = LowRank(parameter, self.settings.rank, dtype, random)
                     owner, _, leaf = name.rpartition(".")
                     parametrize.register_parametrization(module.get_submodule(owner), leaf, change, unsafe=True)
-                    yield full + DOWN, change.down
-                    yield full + UP, change.up
+                    yield from ((full + DOWN, change.down), (full + UP, change.up))
 
 
 class LowRank(nn.Module):
     """weight + up · down, where up begins at zero. Source: LoRA (Hu et al. 2021), with its scale in the factors."""
+
+    down: nn.Parameter
+    up: nn.Parameter
 
     def __init__(self, weight: Tensor, rank: int, dtype: torch.dtype, random: torch.Generator):
         super().__init__()
