@@ -134,6 +134,21 @@ class Planner:
         positions = torch.tensor([depths], device=device) + start
         return PassPlan(positions, self.slots[:, start:end], end, visible[None, None], start)
 
+    def anchored(self, start: int, positions: Tensor, anchors: Tensor, groups: Tensor) -> PassPlan:
+        """A pass over R rows that each look at a part of the text, as if it ended there.
+
+        A row sees the slots before its anchor, the earlier rows of its group, and itself. Row r is written to slot start + r, behind the
+        text. positions, anchors: [B, R], where each row stands and which slots it sees of the text; groups: [R], a number for each.
+        Raises: DecodeError if that passes the end of the cache.
+        """
+        rows = positions.shape[1]
+        end = self._end(start, rows)
+        text, row = self.slots[:, :start], torch.arange(rows, device=self.slots.device)
+        own = (groups == groups[:, None]) & (row <= row[:, None])                                                  # [R, R]
+        visible = torch.cat([text < anchors[..., None], own.expand(len(positions), rows, rows)], dim=-1)[:, None]  # [B, 1, R, end]
+        places = torch.cat([text.expand(len(positions), start), positions], dim=1)
+        return PassPlan(positions, self.slots[:, start:end].expand(len(positions), rows), end, visible, start, key_positions=places)
+
     def _end(self, start: int, tokens: int) -> int:
         end = start + tokens
         if end > self.capacity:

@@ -7,6 +7,7 @@
     ├── ProfileError     a profile file, or a profile used with something it was not made for
     ├── DecodeError      a generation request that makes no sense
     ├── SearchError      a search that cannot start, go on or be resumed
+    ├── ModuleError      a trained part of a draft: its file, its training, or a model that it was not made for
     └── ExportError      a draft that has no form in another format, or no room
 
 What is worth saying and stops nothing is a warning: UntrustedFolder.
@@ -39,6 +40,10 @@ class DecodeError(SkipSearchError, ValueError):
 
 class SearchError(SkipSearchError):
     """A search cannot start, go on, or be resumed."""
+
+
+class ModuleError(SkipSearchError):
+    """A trained part of a draft cannot be read, made, or used with this model."""
 
 
 class ExportError(SkipSearchError):

@@ -49,6 +49,19 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+# Of a profile's folder or the one above it: no way leads out of these, and no part of the path is hidden.
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+ModuleFile = Annotated[str, StringConstraints(pattern=rf"^({_PART}/){{0,3}}[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.safetensors$")]
+
+
+class ModuleRef(Part):
+    """A trained part of a draft, by its file. The hash says which one is meant, wherever a file of that name is found."""
+
+    file: ModuleFile = Field(description="a .safetensors file, by its path from the profile's folder or from the one above it")
+    sha256: Sha256 = Field(description="of the file")
+    parameters: Positive = Field(description="trained values, which take their room beside the model's own")
+
+
 class Interval(Part):
     """A positive mean and its 95 % interval."""
 

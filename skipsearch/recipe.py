@@ -12,26 +12,29 @@ kind is one file, with one line in the table below. These files load no torch, b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from skipsearch.errors import DecodeError, SkipSearchError
-from skipsearch.fields import Fraction, Part
+from skipsearch.fields import Fraction, ModuleRef, Part
 from skipsearch.mask import SkipMask
 from skipsearch.names import resolve
 
 if TYPE_CHECKING:
     from skipsearch.drafters.base import Drafter
+    from skipsearch.models.spec import ModelAdapter
 
 # To add one: a file in drafters/ and a line here.
 DRAFTERS: dict[str, str] = {
     "lookup": "skipsearch.drafters.lookup:Lookup",
     "skip": "skipsearch.drafters.skip:Skip",
+    "adapted": "skipsearch.drafters.adapted:Adapted",
 }
 # To add one: a file in exits/ and a line here.
 EXITS: dict[str, str] = {
@@ -62,9 +65,17 @@ class DrafterSpec(Part):
     kind: str
     draft_length: DraftLength
 
-    def build(self, n_layers: int) -> Drafter:
-        """The drafter itself, for a model of so many layers. Raises: MaskError if it does not fit that model."""
+    def build(self, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
+        """The drafter itself, for this model. folders: where the files of `modules` are looked for, in this order.
+
+        Raises: MaskError if it does not fit that model; ModuleError for a trained part that is not there, is damaged or fits another model.
+        """
         raise NotImplementedError
+
+    @property
+    def modules(self) -> tuple[ModuleRef, ...]:
+        """The trained parts that it names."""
+        return ()
 
     def mask(self, n_layers: int) -> SkipMask | None:
         """What its draft passes leave out; None if it drafts without a pass of the model. Raises: MaskError."""
@@ -94,6 +105,11 @@ class Recipe:
     def as_data(self) -> list[dict[str, Any]]:
         """Plain data, for JSON and YAML."""
         return [drafter.model_dump(mode="json") for drafter in self.drafters]
+
+    @property
+    def modules(self) -> tuple[ModuleRef, ...]:
+        """The trained parts that its drafters name."""
+        return tuple(dict.fromkeys(ref for drafter in self.drafters for ref in drafter.modules))
 
     def mask(self, n_layers: int) -> SkipMask | None:
         """The first mask among its drafters, which is what a search of masks varies; None if no drafter has one."""

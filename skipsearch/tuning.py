@@ -20,10 +20,22 @@ from typing import Any
 from skipsearch import compiler
 from skipsearch.costs import Costs
 from skipsearch.decoding import Decoder
-from skipsearch.errors import SearchError
+from skipsearch.drafters.adapted import Adapted
+from skipsearch.drafters.skip import Skip
+from skipsearch.errors import ModuleError, SearchError
 from skipsearch.evaluation.brought import brought
 from skipsearch.evaluation.evidence import gather
-from skipsearch.evaluation.objectives import MAX_DRAFT, SHAPES, Found, Objective, ReplayObjective, WallObjective
+from skipsearch.evaluation.objectives import (
+    ADAPTED,
+    LOOKUP_ADAPTED,
+    MAX_DRAFT,
+    SHAPES,
+    Found,
+    Objective,
+    ReplayObjective,
+    TrainedDraft,
+    WallObjective,
+)
 from skipsearch.evaluation.prompts import Workload, template_sha256, workload
 from skipsearch.evaluation.replay import Replay
 from skipsearch.evaluation.table import latency_table, main_context
@@ -31,6 +43,8 @@ from skipsearch.evaluation.wall import knock_out, race
 from skipsearch.ledger import Ledger
 from skipsearch.machine import software, this_machine
 from skipsearch.models.spec import ModelAdapter
+from skipsearch.modules.files import modules_in, read_header, reference
+from skipsearch.modules.weights import drafting_model
 from skipsearch.names import unknown
 from skipsearch.profile import Profile
 from skipsearch.recipe import Recipe
@@ -54,9 +68,10 @@ class Finalist:
     recipe: Recipe
     predicted: float
     prices: tuple[Price | None, ...] = ()
+    folders: tuple[Path, ...] = ()   # where its trained parts lie
 
     def decoder(self, model: ModelAdapter) -> Decoder:
-        return Decoder(model, self.recipe, prices=self.prices)
+        return Decoder(model, self.recipe, prices=self.prices, modules=self.folders)
 
 
 def seconds(budget: str | float | None) -> float | None:
@@ -73,10 +88,11 @@ def seconds(budget: str | float | None) -> float | None:
 def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER, budget: str | float | None = None,
          trials: int | None = None, objective: str = "replay", seed: int = 0, study: str | Path | None = None, resume: bool = False,
          whole_layers: bool = False, listen: Listener = lambda event: None, fresh_table: bool = False, drafters: str = "auto",
-         keep: Collection[int] = ()) -> Profile:
+         keep: Collection[int] = (), modules: Path | None = None) -> Profile:
     """Search the fastest recipe for `model` on `task`, and measure it here.
 
-    drafters: which a recipe may have: "lookup", "skip", "lookup,skip" (in this order), or "auto", which weighs all of them.
+    drafters: which a recipe may have: "lookup", "skip", "lookup,skip" (in this order), "adapted", "lookup,adapted", or "auto", which weighs
+    all of them. modules: a folder of trained parts; each that fits the model is weighed alone and behind lookup.
     budget: of the search itself (the race and the confirmation come on top); trials: masks judged. The first to run out ends the
     search; with neither, 200 masks. study: a journal file or storage URL that keeps every judged mask; None keeps nothing.
     listen: told of progress. fresh_table: measure the latency table also where a kept one would do.
@@ -92,12 +108,14 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     if seed < 0:
         raise SearchError(f"seed is {seed}; a seed is a whole number from 0 up")
     check_searcher(searcher)
-    check_drafters(drafters)
+    check_drafters(drafters, modules)
     compiler.check_identifiable(model.spec)
     started = perf_counter()
     task = load_task(task) if isinstance(task, str) else task
     check_task(task)
     calibration = workload(model, task, task.calibration)  # before a study is begun that such a model could not go on with
+    trained = trained_drafts(model, modules, listen) if modules else []
+    shapes = (*SHAPES[drafters], *((ADAPTED, LOOKUP_ADAPTED) if trained and drafters == "auto" else ()))
     ledger = Ledger(study, identity(model, task, objective, whole_layers, drafters, keep), resume) if study is not None else None
     if ledger and ledger.torn:
         listen(Noted(f"the last line of {ledger.where} was half written when its process ended, and was cut off; at most the mask judged "
@@ -105,7 +123,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     told = ledger.trials() if ledger else []
 
     listen(Stage("continuing the calibration prompts with the full model"))
-    by_replay = prepare(model, calibration, listen, fresh_table, SHAPES[drafters])
+    by_replay = prepare(model, calibration, listen, fresh_table, shapes)
     found: list[Trial] = []
     judged = 0
     if "skip" in drafters or drafters == "auto":
@@ -122,7 +140,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     elif ledger:
         ledger.close()
     listen(Stage("racing the best recipes under real decoding"))
-    winner, raced = run_off(model, calibration, finalists(found, by_replay), seed, listen)
+    winner, raced = run_off(model, calibration, finalists(found, by_replay, trained, modules), seed, listen)
     searched = perf_counter() - started
 
     listen(Stage("measuring the winner on hold-out prompts"))
@@ -164,10 +182,28 @@ def check_objective(name: str) -> None:
         raise SearchError(f"there is no objective {name!r}; use replay or wall")
 
 
-def check_drafters(name: str) -> None:
+def check_drafters(name: str, modules: Path | None = None) -> None:
     """Raises: SearchError."""
     if name not in SHAPES:
         raise SearchError(unknown("choice of drafters", name, SHAPES))
+    if ADAPTED in name and modules is None:
+        raise SearchError(f"--drafters {name} drafts with trained weights: name the folder of what `skipsearch train adapted` made with "
+                          "--modules")
+
+
+def trained_drafts(model: ModelAdapter, folder: Path, listen: Listener) -> list[TrainedDraft]:
+    """The modules of a folder that fit the model. Raises: ModuleError if none does, with the reason for the first."""
+    found, refused = list[TrainedDraft](), list[ModuleError]()
+    for path in modules_in(folder):
+        try:
+            ref = reference(path, path.name)
+            found.append(TrainedDraft(ref, read_header(path).card.mask, drafting_model(model, ref, [folder])))
+        except ModuleError as error:
+            refused.append(error)
+            listen(Noted(f"left out: {error}"))
+    if not found:
+        raise refused[0]
+    return found
 
 
 def check_task(task: Task) -> None:
@@ -216,25 +252,35 @@ def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[in
     return table.at(main_context(contexts))
 
 
-def finalists(trials: Sequence[Trial], by_replay: ReplayObjective) -> list[Finalist]:
+def finalists(trials: Sequence[Trial], by_replay: ReplayObjective, trained: Sequence[TrainedDraft] = (),
+              modules: Path | None = None) -> list[Finalist]:
     """The recipes to race, with the best settings for each: the best of each shape, so that a wrong prediction costs no more than the race,
-    then whichever are predicted to be the fastest, and the best without siblings. trials: the best masks that were judged."""
+    then whichever are predicted to be the fastest, and the best without siblings. trials: the best masks that were judged. trained: what
+    lies in the folder `modules`."""
     by_shape: dict[str, list[Found]] = {shape: [] for shape in by_replay.shapes}
     if "lookup" in by_shape:
         by_shape["lookup"].append(by_replay.best_lookup())
     for trial in trials:
-        for shape in by_shape.keys() - {"lookup"}:
+        for shape in by_shape.keys() - {"lookup", ADAPTED, LOOKUP_ADAPTED}:
             by_shape[shape].append(by_replay.best_recipe(trial.mask, shape, fine=True))
+    for draft in trained:
+        for shape in by_shape.keys() & {ADAPTED, LOOKUP_ADAPTED}:
+            by_shape[shape].append(by_replay.best_trained(draft, shape))
     for of_shape in by_shape.values():
         of_shape.sort(key=lambda found: found.seconds_per_token)
     first = [found for of_shape in by_shape.values() for found in of_shape[:1]]
     best = min(first, key=lambda found: found.seconds_per_token).recipe
-    if any(drafter.most_siblings for drafter in best.drafters) and (mask := best.mask(trials[0].mask.n_layers)) is not None:
-        first.append(by_replay.best_recipe(mask, best.shape, fine=True, siblings=False))
+    for drafter in best.drafters:
+        if isinstance(drafter, Adapted) and drafter.siblings:
+            of_it = next(draft for draft in trained if draft.ref == drafter.module)
+            first.append(by_replay.best_trained(of_it, best.shape, siblings=False))
+        elif isinstance(drafter, Skip) and drafter.siblings:
+            first.append(by_replay.best_recipe(drafter.mask(by_replay.replay.model.spec.n_layers), best.shape, fine=True, siblings=False))
     others = sorted((found for of_shape in by_shape.values() for found in of_shape[1:]), key=lambda found: found.seconds_per_token)
     chosen = sorted([*first, *others[:max(0, FINALISTS - len(first))]], key=lambda found: found.seconds_per_token)
     plain = by_replay.costs.verify[0]
-    return [Finalist(found.recipe, plain / found.seconds_per_token, tuple(found.prices(plain))) for found in chosen]
+    folders = () if modules is None else (modules,)
+    return [Finalist(found.recipe, plain / found.seconds_per_token, tuple(found.prices(plain)), folders) for found in chosen]
 
 
 def run_off(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], seed: int, listen: Listener) -> tuple[Finalist, list[Raced]]:

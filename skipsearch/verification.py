@@ -112,7 +112,8 @@ def verify(model: ModelAdapter, profile: Profile, task: Task, prompts: int | Non
                            "measure: `skipsearch tune` finds out whether that is so here")
     holdout = workload(model, task, task.holdout[:prompts])
     check(profile, model_facts(model.spec), machine_facts(model.spec))  # before the work: it may be for another architecture
-    plain, ours = race([Decoder(model), Decoder(model, profile.candidate, prices=profile.prices)], holdout, HOLDOUT_REPEATS, seed, progress)
+    candidate = Decoder(model, profile.candidate, prices=profile.prices, modules=profile.folders)
+    plain, ours = race([Decoder(model), candidate], holdout, HOLDOUT_REPEATS, seed, progress)
     here = compile_profile(model, task, holdout, profile.candidate, plain, ours, provenance=_measured_now(profile.provenance, seed))
     facts = replace(machine_facts(model.spec), sampling=here.task.sampling)
     return Verification(profile, here, (*check(profile, model_facts(model.spec), facts), *_other_prompts(profile.task, here.task)))

@@ -19,7 +19,7 @@ LONGEST_FILE = 300   # lines; a file that grows past it has two ideas in it
 
 # Room -> what it may import beside itself and BASE. "models" is the whole room, "models.spec" that file alone: a port.
 BASE = {"errors", "names", "repeats", "version", "fields", "strict_yaml"}
-DECODING = {"drafters", "exits", "recipe", "engine", "cache", "models", "profile", "machine", "stats", "costs",
+DECODING = {"drafters", "exits", "recipe", "engine", "modules", "cache", "models", "profile", "machine", "stats", "costs",
             "mask"}   # all of models: `generate` adapts a model in memory
 EVALUATION = DECODING | {"decoding", "tasks", "searchers.base"}   # the last for the plain data that searchers are given
 ABOVE_SEARCHERS = EVALUATION | {"evaluation", "searchers"}
@@ -36,16 +36,17 @@ ALLOWED: dict[str, set[str]] = {
     "strict_yaml": set(),
     "mask": set(),
     "costs": {"mask"},
-    "recipe": {"mask", "drafters.base", *SPECS},   # by name alone: what stands in its tables, and the port that a spec builds
+    "recipe": {"mask", "drafters.base", "models.spec", *SPECS},   # by name alone: its tables, and ports
     "stats": {"mask", "recipe"},
-    "profile": {"mask", "stats", "recipe"},
+    "profile": {"mask", "stats", "recipe", "modules.files"},   # which loads no torch either
     "tasks": set(),
     "machine": set(),
     "cache": set(),
     "models": {"mask", "cache"},
     "engine": {"models", "cache", "mask", "machine"},
+    "modules": {"engine", "models", "cache", "mask", "machine"},
     "exits": {"recipe"},
-    "drafters": {"exits", "recipe", "engine", "cache", "mask", "models.spec"},
+    "drafters": {"exits", "recipe", "engine", "modules", "cache", "mask", "models.spec"},
     "decoding": DECODING,
     "conversation": DECODING | {"decoding"},
     "evaluation": EVALUATION,
@@ -62,8 +63,9 @@ ALLOWED: dict[str, set[str]] = {
     "report": DRIVER,
     "bench": DRIVER,
     "serve": DRIVER,
+    "training": DRIVER,
     "demo": {"models"},
-    "cli": DRIVER | {"verification", "export", "report", "bench", "conversation", "serve"},
+    "cli": DRIVER | {"training", "verification", "export", "report", "bench", "conversation", "serve"},
 }
 NO_TORCH = {"errors", "repeats", "names", "version", "fields", "strict_yaml", "mask", "costs", "recipe", "stats", "profile", "exits"}
 LAZY_NAME = re.compile(r"skipsearch(\.\w+)+(:\w+)?")

@@ -17,12 +17,13 @@ import pytest
 from evaluation.fabricated import drafting, plain
 from evaluation.small_search import COSTS, made_up_race, small_model, small_task
 from helpers.full_disk import room_for
+from helpers.modules import MASK, card_of, copies
 from helpers.threads import one_thread
 from helpers.tiny import LAYERS, small_world
 
 from skipsearch import tuning
 from skipsearch.decoding import Decoder
-from skipsearch.errors import DecodeError, SearchError
+from skipsearch.errors import DecodeError, ModuleError, SearchError
 from skipsearch.evaluation.latency import Measured
 from skipsearch.evaluation.objectives import ReplayObjective, WallObjective
 from skipsearch.evaluation.prompts import workload
@@ -33,6 +34,8 @@ from skipsearch.evaluation.sweep import exploring
 from skipsearch.evaluation.table import LatencyTable
 from skipsearch.ledger import Ledger
 from skipsearch.mask import SkipMask
+from skipsearch.models import ModelAdapter
+from skipsearch.modules.weights import save_module
 from skipsearch.profile import Profile, dump_profile, parse_profile
 from skipsearch.recipe import Recipe
 from skipsearch.search import Event, Noted, Progress, Raced, Search, Stage
@@ -115,6 +118,44 @@ def test_a_search_ends_in_a_profile_that_can_be_written_read_and_decoded_with(ob
     assert profile.measured.lossless.identical == profile.measured.lossless.prompts == profile.measured.prompts == 3
     model = small_model()
     assert Decoder(model, profile).generate([1, 2, 3], 12).tokens == Decoder(model).generate([1, 2, 3], 12).tokens
+
+
+def modules_of(model: ModelAdapter, folder: Path, noise: float = 0.0) -> Path:
+    save_module(folder / "good.safetensors", card_of(model, MASK), copies(model, MASK, noise))
+    other = card_of(model, MASK)
+    save_module(folder / "zoo.safetensors", other.model_copy(update={"base": other.base.model_copy(update={"weights_sha256": "aa" * 32})}),
+                copies(model, MASK, noise))
+    return folder
+
+
+def test_modules_are_weighed_alone_and_behind_lookup_and_those_of_other_models_are_left_out(tmp_path: Path) -> None:
+    told = list[Event]()
+    profile = searched(drafters="auto", trials=3, modules=modules_of(small_model(), tmp_path), listen=told.append)
+    raced = {event.recipe.shape for event in told if isinstance(event, Raced)}
+    assert raced >= {"skip", "adapted", "lookup,adapted"}
+    [noted] = [event.sentence for event in told if isinstance(event, Noted) and "left out" in event.sentence]
+    assert "zoo.safetensors: this module was trained for tiny, which has other weights" in noted
+    assert profile.measured is not None
+    assert profile.measured.lossless.identical == profile.measured.prompts
+
+
+def test_a_choice_of_drafters_may_be_the_module_alone(tmp_path: Path) -> None:
+    model = small_model()
+    profile = searched(drafters="lookup,adapted", modules=modules_of(model, tmp_path))
+    assert [drafter.kind for drafter in profile.candidate.drafters] == ["lookup", "adapted"]
+    assert profile.provenance.trials == 0
+    tokens = Decoder(model, profile.candidate, modules=[tmp_path]).generate([1, 2, 3], 12).tokens
+    assert tokens == Decoder(model).generate([1, 2, 3], 12).tokens
+
+
+def test_modules_that_are_not_there_or_fit_another_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SearchError, match="skipsearch train adapted"):
+        searched(drafters="adapted")
+    with pytest.raises(ModuleError, match="holds no module"):
+        searched(drafters="auto", modules=tmp_path)
+    (modules_of(small_model(), tmp_path) / "good.safetensors").unlink()
+    with pytest.raises(ModuleError, match="trained for tiny, which has other weights"):
+        searched(drafters="auto", modules=tmp_path)
 
 
 @pytest.mark.usefixtures("fast")
@@ -692,7 +733,7 @@ def test_each_choice_of_drafters_is_kept_to(judged: list[SkipMask]) -> None:
 
 
 def test_a_choice_of_drafters_that_is_none_is_refused_before_any_work() -> None:
-    with pytest.raises(SearchError, match=r"no choice of drafters called 'skip,lookup'.*available: auto, lookup"):
+    with pytest.raises(SearchError, match=r"no choice of drafters called 'skip,lookup'.*available: adapted, auto, lookup"):
         searched(drafters="skip,lookup")
 
 

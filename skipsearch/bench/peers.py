@@ -86,7 +86,7 @@ def make_peers(names: Sequence[str], engine: str, profile: Profile | None, open_
             raise DecodeError(f"the peer `{name}` needs --profile FILE")
         model = open_model(other or engine)
         recipe = _of_profile(name, kind, profile, model) if profile and kind in PROFILE else _unsearched(kind, model.spec.n_layers)
-        peers.append(OurPeer(name, Decoder(model, recipe, exact=exact)))
+        peers.append(OurPeer(name, Decoder(model, recipe, exact=exact, modules=profile.folders if profile else ())))
     return peers
 
 

@@ -65,9 +65,10 @@ def root(version: bool = typer.Option(False, "--version", callback=_version, is_
 
 def register() -> None:
     """Attach every command; each file holds one."""
-    from skipsearch.cli import bench, catalogue, chat, decode, doctor, export, profile, report, serve, task, tune
+    from skipsearch.cli import bench, catalogue, chat, decode, doctor, export, profile, report, serve, task, train, tune
 
     app.command(name="tune", short_help="Search a mask, measure it on hold-out prompts, write a profile.")(tune.tune)
+    app.command(name="train", short_help="Train a few sub-layers to draft for the model.")(train.train)
     app.command(name="decode", short_help="Generate with a profile; the tokens are the full model's own.")(decode.decode)
     app.command(name="chat", short_help="A conversation in the terminal.")(chat.chat)
     app.command(name="serve", short_help="Serve a model to OpenAI's clients, and a page to watch it.")(serve.serve)

@@ -13,8 +13,9 @@ from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Se
 def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")],
          task: Annotated[str, typer.Option(help="A task's name, a folder with a task.yaml, or a .jsonl of prompts.")],
          data: Annotated[Path | None, typer.Option(help="A .jsonl to take the task's text from.")] = None,
-         drafters: Annotated[str, typer.Option(help="What may draft: lookup, skip, lookup,skip (in this order), or auto, which weighs "
-                                                    "all of these.")] = "auto",
+         drafters: Annotated[str, typer.Option(help="What may draft: lookup, skip, lookup,skip (in this order), adapted, "
+                                                    "lookup,adapted, or auto, which weighs all of these.")] = "auto",
+         modules: Annotated[Path | None, typer.Option(help="A folder of trained parts (`skipsearch train`), weighed too.")] = None,
          searcher: Annotated[str, typer.Option(help="See `skipsearch list searchers`.")] = "auto",
          budget: Annotated[str | None, typer.Option(help="Time for the search: 90s, 20m, 1.5h.")] = None,
          trials: Annotated[int | None, typer.Option(min=1, help="Masks to judge at most. Default, without a budget: 200.")] = None,
@@ -44,13 +45,14 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     from skipsearch.evaluation.prompts import shortened
     from skipsearch.profile import save_profile
     from skipsearch.profile.dump import as_dict, check_writable
+    from skipsearch.profile.modules import place_modules
     from skipsearch.storage import discard_journal, is_url, shown, study_file
     from skipsearch.tasks import load_task, task_files
     from skipsearch.tuning import check_drafters, check_objective, check_searcher, seconds, sub_layers
     from skipsearch.tuning import tune as run
 
     check_searcher(searcher)
-    check_drafters(drafters)
+    check_drafters(drafters, modules)
     check_objective(objective)
     seconds(budget)
     kept = sub_layers(keep)
@@ -76,7 +78,9 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     err.print(f"every judged mask is kept in {shown(journal)}", style="dim")
     with TuneView(err) as view:
         profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,
-                      resume=resume, whole_layers=whole_layers, listen=view, fresh_table=fresh_table, drafters=drafters, keep=kept)
+                      resume=resume, whole_layers=whole_layers, listen=view, fresh_table=fresh_table, drafters=drafters, keep=kept,
+                      modules=modules)
+    profile = place_modules(profile, [modules] if modules else [], target)
     save_profile(profile, target, replace=True)
     if as_json:
         print_json({"file": str(target), "profile": as_dict(profile)})

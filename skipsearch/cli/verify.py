@@ -31,6 +31,7 @@ def verify(file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile.
     named for this device.
     """
     from skipsearch.profile import load_profile, save_profile
+    from skipsearch.profile.modules import place_modules
     from skipsearch.profile.places import ANY
     from skipsearch.tasks import load_task
     from skipsearch.verification import verify as run
@@ -50,7 +51,7 @@ def verify(file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile.
         running = bar.add_task("decoding", total=None)
         found = run(adapter, profile, chosen, prompts, progress=lambda done, total: bar.update(running, completed=done, total=total))
     if target:
-        save_profile(found.here, target, replace=True)
+        save_profile(place_modules(found.here, profile.folders, target), target, replace=True)
     if as_json:
         print_json({"file": str(file), **found.as_dict(), "written": str(target) if target else None})
     else:

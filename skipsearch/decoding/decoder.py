@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Unpack
 
 from torch import Tensor
@@ -34,13 +35,16 @@ class Decoder:
     Verify's adaptive one); None for plain decoding on the same engine, which is also what a profile with `verdict: plain` asks for.
     exact: greedy tokens are the same to the bit with any profile and with none, in every dtype; costs passes of eight rows.
     prices: what the guard weighs each drafter's rounds by (`decoding/guard.py`), a profile's own if None; () is no guard. A bare mask or
-    recipe has none.
+    recipe has none. modules: folders in which the trained parts that a recipe names are looked for; a profile that was loaded from a file
+    knows its own.
     Any number of threads may use one decoder, or decoders of their own over one model.
-    Raises: ProfileError for a profile of another model, MaskError for a mask of another depth.
+    Raises: ProfileError for a profile of another model, MaskError for a mask of another depth, ModuleError for a trained part that is not
+    there, is damaged, or was trained for another model.
     """
 
     def __init__(self, model: ModelAdapter, profile: Profile | Recipe | SkipMask | None = None, *, draft_length: int | None = None,
-                 exit_policy: Exit | None = None, exact: bool = False, prices: Sequence[Price | None] | None = None):
+                 exit_policy: Exit | None = None, exact: bool = False, prices: Sequence[Price | None] | None = None,
+                 modules: Sequence[Path] = ()):
         check_model(model)
         self.model = model
         self.warnings: list[str] = []
@@ -53,11 +57,12 @@ class Decoder:
 
             self.warnings = check_profile(profile, model)
             prices = profile.prices if prices is None else prices
+            modules = (*modules, *profile.folders)
             profile = profile.recipe
         if profile is not None and not isinstance(profile, Recipe):
             raise wrong_profile(profile)
         self.recipe = profile or Recipe()
-        self.loop = DecodeLoop(model, self.recipe, exact, prices or ())
+        self.loop = DecodeLoop(model, self.recipe, exact, prices or (), modules)
 
     def session(self) -> Session:
         """For requests that follow one another, such as the turns of a chat: what their prompts share is computed once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -78,12 +79,13 @@ class DecodeLoop:
     """The engine room of `Decoder`: one model and the drafters of one recipe. Any number of threads may stream from it at once.
 
     exact: passes of the full model have one fixed shape, so that their bits do not depend on what was drafted.
-    prices: what the guard weighs the rounds of each drafter by; None for one that it leaves alone.
+    prices: what the guard weighs the rounds of each drafter by; None for one that it leaves alone. folders: where trained parts lie.
     """
 
-    def __init__(self, model: ModelAdapter, recipe: Recipe, exact: bool = False, prices: Sequence[Price | None] = ()):
+    def __init__(self, model: ModelAdapter, recipe: Recipe, exact: bool = False, prices: Sequence[Price | None] = (),
+                 folders: Sequence[Path] = ()):
         self.model, self.exact, self.prices = model, exact, prices
-        self.drafters = [(spec.draft_length, spec.build(model.spec.n_layers)) for spec in recipe.drafters]
+        self.drafters = [(spec.draft_length, spec.build(model, folders)) for spec in recipe.drafters]
         self._siblings = max((spec.most_siblings for spec in recipe.drafters), default=0)
         self._spare: list[tuple[KVCache, Planner]] = []   # the cache of the last request that ended
 

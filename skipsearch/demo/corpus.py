@@ -21,7 +21,7 @@ import lzma
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -149,14 +149,39 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
     return np.concatenate(parts)
 
 
+def write_text(folders: Sequence[Path], out: Path, prose_share: float) -> None:
+    """text.jsonl and sources.json: sources of packages, and so many docstrings on their own beside them."""
+    used: dict[str, dict[str, str]] = {}
+    rows: list[str] = []
+    prose: dict[str, str] = {}
+    for package, _, text in usable_files(find_packages(folders)):
+        used[package.name] = {"version": package.version, "licence": package.licence}
+        rows.append(text)
+        prose |= {doc[:120]: doc for doc in docstrings(text)}
+    room = sum(map(len, rows)) * prose_share / (1 - prose_share)
+    for doc in sorted(prose.values(), key=lambda d: hashlib.sha256(d.encode()).digest()):
+        if room < 0:
+            break
+        rows.append(doc)
+        room -= len(doc)
+    rows.sort(key=lambda d: hashlib.sha256(d.encode()).digest())
+    (out / "text.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows), "utf-8")
+    (out / "sources.json").write_text(json.dumps({"characters": sum(map(len, rows)), "packages": used}, indent=1))
+    print(f"{len(rows)} texts, {sum(map(len, rows)) / 1e6:.1f} M characters, {len(used)} packages")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", type=Path, action="append", required=True, help="a site-packages folder")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--prose-share", type=float, default=0.2, help="of the characters, docstrings on their own")
+    parser.add_argument("--text-only", action="store_true", help="write text.jsonl, to train drafts on, and no tokenizer and no tokens")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.text_only:
+        write_text(args.packages, args.out, args.prose_share)
+        return
 
     train: list[str] = []
     heldout: list[str] = []

@@ -7,7 +7,7 @@ drafter that always repeats the last token:
     class Again(DrafterSpec):
         kind: Literal["again"] = "again"
 
-        def build(self, n_layers: int) -> Drafter:
+        def build(self, model: object, folders: object) -> Drafter:
             return self
 
         def begin(self, ctx: DecodeContext) -> DraftSession:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from skipsearch.drafters.base import DecodeContext, Draft, DraftSession
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
 from skipsearch.drafters.suffixes import DEFAULT_MAX_MATCH, Match, SuffixIndex
 from skipsearch.fields import left_out
 from skipsearch.recipe import DrafterSpec
+
+if TYPE_CHECKING:
+    from skipsearch.models.spec import ModelAdapter
 
 
 class Lookup(DrafterSpec):
@@ -25,7 +29,7 @@ class Lookup(DrafterSpec):
     per_match: Annotated[int, Field(ge=1, le=64)] | None = Field(
         default=None, exclude_if=left_out, description="most tokens drafted for each token that matched, 1..64; left out: `draft_length`")
 
-    def build(self, n_layers: int) -> LookupDrafter:
+    def build(self, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
         return LookupDrafter(self)
 
     def room(self, match: int) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
-from skipsearch.drafters.base import DecodeContext, Draft, DraftSession
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
 from skipsearch.exits import Exit
 from skipsearch.fields import Layers, is_none
 from skipsearch.mask import SkipMask
@@ -15,6 +16,8 @@ from skipsearch.recipe import EXITS, DrafterSpec, Siblings, union_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from skipsearch.models.spec import ModelAdapter
 
     AnyExit = Exit
 else:
@@ -42,8 +45,8 @@ class Skip(DrafterSpec):
             raise ValueError(f"layer {repeated[0]} is listed more than once")
         return tuple(sorted(layers))
 
-    def build(self, n_layers: int) -> SkipDrafter:
-        return SkipDrafter(self.mask(n_layers), self.exit, self.siblings)
+    def build(self, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
+        return SkipDrafter(self.mask(model.spec.n_layers), self.exit, self.siblings)
 
     def mask(self, n_layers: int) -> SkipMask:
         return SkipMask(n_layers, self.attn, self.mlp)

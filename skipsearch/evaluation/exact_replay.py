@@ -23,6 +23,7 @@ from skipsearch.evaluation.replay import Replay, most_likely, rank_of
 from skipsearch.evaluation.rounds import Rounds
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
+from skipsearch.models.spec import ModelAdapter
 from skipsearch.stats import DecodeStats, Price
 
 
@@ -58,21 +59,21 @@ class ExactReplay:
             self.known.append([*tokens, *more])
 
     @inference
-    def __call__(self, mask: SkipMask) -> list[Drafts]:
-        """One `Drafts` for each prompt whose continuation has two tokens or more, in the order of the prompts."""
+    def __call__(self, mask: SkipMask, draft: ModelAdapter | None = None) -> list[Drafts]:
+        """One `Drafts` for each prompt whose continuation has two tokens or more, in the order of the prompts. draft: as in `Replay`."""
         found: dict[int, Drafts] = {}
         for b in self.replay.batches:
-            right, confidence, rank = self._batch(b, mask)
+            right, confidence, rank = self._batch(b, mask, draft or self.model)
             for row, (prompt, length) in enumerate(zip(b.prompts, b.lengths, strict=True)):
                 found[prompt] = Drafts(right[row, :length], confidence[row, :length], rank[row, :length],
                                        self.replay.rooms[prompt])
         return [found[prompt] for prompt in sorted(found)]
 
-    def stats(self, mask: SkipMask, policy: DraftPolicy) -> DecodeStats:
+    def stats(self, mask: SkipMask, policy: DraftPolicy, draft: ModelAdapter | None = None) -> DecodeStats:
         """What one `Decoder` with this policy counts on these prompts."""
-        return walk(self(mask), policy)
+        return walk(self(mask, draft), policy)
 
-    def _batch(self, b: Batch, mask: SkipMask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _batch(self, b: Batch, mask: SkipMask, draft: ModelAdapter) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(right, confidence, rank), all [B, T, D], a few anchors of every row at a time."""
         texts, anchors = b.fed.shape
         at_once = max(1, min(anchors, most_rows(self.model) // texts, b.longest // self.depth))  # no more spare slots than text
@@ -86,7 +87,7 @@ class ExactReplay:
             room = max(self.replay.rooms[p] for p in b.prompts) - start - 1
             for d in range(min(self.depth, room)):
                 plan = self._plan(b, start, token.shape[1], d)
-                logits = forward(self.model, token, cache, plan, mask)
+                logits = forward(draft, token, cache, plan, mask)
                 token, confidence[:, some, d] = most_likely(logits)
                 drafted[:, some, d] = token
                 rank[:, some, d] = rank_of(known[:, some, d].clamp(min=0), logits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ import numpy as np
 
 from skipsearch.costs import Costs
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.adapted import Adapted
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.skip import Skip
 from skipsearch.errors import DecodeError
@@ -22,9 +23,10 @@ from skipsearch.evaluation.simulate import Prediction, prices_of, simulate
 from skipsearch.evaluation.sweep import every, exploring, has_no_memory, sibling_grid, sweep, sweep_lookups
 from skipsearch.evaluation.wall import race
 from skipsearch.exits import DraftPolicy
+from skipsearch.fields import ModuleRef
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
-from skipsearch.recipe import Recipe
+from skipsearch.recipe import DrafterSpec, Recipe
 from skipsearch.stats import Price, Trial, TrialState
 
 MAX_DRAFT = 12  # Draft & Verify's K
@@ -34,8 +36,11 @@ MOST_LOOKUPS = 6       # settings of lookup that are tried before a skip drafter
 WITH_SIBLINGS = 8      # draft policies of a mask that are tried with siblings
 SIBLINGS_BRING = 1.01  # times as fast as without, or they are left out: a smaller gain could not be told from none
 LOOKUP_SKIP = "lookup,skip"
+ADAPTED, LOOKUP_ADAPTED = "adapted", "lookup,adapted"
 SHAPES: dict[str, tuple[str, ...]] = {   # what `--drafters` may say, and the shapes of recipe that it allows
     "auto": ("lookup", "skip", LOOKUP_SKIP),
+    ADAPTED: (ADAPTED,),                 # these two where there are modules, and then auto weighs them too
+    LOOKUP_ADAPTED: (LOOKUP_ADAPTED,),
     "lookup": ("lookup",),
     "skip": ("skip",),
     LOOKUP_SKIP: (LOOKUP_SKIP,),
@@ -55,6 +60,18 @@ class Objective(Protocol):
 def alone(mask: SkipMask, policy: DraftPolicy) -> Skip:
     """A skip drafter of a mask and a draft policy."""
     return Skip.of(mask, policy.draft_length, policy.exit, policy.siblings)
+
+
+@dataclass(frozen=True)
+class TrainedDraft:
+    """A module that may draft. model: what its passes run; mask: what these leave out."""
+
+    ref: ModuleRef
+    mask: SkipMask
+    model: ModelAdapter
+
+    def spec(self, mask: SkipMask, policy: DraftPolicy) -> Adapted:
+        return Adapted.trained(mask, policy.draft_length, policy.exit, self.ref, policy.siblings)
 
 
 @dataclass(frozen=True)
@@ -143,7 +160,15 @@ class ReplayObjective:
         if not fine:
             return self._best(rounds, mask, self._exploring, before[:1])
         coarse = self._best(rounds, mask, self._exploring, before).recipe
-        return self._best(rounds, mask, every(self.max_draft), [tuple(d for d in coarse.drafters if isinstance(d, Lookup))], siblings)
+        return self._best(rounds, mask, every(self.max_draft), [tuple(d for d in coarse.drafters if isinstance(d, Lookup))],
+                          siblings=siblings)
+
+    def best_trained(self, draft: TrainedDraft, shape: str, siblings: bool = True) -> Found:
+        """The best recipe with a trained draft: alone, or behind lookup. siblings: False leaves them out."""
+        rounds = lay_out(self.replay(draft.mask, draft=draft.model))
+        before = self._before(LOOKUP_SKIP if shape == LOOKUP_ADAPTED else "skip")
+        lookups = tuple(d for d in self._best(rounds, draft.mask, self._exploring, before).recipe.drafters if isinstance(d, Lookup))
+        return self._best(rounds, draft.mask, every(self.max_draft), [lookups], draft.spec, siblings)
 
     def best_lookup(self) -> Found:
         """The best recipe of lookup alone, for shapes that have it."""
@@ -172,7 +197,7 @@ class ReplayObjective:
         return [(spec,) for spec in dict.fromkeys([*kept, *eager])]
 
     def _best(self, rounds: Rounds, mask: SkipMask, policies: Sequence[DraftPolicy], before: Sequence[tuple[Lookup, ...]],
-              siblings: bool = False) -> Found:
+              spec: Callable[[SkipMask, DraftPolicy], DrafterSpec] = alone, siblings: bool = False) -> Found:
         """siblings: try them with the best of the policies, too."""
         best: tuple[float, DraftPolicy, tuple[Lookup, ...], list[Copied]] | None = None
         for lookups in before:
@@ -188,7 +213,7 @@ class ReplayObjective:
                 best = float(seconds[i]), policies[i], lookups, copied
         assert best is not None
         _, policy, lookups, copied = best
-        return Found(Recipe((*lookups, alone(mask, policy))), simulate(rounds, mask, policy, self.costs, copied))
+        return Found(Recipe((*lookups, spec(mask, policy))), simulate(rounds, mask, policy, self.costs, copied))
 
     def surface(self, mask: SkipMask) -> list[dict[str, Any]]:
         """The predicted speedup of a mask alone under each fixed length and each confidence threshold."""

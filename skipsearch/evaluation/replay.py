@@ -73,15 +73,16 @@ class Replay:
         self.batches = Batches(model, prompts, self.tokens, sampling, kv_bytes)
 
     @inference
-    def __call__(self, mask: SkipMask, most_prompts: int | None = None, only: Sequence[int] | None = None) -> list[Replayed]:
+    def __call__(self, mask: SkipMask, most_prompts: int | None = None, only: Sequence[int] | None = None,
+                 draft: ModelAdapter | None = None) -> list[Replayed]:
         """One `Replayed` for each prompt whose continuation has two tokens or more; of about `most_prompts` of them, or of the batches
-        with these indices, if given."""
-        first = min(mask.sublayers, default=2 * mask.n_layers) // 2  # up to here the draft is the full model
+        with these indices, if given. draft: the model that drafts, where it has other weights than the one that verifies."""
+        first = 0 if draft is not None else min(mask.sublayers, default=2 * mask.n_layers) // 2  # up to here the draft is the full model
         chosen: list[tuple[int, int]] = []                           # (prompt, positions)
         agrees, confidence, ranks = [], [], []
         for b in self.batches.about(most_prompts) if only is None else (self.batches[i] for i in only):
-            states = onward(self.model, b.states[first], b.cache, b.plan, mask, first)
-            right, confident, rank = self._judge(b, real_rows(states, b.rows))
+            states = onward(draft or self.model, b.states[first], b.cache, b.plan, mask, first)
+            right, confident, rank = self._judge(b, real_rows(states, b.rows), draft or self.model)
             agrees.append(right)
             confidence.append(confident)
             ranks.append(rank)
@@ -97,15 +98,15 @@ class Replay:
         stands = [len(prompt) + at for prompt, text in zip(self.prompts, self.tokens, strict=True) for at in range(len(text))]
         return sorted({min(stands), round(sum(stands) / len(stands)), max(stands)})
 
-    def acceptance(self, mask: SkipMask, most_prompts: int | None = None) -> float:
+    def acceptance(self, mask: SkipMask, most_prompts: int | None = None, draft: ModelAdapter | None = None) -> float:
         """α of the mask: share of positions at which its draft names the full model's token, or the mean chance that it does."""
-        return float(np.concatenate([r.agrees for r in self(mask, most_prompts)]).mean())
+        return float(np.concatenate([r.agrees for r in self(mask, most_prompts, draft=draft)]).mean())
 
-    def _judge(self, b: Batch, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _judge(self, b: Batch, states: Tensor, draft: ModelAdapter) -> tuple[Tensor, Tensor, Tensor]:
         """(agrees [N], confidence [N], rank [N]) from what goes into the head at the batch's positions, [N, H]."""
         following, judged = b.following.flatten()[b.rows], []
         for some in pieces(self.model, len(states)):
-            logits = self.model.head(states[some][None])[0]
+            logits = draft.head(states[some][None])[0]
             if b.chance is None or self.batches.picker is None:
                 token, top = most_likely(logits)
                 judged.append((token == following[some], top, rank_of(following[some], logits)))

@@ -36,4 +36,7 @@ def carried(profile: Profile) -> CarriedDraft:
         has = f"{len(skips)} skip drafters" if skips else "no skip drafter"
         raise ExportError(f"this profile drafts with {recipe.shape}, which has {has}, and an export carries the mask of one: use it "
                           "in skipsearch, or make one with `skipsearch tune --drafters skip`")
+    if skips[0].modules:
+        raise ExportError("this profile drafts with trained weights, and an export copies the model's own: use it in skipsearch, or make "
+                          "one with `skipsearch tune --drafters skip`")
     return CarriedDraft(skips[0], skips[0].mask(profile.model.n_layers), tuple(d for d in recipe.drafters if d is not skips[0]))

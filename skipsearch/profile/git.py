@@ -2,7 +2,8 @@
 
 Nothing is ever checked out. One commit is fetched, without history, into a bare repository that is thrown away; from its tree,
 regular *.yaml files under profiles/ are read as blobs, each is validated, and those that pass are written where their own content
-says they belong. So hooks, submodules, links, filters (LFS) and clever paths have nothing to act on.
+says they belong, with the modules that they name by hash. So hooks, submodules, links, filters (LFS) and clever paths have nothing to
+act on.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
 
-from skipsearch.errors import ProfileError
-from skipsearch.profile.dump import save_text
+from skipsearch.errors import ModuleError, ProfileError
+from skipsearch.fields import ModuleRef
+from skipsearch.modules.files import parse_header
+from skipsearch.profile.dump import save_bytes, save_text
 from skipsearch.profile.gitcli import run_git
 from skipsearch.profile.load import parse_profile
 from skipsearch.profile.places import profile_path, user_folder
 from skipsearch.strict_yaml import MAX_BYTES, printable
 
 MAX_FILES = 5000
+MODULE_BYTES = 256 * 2**20   # of a module that a pull brings
 _HOST = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9.:\[\]-]*")
 _REF = re.compile(r"(?!.*(\.\.|//))[A-Za-z0-9_][A-Za-z0-9_./-]*")
 
@@ -59,14 +63,15 @@ def pull(address: str, signed: bool = False) -> Pulled:
     url, ref = split_address(address)
     with tempfile.TemporaryDirectory(prefix="skipsearch-pull-") as scratch:
         repository = Path(scratch, "repository")
-        commit = _fetch(repository, url, ref)
+        commit = _fetch(repository, url, ref, MAX_BYTES)
         signature = _verify_signature(repository) if signed else None
         files, refused = _profiles(repository, commit)
+        modules = _modules(files, refused, Path(scratch, "modules"), url, ref, commit)
     if not files:
         why = f": {refused[0]}" if refused else "; it needs profiles/<org>--<model>/<task>/<device>--<dtype>.yaml"
         raise ProfileError(f"{url} holds no valid profile at {commit[:12]}{why}")
     folder = user_folder() / "pulled" / _folder_name(url)
-    _replace(folder, files, {"url": url, "ref": ref, "commit": commit, "signature": signature,
+    _replace(folder, files | modules, {"url": url, "ref": ref, "commit": commit, "signature": signature,
                              "pulled": datetime.now(UTC).isoformat(timespec="seconds")})
     return Pulled(url, ref, commit, signature, folder, tuple(folder / path for path in files), tuple(refused))
 
@@ -91,11 +96,11 @@ def split_address(address: str) -> tuple[str, str]:
     return f"{scheme}://{authority}/{path}", ref
 
 
-def _fetch(repository: Path, url: str, ref: str) -> str:
-    """Fetch one commit without history into a new bare repository; its hash."""
+def _fetch(repository: Path, url: str, ref: str, most_bytes: int) -> str:
+    """Fetch one commit without history into a new bare repository, less its files of more bytes than that; its hash."""
     run_git(["init", "--quiet", "--bare", "--template=", str(repository)])
     run_git(["remote", "add", "origin", url], repository)
-    run_git(["fetch", "--quiet", "--depth=1", "--no-tags", f"--filter=blob:limit={MAX_BYTES + 1}", "origin", ref], repository)
+    run_git(["fetch", "--quiet", "--depth=1", "--no-tags", f"--filter=blob:limit={most_bytes + 1}", "origin", ref], repository)
     commit = run_git(["rev-parse", "--verify", "--quiet", "FETCH_HEAD^{commit}"], repository).decode("ascii").strip()
     # What the filter held back must stay away: without a remote to promise it, git calls it missing instead of fetching it.
     run_git(["remote", "remove", "origin"], repository)
@@ -135,8 +140,43 @@ def _profiles(repository: Path, commit: str) -> tuple[dict[Path, bytes], list[st
     return files, refused
 
 
-def _tree(repository: Path, commit: str) -> Iterator[tuple[str, str, str]]:
-    """(mode, blob, path) of what could be a profile or pretends to be one."""
+def _modules(files: dict[Path, bytes], refused: list[str], repository: Path, url: str, ref: str, commit: str) -> dict[Path, bytes]:
+    """The modules that these profiles name, by path; a profile whose module is missing, or is not the one it means, is refused.
+
+    Only for them a second fetch brings larger files, into `repository`. Raises: ProfileError if the repository changed meanwhile.
+    """
+    named = {path: parse_profile(content, str(path)).candidate.modules for path, content in files.items()}
+    if not any(named.values()):
+        return {}
+    if _fetch(repository, url, ref, MODULE_BYTES) != commit:
+        raise ProfileError(f"{url} changed while it was read: pull again")
+    blobs = {name: oid for mode, oid, name in _tree(repository, commit, ".safetensors") if mode in ("100644", "100755")}
+    found: dict[Path, bytes] = {}
+    for path, refs in named.items():
+        try:
+            for module in refs:
+                there, content = _module(module, path, repository, blobs)
+                found[there] = content
+        except (ProfileError, ModuleError) as error:
+            del files[path]
+            refused.append(f"{path}: {error}")
+    return found
+
+
+def _module(ref: ModuleRef, profile: Path, repository: Path, blobs: dict[str, str]) -> tuple[Path, bytes]:
+    """Path and bytes of the module that a profile names, from its folder or the one above. Raises: ProfileError, ModuleError."""
+    places = [place for folder in (profile.parent, profile.parent.parent) if (place := folder / ref.file).as_posix() in blobs]
+    for place in places:
+        [(_, content)] = _contents(repository, {str(place): blobs[place.as_posix()]}, MODULE_BYTES)
+        if content is not None and hashlib.sha256(content).hexdigest() == ref.sha256:
+            parse_header(BytesIO(content), len(content), str(place))
+            return place, content
+    why = f"is not the one it means, or has more than {MODULE_BYTES // 2**20} MiB" if places else "is not in the repository"
+    raise ProfileError(f"its module {ref.file} {why}")
+
+
+def _tree(repository: Path, commit: str, suffix: str = ".yaml") -> Iterator[tuple[str, str, str]]:
+    """(mode, blob, path) of what could be a profile (or another file of that suffix) or pretends to be one."""
     listing = run_git(["ls-tree", "-r", "-z", "--full-tree", commit, "--", "profiles/"], repository)
     entries = listing.split(b"\0")[:-1]
     if len(entries) > MAX_FILES:
@@ -144,15 +184,15 @@ def _tree(repository: Path, commit: str) -> Iterator[tuple[str, str, str]]:
     for entry in entries:
         about, _, path = entry.partition(b"\t")
         mode, kind, oid = about.decode("ascii").split()
-        if path.endswith(b".yaml") or kind == "commit" or mode == "120000":
+        if path.endswith(suffix.encode()) or kind == "commit" or mode == "120000":
             yield mode, oid, printable(path.decode("utf-8", "replace"), 300)
 
 
-def _contents(repository: Path, blobs: dict[str, str]) -> Iterator[tuple[str, bytes | None]]:
-    """(path, bytes) of each blob; None for one larger than a profile may be."""
+def _contents(repository: Path, blobs: dict[str, str], most_bytes: int = MAX_BYTES) -> Iterator[tuple[str, bytes | None]]:
+    """(path, bytes) of each blob; None for one larger than a profile may be, or than `most_bytes`."""
     checks = run_git(["cat-file", "--batch-check=%(objectsize)"], repository, _lines(blobs)).split(b"\n")
     # a size is no number where the fetch's filter has left the blob out already
-    small = {name: blobs[name] for name, size in zip(blobs, checks, strict=False) if size.isdigit() and int(size) <= MAX_BYTES}
+    small = {name: blobs[name] for name, size in zip(blobs, checks, strict=False) if size.isdigit() and int(size) <= most_bytes}
     yield from ((name, None) for name in blobs if name not in small)
     stream = BytesIO(run_git(["cat-file", "--batch=%(objectsize)"], repository, _lines(small)))
     for name in small:
@@ -181,7 +221,7 @@ def _replace(folder: Path, files: dict[Path, bytes], source: dict[str, str | Non
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".pulling-") as scratch:
             fresh = Path(scratch, "new")
             for path, content in files.items():
-                save_text(content.decode("utf-8"), fresh / path)
+                save_bytes(content, fresh / path)
             save_text(json.dumps(source, indent=1) + "\n", fresh / "source.json")
             if folder.exists():
                 os.rename(folder, Path(scratch, "old"))

@@ -25,7 +25,7 @@ def load_profile(path: str | Path) -> Profile:
 
     Raises: ProfileError if it is missing, is not a regular file (links are not followed), or is not a valid profile.
     """
-    return parse_profile(read_file(path), str(path))
+    return parse_profile(read_file(path), str(path)).at(Path(path).absolute().parent)
 
 
 def parse_profile(content: bytes, name: str) -> Profile:

@@ -15,9 +15,10 @@ in which they are written. A key that may be `null` is still written, unless its
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from skipsearch.errors import MaskError
@@ -131,6 +132,26 @@ class Profile(Part):
     measured: Measured | None
     software: Software | None
     provenance: Provenance
+
+    _folder: Path | None = PrivateAttr(default=None)
+
+    def at(self, folder: Path) -> Profile:
+        """The same, as it lies in this folder."""
+        moved = self.model_copy()
+        moved._folder = folder
+        return moved
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where the trained parts that it names may lie: its own folder and the one above, which a model's tasks share. Empty if it was not
+        loaded from a file."""
+        return () if self._folder is None else (self._folder, self._folder.parent)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Profile) and self.model_dump() == other.model_dump()   # wherever they lie
+
+    def __hash__(self) -> int:
+        return hash((self.model, self.task, self.hardware, self.drafters))
 
     @property
     def recipe(self) -> Recipe:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from skipsearch.errors import ProfileError
 from skipsearch.profile.load import load_profile
+from skipsearch.profile.modules import missing
 from skipsearch.profile.places import misplaced, profile_files
 
 
@@ -20,7 +21,7 @@ class Checked:
 
 
 def validate_paths(paths: Iterable[Path]) -> list[Checked]:
-    """Each file, and each *.yaml of each folder: does it load, and is it where its content says it belongs?
+    """Each file, and each *.yaml of each folder: does it load, is it where its content says it belongs, are its modules there?
 
     A file named by itself may be anywhere. Raises: ProfileError if a folder holds no *.yaml.
     """
@@ -38,4 +39,4 @@ def _fault(path: Path, in_repository: bool) -> str | None:
         profile = load_profile(path)
     except ProfileError as error:
         return str(error)
-    return misplaced(path, profile) if in_repository else None
+    return (misplaced(path, profile) if in_repository else None) or missing(profile)

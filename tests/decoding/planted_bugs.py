@@ -22,12 +22,14 @@ from skipsearch.decoding.prefix import Prefix, new_room
 from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.decoding.stopping import Stopper, TextStream
 from skipsearch.drafters import DecodeContext, Draft
+from skipsearch.drafters.adapted import AdaptedDrafter, AdaptedSession
 from skipsearch.drafters.lookup import LookupDrafter, LookupSession
 from skipsearch.drafters.skip import SkipSession
 from skipsearch.drafters.suffixes import Match, SuffixIndex
 from skipsearch.engine import Scored, forward
 
 from .acceptance_checks import check_acceptance
+from .adapted_checks import check_adapted, check_adapted_drafts
 from .checks import MASKS, Drafting, check_endings, check_greedy, check_streams_side_by_side
 from .count_checks import check_counts
 from .prefix_checks import check_growing, check_prefixes
@@ -683,4 +685,33 @@ def token_behind_a_path_drawn_unwarped() -> Iterator[None]:
         return logits.softmax(dim=-1) if len(logits) > 1 else real(self, logits)
 
     with patch.object(SamplingPicker, "probs", probs):
+        yield
+
+
+# --- drafts with weights of their own ----------------------------------------------------------------------------------------
+
+
+@caught_by(check_adapted)
+def trained_weights_verify() -> Iterator[None]:
+    """The trained sub-layers are put into the model itself, so that verification runs them too."""
+    real = AdaptedDrafter.begin
+
+    def begin(self: AdaptedDrafter, ctx: DecodeContext) -> Any:
+        ctx.model = self.model
+        return real(self, ctx)
+
+    real_full = loop.DecodeLoop._round
+
+    def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
+        with patch.object(self, "model", request.ctx.model):
+            return real_full(self, request, room)
+
+    with patch.object(AdaptedDrafter, "begin", begin), patch.object(loop.DecodeLoop, "_round", rounds):
+        yield
+
+
+@caught_by(check_adapted_drafts)
+def trained_weights_are_never_used() -> Iterator[None]:
+    """Lossless, and for nothing: the draft runs the model's own weights."""
+    with patch.object(AdaptedSession, "draft", lambda self, ctx, most: self.skip.draft(ctx, most)):
         yield

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,11 +83,11 @@ FALSE_ALARM = 1e-4
 def check_sampling(warp: Warp = Warp(0.5), samples: int = 800, draft_length: int = 2,
                    model: Any = None, mask: SkipMask = TABLE_MASK, drafter: Callable[[Drafter], Drafter] | None = None,
                    exit_policy: Exit | None = None, length: int = 4, prompt: tuple[int, ...] = (2, 0),
-                   recipe: Recipe | None = None,
+                   recipe: Recipe | None = None, modules: Sequence[Path] = (),
                    next_logits: Callable[[Sequence[int]], NDArray[np.float64]] | None = None) -> DecodeStats:
     """Samples of `length` tokens, by rounds that draft up to draft_length, are distributed as the full model's own."""
     model = model or TableModel()
-    decoder = Decoder(model, recipe) if recipe else \
+    decoder = Decoder(model, recipe, modules=modules) if recipe else \
         Decoder(model, mask, draft_length=draft_length, exit_policy=exit_policy or make_exit("fixed"))
     if drafter is not None:
         wrapped(decoder, drafter)

@@ -9,7 +9,8 @@ from itertools import pairwise, zip_longest
 import pytest
 import torch
 from helpers.drafting import drafting_with
-from helpers.tiny import LAYERS, VOCAB, FullModel, small_world
+from helpers.modules import folder, small_module
+from helpers.tiny import VOCAB, FullModel, small_world
 from torch import Tensor
 
 from skipsearch.cache import KVCache, Planner
@@ -26,13 +27,14 @@ from skipsearch.recipe import DrafterSpec, Recipe
 SPECS: dict[str, DrafterSpec] = {
     "skip": Skip(attn=(1, 3), mlp=(0, 2), draft_length=12, exit=Fixed()),
     "lookup": Lookup(min_match=1, draft_length=12),
+    "adapted": small_module(),
 }
 CAPACITY = 64
 PROMPT = [5, 17, 40, 3, 22, 5, 17]   # its end stood in it before, so that lookup has something to say
 
 
 def build(kind: str) -> Drafter:
-    return SPECS[kind].build(LAYERS)
+    return SPECS[kind].build(small_world()[0], [folder()])
 
 
 def context(picker: TokenPicker | None = None) -> DecodeContext:

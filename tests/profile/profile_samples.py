@@ -6,12 +6,13 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from skipsearch.drafters.adapted import Adapted
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.skip import Skip
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
 from skipsearch.exits.fixed import Fixed
-from skipsearch.fields import Interval
+from skipsearch.fields import Interval, ModuleRef
 from skipsearch.profile.schema import (
     MOST_DRAFTERS,
     ContextTokens,
@@ -32,6 +33,9 @@ GOLDEN = Path(__file__).parent / "golden"
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0)
 SKIP = Skip(attn=(3, 4), mlp=(7,), draft_length=8,
             exit=Adaptive(threshold=0.6, target_acceptance=0.9, step=0.01, beta1=0.5, beta2=0.9))
+
+ADAPTED = Adapted(attn=(3, 4), mlp=(7,), draft_length=6, exit=Confidence(threshold=0.5),
+                  module=ModuleRef(file="modules/adapted-5.safetensors", sha256="7a" * 32, parameters=1032192))
 
 
 def speculate() -> Profile:
@@ -75,7 +79,7 @@ def every() -> Profile:
     """Every kind of drafter with every kind of exit, and one with siblings."""
     skips = [SKIP.model_copy(update={"exit": exit_policy}) for exit_policy in (Fixed(), Confidence(threshold=0.25), SKIP.exit)]
     return unmeasured().model_copy(update={"drafters": (
-        Lookup(min_match=3, draft_length=5), *skips, skips[0].model_copy(update={"siblings": Siblings(below=0.5, most=2)}))})
+        Lookup(min_match=3, draft_length=5), *skips, skips[0].model_copy(update={"siblings": Siblings(below=0.5, most=2)}), ADAPTED)})
 
 
 def lost() -> Profile:
@@ -142,7 +146,10 @@ def _recipe(draw: st.DrawFn, n_layers: int, least: int) -> tuple[DrafterSpec, ..
     skips = st.builds(Skip, attn=layers, mlp=layers, draft_length=length, exit=exits, siblings=siblings).filter(
         lambda skip: skip.attn or skip.mlp)
     lookups = st.builds(Lookup, min_match=st.integers(1, 16), draft_length=length, per_match=st.none() | length)
-    return tuple(draw(st.lists(lookups | skips, min_size=least, max_size=MOST_DRAFTERS, unique=True)))
+    files = st.from_regex(r"([A-Za-z0-9][A-Za-z0-9._-]{0,9}/){0,3}[A-Za-z0-9]{1,9}\.safetensors", fullmatch=True)
+    modules = st.builds(ModuleRef, file=files, sha256=_SHA, parameters=st.integers(1, 10**12))
+    adapted = st.builds(Adapted, attn=layers, mlp=layers, draft_length=length, exit=exits, module=modules).filter(lambda a: a.attn or a.mlp)
+    return tuple(draw(st.lists(lookups | skips | adapted, min_size=least, max_size=MOST_DRAFTERS, unique=True)))
 
 
 @st.composite

@@ -1,0 +1,102 @@
+"""`skipsearch train`: trained parts for drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skipsearch.cli.options import Device, Json, Seed, Threads, load, require, warn
+
+if TYPE_CHECKING:
+    from skipsearch.mask import SkipMask
+
+METHODS = ("adapted",)
+
+
+def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join(METHODS)}.")],
+          model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")],
+          out: Annotated[Path, typer.Option(help="The folder for the module and for what a training that is interrupted leaves.")],
+          task: Annotated[str | None, typer.Option(help="A task, of which only the calibration half is used.")] = None,
+          data: Annotated[list[Path] | None, typer.Option(help="Text: a file (.txt, .jsonl, …) or a folder of them; may be given again.")]
+          = None,
+          own: Annotated[bool, typer.Option("--self", help="Text that the model writes itself, from the beginnings of --data or --task, "
+                                                           "else from nothing.")] = False,
+          profile: Annotated[Path | None, typer.Option(help="A profile whose mask is trained; else a thin one is looked for.")] = None,
+          keep: Annotated[int | None, typer.Option(min=1, help="Sub-layers that the thin mask keeps. Default: one in eight.")] = None,
+          rank: Annotated[int | None, typer.Option(min=1, help="Train low-rank changes of this rank instead of whole copies.")] = None,
+          budget: Annotated[str | None, typer.Option(help="Time for the training: 90s, 20m, 1.5h. Default: 10m.")] = None,
+          steps: Annotated[int | None, typer.Option(min=1, help="Steps of the training at most.")] = None,
+          batch: Annotated[int, typer.Option(min=1, max=4096, help="Texts of a step.")] = 16,
+          depth: Annotated[int, typer.Option(min=1, max=16, help="Tokens that a draft is trained to run ahead.")] = 5,
+          rate: Annotated[float, typer.Option(help="Learning rate at its peak.")] = 1e-3,
+          temperature: Annotated[float, typer.Option(min=0, help="At which the model writes for itself.")] = 1.0,
+          tokens: Annotated[int, typer.Option(min=512, help="That the model writes for itself.")] = 400_000,
+          licence: Annotated[str, typer.Option(help="Of the text, for the module's card.")] = "not stated",
+          extra_memory: Annotated[str, typer.Option(help="What a draft's own weights may take: 10% of the model's, 200MB, 2GB.")] = "25%",
+          device: Device = "auto",
+          dtype: Annotated[str, typer.Option(help="That passes are computed in: auto takes bfloat16 where it is fast.")] = "auto",
+          threads: Threads = None, seed: Seed = 0,
+          force: Annotated[bool, typer.Option("--force", help="Begin anew where a training was interrupted, instead of going on.")] = False,
+          as_json: Json = False) -> None:
+    """Example: skipsearch train adapted --model demo --task pycode --out modules/
+
+    Train a few of the model's sub-layers to draft for it: a thin draft that is right more often. Only drafts use what is trained; tokens
+    stay the model's own. Interrupt it at any time: the same command goes on. `tune --modules` then weighs it against all other drafts.
+    """
+    require(method in METHODS, f"{method!r} cannot be trained; {', '.join(METHODS)} can")
+    require(bool(task or data or own), "say what to train on: --task, --data or --self")
+    require(not (profile and keep), "--profile brings a mask and --keep looks for one: give one of them")
+    require(0 < rate < 1, f"--rate {rate} is no learning rate; try 0.001")
+    from skipsearch.cli.common import err, print_json
+    from skipsearch.cli.common import out as console
+    from skipsearch.cli.train_view import TrainView
+    from skipsearch.modules.trainer import Settings
+    from skipsearch.tasks import load_task
+    from skipsearch.training import limited, read_text
+    from skipsearch.training import train as run
+    from skipsearch.tuning import seconds
+
+    settings = limited(Settings(rank=rank, batch=batch, depth=depth, rate=rate, seed=seed), steps, seconds(budget))
+    chosen = load_task(task) if task else None
+    warn([*chosen.notes] if chosen else [])
+    mask = _mask_of(profile)
+    adapter = load(model, device, _fast_dtype(device) if dtype == "auto" else dtype, "hf", threads)
+    with TrainView(err) as view:
+        text = read_text(adapter, data or [], chosen, own, seed, view, tokens, temperature, licence)
+        result = run(adapter, text, out, settings, mask, keep, extra_memory, view, force)
+    before, after = result.alpha
+    following = f"skipsearch tune --model {model} --task {task or 'TASK'} --modules {out}"
+    if as_json:
+        print_json({"file": str(result.path), "card": result.card.model_dump(mode="json"), "parameters": result.parameters,
+                    "extra_bytes": result.extra_bytes, "alpha": {"before": before, "after": after}, "next": following})
+        return
+    trained = result.card.trained
+    console.print(f"α by replay, on text kept aside: {before:.3f} before, {after:.3f} after {trained.steps} steps in "
+                  f"{trained.seconds:.0f} s; all rows agree in {trained.before:.3f} before, {trained.after:.3f} after")
+    console.print(f"written to {result.path}: {result.parameters / 1e6:.3g} M values; with them a draft takes "
+                  f"{result.extra_bytes / 1e6:.3g} MB beside the model as {adapter.spec.dtype_name}")
+    console.print(f"next: {following}")
+
+
+def _mask_of(profile: Path | None) -> SkipMask | None:
+    from skipsearch.errors import ModuleError
+    from skipsearch.profile import load_profile
+
+    if profile is None:
+        return None
+    found = load_profile(profile).mask
+    if not found.n_skipped:
+        raise ModuleError(f"{profile}: this profile skips nothing, so there is no mask to train: leave --profile out")
+    return found
+
+
+def _fast_dtype(device: str) -> str:
+    """bfloat16 on a GPU and on CPUs that multiply it in hardware; float32 elsewhere."""
+    import torch
+
+    from skipsearch.models.place import pick_device
+
+    on_cpu = pick_device(device).type == "cpu"
+    return "bfloat16" if not on_cpu or torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"

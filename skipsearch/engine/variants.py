@@ -1,0 +1,39 @@
+"""The model that a draft runs where it has weights of its own, driven by the same engine as the model that verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from skipsearch.engine.compiled import CompiledAdapter, kept_model
+from skipsearch.engine.graph import GraphAdapter
+from skipsearch.engine.kept import existing_shelf
+from skipsearch.errors import ModelError
+from skipsearch.models import variants
+from skipsearch.models.hf import HFAdapter
+from skipsearch.models.lean import LeanAdapter
+from skipsearch.models.spec import ModelAdapter
+
+
+def underneath(model: ModelAdapter) -> HFAdapter | LeanAdapter:
+    """What holds the weights of a model that an engine drives. Raises: ModelError for an engine that is not known here."""
+    found = model.lean if isinstance(model, CompiledAdapter | GraphAdapter) else model
+    if not isinstance(found, HFAdapter | LeanAdapter):
+        raise ModelError(f"a draft with weights of its own needs the engine hf, lean, compiled or graph, not {model.spec.engine}")
+    return found
+
+
+def with_weights(model: ModelAdapter, weights: Mapping[str, Tensor]) -> ModelAdapter:
+    """The model with other weights in some sub-layers, as `models.variants` names them; it shares its cache's layout and all else.
+
+    Compiled code serves any weights of its shapes. Where it was not kept, these drafts run under lean: correct, and slower.
+    Raises: ModelError.
+    """
+    variant = variants.with_weights(underneath(model), weights)
+    if isinstance(variant, HFAdapter):
+        return variant
+    if isinstance(model, GraphAdapter):
+        return GraphAdapter(variant)
+    shelf = existing_shelf() if isinstance(model, CompiledAdapter) else None
+    return (None if shelf is None else kept_model(variant, shelf)) or variant

@@ -1,0 +1,72 @@
+"""A module's card: what kind of trained part a file holds, for which model, and how it was trained.
+
+It stands in the header of the module's file, so that a file can be judged before a tensor of it is read. Nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from skipsearch.errors import MaskError
+from skipsearch.fields import Count, Date, Layers, Name, Part, Sha256, Text, broken_rule
+from skipsearch.mask import SkipMask
+
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class Base(Part):
+    """The model that a module was trained for, which verification goes on using untouched."""
+
+    id: Text
+    family: Name
+    n_layers: int = Field(ge=1, le=1024)
+    weights_sha256: Sha256 | None = Field(description="null where the model was not loaded from files")
+
+
+class Trained(Part):
+    """How it came to be. text: what it was trained on, in words; licence: of that text."""
+
+    text: Text
+    licence: Text
+    tokens: Count = Field(description="tokens of text that the full model read for it")
+    rows: Count = Field(description="draft rows that were trained on")
+    steps: Count
+    seconds: Seconds
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)]
+    device: Text
+    dtype: Text = Field(description="that the passes were computed in")
+    created: Date
+    before: Annotated[float, Field(ge=0, le=1)] = Field(description="share of tokens of text kept aside that the draft named as the full "
+                                                                     "model does, before training")
+    after: Annotated[float, Field(ge=0, le=1)] = Field(description="the same, of the module as it is stored")
+
+
+class Card(Part):
+    """form: `copy`, whole draft-only copies of the sub-layers' weights; `lora`, low-rank changes of `rank` to copies of the model's."""
+
+    kind: Literal["adapted"]
+    base: Base
+    attn: Layers = Field(description="layers whose attention the draft skips")
+    mlp: Layers = Field(description="layers whose MLP the draft skips")
+    form: Literal["copy", "lora"]
+    rank: Annotated[int, Field(ge=1, le=4096)] | None = Field(description="of `lora`; null for `copy`")
+    trained: Trained
+
+    @property
+    def mask(self) -> SkipMask:
+        """What the draft leaves out. All other sub-layers are trained."""
+        return SkipMask(self.base.n_layers, self.attn, self.mlp)
+
+    @model_validator(mode="after")
+    def _fits_its_base(self) -> Card:
+        try:
+            mask = self.mask
+        except MaskError as error:
+            raise broken_rule("attn", str(error)) from error
+        if mask.n_skipped == 2 * self.base.n_layers:
+            raise broken_rule("attn", "it skips everything, so nothing is left that could be trained")
+        if (self.form == "lora") != (self.rank is not None):
+            raise broken_rule("rank", "it is a number for lora and null for copy")
+        return self

@@ -1,0 +1,94 @@
+"""Draft rows of a whole text at once, exactly as decoding runs them, and what the full model would have said there.
+
+The full model reads the text once; its K/V stay. The draft then starts from every `depth`-th position: a group of rows, the first of
+which sees the full model's K/V of all text before it, the later ones also those that the draft wrote for the rows of their group.
+That is what a round of decoding sees, so nothing has to be carried over from training to decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from skipsearch.cache import KVCache, PassPlan, Planner
+from skipsearch.engine import inference, onward
+from skipsearch.mask import SkipMask
+from skipsearch.models.spec import ModelAdapter
+
+HEAD_ROWS = {"cpu": 1024, "cuda": 4096}   # of logits at a time
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the full model says at R positions of each text: its likeliest tokens [B, R, K] and their share of the probability that these
+    tokens have together. tokens[..., 0] is its own choice."""
+
+    tokens: Tensor
+    shares: Tensor
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Texts that the full model has read, ready for a draft pass. fed: [B, R] tokens of the rows; depth: rows of a group."""
+
+    fed: Tensor
+    cache: KVCache
+    plan: PassPlan
+    targets: Targets
+    depth: int
+
+
+@inference
+def lesson(model: ModelAdapter, texts: Tensor, depth: int, first: int, likeliest: int) -> Lesson:
+    """texts: [B, T]. first: where the first group starts, 0 … ; all positions behind it are fed, as far as whole groups go."""
+    batch, length = texts.shape
+    groups = (length - first) // depth
+    rows = groups * depth
+    planner = Planner(length + rows, model.spec.device)
+    cache = model.new_cache(batch, length + rows)
+    plan = planner.chain(0, length, batch)
+    states = onward(model, model.embed(texts, plan.positions), cache, plan)
+    positions = torch.arange(first, first + rows, device=texts.device)
+    group = torch.arange(rows, device=texts.device) // depth
+    anchors = first + group * depth
+    anchored = planner.anchored(length, positions.expand(batch, rows).contiguous(), anchors.expand(batch, rows), group)
+    return Lesson(texts[:, first:first + rows], cache, anchored, targets(model, states[:, first:first + rows], likeliest), depth)
+
+
+def draft_states(model: ModelAdapter, mask: SkipMask, given: Lesson) -> Tensor:
+    """What goes into the draft's head at every row, [B, R, H]."""
+    return onward(model, model.embed(given.fed, given.plan.positions), given.cache, given.plan, mask)
+
+
+def targets(model: ModelAdapter, states: Tensor, likeliest: int) -> Targets:
+    """From what goes into the full model's head, [B, R, H]."""
+    flat, tokens, shares = states.flatten(0, 1), [], []
+    for some in flat.split(head_rows(model)):
+        top = model.head(some[None])[0].float().topk(min(likeliest, model.spec.vocab), dim=-1)
+        tokens.append(top.indices)
+        shares.append(top.values.softmax(dim=-1))
+    shape = (*states.shape[:2], -1)
+    return Targets(torch.cat(tokens).view(shape), torch.cat(shares).view(shape))
+
+
+def head_rows(model: ModelAdapter) -> int:
+    return HEAD_ROWS[model.spec.device.type]
+
+
+@inference
+def agreement(model: ModelAdapter, draft: ModelAdapter, mask: SkipMask, texts: Tensor, depth: int) -> list[float]:
+    """By depth: at which share of all rows the draft names the token that the full model does, given that text up to there.
+
+    texts: [N, T], a few at a time.
+    """
+    right, seen = torch.zeros(depth), 0
+    for some in texts.split(16):
+        given = lesson(model, some.to(model.spec.device), depth, 0, 1)
+        states = draft_states(draft, mask, given)
+        chosen = torch.cat([draft.head(part[None])[0].argmax(dim=-1) for part in states.flatten(0, 1).split(head_rows(model))])
+        hits = chosen == given.targets.tokens[..., 0].flatten()
+        right += hits.view(-1, depth).float().sum(dim=0).cpu()
+        seen += len(hits) // depth
+    return [float(r) / max(1, seen) for r in right]

@@ -1,0 +1,200 @@
+"""The driver of a training, from text to a module.
+
+    text      read from files, from a task's calibration prompts, or written by the model itself; some of it is kept aside
+    mask      a profile's, or the thin one with which the untrained draft does best
+    train     towards the full model's distribution, on the draft's own rows (`modules/trainer.py`)
+    replay    α before and after, on text that was kept aside
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from skipsearch.errors import ModuleError, SearchError
+from skipsearch.evaluation.prompts import workload
+from skipsearch.evaluation.replay import Replay
+from skipsearch.machine import make_folder, this_machine
+from skipsearch.mask import SkipMask
+from skipsearch.models import variants
+from skipsearch.models.hf import HFAdapter
+from skipsearch.models.spec import ModelAdapter
+from skipsearch.modules.card import Card, Trained
+from skipsearch.modules.files import reference
+from skipsearch.modules.rows import agreement
+from skipsearch.modules.text import documents, windows, written
+from skipsearch.modules.thin import thin_mask
+from skipsearch.modules.trainer import Settings, Step, Trainer
+from skipsearch.modules.weights import adapted, base_of, load_tensors, save_module
+from skipsearch.search import Noted, Progress, Stage
+from skipsearch.tasks.values import Task
+
+LENGTH = 256          # tokens of a window, or half of the model's context where that is less
+ASIDE = 16            # one window in so many is never trained on
+MOST_ASIDE = 64
+THIN_ON = 16          # windows that a mask is chosen on
+SELF_TOKENS = 400_000
+KEPT_SHARE = 8        # a thin mask keeps one sub-layer in so many
+REPLAYED, REPLAYED_TOKENS = 24, 48   # prompts, and tokens behind each
+CHECKPOINT = "training.pt"
+
+Event = Stage | Progress | Noted | Step
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Text:
+    """windows: [N, T] to train on; aside: [M, T], never trained on. what, licence: for the card."""
+
+    windows: Tensor
+    aside: Tensor
+    what: str
+    licence: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """alpha: by fast replay on text kept aside, (before, after). path: of the module."""
+
+    path: Path
+    card: Card
+    parameters: int
+    extra_bytes: int
+    alpha: tuple[float, float]
+
+
+def read_text(model: ModelAdapter, data: list[Path], task: Task | None, own: bool, seed: int, listen: Listener,
+              tokens: int = SELF_TOKENS, temperature: float = 1.0, licence: str = "not stated") -> Text:
+    """Windows of text. own: the model writes them, from the data's beginnings or a task's, or from nothing.
+
+    A task gives its calibration prompts alone, and data that hold one of its hold-out prompts are refused. Raises: ModuleError, TaskError.
+    """
+    spec = model.spec
+    length = LENGTH if spec.context is None else min(LENGTH, spec.context // 2)
+    said = []
+    if data:
+        listen(Stage("reading text"))
+        texts = [text for path in data for text in documents(path)]
+        if task is not None:
+            _refuse_holdout(task, texts)
+        found = windows(model.tokenizer, texts, length, spec.eos_token_ids)
+        said.append(f"{', '.join(path.name for path in data)}")
+    elif task is not None:
+        prompts = workload(model, task, task.calibration).prompts
+        start = min(length // 2, max(map(len, prompts)))
+        found = torch.tensor([prompt[-start:] for prompt in prompts if len(prompt) >= start], dtype=torch.int32)
+        said.append(f"calibration prompts of task {task.name}")
+    else:
+        first = spec.eos_token_ids[0] if spec.eos_token_ids else 0
+        found = torch.full((max(1, tokens // length), 1), first, dtype=torch.int32)
+    if own or not data:
+        listen(Stage("the model writes text for itself"))
+        begins = found[:, :length // 2]
+        begins = begins.repeat(max(1, -(-tokens // (length * len(begins)))), 1)[:max(1, tokens // length)]
+        random = torch.Generator().manual_seed(seed)
+        begins = begins[torch.randperm(len(begins), generator=random)]
+        texts_of_own = written(model, begins, length, temperature, seed, lambda done, total: listen(Progress(done, total)))
+        said.append(f"continued by {spec.id} itself at temperature {temperature:g}")
+        found = torch.cat([found, texts_of_own]) if data else texts_of_own
+    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed))
+    found = found[order]
+    aside = min(MOST_ASIDE, max(1, len(found) // ASIDE))
+    if len(found) < 2:
+        raise ModuleError(f"the text fills {len(found)} window of {length} tokens, and one is kept aside: give more of it")
+    return Text(found[aside:], found[:aside], "; ".join(said), licence)
+
+
+def _refuse_holdout(task: Task, texts: list[str]) -> None:
+    """Raises: ModuleError if a hold-out prompt stands in the text: what is measured there later would mean nothing."""
+    whole = "\n".join(texts)
+    for prompt in task.holdout:
+        if prompt.text.strip() and prompt.text.strip() in whole:
+            raise ModuleError(f"hold-out prompt {prompt.id} of task {task.name} stands in this text, so what is measured there later would "
+                              "mean nothing: take other text")
+
+
+def memory_limit(extra: str, model_bytes: int) -> int:
+    """`10%` of the model's weights, `200MB`, `2GB`: bytes. Raises: ModuleError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|MB|GB|MiB|GiB)", extra.strip())
+    if not match:
+        raise ModuleError(f"--extra-memory {extra!r} is no amount of memory: write 10%, 200MB or 2GB")
+    unit = {"%": model_bytes / 100, "MB": 1e6, "GB": 1e9, "MiB": 2**20, "GiB": 2**30}[match[2]]
+    return int(float(match[1]) * unit)
+
+
+def train(model: ModelAdapter, text: Text, out: Path, settings: Settings, mask: SkipMask | None = None, keep: int | None = None,
+          extra_memory: str = "25%", listen: Listener = lambda event: None, anew: bool = False) -> Result:
+    """Train the kept sub-layers of a mask for drafting, and write them to a folder as a module.
+
+    model: driven by engine hf, in the dtype that passes are to be computed in. mask: None looks for a thin one that keeps `keep` sub-layers
+    (an eighth of them if None). anew: throw away a training that was interrupted in this folder, instead of going on with it.
+    Raises: ModuleError, ModelError.
+    """
+    if not isinstance(model, HFAdapter):
+        raise ModuleError("training runs on the unmodified modules: load the model with --engine hf")
+    make_folder(out)
+    checkpoint = out / CHECKPOINT
+    if anew:
+        checkpoint.unlink(missing_ok=True)
+    if mask is None:
+        count = keep or max(1, 2 * model.spec.n_layers // KEPT_SHARE)
+        if not 1 <= count < 2 * model.spec.n_layers:
+            raise ModuleError(f"--keep {count} is no thin mask of {2 * model.spec.n_layers} sub-layers: keep at least 1 and leave some out")
+        listen(Stage(f"choosing {count} sub-layers to keep"))
+        mask = thin_mask(model, text.aside[:THIN_ON], count, lambda done, total: listen(Progress(done, total)))
+    extra = sum(weight.numel() for i, kind in variants.kept(mask) for weight in variants.weights_of(model, i, kind).values())
+    extra *= model.spec.dtype.itemsize
+    if extra > memory_limit(extra_memory, model.weight_bytes):
+        raise ModuleError(f"the weights of {len(variants.kept(mask))} sub-layers once more take {extra / 1e6:.3g} MB, more than "
+                          f"--extra-memory {extra_memory}: keep fewer, or allow more")
+    trainer = Trainer(model, mask, text.windows, settings)
+    before = agreement(model, model, mask, text.aside, settings.depth)
+    listen(Stage(f"training {sum(p.numel() for p in trainer.parameters.values()) / 1e6:.3g} M values, of sub-layers "
+                 f"{', '.join(f'{kind} {i}' for i, kind in variants.kept(mask))}"))
+    trainer.run(checkpoint, listen)
+    tensors = trainer.tensors()
+    machine = this_machine(model.spec.device)
+    trained = Trained(text=text.what[:300], licence=text.licence[:300], tokens=trainer.done * settings.batch * text.windows.shape[1],
+                      rows=trainer.rows, steps=trainer.done, seconds=round(trainer.seconds, 1), seed=settings.seed,
+                      device=machine.description[:300], dtype=model.spec.dtype_name, created=_now(), before=_mean(before), after=0.0)
+    card = Card(kind="adapted", base=base_of(model.spec), attn=mask.attn, mlp=mask.mlp, form="copy" if settings.rank is None else "lora",
+                rank=settings.rank, trained=trained)
+    draft = adapted(model, card, tensors, "the trained draft")
+    card = card.model_copy(update={"trained": trained.model_copy(update={"after": _mean(agreement(model, draft, mask, text.aside,
+                                                                                                   settings.depth))})})
+    path = out / f"adapted-{len(variants.kept(mask))}{'' if settings.rank is None else f'-lora{settings.rank}'}.safetensors"
+    save_module(path, card, tensors)
+    checkpoint.unlink(missing_ok=True)
+    listen(Stage("replaying text that was kept aside"))
+    ref = reference(path, path.name)
+    return Result(path, card, ref.parameters, extra, _alpha(model, load_tensors(path)[1], card, text))
+
+
+def _alpha(model: ModelAdapter, tensors: dict[str, Tensor], card: Card, text: Text) -> tuple[float, float]:
+    """By fast replay: of the mask as it is, and with the trained weights."""
+    prompts = [row[:len(row) // 2].tolist() for row in text.aside[:REPLAYED]]
+    try:
+        replay = Replay(model, prompts, REPLAYED_TOKENS, 6)
+    except SearchError:   # the model ends all of them at once
+        return 0.0, 0.0
+    draft = adapted(model, card, tensors, "the trained draft")
+    return replay.acceptance(card.mask), replay.acceptance(card.mask, draft=draft)
+
+
+def limited(settings: Settings, steps: int | None, seconds: float | None) -> Settings:
+    """With the limits that were asked for; ten minutes where none was."""
+    return replace(settings, steps=steps, seconds=600.0 if steps is None and seconds is None else seconds)
+
+
+def _mean(by_depth: list[float]) -> float:
+    return round(sum(by_depth) / len(by_depth), 4)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,75 @@
+"""Modules for tiny models without any training: the kept sub-layers' own weights, moved a little at random."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from skipsearch.drafters.adapted import Adapted
+from skipsearch.engine.variants import underneath
+from skipsearch.exits.base import Exit
+from skipsearch.exits.fixed import Fixed
+from skipsearch.mask import SkipMask
+from skipsearch.models import ModelAdapter, variants
+from skipsearch.modules.card import Card, Trained
+from skipsearch.modules.files import reference
+from skipsearch.modules.weights import base_of, save_module
+
+from .tiny import LAYERS, small_world
+
+MASK = SkipMask(LAYERS, (1, 3), (0, 2))
+TRAINED = Trained(text="a test's", licence="none", tokens=1, rows=1, steps=1, seconds=0.0, seed=0, device="cpu", dtype="float64",
+                  created="2026-01-01", before=0.5, after=0.5)
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="modules-")
+
+
+def folder() -> Path:
+    """Where the modules of this process lie; it goes with it."""
+    return Path(_folder().name)
+
+
+def card_of(model: ModelAdapter, mask: SkipMask, rank: int | None = None) -> Card:
+    return Card(kind="adapted", base=base_of(model.spec), attn=mask.attn, mlp=mask.mlp, form="lora" if rank else "copy", rank=rank,
+                trained=TRAINED)
+
+
+def copies(model: ModelAdapter, mask: SkipMask, noise: float, seed: int = 0) -> dict[str, Tensor]:
+    """Weights for each sub-layer that the mask keeps. noise: beside the size of the model's own."""
+    random = torch.Generator().manual_seed(seed)
+    own = {name: weight for i, kind in variants.kept(mask) for name, weight in variants.weights_of(underneath(model), i, kind).items()}
+    return {name: weight + noise * weight.std().nan_to_num(0) * torch.randn(weight.shape, generator=random, dtype=weight.dtype)
+            for name, weight in own.items()}
+
+
+def changes(model: ModelAdapter, mask: SkipMask, rank: int, noise: float, seed: int = 0) -> dict[str, Tensor]:
+    """Low-rank changes of every matrix that the mask keeps."""
+    random, found = torch.Generator().manual_seed(seed), {}
+    for name, weight in copies(model, mask, 0.0).items():
+        if weight.ndim == 2:
+            out, into = weight.shape
+            found[f"{name}:down"] = torch.randn(rank, into, generator=random, dtype=weight.dtype) * into**-0.5
+            found[f"{name}:up"] = noise * torch.randn(out, rank, generator=random, dtype=weight.dtype)
+    return found
+
+
+def saved(model: ModelAdapter, mask: SkipMask, tensors: Mapping[str, Tensor], name: str, rank: int | None = None, draft_length: int = 4,
+          exit_policy: Exit | None = None) -> Adapted:
+    """The spec of a module, which lies in `folder` then."""
+    save_module(folder() / name, card_of(model, mask, rank), tensors)
+    return Adapted.trained(mask, draft_length, exit_policy or Fixed(), reference(folder() / name, name))
+
+
+@cache
+def small_module(noise: float = 0.1, draft_length: int = 12, mask: SkipMask = MASK) -> Adapted:
+    """A module of `small_world`'s model."""
+    model, _ = small_world()
+    return saved(model, mask, copies(model, mask, noise), f"small-{noise:g}-{abs(hash(mask))}.safetensors", draft_length=draft_length)

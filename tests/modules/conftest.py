@@ -1,0 +1,3 @@
+from helpers.threads import one_thread
+
+__all__ = ["one_thread"]

@@ -1,0 +1,151 @@
+"""Training: rows as decoding runs them, gradients to the draft's own weights alone, and a kill that costs little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.modules import MASK, card_of, copies
+from helpers.tiny import VOCAB, small_world
+
+from skipsearch.cache import Planner
+from skipsearch.decoding.sampling import GreedyPicker
+from skipsearch.engine import draft_step, forward
+from skipsearch.errors import ModuleError
+from skipsearch.models import ModelAdapter
+from skipsearch.models.hf import HFAdapter
+from skipsearch.modules.rows import draft_states, lesson
+from skipsearch.modules.trainer import Settings, Step, Trainer
+from skipsearch.modules.weights import adapted
+
+QUICK = Settings(steps=6, seconds=None, batch=4, depth=3, rate=3e-3, likeliest=16)
+DEPTH = 3
+
+
+def model_here() -> HFAdapter:
+    model, _ = small_world()
+    assert isinstance(model, HFAdapter)
+    return model
+
+
+def texts(n: int = 12, length: int = 20) -> torch.Tensor:
+    return torch.randint(VOCAB, (n, length), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
+
+
+def draft_here(noise: float = 0.2) -> ModelAdapter:
+    model = model_here()
+    return adapted(model, card_of(model, MASK), copies(model, MASK, noise), "x")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_row_of_training_is_the_draft_pass_that_decoding_runs_there(first: int) -> None:
+    model, draft, some = model_here(), draft_here(), texts(2).long()
+    given = lesson(model, some, DEPTH, first, 4)
+    found = draft.head(draft_states(draft, MASK, given))
+    for b in range(2):
+        for start in range(first, first + given.fed.shape[1], DEPTH):
+            cache, planner = model.new_cache(1, 32), Planner(32, torch.device("cpu"))
+            if start:
+                forward(model, some[b:b + 1, :start], cache, planner.chain(0, start))
+            for k in range(DEPTH):   # a round: committed text before `start`, the draft's own K/V from there on
+                token, plan = some[b:b + 1, start + k:start + k + 1], planner.chain(start + k, 1)
+                logits = forward(draft, token, cache, plan, MASK)[0, -1]
+                torch.testing.assert_close(found[b, start - first + k], logits, rtol=0, atol=1e-10)
+                scored = draft_step(draft, token, cache, plan, MASK, GreedyPicker(), False)
+                assert int(scored.weights) == int(found[b, start - first + k].argmax())
+
+
+@torch.no_grad()
+def test_what_is_taught_is_what_the_full_model_says_there() -> None:
+    model, some = model_here(), texts(2).long()
+    given = lesson(model, some, DEPTH, 1, 5)
+    cache, planner = model.new_cache(2, 20), Planner(20, torch.device("cpu"))
+    whole = forward(model, some, cache, planner.chain(0, 20, 2))[:, 1:1 + given.fed.shape[1]]
+    assert torch.equal(given.targets.tokens[..., 0], whole.argmax(-1))
+    top = whole.softmax(-1).topk(5).values
+    torch.testing.assert_close(given.targets.shares.double(), top / top.sum(-1, keepdim=True), rtol=0, atol=1e-6)
+
+
+def test_only_the_drafts_own_weights_learn() -> None:
+    model = model_here()
+    before = {name: weight.clone() for name, weight in model.model.state_dict().items()}
+    trainer = Trainer(model, MASK, texts(), QUICK)
+    names = set(copies(model, MASK, 0.0))
+    assert trainer.parameters.keys() == names
+    trainer.step(0.0)
+    moved = {name for name, weight in trainer.tensors().items() if not torch.equal(weight, copies(model, MASK, 0.0)[name])}
+    assert moved == names
+    for name, weight in model.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+        assert weight.grad is None
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_training_brings_the_draft_closer_to_the_model(rank: int | None) -> None:
+    model = model_here()
+    settings = Settings(steps=60, seconds=None, batch=12, depth=3, rate=1e-2, likeliest=16, rank=rank)
+    trainer, told = Trainer(model, MASK, texts(), settings), list[Step]()
+    trainer.run(listen=told.append)
+    assert told[-1].done == 60
+    assert told[-1].share == 1
+    assert told[-1].loss < told[0].loss
+    draft = adapted(model, card_of(model, MASK, rank), trainer.tensors(), "x")
+
+    def agreed(of: ModelAdapter) -> float:
+        given = lesson(model, texts().long(), 3, 0, 1)
+        with torch.no_grad():
+            return float((of.head(draft_states(of, MASK, given)).argmax(-1) == given.targets.tokens[..., 0]).double().mean())
+
+    assert agreed(draft) > agreed(model) + 0.05
+
+
+def test_low_rank_changes_begin_as_nothing() -> None:
+    model = model_here()
+    tensors = Trainer(model, MASK, texts(), Settings(rank=2)).tensors()
+    fresh = adapted(model, card_of(model, MASK, 2), tensors, "x")
+    given = lesson(model, texts().long(), 3, 0, 1)
+    with torch.no_grad():
+        assert torch.equal(draft_states(fresh, MASK, given), draft_states(model, MASK, lesson(model, texts().long(), 3, 0, 1)))
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_training_that_was_killed_goes_on_and_ends_as_it_would_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skipsearch.modules.trainer.KEEP_EVERY", 0.0)
+    model = model_here()
+    whole = Trainer(model, MASK, texts(), QUICK)
+    whole.run()
+
+    def kill(step: Step) -> None:
+        if step.done == 4:   # the checkpoint of the third is there
+            raise Killed
+
+    with pytest.raises(Killed):
+        Trainer(model, MASK, texts(), QUICK).run(tmp_path / "t.pt", kill)
+    done = list[int]()
+    second = Trainer(model, MASK, texts(), QUICK)
+    second.run(tmp_path / "t.pt", lambda step: done.append(step.done))
+    assert done == [4, 5, 6]
+    for name, weight in whole.tensors().items():
+        torch.testing.assert_close(second.tensors()[name], weight, rtol=0, atol=1e-12)
+
+
+def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    model, path = model_here(), tmp_path / "t.pt"
+    Trainer(model, MASK, texts(), QUICK).run(path)
+    for other in (Trainer(model, MASK, texts(11), QUICK), Trainer(model, MASK.flipped(0), texts(), QUICK),
+                  Trainer(model, MASK, texts(), Settings(batch=5))):
+        with pytest.raises(ModuleError, match="another training"):
+            other.restore(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModuleError, match="damaged"):
+        Trainer(model, MASK, texts(), QUICK).restore(path)
+
+
+def test_text_that_is_too_short_is_refused() -> None:
+    with pytest.raises(ModuleError, match="too little text"):
+        Trainer(model_here(), MASK, texts(4, 3), QUICK)

@@ -1,0 +1,110 @@
+"""Weights of a draft's own: where they go, what they leave alone, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.modules import MASK, card_of, changes, copies, folder, saved
+from helpers.tiny import driven_by, small_world, tiny_llama
+
+from skipsearch.cache import Planner
+from skipsearch.engine import forward
+from skipsearch.engine.variants import underneath, with_weights
+from skipsearch.errors import ModuleError
+from skipsearch.mask import SkipMask
+from skipsearch.models import ModelAdapter, adapt, variants
+from skipsearch.modules.weights import adapted, drafting_model, whole_weights
+
+TOKENS = torch.tensor([[5, 17, 40, 3, 22, 5]])
+
+
+@torch.no_grad()
+def logits(model: ModelAdapter, mask: SkipMask | None = None) -> torch.Tensor:
+    cache, planner = model.new_cache(1, 8), Planner(8, torch.device("cpu"))
+    return forward(model, TOKENS, cache, planner.chain(0, 6), mask)
+
+
+@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "compiled"])
+def test_copies_that_nobody_changed_are_the_plain_mask(engine: str) -> None:
+    with driven_by(engine):
+        model, _ = small_world()
+    same = adapted(model, card_of(model, MASK), copies(model, MASK, 0.0), "x")
+    torch.testing.assert_close(logits(same, MASK), logits(model, MASK), rtol=0, atol=1e-12)
+
+
+def own_weights(model: ModelAdapter) -> dict[str, torch.Tensor]:
+    return {name: weight for i, kind in variants.kept(MASK) for name, weight in variants.weights_of(underneath(model), i, kind).items()}
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_every_engine_drafts_alike_with_the_same_module_and_the_model_itself_stays_as_it_was(rank: int | None) -> None:
+    model, _ = small_world()
+    tensors = changes(model, MASK, rank, 0.1) if rank else copies(model, MASK, 0.3)
+    drafts = []
+    for engine in ("hf", "lean", "graph", "compiled"):
+        with driven_by(engine):
+            base, _ = small_world()
+        before = logits(base).clone()
+        held = {name: weight.clone() for name, weight in own_weights(base).items()}
+        drafts.append(logits(adapted(base, card_of(base, MASK, rank), tensors, "x"), MASK))
+        assert torch.equal(logits(base), before)
+        assert all(torch.equal(weight, held[name]) for name, weight in own_weights(base).items())
+        assert (drafts[-1] - logits(base, MASK)).abs().max() > 1e-3
+    for other in drafts[1:]:
+        torch.testing.assert_close(other, drafts[0], rtol=0, atol=1e-4)   # norms of Hugging Face round to float32
+
+
+def test_a_low_rank_change_is_added_to_the_weight_that_it_is_for() -> None:
+    model, _ = small_world()
+    tensors = changes(model, MASK, 3, 0.2)
+    own = copies(model, MASK, 0.0)
+    whole = whole_weights(model, tensors)
+    assert whole.keys() == own.keys()
+    for name, weight in own.items():
+        expected = weight if weight.ndim == 1 else weight + tensors[f"{name}:up"] @ tensors[f"{name}:down"]
+        torch.testing.assert_close(whole[name], expected, rtol=0, atol=1e-12)
+
+
+def test_a_file_is_read_back_as_it_was_written() -> None:
+    model, _ = small_world()
+    tensors = copies(model, MASK, 0.3)
+    spec = saved(model, MASK, tensors, "round-trip.safetensors")
+    assert spec.module.parameters == sum(t.numel() for t in tensors.values())
+    found = drafting_model(model, spec.module, [folder()])
+    assert torch.equal(logits(found, MASK), logits(with_weights(model, tensors), MASK))
+
+
+def refused(change: dict[str, torch.Tensor | None], mask: SkipMask = MASK) -> str:
+    model, _ = small_world()
+    tensors = {name: t for name, t in (copies(model, MASK, 0.1) | change).items() if t is not None}
+    with pytest.raises(ModuleError) as error:
+        adapted(model, card_of(model, mask), tensors, "x.safetensors")
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"0.attn.run.q_proj.weight": torch.zeros(3, 3)}, "0.attn.run.q_proj.weight is (32, 32) in"),
+    ({"0.attn.run.q_proj.weight": None}, "left out here"),
+    ({"0.attn.run.z_proj.weight": torch.zeros(3, 3)}, "nothing"),
+    ({"9.attn.run.q_proj.weight": torch.zeros(3, 3)}, "no sub-layer 9.attn"),
+    ({"0.heart.run.q_proj.weight": torch.zeros(3, 3)}, "no sub-layer 0.heart"),
+    ({"1.attn.run.q_proj.weight:down": torch.zeros(1, 32), "1.attn.run.q_proj.weight:up": torch.zeros(32, 1)}, "disagree"),
+    ({"zero": torch.zeros(1)}, "does not fit"),
+], ids=lambda value: str(value)[:40])
+def test_tensors_that_do_not_fit_the_model_are_refused_in_one_sentence(change: dict[str, torch.Tensor | None], reason: str) -> None:
+    said = refused(change)
+    assert said.startswith("x.safetensors: this module does not fit")
+    assert reason in said
+    assert "\n" not in said
+
+
+def test_a_module_for_another_mask_than_its_tensors_is_refused() -> None:
+    assert "disagree" in refused({}, SkipMask(MASK.n_layers, (1,), (0, 2)))
+
+
+def test_a_module_of_another_model_is_refused() -> None:
+    model = adapt(tiny_llama(layers=3))
+    mask = SkipMask(3, (1,), (0,))
+    other, _ = small_world()
+    with pytest.raises(ModuleError, match=r"a llama of 3 layers, and .* a llama of 5"):
+        adapted(other, card_of(model, mask), copies(model, mask, 0.0), "x")

@@ -1,0 +1,212 @@
+"""The driver of a training: which text it takes, which it never takes, what it writes, and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from evaluation.small_search import small_model, small_task
+from helpers.command import in_process
+from helpers.threads import one_thread
+from helpers.tiny import VOCAB
+
+from skipsearch import training
+from skipsearch.decoding import Decoder
+from skipsearch.drafters.adapted import Adapted
+from skipsearch.errors import ModuleError
+from skipsearch.exits.fixed import Fixed
+from skipsearch.mask import SkipMask
+from skipsearch.models.hf import HFAdapter
+from skipsearch.modules.files import read_header, reference
+from skipsearch.modules.text import documents, windows, written
+from skipsearch.modules.trainer import Settings
+from skipsearch.recipe import Recipe
+from skipsearch.tasks import Prompt
+from skipsearch.training import Text, memory_limit, read_text, train
+
+__all__ = ["one_thread"]
+
+QUICK = Settings(steps=4, seconds=None, batch=2, depth=3)
+MASK = SkipMask(5, (1, 3), (0, 2))
+
+
+class Ids:
+    """What a tokenizer returns."""
+
+    def __init__(self, text: str):
+        self.input_ids = [ord(c) % VOCAB for c in text]
+
+
+class Letters:
+    chat_template = None
+
+    def __call__(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> Ids:
+        return Ids(text)
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+        return "".join(chr(t + 32) for t in tokens)
+
+
+def text_here(count: int = 40) -> Text:
+    rows = torch.randint(VOCAB, (count, 24), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    return Text(rows[8:], rows[:8], "random letters", "none")
+
+
+def lettered() -> HFAdapter:
+    model = small_model()
+    assert isinstance(model, HFAdapter)
+    model.tokenizer = Letters()
+    return model
+
+
+# --- text ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_text_comes_from_files_and_folders_and_lines_of_json(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.jsonl").write_text('{"text": "two"}\n{"prompt": "three"}\n')
+    (tmp_path / "c.bin").write_bytes(b"\x00")
+    assert list(documents(tmp_path)) == ["one", "two", "three"]
+    assert list(documents(tmp_path / "a.txt")) == ["one"]
+
+
+@pytest.mark.parametrize(("name", "content", "reason"), [
+    ("x.jsonl", b'{"text": "two"}\n{"nothing": 1}\n', "x.jsonl:2: a line is a JSON object"), ("x.txt", b"\xff\xfe\x00", "UTF-8"),
+    ("x.bin", b"", "holds no text"), (None, b"", "no such file or folder")])
+def test_what_is_no_text_is_one_sentence(tmp_path: Path, name: str | None, content: bytes, reason: str) -> None:
+    if name:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModuleError, match=reason):
+        list(documents(tmp_path if name else tmp_path / "none"))
+
+
+def test_texts_are_cut_into_windows_with_the_end_of_a_text_between_them() -> None:
+    found = windows(Letters(), ["abc", "de"], 3, (0,))
+    assert found.tolist() == [[97 % VOCAB, 98 % VOCAB, 99 % VOCAB], [0, 100 % VOCAB, 101 % VOCAB]]
+    with pytest.raises(ModuleError, match="fewer than one window of 9"):
+        windows(Letters(), ["abc"], 9)
+    with pytest.raises(ModuleError, match="no tokenizer"):
+        windows(None, ["abc"], 2)
+
+
+def test_the_model_writes_what_decoding_alone_writes() -> None:
+    model = small_model()
+    prompts = torch.tensor([[5, 17, 40], [3, 22, 5]], dtype=torch.int32)
+    found = written(model, prompts, 12, 0.0, 0)
+    for prompt, row in zip(prompts.tolist(), found.tolist(), strict=True):
+        assert row == [*prompt, *Decoder(model).generate(prompt, 9).tokens]
+    assert torch.equal(written(model, prompts, 12, 1.0, 3), written(model, prompts, 12, 1.0, 3))
+    assert not torch.equal(written(model, prompts, 12, 1.0, 3), written(model, prompts, 12, 1.0, 4))
+
+
+def test_of_a_task_only_the_calibration_half_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "LENGTH", 12)
+    task = small_task(calibration=(Prompt("c", "aaaaaaaa"),), holdout=(Prompt("h", "zzzzzzzz"),))
+    text = read_text(small_model(), [], task, False, 0, lambda event: None, tokens=120)
+    every = torch.cat([text.windows, text.aside])
+    assert bool((every[:, :6] == ord("a") % VOCAB).all())
+    assert "calibration prompts of task words" in text.what
+
+
+def test_text_that_holds_a_holdout_prompt_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text, and then commit whatever " * 40)
+    task = replace(small_task(), holdout=(Prompt("word/3", "commit"),))
+    with pytest.raises(ModuleError, match="hold-out prompt word/3 of task words stands in this text"):
+        read_text(lettered(), [tmp_path / "a.txt"], task, False, 0, lambda event: None)
+
+
+def test_some_text_is_kept_aside() -> None:
+    text = read_text(small_model(), [], None, True, 0, lambda event: None, tokens=128 * 40)
+    assert len(text.windows) == 38
+    assert len(text.aside) == 2
+    assert "continued by tiny itself" in text.what
+
+
+# --- training ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_training_ends_in_a_module_that_drafts_and_says_how_it_came_to_be(tmp_path: Path, rank: int | None) -> None:
+    model = lettered()
+    result = train(model, text_here(), tmp_path, replace(QUICK, rank=rank), MASK, extra_memory="90%")
+    card = read_header(result.path).card
+    assert card == result.card
+    assert (card.mask, card.rank, card.trained.steps, card.trained.text) == (MASK, rank, 4, "random letters")
+    assert [path.name for path in tmp_path.iterdir()] == [result.path.name], "the checkpoint is gone"
+    spec = Adapted.trained(MASK, 3, Fixed(), reference(result.path, result.path.name))
+    found = Decoder(model, Recipe((spec,)), modules=[tmp_path]).generate([1, 2, 3], 16)
+    assert found.tokens == Decoder(model).generate([1, 2, 3], 16).tokens
+    assert found.stats.drafted
+
+
+def test_a_thin_mask_is_looked_for_where_none_is_given(tmp_path: Path) -> None:
+    result = train(lettered(), text_here(), tmp_path, QUICK, keep=3, extra_memory="90%")
+    assert 2 * 5 - result.card.mask.n_skipped == 3
+    with pytest.raises(ModuleError, match="--keep 10 is no thin mask"):
+        train(lettered(), text_here(), tmp_path, QUICK, keep=10)
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    with pytest.raises(ModuleError, match="more than --extra-memory 10%"):
+        train(lettered(), text_here(), tmp_path, QUICK, MASK, extra_memory="10%")
+    assert [memory_limit(said, 1000) for said in ("10%", "2MB", "1.5GB", "1 MiB")] == [100, 2_000_000, 1_500_000_000, 2**20]
+    with pytest.raises(ModuleError, match="no amount of memory"):
+        memory_limit("lots", 1000)
+
+
+# --- the command ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_trains_prints_alpha_and_the_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.txt").write_text("def read(path):\n    with open(path) as file:\n        return file.read()\n" * 200)
+    code, printed, shown = in_process(capsys, monkeypatch, "train", "adapted", "--model", "demo", "--data", tmp_path / "text.txt", "--out",
+                                      tmp_path / "m", "--keep", 1, "--steps", 2, "--batch", 2, "--threads", 1, "--json")
+    assert code == 0, shown
+    answer = json.loads(printed)
+    assert Path(answer["file"]).is_file()
+    assert 0 <= answer["alpha"]["before"] <= 1
+    assert answer["card"]["trained"]["steps"] == 2
+    assert answer["next"] == f"skipsearch tune --model demo --task TASK --modules {tmp_path / 'm'}"
+    assert "step 2: loss" in shown
+
+
+@pytest.mark.parametrize(("arguments", "code", "reason"), [
+    (("nonsense", "--self"), 2, "cannot be trained"), (("adapted",), 2, "say what to train on"),
+    (("adapted", "--self", "--keep", "3", "--profile", "x.yaml"), 2, "give one of them"),
+    (("adapted", "--self", "--rate", "7"), 2, "no learning rate"),
+    (("adapted", "--data", "/nowhere"), 1, "no such file or folder"), (("adapted", "--self", "--budget", "soon"), 1, "is not a time")])
+def test_mistakes_are_one_sentence(arguments: tuple[str, ...], code: int, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _, shown = in_process(capsys, monkeypatch, "train", *arguments, "--model", "demo", "--out", tmp_path)
+    assert found == code
+    assert reason in shown
+
+
+@pytest.mark.slow
+def test_a_training_that_is_killed_goes_on_from_less_than_a_minute_before(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("def read(path):\n    with open(path) as file:\n        return file.read()\n" * 400)
+    command = [sys.executable, "-m", "skipsearch.cli.main", "train", "adapted", "--model", "demo", "--data", tmp_path / "text.txt", "--out",
+               tmp_path / "m", "--keep", "1", "--steps", "100000", "--batch", "2", "--threads", "1"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    running = subprocess.Popen(command, env=environment)
+    while not (tmp_path / "m" / training.CHECKPOINT).exists():
+        time.sleep(1)
+        assert running.poll() is None
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    kept = torch.load(tmp_path / "m" / training.CHECKPOINT, weights_only=True)
+    command[command.index("100000")] = str(kept["done"] + 2)
+    done = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    trained = json.loads(done.stdout)["card"]["trained"]
+    assert trained["steps"] == kept["done"] + 2
+    assert trained["seconds"] < kept["seconds"] + 20
