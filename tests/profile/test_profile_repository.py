@@ -19,7 +19,7 @@ from skipsearch.profile import dump_profile
 from skipsearch.profile.places import profile_path
 
 ROOT = Path(__file__).parents[2]
-TEMPLATE = ROOT / "templates" / "profile-repository"
+TEMPLATE = ROOT / "docs" / "profile-repository"
 WORKFLOW = yaml.load((TEMPLATE / ".github/workflows/profiles.yml").read_text(), yaml.BaseLoader)   # YAML 1.1 reads `on` as true
 (OFFERED,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
 ((LOCAL,),) = (repo["hooks"] for repo in yaml.safe_load((TEMPLATE / ".pre-commit-config.yaml").read_text())["repos"])
