@@ -1,7 +1,7 @@
 """CLaSp's dynamic programme: which steps of a model to skip so that the residual stream stays closest to the full model's.
 
 Steps are whole layers or sub-layers. The programme sees no model: `probe` runs one step on hidden states. The searcher `clasp` solves it
-over calibration text. Source: CLaSp, eq. 2 and algorithm 1.
+over calibration text, the drafter `clasp` on one token while it decodes. Source: CLaSp, eq. 2 and algorithm 1.
 """
 
 from __future__ import annotations
@@ -90,6 +90,35 @@ def solve(states: Tensor, steps: Sequence[Step], probe: Probe) -> Programme | No
         by_position.append(skips)
         each = _follow(skips, each_run, each)
     return Programme(steps, by_mean, by_position)
+
+
+@torch.no_grad()
+def solve_token(states: Tensor, steps: Sequence[Step], run: Probe, count: int) -> list[Step]:
+    """The `count` free steps to skip for one token; fewer where there are not so many.
+
+    states: [L + 1, H], the full model's. run(layer, rows [R, H], attn, mlp) -> [R, H]: the step on states that stand in the token's place,
+    always of min(count, free steps) + 1 rows, of which only the first j + 1 are used where j steps can have been skipped. A tie skips.
+    Source: CLaSp, eq. 2 and algorithm 1.
+    """
+    count = min(count, sum(step.free for step in steps))
+    rows = states[:1].expand(count + 1, -1)   # g(i, 0…count); row 0 has skipped nothing, so it is the full model's state
+    known, skips = 1, list[Tensor | None]()   # rows that mean something
+    for step in steps:
+        ran = run(step.layer, rows, step.attn, step.mlp)
+        full = states[step.layer + 1] if step.mlp else ran[0]
+        ran = torch.cat([full[None], ran[1:]])
+        if not step.free:
+            rows = ran
+            skips.append(None)
+            continue
+        by_run, by_skip = (cosine_similarity(g.float(), full.float()[None], dim=-1) for g in (ran[1:], rows[:-1]))
+        skipped = by_skip >= by_run                                       # [count]: of g(i, 1…count)
+        if known <= count:
+            skipped[known - 1:] = True                                    # all steps so far are skipped
+        skips.append(torch.cat([skipped.new_zeros(1), skipped])[:, None])
+        rows = torch.cat([full[None], torch.where(skipped[:, None], rows[:-1], ran[1:])])
+        known = min(known + 1, count + 1)
+    return [step for step, skip in zip(steps, backtrack(skips, count)[:, 0].tolist(), strict=True) if skip]
 
 
 def _better_skipped(run: Tensor, kept: Tensor, full: Tensor) -> Tensor:

@@ -35,6 +35,9 @@ DRAFTERS: dict[str, str] = {
     "lookup": "skipsearch.drafters.lookup:Lookup",
     "skip": "skipsearch.drafters.skip:Skip",
     "adapted": "skipsearch.drafters.adapted:Adapted",
+    "asd": "skipsearch.drafters.asd:ASD",
+    "clasp": "skipsearch.drafters.clasp:CLaSp",
+    "swift": "skipsearch.drafters.swift:SWIFT",
 }
 # To add one: a file in exits/ and a line here.
 EXITS: dict[str, str] = {
@@ -82,8 +85,8 @@ class DrafterSpec(Part):
         return None
 
     @property
-    def most_siblings(self) -> int:
-        """Tokens that it proposes beside its chain, at most; each takes a slot of the cache while a round lasts."""
+    def scratch(self) -> int:
+        """Slots of the cache that it takes behind the last token that may come, at most, while a round lasts."""
         return 0
 
     def __str__(self) -> str:

@@ -126,6 +126,7 @@ class DecodeStats:
 
     tokens: emitted, the prefill's own first one included. round_tokens: emitted by rounds.
     A round of plain decoding is one full pass over one token with nothing drafted. by_drafter: of each drafter of the recipe, in its order.
+    choosing_seconds: of drafters that choose their masks while they decode, the time that it took.
     cached_tokens: of the prompt, those whose K/V an earlier request of the session had left.
     """
 
@@ -139,6 +140,7 @@ class DecodeStats:
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    choosing_seconds: float = 0.0
     decode_seconds: float = 0.0
     by_drafter: list[DrafterStats] = field(default_factory=list)
     cached_tokens: int = 0

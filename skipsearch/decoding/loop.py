@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from skipsearch.cache import KVCache, Planner
+from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
 from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.prefix import Prefix, new_room
@@ -19,8 +19,8 @@ from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled, ends_in_a_rejection
 from skipsearch.decoding.watching import Proposal, Watch
-from skipsearch.drafters import DecodeContext, Draft, DraftSession
-from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, exact_forward, forward, inference
+from skipsearch.drafters import DecodeContext, Draft, DraftSession, WatchingDrafter, WatchingSession
+from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, Tap, exact_forward, forward, inference
 from skipsearch.machine import synchronise
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.recipe import Recipe
@@ -72,6 +72,7 @@ class _Request:
     generator: torch.Generator
     sessions: list[DraftSession]
     guard: Guard | None
+    watching: list[WatchingSession] = field(default_factory=list)
     stats: DecodeStats = field(default_factory=DecodeStats)
 
 
@@ -86,7 +87,7 @@ class DecodeLoop:
                  folders: Sequence[Path] = ()):
         self.model, self.exact, self.prices = model, exact, prices
         self.drafters = [(spec.draft_length, spec.build(model, folders)) for spec in recipe.drafters]
-        self._siblings = max((spec.most_siblings for spec in recipe.drafters), default=0)
+        self._scratch = max((spec.scratch for spec in recipe.drafters), default=0)
         self._spare: list[tuple[KVCache, Planner]] = []   # the cache of the last request that ended
 
     def stream(self, asked: ReadyRequest, prefix: Prefix | None = None, watch: Watch | None = None) -> Iterator[Chunk]:
@@ -134,11 +135,16 @@ class DecodeLoop:
         rows = torch.tensor([list(prompt)], device=device)
         ctx = DecodeContext(self.model, cache, planner, rows[:, -1:], list(prompt), len(prompt), picker)
         request = _Request(ctx, sampling, stopper, generator, [], Guard(self.prices) if any(self.prices) else None)
-        logits = self._full(rows[:, known:], cache, planner, last_only=True)[0]  # [1, V]
+        watching = {i: drafter.watch() for i, (_, drafter) in enumerate(self.drafters) if isinstance(drafter, WatchingDrafter)}
+        request.watching = list(watching.values())
+        logits = self._full(request, rows[:, known:], last_only=True)[0]  # [1, V]
         cache.length = len(prompt)
         _, token = self._accept(request, rows[0, :0], None, logits)
         ctx.pending = rows.new_tensor([[token]])
-        request.sessions = [drafter.begin(ctx) for _, drafter in self.drafters]
+        request.sessions = [watching[i] if isinstance(drafter, WatchingDrafter) else drafter.begin(ctx)
+                            for i, (_, drafter) in enumerate(self.drafters)]
+        for session in request.watching:
+            session.begin(ctx)
         request.stats.prompt_tokens, request.stats.cached_tokens = len(prompt), known
         request.stats.by_drafter = [DrafterStats() for _ in self.drafters]
         request.stats.prefill_seconds = self._clock() - started
@@ -166,16 +172,21 @@ class DecodeLoop:
         if request.guard is not None:
             request.guard.passed(None if draft is None else by, n_drafted, accepted, n_siblings)
 
-        ended = perf_counter()
+        verified_at = ended = perf_counter()
+        if request.watching:
+            for session in request.watching:
+                session.committed(ctx, path)
+            ended = perf_counter()
+            stats.choosing_seconds += ended - verified_at
         if draft is not None:
             stats.by_drafter[by].draft_seconds += drafted_at - started
-            stats.by_drafter[by].verify_seconds += ended - drafted_at
+            stats.by_drafter[by].verify_seconds += verified_at - drafted_at
         stats.rounds += 1
         stats.drafted += n_drafted
         stats.accepted += accepted
         stats.rejecting_rounds += rejected
         stats.draft_seconds += drafted_at - started
-        stats.verify_seconds += ended - drafted_at
+        stats.verify_seconds += verified_at - drafted_at
         stats.decode_seconds += ended - started
         emitted = rows[0].tolist()
         return [*(emitted[node] for node in path), following]
@@ -187,10 +198,11 @@ class DecodeLoop:
         """
         cache, planner = request.ctx.cache, request.ctx.planner
         if draft is None or draft.parents is None:
-            logits = self._full(rows, cache, planner)[0]  # [1 + N, V]
+            logits = self._full(request, rows)[0]  # [1 + N, V]
             accepted, following = self._accept(request, rows[0, 1:], None if draft is None else draft.probs, logits)
             return range(1, 1 + accepted), following, accepted < rows.shape[1] - 1
-        logits = forward(self.model, rows, cache, planner.tree(cache.length, draft.parents))[0]
+        plan = planner.tree(cache.length, draft.parents)
+        logits = forward(self.model, rows, cache, plan, tap=self._tap(request, plan, rows.shape[1]))[0]
         path, following = self._accept_tree(request, rows[0, 1:], draft, logits)
         cache.gather([cache.length + node for node in path], cache.length + 1)
         return path, following, ends_in_a_rejection(path, draft.parents)
@@ -205,11 +217,26 @@ class DecodeLoop:
                 return i, draft.chain() if self.exact else draft   # passes of one fixed shape are chains
         return 0, None
 
-    def _full(self, tokens: Tensor, cache: KVCache, planner: Planner, last_only: bool = False) -> Tensor:
+    def _full(self, request: _Request, tokens: Tensor, last_only: bool = False) -> Tensor:
         """The full model over tokens [1, T] behind what is committed."""
+        cache, planner = request.ctx.cache, request.ctx.planner
         if self.exact:
-            return exact_forward(self.model, tokens, cache, planner, cache.length, last_only)
-        return forward(self.model, tokens, cache, planner.chain(cache.length, tokens.shape[1]), last_only=last_only)
+            watch = (lambda plan, rows: self._tap(request, plan, rows)) if request.watching else None
+            return exact_forward(self.model, tokens, cache, planner, cache.length, last_only, watch)
+        plan = planner.chain(cache.length, tokens.shape[1])
+        return forward(self.model, tokens, cache, plan, last_only=last_only, tap=self._tap(request, plan, tokens.shape[1]))
+
+    def _tap(self, request: _Request, plan: PassPlan, rows: int) -> Tap | None:
+        """For all sessions that want to see this pass."""
+        taps = [tap for session in request.watching if (tap := session.tap(self.model, request.ctx.cache, plan, rows)) is not None]
+        if not taps:
+            return None
+
+        def every(i: int, h: Tensor) -> None:
+            for tap in taps:
+                tap(i, h)
+
+        return every
 
     def _accept(self, request: _Request, drafted: Tensor, q: Tensor | None, logits: Tensor) -> tuple[int, int]:
         picker = request.ctx.picker
@@ -241,8 +268,8 @@ class DecodeLoop:
         return new_room(self.model, slots)
 
     def _slots(self, tokens: int) -> int:
-        """Slots for so many tokens of prompt and answer, and for the siblings of a round."""
-        tokens += self._siblings
+        """Slots for so many tokens of prompt and answer, and for what a round takes behind them."""
+        tokens += self._scratch
         # Rows that fill an exact pass up write behind the last token; a power of two from one block of keys on is whole blocks.
         return max(tokens + EXACT_ROWS - 1, EXACT_KEYS) if self.exact else tokens
 

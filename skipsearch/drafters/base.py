@@ -27,13 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from skipsearch.cache import KVCache, Planner
-    from skipsearch.engine import Scored
+    from skipsearch.cache import KVCache, PassPlan, Planner
+    from skipsearch.engine import Scored, Tap
     from skipsearch.models.spec import ModelAdapter
 
 
@@ -107,6 +107,30 @@ class DraftSession(Protocol):
     def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
         """Called after the verify pass of a round that this drafter drafted. path: which of its tokens stood, counted from 1, in the order
         of the text; of a chain 1, 2, …, n. What any round emitted, this drafter's or not, stands in `ctx.history` at the next `draft`."""
+
+
+class WatchingSession(DraftSession, Protocol):
+    """A session that reads hidden states of the full model's passes, such as one that chooses its mask by them."""
+
+    def tap(self, model: ModelAdapter, cache: KVCache, plan: PassPlan, rows: int) -> Tap | None:
+        """Asked before each pass of the full model over this request's text: what the pass shows its hidden states to (`engine.onward`);
+        None: nothing. rows: how many of the pass's rows are no padding. A tap may run blocks of the model on this plan, since the pass
+        writes over the K/V that it leaves."""
+
+    def begin(self, ctx: DecodeContext) -> None:
+        """The prompt is in the cache and its first token is pending."""
+
+    def committed(self, ctx: DecodeContext, path: Sequence[int]) -> None:
+        """Called after every round, whoever drafted it, once its tokens are committed. path: which rows of its verify pass stood behind the
+        first, which was the pending token."""
+
+
+@runtime_checkable
+class WatchingDrafter(Protocol):
+    """A drafter whose sessions watch. It takes the place of `Drafter`."""
+
+    def watch(self) -> WatchingSession:
+        """A request begins: nothing of it has been computed yet."""
 
 
 class Drafter(Protocol):

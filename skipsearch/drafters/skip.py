@@ -52,7 +52,7 @@ class Skip(DrafterSpec):
         return SkipMask(n_layers, self.attn, self.mlp)
 
     @property
-    def most_siblings(self) -> int:
+    def scratch(self) -> int:
         return self.draft_length * self.siblings.most if self.siblings else 0
 
     def __str__(self) -> str:

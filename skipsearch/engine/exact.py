@@ -8,20 +8,26 @@ however far the cache is filled; so greedy text is the same with any profile and
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
-from skipsearch.engine.forward import forward
+from skipsearch.engine.forward import Tap, forward
 from skipsearch.models.bands import KEY_BLOCK
 from skipsearch.models.spec import ModelAdapter
+
+Watch = Callable[[PassPlan, int], Tap | None]
 
 ROWS = 8        # kernels keep a row's bits at 4, 8 and 16 of them, and not at 9
 
 
-def exact_forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, planner: Planner, start: int, last_only: bool = False) -> Tensor:
+def exact_forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, planner: Planner, start: int, last_only: bool = False,
+                  watch: Watch | None = None) -> Tensor:
     """The full model over tokens [1, T] behind `start` committed ones: logits [1, T, V], or [1, 1, V] with last_only.
 
+    watch: asked for each piece, with its plan and how many of its rows are no padding, what its hidden states are shown to.
     The cache holds whole blocks of KEY_BLOCK keys, and ROWS − 1 slots more than the tokens, for rows that only fill up a pass; nothing ever
     sees what they write.
     """
@@ -30,10 +36,12 @@ def exact_forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, planner: 
         piece = tokens[:, at:at + ROWS]
         filled = torch.nn.functional.pad(piece, (0, ROWS - piece.shape[1]))
         is_last = at + ROWS >= count
+        plan = padded(planner, start + at, model.spec.context)
+        tap = None if watch is None else watch(plan, piece.shape[1])
         if last_only and not is_last:
-            forward(model, filled, cache, padded(planner, start + at, model.spec.context), last_only=True)
+            forward(model, filled, cache, plan, last_only=True, tap=tap)
             continue
-        logits = forward(model, filled, cache, padded(planner, start + at, model.spec.context))[:, :piece.shape[1]]
+        logits = forward(model, filled, cache, plan, tap=tap)[:, :piece.shape[1]]
         parts.append(logits[:, -1:] if last_only else logits)
     return torch.cat(parts, dim=1)
 

@@ -22,15 +22,15 @@ def inference(function: F) -> F:
 
 
 def forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
-            last_only: bool = False) -> Tensor:
+            last_only: bool = False, tap: Tap | None = None) -> Tensor:
     """One pass. tokens: [B, T]; returns logits [B, T, V], or [B, 1, V] with last_only (a prefill needs no more).
 
     mask: sub-layers to leave out (a draft pass); None runs all of them. K/V of every attention that runs are written.
-    An engine that has the whole pass ready runs that instead.
+    An engine that has the whole pass ready runs that instead, unless somebody wants to see its hidden states. tap: as in `onward`.
     """
-    if model.passes is not None and (logits := model.passes.run(tokens, cache, plan, mask, last_only)) is not None:
+    if tap is None and model.passes is not None and (logits := model.passes.run(tokens, cache, plan, mask, last_only)) is not None:
         return logits
-    return looped(model, tokens, cache, plan, mask, last_only)
+    return looped(model, tokens, cache, plan, mask, last_only, tap)
 
 
 def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer,
@@ -45,9 +45,9 @@ def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPla
 
 
 def looped(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
-           last_only: bool = False) -> Tensor:
+           last_only: bool = False, tap: Tap | None = None) -> Tensor:
     """`forward` layer by layer, which is what an engine with whole passes makes them of."""
-    h = onward(model, model.embed(tokens, plan.positions), cache, plan, mask)
+    h = onward(model, model.embed(tokens, plan.positions), cache, plan, mask, tap=tap)
     return model.head(h[:, -1:] if last_only else h)
 
 

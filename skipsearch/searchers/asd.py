@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from skipsearch.admg import leaves_out
 from skipsearch.mask import SkipMask
 from skipsearch.searchers.base import SearchProblem, required
 from skipsearch.searchers.ranked import RankedSearcher, coarse_to_fine
@@ -36,18 +37,9 @@ def _sweep(problem: SearchProblem, cosines: Sequence[float]) -> Iterator[set[int
 
 
 def admg(problem: SearchProblem, cosines: Sequence[float], threshold: float, m: int, n: int) -> set[int]:
-    """Units of {attention l : C_l >= threshold} and {attention, MLP l : l = j·m}, among layers l = 1..L - n; no rule 1 if m = 0.
-
-    Source: Metel et al. 2024, algorithm 1.
-    """
-    chosen = set()
-    for u, unit in enumerate(problem.units):
-        layer = unit[0] // 2 + 1   # the paper counts from 1
-        by_cosine = not unit[0] % 2 and _turning(cosines, unit) >= threshold
-        by_rule = m > 0 and layer % m == 0
-        if layer <= problem.n_layers - n and (by_cosine or by_rule):
-            chosen.add(u)
-    return chosen
+    """Units of {attention l : C_l >= threshold} and {attention, MLP l : l = j·m}, among layers l = 1..L - n; no rule 1 if m = 0."""
+    return {u for u, unit in enumerate(problem.units)
+            if leaves_out(unit[0] // 2, problem.n_layers, None if unit[0] % 2 else _turning(cosines, unit), threshold, m, n)}
 
 
 def _turning(cosines: Sequence[float], unit: Sequence[int]) -> float:

@@ -23,6 +23,9 @@ from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.decoding.stopping import Stopper, TextStream
 from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.adapted import AdaptedDrafter, AdaptedSession
+from skipsearch.drafters.asd import ASD, PromptCosines
+from skipsearch.drafters.choosing import ChoosingSession
+from skipsearch.drafters.clasp import LastToken
 from skipsearch.drafters.lookup import LookupDrafter, LookupSession
 from skipsearch.drafters.skip import SkipSession
 from skipsearch.drafters.suffixes import Match, SuffixIndex
@@ -31,6 +34,7 @@ from skipsearch.engine import Scored, forward
 from .acceptance_checks import check_acceptance
 from .adapted_checks import check_adapted, check_adapted_drafts
 from .checks import MASKS, Drafting, check_endings, check_greedy, check_streams_side_by_side
+from .choosing_checks import check_asd, check_choosing, check_clasp, check_swift
 from .count_checks import check_counts
 from .prefix_checks import check_growing, check_prefixes
 from .recipe_checks import check_certain_sampling, check_guard, check_lookup
@@ -714,4 +718,138 @@ def trained_weights_verify() -> Iterator[None]:
 def trained_weights_are_never_used() -> Iterator[None]:
     """Lossless, and for nothing: the draft runs the model's own weights."""
     with patch.object(AdaptedSession, "draft", lambda self, ctx, most: self.skip.draft(ctx, most)):
+        yield
+
+
+# --- masks chosen while decoding ---------------------------------------------------------------------------------------------
+
+
+@caught_by(check_clasp)
+def token_that_is_planned_for_sees_itself_twice() -> Iterator[None]:
+    """The committed slot of the token is visible beside the row that stands in its place."""
+    real = Planner.anchored
+    with patch.object(Planner, "anchored", lambda self, start, positions, anchors, groups:
+                      real(self, start, positions, anchors + 1, groups)):
+        yield
+
+
+@caught_by(check_clasp)
+def states_of_a_plan_see_each_other() -> Iterator[None]:
+    real = Planner.anchored
+    with patch.object(Planner, "anchored", lambda self, start, positions, anchors, groups:
+                      real(self, start, positions, anchors, torch.zeros_like(groups))):
+        yield
+
+
+@caught_by(check_clasp)
+def plan_from_a_rejected_row() -> Iterator[None]:
+    """The states are those of the last row of the verify pass, whether it stood or not."""
+    real = LastToken._planned
+
+    def planned(self: LastToken, ctx: DecodeContext, row: int) -> Any:
+        return real(self, ctx, self.states[0].shape[1] - 1)
+
+    with patch.object(LastToken, "_planned", planned):
+        yield
+
+
+@caught_by(check_clasp)
+def plan_that_is_late() -> Iterator[None]:
+    """A plan is made one round after it is due."""
+    real = LastToken.next
+
+    def following(self: LastToken, ctx: DecodeContext, path: Sequence[int]) -> Any:
+        before = self.since
+        found = real(self, ctx, path)
+        if found is not None:
+            self.since = before - self.spec.interval
+        return found
+
+    with patch.object(LastToken, "next", following):
+        yield
+
+
+@caught_by(check_asd)
+def branch_compared_without_its_residual() -> Iterator[None]:
+    real = PromptCosines.tap
+
+    def tap(self: PromptCosines, model: Any, cache: KVCache, plan: PassPlan, rows: int) -> Any:
+        class Branches:
+            block = staticmethod(lambda i, h, *rest, **which: model.block(i, h, *rest, **which) - h)
+
+        return real(self, Branches, cache, plan, rows)  # type: ignore[arg-type]
+
+    with patch.object(PromptCosines, "tap", tap):
+        yield
+
+
+@caught_by(check_asd)
+def layers_counted_from_0() -> Iterator[None]:
+    real = PromptCosines.first
+
+    def first(self: PromptCosines, ctx: DecodeContext) -> Any:
+        mask = real(self, ctx)
+        every = {i for i in range(mask.n_layers - self.spec.keep_last) if self.spec.every and i % self.spec.every == 0}
+        return replace(mask, attn=tuple(sorted({*mask.attn, *every})), mlp=tuple(sorted(every)))
+
+    with patch.object(PromptCosines, "first", first):
+        yield
+
+
+@caught_by(check_asd)
+def mask_of_the_request_before() -> Iterator[None]:
+    kept: dict[ASD, Any] = {}
+    real = PromptCosines.first
+
+    def first(self: PromptCosines, ctx: DecodeContext) -> Any:
+        return kept.setdefault(self.spec, real(self, ctx))
+
+    with patch.object(PromptCosines, "first", first):
+        yield
+
+
+@caught_by(check_asd)
+def padding_in_the_mean() -> Iterator[None]:
+    """Rows that only fill a pass up count as prompt."""
+    real = PromptCosines.tap
+
+    def tap(self: PromptCosines, model: Any, cache: KVCache, plan: PassPlan, rows: int) -> Any:
+        return real(self, model, cache, plan, plan.positions.shape[1])
+
+    with patch.object(PromptCosines, "tap", tap):
+        yield
+
+
+@caught_by(check_swift)
+def tried_tokens_see_each_other() -> Iterator[None]:
+    """Masks are judged with the draft's own K/V in the place of the full model's."""
+    real = Planner.anchored
+    with patch.object(Planner, "anchored", lambda self, start, positions, anchors, groups:
+                      real(self, start, positions, anchors * 0 + anchors.min(), torch.zeros_like(groups))):
+        yield
+
+
+@caught_by(check_choosing)
+def trial_written_over_the_text() -> Iterator[None]:
+    """The rows of a trial are written to the slots that they stand for."""
+    real = Planner.anchored
+
+    def anchored(self: Planner, start: int, positions: Tensor, anchors: Tensor, groups: Tensor) -> PassPlan:
+        plan = real(self, start, positions, anchors, groups)
+        return replace(plan, slots=positions, start=None)
+
+    with patch.object(Planner, "anchored", anchored):
+        yield
+
+
+@caught_by(check_choosing)
+def mask_changed_within_a_round() -> Iterator[None]:
+    """A mask is chosen while a draft is under way, and its K/V are taken for the full model's."""
+    real = ChoosingSession.committed
+
+    def committed(self: ChoosingSession, ctx: DecodeContext, path: Sequence[int]) -> None:
+        real(self, ctx, path)
+        ctx.cache.length += self.masks[-1][0] == self.round
+
+    with patch.object(ChoosingSession, "committed", committed):
         yield

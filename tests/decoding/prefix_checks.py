@@ -46,9 +46,9 @@ def check_prefixes(turns: Sequence[Turn] = TURNS, drafting: Drafting = DRAFTINGS
         known, first = min(common(prompt, session.tokens), len(prompt) - 1), []
         assert session.shared(prompt) == known
 
-        def counting(self: loop.DecodeLoop, tokens: Any, *rest: Any, **named: Any) -> Any:
+        def counting(self: loop.DecodeLoop, request: Any, tokens: Any, *rest: Any, **named: Any) -> Any:
             first.append(tokens.shape[1])   # noqa: B023
-            return real(self, tokens, *rest, **named)
+            return real(self, request, tokens, *rest, **named)
 
         answer: list[int] = []
         with patch.object(loop.DecodeLoop, "_full", counting):

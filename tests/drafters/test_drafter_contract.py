@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise, zip_longest
+from typing import Any
 
 import pytest
 import torch
-from helpers.drafting import drafting_with
+from helpers.drafting import begun, drafting_with
 from helpers.modules import folder, small_module
 from helpers.tiny import VOCAB, FullModel, small_world
 from torch import Tensor
 
 from skipsearch.cache import KVCache, Planner
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
-from skipsearch.drafters import DRAFTERS, DecodeContext, Draft, Drafter, DraftSession
+from skipsearch.drafters import DRAFTERS, DecodeContext, Draft, Drafter, DraftSession, WatchingDrafter
+from skipsearch.drafters.asd import ASD
 from skipsearch.drafters.base import TokenPicker
+from skipsearch.drafters.clasp import CLaSp
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.skip import Skip
+from skipsearch.drafters.swift import SWIFT
 from skipsearch.engine import forward
 from skipsearch.exits.fixed import Fixed
 from skipsearch.recipe import DrafterSpec, Recipe
@@ -28,6 +32,9 @@ SPECS: dict[str, DrafterSpec] = {
     "skip": Skip(attn=(1, 3), mlp=(0, 2), draft_length=12, exit=Fixed()),
     "lookup": Lookup(min_match=1, draft_length=12),
     "adapted": small_module(),
+    "asd": ASD(threshold=0.9, every=3, keep_last=1, draft_length=12, exit=Fixed()),
+    "clasp": CLaSp(skip=2, interval=2, draft_length=12, exit=Fixed()),
+    "swift": SWIFT(draft_length=12, exit=Fixed()),
 }
 CAPACITY = 64
 PROMPT = [5, 17, 40, 3, 22, 5, 17]   # its end stood in it before, so that lookup has something to say
@@ -58,7 +65,7 @@ def committed(cache: KVCache) -> list[Tensor]:
 
 @torch.no_grad()
 def drafted(kind: str, ctx: DecodeContext, most: int) -> Draft:
-    draft = build(kind).begin(ctx).draft(ctx, most)
+    draft = begun(build(kind), ctx).draft(ctx, most)
     assert draft is not None
     return draft
 
@@ -121,7 +128,7 @@ def test_it_leaves_what_is_committed_alone(kind: str) -> None:
 def test_it_writes_no_slot_behind_its_last_proposal(kind: str) -> None:
     ctx = context()
     draft = drafted(kind, ctx, 4)
-    end = ctx.cache.length + len(draft.tokens)   # the pending token and all proposals but the last
+    end = ctx.cache.length + max(len(draft.tokens), SPECS[kind].scratch)   # the pending token and all proposals but the last
     assert not any(bool(t[:, :, end:].any()) for t in (*ctx.cache.keys, *ctx.cache.values) if t is not None)
 
 
@@ -139,7 +146,20 @@ class Witness:
         return WitnessSession(self, self.inner.begin(ctx))
 
 
+class WatchingWitness(Witness):
+    def watch(self) -> WitnessSession:
+        return WitnessSession(self, self.inner.watch())  # type: ignore[attr-defined]
+
+
 class WitnessSession:
+    def __getattr__(self, name: str) -> Any:   # what a session that watches has beside
+        return getattr(self.inner, name)
+
+    def begin(self, ctx: DecodeContext) -> None:
+        assert ctx.cache.length == ctx.prompt
+        self.calls.append("begin")
+        self.inner.begin(ctx)  # type: ignore[attr-defined]
+
     def __init__(self, witness: Witness, inner: DraftSession):
         self.calls, self.inner = witness.calls, inner
 
@@ -158,7 +178,8 @@ class WitnessSession:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_decoder_tells_it_after_every_verify_pass_of_its_own_what_was_accepted(kind: str, temperature: float) -> None:
     model, _ = small_world()
-    witness = Witness(build(kind))
+    drafter = build(kind)
+    witness = (WatchingWitness if isinstance(drafter, WatchingDrafter) else Witness)(drafter)
     decoder = drafting_with(model, witness, 3)
     for _ in range(2):
         decoder.generate(PROMPT, 20, temperature=temperature)

@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from skipsearch.decoding import Decoder
-from skipsearch.drafters import Drafter
+from skipsearch.drafters import DecodeContext, Drafter, DraftSession, WatchingDrafter
+from skipsearch.engine import forward
 from skipsearch.models import ModelAdapter
+
+
+def begun(drafter: Any, ctx: DecodeContext) -> DraftSession:
+    """A session of a drafter for a request whose prompt is in the cache. One that watches is shown a prefill of it again."""
+    if not isinstance(drafter, WatchingDrafter):
+        return drafter.begin(ctx)  # type: ignore[no-any-return]
+    session, prompt = drafter.watch(), torch.tensor([ctx.history[:ctx.prompt]])
+    plan = ctx.planner.chain(0, ctx.prompt)
+    with torch.no_grad():
+        forward(ctx.model, prompt, ctx.cache, plan, tap=session.tap(ctx.model, ctx.cache, plan, ctx.prompt))
+        session.begin(ctx)
+    return session
 
 
 def drafting_with(model: ModelAdapter, drafter: Any, draft_length: int) -> Decoder:

@@ -1,0 +1,77 @@
+"""`asd`: the mask of a request is read off its prompt: attention that hardly turns the residual stream is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from skipsearch.admg import admg
+from skipsearch.drafters.base import DecodeContext, Drafter
+from skipsearch.drafters.choosing import ChoosingDrafter
+from skipsearch.drafters.skip import AnyExit
+from skipsearch.fields import Fraction
+from skipsearch.mask import SkipMask
+from skipsearch.recipe import DrafterSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from skipsearch.cache import KVCache, PassPlan
+    from skipsearch.engine import Tap
+    from skipsearch.models.spec import ModelAdapter
+
+
+class ASD(DrafterSpec):
+    """One mask for each request, chosen while its prompt is read: every attention whose output points where its input did, and every m-th
+    layer, but never the last n. Its exit in the paper is Draft & Verify's adaptive one.
+
+    The cosines are means over the prompt, between the residual stream before and behind an attention. Where a session has part of the
+    prompt in its cache, they are means over the rest. Source: Metel et al. 2024, section 3.2 and algorithm 1.
+    """
+
+    kind: Literal["asd"] = "asd"
+    threshold: Fraction = Field(default=0.985, description="mean cosine from which an attention is left out, 0..1")
+    every: Annotated[int, Field(ge=0, le=1024)] = Field(default=3, description="every so many layers one is left out; 0 leaves out none")
+    keep_last: Annotated[int, Field(ge=0, le=1024)] = Field(default=2, description="last layers that are always kept")
+    exit: AnyExit
+
+    def build(self, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
+        return ChoosingDrafter(lambda: PromptCosines(self, model.spec.n_layers), self.exit)  # type: ignore[return-value]
+
+    def __str__(self) -> str:
+        return (f"asd from cosine {self.threshold:g}, every {self.every}, keeps the last {self.keep_last}, {self.exit}, up to "
+                f"{self.draft_length}")
+
+
+class PromptCosines:
+    """Sums cosines over the passes of a prefill, in however many pieces it comes, then decides once."""
+
+    def __init__(self, spec: ASD, n_layers: int):
+        self.spec, self.sums, self.rows, self.decided = spec, [0.0] * n_layers, 0, False
+
+    def tap(self, model: ModelAdapter, cache: KVCache, plan: PassPlan, rows: int) -> Tap | None:
+        if self.decided:
+            return None
+        import torch
+
+        self.rows += rows
+
+        def look(i: int, h: Tensor) -> None:
+            if i == len(self.sums):
+                return
+            behind = model.block(i, h, cache, plan, mlp=False)   # the pass itself writes over the K/V of this
+            before, behind = h[0, :rows].float(), behind[0, :rows].float()
+            self.sums[i] += float(torch.nn.functional.cosine_similarity(before, behind.to(before.device), dim=-1).sum())
+
+        return look
+
+    def first(self, ctx: DecodeContext) -> SkipMask:
+        self.decided = True
+        spec, cosines = self.spec, [s / max(1, self.rows) for s in self.sums]
+        return SkipMask(len(cosines), *admg(cosines, spec.threshold, spec.every, spec.keep_last))
+
+    def next(self, ctx: DecodeContext, path: Sequence[int]) -> SkipMask | None:
+        return None

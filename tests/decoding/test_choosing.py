@@ -1,0 +1,213 @@
+"""CLaSp, ASD and SWIFT as they decode: lossless, and each chooses the masks that its paper's rule says."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations, zip_longest
+
+import pytest
+import torch
+from helpers.properties import examples
+from helpers.tiny import LAYERS, VOCAB, driven_by, small_world
+from hypothesis import given
+from hypothesis import strategies as st
+from models.tiny import adapted, hf_model
+from torch.nn.functional import cosine_similarity
+
+from skipsearch.decoding import Decoder
+from skipsearch.drafters.asd import ASD
+from skipsearch.drafters.clasp import CLaSp
+from skipsearch.drafters.swift import SWIFT
+from skipsearch.errors import DecodeError
+from skipsearch.mask import SkipMask
+from skipsearch.programme import Step, solve_token
+from skipsearch.recipe import Recipe
+from skipsearch.stats import DecodeStats
+
+from .checks import PROMPTS, assert_partly_accepted
+from .choosing_checks import CHOOSING, FIXED, check_asd, check_choosing, check_clasp, check_swift, noted
+from .sampling_checks import Warp, check_sampling
+
+# --- lossless ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["hf", "lean", "graph"])
+def test_greedy_text_is_the_full_models_own(engine: str) -> None:
+    with driven_by(engine):
+        assert_partly_accepted(check_choosing())
+
+
+@pytest.mark.parametrize("engine", ["hf", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled"))])
+def test_requests_that_interleave_share_no_mask_and_stay_lossless(engine: str) -> None:
+    total = DecodeStats()
+    with driven_by(engine):
+        model, full = small_world()
+
+    @examples(12)
+    @given(st.sampled_from(CHOOSING), st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), min_size=2, max_size=3))
+    def holds(spec, prompts) -> None:
+        nonlocal total
+        decoder = Decoder(model, Recipe((spec,)))
+        read = [[] for _ in prompts]
+        for chunks in zip_longest(*(decoder.stream(prompt, 16) for prompt in prompts)):
+            for tokens, chunk in zip(read, chunks, strict=True):
+                tokens.extend(chunk.tokens if chunk else ())
+                total += chunk.stats if chunk and chunk.stats else DecodeStats()
+        assert read == [full.greedy(prompt, 16) for prompt in prompts]
+
+    holds()
+    assert_partly_accepted(total)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "compiled"])
+def test_that_holds_of_thousands_of_requests(engine: str) -> None:
+    """By hand, `pytest -m slow tests/decoding/test_choosing.py -s`."""
+    with driven_by(engine):
+        model, full = small_world()
+    total, cases = DecodeStats(), 0
+
+    @examples(700)
+    @given(st.sampled_from(CHOOSING), st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), min_size=3, max_size=3))
+    def holds(spec, prompts) -> None:
+        nonlocal total, cases
+        decoder = Decoder(model, Recipe((spec,)))
+        for prompt in prompts:
+            result = decoder.generate(prompt, 20)
+            assert result.tokens == full.greedy(prompt, 20)
+            total += result.stats
+            cases += 1
+
+    holds()
+    assert_partly_accepted(total)
+    print(f"\n{engine}: {cases} requests, {total.drafted} tokens drafted, {total.accepted} accepted")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "phi"])
+def test_families_with_norms_of_their_own_and_a_parallel_residual_stay_lossless(family: str) -> None:
+    model, hf = adapted(family), hf_model(family)
+    for spec in CHOOSING[:1] + CHOOSING[2:]:
+        for prompt in ((5, 17, 40, 3, 8, 8, 21), (9, 2)):
+            prompt = tuple(t % model.spec.vocab for t in prompt)
+            tokens = list(prompt)
+            for _ in range(12):
+                tokens.append(int(hf(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+            assert Decoder(model, Recipe((spec,))).generate(prompt, 12, ignore_eos=True).tokens == tokens[len(prompt):]
+
+
+@pytest.mark.parametrize("spec", [CLaSp(skip=1, interval=1, draft_length=2, exit=FIXED),
+                                  ASD(threshold=1.0, every=2, keep_last=0, draft_length=2, exit=FIXED)], ids=lambda s: s.kind)
+def test_samples_are_distributed_as_the_full_models_own(spec) -> None:
+    from helpers.table import TableModel
+
+    assert_partly_accepted(check_sampling(Warp(0.8), samples=1200, recipe=Recipe((spec,)), model=TableModel(branch=0.6)))
+
+
+# --- the rules ---------------------------------------------------------------------------------------------------------------
+
+
+def test_claspes_plans_are_equation_2_by_hand_at_the_last_verified_token() -> None:
+    check_clasp()
+
+
+def test_asds_cosines_are_those_of_hugging_faces_modules_over_the_prompt() -> None:
+    check_asd()
+
+
+def test_swift_judges_masks_by_one_row_drafts() -> None:
+    check_swift()
+
+
+def layers_that_add(vectors: torch.Tensor):
+    """Blocks that add a fixed vector each, in two halves."""
+    return lambda layer, g, attn, mlp: g + vectors[layer] * (0.5 * attn + 0.5 * mlp)
+
+
+@examples(60)
+@given(st.integers(2, 8), st.data())
+def test_on_orthogonal_steps_the_programme_skips_the_smallest(n: int, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.floats(0.1, 2), min_size=n, max_size=n, unique=True))
+    count = data.draw(st.integers(1, n - 1))
+    vectors = torch.diag(torch.tensor([*sizes, 0.0], dtype=torch.double))[:n]
+    start = torch.zeros(n + 1, dtype=torch.double)
+    start[n] = 1.0
+    states = torch.stack([start, *(start + vectors[:i + 1].sum(0) for i in range(n))])
+    skipped = solve_token(states, [Step(i, True, True, True) for i in range(n)], layers_that_add(vectors), count)
+    kept = sum(size**2 for i, size in enumerate(sizes) if i not in {step.layer for step in skipped})
+    assert len(skipped) == count
+    assert kept == pytest.approx(sum(sorted(size**2 for size in sizes)[count:]), rel=1e-6)
+
+
+@examples(25)
+@given(st.integers(2, 6), st.data())
+def test_on_any_network_it_is_no_better_than_trying_every_mask_and_its_mask_is_what_it_says(n: int, data: st.DataObject) -> None:
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    weights = torch.randn(n, 6, 6, generator=generator, dtype=torch.double) * 0.6
+    count = data.draw(st.integers(1, n - 1))
+
+    def run(layer: int, g: torch.Tensor, attn: bool, mlp: bool) -> torch.Tensor:
+        return g + torch.tanh(g @ weights[layer])
+
+    states = [torch.randn(6, generator=generator, dtype=torch.double)]
+    for i in range(n):
+        states.append(run(i, states[-1][None], True, True)[0])
+
+    def closeness(skipped: set[int]) -> float:
+        g = states[0]
+        for i in range(n):
+            g = g if i in skipped else run(i, g[None], True, True)[0]
+        return float(cosine_similarity(g, states[-1], dim=0))
+
+    found = {step.layer for step in solve_token(torch.stack(states), [Step(i, True, True, True) for i in range(n)], run, count)}
+    assert len(found) == count
+    assert closeness(found) <= max(closeness(set(some)) for some in combinations(range(n), count)) + 1e-12
+
+
+def test_layers_that_are_never_skipped_are_kept_and_fewer_are_skipped_where_there_are_no_more() -> None:
+    vectors = torch.eye(4, dtype=torch.double)
+    states = torch.cat([torch.ones(1, 4, dtype=torch.double), 1 + vectors.cumsum(0)])
+    steps = [Step(i, True, True, i != 2) for i in range(4)]
+    assert {step.layer for step in solve_token(states, steps, layers_that_add(vectors), 9)} == {0, 1, 3}
+
+
+def test_swift_stops_and_goes_on_from_what_was_kept() -> None:
+    model, _ = small_world()
+    spec = SWIFT(skip_ratio=0.5, window=4, max_score=1.0, tolerance=3, draft_length=3, exit=FIXED)
+    decoder, [drafter] = noted(model, Recipe((spec,)))
+    for prompt in PROMPTS:
+        decoder.generate(prompt, 30)
+    assert not drafter.inner.searching
+    assert drafter.inner.stream.without_gain == 3
+    trials = drafter.inner.stream.trials
+    decoder.generate(PROMPTS[0], 30)
+    assert drafter.inner.stream.trials == trials, "a search that ended stays ended"
+    state = json.loads(json.dumps(drafter.inner.state()))
+    other = spec.build(model, [])
+    other.restore(state)
+    assert other.stream == drafter.inner.stream
+    assert [other.proposal() for _ in range(3)] == [drafter.inner.proposal() for _ in range(3)]
+    with pytest.raises(DecodeError, match="no state of a swift drafter"):
+        other.restore(state | {"bits": [0, 1]})
+    for limit in ({"max_score": 0.0}, {"most_trials": 1}):
+        decoder, [drafter] = noted(model, Recipe((spec.model_copy(update=limit),)))
+        decoder.generate(PROMPTS[0], 40)
+        assert drafter.inner.stream.trials <= 1
+
+
+def test_swift_adopts_a_better_mask_that_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = small_world()
+    spec = SWIFT(skip_ratio=0.5, window=8, max_score=1.0, draft_length=3, exit=FIXED)
+    decoder, [drafter] = noted(model, Recipe((spec,)))
+    planted, harmful = SkipMask(LAYERS, (), (3,)), SkipMask(LAYERS, (0, 1, 2, 3), (0, 1, 2, 3))
+    drafter.inner.stream.mask = harmful
+    monkeypatch.setattr(drafter.inner, "proposal", lambda: planted)
+    for prompt in PROMPTS:
+        decoder.generate(prompt, 40)
+    assert drafter.inner.stream.mask == planted
+
+
+def test_greedy_text_is_the_same_with_the_search_on_and_off() -> None:
+    model, _ = small_world()
+    on, off = (SWIFT(skip_ratio=0.5, window=4, max_score=1.0, most_trials=most, draft_length=3, exit=FIXED) for most in (1000, 1))
+    for prompt in PROMPTS:
+        assert Decoder(model, Recipe((on,))).generate(prompt, 30).tokens == Decoder(model, Recipe((off,))).generate(prompt, 30).tokens
