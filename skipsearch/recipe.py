@@ -35,6 +35,7 @@ DRAFTERS: dict[str, str] = {
     "lookup": "skipsearch.drafters.lookup:Lookup",
     "skip": "skipsearch.drafters.skip:Skip",
     "adapted": "skipsearch.drafters.adapted:Adapted",
+    "kangaroo": "skipsearch.drafters.kangaroo:Kangaroo",
 }
 # To add one: a file in exits/ and a line here.
 EXITS: dict[str, str] = {

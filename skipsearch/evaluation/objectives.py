@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from skipsearch.costs import Costs
 from skipsearch.decoding import Decoder
-from skipsearch.drafters.adapted import Adapted
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.skip import Skip
 from skipsearch.errors import DecodeError
@@ -19,9 +18,9 @@ from skipsearch.evaluation.replay import Replay, Replayed
 from skipsearch.evaluation.rounds import Rounds, lay_out, without_passes
 from skipsearch.evaluation.simulate import Prediction, prices_of, simulate
 from skipsearch.evaluation.sweep import every, exploring, sweep, sweep_lookups
+from skipsearch.evaluation.trained import TrainedDraft
 from skipsearch.evaluation.wall import race
 from skipsearch.exits import DraftPolicy
-from skipsearch.fields import ModuleRef
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.recipe import DrafterSpec, Recipe
@@ -32,14 +31,13 @@ SAMPLES = (12, 6, 3)   # every twelfth batch of continuations, then every sixth,
 LEAST_SAMPLED = 6      # prompts below which a sample says too little
 MOST_LOOKUPS = 6       # settings of lookup that are tried before a skip drafter, each also with a least match of 1
 LOOKUP_SKIP = "lookup,skip"
-ADAPTED, LOOKUP_ADAPTED = "adapted", "lookup,adapted"
+TRAINED = ("adapted", "kangaroo")   # drafters that need a module, each alone and behind lookup; where there is one, auto weighs it too
 SHAPES: dict[str, tuple[str, ...]] = {   # what `--drafters` may say, and the shapes of recipe that it allows
     "auto": ("lookup", "skip", LOOKUP_SKIP),
-    ADAPTED: (ADAPTED,),                 # these two where there are modules, and then auto weighs them too
-    LOOKUP_ADAPTED: (LOOKUP_ADAPTED,),
     "lookup": ("lookup",),
     "skip": ("skip",),
     LOOKUP_SKIP: (LOOKUP_SKIP,),
+    **{shape: (shape,) for kind in TRAINED for shape in (kind, f"lookup,{kind}")},
 }
 BEHIND = 1.0           # standard errors: of two masks that are alike, the new one is dropped at every sixth look
 
@@ -56,18 +54,6 @@ class Objective(Protocol):
 def alone(mask: SkipMask, policy: DraftPolicy) -> Skip:
     """A skip drafter of a mask and a draft policy."""
     return Skip.of(mask, policy.draft_length, policy.exit)
-
-
-@dataclass(frozen=True)
-class TrainedDraft:
-    """A module that may draft. model: what its passes run; mask: what these leave out."""
-
-    ref: ModuleRef
-    mask: SkipMask
-    model: ModelAdapter
-
-    def spec(self, mask: SkipMask, policy: DraftPolicy) -> Adapted:
-        return Adapted.trained(mask, policy.draft_length, policy.exit, self.ref)
 
 
 @dataclass(frozen=True)
@@ -160,10 +146,14 @@ class ReplayObjective:
 
     def best_trained(self, draft: TrainedDraft, shape: str) -> Found:
         """The best recipe with a trained draft: alone, or behind lookup."""
-        rounds = lay_out(self.replay(draft.mask, draft=draft.model))
-        before = self._before(LOOKUP_SKIP if shape == LOOKUP_ADAPTED else "skip")
+        rounds = lay_out(draft.replayed(self.replay))
+        before = self._before(LOOKUP_SKIP if shape.startswith("lookup,") else "skip")
+
+        def spec(_: SkipMask, policy: DraftPolicy) -> DrafterSpec:
+            return draft.spec(policy)
+
         lookups = tuple(d for d in self._best(rounds, draft.mask, self._exploring, before).recipe.drafters if isinstance(d, Lookup))
-        return self._best(rounds, draft.mask, every(self.max_draft), [lookups], draft.spec)
+        return self._best(rounds, draft.mask, every(self.max_draft), [lookups], spec)
 
     def best_lookup(self) -> Found:
         """The best recipe of lookup alone, for shapes that have it."""

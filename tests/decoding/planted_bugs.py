@@ -22,15 +22,18 @@ from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.decoding.stopping import Stopper, TextStream
 from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.adapted import AdaptedDrafter, AdaptedSession
+from skipsearch.drafters.kangaroo import KangarooSession
 from skipsearch.drafters.lookup import LookupDrafter, LookupSession
 from skipsearch.drafters.skip import SkipSession
 from skipsearch.drafters.suffixes import Match, SuffixIndex
 from skipsearch.engine import Scored, forward
+from skipsearch.modules.kangaroo import Shallow
 
 from .acceptance_checks import check_acceptance
 from .adapted_checks import check_adapted, check_adapted_drafts
 from .checks import MASKS, Drafting, check_endings, check_greedy, check_streams_side_by_side
 from .count_checks import check_counts
+from .kangaroo_checks import check_kangaroo_drafts
 from .recipe_checks import check_certain_sampling, check_guard, check_lookup
 from .sampling_checks import Warp, check_sampling
 
@@ -568,4 +571,43 @@ def trained_weights_verify() -> Iterator[None]:
 def trained_weights_are_never_used() -> Iterator[None]:
     """Lossless, and for nothing: the draft runs the model's own weights."""
     with patch.object(AdaptedSession, "draft", lambda self, ctx, most: self.skip.draft(ctx, most)):
+        yield
+
+
+# --- kangaroo ------------------------------------------------------------------------------------------------------------------
+
+
+@caught_by(check_kangaroo_drafts)
+def adapter_does_not_catch_up() -> Iterator[None]:
+    """The last token of a round that was accepted whole, and what other drafters brought, never reach the adapter's cache."""
+    real = KangarooSession.draft
+
+    def draft(self: KangarooSession, ctx: DecodeContext, most: int) -> Draft | None:
+        if self.known:
+            self.known = len(ctx.history) - 1
+        return real(self, ctx, most)
+
+    with patch.object(KangarooSession, "draft", draft):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def unsure_token_is_dropped() -> Iterator[None]:
+    """The token at which a round stops is not verified, although its feature is computed."""
+    real = KangarooSession.draft
+
+    def draft(self: KangarooSession, ctx: DecodeContext, most: int) -> Draft | None:
+        found = real(self, ctx, most)
+        if found is None or len(found.tokens) in (1, most):
+            return found
+        self._drafted -= 1
+        return Draft(found.tokens[:-1], None if found.probs is None else found.probs[:-1])
+
+    with patch.object(KangarooSession, "draft", draft):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def final_norm_in_the_place_of_the_adapters() -> Iterator[None]:
+    with patch.object(Shallow, "head", lambda self, h: self.model.head(h)):
         yield

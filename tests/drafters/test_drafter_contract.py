@@ -9,7 +9,7 @@ from itertools import pairwise, zip_longest
 import pytest
 import torch
 from helpers.drafting import drafting_with
-from helpers.modules import folder, small_module
+from helpers.modules import folder, small_kangaroo, small_module
 from helpers.tiny import VOCAB, FullModel, small_world
 from torch import Tensor
 
@@ -28,6 +28,7 @@ SPECS: dict[str, DrafterSpec] = {
     "skip": Skip(attn=(1, 3), mlp=(0, 2), draft_length=12, exit=Fixed()),
     "lookup": Lookup(min_match=1, draft_length=12),
     "adapted": small_module(),
+    "kangaroo": small_kangaroo(),
 }
 CAPACITY = 64
 PROMPT = [5, 17, 40, 3, 22, 5, 17]   # its end stood in it before, so that lookup has something to say

@@ -7,6 +7,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from skipsearch.drafters.adapted import Adapted
+from skipsearch.drafters.kangaroo import Kangaroo
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.skip import Skip
 from skipsearch.exits.adaptive import Adaptive
@@ -36,6 +37,9 @@ SKIP = Skip(attn=(3, 4), mlp=(7,), draft_length=8,
 
 ADAPTED = Adapted(attn=(3, 4), mlp=(7,), draft_length=6, exit=Confidence(threshold=0.5),
                   module=ModuleRef(file="modules/adapted-5.safetensors", sha256="7a" * 32, parameters=1032192))
+
+KANGAROO = Kangaroo(exit_layer=3, draft_length=6, exit=Confidence(threshold=0.6),
+                    module=ModuleRef(file="kangaroo-3.safetensors", sha256="6c" * 32, parameters=147840))
 
 
 def speculate() -> Profile:
@@ -78,7 +82,7 @@ def mixed() -> Profile:
 def every() -> Profile:
     """Every kind of drafter with every kind of exit."""
     skips = [SKIP.model_copy(update={"exit": exit_policy}) for exit_policy in (Fixed(), Confidence(threshold=0.25), SKIP.exit)]
-    return unmeasured().model_copy(update={"drafters": (Lookup(min_match=3, draft_length=5), *skips, ADAPTED)})
+    return unmeasured().model_copy(update={"drafters": (Lookup(min_match=3, draft_length=5), *skips, ADAPTED, KANGAROO)})
 
 
 def lost() -> Profile:
@@ -146,7 +150,9 @@ def _recipe(draw: st.DrawFn, n_layers: int, least: int) -> tuple[DrafterSpec, ..
     files = st.from_regex(r"([A-Za-z0-9][A-Za-z0-9._-]{0,9}/){0,3}[A-Za-z0-9]{1,9}\.safetensors", fullmatch=True)
     modules = st.builds(ModuleRef, file=files, sha256=_SHA, parameters=st.integers(1, 10**12))
     adapted = st.builds(Adapted, attn=layers, mlp=layers, draft_length=length, exit=exits, module=modules).filter(lambda a: a.attn or a.mlp)
-    return tuple(draw(st.lists(lookups | skips | adapted, min_size=least, max_size=MOST_DRAFTERS, unique=True)))
+    early = st.builds(Kangaroo, exit_layer=st.integers(1, n_layers - 1), draft_length=length, exit=exits, module=modules) if n_layers > 1 \
+        else lookups
+    return tuple(draw(st.lists(lookups | skips | adapted | early, min_size=least, max_size=MOST_DRAFTERS, unique=True)))
 
 
 @st.composite

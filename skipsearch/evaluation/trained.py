@@ -1,0 +1,76 @@
+"""Trained drafts as replay judges them: what a module would draft at every position of the texts, whatever its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from skipsearch.cache import Planner
+from skipsearch.decoding.sampling import SamplingPicker
+from skipsearch.drafters.adapted import Adapted
+from skipsearch.drafters.kangaroo import Kangaroo
+from skipsearch.engine import forward, inference
+from skipsearch.evaluation.replay import Replay, Replayed, accepted, most_likely
+from skipsearch.exits import DraftPolicy
+from skipsearch.fields import ModuleRef
+from skipsearch.mask import SkipMask
+from skipsearch.models.spec import ModelAdapter
+from skipsearch.modules.files import find, read_header
+from skipsearch.modules.kangaroo import Shallow, predictions, shallow
+from skipsearch.modules.weights import drafting_model
+from skipsearch.recipe import DrafterSpec
+
+
+@dataclass(frozen=True)
+class TrainedDraft:
+    """A module that may draft. kind: of its drafter. mask: what a draft pass costs is what one under this mask does.
+
+    replayed: of the texts of a replay. spec: its drafter under a draft policy.
+    """
+
+    kind: str
+    ref: ModuleRef
+    mask: SkipMask
+    replayed: Callable[[Replay], list[Replayed]]
+    spec: Callable[[DraftPolicy], DrafterSpec]
+
+
+def trained_draft(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]) -> TrainedDraft:
+    """Raises: ModuleError for a file that is missing, damaged, or made for another model."""
+    card = read_header(find(ref, folders)).card
+    mask = card.mask
+    if card.kind == "kangaroo":
+        early = shallow(model, ref, folders)
+        exit_layer = early.exit_layer   # the adapter costs what the sub-layers that it is made like cost
+        costing = mask.flipped(2 * exit_layer, *([2 * exit_layer + 1] if card.form == "layer" else []))
+        return TrainedDraft(card.kind, ref, costing, lambda replay: kangaroo_replayed(replay, early), lambda policy: Kangaroo(
+            exit_layer=exit_layer, draft_length=policy.draft_length, exit=policy.exit, module=ref))
+    draft = drafting_model(model, ref, folders)
+    return TrainedDraft(card.kind, ref, mask, lambda replay: replay(mask, draft=draft),
+                        lambda policy: Adapted.trained(mask, policy.draft_length, policy.exit, ref))
+
+
+@inference
+def kangaroo_replayed(replay: Replay, early: Shallow) -> list[Replayed]:
+    """Exact, at every position: below the exit a draft's features are the full model's own."""
+    found = []
+    for number, (prompt, text) in enumerate(zip(replay.prompts, replay.tokens, strict=True)):
+        if len(text) < 2:
+            continue
+        fed = [*prompt, *text[:-1]]
+        logits = predictions(early, fed)[len(prompt):]
+        following = torch.tensor(text[1:], device=logits.device)
+        if replay.sampling.greedy:
+            token, confidence = most_likely(logits)
+            agrees = token == following
+        else:
+            picker = SamplingPicker(replay.sampling, torch.Generator(logits.device))
+            full = forward(replay.model, torch.tensor([fed], device=logits.device), replay.model.new_cache(1, len(fed)),
+                           Planner(len(fed), logits.device).chain(0, len(fed)))[0, len(prompt):]
+            q, p = (picker.probs(of).gather(1, following[:, None])[:, 0] for of in (logits, full))
+            agrees, confidence = accepted(q, p), picker.probs(logits).amax(dim=-1)
+        found.append(Replayed(agrees.cpu().numpy(), confidence.cpu().numpy(), replay.rooms[number], number))
+    return found
