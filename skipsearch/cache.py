@@ -6,6 +6,7 @@ before anything reads them. Buffers start at zero, because a masked NaN is still
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,6 +72,25 @@ class KVCache:
             values = self.values[layer] = torch.zeros(*shape, value.shape[-1], dtype=value.dtype, device=value.device)
         return keys, values
 
+    def gather(self, slots: Sequence[int], start: int) -> None:
+        """Copy the K/V of these slots, in this order, to the slots from `start` on, in every layer that has any.
+
+        Keys carry the rotary angle of their token's position, so they stay right where the new slot is that position.
+        """
+        if all(slot == start + i for i, slot in enumerate(slots)):
+            return
+        for buffer in (*self.keys, *self.values):
+            if buffer is not None:
+                buffer[:, :, start:start + len(slots)] = buffer[:, :, list(slots)]   # the right side is a copy
+
+    def take_over(self, other: KVCache, count: int) -> None:
+        """Copy the first `count` slots of a cache of the same model."""
+        for layer, (key, value) in enumerate(zip(other.keys, other.values, strict=True)):
+            if key is not None and value is not None:
+                keys, values = self.buffers(layer, key, value)
+                keys[:, :, :count] = key[:, :, :count]
+                values[:, :, :count] = value[:, :, :count]
+
     def reset(self) -> None:
         """Forget everything; the buffers are kept for the next request."""
         self.length = 0
@@ -81,24 +101,38 @@ class KVCache:
 
 
 class Planner:
-    """Builds plans: of a chain, whose tokens follow one another, and of anchored rows. capacity: slots of the cache."""
+    """Builds the plans of passes behind what is committed. capacity: slots of the cache."""
 
     def __init__(self, capacity: int, device: torch.device):
         self.capacity = capacity
         self.slots = torch.arange(capacity, device=device)[None]  # [1, capacity]; every plan is a view into it
 
     def chain(self, start: int, tokens: int, batch: int = 1) -> PassPlan:
-        """A pass over `tokens` tokens that go to the slots from `start` on.
+        """A pass over `tokens` consecutive tokens that go to the slots from `start` on, each seeing everything before it.
 
         Raises: DecodeError if that passes the end of the cache.
         """
-        end = start + tokens
-        if end > self.capacity:
-            raise DecodeError(f"this pass needs {end} slots and the cache has {self.capacity}: ask for a larger capacity")
+        end = self._end(start, tokens)
         slots = self.slots[:, start:end].expand(batch, tokens)
         plain = tokens == 1 or start == 0
         visible = None if plain else (self.slots[:, :end] <= self.slots[0, start:end, None])[None, None]
         return PassPlan(slots, slots, end, visible, start, chain=True)
+
+    def tree(self, start: int, parents: Sequence[int]) -> PassPlan:
+        """A pass over a root and the nodes of a tree below it. Node i = 1, 2, … hangs below node parents[i − 1] < i; the root is node 0.
+
+        Node i goes to slot start + i and stands at position start + its depth. It sees the slots before `start`, its ancestors and itself.
+        Raises: DecodeError if that passes the end of the cache.
+        """
+        end, device = self._end(start, 1 + len(parents)), self.slots.device
+        depths, sees = [0], [[True] + [False] * len(parents)]
+        for node, parent in enumerate(parents, 1):
+            depths.append(depths[parent] + 1)
+            sees.append([*sees[parent][:node], True, *sees[parent][node + 1:]])
+        among = torch.tensor(sees, device=device)
+        visible = torch.cat([torch.ones(len(sees), start, dtype=torch.bool, device=device), among], dim=1)
+        positions = torch.tensor([depths], device=device) + start
+        return PassPlan(positions, self.slots[:, start:end], end, visible[None, None], start)
 
     def anchored(self, start: int, positions: Tensor, anchors: Tensor, groups: Tensor) -> PassPlan:
         """A pass over R rows that each look at a part of the text, as if it ended there.
@@ -108,11 +142,15 @@ class Planner:
         Raises: DecodeError if that passes the end of the cache.
         """
         rows = positions.shape[1]
-        end = start + rows
-        if end > self.capacity:
-            raise DecodeError(f"this pass needs {end} slots and the cache has {self.capacity}: ask for a larger capacity")
+        end = self._end(start, rows)
         text, row = self.slots[:, :start], torch.arange(rows, device=self.slots.device)
         own = (groups == groups[:, None]) & (row <= row[:, None])                                                  # [R, R]
         visible = torch.cat([text < anchors[..., None], own.expand(len(positions), rows, rows)], dim=-1)[:, None]  # [B, 1, R, end]
         places = torch.cat([text.expand(len(positions), start), positions], dim=1)
         return PassPlan(positions, self.slots[:, start:end].expand(len(positions), rows), end, visible, start, key_positions=places)
+
+    def _end(self, start: int, tokens: int) -> int:
+        end = start + tokens
+        if end > self.capacity:
+            raise DecodeError(f"this pass needs {end} slots and the cache has {self.capacity}: ask for a larger capacity")
+        return end

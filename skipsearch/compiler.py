@@ -98,7 +98,7 @@ def _measured(model: ModelAdapter, workload: Workload, plain: Timings, ours: Tim
 def _counts(kind: str, once: DrafterStats, every: DrafterStats, a_pass: float) -> s.DrafterCounts:
     """once: counts of each prompt taken once; every: of all repeats, which times are better for. a_pass: seconds of a plain pass."""
     timed = every.rounds > 0 and every.verify_seconds > 0
-    return s.DrafterCounts(kind=kind, rounds=once.rounds, drafted=once.drafted, accepted=once.accepted,
+    return s.DrafterCounts(kind=kind, rounds=once.rounds, drafted=once.drafted, accepted=once.accepted, siblings=once.siblings,
                            beta=round_sig(every.draft_seconds / every.drafted / a_pass) if timed else None,
                            verify_ratio=round_sig(every.verify_seconds / every.rounds / a_pass) if timed else None)
 

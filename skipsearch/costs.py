@@ -36,10 +36,22 @@ class Costs:
         """Seconds of a round by how many tokens it drafts under `mask`, 0 (plain decoding) to `longest`. None: its tokens come without a
         pass of the model, as looked-up ones do.
 
-        A verify pass longer than what was measured costs what the longest measured one does.
         """
+        return self.trees(mask, longest, 0)[0]
+
+    def trees(self, mask: SkipMask | None, longest: int, siblings: int) -> tuple[tuple[float, ...], ...]:
+        """The same by how many siblings are verified beside the drafted tokens, 0 to `siblings`: [siblings + 1][longest + 1]."""
         if mask is None:
-            return tuple(self.verify[min(n, len(self.verify) - 1)] for n in range(longest + 1))
+            return tuple(tuple(self.verifying(n + s) for n in range(longest + 1)) for s in range(siblings + 1))
         draft, colder = self.draft(mask), 1 + self.cold * self.spared(mask)
-        return (self.verify[0], *((n + self.first) * draft + colder * self.verify[min(n, len(self.verify) - 1)]
-                                  for n in range(1, longest + 1)))
+        return tuple((self.verify[0], *((n + self.first) * draft + colder * self.verifying(n + s) for n in range(1, longest + 1)))
+                     for s in range(siblings + 1))
+
+    def verifying(self, proposed: int) -> float:
+        """Seconds of a verify pass over so many proposed tokens. Beyond the longest that was measured, each costs what one costs on
+        average."""
+        last = len(self.verify) - 1
+        if proposed <= last:
+            return self.verify[proposed]
+        a_row = (self.verify[last] - self.verify[1]) / (last - 1) if last > 1 else 0.0
+        return self.verify[last] + (proposed - last) * max(a_row, 0.0)

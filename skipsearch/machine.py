@@ -17,7 +17,7 @@ from skipsearch.version import __version__
 
 @dataclass(frozen=True)
 class Machine:
-    """kind: "cpu" or "cuda". count: devices used. threads: CPU threads of torch, None on a GPU."""
+    """kind: "cpu", "cuda" or "mps". count: devices used. threads: CPU threads of torch, None on a GPU."""
 
     kind: str
     name: str
@@ -26,12 +26,16 @@ class Machine:
 
     @property
     def description(self) -> str:
-        return f"{self.name}, {self.threads} threads" if self.kind == "cpu" else f"{self.count} × {self.name}"
+        if self.kind != "cpu":
+            return f"{self.count} × {self.name}"
+        return f"{self.name}, {self.threads} thread{'' if self.threads == 1 else 's'}"
 
 
 def this_machine(device: torch.device) -> Machine:
     if device.type == "cuda":
         return Machine("cuda", torch.cuda.get_device_name(device), 1, None)
+    if device.type == "mps":
+        return Machine("mps", cpu_name(), 1, None)   # one chip, one name
     return Machine("cpu", cpu_name(), 1, torch.get_num_threads())
 
 
@@ -43,6 +47,14 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for what was asked of the device, so that a clock read behind it tells the truth."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def software() -> dict[str, str | None]:

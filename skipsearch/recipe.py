@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from skipsearch.errors import DecodeError, SkipSearchError
-from skipsearch.fields import ModuleRef, Part
+from skipsearch.fields import Fraction, ModuleRef, Part
 from skipsearch.mask import SkipMask
 from skipsearch.names import resolve
 
@@ -47,6 +47,19 @@ EXITS: dict[str, str] = {
 DraftLength = Annotated[int, Field(ge=1, le=64, description="most tokens drafted in a round, 1..64")]
 
 
+class Siblings(Part):
+    """Alternatives that are verified beside a drafted token of which the draft is unsure: what it would have drafted instead.
+
+    The verify pass has a row more for each. Where the draft's own choice is wrong and a sibling right, the round yields one token more.
+    """
+
+    below: Fraction = Field(description="a token whose top probability is below this has siblings, 0..1")
+    most: Annotated[int, Field(ge=1, le=4)] = Field(description="siblings of one token, 1..4")
+
+    def __str__(self) -> str:
+        return f"{self.most} sibling{'s' if self.most > 1 else ''} below {self.below:g}"
+
+
 class DrafterSpec(Part):
     """One drafter of a recipe, as it is stored. A subclass adds its own fields, first of all `kind`, a Literal of its name in DRAFTERS."""
 
@@ -68,6 +81,11 @@ class DrafterSpec(Part):
     def mask(self, n_layers: int) -> SkipMask | None:
         """What its draft passes leave out; None if it drafts without a pass of the model. Raises: MaskError."""
         return None
+
+    @property
+    def most_siblings(self) -> int:
+        """Tokens that it proposes beside its chain, at most; each takes a slot of the cache while a round lasts."""
+        return 0
 
     def __str__(self) -> str:
         """`lookup, up to 8`"""

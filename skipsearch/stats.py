@@ -66,31 +66,31 @@ def acceptance(accepted: int, rejecting_rounds: int) -> float | None:
 @dataclass(frozen=True, slots=True)
 class Price:
     """What is known of a drafter's rounds, in units of a plain pass. beta: of a draft pass; verify_ratio: of its verify passes, on average;
-    drafted: tokens of a round, on average; gain: tokens that an average round yields less what it costs."""
+    rows: proposed tokens of a round, siblings included, on average; gain: tokens that an average round yields less what it costs."""
 
     beta: float
     verify_ratio: float
-    drafted: float
+    rows: float
     gain: float
 
     @classmethod
-    def counted(cls, rounds: int, drafted: int, accepted: int, beta: float, verify_ratio: float) -> Price | None:
+    def counted(cls, rounds: int, drafted: int, accepted: int, beta: float, verify_ratio: float, siblings: int = 0) -> Price | None:
         """From what a drafter did; None if it did nothing."""
         if not rounds:
             return None
-        mean = drafted / rounds
-        return cls(beta, verify_ratio, mean, accepted / rounds + 1 - (beta * mean + verify_ratio))
+        return cls(beta, verify_ratio, (drafted + siblings) / rounds, accepted / rounds + 1 - (beta * drafted / rounds + verify_ratio))
 
-    def of(self, drafted: int) -> float:
+    def of(self, drafted: int, siblings: int = 0) -> float:
         """Of a round. A verify pass costs more than a plain one in proportion to its rows."""
-        return drafted * self.beta + 1 + (self.verify_ratio - 1) * drafted / max(self.drafted, 1.0)
+        return drafted * self.beta + 1 + (self.verify_ratio - 1) * (drafted + siblings) / max(self.rows, 1.0)
 
 
 @dataclass(slots=True)
 class DrafterStats:
     """What one drafter of a recipe did. rounds: those that it drafted. rejecting_rounds: those that ended in a rejection of its token.
 
-    copied: accepted tokens that it copied from the prompt. Times in seconds.
+    copied: accepted tokens that it copied from the prompt. siblings: tokens that were verified beside the drafted ones; one that stands
+    counts as accepted. Times in seconds.
     """
 
     rounds: int = 0
@@ -98,16 +98,18 @@ class DrafterStats:
     accepted: int = 0
     rejecting_rounds: int = 0
     copied: int = 0
+    siblings: int = 0
     draft_seconds: float = field(default=0.0, compare=False)
     verify_seconds: float = field(default=0.0, compare=False)
 
-    def count(self, drafted: int, accepted: int, rejected: bool, copied: int = 0) -> None:
+    def count(self, drafted: int, accepted: int, rejected: bool, copied: int = 0, siblings: int = 0) -> None:
         """One more round."""
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
         self.rejecting_rounds += rejected
         self.copied += copied
+        self.siblings += siblings
 
     @property
     def alpha(self) -> float | None:
@@ -124,6 +126,7 @@ class DecodeStats:
 
     tokens: emitted, the prefill's own first one included. round_tokens: emitted by rounds.
     A round of plain decoding is one full pass over one token with nothing drafted. by_drafter: of each drafter of the recipe, in its order.
+    cached_tokens: of the prompt, those whose K/V an earlier request of the session had left.
     """
 
     prompt_tokens: int = 0
@@ -138,6 +141,7 @@ class DecodeStats:
     verify_seconds: float = 0.0
     decode_seconds: float = 0.0
     by_drafter: list[DrafterStats] = field(default_factory=list)
+    cached_tokens: int = 0
 
     @property
     def alpha(self) -> float | None:

@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,7 +20,10 @@ from typing import Any
 from skipsearch import compiler
 from skipsearch.costs import Costs
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.adapted import Adapted
+from skipsearch.drafters.skip import Skip
 from skipsearch.errors import ModuleError, SearchError
+from skipsearch.evaluation.brought import brought
 from skipsearch.evaluation.evidence import gather
 from skipsearch.evaluation.objectives import (
     LOOKUP_SKIP,
@@ -84,7 +87,7 @@ def seconds(budget: str | float | None) -> float | None:
 def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER, budget: str | float | None = None,
          trials: int | None = None, objective: str = "replay", seed: int = 0, study: str | Path | None = None, resume: bool = False,
          whole_layers: bool = False, listen: Listener = lambda event: None, fresh_table: bool = False, drafters: str = "auto",
-         modules: Path | None = None) -> Profile:
+         keep: Collection[int] = (), modules: Path | None = None) -> Profile:
     """Search the fastest recipe for `model` on `task`, and measure it here.
 
     drafters: which a recipe may have: "lookup", "skip", "lookup,skip" (in this order), "adapted", "lookup,adapted", or "auto", which weighs
@@ -92,6 +95,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     budget: of the search itself (the race and the confirmation come on top); trials: masks judged. The first to run out ends the
     search; with neither, 200 masks. study: a journal file or storage URL that keeps every judged mask; None keeps nothing.
     listen: told of progress. fresh_table: measure the latency table also where a kept one would do.
+    keep: flat numbers of sub-layers that no draft skips (attention of layer i is 2i, its MLP 2i + 1); `sub_layers` reads them from text.
     Raises: SearchError, TaskError, and KeyboardInterrupt through: what was judged is in the study.
     """
     limit = seconds(budget)
@@ -113,7 +117,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     if (kind := drafters.rpartition(",")[2]) in TRAINED and not any(draft.kind == kind for draft in trained):
         raise SearchError(f"--drafters {drafters}: no module in {modules} is of the kind {kind}; `skipsearch train {kind}` makes one")
     shapes = (*SHAPES[drafters], *_shapes_of(trained if drafters == "auto" else ()))
-    ledger = Ledger(study, identity(model, task, objective, whole_layers, drafters), resume) if study is not None else None
+    ledger = Ledger(study, identity(model, task, objective, whole_layers, drafters, keep), resume) if study is not None else None
     if ledger and ledger.torn:
         listen(Noted(f"the last line of {ledger.where} was half written when its process ended, and was cut off; at most the mask judged "
                      "last is lost"))
@@ -126,7 +130,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     if "skip" in drafters or drafters == "auto":
         listen(Stage("ranking sub-layers by what skipping each alone costs"))
         evidence = gather(by_replay.replay, by_replay.costs, lambda done, total: listen(Progress(done, total)))
-        problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed, whole_layers=whole_layers)
+        problem = SearchProblem(model.spec.n_layers, frozenset(keep), evidence, seed, whole_layers)
         judge: Objective = by_replay
         if objective == "wall":
             judge = WallObjective(model, calibration.first(WALL_PROMPTS), by_replay, by_replay.costs.verify[0])
@@ -150,8 +154,21 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
         ledger.note("raced", [r.as_dict() for r in (*raced, confirmed)])
         if (mask := winner.recipe.mask(model.spec.n_layers)) is not None:
             ledger.note("surface", {"policies": by_replay.surface(mask)})
+        ledger.note("brought", [asdict(group) for group in brought(winner.recipe, by_replay.replay, by_replay.lookups)])
     return compiler.compile_profile(model, task, holdout, winner.recipe, plain, ours,
                                     provenance=compiler.provenance(searcher, objective, seed, judged, searched))
+
+
+def sub_layers(text: str | None) -> frozenset[int]:
+    """`attn:0,mlp:3` -> {0, 7}: the flat numbers of sub-layers; none of None. Raises: SearchError."""
+    found = set()
+    for part in (text or "").split(",") if text else []:
+        match = re.fullmatch(r"(attn|mlp):(\d{1,5})", part.strip())
+        if match is None:
+            raise SearchError(f"{part.strip()!r} names no sub-layer: write attn:0 for the attention of layer 0, mlp:3 for the MLP of layer "
+                              "3, with commas between them")
+        found.add(2 * int(match[2]) + (match[1] == "mlp"))
+    return frozenset(found)
 
 
 def check_searcher(name: str) -> None:
@@ -192,7 +209,6 @@ def trained_drafts(model: ModelAdapter, folder: Path, listen: Listener) -> list[
 
 
 def _shapes_of(trained: Sequence[TrainedDraft]) -> list[str]:
-    """Of the recipes that these may have: each alone and behind lookup."""
     return [shape for kind in dict.fromkeys(draft.kind for draft in trained) for shape in (kind, f"lookup,{kind}")]
 
 
@@ -205,7 +221,8 @@ def check_task(task: Task) -> None:
                           "it needs some of both")
 
 
-def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool, drafters: str = "auto") -> dict[str, Any]:
+def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool, drafters: str = "auto",
+             keep: Collection[int] = ()) -> dict[str, Any]:
     """What must be equal for the trials of two processes to be comparable."""
     machine, spec = this_machine(model.spec.device), model.spec
     return {"model": spec.id, "n_layers": spec.n_layers, "config_sha256": spec.config_sha256, "weights_sha256": spec.weights_sha256,
@@ -214,7 +231,8 @@ def identity(model: ModelAdapter, task: Task, objective: str, whole_layers: bool
             "chat_template_sha256": template_sha256(task, model.tokenizer),
             "generation": {"max_new_tokens": task.max_new_tokens, "max_prompt_tokens": task.max_prompt_tokens,
                            "end_on_repeat": task.end_on_repeat, "sampling": task.sampling.model_dump()},
-            "objective": objective, "whole_layers": whole_layers, "drafters": drafters, "software": software()}
+            "objective": objective, "whole_layers": whole_layers, "drafters": drafters, "keep": sorted(keep) or None,
+            "software": software()}
 
 
 def prepare(model: ModelAdapter, calibration: Workload, listen: Listener, fresh_table: bool = False,
@@ -243,7 +261,8 @@ def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[in
 def finalists(trials: Sequence[Trial], by_replay: ReplayObjective, trained: Sequence[TrainedDraft] = (),
               modules: Path | None = None) -> list[Finalist]:
     """The recipes to race, with the best settings for each: the best of each shape, so that a wrong prediction costs no more than the race,
-    then whichever are predicted to be the fastest. trials: the best masks that were judged. trained: what lies in the folder `modules`."""
+    then whichever are predicted to be the fastest, and the best without siblings. trials: the best masks that were judged. trained: what
+    lies in the folder `modules`."""
     by_shape: dict[str, list[Found]] = {shape: [] for shape in by_replay.shapes}
     if "lookup" in by_shape:
         by_shape["lookup"].append(by_replay.best_lookup())
@@ -256,6 +275,13 @@ def finalists(trials: Sequence[Trial], by_replay: ReplayObjective, trained: Sequ
     for of_shape in by_shape.values():
         of_shape.sort(key=lambda found: found.seconds_per_token)
     first = [found for of_shape in by_shape.values() for found in of_shape[:1]]
+    best = min(first, key=lambda found: found.seconds_per_token).recipe
+    for drafter in best.drafters:
+        if isinstance(drafter, Adapted) and drafter.siblings:
+            of_it = next(draft for draft in trained if draft.ref == drafter.module)
+            first.append(by_replay.best_trained(of_it, best.shape, siblings=False))
+        elif isinstance(drafter, Skip) and drafter.siblings:
+            first.append(by_replay.best_recipe(drafter.mask(by_replay.replay.model.spec.n_layers), best.shape, fine=True, siblings=False))
     others = sorted((found for of_shape in by_shape.values() for found in of_shape[1:]), key=lambda found: found.seconds_per_token)
     chosen = sorted([*first, *others[:max(0, FINALISTS - len(first))]], key=lambda found: found.seconds_per_token)
     plain = by_replay.costs.verify[0]

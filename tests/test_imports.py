@@ -18,7 +18,7 @@ PACKAGE = Path(skipsearch.__file__).parent
 LONGEST_FILE = 300   # lines; a file that grows past it has two ideas in it
 
 # Room -> what it may import beside itself and BASE. "models" is the whole room, "models.spec" that file alone: a port.
-BASE = {"errors", "names", "repeats", "version", "fields"}
+BASE = {"errors", "names", "repeats", "version", "fields", "strict_yaml"}
 DECODING = {"drafters", "exits", "recipe", "engine", "modules", "cache", "models", "profile", "machine", "stats", "costs",
             "mask"}   # all of models: `generate` adapts a model in memory
 EVALUATION = DECODING | {"decoding", "tasks", "searchers.base"}   # the last for the plain data that searchers are given
@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "names": set(),
     "version": set(),
     "fields": set(),
+    "strict_yaml": set(),
     "mask": set(),
     "costs": {"mask"},
     "recipe": {"mask", "drafters.base", "models.spec", *SPECS},   # by name alone: its tables, and ports
@@ -47,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "exits": {"recipe"},
     "drafters": {"exits", "recipe", "engine", "modules", "cache", "mask", "models.spec"},
     "decoding": DECODING,
+    "conversation": DECODING | {"decoding"},
     "evaluation": EVALUATION,
     "programme": set(),
     "searchers": {"mask", "stats", "costs", "programme"},
@@ -60,11 +62,12 @@ ALLOWED: dict[str, set[str]] = {
     "export": DRIVER,
     "report": DRIVER,
     "bench": DRIVER,
+    "serve": DRIVER,
     "training": DRIVER,
     "demo": {"models"},
-    "cli": DRIVER | {"training", "verification", "export", "report", "bench"},
+    "cli": DRIVER | {"training", "verification", "export", "report", "bench", "conversation", "serve"},
 }
-NO_TORCH = {"errors", "repeats", "names", "version", "fields", "mask", "costs", "recipe", "stats", "profile", "exits"}
+NO_TORCH = {"errors", "repeats", "names", "version", "fields", "strict_yaml", "mask", "costs", "recipe", "stats", "profile", "exits"}
 LAZY_NAME = re.compile(r"skipsearch(\.\w+)+(:\w+)?")
 
 
@@ -167,8 +170,8 @@ def test_no_file_has_two_ideas_in_it() -> None:
 def test_the_exported_names_are_these_and_each_leads_home() -> None:
     assert sorted(skipsearch.__all__) == [
         "Chunk", "DecodeError", "DecodeStats", "Decoder", "ExportError", "Generation", "MaskError", "ModelAdapter", "ModelError",
-        "ModelSpec", "Profile", "ProfileError", "Recipe", "SearchError", "SkipMask", "SkipSearchError", "Task", "TaskError", "Trial",
-        "__version__", "adapt", "generate", "load_model", "load_profile", "load_task", "save_profile", "tune"]
+        "ModelSpec", "Profile", "ProfileError", "Recipe", "Request", "SearchError", "Session", "SkipMask", "SkipSearchError", "Task",
+        "TaskError", "Trial", "__version__", "adapt", "generate", "load_model", "load_profile", "load_task", "save_profile", "tune"]
     for name in skipsearch.__all__:
         assert getattr(skipsearch, name) is not None
     assert set(skipsearch._HOME_OF) | {"__version__"} == set(skipsearch.__all__)

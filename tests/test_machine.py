@@ -19,7 +19,7 @@ def test_a_processor_is_named_with_the_threads_that_torch_uses() -> None:
     here = this_machine(torch.device("cpu"))
     assert (here.kind, here.count, here.threads) == ("cpu", 1, torch.get_num_threads())
     assert here.name
-    assert here.description == f"{here.name}, {here.threads} threads"
+    assert here.description == f"{here.name}, {here.threads} thread{'s' if here.threads > 1 else ''}"
 
 
 def test_another_number_of_threads_is_another_machine() -> None:

@@ -227,19 +227,18 @@ def test_drafting_is_only_advised_where_it_beat_plain_decoding_on_hold_out_promp
 
 
 def test_the_winner_is_who_was_fastest_in_the_race_and_not_who_was_predicted_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[SkipMask]] = []
+    asked: list[list[Recipe]] = []
 
     def race(decoders: Any, workload: Any, *_: Any, **__: Any) -> Any:
-        masks = [d.recipe.mask(LAYERS) for d in decoders[1:]]
-        asked.append(masks)
+        asked.append([d.recipe for d in decoders[1:]])
         n = len(workload.prompts)
-        return [plain([1.0] * n), *(drafting([0.9 - 0.1 * i] * n) for i in range(len(masks)))]   # the last one wins
+        return [plain([1.0] * n), *(drafting([0.9 - 0.1 * i] * n) for i in range(len(asked[-1])))]   # the last one wins
 
     races(monkeypatch, race)
     profile = searched(trials=8)
     assert len(asked[0]) == len(set(asked[0])) == tuning.FINALISTS
     assert asked[1:] == [[asked[0][-1]]], "only the winner is measured on hold-out prompts"
-    assert profile.mask == asked[0][-1]
+    assert profile.candidate == asked[0][-1]
 
 
 # --- hold-out --------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from skipsearch.errors import DecodeError
-from skipsearch.evaluation.latency import synchronize
+from skipsearch.machine import synchronise
 from skipsearch.models.spec import ModelAdapter
 
 # What each asks of `generate` beside greedy decoding.
@@ -31,7 +31,7 @@ class _Clock:
     def put(self, value: Any) -> None:
         self.calls += 1
         if self.calls == 2:
-            synchronize(self.device)
+            synchronise(self.device)
             self.first = perf_counter()
 
     def end(self) -> None:
@@ -63,9 +63,9 @@ class HFGenerate:
         ids = torch.tensor([list(prompt)], device=self.device)
         clock = _Clock(self.device)
         self.config.max_new_tokens = new_tokens
-        synchronize(self.device)
+        synchronise(self.device)
         started = perf_counter()
         out = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=self.config, streamer=clock)
-        synchronize(self.device)
+        synchronise(self.device)
         ended = perf_counter()
         return out[0, ids.shape[1]:].tolist(), clock.first - started, ended - clock.first

@@ -11,7 +11,7 @@ import torch
 
 from skipsearch.cache import Planner
 from skipsearch.engine import forward, inference
-from skipsearch.evaluation.latency import synchronize
+from skipsearch.machine import synchronise
 from skipsearch.models.spec import ModelAdapter
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -34,10 +34,10 @@ def read_bandwidth(device: torch.device, size: float, repeats: int = 15) -> floa
     buffer = torch.ones(int(max(size, 1e6)) // 4, device=device)
     times = []
     for _ in range(repeats):
-        synchronize(device)
+        synchronise(device)
         started = perf_counter()
         buffer.sum()
-        synchronize(device)
+        synchronise(device)
         times.append(perf_counter() - started)
     return buffer.nbytes / min(times)
 
@@ -46,11 +46,11 @@ def peak_of(run: Callable[[], object], device: torch.device) -> int | None:
     """Most bytes that a run takes beside what is there before it: its cache, its buffers. None where the system does not tell."""
     gc.collect()  # garbage that went in the middle of the run would hide as much of what the run takes
     if device.type == "cuda":
-        synchronize(device)
+        synchronise(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         run()
-        synchronize(device)
+        synchronise(device)
         return int(torch.cuda.max_memory_allocated(device)) - int(before)
     try:
         CLEAR.write_text("5")  # the high-water mark starts again from what is resident now

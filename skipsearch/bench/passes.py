@@ -12,7 +12,7 @@ from torch import Tensor
 from skipsearch.bench.requests import Request
 from skipsearch.cache import KVCache, PassPlan
 from skipsearch.engine import Scored, draft_step, forward
-from skipsearch.evaluation.latency import synchronize
+from skipsearch.machine import synchronise
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import PassRunner
 
@@ -56,10 +56,10 @@ class _Timed:
 
     def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor:
         device, times = self._model.spec.device, self._times
-        synchronize(device)
+        synchronise(device)
         started = perf_counter()
         logits = forward(self._model, tokens, cache, plan, mask, last_only)
-        synchronize(device)
+        synchronise(device)
         seconds = perf_counter() - started
         if plan.start is not None and plan.start < self._prompt_tokens:
             return logits
@@ -71,10 +71,10 @@ class _Timed:
 
     def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Any, confidence: bool) -> Scored:
         device, times = self._model.spec.device, self._times
-        synchronize(device)
+        synchronise(device)
         started = perf_counter()
         scored = draft_step(self._model, token, cache, plan, mask, scorer, confidence)
-        synchronize(device)
+        synchronise(device)
         times.draft, times.drafts = times.draft + perf_counter() - started, times.drafts + 1
         return scored
 

@@ -43,12 +43,11 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     """
     require(profile is not None or model is not None, "give --profile FILE or --model M")
     lengths = _numbers(contexts)
-    from rich.progress import Progress
-
     from skipsearch.bench import bench as run
     from skipsearch.bench import check_picture, cost_table, draw, make_peers
     from skipsearch.cli.bench_view import print_costs, print_rows
     from skipsearch.cli.common import err, out, print_json
+    from skipsearch.cli.progress import Bar
     from skipsearch.models.synthetic import is_synthetic
     from skipsearch.profile import load_profile
 
@@ -72,7 +71,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     name, requests = _requests(main, task or (loaded.task.name if loaded else "pycode"), data, prompts)
     warn([f"a context of {c} tokens is longer than {main.spec.id} was made for ({main.spec.context}): left out"
           for c in lengths if main.spec.context and c + 32 > main.spec.context])
-    with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
+    with Bar(err) as bar:
         running = bar.add_task("decoding", total=None)
         rows = run(contenders, requests, repeats, lengths, lambda done, total: bar.update(running, completed=done, total=total))
     table = cost_table(list({id(p.model): p.model for p in contenders}.values()), 128) if costs else []

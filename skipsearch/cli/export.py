@@ -19,15 +19,14 @@ def export(profile: Annotated[Path, typer.Option(help="The profile whose skip dr
     Write a profile's skip drafter as a checkpoint of its own, for vLLM, SGLang, TensorRT-LLM, llama.cpp or Transformers. Its README
     has the commands, and says what of the profile no checkpoint can hold. The weights are copied as they are stored; nothing is loaded.
     """
-    from rich.progress import Progress
-
     from skipsearch.cli.common import err
     from skipsearch.cli.common import out as console
+    from skipsearch.cli.progress import Bar
     from skipsearch.export import export as run
     from skipsearch.profile import load_profile
 
     loaded = load_profile(profile)
-    with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
+    with Bar(err) as bar:
         copying = bar.add_task("copying weights", total=None)
         warnings = run(loaded, model or model_of(loaded), format, out, lambda done, total: bar.update(copying, completed=done, total=total))
     warn(warnings)

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from skipsearch.cli.common import err
 from skipsearch.cli.outside import visible
 from skipsearch.errors import SkipSearchError
+from skipsearch.version import __version__
 
 
 @contextmanager
@@ -40,35 +41,49 @@ class Root(TyperGroup):
 
 
 app = typer.Typer(
-    name="skipsearch", cls=Root, no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
-    help="Find the fastest lossless way to decode with a language model: prompt lookup, the model with some of its sub-layers skipped, or "
+    name="skipsearch", cls=Root, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 140},   # an example that is broken in two cannot be copied
+    help="Example: skipsearch tune --model demo --task pycode\n\n"
+         "Find the fastest lossless way to decode with a language model: prompt lookup, the model with some of its sub-layers skipped, or "
          "both. Decode with the answer.")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"skipsearch {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def root(debug: bool = typer.Option(False, "--debug", help="Show the traceback of a failure.")) -> None:
+def root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Say which version this is."),
+         quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress and no remarks on stderr; warnings and errors stay."),
+         debug: bool = typer.Option(False, "--debug", help="Show the traceback of a failure.")) -> None:
+    err.quiet = quiet
     if debug:
         os.environ["SKIPSEARCH_DEBUG"] = "1"
 
 
 def register() -> None:
     """Attach every command; each file holds one."""
-    from skipsearch.cli import bench, catalogue, decode, doctor, export, profile, report, task, train, tune
+    from skipsearch.cli import bench, catalogue, chat, decode, doctor, export, profile, report, serve, task, train, tune
 
     app.command(name="tune", short_help="Search a mask, measure it on hold-out prompts, write a profile.")(tune.tune)
     app.command(name="train", short_help="Train a few sub-layers to draft for the model.")(train.train)
     app.command(name="decode", short_help="Generate with a profile; the tokens are the full model's own.")(decode.decode)
+    app.command(name="chat", short_help="A conversation in the terminal.")(chat.chat)
+    app.command(name="serve", short_help="Serve a model to OpenAI's clients, and a page to watch it.")(serve.serve)
     app.command(name="bench", short_help="Measure side by side: plain, with a profile, Hugging Face.")(bench.bench)
     app.command(name="export", short_help="A profile's draft as a checkpoint for other engines.")(export.export)
     app.command(name="report", short_help="A search and its profile in pictures: one HTML file.")(report.report)
     app.command(name="list", short_help="The names that other commands take: models, tasks, searchers, …")(catalogue.catalogue)
     app.command(name="doctor", short_help="Is this installation able to do its work?")(doctor.doctor)
-    app.add_typer(profile.app, name="profile")
-    app.add_typer(task.app, name="task")
+    app.add_typer(profile.app, name="profile", short_help="Look at, check, compare, convert, fetch and verify profiles.")
+    app.add_typer(task.app, name="task", short_help="Look at tasks and check them.")
 
 
 def main() -> None:
     """Console entry point. Raises SystemExit with status 0, 1, 2 or 130."""
+    err.quiet = False
     if not app.registered_commands:
         register()
     try:
@@ -79,14 +94,17 @@ def main() -> None:
         where = f" ({error.filename})" if error.filename else ""
         _fail(f"{error.strerror or error}{where}")
     except KeyboardInterrupt:
+        err.quiet = False
         err.print("interrupted")
         sys.exit(130)
     except Exception:  # a fault of this program: what its traceback quotes may be from outside, too
+        err.quiet = False
         err.passage(traceback.format_exc().rstrip())
         sys.exit(1)
 
 
 def _fail(sentence: str) -> None:
+    err.quiet = False
     if os.environ.get("SKIPSEARCH_DEBUG"):
         err.passage(traceback.format_exc().rstrip())
         sys.exit(1)

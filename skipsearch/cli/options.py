@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from skipsearch.models import ModelAdapter
     from skipsearch.profile import Profile
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(help="auto (a CUDA device if there is one, else the CPU), cpu, cuda, cuda:N, or mps (Apple's GPU, "
+                                          "by the engine hf; not run yet).")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on a GPU, float32 on a CPU), float32, bfloat16, float16 or float64.")]
 Quantization = Annotated[str | None, typer.Option(help="Load the weights as bitsandbytes-4bit, bitsandbytes-8bit, torchao-4bit or "
                                                        "torchao-8bit, by that library.")]
@@ -38,18 +40,23 @@ def load(name: str, device: str, dtype: str, engine: str, threads: int | None, q
          wanted: str | None = None) -> ModelAdapter:
     """The model, with `auto` not settled yet. wanted: as of `settle`, where it is known by now. Raises: ModelError."""
     import torch
-    from rich.progress import Progress
 
     from skipsearch.cli.common import err
+    from skipsearch.cli.progress import Bar
     from skipsearch.engine import load_model
+    from skipsearch.profile.whereabouts import remember
 
     if threads:
         torch.set_num_threads(threads)
-    with Progress(console=err, disable=not err.is_terminal, transient=True) as bar, said_plainly():
+    with Bar(err) as bar, said_plainly():
         compiling = bar.add_task("compiling for this CPU, once", total=None, visible=False)
-        return load_model(name, device=device, dtype=dtype, quantization=quantization,
-                          engine="hf" if (engine, wanted) == ("auto", "hf") else engine,   # which holds the weights in another form
-                          progress=lambda done, total: bar.update(compiling, completed=done, total=total, visible=True))
+        model = load_model(name, device=device, dtype=dtype, quantization=quantization,
+                           engine="hf" if (engine, wanted) == ("auto", "hf") else engine,   # which holds the weights in another form
+                           progress=lambda done, total: bar.update(compiling, completed=done, total=total, visible=True))
+    folder = Path(name).expanduser()
+    if name != "demo" and model.spec.weights_sha256 is not None and folder.is_dir():
+        remember(model.spec.weights_sha256, folder)
+    return model
 
 
 def settle(model: ModelAdapter, engine: str, wanted: str | None = None) -> ModelAdapter:
@@ -99,15 +106,18 @@ def in_words(choice: Choice) -> str:
 
 
 def model_of(profile: Profile) -> str:
-    """What `--model` calls the model that a profile was made for."""
-    return f"{profile.model.id}@{profile.model.revision}" if profile.model.revision else profile.model.id
+    """What `--model` calls the model that a profile was made for. Raises: ProfileError for a local one that is not known here."""
+    from skipsearch.profile.whereabouts import name_of
+
+    return name_of(profile.model)
 
 
 def warn(sentences: list[str]) -> None:
     from skipsearch.cli.common import err
 
-    for sentence in sentences:
-        err.print(f"warning: {sentence}", style="yellow")
+    with err.heard():
+        for sentence in sentences:
+            err.print(f"warning: {sentence}", style="yellow")
 
 
 @contextmanager
@@ -131,5 +141,3 @@ def require(condition: bool, sentence: str) -> None:
     """A usage rule that the option parser cannot express; exit status 2."""
     if not condition:
         raise typer.BadParameter(sentence)
-
-

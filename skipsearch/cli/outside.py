@@ -7,7 +7,8 @@ A terminal takes some characters as commands: they clear it, rename its window, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -52,6 +53,15 @@ class Terminal(Console):
 
     def __init__(self, **options: Any):
         super().__init__(markup=False, emoji=False, highlight=False, soft_wrap=True, **options)
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """What is printed meanwhile is printed with --quiet too: warnings and errors."""
+        before, self.quiet = self.quiet, False
+        try:
+            yield
+        finally:
+            self.quiet = before
 
     def passage(self, text: str) -> None:
         """Print text of several lines: its line breaks and tabs stay."""

@@ -12,7 +12,8 @@ from skipsearch.cli.common import err, out, print_json
 from skipsearch.cli.verify import verify
 from skipsearch.errors import ProfileError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at, check, compare, convert, fetch and verify profiles.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
+                  help="Example: skipsearch profile show my-profile.yaml\n\nLook at, check, compare, convert, fetch and verify profiles.")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A profile.")]
 Json = Annotated[bool, typer.Option("--json", help="Print data only.")]
@@ -27,8 +28,6 @@ def list_command(
     Every profile in the folders that --profile auto searches: --profiles, SKIPSEARCH_PROFILE_PATH, the user folder, what was
     pulled, and those that come with skipsearch.
     """
-    from rich.table import Table
-
     from skipsearch.profile.describe import device, speedup
     from skipsearch.profile.dump import as_dict
     from skipsearch.profile.lookup import list_profiles
@@ -38,20 +37,16 @@ def list_command(
         print_json([{"file": str(entry.path), "source": entry.source.label, "fault": entry.fault,
                      "profile": as_dict(entry.profile) if entry.profile else None} for entry in listed])
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("model", "task", "device", "dtype", "drafters", "speedup", "source", "file"):
-        table.add_column(column, overflow="fold")  # a path that is cut short is of no use
     for entry in listed:
         if entry.profile is None:
-            err.print(f"warning: {entry.fault}", style="yellow")
+            with err.heard():
+                err.print(f"warning: {entry.fault}", style="yellow")
             continue
         found = entry.profile
-        cells = (found.model.id, found.task.name, device(found), found.model.dtype or "any", found.recipe.shape, speedup(found),
-                 entry.source.label, str(entry.path))
-        table.add_row(*cells)
-    if table.row_count:
-        out.print(table)
-    else:
+        out.print(f"{entry.path}")   # whole, on a line of its own, so that it can be copied
+        out.print(f"    {found.model.id}, {found.task.name}: {found.recipe.shape}, {speedup(found)}; {found.model.dtype or 'any dtype'}, "
+                  f"{device(found)} ({entry.source.label})")
+    if not any(entry.profile for entry in listed):
         err.print("no profiles yet; `skipsearch tune` makes one, `skipsearch profile pull` fetches some")
 
 
@@ -131,7 +126,7 @@ def migrate(file: File) -> None:
     if read_file(file) == dump_profile(profile).encode():
         out.print(f"{file} is current and canonical already")
         return
-    save_profile(profile, file)
+    save_profile(profile, file, replace=True)
     out.print(f"rewrote {file} in schema version {profile.schema_version}")
 
 
@@ -154,7 +149,7 @@ def import_command(
         if path.exists() and read_file(path) != dump_profile(profile).encode():
             raise ProfileError(f"{path} exists already and says something else: move it away, or choose another --out")
     for path, profile in imported.items():
-        save_profile(profile, path)
+        save_profile(profile, path, replace=True)
         out.print(f"{path}")
 
 

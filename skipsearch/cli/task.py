@@ -15,19 +15,20 @@ from skipsearch.errors import TaskError
 if TYPE_CHECKING:
     from skipsearch.tasks import Task
 
-app = typer.Typer(no_args_is_help=True, help="Look at tasks and check them.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
+                  help="Example: skipsearch task show pycode --model demo\n\nLook at tasks and check them.")
 
 
-@app.command()
+@app.command(short_help="Three prompts of a task, and its sizes.")
 def show(
     task: Annotated[str, typer.Argument(help="A task's name, a folder with a task.yaml, or a .jsonl file.")],
     data: Annotated[Path | None, typer.Option(help="A .jsonl file to take the text from instead of the task's source.")] = None,
     model: Annotated[str | None, typer.Option(help="Show the prompts as this model is given them, and count its tokens.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Three rendered prompts of a task, its sizes and the hashes of its text.
+    """Example: skipsearch task show pycode --model demo
 
-    Example: skipsearch task show pycode --model demo
+    Three rendered prompts of a task, its sizes and the hashes of its text.
     """
     from skipsearch.tasks import load_task
 
@@ -83,14 +84,14 @@ def _in_words(value: Any) -> str:
     return "; ".join(value) if isinstance(value, list) else "none" if value is None else str(value)
 
 
-@app.command()
+@app.command(short_help="Check tasks before sharing them.")
 def validate(
     path: Annotated[Path, typer.Argument(help="A task.yaml, a task's folder, a folder of tasks, or a .jsonl file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a task.")] = False,
 ) -> None:
-    """Check tasks before sharing them; text on the Hub is not downloaded.
+    """Example: skipsearch task validate calibration_data
 
-    Example: skipsearch task validate calibration_data
+    Check tasks before sharing them; text on the Hub is not downloaded.
     """
     from skipsearch.tasks.check import check
 

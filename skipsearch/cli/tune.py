@@ -23,6 +23,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
          device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
          threads: Threads = None, seed: Seed = 0,
          whole_layers: Annotated[bool, typer.Option("--whole-layers", help="Skip attention and MLP of a layer only together.")] = False,
+         keep: Annotated[str | None, typer.Option(help="Sub-layers that no draft skips: attn:0,mlp:3 (layers count from 0).")] = None,
          study: Annotated[str | None, typer.Option(help="Where every judged mask is kept: a journal file, or postgresql://…, a data base "
                                                         "that any number of `tune` share. Default: a journal beside the profile.")] = None,
          resume: Annotated[bool, typer.Option("--resume", help="Go on with the study after an interruption.")] = False,
@@ -47,31 +48,40 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     from skipsearch.profile.modules import place_modules
     from skipsearch.storage import discard_journal, is_url, shown, study_file
     from skipsearch.tasks import load_task, task_files
-    from skipsearch.tuning import check_drafters, check_objective, check_searcher, seconds
+    from skipsearch.tuning import check_drafters, check_objective, check_searcher, seconds, sub_layers
     from skipsearch.tuning import tune as run
 
     check_searcher(searcher)
     check_drafters(drafters, modules)
     check_objective(objective)
     seconds(budget)
+    kept = sub_layers(keep)
     chosen = load_task(task, data=data)
     warn([*chosen.notes])
+
+    def writable(target: Path) -> str:
+        """The study beside a profile that can be written there."""
+        journal = study or str(target.with_suffix(".journal"))
+        check_writable(target, replace=force or resume, inputs={
+            "--task or --data": task_files(task, data=data), "--study": filter(None, [study_file(journal)])})
+        return journal
+
+    if out is not None:
+        writable(out)   # before the model is loaded, where its name is not needed for that
     adapter = load(model, device, dtype, engine, threads, quantization)
     warn(shortened(chosen, adapter.spec))
     target = out or default_path(adapter, chosen.name)
-    journal = study or str(target.with_suffix(".journal"))
-    check_writable(target, replace=force or resume, inputs={
-        "--task or --data": task_files(task, data=data), "--study": filter(None, [study_file(journal)])})
+    journal = writable(target)
     if force and not is_url(journal):
         discard_journal(Path(journal))
     adapter = settle(adapter, engine, _begun_with(journal) if resume or is_url(journal) else None)
     err.print(f"every judged mask is kept in {shown(journal)}", style="dim")
     with TuneView(err) as view:
         profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,
-                      resume=resume, whole_layers=whole_layers, listen=view, fresh_table=fresh_table, drafters=drafters,
+                      resume=resume, whole_layers=whole_layers, listen=view, fresh_table=fresh_table, drafters=drafters, keep=kept,
                       modules=modules)
     profile = place_modules(profile, [modules] if modules else [], target)
-    save_profile(profile, target)
+    save_profile(profile, target, replace=True)
     if as_json:
         print_json({"file": str(target), "profile": as_dict(profile)})
     else:

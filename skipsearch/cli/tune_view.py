@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import TaskID
 from rich.table import Table
 
 from skipsearch.cli.outside import Terminal
+from skipsearch.cli.progress import Bar
 from skipsearch.profile import Profile
 from skipsearch.profile.describe import brought
 from skipsearch.profile.draw import draw_mask
@@ -23,10 +23,9 @@ class TuneView:
     def __init__(self, console: Terminal):
         self.console = console
         self.live = console.is_terminal
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
-                   TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False))
-        self.bar = Bar(*columns, console=console, disable=not self.live)
+        self.bar = Bar(console, transient=False)
         self.stage: TaskID | None = None
+        self.title = ""
         self.best: Trial | None = None
         self.judged = 0
         self.raced: list[Raced] = []
@@ -45,15 +44,16 @@ class TuneView:
         match event:
             case Stage(title):
                 self._close()
-                self.stage = self.bar.add_task(title, total=None, note="")
+                self.stage, self.title = self.bar.add_task(title, total=None), title
                 if not self.live:
                     self.console.print(title)
             case Progress(done, total, judged, best):
                 if judged is not None and best is not None:
                     self.judged += 1
                     self._judged(best)
-                if self.stage is not None:
-                    self.bar.update(self.stage, completed=min(done, total), total=total, note=self._note())
+                if self.stage is not None:   # the best so far belongs to the search, and not to the stages behind it
+                    said = self.title if judged is None else f"trial {self.judged}, best {_trial(self.best)}"
+                    self.bar.update(self.stage, completed=min(done, total), total=total, description=said)
             case Noted(sentence, doubtful):
                 self.doubtful |= doubtful
                 self.console.print(sentence, style="dim")
@@ -63,16 +63,13 @@ class TuneView:
     def _close(self) -> None:
         if self.stage is not None:
             task = self.bar.tasks[self.bar.task_ids.index(self.stage)]
-            self.bar.update(self.stage, total=task.total or 1, completed=task.total or 1)
+            self.bar.update(self.stage, total=task.total or 1, completed=task.total or 1, description=self.title)
 
     def _judged(self, best: Trial) -> None:
         if self.best is None or best.mask != self.best.mask:
             self.best = best
             if not self.live:
                 self.console.print(f"  trial {self.judged}: best so far {_trial(best)}")
-
-    def _note(self) -> str:
-        return f"trial {self.judged}, best {_trial(self.best)}" if self.best else ""
 
     def summary(self, console: Terminal, profile: Profile, path: Path) -> None:
         """The race, the hold-out measurement, the mask where there is one, what each drafter brought, and what to do with it."""

@@ -44,15 +44,14 @@ def verify(file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile.
     warn([*chosen.notes])
     adapter = open_model(model or model_of(profile), *_as_claimed(profile, device, dtype, engine, threads, quantization))
     target = _target(file, adapter, chosen.name) if write else None
-    from rich.progress import Progress
-
     from skipsearch.cli.common import err, out, print_json
+    from skipsearch.cli.progress import Bar
 
-    with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
+    with Bar(err) as bar:
         running = bar.add_task("decoding", total=None)
         found = run(adapter, profile, chosen, prompts, progress=lambda done, total: bar.update(running, completed=done, total=total))
     if target:
-        save_profile(place_modules(found.here, profile.folders, target), target)
+        save_profile(place_modules(found.here, profile.folders, target), target, replace=True)
     if as_json:
         print_json({"file": str(file), **found.as_dict(), "written": str(target) if target else None})
     else:
@@ -67,7 +66,8 @@ def _as_claimed(profile: Profile, device: str, dtype: str, engine: str, threads:
     import torch
 
     claimed, made = profile.hardware, profile.model
-    if claimed is None or (claimed.kind == "cuda" and not torch.cuda.is_available()):
+    here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if claimed is None or not here[claimed.kind]:
         return device, dtype, engine, threads, quantization
     if not (device == "auto" or device.startswith(claimed.kind)):
         return device, dtype, engine, threads, quantization

@@ -3,5 +3,7 @@
 from skipsearch.decoding.decoder import Decoder
 from skipsearch.decoding.dropin import generate
 from skipsearch.decoding.loop import Chunk, Generation
+from skipsearch.decoding.request import Request
+from skipsearch.decoding.session import Session
 
-__all__ = ["Chunk", "Decoder", "Generation", "generate"]
+__all__ = ["Chunk", "Decoder", "Generation", "Request", "Session", "generate"]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Unpack
 
 from torch import Tensor
 
 from skipsearch.decoding.arguments import check_model, wrong_profile
-from skipsearch.decoding.loop import Chunk, DecodeLoop, Generation, checked_prompt
-from skipsearch.decoding.sampling import Sampling, is_whole
-from skipsearch.decoding.stopping import Stopper
+from skipsearch.decoding.loop import Chunk, DecodeLoop, Generation
+from skipsearch.decoding.prefix import Prefix
+from skipsearch.decoding.request import Request, Settings
+from skipsearch.decoding.sampling import is_whole
+from skipsearch.decoding.session import Session
+from skipsearch.decoding.watching import Watch
 from skipsearch.drafters.skip import Skip
 from skipsearch.errors import DecodeError, MaskError
 from skipsearch.exits import Exit, make_exit
@@ -60,34 +64,31 @@ class Decoder:
         self.recipe = profile or Recipe()
         self.loop = DecodeLoop(model, self.recipe, exact, prices or (), modules)
 
-    def stream(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
-               top_k: int = 0, seed: int = 0, stop: str | Sequence[str] | None = None, end_on_repeat: int | None = None,
-               ignore_eos: bool = False) -> Iterator[Chunk]:
-        """As `generate`, a chunk a round. Raises: DecodeError before the first chunk."""
-        ids, room = checked_prompt(input_ids, self.model, max_new_tokens)
-        if not is_whole(seed) or not -2**63 <= seed < 2**64:
-            raise DecodeError(f"seed is {seed!r}; a seed is a whole number of at most 64 bits")
-        eos = () if ignore_eos else self.model.spec.eos_token_ids
-        stopper = Stopper(room, eos, stop, self.model.tokenizer, end_on_repeat)
-        return self.loop.stream(ids, Sampling(temperature, top_p, top_k), stopper, int(seed))
+    def session(self) -> Session:
+        """For requests that follow one another, such as the turns of a chat: what their prompts share is computed once."""
+        return Session(self)
 
-    def generate(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
-                 top_k: int = 0, seed: int = 0, stop: str | Sequence[str] | None = None, end_on_repeat: int | None = None,
-                 ignore_eos: bool = False) -> Generation:
-        """Go on from `input_ids` (a list, or a tensor [T] or [1, T]).
+    def stream(self, input_ids: Sequence[int] | Tensor | Request, max_new_tokens: int = 128, *, trace: bool = False,
+               prefix: Prefix | None = None, **settings: Unpack[Settings]) -> Iterator[Chunk]:
+        """As `generate`, a chunk a round. trace: each chunk says what was proposed in its round. prefix: a session's own.
 
-        max_new_tokens: exact limit, cut down to what the model's context leaves. temperature 0 is greedy. A seed repeats a sample
-        with one profile; across profiles samples differ while their distribution does not. stop: strings that end the text, left
-        out of it.
-        end_on_repeat: end at the first n-gram of this length that the generation has already written.
+        Raises: DecodeError before the first chunk.
+        """
+        if not isinstance(input_ids, Request):
+            request = Request(input_ids, max_new_tokens, **settings)
+        elif settings or max_new_tokens != 128:
+            raise DecodeError("a Request says everything that is asked for: put the settings into it, dataclasses.replace(request, …)")
+        else:
+            request = input_ids
+        return self.loop.stream(request.ready(self.model), prefix, Watch() if trace else None)
+
+    def generate(self, input_ids: Sequence[int] | Tensor | Request, max_new_tokens: int = 128, **settings: Unpack[Settings]) -> Generation:
+        """Go on from `input_ids` (a list, or a tensor [T] or [1, T]), or carry out a whole `Request`.
+
+        settings: the other fields of a `Request`: temperature, top_p, top_k, seed, stop, end_on_repeat, ignore_eos.
         Raises: DecodeError for a request that makes no sense.
         """
-        chunks = list(self.stream(input_ids, max_new_tokens, temperature, top_p, top_k, seed, stop, end_on_repeat, ignore_eos))
-        last = chunks[-1]
-        assert last.finish_reason is not None
-        assert last.stats is not None
-        text = None if last.text is None else "".join(c.text or "" for c in chunks)
-        return Generation([t for c in chunks for t in c.tokens], last.finish_reason, last.stats, text)
+        return Generation.of(self.stream(input_ids, max_new_tokens, **settings))
 
 
 def _recipe_of(mask: SkipMask, model: ModelAdapter, draft_length: int, exit_policy: Exit | None) -> Recipe:

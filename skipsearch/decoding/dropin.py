@@ -55,7 +55,8 @@ def generate(model: nn.Module, input_ids: Any = None, profile: Profile | Recipe 
     adapter.spec = replace(adapter.spec, eos_token_ids=read_ids("eos_token_id", asked.get("eos_token_id")))
     if seed is None:
         seed = 0 if sampling.greedy else int(torch.randint(2**63 - 1, (1,)))
-    stream = Decoder(adapter, profile).stream(prompt.seen, new, sampling.temperature, sampling.top_p, sampling.top_k, seed)
+    stream = Decoder(adapter, profile).stream(prompt.seen, new, temperature=sampling.temperature, top_p=sampling.top_p,
+                                               top_k=sampling.top_k, seed=seed)
 
     if streamer is not None:
         streamer.put(prompt.ids.cpu())

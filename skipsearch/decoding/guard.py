@@ -43,8 +43,8 @@ class Guard:
         watched = self._watched[drafter]
         return watched is not None and watched.rest > 0
 
-    def passed(self, drafter: int | None, drafted: int = 0, accepted: int = 0) -> None:
-        """A round is over. drafter: who drafted it; None: nobody."""
+    def passed(self, drafter: int | None, drafted: int = 0, accepted: int = 0, siblings: int = 0) -> None:
+        """A round is over. drafter: who drafted it; None: nobody. siblings: tokens that were verified beside the drafted ones."""
         for i, watched in enumerate(self._watched):
             if watched is None:
                 continue
@@ -53,7 +53,7 @@ class Guard:
                 if not watched.rest:
                     watched.credit = TRY
             elif i == drafter:
-                self._weigh(watched, accepted + 1 - watched.price.of(drafted))
+                self._weigh(watched, accepted + 1 - watched.price.of(drafted, siblings))
 
     def _weigh(self, watched: _Watched, gain: float) -> None:
         watched.credit = min(MOST_CREDIT, watched.credit + gain)

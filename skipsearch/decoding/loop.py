@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -12,13 +12,16 @@ from torch import Tensor
 
 from skipsearch.cache import KVCache, Planner
 from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
-from skipsearch.decoding.arguments import token_ids
 from skipsearch.decoding.guard import Guard
-from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker, is_whole
+from skipsearch.decoding.prefix import Prefix, new_room
+from skipsearch.decoding.request import ReadyRequest
+from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
 from skipsearch.decoding.stopping import Stopper
+from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled, ends_in_a_rejection
+from skipsearch.decoding.watching import Proposal, Watch
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
 from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, exact_forward, forward, inference
-from skipsearch.errors import DecodeError
+from skipsearch.machine import synchronise
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.recipe import Recipe
 from skipsearch.stats import DecodeStats, DrafterStats, Price
@@ -36,15 +39,27 @@ class Generation:
     stats: DecodeStats
     text: str | None = None
 
+    @classmethod
+    def of(cls, chunks: Iterable[Chunk]) -> Generation:
+        """All chunks of one stream."""
+        read = list(chunks)
+        last = read[-1]
+        assert last.finish_reason is not None
+        assert last.stats is not None
+        text = None if last.text is None else "".join(c.text or "" for c in read)
+        return cls([t for c in read for t in c.tokens], last.finish_reason, last.stats, text)
+
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one round added. finish_reason and stats are set on the last chunk."""
+    """What one round added. finish_reason and stats are set on the last chunk. proposal: what was drafted in that round, where the request
+    is traced and something was."""
 
     tokens: list[int]
     text: str | None
     finish_reason: str | None = None
     stats: DecodeStats | None = None
+    proposal: Proposal | None = None
 
 
 @dataclass
@@ -71,14 +86,22 @@ class DecodeLoop:
                  folders: Sequence[Path] = ()):
         self.model, self.exact, self.prices = model, exact, prices
         self.drafters = [(spec.draft_length, spec.build(model, folders)) for spec in recipe.drafters]
+        self._siblings = max((spec.most_siblings for spec in recipe.drafters), default=0)
         self._spare: list[tuple[KVCache, Planner]] = []   # the cache of the last request that ended
 
-    def stream(self, prompt: Sequence[int], sampling: Sampling, stopper: Stopper, seed: int = 0) -> Iterator[Chunk]:
-        """Chunks of committed tokens, a round each, the prefill's first token alone in the first."""
-        cache, planner = self._room_for(len(prompt) + stopper.max_new_tokens)
+    def stream(self, asked: ReadyRequest, prefix: Prefix | None = None, watch: Watch | None = None) -> Iterator[Chunk]:
+        """Chunks of committed tokens, a round each, the prefill's first token alone in the first.
+
+        prefix: what an earlier request left, and where this one leaves its K/V. watch: told what is proposed.
+        """
+        prompt, stopper = asked.prompt, asked.stopper
+        slots, history = len(prompt) + stopper.max_new_tokens, prompt
+        cache, planner = self._room_for(slots) if prefix is None else prefix.lend(prompt, self._slots(slots), self.model)
         try:
-            request, first = self._prefill(prompt, sampling, stopper, seed, cache, planner)
-            stats, emitted = request.stats, [first]
+            request, first = self._prefill(prompt, asked.sampling, stopper, asked.seed, cache, planner)
+            if watch is not None:
+                request.sessions = [watch.over(i, session) for i, session in enumerate(request.sessions)]
+            stats, emitted, history = request.stats, [first], request.ctx.history
             while True:
                 reason, committed = None, []
                 for token in emitted:
@@ -90,12 +113,15 @@ class DecodeLoop:
                 stats.round_tokens = stats.tokens - 1
                 request.ctx.history.extend(committed)
                 text = None if stopper.text is None else stopper.text.take(last=reason is not None)
-                yield Chunk(committed, text, reason, stats if reason else None)
+                yield Chunk(committed, text, reason, stats if reason else None, watch.take() if watch is not None else None)
                 if reason:
                     return
                 emitted = self._round(request, stopper.max_new_tokens - stopper.n_tokens)
         finally:
-            self._spare = [(cache, planner)]
+            if prefix is not None:
+                prefix.give_back(history)
+            else:
+                self._spare = [(cache, planner)]
 
     @inference
     def _prefill(self, prompt: Sequence[int], sampling: Sampling, stopper: Stopper, seed: int, cache: KVCache,
@@ -104,15 +130,16 @@ class DecodeLoop:
         started = self._clock()
         generator = torch.Generator(device).manual_seed(seed)
         picker = GreedyPicker() if sampling.greedy else SamplingPicker(sampling, generator)
+        known = cache.length   # tokens of the prompt whose K/V is there already
         rows = torch.tensor([list(prompt)], device=device)
         ctx = DecodeContext(self.model, cache, planner, rows[:, -1:], list(prompt), len(prompt), picker)
         request = _Request(ctx, sampling, stopper, generator, [], Guard(self.prices) if any(self.prices) else None)
-        logits = self._full(rows, cache, planner, last_only=True)[0]  # [1, V]
+        logits = self._full(rows[:, known:], cache, planner, last_only=True)[0]  # [1, V]
         cache.length = len(prompt)
         _, token = self._accept(request, rows[0, :0], None, logits)
         ctx.pending = rows.new_tensor([[token]])
         request.sessions = [drafter.begin(ctx) for _, drafter in self.drafters]
-        request.stats.prompt_tokens = len(prompt)
+        request.stats.prompt_tokens, request.stats.cached_tokens = len(prompt), known
         request.stats.by_drafter = [DrafterStats() for _ in self.drafters]
         request.stats.prefill_seconds = self._clock() - started
         return request, token
@@ -126,17 +153,18 @@ class DecodeLoop:
         rows = ctx.pending if draft is None else torch.cat([ctx.pending, draft.tokens[None]], dim=1)  # [1, 1 + N]
         drafted_at = perf_counter()
 
-        n_drafted = rows.shape[1] - 1
-        logits = self._full(rows, cache, ctx.planner)[0]  # [1 + N, V]
-        accepted, following = self._accept(request, rows[0, 1:], None if draft is None else draft.probs, logits)
+        n_drafted = rows.shape[1] - 1 if draft is None or draft.trunk is None else draft.trunk
+        n_siblings = rows.shape[1] - 1 - n_drafted
+        path, following, rejected = self._verify(request, rows, draft)
+        accepted = len(path)
         cache.length += 1 + accepted  # rejected K/V stays behind; the next verify overwrites it before anything reads it
         ctx.pending = rows.new_tensor([[following]])
         if draft is not None:
-            request.sessions[by].verified(ctx, accepted)
+            request.sessions[by].verified(ctx, path)
             copied = 0 if draft.source is None else min(accepted, max(0, ctx.prompt - draft.source))
-            stats.by_drafter[by].count(n_drafted, accepted, accepted < n_drafted, copied)
+            stats.by_drafter[by].count(n_drafted, accepted, rejected, copied, n_siblings)
         if request.guard is not None:
-            request.guard.passed(None if draft is None else by, n_drafted, accepted)
+            request.guard.passed(None if draft is None else by, n_drafted, accepted, n_siblings)
 
         ended = perf_counter()
         if draft is not None:
@@ -145,11 +173,27 @@ class DecodeLoop:
         stats.rounds += 1
         stats.drafted += n_drafted
         stats.accepted += accepted
-        stats.rejecting_rounds += accepted < n_drafted
+        stats.rejecting_rounds += rejected
         stats.draft_seconds += drafted_at - started
         stats.verify_seconds += ended - drafted_at
         stats.decode_seconds += ended - started
-        return [*rows[0, 1:1 + accepted].tolist(), following]
+        emitted = rows[0].tolist()
+        return [*(emitted[node] for node in path), following]
+
+    def _verify(self, request: _Request, rows: Tensor, draft: Draft | None) -> tuple[Sequence[int], int, bool]:
+        """The full model over the pending token and a draft, [1, 1 + N]; K/V of what stands then lie behind the committed ones.
+
+        Returns (which drafted tokens stand, counted from 1, the token that follows them, whether the round ends in a rejection).
+        """
+        cache, planner = request.ctx.cache, request.ctx.planner
+        if draft is None or draft.parents is None:
+            logits = self._full(rows, cache, planner)[0]  # [1 + N, V]
+            accepted, following = self._accept(request, rows[0, 1:], None if draft is None else draft.probs, logits)
+            return range(1, 1 + accepted), following, accepted < rows.shape[1] - 1
+        logits = forward(self.model, rows, cache, planner.tree(cache.length, draft.parents))[0]
+        path, following = self._accept_tree(request, rows[0, 1:], draft, logits)
+        cache.gather([cache.length + node for node in path], cache.length + 1)
+        return path, following, ends_in_a_rejection(path, draft.parents)
 
     def _draft(self, request: _Request, room: int) -> tuple[int, Draft | None]:
         """(whose draft, the draft) of the first drafter that proposes something, of at most `room` tokens; (0, None) if none does."""
@@ -158,7 +202,7 @@ class DecodeLoop:
             if request.guard is not None and request.guard.rests(i):
                 continue
             if most > 0 and (draft := session.draft(request.ctx, most)) is not None:
-                return i, draft
+                return i, draft.chain() if self.exact else draft   # passes of one fixed shape are chains
         return 0, None
 
     def _full(self, tokens: Tensor, cache: KVCache, planner: Planner, last_only: bool = False) -> Tensor:
@@ -173,43 +217,35 @@ class DecodeLoop:
             return accept_sampled(drafted, q, picker.probs(logits), request.generator)
         return accept_greedy(drafted, logits)
 
+    def _accept_tree(self, request: _Request, drafted: Tensor, draft: Draft, logits: Tensor) -> tuple[list[int], int]:
+        assert draft.parents is not None
+        picker = request.ctx.picker
+        if isinstance(picker, SamplingPicker):
+            return accept_tree_sampled(drafted, draft.parents, draft.probs, picker.probs(logits), request.generator)
+        return accept_tree_greedy(drafted, draft.parents, logits)
+
     def _room_for(self, tokens: int) -> tuple[KVCache, Planner]:
-        """The cache of the last request, emptied, or a larger one. A drafter never writes past the last token that may come.
+        """The cache of the last request, emptied, or a larger one. A chain never ends past the last token that may come; siblings take
+        slots behind it while their round lasts.
 
         It is lent until the request ends, so that another one that starts meanwhile takes its own.
         """
-        if self.exact:  # rows that fill a pass up write behind the last token; a power of two from one block of keys on is whole blocks
-            tokens = max(tokens + EXACT_ROWS - 1, EXACT_KEYS)
+        slots = self._slots(tokens)
         try:
             cache, planner = self._spare.pop()  # in one step, so that no two threads take the same one
-            if cache.capacity >= tokens:
+            if cache.capacity >= slots:
                 cache.reset()
                 return cache, planner
         except IndexError:
             pass
-        capacity = max(256, 1 << (tokens - 1).bit_length())
-        return self.model.new_cache(1, capacity), Planner(capacity, self.model.spec.device)
+        return new_room(self.model, slots)
+
+    def _slots(self, tokens: int) -> int:
+        """Slots for so many tokens of prompt and answer, and for the siblings of a round."""
+        tokens += self._siblings
+        # Rows that fill an exact pass up write behind the last token; a power of two from one block of keys on is whole blocks.
+        return max(tokens + EXACT_ROWS - 1, EXACT_KEYS) if self.exact else tokens
 
     def _clock(self) -> float:
-        if self.model.spec.device.type == "cuda":
-            torch.cuda.synchronize(self.model.spec.device)
+        synchronise(self.model.spec.device)
         return perf_counter()
-
-
-def checked_prompt(prompt: Sequence[int] | Tensor, model: ModelAdapter, max_new_tokens: int) -> tuple[list[int], int]:
-    """(token ids, tokens that may be generated): a request that fits the model. Raises: DecodeError."""
-    ids, spec = token_ids(prompt), model.spec
-    if not ids:
-        raise DecodeError("the prompt is empty: give at least one token to go on from")
-    outside = next((t for t in ids if not 0 <= t < spec.vocab), None)
-    if outside is not None:
-        raise DecodeError(f"token id {outside} is outside 0..{spec.vocab - 1}, the vocabulary of {spec.id}; "
-                          "was it made by another tokenizer?")
-    if not is_whole(max_new_tokens) or max_new_tokens < 1:
-        raise DecodeError(f"max_new_tokens is {max_new_tokens!r}; ask for a whole number of tokens, at least 1")
-    if spec.context is not None:
-        if len(ids) >= spec.context:
-            raise DecodeError(f"the prompt has {len(ids)} tokens and {spec.id} was made for {spec.context}, the answer included: "
-                              "shorten it")
-        max_new_tokens = min(int(max_new_tokens), spec.context - len(ids))
-    return ids, int(max_new_tokens)

@@ -5,6 +5,7 @@ The warping itself is transformers' own; it applies to p and q alike, and each i
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from math import isnan
 from numbers import Real
@@ -51,12 +52,16 @@ def is_whole(value: Any) -> bool:
 
 
 class GreedyPicker:
-    """The most likely token; its q is one-hot, so no distribution is handed on."""
+    """The most likely tokens; q of the first is one-hot, so no distribution is handed on."""
 
-    key = "greedy"
+    def __init__(self, choices: int = 1):
+        self.choices, self.key = choices, ("greedy", choices)
+
+    def ranked(self, choices: int) -> GreedyPicker:
+        return GreedyPicker(choices)
 
     def score(self, logits: Tensor, confidence: bool) -> Scored:
-        choice = logits.argmax(dim=-1, keepdim=True)
+        choice = logits.argmax(dim=-1, keepdim=True) if self.choices == 1 else logits.topk(min(self.choices, logits.shape[-1])).indices
         return Scored(choice, (logits.amax(dim=-1).float() - logits.float().logsumexp(dim=-1)).exp() if confidence else None)
 
     def draw(self, scored: Scored) -> tuple[Tensor, Tensor | None]:
@@ -67,7 +72,7 @@ class SamplingPicker:
     """Draws from the warped distribution with its own generator, so that a seed makes a request repeatable."""
 
     def __init__(self, sampling: Sampling, generator: torch.Generator):
-        self.key = sampling
+        self.key, self.choices = sampling, 1
         from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
         self.generator = generator
@@ -89,5 +94,14 @@ class SamplingPicker:
         probs = self.probs(logits).nan_to_num_(nan=1 / logits.shape[-1])   # a thinned model may overflow where the full one does not
         return Scored(probs, probs.amax(dim=-1) if confidence else None)
 
+    def ranked(self, choices: int) -> SamplingPicker:
+        same = copy(self)
+        same.choices = choices
+        return same
+
     def draw(self, scored: Scored) -> tuple[Tensor, Tensor | None]:
-        return torch.multinomial(scored.weights, 1, generator=self.generator), scored.weights
+        if self.choices == 1:
+            return torch.multinomial(scored.weights, 1, generator=self.generator), scored.weights
+        # The order of q(x) / e(x), e exponential, is that of draws without replacement (Kool et al. 2019): also where fewer are possible.
+        keys = scored.weights / torch.empty_like(scored.weights).exponential_(generator=self.generator)
+        return keys.topk(min(self.choices, keys.shape[-1])).indices, scored.weights

@@ -14,6 +14,7 @@ from skipsearch.drafters.skip import Skip, SkipDrafter
 from skipsearch.exits import Exit
 from skipsearch.fields import ModuleRef
 from skipsearch.mask import SkipMask
+from skipsearch.recipe import Siblings
 
 if TYPE_CHECKING:
     from skipsearch.models.spec import ModelAdapter
@@ -29,8 +30,8 @@ class Adapted(Skip):
     module: ModuleRef = Field(description="the trained weights")
 
     @classmethod
-    def trained(cls, mask: SkipMask, draft_length: int, exit_policy: Exit, module: ModuleRef) -> Adapted:
-        return cls(attn=mask.attn, mlp=mask.mlp, draft_length=draft_length, exit=exit_policy, module=module)
+    def trained(cls, mask: SkipMask, draft_length: int, exit_policy: Exit, module: ModuleRef, siblings: Siblings | None = None) -> Adapted:
+        return cls(attn=mask.attn, mlp=mask.mlp, draft_length=draft_length, exit=exit_policy, siblings=siblings, module=module)
 
     @property
     def modules(self) -> tuple[ModuleRef, ...]:
@@ -39,13 +40,15 @@ class Adapted(Skip):
     def build(self, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
         from skipsearch.modules.weights import drafting_model
 
-        return AdaptedDrafter(SkipDrafter(self.mask(model.spec.n_layers), self.exit), drafting_model(model, self.module, folders))
+        skip = SkipDrafter(self.mask(model.spec.n_layers), self.exit, self.siblings)
+        return AdaptedDrafter(skip, drafting_model(model, self.module, folders))
 
     def __str__(self) -> str:
         n, unit = next((self.module.parameters / size, unit) for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1, ""))
                        if self.module.parameters >= size)
+        beside = f", {self.siblings}" if self.siblings else ""
         return (f"adapted, skips {len(self.attn) + len(self.mlp)} sub-layers, {n:.3g}{unit} trained values, {self.exit}, up to "
-                f"{self.draft_length}")
+                f"{self.draft_length}{beside}")
 
 
 class AdaptedDrafter:
@@ -65,5 +68,5 @@ class AdaptedSession:
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
         return self.skip.draft(replace(ctx, model=self.model), most)
 
-    def verified(self, ctx: DecodeContext, accepted: int) -> None:
-        self.skip.verified(ctx, accepted)
+    def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
+        self.skip.verified(ctx, path)

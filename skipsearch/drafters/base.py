@@ -16,7 +16,7 @@ drafter that always repeats the last token:
         def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
             return Draft(ctx.pending[0].repeat(most))
 
-        def verified(self, ctx: DecodeContext, accepted: int) -> None:
+        def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
             pass
 
 Its line in `recipe.DRAFTERS` says where its file is; CONTRIBUTING.md goes the whole way. Nothing here loads torch, because reading a
@@ -25,7 +25,7 @@ profile must not: a drafter that needs torch imports it where it drafts.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -51,6 +51,10 @@ class TokenPicker(Protocol):
     def draw(self, scored: Scored) -> tuple[Tensor, Tensor | None]:
         """(tokens [B, 1], the distribution they were drawn from [B, V], or None for a greedy choice)."""
 
+    def ranked(self, choices: int) -> TokenPicker:
+        """The same, but `draw` gives tokens [B, choices]: the choice, then what would be chosen if the ones before it were ruled out. Where
+        sampling has nothing left to choose from, a token of probability 0 stands."""
+
 
 @dataclass
 class DecodeContext:
@@ -72,15 +76,26 @@ class DecodeContext:
 
 @dataclass(frozen=True)
 class Draft:
-    """Proposed tokens of one round, a chain.
+    """Proposed tokens of one round: a chain, or a tree.
 
     tokens: [N], at least one. probs: [N, V], what each token was drawn from; None where every choice was certain (a one-hot q).
     source: of copied tokens, where in `history` the first of them stands.
+    parents: [N], of a tree: which token each one follows, counted from 1, 0 being the pending token, parents before children. The first
+    `trunk` tokens are a chain, and the others are alternatives to them. Tokens with the same parent differ, and were drawn one after
+    another from the same distribution, which stands in the row of each, without replacement. None: a chain.
     """
 
     tokens: Tensor
     probs: Tensor | None = None
     source: int | None = None
+    parents: tuple[int, ...] | None = None
+    trunk: int | None = None
+
+    def chain(self) -> Draft:
+        """The trunk alone."""
+        if self.parents is None:
+            return self
+        return Draft(self.tokens[:self.trunk], None if self.probs is None else self.probs[:self.trunk], self.source)
 
 
 class DraftSession(Protocol):
@@ -89,9 +104,9 @@ class DraftSession(Protocol):
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
         """At least one and at most `most` tokens, most >= 1. None: nothing to say in this round, so the next drafter is asked."""
 
-    def verified(self, ctx: DecodeContext, accepted: int) -> None:
-        """Called after the verify pass of a round that this drafter drafted, with how many of its tokens stood. What any round emitted,
-        this drafter's or not, stands in `ctx.history` at the next `draft`."""
+    def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
+        """Called after the verify pass of a round that this drafter drafted. path: which of its tokens stood, counted from 1, in the order
+        of the text; of a chain 1, 2, …, n. What any round emitted, this drafter's or not, stands in `ctx.history` at the next `draft`."""
 
 
 class Drafter(Protocol):

@@ -94,6 +94,6 @@ class KangarooSession:
         self.known = start   # the text, and behind it all drafted tokens but the last: how many of them stand is told later
         return Draft(torch.cat(tokens)[:, 0], torch.cat(probs) if probs else None)
 
-    def verified(self, ctx: DecodeContext, accepted: int) -> None:
-        self.known = self._begun + min(accepted, self._drafted - 1)
-        self.exit.observe(accepted, self._drafted)
+    def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
+        self.known = self._begun + min(len(path), self._drafted - 1)
+        self.exit.observe(len(path), self._drafted)

@@ -66,5 +66,5 @@ class LookupSession:
             return None
         return Draft(ctx.pending.new_tensor(self.index.follow(match.position, n)), source=match.position)
 
-    def verified(self, ctx: DecodeContext, accepted: int) -> None:
+    def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
         pass

@@ -10,11 +10,13 @@ from pydantic import Field, field_validator
 
 from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
 from skipsearch.exits import Exit
-from skipsearch.fields import Layers
+from skipsearch.fields import Layers, is_none
 from skipsearch.mask import SkipMask
-from skipsearch.recipe import EXITS, DrafterSpec, union_of
+from skipsearch.recipe import EXITS, DrafterSpec, Siblings, union_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from skipsearch.models.spec import ModelAdapter
 
     AnyExit = Exit
@@ -29,10 +31,11 @@ class Skip(DrafterSpec):
     attn: Layers = Field(description="layers whose attention the draft skips, 0..n_layers-1, ascending")
     mlp: Layers = Field(description="layers whose MLP the draft skips, 0..n_layers-1, ascending")
     exit: AnyExit
+    siblings: Siblings | None = Field(default=None, exclude_if=is_none, description="verified beside unsure tokens; left out: none")
 
     @classmethod
-    def of(cls, mask: SkipMask, draft_length: int, exit_policy: Exit) -> Skip:
-        return cls(attn=mask.attn, mlp=mask.mlp, draft_length=draft_length, exit=exit_policy)
+    def of(cls, mask: SkipMask, draft_length: int, exit_policy: Exit, siblings: Siblings | None = None) -> Skip:
+        return cls(attn=mask.attn, mlp=mask.mlp, draft_length=draft_length, exit=exit_policy, siblings=siblings)
 
     @field_validator("attn", "mlp")
     @classmethod
@@ -43,31 +46,36 @@ class Skip(DrafterSpec):
         return tuple(sorted(layers))
 
     def build(self, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
-        return SkipDrafter(self.mask(model.spec.n_layers), self.exit)
+        return SkipDrafter(self.mask(model.spec.n_layers), self.exit, self.siblings)
 
     def mask(self, n_layers: int) -> SkipMask:
         return SkipMask(n_layers, self.attn, self.mlp)
 
+    @property
+    def most_siblings(self) -> int:
+        return self.draft_length * self.siblings.most if self.siblings else 0
+
     def __str__(self) -> str:
-        return f"skip {len(self.attn) + len(self.mlp)} sub-layers, {self.exit}, up to {self.draft_length}"
+        beside = f", {self.siblings}" if self.siblings else ""
+        return f"skip {len(self.attn) + len(self.mlp)} sub-layers, {self.exit}, up to {self.draft_length}{beside}"
 
 
 class SkipDrafter:
     """Source: Draft & Verify, section 3.2; the exit policies are its section 3.4."""
 
-    def __init__(self, mask: SkipMask, exit_policy: Exit):
-        self.skipped, self.exit = mask, exit_policy
+    def __init__(self, mask: SkipMask, exit_policy: Exit, siblings: Siblings | None = None):
+        self.skipped, self.exit, self.siblings = mask, exit_policy, siblings
         self._lasting = exit_policy.begin() if exit_policy.shared else None
 
     def begin(self, ctx: DecodeContext) -> DraftSession:
-        return SkipSession(self.skipped, self._lasting or self.exit.begin(), self.exit.reads_confidence)
+        return SkipSession(self.skipped, self._lasting or self.exit.begin(), self.exit.reads_confidence, self.siblings)
 
 
 class SkipSession:
     """exit: this request's own, unless the exit policy is shared across requests."""
 
-    def __init__(self, mask: SkipMask, exit_session: Any, reads_confidence: bool):
-        self.skipped, self.exit, self.reads_confidence = mask, exit_session, reads_confidence
+    def __init__(self, mask: SkipMask, exit_session: Any, reads_confidence: bool, siblings: Siblings | None):
+        self.skipped, self.exit, self.reads_confidence, self.siblings = mask, exit_session, reads_confidence, siblings
         self._drafted = 0
 
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
@@ -75,18 +83,43 @@ class SkipSession:
 
         from skipsearch.engine import draft_step
 
-        token, tokens, probs = ctx.pending, [], []
+        picker = ctx.picker if self.siblings is None else ctx.picker.ranked(1 + self.siblings.most)
+        reads_confidence = self.reads_confidence or self.siblings is not None
+        token, tokens, probs, unsure = ctx.pending, [], [], []
         for n in range(most):
             plan = ctx.planner.chain(ctx.cache.length + n, 1)
-            scored = draft_step(ctx.model, token, ctx.cache, plan, self.skipped, ctx.picker, self.reads_confidence)
-            token, q = ctx.picker.draw(scored)
-            tokens.append(token)
+            scored = draft_step(ctx.model, token, ctx.cache, plan, self.skipped, picker, reads_confidence)
+            drawn, q = picker.draw(scored)   # [1, 1 + siblings]
+            token = drawn[:, :1]
+            tokens.append(drawn)
             if q is not None:
                 probs.append(q)
-            if scored.confidence is not None and n + 1 < most and self.exit.stop(float(scored.confidence), n + 1):
+            if scored.confidence is None:
+                continue
+            confidence = float(scored.confidence)
+            if self.siblings and confidence < self.siblings.below:
+                unsure.append(n)
+            if n + 1 < most and self.reads_confidence and self.exit.stop(confidence, n + 1):
                 break
         self._drafted = len(tokens)
-        return Draft(torch.cat(tokens)[:, 0], torch.cat(probs) if probs else None)
+        ranked, ways = torch.cat(tokens), torch.cat(probs) if probs else None
+        return with_siblings(ranked, ways, unsure) if unsure else Draft(ranked[:, 0], ways)
 
-    def verified(self, ctx: DecodeContext, accepted: int) -> None:
-        self.exit.observe(accepted, self._drafted)
+    def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
+        self.exit.observe(sum(node <= self._drafted for node in path), self._drafted)
+
+
+def with_siblings(ranked: Tensor, probs: Tensor | None, unsure: Sequence[int]) -> Draft:
+    """A chain whose unsure tokens have siblings. ranked: [N, 1 + siblings], the first column is the chain; probs: [N, V] or None, what each
+    row was drawn from without replacement; unsure: rows whose other columns are verified too."""
+    import torch
+
+    n, beside = len(ranked), torch.tensor(unsure, device=ranked.device)
+    others, rows = ranked[beside, 1:].flatten(), beside.repeat_interleave(ranked.shape[1] - 1)
+    if probs is not None:   # less could be drawn than was asked for
+        possible = probs[rows].gather(1, others[:, None])[:, 0] > 0
+        others, rows = others[possible], rows[possible]
+    if not len(rows):
+        return Draft(ranked[:, 0], probs)
+    return Draft(torch.cat([ranked[:, 0], others]), None if probs is None else torch.cat([probs, probs[rows]]),
+                 parents=(*range(n), *rows.tolist()), trunk=n)

@@ -60,7 +60,7 @@ class CompiledAdapter:
 
     def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
         rows = h.shape[1]
-        if len(h) != 1 or rows > BANDED_ROWS or not plan.chain:
+        if len(h) != 1 or rows > BANDED_ROWS or not (plan.chain or rows > 1):
             return self.lean.block(i, h, cache, plan, attn=attn, mlp=mlp)
         attention, feed_forward, layer = self._layers[i]
         if attn and rows == 1 and not self._sees_all(i, plan):

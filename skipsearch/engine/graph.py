@@ -1,7 +1,8 @@
 """The graph engine: whole passes over static buffers, recorded once as CUDA graphs and replayed without Python in between.
 
-A pass is recorded for a mask (a draft step) or for none (a verify pass), for a number of rows and of keys, each rounded up so that few
-recordings serve all. What changes from call to call, the tokens and where they start, lies in two small buffers that the recording reads.
+A pass is recorded for a mask (a draft step) or for none (a verify pass), for a chain or a tree, for a number of rows and of keys, each
+rounded up so that few recordings serve all. What changes from call to call lies in small buffers that the recording reads: the tokens,
+where they start and, of a tree, where each one stands and which keys it sees.
 On a CPU the same body runs directly: shapes, padding and buffers are then tested where there is no GPU.
 """
 
@@ -48,14 +49,14 @@ class GraphAdapter:
         return self.lean.read_bytes
 
     def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor | None:
-        """Logits of a pass, or None for one that is not recorded: a batch, a tree, a replay, a prefill, one at the end of the cache.
+        """Logits of a pass, or None for one that is not recorded: a batch, a replay, a prefill, one at the end of the cache.
 
         The next call of the same shape overwrites them.
         """
         recording = self._recording(tokens, cache, plan, mask)
         if recording is None or plan.start is None:
             return None
-        logits: Tensor = recording(tokens, plan.start)[:, :tokens.shape[1]]
+        logits: Tensor = recording(tokens, plan)[:, :tokens.shape[1]]
         return logits[:, -1:] if last_only else logits
 
     def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, confidence: bool) -> Scored | None:
@@ -63,21 +64,22 @@ class GraphAdapter:
         recording = self._recording(token, cache, plan, mask, scorer, confidence)
         if recording is None or plan.start is None:
             return None
-        scored: Scored = recording(token, plan.start)
+        scored: Scored = recording(token, plan)
         return Scored(scored.weights.clone(), scored.confidence)  # drafts are gathered while the next call overwrites them
 
     def _recording(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, scorer: Scorer | None = None,
                    confidence: bool = False) -> _Recording | None:
         rows = _next_power(tokens.shape[1])
-        if not plan.chain or not plan.start or len(tokens) != 1 or rows > RECORDED_ROWS or plan.start + rows > cache.capacity:
+        known = plan.chain or (plan.visible is not None and plan.key_positions is None)
+        if not known or not plan.start or len(tokens) != 1 or rows > RECORDED_ROWS or plan.start + rows > cache.capacity:
             return None
         keys = min(max(LEAST_KEYS, _next_power(plan.start + rows)), cache.capacity)
-        key = (id(cache), mask, rows, keys, None if scorer is None else (scorer.key, confidence))
+        key = (id(cache), mask, plan.chain, rows, keys, None if scorer is None else (scorer.key, confidence))
         with self._looking:  # a recording is of one cache, so of one request: what is shared between threads is the list of them
             recording = self._recordings.get(key)
             if recording is None or recording.cache is not cache:
                 then = None if scorer is None else (lambda logits: scorer.score(logits[:, -1], confidence))
-                recording = self._recordings[key] = _Recording(self.lean, cache, mask, rows, keys, then)
+                recording = self._recordings[key] = _Recording(self.lean, cache, mask, plan.chain, rows, keys, then)
                 if len(self._recordings) > MOST_RECORDINGS:
                     self._recordings.popitem(last=False)
             self._recordings.move_to_end(key)
@@ -87,22 +89,30 @@ class GraphAdapter:
 class _Recording:
     """One shape of one mask over the buffers of one cache. then: what becomes of the logits, within the recording."""
 
-    def __init__(self, model: LeanAdapter, cache: KVCache, mask: SkipMask | None, rows: int, keys: int,
+    def __init__(self, model: LeanAdapter, cache: KVCache, mask: SkipMask | None, chain: bool, rows: int, keys: int,
                  then: Callable[[Tensor], Any] | None = None):
         device = model.spec.device
         self.model, self.cache, self.mask, self.keys, self.then = model, cache, mask, keys, then
         self.tokens = torch.zeros(1, rows, dtype=torch.long, device=device)
         self.start = torch.zeros(1, dtype=torch.long, device=device)
         self.steps, self.slots = torch.arange(rows, device=device)[None], torch.arange(keys, device=device)
+        # Of a tree. A row that only fills up sees itself, since one that sees nothing has no distribution to attend by.
+        self.places = None if chain else torch.zeros(1, rows, dtype=torch.long, device=device)
+        self.visible = None if chain else torch.zeros(1, 1, rows, keys, dtype=torch.bool, device=device)
         self.replay: Callable[[], Any] | None = None
 
-    def __call__(self, tokens: Tensor, start: int) -> Any:
+    def __call__(self, tokens: Tensor, plan: PassPlan) -> Any:
         """tokens: [1, T], T ≤ rows; returns logits [1, rows, V], of which the first T count, or what `then` makes of them.
 
         The next call overwrites them.
         """
-        self.tokens[:, :tokens.shape[1]].copy_(tokens)
-        self.start.fill_(start)
+        count = tokens.shape[1]
+        self.tokens[:, :count].copy_(tokens)
+        self.start.fill_(plan.start or 0)
+        if self.places is not None and self.visible is not None and plan.visible is not None:
+            self.places[:, :count].copy_(plan.positions)
+            self.visible.copy_((self.slots == (self.start + self.steps)[0, :, None])[None, None])
+            self.visible[:, :, :count, :plan.keys].copy_(plan.visible)
         if self.replay is None:  # the runs of a recording write what this very pass has to write
             self.replay = _recorded(self._body) if self.tokens.is_cuda else self._body
         return self.replay()
@@ -110,8 +120,11 @@ class _Recording:
     def _body(self) -> Any:
         slots = self.start + self.steps
         context = self.model.spec.context
-        positions = slots if context is None else slots.clamp(max=context - 1)  # of rows that only fill up
-        plan = PassPlan(positions, slots, self.keys, (self.slots <= slots[0, :, None])[None, None], None)
+        positions = slots if self.places is None else self.places
+        if context is not None:
+            positions = positions.clamp(max=context - 1)  # of rows that only fill up
+        visible = (self.slots <= slots[0, :, None])[None, None] if self.visible is None else self.visible
+        plan = PassPlan(positions, slots, self.keys, visible, None)
         logits = looped(self.model, self.tokens, self.cache, plan, self.mask)
         return logits if self.then is None else self.then(logits)
 

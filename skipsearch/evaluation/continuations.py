@@ -15,8 +15,10 @@ from skipsearch.models.place import host_memory
 from skipsearch.models.spec import ModelAdapter
 
 MOST_PROMPTS = 16  # of a batch
-BATCH_ROWS = {"cpu": 256, "cuda": 2048}  # of a pass, padding included: enough to keep the device busy, and little of it is padding
-MOST_LOGITS = {"cpu": 128, "cuda": 512}  # rows of logits at a time: a CPU's cache holds them, a GPU's memory those of a large vocabulary
+# Rows of a pass, padding included: enough to keep the device busy, and little of it is padding.
+BATCH_ROWS = {"cpu": 256, "cuda": 2048, "mps": 256}
+# Rows of logits at a time: a CPU's cache holds them, a GPU's memory those of a large vocabulary.
+MOST_LOGITS = {"cpu": 128, "cuda": 512, "mps": 128}
 SHARE_OF_MEMORY = 0.25  # for K/V by default: activations and logits of a pass, a decoder's own cache and other processes want some too
 GREEDY = Sampling()
 

@@ -19,7 +19,7 @@ from skipsearch.errors import SearchError
 from skipsearch.evaluation import simulate
 from skipsearch.evaluation.continuations import Batch, most_rows
 from skipsearch.evaluation.lookups import Copied
-from skipsearch.evaluation.replay import Replay, most_likely
+from skipsearch.evaluation.replay import Replay, most_likely, rank_of
 from skipsearch.evaluation.rounds import Rounds
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
@@ -30,11 +30,13 @@ from skipsearch.stats import DecodeStats, Price
 @dataclass(frozen=True)
 class Drafts:
     """A mask on one prompt. right [A, D]: token d that the draft proposes from generated token a on is the one that the full model has
-    at that place; confidence [A, D]: its top probability. room: tokens that were allowed behind the first generated one; what there was no
-    room to draft, d ≥ room − a − 1, means nothing."""
+    at that place; confidence [A, D]: its top probability; rank [A, D]: how many tokens it prefers there to the full model's, at most
+    MOST_RANK. room: tokens that were allowed behind the first generated one; what there was no room to draft, d ≥ room − a − 1, means
+    nothing."""
 
     right: np.ndarray
     confidence: np.ndarray
+    rank: np.ndarray
     room: int
 
 
@@ -61,36 +63,44 @@ class ExactReplay:
         """One `Drafts` for each prompt whose continuation has two tokens or more, in the order of the prompts. draft: as in `Replay`."""
         found: dict[int, Drafts] = {}
         for b in self.replay.batches:
-            right, confidence = self._batch(b, mask, draft or self.model)
+            right, confidence, rank = self._batch(b, mask, draft or self.model)
             for row, (prompt, length) in enumerate(zip(b.prompts, b.lengths, strict=True)):
-                found[prompt] = Drafts(right[row, :length], confidence[row, :length], self.replay.rooms[prompt])
+                found[prompt] = Drafts(right[row, :length], confidence[row, :length], rank[row, :length],
+                                       self.replay.rooms[prompt])
         return [found[prompt] for prompt in sorted(found)]
 
     def stats(self, mask: SkipMask, policy: DraftPolicy, draft: ModelAdapter | None = None) -> DecodeStats:
         """What one `Decoder` with this policy counts on these prompts."""
         return walk(self(mask, draft), policy)
 
-    def _batch(self, b: Batch, mask: SkipMask, draft: ModelAdapter) -> tuple[np.ndarray, np.ndarray]:
-        """(right [B, T, D], confidence [B, T, D]), a few anchors of every row at a time."""
+    def _batch(self, b: Batch, mask: SkipMask, draft: ModelAdapter) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(right, confidence, rank), all [B, T, D], a few anchors of every row at a time."""
         texts, anchors = b.fed.shape
         at_once = max(1, min(anchors, most_rows(self.model) // texts, b.longest // self.depth))  # no more spare slots than text
         cache = self._grown(b, at_once * self.depth)
         drafted = torch.full((texts, anchors, self.depth), -1, device=b.fed.device)
         confidence = torch.zeros(texts, anchors, self.depth, device=b.fed.device)
+        rank, known = torch.zeros_like(drafted), self._known(b)
         for start in range(0, anchors, at_once):
             some = slice(start, min(start + at_once, anchors))
             token = b.fed[:, some]
             room = max(self.replay.rooms[p] for p in b.prompts) - start - 1
             for d in range(min(self.depth, room)):
                 plan = self._plan(b, start, token.shape[1], d)
-                token, confidence[:, some, d] = most_likely(forward(draft, token, cache, plan, mask))
+                logits = forward(draft, token, cache, plan, mask)
+                token, confidence[:, some, d] = most_likely(logits)
                 drafted[:, some, d] = token
-        known = torch.full((texts, anchors + self.depth), -2, device=b.fed.device)  # no token is either of the two fillings
+                rank[:, some, d] = rank_of(known[:, some, d].clamp(min=0), logits)
+        return (drafted == known).cpu().numpy(), confidence.cpu().numpy(), rank.cpu().numpy()
+
+    def _known(self, b: Batch) -> torch.Tensor:
+        """[B, T, D]: the full model's tokens behind each anchor; −2, which nobody drafts, where they are not known."""
+        anchors = b.fed.shape[1]
+        known = torch.full((len(b.fed), anchors + self.depth), -2, device=b.fed.device)
         for row, prompt in enumerate(b.prompts):
             following = torch.tensor(self.known[prompt][1:], device=known.device)
             known[row, :len(following)] = following
-        right = drafted == known.unfold(1, self.depth, 1)[:, :anchors]
-        return right.cpu().numpy(), confidence.cpu().numpy()
+        return known.unfold(1, self.depth, 1)[:, :anchors]
 
     def _plan(self, b: Batch, start: int, count: int, d: int) -> PassPlan:
         """The pass that feeds token d of the drafts from `count` anchors on. Slots behind the text: all anchors' tokens of depth 0, then
@@ -124,11 +134,12 @@ class ExactReplay:
 def rounds_of(drafts: Sequence[Drafts]) -> Rounds:
     """The same as places where rounds can start, for whoever walks them."""
     right = np.concatenate([d.right.cumprod(axis=1).sum(axis=1) for d in drafts])
+    rank = np.pad(np.concatenate([d.rank for d in drafts]), ((0, 0), (0, 1)))   # behind the deepest token nothing is known
     lengths = np.array([len(d.right) for d in drafts])
     ends = np.cumsum(lengths)
     room = np.concatenate([d.room - 1 - np.arange(len(d.right)) for d in drafts])
-    return Rounds(right, np.concatenate([d.confidence for d in drafts]), room, np.repeat(ends, lengths) - np.arange(len(right)),
-                  ends - lengths, lengths, exact=True)
+    return Rounds(right, rank[np.arange(len(right)), right], np.concatenate([d.confidence for d in drafts]), room,
+                  np.repeat(ends, lengths) - np.arange(len(right)), ends - lengths, lengths, exact=True)
 
 
 def walk(drafts: Sequence[Drafts], policy: DraftPolicy, before: Sequence[Copied] = (), prices: Sequence[Price | None] = ()) -> DecodeStats:

@@ -20,6 +20,7 @@ from skipsearch.costs import Costs
 from skipsearch.decoding.acceptance import accept_greedy
 from skipsearch.decoding.sampling import GreedyPicker
 from skipsearch.engine import draft_step, forward, inference
+from skipsearch.machine import synchronise
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 
@@ -176,11 +177,11 @@ class _Rounds:
 
     def _timed(self, run: Callable[[], object], times: int = 1) -> float:
         """Seconds of one run, of `times` in a row."""
-        synchronize(self.device)
+        synchronise(self.device)
         started = perf_counter()
         for _ in range(times):
             run()
-        synchronize(self.device)
+        synchronise(self.device)
         return (perf_counter() - started) / times
 
 
@@ -192,8 +193,3 @@ def _weights(seconds: np.ndarray) -> np.ndarray:
     total = own.sum()
     weights: np.ndarray = own / total if total > 0 else np.full(len(own), 1 / len(own))
     return weights
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

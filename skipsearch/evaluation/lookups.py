@@ -40,9 +40,13 @@ class Lookups:
 
     def __call__(self, spec: Lookup, prompts: Sequence[int]) -> Copied:
         """One setting at the anchors of these prompts, in their order."""
-        matched = np.concatenate([self._matched[p] for p in prompts])
+        matched = self.matched(prompts)
         offered = np.array([spec.room(length) for length in range(int(matched.max(initial=0)) + 1)])[matched]
         return Copied(np.minimum(offered, LONGEST), np.concatenate([self._right[p] for p in prompts]))
+
+    def matched(self, prompts: Sequence[int]) -> np.ndarray:
+        """[A]: tokens that match at the anchors of these prompts, 0 where none does."""
+        return np.concatenate([self._matched[p] for p in prompts])
 
 
 def _anchors(prompt: Sequence[int], text: Sequence[int], known: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

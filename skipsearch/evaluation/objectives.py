@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import Any, Protocol
+
+import numpy as np
 
 from skipsearch.costs import Costs
 from skipsearch.decoding import Decoder
@@ -17,7 +19,7 @@ from skipsearch.evaluation.prompts import Workload
 from skipsearch.evaluation.replay import Replay, Replayed
 from skipsearch.evaluation.rounds import Rounds, lay_out, without_passes
 from skipsearch.evaluation.simulate import Prediction, prices_of, simulate
-from skipsearch.evaluation.sweep import every, exploring, sweep, sweep_lookups
+from skipsearch.evaluation.sweep import every, exploring, has_no_memory, sibling_grid, sweep, sweep_lookups
 from skipsearch.evaluation.trained import TrainedDraft
 from skipsearch.evaluation.wall import race
 from skipsearch.exits import DraftPolicy
@@ -30,6 +32,8 @@ MAX_DRAFT = 12  # Draft & Verify's K
 SAMPLES = (12, 6, 3)   # every twelfth batch of continuations, then every sixth, then every third
 LEAST_SAMPLED = 6      # prompts below which a sample says too little
 MOST_LOOKUPS = 6       # settings of lookup that are tried before a skip drafter, each also with a least match of 1
+WITH_SIBLINGS = 8      # draft policies of a mask that are tried with siblings
+SIBLINGS_BRING = 1.01  # times as fast as without, or they are left out: a smaller gain could not be told from none
 LOOKUP_SKIP = "lookup,skip"
 TRAINED = ("adapted", "kangaroo")   # drafters that need a module, each alone and behind lookup; where there is one, auto weighs it too
 SHAPES: dict[str, tuple[str, ...]] = {   # what `--drafters` may say, and the shapes of recipe that it allows
@@ -53,7 +57,7 @@ class Objective(Protocol):
 
 def alone(mask: SkipMask, policy: DraftPolicy) -> Skip:
     """A skip drafter of a mask and a draft policy."""
-    return Skip.of(mask, policy.draft_length, policy.exit)
+    return Skip.of(mask, policy.draft_length, policy.exit, policy.siblings)
 
 
 @dataclass(frozen=True)
@@ -133,19 +137,20 @@ class ReplayObjective:
         return Trial(mask, scale * best.seconds_per_token, scale * best.stderr, "replay", best.stats.by_drafter[-1].alpha, best.stats.tau,
                      self.costs.draft(mask) / self.costs.verify[0], baseline_seconds_per_token=self.costs.verify[0], recipe=found.recipe)
 
-    def best_recipe(self, mask: SkipMask, shape: str | None = None, fine: bool = False) -> Found:
+    def best_recipe(self, mask: SkipMask, shape: str | None = None, fine: bool = False, siblings: bool = True) -> Found:
         """The best recipe of this shape (of the searched one if None) that has this mask. fine: of all settings, not only of those that
-        a search tries."""
+        a search tries. siblings: False leaves them out."""
         if self._laid_out is None or self._laid_out[0] != mask:   # the finalists are asked for in several shapes, one after another
             self._laid_out = mask, lay_out(self.replay(mask))
         rounds, before = self._laid_out[1], self._before(shape or self.searched_shape)
         if not fine:
             return self._best(rounds, mask, self._exploring, before[:1])
         coarse = self._best(rounds, mask, self._exploring, before).recipe
-        return self._best(rounds, mask, every(self.max_draft), [tuple(d for d in coarse.drafters if isinstance(d, Lookup))])
+        return self._best(rounds, mask, every(self.max_draft), [tuple(d for d in coarse.drafters if isinstance(d, Lookup))],
+                          siblings=siblings)
 
-    def best_trained(self, draft: TrainedDraft, shape: str) -> Found:
-        """The best recipe with a trained draft: alone, or behind lookup."""
+    def best_trained(self, draft: TrainedDraft, shape: str, siblings: bool = True) -> Found:
+        """The best recipe with a trained draft: alone, or behind lookup. siblings: False leaves them out."""
         rounds = lay_out(draft.replayed(self.replay))
         before = self._before(LOOKUP_SKIP if shape.startswith("lookup,") else "skip")
 
@@ -153,7 +158,7 @@ class ReplayObjective:
             return draft.spec(policy)
 
         lookups = tuple(d for d in self._best(rounds, draft.mask, self._exploring, before).recipe.drafters if isinstance(d, Lookup))
-        return self._best(rounds, draft.mask, every(self.max_draft), [lookups], spec)
+        return self._best(rounds, draft.mask, every(self.max_draft), [lookups], spec, siblings and draft.siblings)
 
     def best_lookup(self) -> Found:
         """The best recipe of lookup alone, for shapes that have it."""
@@ -182,11 +187,17 @@ class ReplayObjective:
         return [(spec,) for spec in dict.fromkeys([*kept, *eager])]
 
     def _best(self, rounds: Rounds, mask: SkipMask, policies: Sequence[DraftPolicy], before: Sequence[tuple[Lookup, ...]],
-              spec: Callable[[SkipMask, DraftPolicy], DrafterSpec] = alone) -> Found:
+              spec: Callable[[SkipMask, DraftPolicy], DrafterSpec] = alone, siblings: bool = False) -> Found:
+        """siblings: try them with the best of the policies, too."""
         best: tuple[float, DraftPolicy, tuple[Lookup, ...], list[Copied]] | None = None
         for lookups in before:
             copied = [self.lookups(spec, rounds.prompts) for spec in lookups] if self.lookups is not None else []
             seconds = sweep(rounds, mask, policies, self.costs, copied).sum(axis=1)
+            if siblings:
+                good = [policies[i] for i in seconds.argsort() if has_no_memory(policies[i])][:WITH_SIBLINGS]
+                more = [replace(policy, siblings=beside) for policy in good for beside in sibling_grid()]
+                policies = [*policies, *more]
+                seconds = np.concatenate([seconds, sweep(rounds, mask, more, self.costs, copied).sum(axis=1) * SIBLINGS_BRING])
             i = int(seconds.argmin())
             if best is None or seconds[i] < best[0]:
                 best = float(seconds[i]), policies[i], lookups, copied

@@ -27,18 +27,22 @@ from skipsearch.evaluation.together import continue_together
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 
+MOST_RANK = 5   # one more than a token may have siblings
+
 
 @dataclass(frozen=True)
 class Replayed:
     """A mask on one prompt. agrees [G − 1]: the draft names the token that the full model emits next (bool), or, of a sampled text, the
     chance that a draft of that token was accepted (float, 0 … 1); confidence [G − 1]: its top probability, as an exit policy reads it.
     Entry j belongs to the draft pass that is fed generated token j and proposes token j + 1. room: tokens that were allowed behind the
-    first generated one, of which the text may have used fewer. prompt: its number."""
+    first generated one, of which the text may have used fewer. prompt: its number. rank [G − 1]: how many tokens the draft prefers to the
+    full model's, at most MOST_RANK; None where the text is sampled."""
 
     agrees: np.ndarray
     confidence: np.ndarray
     room: int
     prompt: int = 0
+    rank: np.ndarray | None = None
 
 
 class Replay:
@@ -60,8 +64,8 @@ class Replay:
         else:  # with each prompt's own seed, as the decoder draws them
             decoder, self.tokens = Decoder(model), []
             for done, prompt in enumerate(prompts):
-                self.tokens.append(decoder.generate(prompt, max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k,
-                                                    seed + done, end_on_repeat=end_on_repeat).tokens)
+                self.tokens.append(decoder.generate(prompt, max_new_tokens, temperature=sampling.temperature, top_p=sampling.top_p,
+                                                    top_k=sampling.top_k, seed=seed + done, end_on_repeat=end_on_repeat).tokens)
                 progress(done + 1, len(prompts))
         if not any(len(generated) > 1 for generated in self.tokens):
             raise SearchError("the model ends every calibration prompt with its first token, so there is nothing to draft: "
@@ -75,16 +79,18 @@ class Replay:
         with these indices, if given. draft: the model that drafts, where it has other weights than the one that verifies."""
         first = 0 if draft is not None else min(mask.sublayers, default=2 * mask.n_layers) // 2  # up to here the draft is the full model
         chosen: list[tuple[int, int]] = []                           # (prompt, positions)
-        agrees, confidence = [], []
+        agrees, confidence, ranks = [], [], []
         for b in self.batches.about(most_prompts) if only is None else (self.batches[i] for i in only):
             states = onward(draft or self.model, b.states[first], b.cache, b.plan, mask, first)
-            right, confident = self._judge(b, real_rows(states, b.rows), draft or self.model)
+            right, confident, rank = self._judge(b, real_rows(states, b.rows), draft or self.model)
             agrees.append(right)
             confidence.append(confident)
+            ranks.append(rank)
             chosen += zip(b.prompts, b.lengths, strict=True)
         ends = np.cumsum([length for _, length in chosen])[:-1]
-        parts = zip(chosen, *(np.split(torch.cat(x).cpu().numpy(), ends) for x in (agrees, confidence)), strict=True)
-        found = {prompt: Replayed(right, confident, self.rooms[prompt], prompt) for (prompt, _), right, confident in parts}
+        parts = zip(chosen, *(np.split(torch.cat(x).cpu().numpy(), ends) for x in (agrees, confidence, ranks)), strict=True)
+        found = {prompt: Replayed(right, confident, self.rooms[prompt], prompt, rank if self.sampling.greedy else None)
+                 for (prompt, _), right, confident, rank in parts}
         return [found[prompt] for prompt in sorted(found)]
 
     def contexts(self) -> list[int]:
@@ -96,19 +102,20 @@ class Replay:
         """α of the mask: share of positions at which its draft names the full model's token, or the mean chance that it does."""
         return float(np.concatenate([r.agrees for r in self(mask, most_prompts, draft=draft)]).mean())
 
-    def _judge(self, b: Batch, states: Tensor, draft: ModelAdapter) -> tuple[Tensor, Tensor]:
-        """(agrees [N], confidence [N]) from what goes into the head at the batch's positions, [N, H]."""
+    def _judge(self, b: Batch, states: Tensor, draft: ModelAdapter) -> tuple[Tensor, Tensor, Tensor]:
+        """(agrees [N], confidence [N], rank [N]) from what goes into the head at the batch's positions, [N, H]."""
         following, judged = b.following.flatten()[b.rows], []
         for some in pieces(self.model, len(states)):
             logits = draft.head(states[some][None])[0]
             if b.chance is None or self.batches.picker is None:
                 token, top = most_likely(logits)
-                judged.append((token == following[some], top))
+                judged.append((token == following[some], top, rank_of(following[some], logits)))
             else:
                 q = self.batches.picker.probs(logits)
-                judged.append((accepted(q.gather(1, following[some, None])[:, 0], b.chance[some]), q.amax(dim=-1)))
-        agrees, confidence = zip(*judged, strict=True)
-        return torch.cat(agrees), torch.cat(confidence)
+                judged.append((accepted(q.gather(1, following[some, None])[:, 0], b.chance[some]), q.amax(dim=-1),
+                               following[some]))
+        agrees, confidence, rank = zip(*judged, strict=True)
+        return torch.cat(agrees), torch.cat(confidence), torch.cat(rank)
 
 
 def accepted(q: Tensor, p: Tensor) -> Tensor:
@@ -118,6 +125,11 @@ def accepted(q: Tensor, p: Tensor) -> Tensor:
     tokens rounds otherwise than the decoding that drew them.
     """
     return (q / p.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1)
+
+
+def rank_of(tokens: Tensor, logits: Tensor) -> Tensor:
+    """How many tokens have a higher logit than these, at most MOST_RANK: tokens [...], logits [..., V] -> [...]."""
+    return (logits > logits.gather(-1, tokens[..., None])).sum(dim=-1).clamp(max=MOST_RANK)
 
 
 def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:

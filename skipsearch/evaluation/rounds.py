@@ -24,6 +24,7 @@ class Rounds:
     """The anchors (places where a round can start) of all prompts, one prompt's behind the other's: A of them.
 
     right [A]: drafted tokens there that the full model would accept if the draft went on, at most K.
+    sibling [A]: how many tokens the draft prefers to the full model's where it is first wrong, 0 where that is not known.
     confidence [A, K]: the draft's top probability at each token that it would draft from there.
     room [A]: tokens that may be drafted there. left [A]: tokens of the text still to come.
     first [N]: each prompt's first anchor, and lengths [N]: how many it has.
@@ -32,6 +33,7 @@ class Rounds:
     """
 
     right: np.ndarray
+    sibling: np.ndarray
     confidence: np.ndarray
     room: np.ndarray
     left: np.ndarray
@@ -66,7 +68,13 @@ def lay_out(replayed: Sequence[Replayed], longest: int = LONGEST) -> Rounds:
     known = (steps <= right[:, None]) & (anchors[:, None] + steps < end[:, None])
     source = np.where(known, anchors[:, None] + steps, (drawn[:, None] + steps) % len(confidence))
     room = np.concatenate([r.room - 1 - np.arange(len(r.agrees)) for r in replayed])
-    return Rounds(right, confidence[source], room, end - anchors, ends - lengths, lengths, prompts=tuple(r.prompt for r in replayed))
+    sibling = np.append(_ranks(replayed), 0)[np.where(anchors + right < end, anchors + right, len(anchors))]
+    return Rounds(right, sibling, confidence[source], room, end - anchors, ends - lengths, lengths,
+                  prompts=tuple(r.prompt for r in replayed))
+
+
+def _ranks(replayed: Sequence[Replayed]) -> np.ndarray:
+    return np.concatenate([np.zeros(len(r.agrees), dtype=int) if r.rank is None else r.rank for r in replayed])
 
 
 def without_passes(texts: Sequence[Sequence[int]], rooms: Sequence[int]) -> Rounds:
@@ -76,4 +84,5 @@ def without_passes(texts: Sequence[Sequence[int]], rooms: Sequence[int]) -> Roun
     ends, places = np.cumsum(lengths), [np.arange(n) for n in lengths]
     left = np.concatenate([n - at for n, at in zip(lengths, places, strict=True)])
     room = np.concatenate([rooms[i] - 1 - at for i, at in zip(prompts, places, strict=True)])
-    return Rounds(np.zeros(len(left), dtype=int), np.zeros((len(left), LONGEST)), room, left, ends - lengths, lengths, prompts=prompts)
+    nothing = np.zeros(len(left), dtype=int)
+    return Rounds(nothing, nothing, np.zeros((len(left), LONGEST)), room, left, ends - lengths, lengths, prompts=prompts)

@@ -43,10 +43,12 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Drafted:
-    """One round. by: the place of its drafter in the recipe; n: tokens that it drafted, 0 if nobody drafted any."""
+    """One round. by: the place of its drafter in the recipe; n: tokens that it drafted, 0 if nobody drafted any; siblings: tokens that were
+    verified beside them."""
 
     by: int
     n: int
+    siblings: int = 0
 
 
 def walk(rounds: Rounds, policy: DraftPolicy | None, before: Sequence[Copied] = (),
@@ -57,7 +59,7 @@ def walk(rounds: Rounds, policy: DraftPolicy | None, before: Sequence[Copied] = 
     prices: as a decoder's guard has them, so that the same drafters rest in the same rounds; () is no guard.
     Source of the idea: Draft & Verify, algorithms 3 and 4.
     """
-    right, confidence = rounds.right.tolist(), rounds.confidence.tolist()
+    right, sibling, confidence = rounds.right.tolist(), rounds.sibling.tolist(), rounds.confidence.tolist()
     room, left = rounds.room.tolist(), rounds.left.tolist()
     copied = [(c.offered.tolist(), c.right.tolist()) for c in before]
     stats, every = DecodeStats(by_drafter=[DrafterStats() for _ in range(len(before) + (policy is not None))]), []
@@ -69,7 +71,7 @@ def walk(rounds: Rounds, policy: DraftPolicy | None, before: Sequence[Copied] = 
         while at < first + length:
             by = next((i for i, (offered, _) in enumerate(copied)
                        if offered[at] > 0 and room[at] > 0 and not (guard and guard.rests(i))), len(copied))
-            drafted, good = 0, right[at]
+            drafted, good, siblings, stands_beside = 0, right[at], 0, False
             if by < len(copied):
                 drafted, good = min(copied[by][0][at], room[at]), copied[by][1][at]
             elif policy and session and not (guard and guard.rests(by)):
@@ -81,13 +83,17 @@ def walk(rounds: Rounds, policy: DraftPolicy | None, before: Sequence[Copied] = 
                         break
                 if drafted:
                     session.observe(min(good, drafted), drafted)
-            accepted = min(good, drafted)
-            rejected = accepted < drafted and (rounds.exact or accepted < left[at])
+                if policy.siblings:
+                    unsure = [c < policy.siblings.below for c in confidence[at][:drafted]]
+                    siblings = sum(unsure) * policy.siblings.most
+                    stands_beside = good < drafted and unsure[good] and 0 < sibling[at] <= policy.siblings.most
+            accepted = good + 1 if stands_beside else min(good, drafted)
+            rejected = good < drafted and not stands_beside and (rounds.exact or accepted < left[at])
             if drafted:
-                stats.by_drafter[by].count(drafted, accepted, rejected)
+                stats.by_drafter[by].count(drafted, accepted, rejected, siblings=siblings)
             if guard:
-                guard.passed(by if drafted else None, drafted, accepted)
-            drafts.append(Drafted(by, drafted))
+                guard.passed(by if drafted else None, drafted, accepted, siblings)
+            drafts.append(Drafted(by, drafted, siblings))
             stats.rounds += 1
             stats.drafted += drafted
             stats.accepted += accepted
@@ -103,19 +109,20 @@ def simulate(rounds: Rounds, mask: SkipMask | None, policy: DraftPolicy | None, 
              prices: Sequence[Price | None] = ()) -> Prediction:
     """The same rounds with the latency table's costs. mask: of the skip drafter."""
     stats, drafts = walk(rounds, policy, before, prices)
-    cost = [*([costs.rounds(None, rounds.longest)] * len(before)), costs.rounds(mask, rounds.longest)]
-    seconds = [sum(cost[r.by][r.n] for r in of_prompt) for of_prompt in drafts]
+    most = policy.draft_length * policy.siblings.most if policy and policy.siblings else 0
+    cost = [*([costs.trees(None, rounds.longest, 0)] * len(before)), costs.trees(mask, rounds.longest, most)]
+    seconds = [sum(cost[r.by][r.siblings][r.n] for r in of_prompt) for of_prompt in drafts]
     stats.decode_seconds = float(sum(seconds))
     for of_prompt in drafts:
         for r in of_prompt:
             if r.n:
                 drafting = r.n * costs.draft(mask) if mask is not None and r.by == len(before) else 0.0
                 stats.by_drafter[r.by].draft_seconds += drafting
-                stats.by_drafter[r.by].verify_seconds += cost[r.by][r.n] - drafting
+                stats.by_drafter[r.by].verify_seconds += cost[r.by][r.siblings][r.n] - drafting
     return Prediction(stats, np.array(seconds), rounds.lengths)
 
 
 def prices_of(stats: DecodeStats, plain: float) -> list[Price | None]:
     """What each drafter's rounds cost and brought. plain: seconds of a plain pass."""
     return [Price.counted(d.rounds, d.drafted, d.accepted, d.draft_seconds / max(1, d.drafted) / plain,
-                          d.verify_seconds / max(1, d.rounds) / plain) for d in stats.by_drafter]
+                          d.verify_seconds / max(1, d.rounds) / plain, d.siblings) for d in stats.by_drafter]

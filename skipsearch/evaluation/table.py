@@ -91,7 +91,22 @@ def latency_table(model: ModelAdapter, max_draft: int, contexts: Sequence[int],
     table = LatencyTable(tuple(measured))
     if table.sound:
         _write(path, table.measured)
+        _write(_latest(model), table.measured)
     return table
+
+
+def kept_costs(model: ModelAdapter) -> Costs | None:
+    """The costs of the latest sound table of this model here, whatever text it was measured for; None if there is none."""
+    kept = _read(_latest(model))
+    if kept is None:
+        return None
+    contexts = [m.context for m in kept]
+    whole = _whole(kept, 2 * model.spec.n_layers, len(kept[0].costs.verify) - 1, contexts)
+    return LatencyTable(kept).at(main_context(contexts)) if whole else None
+
+
+def _latest(model: ModelAdapter) -> Path:
+    return cache_folder() / "latest" / f"{fingerprint(model, 0, ())}.json"
 
 
 def main_context(contexts: Sequence[int]) -> int:

@@ -28,7 +28,7 @@ from skipsearch.recipe import DrafterSpec
 class TrainedDraft:
     """A module that may draft. kind: of its drafter. mask: what a draft pass costs is what one under this mask does.
 
-    replayed: of the texts of a replay. spec: its drafter under a draft policy.
+    replayed: of the texts of a replay. spec: its drafter under a draft policy. siblings: whether it may draft some.
     """
 
     kind: str
@@ -36,6 +36,7 @@ class TrainedDraft:
     mask: SkipMask
     replayed: Callable[[Replay], list[Replayed]]
     spec: Callable[[DraftPolicy], DrafterSpec]
+    siblings: bool
 
 
 def trained_draft(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]) -> TrainedDraft:
@@ -47,10 +48,10 @@ def trained_draft(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]) 
         exit_layer = early.exit_layer   # the adapter costs what the sub-layers that it is made like cost
         costing = mask.flipped(2 * exit_layer, *([2 * exit_layer + 1] if card.form == "layer" else []))
         return TrainedDraft(card.kind, ref, costing, lambda replay: kangaroo_replayed(replay, early), lambda policy: Kangaroo(
-            exit_layer=exit_layer, draft_length=policy.draft_length, exit=policy.exit, module=ref))
+            exit_layer=exit_layer, draft_length=policy.draft_length, exit=policy.exit, module=ref), False)
     draft = drafting_model(model, ref, folders)
     return TrainedDraft(card.kind, ref, mask, lambda replay: replay(mask, draft=draft),
-                        lambda policy: Adapted.trained(mask, policy.draft_length, policy.exit, ref))
+                        lambda policy: Adapted.trained(mask, policy.draft_length, policy.exit, ref, policy.siblings), True)
 
 
 @inference

@@ -34,8 +34,8 @@ def convert(source: Source, mask: SkipMask) -> Conversion:
     if reason:
         raise ExportError(f"{source.id} has no DeciLM form: {reason}; a profile of whole layers can use --format hf")
     if 0 in mask.attn:
-        raise ExportError("the mask skips the attention of layer 0, and DeciLM's first layer must have one: make a profile that keeps it, "
-                          "or use --format hf if the mask skips whole layers only")
+        raise ExportError("the mask skips the attention of layer 0, and DeciLM's first layer must have one: make a profile that keeps "
+                          "it with `skipsearch tune --drafters skip --keep attn:0`, or use --format hf if the mask skips whole layers only")
     no_attention, no_mlp = frozenset(mask.attn), frozenset(mask.mlp)
 
     def rename(tensor: str) -> str | None:

@@ -139,10 +139,10 @@ class Pass:
         return found
 
     def mask(self, kind: LayerKind) -> Tensor:
-        """The additive mask in full [1, 1, T, keys], contiguous, of a chain."""
+        """The additive mask in full [B or 1, 1, T, keys], contiguous."""
         found = self._masks.get(kind.window)
         if found is None:
-            found = self._masks[kind.window] = self._owner.bands.of(self.plan, kind.window).contiguous()
+            found = self._masks[kind.window] = self._additive(kind.window).contiguous()
         return found
 
     def bias(self, kind: LayerKind) -> tuple[Tensor | None, bool]:
@@ -156,11 +156,14 @@ class Pass:
         plan = self.plan
         if plan.visible is None and (window is None or plan.keys <= window):
             return None, plan.positions.shape[1] > 1
-        if plan.chain:
-            return self._owner.bands.of(plan, window), False
-        mask = masks.windowed(plan, window)
+        return self._additive(window), False
+
+    def _additive(self, window: int | None) -> Tensor:
+        if self.plan.chain:
+            return self._owner.bands.of(self.plan, window)
+        mask = masks.windowed(self.plan, window)
         assert mask is not None
-        return masks.additive(mask, self._owner.spec.dtype), False
+        return masks.additive(mask, self._owner.spec.dtype)
 
 
 class LatestPass(threading.local):

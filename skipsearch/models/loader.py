@@ -31,7 +31,8 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
                engine: str = "auto") -> ModelAdapter:
     """Load `demo`, an alias (`llama-2-13b`), a Hub id (`org/name[@revision]`) or a local folder; `synthetic:SHAPE` for speed only.
 
-    device: auto (a GPU if there is one), cpu, cuda (the GPU with most room; all of them, where one is too small), cuda:1, …
+    device: auto (a GPU of CUDA if there is one), cpu, cuda (the GPU with most room; all of them, where one is too small), cuda:1, …; mps,
+    Apple's GPU, which the engine hf alone drives.
     dtype: auto (float32 on a CPU, bfloat16 on a GPU) or a name. quantization: bitsandbytes-4bit, -8bit, torchao-4bit, -8bit.
     engine: hf (the unmodified modules), auto (fused weights where the model is of their shape), or any other name: fused weights.
     Raises: ModelError with what to do.
@@ -89,6 +90,8 @@ def drive(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, eng
     Raises: ModelError where fused weights were asked for and are not possible.
     """
     reason = None if engine == "hf" else why_not(model.config, spec.quantization, spec.n_devices)
+    if spec.device.type == "mps" and engine != "hf":
+        reason = "it was never run on Apple's GPUs"
     if engine not in ("auto", "hf") and reason is not None:
         raise ModelError(f"the engine {engine} cannot drive {spec.id}: {reason}; use --engine hf")
     if engine == "hf" or reason is not None:

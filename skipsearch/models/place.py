@@ -27,15 +27,17 @@ class Placement:
 
 
 def pick_device(name: str) -> torch.device:
-    """auto is a GPU if there is one. Raises: ModelError."""
+    """auto is a GPU of CUDA if there is one, else the CPU. Raises: ModelError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ModelError(f"there is no device called {name!r}; use auto, cpu, cuda or cuda:N") from None
-    if device.type not in {"cpu", "cuda"}:
-        raise ModelError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
+        raise ModelError(f"there is no device called {name!r}; use auto, cpu, cuda, cuda:N or mps") from None
+    if device.type not in {"cpu", "cuda", "mps"}:
+        raise ModelError(f"device {name!r} is not supported; use auto, cpu, cuda, cuda:N or mps")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ModelError(f"device {name} was asked for, and torch sees no GPU of Apple's here; use --device cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"device {name} was asked for and torch sees no GPU here; use --device cpu, or a CUDA build of torch")
     if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
@@ -48,16 +50,20 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         if device.type == "cpu":
             return torch.float32
+        if device.type == "mps":
+            return torch.bfloat16
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
     if name not in DTYPES:
         raise ModelError(f"{unknown('dtype', name, DTYPES)}; or auto")
+    if name == "float64" and device.type == "mps":
+        raise ModelError("dtype float64 was asked for, and Apple's GPUs have none; use float32 or --device cpu")
     return DTYPES[name]
 
 
 def place(name: str, tensors: Sequence[Stored], device: torch.device, dtype: torch.dtype, quantization: str | None) -> Placement:
     """Where the weights fit: on the device, or over all GPUs where `cuda` names none. Raises: ModelError, before loading them."""
     needed = weight_bytes(tensors, dtype, quantization)
-    if device.type == "cpu":
+    if device.type in ("cpu", "mps"):   # Apple's GPU has no memory of its own
         places, free = [device], [host_memory()]
     else:
         places = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] if device.index is None else [device]
@@ -67,7 +73,7 @@ def place(name: str, tensors: Sequence[Stored], device: torch.device, dtype: tor
     if len(free) > 1 and needed < sum(free):
         return Placement(places[0], spread=True)
     room = f"{sum(free) / GB:.1f} GB free"
-    one = "this machine" if device.type == "cpu" else str(places[0])
+    one = str(places[0]) if device.type == "cuda" else "this machine"
     has = f"{one} has {room}" if len(free) == 1 else f"{len(free)} GPUs have {room} together"
     kind = quantization or str(dtype).removeprefix("torch.")
     raise ModelError(f"{name} needs {needed / GB:.1f} GB for its weights as {kind} and {has}: "

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock, Timer
@@ -33,12 +33,13 @@ class Renderer:
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, template: str, tokens: Mapping[str, Any], text: str) -> str:
-        """`text` as the one turn of a user. tokens: the special tokens by name.
+    def render(self, template: str, tokens: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> str:
+        """A conversation, up to where the model's answer begins. tokens: the special tokens by name. messages: role and content of each
+        turn.
 
         Raises: ValueError with what the template says where it fails; TimeoutError if it had to be stopped; ModelError without a process.
         """
-        request = {"template": template, "tokens": dict(tokens), "text": text, "seconds": self.seconds}
+        request = {"template": template, "tokens": dict(tokens), "messages": [dict(turn) for turn in messages], "seconds": self.seconds}
         with self._lock:
             process = self._process if self._process is not None and self._process.poll() is None else self._start()
             self._process = None  # until it has answered: what breaks off in between must not leave its answer to the next request

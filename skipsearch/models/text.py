@@ -1,7 +1,8 @@
-"""Text to token ids: a prompt as it is, or put into a chat model's own template as the one turn of a user."""
+"""Text to token ids: a prompt as it is, or a conversation put into a chat model's own template."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skipsearch.errors import ModelError
@@ -27,19 +28,26 @@ def chat_template(tokenizer: Any) -> str | None:
 
 
 def as_request(tokenizer: Any, text: str) -> str:
-    """`text` in the chat template, up to where the model's answer begins. Raises: ModelError for a template that refuses it, or
-    takes too long or too much memory for it."""
+    """`text` in the chat template as the one turn of a user, up to where the model's answer begins. Raises: as `as_conversation`."""
+    return as_conversation(tokenizer, [{"role": "user", "content": text}], "a single request")
+
+
+def as_conversation(tokenizer: Any, messages: Sequence[Mapping[str, str]], what: str = "this conversation") -> str:
+    """messages: role and content of each turn, in the chat template, up to where the model's answer begins.
+
+    what: what the messages are, in an error. Raises: ModelError for a template that refuses them, or takes too long or too much memory for
+    them."""
     way_out = "mend it, or remove it to give the model its prompts as they are"
     try:
         if _own_way(tokenizer):
-            return str(tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False))
-        return renderer().render(chat_template(tokenizer) or "", tokenizer.special_tokens_map, text)
+            return str(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
+        return renderer().render(chat_template(tokenizer) or "", tokenizer.special_tokens_map, messages)
     except ModelError:
         raise
     except TimeoutError as error:
         raise ModelError(f"the chat template in {tokenizer.name_or_path} {error}, and was stopped: {way_out}") from None
     except Exception as error:
-        raise ModelError(f"the chat template in {tokenizer.name_or_path} cannot take a single request ({in_short(error)}): "
+        raise ModelError(f"the chat template in {tokenizer.name_or_path} cannot take {what} ({in_short(error)}): "
                          f"{way_out}") from None
 
 
@@ -64,6 +72,14 @@ def token_ids(tokenizer: Any, text: str, *, chat: bool = False, most: int | None
         text = left[max(0, len(left) - len(text) + 1):]  # shorter in any case, for tokenizers that do not decode what they read
         ids = _whole(tokenizer, text, chat)
     return ids
+
+
+def conversation_ids(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Token ids of a conversation in the chat template. Raises: ModelError, also for a model that has no template."""
+    if chat_template(tokenizer) is None:
+        raise ModelError(f"the model in {tokenizer.name_or_path} has no chat template, so nothing says how it reads a conversation: give "
+                         "it a plain prompt")
+    return _encoded(tokenizer, as_conversation(tokenizer, messages), special=False)
 
 
 def _whole(tokenizer: Any, text: str, chat: bool) -> list[int]:

@@ -52,9 +52,10 @@ def speedup(profile: Profile) -> str:
 
 
 def brought(counts: DrafterCounts) -> str:
-    """`120 rounds, 480 tokens drafted, 300 accepted (62%)`"""
+    """`120 rounds, 480 tokens drafted, 300 accepted (62%), 90 siblings beside them`"""
     share = f" ({counts.accepted / counts.drafted:.0%})" if counts.drafted else ""
-    return f"{counts.rounds} rounds, {counts.drafted} tokens drafted, {counts.accepted} accepted{share}"
+    beside = f", {counts.siblings} siblings beside them" if counts.siblings else ""
+    return f"{counts.rounds} rounds, {counts.drafted} tokens drafted, {counts.accepted} accepted{share}{beside}"
 
 
 def _measured(found: Measured) -> list[str]:

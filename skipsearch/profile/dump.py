@@ -16,7 +16,7 @@ import yaml
 
 from skipsearch.errors import ProfileError, SkipSearchError
 from skipsearch.profile.schema import Profile
-from skipsearch.profile.yaml import reads_as_text
+from skipsearch.strict_yaml import reads_as_text
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _./+()-]*")
 _RECIPES = ("drafters", "lost")   # each drafter on a line of its own
@@ -48,12 +48,16 @@ def _what_it_is_first(drafter: dict[str, Any]) -> dict[str, Any]:
     return {key: drafter[key] for key in sorted(drafter, key=lambda key: _LAST.index(key) if key in _LAST else -1)}
 
 
-def save_profile(profile: Profile, path: str | Path) -> None:
+def save_profile(profile: Profile, path: str | Path, replace: bool = False) -> None:
     """Write `dump_profile(profile)` to `path`, making its folders; a reader sees the old file or the new one, never a part.
 
-    Raises: ProfileError if the file cannot be written; nothing half-written is left behind.
+    replace: a file that says something else may be there already.
+    Raises: ProfileError if one is there and may not be replaced, or the file cannot be written; nothing half-written is left behind.
     """
-    save_text(dump_profile(profile), Path(path))
+    text, target = dump_profile(profile), Path(path)
+    if not replace and target.is_file() and target.read_bytes() != text.encode():
+        raise ProfileError(f"{target} exists already and says something else: pass replace=True, or write another file")
+    save_text(text, target)
 
 
 def check_writable(target: Path, replace: bool, error: type[SkipSearchError] = ProfileError, option: str = "--out",

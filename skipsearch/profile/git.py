@@ -26,7 +26,7 @@ from skipsearch.profile.dump import save_bytes, save_text
 from skipsearch.profile.gitcli import run_git
 from skipsearch.profile.load import parse_profile
 from skipsearch.profile.places import profile_path, user_folder
-from skipsearch.profile.yaml import MAX_BYTES, printable
+from skipsearch.strict_yaml import MAX_BYTES, printable
 
 MAX_FILES = 5000
 MODULE_BYTES = 256 * 2**20   # of a module that a pull brings

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from skipsearch.errors import ProfileError
-from skipsearch.profile.yaml import printable
+from skipsearch.strict_yaml import printable
 
 MAX_FILE_BYTES = 64 * 1024 * 1024  # of anything git writes: a pack, a listing
 TIMEOUT_SECONDS = 300

@@ -19,7 +19,7 @@ from skipsearch.names import unknown
 from skipsearch.profile.load import broken, read_file
 from skipsearch.profile.places import ANY
 from skipsearch.profile.schema import ModelInfo, Profile, Provenance, Sampling, TaskInfo
-from skipsearch.profile.yaml import read_yaml, where
+from skipsearch.strict_yaml import read_yaml, where
 
 _DRAFT_AND_VERIFY = "github.com/dilab-zju/self-speculative-decoding skip_layers.json"
 _SWIFT = "github.com/hemingkx/SWIFT skip_layers.json"

@@ -17,7 +17,7 @@ from skipsearch.errors import ProfileError
 from skipsearch.profile.dump import as_dict
 from skipsearch.profile.migrate import as_written, migrate
 from skipsearch.profile.schema import Profile
-from skipsearch.profile.yaml import MAX_BYTES, Document, KeyPath, read_yaml, where
+from skipsearch.strict_yaml import MAX_BYTES, Document, KeyPath, read_yaml, where
 
 
 def load_profile(path: str | Path) -> Profile:

@@ -7,6 +7,7 @@ measured last; within a device the same dtype first. On one rung the earlier fol
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +61,20 @@ def find_profile(model: ModelFacts, machine: MachineFacts, task: str = ANY, fold
     searched = [(source.folder / model_folder(model.id)) for source in sources(folder)]
     homes = [home for home in searched if home.is_dir()]
     rungs.append(Rung(f"model {model.id}", f"in {len(homes) or 'none'} of {len(searched)} folders"))
-    for wanted, candidates in _ladder(homes, model, machine, task):
+    files = [path for home in homes for path in sorted(home.glob("*/*--*.yaml"))]
+    found = _climb(files, model, machine, task, rungs)
+    if found is not None:
+        return found
+    elsewhere = _of_these_weights([source.folder for source in sources(folder)], homes, model)
+    if elsewhere:
+        rungs.append(Rung("a model of another name with the same weights", ", ".join(dict.fromkeys(p.parts[-3] for p in elsewhere))))
+        found = _climb(elsewhere, model, machine, task, rungs)
+    return found or Found(None, None, (), tuple(rungs), tuple(sorted({path.parent.name for path in [*files, *elsewhere]})))
+
+
+def _climb(files: list[Path], model: ModelFacts, machine: MachineFacts, task: str, rungs: list[Rung]) -> Found | None:
+    """What the ladder over these files holds; what was tried is added to `rungs`."""
+    for wanted, candidates in _ladder(files, model, machine, task):
         refusals = []
         for path in candidates:
             try:
@@ -74,11 +88,23 @@ def find_profile(model: ModelFacts, machine: MachineFacts, task: str = ANY, fold
             rungs.append(Rung(wanted, "; ".join([*refusals, f"using {path}{first}"])))
             return Found(profile, path, tuple(warnings), tuple(rungs))
         rungs.append(Rung(wanted, "; ".join(refusals) or "none"))
-    return Found(None, None, (), tuple(rungs), tuple(sorted({f.parent.name for home in homes for f in home.glob("*/*.yaml")})))
+    return None
 
 
-def _ladder(homes: list[Path], model: ModelFacts, machine: MachineFacts, task: str) -> Iterator[tuple[str, list[Path]]]:
-    """(what this rung wants, the files on it), best first; a model's `homes` are its folders, in the order they are searched."""
+def _of_these_weights(folders: list[Path], known: list[Path], model: ModelFacts) -> list[Path]:
+    """Profiles that were made for the same weights under another name: a local model is named by its folder, which may be renamed."""
+    if model.weights_sha256 is None:
+        return []
+    found = []
+    for path in (path for folder in folders for path in sorted(folder.glob("*/*/*--*.yaml")) if path.parents[1] not in known):
+        with suppress(ProfileError):
+            if load_profile(path).model.weights_sha256 == model.weights_sha256:
+                found.append(path)
+    return found
+
+
+def _ladder(files: list[Path], model: ModelFacts, machine: MachineFacts, task: str) -> Iterator[tuple[str, list[Path]]]:
+    """(what this rung wants, the files on it), best first; `files` are in the order in which their folders are searched."""
     here, dtype = device_slug(machine.name, machine.count), model.dtype or ANY
 
     def fit(path: Path) -> str:
@@ -89,8 +115,8 @@ def _ladder(homes: list[Path], model: ModelFacts, machine: MachineFacts, task: s
 
     rungs = [f"{device} device, {kind}" for device in ("this", "another") for kind in (dtype, "another dtype")] + ["unmeasured"]
     for name in dict.fromkeys([task, ANY]):
-        files = [path for home in homes for path in sorted((home / name).glob("*--*.yaml"))]
-        yield from ((f"task {name}, {rung}", [path for path in files if fit(path) == rung]) for rung in rungs)
+        of_task = [path for path in files if path.parent.name == name]
+        yield from ((f"task {name}, {rung}", [path for path in of_task if fit(path) == rung]) for rung in rungs)
 
 
 def list_profiles(folder: Path | None = None) -> Iterator[Listed]:

@@ -31,7 +31,7 @@ class ModelFacts:
 class MachineFacts:
     """Where and how it is going to decode; None, or a package left out, where that is not known or not to be compared.
 
-    kind: "cpu" or "cuda". software: package -> version, as in a profile's `software`.
+    kind: "cpu", "cuda" or "mps". software: package -> version, as in a profile's `software`.
     """
 
     kind: str

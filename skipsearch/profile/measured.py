@@ -46,6 +46,7 @@ class DrafterCounts(Part):
     rounds: Count = Field(description="rounds that it drafted")
     drafted: Count = Field(description="tokens that it drafted")
     accepted: Count = Field(description="of these, tokens that were accepted")
+    siblings: Count = Field(default=0, exclude_if=left_out, description="tokens verified beside the drafted ones; left out where none were")
     beta: Annotated[float, Field(ge=0, le=1000)] | None = Field(
         default=None, exclude_if=is_none, description="its draft pass / one-token full pass, 0..1000; left out where it was not measured")
     verify_ratio: Annotated[float, Field(gt=0, le=1000)] | None = Field(
@@ -57,11 +58,11 @@ class DrafterCounts(Part):
         """What its rounds cost and brought; None if it drafted none, or its passes were not measured."""
         if self.beta is None or self.verify_ratio is None:
             return None
-        return Price.counted(self.rounds, self.drafted, self.accepted, self.beta, self.verify_ratio)
+        return Price.counted(self.rounds, self.drafted, self.accepted, self.beta, self.verify_ratio, self.siblings)
 
     @model_validator(mode="after")
     def _counted(self) -> DrafterCounts:
-        if not self.rounds <= self.drafted or not self.accepted <= self.drafted:
+        if not self.rounds <= self.drafted or not self.accepted <= self.drafted:   # one token stands at each depth of a draft
             raise broken_rule("drafted", "it is at least the rounds and at least the accepted tokens")
         return self
 

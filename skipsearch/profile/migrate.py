@@ -7,7 +7,7 @@ from typing import Any
 
 from skipsearch.errors import ProfileError
 from skipsearch.profile.schema import SCHEMA_VERSION
-from skipsearch.profile.yaml import KeyPath
+from skipsearch.strict_yaml import KeyPath
 
 
 def migrate(data: Any) -> dict[str, Any]:

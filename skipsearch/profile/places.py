@@ -58,8 +58,8 @@ def user_folder() -> Path:
 
 
 def sources(folder: Path | None = None) -> list[Source]:
-    """The folders to search, first one first: `folder` (--profiles), the environment's, the user's, pulled ones, a checkout's, those of the
-    embedded model.
+    """The folders to search, first one first: `folder` (--profiles), the environment's, ./profiles, where `tune` writes, the user's, pulled
+    ones, a checkout's, those of the embedded model.
 
     Raises: ProfileError if `folder` is given and is not a folder.
     """
@@ -67,9 +67,11 @@ def sources(folder: Path | None = None) -> list[Source]:
         raise ProfileError(f"--profiles {folder} is not a folder; name one that holds profiles/ or <org>--<model>/<task>/*.yaml")
     found = [Source(_inside(folder), str(folder))] if folder is not None else []
     found += [Source(_inside(Path(entry)), entry) for entry in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if entry]
+    checkout = Path(__file__).parents[2]
+    if Path("profiles").is_dir() and Path.cwd().resolve() != checkout.resolve():   # a checkout's own come last
+        found.append(Source(Path("profiles"), "./profiles"))
     found.append(Source(user_folder() / "profiles", "user"))
     found += [Source(pulled / "profiles", _origin(pulled)) for pulled in _folders(user_folder() / "pulled")]
-    checkout = Path(__file__).parents[2]
     if (checkout / "pyproject.toml").is_file():  # beside an installed package, profiles/ would be somebody else's
         found.append(Source(checkout / "profiles", "bundled"))
     # Apart from these, since `tune` in a checkout writes there.

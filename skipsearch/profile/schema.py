@@ -74,7 +74,7 @@ class TaskInfo(Part):
 
 
 class Hardware(Part):
-    kind: Literal["cpu", "cuda"]
+    kind: Literal["cpu", "cuda", "mps"]
     name: Text = Field(description="the device's own name")
     count: int = Field(ge=1, le=4096, description="devices used, 1..4096")
     threads: Annotated[int, Field(ge=1, le=4096)] | None = Field(

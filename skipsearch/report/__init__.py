@@ -1,6 +1,7 @@
 """Report: a search and its profile as pictures, in one HTML file or one by one in a notebook.
 
     study            `read_study`: a study, read without writing to it
+    recorded         what the attributes of a study hold
     searches         convergence, speedup by skipped sub-layers, predicted against measured
     maps             layer map, policy surface
     closed_form      a profile's times, and what α, β and v alone predict
@@ -11,12 +12,12 @@
 """
 
 from skipsearch.report.closed_form import closed_form, token_times
-from skipsearch.report.drafters import by_drafter
+from skipsearch.report.drafters import by_certainty, by_drafter
 from skipsearch.report.drawn import Drawn, NothingToDraw
 from skipsearch.report.maps import layer_map, policy_surface
 from skipsearch.report.page import write_report
 from skipsearch.report.searches import convergence, predicted_measured, speedup_by_skipped
 from skipsearch.report.study import Judged, Study, read_study
 
-__all__ = ["Drawn", "Judged", "NothingToDraw", "Study", "by_drafter", "closed_form", "convergence", "layer_map", "policy_surface",
-           "predicted_measured", "read_study", "speedup_by_skipped", "token_times", "write_report"]
+__all__ = ["Drawn", "Judged", "NothingToDraw", "Study", "by_certainty", "by_drafter", "closed_form", "convergence", "layer_map",
+           "policy_surface", "predicted_measured", "read_study", "speedup_by_skipped", "token_times", "write_report"]

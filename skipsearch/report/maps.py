@@ -9,8 +9,9 @@ from typing import Any
 from skipsearch.mask import SkipMask
 from skipsearch.profile import Profile
 from skipsearch.report.drawn import Drawn, NothingToDraw, label, times
+from skipsearch.report.recorded import SurfacePoint
 from skipsearch.report.searches import NO_STUDY, check_comparable, groups
-from skipsearch.report.study import Study, SurfacePoint
+from skipsearch.report.study import Study
 from skipsearch.report.theme import GAIN, INK, LOSS, MUTED, SERIES, style
 
 BEST = 5   # of a searcher's masks, what its map is made from

@@ -8,7 +8,7 @@ from functools import partial
 
 from skipsearch.profile import Profile
 from skipsearch.report.closed_form import closed_form, token_times
-from skipsearch.report.drafters import by_drafter
+from skipsearch.report.drafters import by_certainty, by_drafter
 from skipsearch.report.drawn import Drawn
 from skipsearch.report.maps import BEST, layer_map, policy_surface
 from skipsearch.report.searches import convergence, predicted_measured, speedup_by_skipped
@@ -51,6 +51,14 @@ def sections(studies: Sequence[Study], profile: Profile | None) -> Iterator[Sect
     yield Section("drafters", "What each drafter brought",
                   "Drafters are asked in this order in every round, and the first that proposes something drafts. The pale bar is what it "
                   "drafted, the full one what was accepted of that.", partial(by_drafter, profile))
+    with_groups = [study for study in studies if study.brought]
+    for k, study in enumerate(with_groups or [*studies, None][:1]):
+        of = f" of {study.label}" if study is not None and len(with_groups) > 1 else ""
+        name = f"certainty-{k}" if k else "certainty"
+        yield Section(name, f"How often drafts are right{of}",
+                      "A drafter knows something before its tokens are verified: lookup, how many tokens matched; the skipped model, how "
+                      "sure it is. A bar is the share of positions in the calibration text whose next token was right, at the positions "
+                      "that the drafters before leave over.", partial(by_certainty, study, name))
     yield Section("closed-form", "Closed form beside the measurement",
                   "What draft length should give if each drafted token were accepted with the same probability α, a draft pass cost β of a "
                   "full pass and a verify pass v of one. v is that of the rounds as measured, so the curve flatters long drafts.",

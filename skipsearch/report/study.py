@@ -1,8 +1,8 @@
 """A study as a report reads it: every judged mask, the race and the policy surface, and never a byte written.
 
 `Ledger` cannot do this: it opens a study to go on with it, creates what is missing and marks as failed what a killed process left.
-What was added to studies later (`searcher`, `search_seconds`, `raced`, `surface`) may be missing; a figure that needs it says so. Older
-studies have a draft policy in words (`policy`) where newer ones have a recipe.
+What was added to studies later (`searcher`, `search_seconds`, `raced`, `surface`, `brought`) may be missing; a figure that needs it says
+so. Older studies have a draft policy in words (`policy`) where newer ones have a recipe.
 """
 
 from __future__ import annotations
@@ -12,114 +12,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError, model_validator
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from skipsearch.errors import DecodeError, MaskError, SearchError
+from skipsearch.errors import MaskError, SearchError
 from skipsearch.ledger import parameter_names
 from skipsearch.mask import SkipMask
-from skipsearch.recipe import Recipe
+from skipsearch.report.recorded import MAX_LAYERS, BroughtGroup, Facts, RacedRecipe, Surface, SurfacePoint, in_words
 from skipsearch.stats import Trial
 from skipsearch.storage import JOURNAL_START, STUDY, is_url, reason, shown, study_name, with_driver
 
 UNKNOWN = "searcher not recorded"   # the searcher of a trial that does not say who proposed it
-MAX_LAYERS = 1024          # as in a profile
-
-Ratio = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
-Number = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
-
-
-class Part(BaseModel):
-    """Keys that a later version adds are none of our business."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Interval(Part):
-    mean: Ratio
-    low: Number
-    high: Number
-
-
-def _recipe(data: Any) -> Recipe | None:
-    try:
-        return None if data is None else Recipe.from_data(data)
-    except (DecodeError, TypeError) as error:
-        raise ValueError(f"the recipe is none that this version knows ({error})") from None
-
-
-StoredRecipe = Annotated[Recipe | None, PlainValidator(_recipe)]
-
-
-class RacedRecipe(Part):
-    """One contender under real decoding; predicted: what the search had promised, null where it promised nothing.
-
-    recipe: null in older studies, which had one mask (attn, mlp) and a policy in words.
-    """
-
-    recipe: StoredRecipe = None
-    attn: tuple[int, ...] = ()
-    mlp: tuple[int, ...] = ()
-    policy: str = ""
-    predicted: Ratio | None = None
-    speedup: Interval
-    split: Literal["calibration", "holdout"]
-
-    @model_validator(mode="after")
-    def _drafts(self) -> RacedRecipe:
-        if self.recipe is None and not (self.attn or self.mlp):
-            raise ValueError("it has neither a recipe nor a mask")
-        return self
-
-    @property
-    def drafts(self) -> object:
-        """Equal for contenders that differ in nothing but the prompts that they were timed on."""
-        return (self.attn, self.mlp) if self.recipe is None else self.recipe
-
-    def __str__(self) -> str:
-        return in_words(self.recipe, len(self.attn) + len(self.mlp), self.policy)
-
-
-def in_words(recipe: Recipe | None, skipped: int, policy: str) -> str:
-    """A recipe or, of an older study, what would be one: `skip 3 sub-layers, confidence 0.6, up to 5`."""
-    return str(recipe) if recipe is not None else ", ".join(filter(None, [f"skip {skipped} sub-layers", policy]))
-
-
-class SurfacePoint(Part):
-    """What the winner's mask is predicted to gain under one draft policy; threshold: null where the policy has none."""
-
-    kind: str
-    draft_length: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    speedup: Ratio
-
-
-class Surface(Part):
-    policies: tuple[SurfacePoint, ...] = ()
-
-
-class Facts(Part):
-    """What a trial says about itself beside its time."""
-
-    stderr: Number = 0.0
-    fidelity: str = ""
-    alpha: Number | None = None
-    tau: Number | None = None
-    beta: Number | None = None
-    baseline_seconds_per_token: Ratio | None = None
-    recipe: StoredRecipe = None
-    policy: str = ""
-    searcher: str = ""
-    search_seconds: Number | None = None
-
 
 @dataclass(frozen=True)
 class Judged:
@@ -150,6 +61,7 @@ class Study:
     left_out: int = 0
     raced: tuple[RacedRecipe, ...] = ()
     surface: tuple[SurfacePoint, ...] = ()
+    brought: tuple[BroughtGroup, ...] = ()
 
     @property
     def best(self) -> Judged:
@@ -217,7 +129,8 @@ def read_study(where: str | Path, label: str | None = None) -> Study:
                           "search go on with `skipsearch tune --resume`")
     raced: tuple[RacedRecipe, ...] = _parsed(tuple[RacedRecipe, ...], attributes.get("raced", []), f"the race in {name}")
     surface: Surface = _parsed(Surface, attributes.get("surface", {}), f"the policy surface in {name}")
-    study = Study(label or _label(name), n_layers, identity, judged, len(trials) - len(judged), raced, surface.policies)
+    groups: tuple[BroughtGroup, ...] = _parsed(tuple[BroughtGroup, ...], attributes.get("brought", []), f"what drafters brought in {name}")
+    study = Study(label or _label(name), n_layers, identity, judged, len(trials) - len(judged), raced, surface.policies, groups)
     try:
         for contender in raced:
             study.mask_of(contender)

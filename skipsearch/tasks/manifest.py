@@ -6,17 +6,18 @@ from pathlib import Path
 from reprlib import repr as shorten
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from skipsearch.errors import TaskError
 from skipsearch.names import unknown
+from skipsearch.strict_yaml import MAX_BYTES, Document, Reading, read_yaml
+from skipsearch.tasks.files import open_regular
 from skipsearch.tasks.template import columns_of
 from skipsearch.tasks.values import Sampling
-from skipsearch.tasks.yaml_lines import line_of, read_yaml
 
 MANIFEST = "task.yaml"
+TASK = Reading(TaskError, "task manifest", "name")
 
 
 def _placeholders_only(template: str) -> str:
@@ -113,18 +114,23 @@ class Manifest(_Strict):
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest in a file. Raises: TaskError naming the file, the line, the field and the rule it breaks."""
-    data, node = read_yaml(path)
-    if not isinstance(data, dict):
+    with open_regular(path) as file:
+        try:
+            content = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise TaskError(f"{path}: cannot be read ({error.strerror or error})") from error
+    document = read_yaml(content, str(path), TASK)
+    if not isinstance(document.data, dict):
         raise TaskError(f"{path}: a task manifest is a mapping of fields such as name and source")
     try:
-        return Manifest.model_validate(data)
+        return Manifest.model_validate(document.data)
     except ValidationError as error:
-        raise TaskError(_sentence(path, node, error.errors(include_url=False)[0])) from error
+        raise TaskError(_sentence(path, document, error.errors(include_url=False)[0])) from error
 
 
-def _sentence(path: Path, node: yaml.Node | None, problem: ErrorDetails) -> str:
+def _sentence(path: Path, document: Document, problem: ErrorDetails) -> str:
     where = problem["loc"]
-    line = line_of(node, where)
+    line = document.line(where)
     # Pydantic puts the tag of a union into the path (`source.hub.repo`); the file has no such level.
     field = ".".join(str(part) for part in where if part not in ("stdlib", "jsonl", "hub")) or "the manifest"
     return f"{path}{f', line {line}' if line else ''}: {_rule(field, problem)}"

@@ -40,6 +40,18 @@ def bare_prompt(row: Row) -> Prompt:
     raise TaskError(f"{row.where}: its columns ({_listed(columns)}) are of no known shape; a line has {known} or {{turns}}")
 
 
+def conversation(row: Row) -> list[dict[str, str]] | None:
+    """The turns of a line with `messages`, as chat clients write them; None for any other line. Raises: TaskError."""
+    if "messages" not in row.columns:
+        return None
+    turns = row.columns["messages"]
+    if not isinstance(turns, list) or not turns or not all(
+            isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str) for turn in turns):
+        raise TaskError(f"{row.where}: messages is {str(turns)[:60]!r}; it is a list of turns such as "
+                        '{"role": "user", "content": "…"}')
+    return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+
+
 def rendered(row: Row, manifest: Manifest) -> Rendered:
     """A row by the manifest's template, or as it stands if it lacks the template's columns but is a prompt of its own:
     Spec-Bench's lines are such, whatever task they are given to. Raises: TaskError naming the row and the column.

@@ -21,7 +21,7 @@ from skipsearch.drafters.skip import Skip
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter
-from skipsearch.recipe import Recipe
+from skipsearch.recipe import Recipe, Siblings
 from skipsearch.stats import DecodeStats, Price
 
 MASKS = (SkipMask(LAYERS, (1, 3), (2,)), SkipMask(LAYERS, (0,), (0, 4)), SkipMask(LAYERS, (2, 3)), SkipMask(LAYERS, mlp=(1, 2)))
@@ -34,7 +34,7 @@ PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))   #
 @dataclass(frozen=True)
 class Drafting:
     """How a decoder drafts. mask: of its skip drafter; None: it has none. lookup: what is asked before that. guarded: drafters that bring
-    little rest, here after a round or two."""
+    little rest, here after a round or two. siblings: what the skip drafter proposes beside its chain."""
 
     mask: SkipMask | None = MASKS[0]
     draft_length: int = 4
@@ -42,10 +42,12 @@ class Drafting:
     parameters: dict[str, float] = field(default_factory=dict)
     lookup: Lookup | None = None
     guarded: bool = False
+    siblings: Siblings | None = None
 
     @property
     def recipe(self) -> Recipe:
-        skip = [] if self.mask is None else [Skip.of(self.mask, self.draft_length, make_exit(self.exit, **self.parameters))]
+        skip = [] if self.mask is None else \
+            [Skip.of(self.mask, self.draft_length, make_exit(self.exit, **self.parameters), self.siblings)]
         return Recipe((*([] if self.lookup is None else [self.lookup]), *skip))
 
     def decoder(self, model: ModelAdapter) -> Decoder:
@@ -56,7 +58,8 @@ class Drafting:
 DRAFTINGS = (Drafting(), Drafting(MASKS[1], 1), Drafting(MASKS[2], 12, "confidence", {"threshold": 0.3}),
              Drafting(MASKS[3], 7, "adaptive", {"threshold": 0.4, "target_acceptance": 0.7, "step": 0.5, "beta2": 0.1}),
              Drafting(None, lookup=Lookup(min_match=1, draft_length=6)),
-             Drafting(MASKS[0], 3, lookup=Lookup(min_match=1, draft_length=4, per_match=2), guarded=True))
+             Drafting(MASKS[0], 3, lookup=Lookup(min_match=1, draft_length=4, per_match=2), guarded=True),
+             Drafting(MASKS[2], 5, siblings=Siblings(below=0.6, most=2)))
 REQUESTS = ((PROMPTS[0], 24), (PROMPTS[1], 3), (PROMPTS[2], 20), (PROMPTS[3], 12))
 
 

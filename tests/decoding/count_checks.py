@@ -44,9 +44,9 @@ class RecordedSession:
             self.notes.drafts.append(draft.tokens.tolist())
         return draft
 
-    def verified(self, ctx: DecodeContext, accepted: int) -> None:
-        self.notes.verified.append(accepted)
-        self.inner.verified(ctx, accepted)
+    def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
+        self.notes.verified.append(len(path))
+        self.inner.verified(ctx, path)
 
 
 class StopAt:

@@ -6,7 +6,7 @@ To add one: a context manager under @caught_by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
-from skipsearch.decoding import acceptance, loop
+from skipsearch.decoding import acceptance, loop, trees
 from skipsearch.decoding.guard import Guard
+from skipsearch.decoding.prefix import Prefix, new_room
 from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.decoding.stopping import Stopper, TextStream
 from skipsearch.drafters import DecodeContext, Draft
@@ -34,8 +35,10 @@ from .adapted_checks import check_adapted, check_adapted_drafts
 from .checks import MASKS, Drafting, check_endings, check_greedy, check_streams_side_by_side
 from .count_checks import check_counts
 from .kangaroo_checks import check_kangaroo_drafts
+from .prefix_checks import check_growing, check_prefixes
 from .recipe_checks import check_certain_sampling, check_guard, check_lookup
 from .sampling_checks import Warp, check_sampling
+from .tree_checks import check_tree_acceptance, check_tree_sampling, check_trees
 
 Check = Callable[[], object]
 BUGS: dict[str, tuple[Callable[[], AbstractContextManager[None]], Check]] = {}
@@ -168,6 +171,51 @@ def one_cache_for_two_streams() -> Iterator[None]:
         return lent
 
     with patch.object(loop.DecodeLoop, "_room_for", shared):
+        yield
+
+
+# --- what one request leaves to the next --------------------------------------------------------------------------------------------
+
+
+@caught_by(check_prefixes)
+def stale_tail_of_a_session() -> Iterator[None]:
+    """What stood behind the shared tokens still counts as known, though another text follows them now."""
+    with patch.object(Prefix, "shared", lambda self, prompt: min(len(self.tokens), len(prompt) - 1)):
+        yield
+
+
+@caught_by(check_prefixes)
+def drafted_tokens_kept_by_a_session() -> Iterator[None]:
+    """A session stands for more than what was emitted: the token that is still pending has no K/V."""
+    real = Prefix.give_back
+
+    def give_back(self: Prefix, history: Sequence[int]) -> None:
+        assert self._room is not None
+        self._room[0].length = len(history)
+        real(self, history)
+
+    with patch.object(Prefix, "give_back", give_back):
+        yield
+
+
+@caught_by(check_prefixes)
+def another_sessions_prefix() -> Iterator[None]:
+    """The K/V of all sessions lies in one cache, while each remembers its own tokens."""
+    room: list[tuple[KVCache, Planner]] = []
+    real = Prefix.lend
+
+    def lend(self: Prefix, prompt: Sequence[int], slots: int, model: Any) -> tuple[KVCache, Planner]:
+        room.extend([new_room(model, 512)] if not room else [])
+        self._room = room[0]
+        return real(self, prompt, slots, model)
+
+    with patch.object(Prefix, "lend", lend):
+        yield
+
+
+@caught_by(check_growing)
+def a_larger_cache_without_what_was_known() -> Iterator[None]:
+    with patch.object(KVCache, "take_over", lambda self, other, count: None):
         yield
 
 
@@ -406,8 +454,8 @@ def low_confidence_token_dropped_instead_of_verified() -> Iterator[None]:
 
 @caught_by(check_counts)
 def policy_told_that_the_bonus_was_accepted() -> Iterator[None]:
-    def verified(self: SkipSession, ctx: DecodeContext, accepted: int) -> None:
-        self.exit.observe(accepted + 1, self._drafted)
+    def verified(self: SkipSession, ctx: DecodeContext, path: Sequence[int]) -> None:
+        self.exit.observe(len(path) + 1, self._drafted)
 
     with patch.object(SkipSession, "verified", verified):
         yield
@@ -415,8 +463,8 @@ def policy_told_that_the_bonus_was_accepted() -> Iterator[None]:
 
 @caught_by(check_counts)
 def policy_told_the_draft_length_instead_of_the_draft() -> Iterator[None]:
-    def verified(self: SkipSession, ctx: DecodeContext, accepted: int) -> None:
-        self.exit.observe(accepted, 4)
+    def verified(self: SkipSession, ctx: DecodeContext, path: Sequence[int]) -> None:
+        self.exit.observe(len(path), 4)
 
     with patch.object(SkipSession, "verified", verified):
         yield
@@ -524,7 +572,7 @@ def guard_told_of_nobody() -> Iterator[None]:
     """Rounds are weighed as if nobody had drafted, so nobody ever rests."""
     real = Guard.passed
 
-    def passed(self: Guard, drafter: int | None, drafted: int = 0, accepted: int = 0) -> None:
+    def passed(self: Guard, drafter: int | None, drafted: int = 0, accepted: int = 0, siblings: int = 0) -> None:
         real(self, None)
 
     with patch.object(Guard, "passed", passed):
@@ -542,6 +590,104 @@ def certain_token_kept_whatever_its_chance() -> Iterator[None]:
         return len(drafted), int(torch.multinomial(p[len(drafted)], 1, generator=generator))
 
     with patch.object(loop, "accept_sampled", accept):
+        yield
+
+
+# --- trees -------------------------------------------------------------------------------------------------------------------
+
+
+@caught_by(check_trees)
+def sibling_sees_its_sibling() -> Iterator[None]:
+    """A verify pass over a tree shows every row all rows before it, as in a chain."""
+    real = Planner.tree
+
+    def tree(self: Planner, start: int, parents: Sequence[int]) -> PassPlan:
+        plan = real(self, start, parents)
+        return replace(plan, visible=(self.slots[:, :plan.keys] <= plan.slots[0, :, None])[None, None])
+
+    with patch.object(Planner, "tree", tree):
+        yield
+
+
+@caught_by(check_trees)
+def sibling_stands_where_its_slot_is() -> Iterator[None]:
+    """Positions count rows, so a sibling is turned by the angle of another place."""
+    real = Planner.tree
+
+    def tree(self: Planner, start: int, parents: Sequence[int]) -> PassPlan:
+        plan = real(self, start, parents)
+        return replace(plan, positions=plan.slots)
+
+    with patch.object(Planner, "tree", tree):
+        yield
+
+
+@caught_by(check_trees)
+def path_not_moved() -> Iterator[None]:
+    """The K/V of an accepted sibling stay where the tree had them."""
+    with patch.object(KVCache, "gather", lambda self, slots, start: None):
+        yield
+
+
+@caught_by(check_trees)
+def length_advanced_by_rows() -> Iterator[None]:
+    """Siblings that fell count as committed."""
+    real = loop.DecodeLoop._round
+
+    def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
+        before = sum(d.siblings for d in request.stats.by_drafter)
+        tokens = real(self, request, room)
+        request.ctx.cache.length += sum(d.siblings for d in request.stats.by_drafter) - before
+        return tokens
+
+    with patch.object(loop.DecodeLoop, "_round", rounds):
+        yield
+
+
+@caught_by(check_trees)
+def any_sibling_of_a_right_token_stands() -> Iterator[None]:
+    """The descent takes the last child whenever one of the children is right."""
+    real = trees.accept_tree_greedy
+
+    def accept(drafted: Tensor, parents: Sequence[int], logits: Tensor) -> tuple[list[int], int]:
+        path, following = real(drafted, parents, logits)
+        if not path:
+            return path, following
+        path[-1] = max(i for i, parent in enumerate(parents, 1) if parent == parents[path[-1] - 1])
+        return path, following
+
+    with patch.object(loop, "accept_tree_greedy", accept):
+        yield
+
+
+@caught_by(check_tree_acceptance)
+def residual_against_the_first_q_again() -> Iterator[None]:
+    """A second sibling is weighed as if the first one could have been drawn once more."""
+    def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
+        return p if q is None else acceptance.residual(p, q, token)
+
+    with patch.object(trees, "residual", residual):
+        yield
+
+
+@caught_by(check_tree_sampling)
+def siblings_drawn_with_replacement() -> Iterator[None]:
+    """A sibling may be the token beside which it stands."""
+    def draw(self: SamplingPicker, scored: Scored) -> tuple[Tensor, Tensor | None]:
+        return torch.multinomial(scored.weights, self.choices, replacement=True, generator=self.generator), scored.weights
+
+    with patch.object(SamplingPicker, "draw", draw):
+        yield
+
+
+@caught_by(check_tree_sampling)
+def token_behind_a_path_drawn_unwarped() -> Iterator[None]:
+    real = SamplingPicker.probs
+
+    def probs(self: SamplingPicker, logits: Tensor) -> Tensor:
+        return logits.softmax(dim=-1) if len(logits) > 1 else real(self, logits)
+
+    with patch.object(SamplingPicker, "probs", probs):
         yield
 
 

@@ -91,7 +91,8 @@ def check_sampling(warp: Warp = Warp(0.5), samples: int = 800, draft_length: int
         Decoder(model, mask, draft_length=draft_length, exit_policy=exit_policy or make_exit("fixed"))
     if drafter is not None:
         wrapped(decoder, drafter)
-    results = [decoder.generate(prompt, length, warp.temperature, warp.top_p, warp.top_k, seed) for seed in range(samples)]
+    results = [decoder.generate(prompt, length, temperature=warp.temperature, top_p=warp.top_p, top_k=warp.top_k, seed=seed)
+               for seed in range(samples)]
     drawn = Counter(tuple(r.tokens) for r in results)
     expected = exact_distribution(next_logits or model.next_logits, prompt, length, warp)
     assert abs(sum(expected.values()) - 1) < 1e-9

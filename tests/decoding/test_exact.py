@@ -19,6 +19,7 @@ from .checks import MASKS, PROMPTS, Drafting, assert_partly_accepted
 
 TEXT = "def parse_arguments(argv=None):\n"
 DEMO_MASK = SkipMask(20, attn=(2, 4, 5, 7, 9, 11, 13), mlp=(3, 6, 8, 10, 12))
+THIN_MASK = SkipMask(20, attn=range(1, 19), mlp=range(3, 17))   # wrong now and then also one token ahead
 
 
 @cache
@@ -39,7 +40,8 @@ def plain_text(engine: str) -> tuple[list[int], list[int]]:
 def test_in_bfloat16_drafting_changes_no_token_across_every_block_border(engine: str, draft_length: int) -> None:
     """Attention looks at 512 keys, then at 1,024; drafts of 8 and more need a second pass."""
     prompt, plain = plain_text(engine)
-    decoder = Decoder(demo(engine), DEMO_MASK, draft_length=draft_length, exit_policy=make_exit("fixed"), exact=True)
+    mask = DEMO_MASK if draft_length > 1 else THIN_MASK
+    decoder = Decoder(demo(engine), mask, draft_length=draft_length, exit_policy=make_exit("fixed"), exact=True)
     drafted = decoder.generate(prompt, 90, ignore_eos=True)
     assert drafted.tokens == plain
     assert_partly_accepted(drafted.stats)

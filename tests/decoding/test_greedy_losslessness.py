@@ -15,6 +15,7 @@ from skipsearch.drafters.lookup import Lookup
 from skipsearch.exits import EXITS
 from skipsearch.mask import SkipMask
 from skipsearch.models import adapt
+from skipsearch.recipe import Siblings
 from skipsearch.stats import DecodeStats
 
 from .checks import MASKS, PROMPTS, Drafting, assert_partly_accepted, check_greedy, check_streams_side_by_side
@@ -28,9 +29,10 @@ parameters = {
 masks = st.integers(0, 2 ** (2 * LAYERS) - 1).map(lambda n: SkipMask.from_bits([n >> i & 1 for i in range(2 * LAYERS)]))
 light_masks = st.sets(st.integers(0, 2 * LAYERS - 1), max_size=3).map(lambda s: SkipMask.from_sublayers(LAYERS, s))
 lookups = st.builds(Lookup, min_match=st.integers(1, 4), draft_length=st.integers(1, 12), per_match=st.none() | st.integers(1, 3))
+siblings = st.builds(Siblings, below=shares | st.just(1.0), most=st.integers(1, 4))
 draftings = st.sampled_from(sorted(EXITS)).flatmap(lambda kind: st.builds(
     Drafting, mask=st.none() | masks | light_masks, draft_length=st.integers(1, 12), exit=st.just(kind), parameters=parameters[kind],
-    lookup=st.none() | lookups, guarded=st.booleans()))
+    lookup=st.none() | lookups, guarded=st.booleans(), siblings=st.none() | siblings))
 prompts = st.sampled_from(PROMPTS) | st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12).map(tuple)
 requests = st.tuples(prompts, st.integers(1, 20))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from helpers.drafting import drafting_with
@@ -21,7 +23,7 @@ from skipsearch.stats import DecodeStats, Price
 
 from .checks import MASKS, PROMPTS, assert_partly_accepted
 
-GOOD = Price(beta=0.25, verify_ratio=1.2, drafted=3.0, gain=0.5)
+GOOD = Price(beta=0.25, verify_ratio=1.2, rows=3.0, gain=0.5)
 
 
 def rests_after(guard: Guard, rounds: list[tuple[int, int]]) -> list[bool]:
@@ -91,7 +93,7 @@ class Wrong:
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
         return Draft(torch.full((most,), (int(ctx.pending) + 1) % 64))
 
-    def verified(self, ctx: DecodeContext, accepted: int) -> None:
+    def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
         pass
 
 

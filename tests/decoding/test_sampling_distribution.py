@@ -6,6 +6,7 @@ Seeds are fixed, so a verdict is the same at every run; a true sampler would fai
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -48,8 +49,8 @@ class CertainSession:
         assert draft.probs is None
         return draft
 
-    def verified(self, ctx: DecodeContext, accepted: int) -> None:
-        self.inner.verified(ctx, accepted)
+    def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
+        self.inner.verified(ctx, path)
 
 
 @pytest.mark.parametrize("warp", WARPS, ids=str)
@@ -100,7 +101,7 @@ def test_sampling_leaves_the_global_random_state_alone() -> None:
 def test_whole_numbers_do_where_fractions_do() -> None:
     decoder = Decoder(TableModel(), TABLE_MASK)
     assert decoder.generate([1], 6, temperature=1, seed=2).tokens == decoder.generate([1], 6, temperature=1.0, seed=2).tokens
-    assert decoder.generate([1], 6, 1.0, top_p=1, top_k=3.0).tokens == decoder.generate([1], 6, 1.0, top_k=3).tokens  # type: ignore[arg-type]
+    assert decoder.generate([1], 6, temperature=1.0, top_k=3.0).tokens == decoder.generate([1], 6, temperature=1.0, top_k=3).tokens  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("limit", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-6}], ids=str)

@@ -149,10 +149,10 @@ class WitnessSession:
         self.calls.append("draft" if found else "nothing")
         return found
 
-    def verified(self, ctx: DecodeContext, accepted: int) -> None:
-        assert accepted >= 0
+    def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
+        assert list(path) == list(range(1, 1 + len(path)))
         self.calls.append("verified")
-        self.inner.verified(ctx, accepted)
+        self.inner.verified(ctx, path)
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)

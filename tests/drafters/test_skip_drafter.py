@@ -101,7 +101,7 @@ def test_the_policy_hears_how_many_of_how_many_were_accepted() -> None:
     session = SkipDrafter(MASK, policy).begin(ctx)
     for accepted in (2, 0, 3):
         session.draft(ctx, 8)
-        session.verified(ctx, accepted)
+        session.verified(ctx, range(1, 1 + accepted))
     assert policy.told == [(2, 3), (0, 3), (3, 3)]
 
 
@@ -128,5 +128,5 @@ def test_a_threshold_that_learns_belongs_to_one_request_unless_it_is_shared() ->
         ctx, drafter = context(), SkipDrafter(MASK, Adaptive(threshold=0.2, across_requests=shared))
         first = drafter.begin(ctx)
         first.draft(ctx, 4)
-        first.verified(ctx, 0)
+        first.verified(ctx, ())
         assert (drafter.begin(ctx).exit.threshold != 0.2) is shared  # type: ignore[attr-defined]

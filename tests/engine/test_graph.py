@@ -102,10 +102,10 @@ def test_rows_are_rounded_up_and_keys_doubled_so_that_few_recordings_serve_all(m
     text = Text(model, 20)
     for rows in (1, 2, 3, 4, 5, 6, 7, 8):
         text.run(rows)
-    assert sorted(key[2] for key in model._recordings) == [1, 2, 4, 8]
+    assert sorted(key[3] for key in model._recordings) == [1, 2, 4, 8]
     text.cache.length = LEAST_KEYS
     text.run(1)
-    assert {key[3] for key in model._recordings} == {LEAST_KEYS, 2 * LEAST_KEYS}
+    assert {key[4] for key in model._recordings} == {LEAST_KEYS, 2 * LEAST_KEYS}
 
 
 def test_another_mask_and_another_cache_are_recorded_anew_and_the_oldest_goes_first(model: GraphAdapter,
@@ -123,7 +123,7 @@ def test_another_mask_and_another_cache_are_recorded_anew_and_the_oldest_goes_fi
     assert (id(text.cache), MASK, 1, LEAST_KEYS) not in model._recordings
 
 
-@pytest.mark.parametrize("what", ["prefill", "long", "end of the cache", "tree", "batch"])
+@pytest.mark.parametrize("what", ["prefill", "long", "end of the cache", "replay", "batch"])
 def test_what_is_not_a_short_chain_is_left_to_the_loop(model: GraphAdapter, what: str) -> None:
     text = Text(model, 20, capacity=LEAST_KEYS)
     rows, batch = {"long": RECORDED_ROWS + 1}.get(what, 4), 2 if what == "batch" else 1
@@ -131,8 +131,8 @@ def test_what_is_not_a_short_chain_is_left_to_the_loop(model: GraphAdapter, what
     plan = text.planner.chain(start, 3 if what == "end of the cache" else rows, batch)
     if what == "end of the cache":
         text.cache.capacity = LEAST_KEYS - 1
-    if what == "tree":
-        plan = PassPlan(plan.positions, plan.slots, plan.keys, plan.visible, plan.start)
+    if what == "replay":
+        plan = PassPlan(plan.positions, plan.slots, plan.keys, plan.visible, plan.start, key_positions=plan.slots)
     cache = KVCache(LAYERS, batch, LEAST_KEYS) if what == "batch" else text.cache
     tokens = torch.zeros(batch, plan.positions.shape[1], dtype=torch.long)
     assert model.run(tokens, cache, plan, None, False) is None

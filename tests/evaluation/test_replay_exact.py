@@ -20,32 +20,34 @@ from skipsearch.cache import Planner
 from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import Sampling
 from skipsearch.drafters.lookup import Lookup
-from skipsearch.drafters.skip import Skip
 from skipsearch.engine import forward
 from skipsearch.errors import SearchError
 from skipsearch.evaluation import continuations
 from skipsearch.evaluation.exact_replay import Drafts, ExactReplay, walk
 from skipsearch.evaluation.lookups import Lookups
+from skipsearch.evaluation.objectives import alone
 from skipsearch.evaluation.replay import Replay
 from skipsearch.exits import DraftPolicy
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, adapt
-from skipsearch.recipe import Recipe
+from skipsearch.recipe import Recipe, Siblings
 from skipsearch.stats import DecodeStats, Price
 
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
 MASKS = (SkipMask(LAYERS, (1, 3), (2,)), SkipMask(LAYERS, (0,), (0, 4)), SkipMask(LAYERS, mlp=(1, 2, 3)))
 DEPTH = 6
 POLICIES = (DraftPolicy(5), DraftPolicy(DEPTH, Confidence(threshold=0.4)),
-            DraftPolicy(DEPTH, Adaptive(threshold=0.35, target_acceptance=0.6, step=0.9)))
+            DraftPolicy(DEPTH, Adaptive(threshold=0.35, target_acceptance=0.6, step=0.9)),
+            DraftPolicy(DEPTH, Confidence(threshold=0.4), Siblings(below=0.6, most=3)))
 
 bits = st.lists(st.integers(0, 1), min_size=2 * LAYERS, max_size=2 * LAYERS).map(SkipMask.from_bits)
 lengths = st.integers(1, DEPTH)
+siblings = st.builds(Siblings, below=st.floats(0.1, 1), most=st.integers(1, 4))
 policies = st.one_of(
-    st.builds(DraftPolicy, lengths),
-    st.builds(lambda n, t: DraftPolicy(n, Confidence(threshold=t)), lengths, st.floats(0.1, 0.9)),
+    st.builds(DraftPolicy, lengths, siblings=st.none() | siblings),
+    st.builds(lambda n, t, beside: DraftPolicy(n, Confidence(threshold=t), beside), lengths, st.floats(0.1, 0.9), st.none() | siblings),
     st.builds(lambda n, t, target: DraftPolicy(n, Adaptive(threshold=t, target_acceptance=target, step=0.9)),
               lengths, st.floats(0.1, 0.9), st.floats(0.2, 0.9)))
 
@@ -53,7 +55,7 @@ policies = st.one_of(
 def decoded(model: ModelAdapter, mask: SkipMask, policy: DraftPolicy, tokens: int, end_on_repeat: int | None,
             prompts: tuple[tuple[int, ...], ...] = PROMPTS) -> tuple[DecodeStats, Counter[str]]:
     """What one decoder counts on the prompts in turn, those left out that end with the prefill's own token; and how the texts ended."""
-    decoder = Decoder(model, mask, draft_length=policy.draft_length, exit_policy=policy.exit)
+    decoder = Decoder(model, Recipe((alone(mask, policy),)))
     total, reasons = DecodeStats(), Counter[str]()
     for prompt in prompts:
         generation = decoder.generate(prompt, tokens, end_on_repeat=end_on_repeat)
@@ -130,7 +132,7 @@ def test_counts_of_lookup_with_the_skipped_model_behind_it_are_those_of_real_dec
     for mask in MASKS:
         for spec in (Lookup(min_match=1, draft_length=5), Lookup(min_match=2, draft_length=6, per_match=1)):
             for policy in POLICIES:
-                decoder = Decoder(model, Recipe((spec, Skip.of(mask, policy.draft_length, policy.exit))))
+                decoder = Decoder(model, Recipe((spec, alone(mask, policy))))
                 results = [decoder.generate(prompt, 24, end_on_repeat=6).stats for prompt in PROMPTS]
                 real = sum((stats for stats in results if stats.round_tokens), DecodeStats())
                 walked = walk(exact(mask), policy, [lookups(spec, prompts)])
@@ -149,7 +151,7 @@ def test_the_guard_decides_in_replay_as_it_does_in_decoding(engine: str) -> None
     spec, policy = Lookup(min_match=1, draft_length=4), DraftPolicy(5)
     for mask in MASKS:
         for prices in ((Price(0.0, 1.4, 3.0, 0.02), Price(0.5, 1.4, 3.0, 0.02)), (None, Price(0.6, 1.5, 4.0, 0.1))):
-            decoder = Decoder(model, Recipe((spec, Skip.of(mask, policy.draft_length, policy.exit))), prices=prices)
+            decoder = Decoder(model, Recipe((spec, alone(mask, policy))), prices=prices)
             results = [decoder.generate(prompt, 24, end_on_repeat=6).stats for prompt in PROMPTS]
             real = sum((stats for stats in results if stats.round_tokens), DecodeStats())
             walked = walk(exact(mask), policy, [lookups(spec, prompts)], prices)
@@ -276,7 +278,7 @@ def test_a_policy_hears_of_every_round_that_drafted_and_is_asked_about_every_dra
 
     right = np.array([[1, 0, 1], [1, 1, 1], [1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1]], dtype=bool)
     confidence = np.array([[.9, .8, .7], [1, 1, 1], [.6, .25, 1], [1, 1, 1], [1, 1, 1], [1, 1, 1]])
-    stats = walk([Drafts(right, confidence, room=6)], DraftPolicy(3, Spy()))  # type: ignore[arg-type]
+    stats = walk([Drafts(right, confidence, np.zeros_like(right), room=6)], DraftPolicy(3, Spy()))  # type: ignore[arg-type]
     assert heard == [(1, 3), (2, 2)], "from position 0, then 2; from 5 there is room for the full model's own token alone"
     assert asked == [(.9, 1), (.8, 2), (.6, 1), (.25, 2)]
     assert counts(stats) == {"tokens": 7, "round_tokens": 6, "rounds": 3, "drafted": 5, "accepted": 3, "rejecting_rounds": 1}

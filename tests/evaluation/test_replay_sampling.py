@@ -113,7 +113,8 @@ def test_each_position_is_a_draft_pass_on_that_token_alone(sampling: Sampling) -
 def test_the_text_is_what_plain_decoding_samples_with_a_seed_of_each_prompts_own() -> None:
     model, replay = world()
     decoder = Decoder(model)
-    assert replay.tokens == [decoder.generate(p, TOKENS, 0.7, 0.95, seed=3 + i, end_on_repeat=6).tokens for i, p in enumerate(PROMPTS)]
+    assert replay.tokens == [decoder.generate(p, TOKENS, temperature=0.7, top_p=0.95, seed=3 + i, end_on_repeat=6).tokens
+                             for i, p in enumerate(PROMPTS)]
     assert replay.tokens != Replay(model, PROMPTS, TOKENS, 6).tokens
 
 
@@ -127,7 +128,7 @@ def test_its_mean_is_the_acceptance_rate_of_real_sampled_decoding() -> None:
     model, _ = small_world()
     prompts = [(i, (7 * i) % VOCAB) for i in range(25)]
     decoder = Decoder(model, MASK, draft_length=1, exit_policy=make_exit("fixed"))
-    real = sum((decoder.generate(p, 20, 0.7, 0.95, seed=1000 + i).stats for i, p in enumerate(prompts)), DecodeStats())
+    real = sum((decoder.generate(p, 20, temperature=0.7, top_p=0.95, seed=1000 + i).stats for i, p in enumerate(prompts)), DecodeStats())
     replayed = Replay(model, prompts, 20, None, sampling=SAMPLINGS[0]).acceptance(MASK)
     assert real.alpha == pytest.approx(replayed, abs=0.08), "three standard errors of some 280 rounds"
     assert 0.2 < replayed < 0.9

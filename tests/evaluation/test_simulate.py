@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, load_model
+from skipsearch.recipe import Siblings
 from skipsearch.stats import DecodeStats, DrafterStats
 
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
@@ -34,9 +36,10 @@ CODE = ("import os\n\n\ndef walk(folder, suffix='.py'):\n    for name in", "    
         "    def add(self, key, value):\n        if key in self._items:\n            raise",
         "def mean(values):\n    total = 0\n    for value in")
 
+SIBLINGS = st.none() | st.builds(Siblings, below=st.floats(0, 1), most=st.integers(1, 4))
 POLICIES = st.one_of(
-    st.builds(DraftPolicy, st.integers(1, 8)),
-    st.builds(lambda n, t: DraftPolicy(n, Confidence(threshold=t)), st.integers(1, 8), st.floats(0, 1)),
+    st.builds(DraftPolicy, st.integers(1, 8), siblings=SIBLINGS),
+    st.builds(lambda n, t, beside: DraftPolicy(n, Confidence(threshold=t), beside), st.integers(1, 8), st.floats(0, 1), SIBLINGS),
     st.builds(lambda n, t: DraftPolicy(n, Adaptive(threshold=t)), st.integers(1, 8), st.floats(0, 1)))
 
 
@@ -46,7 +49,9 @@ def texts(draw: st.DrawFn) -> list[Replayed]:
     for _ in range(draw(st.integers(1, 4))):
         agrees = draw(st.lists(st.booleans(), min_size=1, max_size=30))
         confidence = draw(st.lists(st.floats(0, 1), min_size=len(agrees), max_size=len(agrees)))
-        prompts.append(Replayed(np.array(agrees), np.array(confidence), len(agrees) + draw(st.integers(0, 10))))
+        ranks = draw(st.lists(st.integers(1, 5), min_size=len(agrees), max_size=len(agrees)))
+        prompts.append(Replayed(np.array(agrees), np.array(confidence), len(agrees) + draw(st.integers(0, 10)),
+                                rank=np.where(agrees, 0, ranks)))
     return prompts
 
 
@@ -137,7 +142,7 @@ def test_counts_add_up(replayed: list[Replayed], policy: DraftPolicy) -> None:
     ran_over = stats.accepted + stats.rounds - stats.round_tokens
     assert 0 <= ran_over <= len(replayed), "a round yields what was accepted and one more, but for the last one of a text"
     assert 0 <= stats.accepted <= stats.drafted <= policy.draft_length * stats.rounds
-    assert stats.accepted <= sum(int(r.agrees.sum()) for r in replayed)
+    assert stats.accepted <= sum(int(r.agrees.sum()) for r in replayed) + (stats.rounds if policy.siblings else 0)
     assert stats.rejecting_rounds <= stats.rounds
     assert stats.decode_seconds == pytest.approx(prediction.seconds.sum())
     assert prediction.seconds_per_token == pytest.approx(stats.decode_seconds / stats.round_tokens)
@@ -152,7 +157,8 @@ def test_time_is_that_of_all_draft_passes_and_of_verify_passes_by_their_rows(rep
     assert stats.decode_seconds == pytest.approx(stats.drafted * rows_free.draft(MASK) + stats.rounds * 100)
     by_row = Costs((0.0,) * 2 * LAYERS, 0.0, tuple(100.0 + rows for rows in range(9)))
     stats = simulate(lay_out(replayed), MASK, policy, by_row).stats
-    assert stats.decode_seconds == pytest.approx(stats.rounds * 100 + stats.drafted), "row n costs 100 + n"
+    proposed = stats.drafted + stats.by_drafter[0].siblings
+    assert stats.decode_seconds == pytest.approx(stats.rounds * 100 + proposed), "row n costs 100 + n"
 
 
 @given(texts(), st.integers(1, 8))
@@ -238,15 +244,30 @@ def test_rounds_are_priced_by_who_drafted_them() -> None:
     assert plain.seconds.tolist() == [40.0]
 
 
-def test_a_verify_pass_longer_than_the_table_costs_what_its_last_row_costs() -> None:
-    text = Replayed(np.ones(9, dtype=bool), np.ones(9), room=20)
-    costs = Costs((0.0,) * 2 * LAYERS, 0.0, (1.0, 2.0, 3.0))
-    assert simulate(lay_out([text]), MASK, DraftPolicy(8), costs).stats.decode_seconds == 3.0
-
-
 def test_the_standard_error_is_over_prompts() -> None:
     good, bad = (Replayed(np.full(10, right), np.ones(10), room=10) for right in (True, False))
     assert predicted([good], DraftPolicy(2)).stderr == 0
     assert predicted([good, good], DraftPolicy(2)).stderr == pytest.approx(0)
     few, many = predicted([good, bad], DraftPolicy(2)), predicted([good, bad] * 8, DraftPolicy(2))
     assert few.stderr > many.stderr > 0
+
+
+def test_a_sibling_that_the_full_model_prefers_saves_its_token_and_costs_a_row() -> None:
+    text = Replayed(np.array([True, False, True, False, True, True, True]), np.array([0.9, 0.4, 0.9, 0.3, 0.9, 0.9, 0.9]), room=20,
+                    rank=np.array([0, 1, 0, 3, 0, 0, 0]))
+    alone, one, three = (predicted([text], DraftPolicy(2, siblings=beside))
+                         for beside in (None, Siblings(below=0.5, most=1), Siblings(below=0.5, most=3)))
+    found = [(p.stats.rounds, p.stats.accepted, p.stats.by_drafter[0].siblings) for p in (alone, one, three)]
+    assert found == [(3, 4, 0), (3, 4, 2), (3, 5, 6)], "from 0, 2, 4; from 0, 3, 4, the second sibling of 3 untried; from 0, 3, 5"
+    for p, rows in ((one, 3), (three, 5)):
+        two_rounds_with_siblings = 2 * (COSTS.verifying(rows) - COSTS.verifying(2))
+        assert p.seconds.sum() == pytest.approx(3 * COSTS.rounds(MASK, 2)[2] + two_rounds_with_siblings)
+
+
+def test_a_verify_pass_longer_than_any_measured_costs_more_by_its_rows() -> None:
+    text = Replayed(np.ones(9, dtype=bool), np.ones(9), room=20)
+    costs = Costs((0.0,) * 2 * LAYERS, 0.0, (1.0, 2.0, 3.0))
+    assert simulate(lay_out([text]), MASK, DraftPolicy(8), costs).stats.decode_seconds == 9.0
+    assert COSTS.verifying(4) == COSTS.verify[4]
+    assert COSTS.verifying(9) == pytest.approx(COSTS.verify[5] + 4 * (COSTS.verify[5] - COSTS.verify[1]) / 4)
+    assert replace(COSTS, verify=(3.0, 3.5)).verifying(6) == 3.5

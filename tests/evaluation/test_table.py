@@ -14,11 +14,16 @@ import pytest
 from helpers.tiny import LAYERS, small_world
 
 from skipsearch.costs import Costs
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.skip import Skip
 from skipsearch.evaluation import table
 from skipsearch.evaluation.latency import Measured
-from skipsearch.evaluation.table import CHECKED_MASKS, LatencyTable, fingerprint, latency_table
+from skipsearch.evaluation.prices import prices_here
+from skipsearch.evaluation.table import CHECKED_MASKS, LatencyTable, fingerprint, kept_costs, latency_table
+from skipsearch.exits import make_exit
 from skipsearch.machine import write_whole
 from skipsearch.mask import SkipMask
+from skipsearch.profile import load_profile
 
 
 @pytest.fixture(autouse=True)
@@ -254,3 +259,25 @@ def test_a_real_one_says_what_it_is_worth() -> None:
     assert found.at(16).verify[0] > 0
     for m in found.measured:  # by which a damaged one is known
         assert m.costs.draft(SkipMask(LAYERS)) == pytest.approx(m.costs.verify[0], rel=1e-9)
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_profile_that_nobody_measured_is_weighed_by_the_latest_table() -> None:
+    model, _ = small_world()
+    mask = SkipMask(LAYERS, (0, 1, 2), (1,))
+    recipe = (Lookup(min_match=2, draft_length=8), Skip.of(mask, 6, make_exit("fixed")))
+    golden = Path(__file__).parent.parent / "profile" / "golden"
+    profile, known = (load_profile(golden / f"v2_{name}.yaml") for name in ("unmeasured", "speculate"))
+    profile = profile.model_copy(update={"drafters": recipe})
+    profile = profile.model_copy(update={"model": profile.model.model_copy(update={"n_layers": LAYERS})})
+    assert kept_costs(model) is None
+    assert prices_here(profile, model) == profile.prices, "where there is no table: by the number of sub-layers"
+    latency_table(model, 4, [10, 60, 200])
+    costs = kept_costs(model)
+    assert costs == made_up(60)
+    lookup, skip = prices_here(profile, model)
+    assert lookup is not None
+    assert skip is not None
+    assert (lookup.beta, skip.beta) == (0.0, costs.draft(mask) / costs.verify[0])
+    assert lookup.verify_ratio == skip.verify_ratio == costs.verify[3] / costs.verify[0]
+    assert prices_here(known, model) == known.prices, "what was measured is the profile's own"

@@ -45,6 +45,9 @@ class TableModel:
             value = torch.tanh(h @ self._weights["attn"][i])[:, None]                      # [B, 1, T, V]
             _, values = cache.write(i, value[..., :1], value, plan)                        # [B, 1, keys, V]
             before = (plan.slots[0] - 1).clamp(min=0)
+            if not plan.chain and plan.visible is not None:   # of a tree: the last slot that a row sees before its own
+                earlier = plan.visible[0, 0] & (torch.arange(plan.keys) < plan.slots[0][:, None])
+                before = torch.where(earlier, torch.arange(plan.keys), 0).amax(dim=-1)
             h = h + self.branch * values[:, 0, before] * (plan.slots > 0)[..., None]
         if mlp:
             h = h + self.branch * torch.tanh(h @ self._weights["mlp"][i])

@@ -103,13 +103,16 @@ def test_templates_are_rendered_by_a_process_of_their_own_as_transformers_would(
     assert as_request(tokenizer, " two\nplus ") == tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
 
 
+HELLO = [{"role": "user", "content": "hello"}]
+
+
 def test_a_template_that_never_ends_is_stopped_and_the_next_one_works() -> None:
     child = Renderer(seconds=1)
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(TimeoutError, match="takes more than 1 seconds for one request"):
-        child.render(endless, {}, "hello")
+        child.render(endless, {}, HELLO)
     child.seconds = 60
-    assert child.render("{{ messages[0].content }}", {}, "hello") == "hello"
+    assert child.render("{{ messages[0].content }}", {}, HELLO) == "hello"
 
 
 def test_a_template_that_had_to_be_stopped_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from skipsearch.profile.schema import (
     Software,
     TaskInfo,
 )
-from skipsearch.recipe import DrafterSpec
+from skipsearch.recipe import DrafterSpec, Siblings
 
 GOLDEN = Path(__file__).parent / "golden"
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0)
@@ -80,9 +80,10 @@ def mixed() -> Profile:
 
 
 def every() -> Profile:
-    """Every kind of drafter with every kind of exit."""
+    """Every kind of drafter with every kind of exit, and one with siblings."""
     skips = [SKIP.model_copy(update={"exit": exit_policy}) for exit_policy in (Fixed(), Confidence(threshold=0.25), SKIP.exit)]
-    return unmeasured().model_copy(update={"drafters": (Lookup(min_match=3, draft_length=5), *skips, ADAPTED, KANGAROO)})
+    beside = skips[0].model_copy(update={"siblings": Siblings(below=0.5, most=2)})
+    return unmeasured().model_copy(update={"drafters": (Lookup(min_match=3, draft_length=5), *skips, beside, ADAPTED, KANGAROO)})
 
 
 def lost() -> Profile:
@@ -145,7 +146,9 @@ def _recipe(draw: st.DrawFn, n_layers: int, least: int) -> tuple[DrafterSpec, ..
         Adaptive, threshold=_FRACTION, target_acceptance=_FRACTION, step=_FRACTION, beta1=_FRACTION, beta2=_FRACTION,
         across_requests=st.booleans())
     length = st.integers(1, 64)
-    skips = st.builds(Skip, attn=layers, mlp=layers, draft_length=length, exit=exits).filter(lambda skip: skip.attn or skip.mlp)
+    siblings = st.none() | st.builds(Siblings, below=_FRACTION, most=st.integers(1, 4))
+    skips = st.builds(Skip, attn=layers, mlp=layers, draft_length=length, exit=exits, siblings=siblings).filter(
+        lambda skip: skip.attn or skip.mlp)
     lookups = st.builds(Lookup, min_match=st.integers(1, 16), draft_length=length, per_match=st.none() | length)
     files = st.from_regex(r"([A-Za-z0-9][A-Za-z0-9._-]{0,9}/){0,3}[A-Za-z0-9]{1,9}\.safetensors", fullmatch=True)
     modules = st.builds(ModuleRef, file=files, sha256=_SHA, parameters=st.integers(1, 10**12))
@@ -158,7 +161,8 @@ def _recipe(draw: st.DrawFn, n_layers: int, least: int) -> tuple[DrafterSpec, ..
 @st.composite
 def _counts(draw: st.DrawFn, kind: str) -> DrafterCounts:
     drafted = draw(_COUNT)
-    return DrafterCounts(kind=kind, rounds=draw(st.integers(0, drafted)), drafted=drafted, accepted=draw(st.integers(0, drafted)))
+    return DrafterCounts(kind=kind, rounds=draw(st.integers(0, drafted)), drafted=drafted, accepted=draw(st.integers(0, drafted)),
+                         siblings=draw(st.integers(0, 99)))
 
 
 @st.composite

@@ -25,6 +25,8 @@ def _nothing_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty user folder, no environment, no bundled profiles."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.delenv(places.ENVIRONMENT, raising=False)
+    (tmp_path / "where I stand").mkdir()
+    monkeypatch.chdir(tmp_path / "where I stand")
     monkeypatch.setattr(places, "__file__", str(tmp_path / "site-packages" / "skipsearch" / "profile" / "places.py"))
 
 

@@ -40,7 +40,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkey
 
     monkeypatch.setattr(os, step, full)
     with pytest.raises(ProfileError, match=r"cannot write .*x\.yaml: No space left on device"):
-        save_profile(speculate(), path)
+        save_profile(speculate(), path, replace=True)
     assert os.listdir(tmp_path) == ["x.yaml"]
     assert path.read_text() == dump_profile(plain())
 

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from profile_samples import GOLDEN, mixed, speculate
 
-import skipsearch.profile.yaml as strict_yaml
+from skipsearch import strict_yaml
 from skipsearch.errors import ProfileError
 from skipsearch.profile import dump_profile, load_profile, parse_profile
-from skipsearch.profile.yaml import MAX_BYTES
+from skipsearch.strict_yaml import MAX_BYTES
 
 GOOD = dump_profile(speculate())
 MIXED = dump_profile(mixed())

@@ -39,6 +39,12 @@ SURFACE = {"policies": [*({"kind": "fixed", "draft_length": n, "threshold": None
                           for t in (0.4, 0.6) for target in (0.7, 0.9))]}
 
 
+BROUGHT = [{"drafter": 0, "by": "match length", "low": 2, "high": 3, "positions": 50, "right": 20},
+           {"drafter": 0, "by": "match length", "low": 6, "high": 8, "positions": 30, "right": 27},
+           *({"drafter": 1, "by": "confidence", "low": k / 10, "high": (k + 1) / 10, "positions": 10 * (k + 1), "right": (k + 1) ** 2}
+             for k in range(10))]
+
+
 def make_study(where: Path | str, searchers: dict[str, int] = SEARCHERS, *, recorded: bool = True, failed: int = 0, seed: int = 0,
                raced: Any = RACED, surface: Any = SURFACE, policy: str = "", **identity: Any) -> Ledger:
     """searchers: how many masks each judged. recorded: as studies are written now, with searchers, seconds, race and surface.
@@ -60,4 +66,5 @@ def make_study(where: Path | str, searchers: dict[str, int] = SEARCHERS, *, reco
     if recorded:
         ledger.note("raced", raced)
         ledger.note("surface", surface)
+        ledger.note("brought", BROUGHT)
     return ledger

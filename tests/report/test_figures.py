@@ -12,13 +12,14 @@ from xml.etree import ElementTree
 import pytest
 from helpers.profiles import GOLDEN, demo_profile
 
-from report.studies import LOOKUP, OLD_RACED, RACED, SURFACE, make_study
+from report.studies import BROUGHT, LOOKUP, OLD_RACED, RACED, SURFACE, make_study
 from skipsearch.errors import ExportError, SearchError
 from skipsearch.profile import Profile, load_profile
 from skipsearch.report import (
     Drawn,
     NothingToDraw,
     Study,
+    by_certainty,
     by_drafter,
     closed_form,
     convergence,
@@ -68,7 +69,8 @@ def mixed() -> Profile:
 def svgs(study: Study, profile: Profile, mixed: Profile) -> list[str]:
     """Every figure."""
     figures = [convergence([study]), speedup_by_skipped([study]), predicted_measured([study], profile), layer_map([study], profile),
-               policy_surface(study), policy_surface(study, "surface-1"), token_times(profile), closed_form(profile), by_drafter(mixed)]
+               policy_surface(study), policy_surface(study, "surface-1"), token_times(profile), closed_form(profile), by_drafter(mixed),
+               by_certainty(study)]
     return [drawn.svg("t", "d") for drawn in figures]
 
 
@@ -204,6 +206,14 @@ def test_one_mask_is_enough(tmp_path: Path) -> None:
         assert parsed(drawn).tag == f"{SVG}svg"
 
 
+def test_how_often_drafts_are_right_has_a_bar_a_group_and_a_panel_a_drafter(study: Study) -> None:
+    drawn = by_certainty(study)
+    assert [row[:2] for row in drawn.rows[:3]] == [["1. by match length", "2"], ["1. by match length", "6–7"],
+                                                   ["2. by confidence", "0.0–0.1"]]
+    assert drawn.rows[1][2:] == ["30", "27", "90%"]
+    assert len(drawn.rows) == len(drawn.tips) == len(BROUGHT)
+
+
 # --- what cannot be -------------------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +222,7 @@ def test_one_mask_is_enough(tmp_path: Path) -> None:
     lambda old, profile: predicted_measured([], profile), lambda old, profile: layer_map([]), lambda old, profile: policy_surface(None),
     lambda old, profile: policy_surface(old), lambda old, profile: token_times(None), lambda old, profile: token_times(profile),
     lambda old, profile: closed_form(None), lambda old, profile: closed_form(profile), lambda old, profile: by_drafter(None),
+    lambda old, profile: by_certainty(None), lambda old, profile: by_certainty(old),
     lambda old, profile: by_drafter(profile), lambda old, profile: by_drafter(load_profile(GOLDEN / "v2_plain.yaml")),
     lambda old, profile: by_drafter(load_profile(GOLDEN / "v2_speculate.yaml")),
     lambda old, profile: layer_map([], load_profile(GOLDEN / "v2_plain.yaml")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,17 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
-    """Every line's prompt in the file's order, repetitions included: what `decode --prompts` continues."""
+    """Every line's prompt in the file's order, repetitions included."""
     return tuple(bare_prompt(row) for row in read_rows(path))
 
 
 def parse_rows(lines: Iterable[bytes], name: str) -> list[Row]:
     """Rows of raw lines; `name` stands for the file in errors."""
-    rows: list[Row] = []
+    return list(each_row(lines, name))
+
+
+def each_row(lines: Iterable[bytes], name: str) -> Iterator[Row]:
+    """As `parse_rows`, each as soon as its line is there."""
     taken: set[str] = set()
     for number, line in enumerate(lines, start=1):
         where = f"{name}, line {number}"
@@ -57,9 +61,8 @@ def parse_rows(lines: Iterable[bytes], name: str) -> list[Row]:
             continue
         given = next((columns[key] for key in ID_COLUMNS if isinstance(columns.get(key), str | int)), None)
         identity = f"line-{number}" if given is None else str(given)
-        rows.append(Row(identity if identity not in taken else f"{identity}@line-{number}", where, columns))
+        yield Row(identity if identity not in taken else f"{identity}@line-{number}", where, columns)
         taken.add(identity)
-    return rows
 
 
 def _object(line: bytes, where: str) -> Mapping[str, Any] | None:

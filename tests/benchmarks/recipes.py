@@ -3,7 +3,7 @@
 Masks are searched twice: for the positions that lookup leaves over, and for all positions (`alone`). The best recipe of each shape, and the
 one that `tune` would choose, then decode hold-out prompts beside plain decoding, in one interleaved run:
 
-    python benchmarks/recipes.py --task pycode --threads 1 --holdout benchmarks/many/pycode/task.yaml --out build/recipes-pycode.json
+    python tests/benchmarks/recipes.py --task pycode --threads 1 --holdout tests/benchmarks/many/pycode/task.yaml --out build/pycode.json
 
 `--predictions 24` decodes calibration prompts with so many recipes of all shapes instead, and compares measured with predicted times.
 `--guard pycode.yaml` decodes other text with the recipe of a profile: the task's own prompts, their words shuffled, and random tokens.

@@ -5,8 +5,8 @@ exit policies, taking turns prompt by prompt with plain decoding. Exact replay h
 acceptance and, with the latency table, time per token. The table is measured anew every few masks, as a search measures it when it begins:
 a machine that others use as well is another one half an hour later.
 
-    python benchmarks/replay_against_decoding.py --masks 30 --tasks pycode,prose
-    python benchmarks/replay_against_decoding.py --temperature 0.7 --top-p 0.95       # sampled: no two decoders agree on counts then
+    python tests/benchmarks/replay_against_decoding.py --masks 30 --tasks pycode,prose
+    python tests/benchmarks/replay_against_decoding.py --temperature 0.7 --top-p 0.95       # sampled: no two decoders agree on counts then
 """
 
 from __future__ import annotations

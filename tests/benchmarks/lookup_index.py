@@ -3,7 +3,7 @@
 `extend + match` adds tokens one by one and asks after each, as decoding does; `in one piece` adds the text at once, as a prompt. A query is
 a match and the next 8 tokens. A time is the least of several runs. Memory is what the index holds at the end, beside the caller's tokens.
 
-    python benchmarks/lookup_index.py --tokens 1000 16000 128000
+    python tests/benchmarks/lookup_index.py --tokens 1000 16000 128000
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ What is kept of it: 8 prompts, 32 tokens each, prefill inside the time, one timi
 the middle, the fastest single timing as the answer. What is ours: the engine, so that the two searches are compared and not two decoders.
 Source: Draft & Verify, section 3.3 and appendix B.
 
-    python benchmarks/published_method.py --task pycode --minutes 30 --evaluations 300 --out build/published-pycode.json
+    python tests/benchmarks/published_method.py --task pycode --minutes 30 --evaluations 300 --out build/published-pycode.json
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every prompt is continued four times, by turns: plainly and with drafts, in passes of one fixed shape and in passes as they come. With
 `exact` no token may differ. Without it some should, or the run was too short to prove anything.
 
-    python benchmarks/exact.py --tokens 10000
+    python tests/benchmarks/exact.py --tokens 10000
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 The calibration text, the latency table and the evidence are prepared once and shared; each searcher then searches, its finalists are raced
 on calibration prompts as `skipsearch tune` does it, and its winner goes into one interleaved run with plain decoding and the others.
 
-    python benchmarks/searchers.py --task pycode --budget 15 --published build/published-pycode.json --out build/searchers-pycode.json
+    python tests/benchmarks/searchers.py --task pycode --budget 15 --published build/published-pycode.json --out build/searchers-pycode.json
 
 Thirty prompts cannot tell the best answers apart. The same answers can be measured again on several hundred others, of the same modules:
 
-    python benchmarks/searchers.py --task pycode --searchers '' --answers build/searchers-pycode.json --of auto,clasp,published \
-        --holdout benchmarks/many/pycode/task.yaml --repeats 1 --out build/again-pycode.json
+    python tests/benchmarks/searchers.py --task pycode --searchers '' --answers build/searchers-pycode.json --of auto,clasp,published \
+        --holdout tests/benchmarks/many/pycode/task.yaml --repeats 1 --out build/again-pycode.json
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--answers", type=Path, help="what an earlier run wrote, whose answers are measured again")
     parser.add_argument("--of", default="auto", help="the searchers whose answers are, parted by commas")
     parser.add_argument("--holdout", default=None, help="a task whose hold-out prompts are measured on, the task's own by default: "
-                                                        "benchmarks/many/TASK/task.yaml has more of them")
+                                                        "tests/benchmarks/many/TASK/task.yaml has more of them")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)

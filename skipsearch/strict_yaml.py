@@ -1,4 +1,4 @@
-"""A strict reader for a small, dull part of YAML: maps, lists and scalars, one document, nothing clever.
+"""A strict reader for a small, dull part of YAML: maps, lists and scalars, one document, nothing clever. Profiles and tasks are read by it.
 
 It works on the parser's events, so nothing is ever constructed that the file asks for. Scalars are read as YAML 1.2's JSON
 schema has it: `true`, `false`, `null` and JSON's numbers; every other plain scalar is text, dates, `012`, `1:30` and `yes`
@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from skipsearch.errors import ProfileError
+from skipsearch.errors import ProfileError, SkipSearchError
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 8
@@ -29,12 +29,31 @@ _OTHER_SPELLING = re.compile(r"~|[Nn]ull|NULL|[Tt]rue|TRUE|[Ff]alse|FALSE|[-+]?\
 _WORDS: dict[str, bool | None] = {"null": None, "true": True, "false": False}
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What a file is expected to be, for its errors. error: their class; what: `profile`; begins: what such a file starts with."""
+
+    error: type[SkipSearchError]
+    what: str
+    begins: str
+
+
+PROFILE = Reading(ProfileError, "profile", "schema_version")
+
+
 @dataclass(slots=True)
 class Document:
     """What a file says (`data`: dict, list, str, int, float, bool or None) and the line, from 1, of every key path in it."""
 
     data: Any = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
+
+    def line(self, path: KeyPath) -> int | None:
+        """The line of the deepest part of `path` that the file has; parts that it lacks, such as a union's tag, are passed over."""
+        known: KeyPath = ()
+        for part in path:
+            known = (*known, part) if (*known, part) in self.lines else known
+        return self.lines[known] if known else None
 
 
 def where(name: str, line: int | None = None, path: KeyPath = ()) -> str:
@@ -43,21 +62,21 @@ def where(name: str, line: int | None = None, path: KeyPath = ()) -> str:
     return ", ".join(part for part in (name, f"line {line}" if line else "", keys) if part)
 
 
-def read_yaml(content: bytes, name: str) -> Document:
+def read_yaml(content: bytes, name: str, reading: Reading = PROFILE) -> Document:
     """Parse one file's content; `name` stands for the file in errors.
 
-    Raises: ProfileError naming file, line, key and rule, for whatever is wrong with it.
+    Raises: the error of `reading` naming file, line, key and rule, for whatever is wrong with it.
     """
     if len(content) > MAX_BYTES:
-        raise ProfileError(f"{name}: the file is larger than {MAX_BYTES // 1024} KiB, which no profile needs")
+        raise reading.error(f"{name}: the file is larger than {MAX_BYTES // 1024} KiB, which no {reading.what} needs")
     if content.startswith(b"\xef\xbb\xbf"):
-        raise ProfileError(f"{name}, line 1: the file starts with a byte order mark; save it as UTF-8 without BOM")
+        raise reading.error(f"{name}, line 1: the file starts with a byte order mark; save it as UTF-8 without BOM")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ProfileError(f"{where(name, line)}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
-    return _Reader(text, name).read()
+        raise reading.error(f"{where(name, line)}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
+    return _Reader(text, name, reading).read()
 
 
 def reads_as_text(text: str) -> bool:
@@ -68,8 +87,8 @@ def reads_as_text(text: str) -> bool:
 class _Reader:
     """Angles a stream of parser events into plain values, refusing what is clever."""
 
-    def __init__(self, text: str, name: str) -> None:
-        self.name = name
+    def __init__(self, text: str, name: str, reading: Reading) -> None:
+        self.name, self.reading = name, reading
         self.events: Iterator[Any] = self._parse(text)
         self.document = Document()
         self.nodes = 0
@@ -80,25 +99,26 @@ class _Reader:
         except yaml.MarkedYAMLError as error:
             problem = _one_line(error.problem or error.context)
             line = error.problem_mark.line + 1 if error.problem_mark else None
-            raise ProfileError(f"{where(self.name, line)}: this is not YAML: {problem}") from None
+            raise self.reading.error(f"{where(self.name, line)}: this is not YAML: {problem}") from None
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
-            raise ProfileError(f"{where(self.name, line)}: this is not YAML: it holds a control character") from None
+            raise self.reading.error(f"{where(self.name, line)}: this is not YAML: it holds a control character") from None
         except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an escape beyond the parser's own range
-            raise ProfileError(f"{self.name}: this is not YAML: {_one_line(error)}") from None
+            raise self.reading.error(f"{self.name}: this is not YAML: {_one_line(error)}") from None
 
     def read(self) -> Document:
         next(self.events)  # the stream itself
         start = next(self.events)
         if isinstance(start, yaml.StreamEndEvent):
-            raise ProfileError(f"{self.name}: the file is empty; a profile is a map that starts with schema_version")
+            raise self.reading.error(f"{self.name}: the file is empty; a {self.reading.what} is a map that starts with "
+                                     f"{self.reading.begins}")
         if start.version or start.tags:
             raise self._refuse(start, (), "directives (`%…`) are not allowed")
         self.document.data = self._value(next(self.events), (), 1)
         next(self.events)  # the document's end
         after = next(self.events)
         if not isinstance(after, yaml.StreamEndEvent):
-            raise self._refuse(after, (), "a second document starts here; a profile is one document")
+            raise self._refuse(after, (), f"a second document starts here; a {self.reading.what} is one document")
         return self.document
 
     def _value(self, event: Any, path: KeyPath, depth: int) -> Any:
@@ -111,11 +131,11 @@ class _Reader:
         if event.tag is not None:
             raise self._refuse(event, path, f"tags (`{printable(event.tag)}`) are not allowed; write a plain value")
         if self.nodes > MAX_NODES:
-            raise self._refuse(event, path, f"there are more than {MAX_NODES} values, which no profile needs")
+            raise self._refuse(event, path, f"there are more than {MAX_NODES} values, which no {self.reading.what} needs")
         if isinstance(event, yaml.ScalarEvent):
             return event.value if event.style else self._plain(event, path)
         if depth > MAX_DEPTH:
-            raise self._refuse(event, path, f"values are nested deeper than {MAX_DEPTH} levels, which no profile needs")
+            raise self._refuse(event, path, f"values are nested deeper than {MAX_DEPTH} levels, which no {self.reading.what} needs")
         return self._map(path, depth) if isinstance(event, yaml.MappingStartEvent) else self._list(path, depth)
 
     def _map(self, path: KeyPath, depth: int) -> dict[str, Any]:
@@ -155,8 +175,8 @@ class _Reader:
             raise self._refuse(event, path, f"{text} is too large; write a finite number")
         return value
 
-    def _refuse(self, event: Any, path: KeyPath, rule: str) -> ProfileError:
-        return ProfileError(f"{where(self.name, event.start_mark.line + 1, path)}: {rule}")
+    def _refuse(self, event: Any, path: KeyPath, rule: str) -> SkipSearchError:
+        return self.reading.error(f"{where(self.name, event.start_mark.line + 1, path)}: {rule}")
 
 
 def _one_line(problem: object) -> str:

@@ -1,0 +1,42 @@
+"""Bars of long work: what it is, how far it is, and how long it will still take, in words, on the 80 columns of a narrow terminal too."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+
+def in_words(seconds: float) -> str:
+    """`4 s`, `2 min`, `1 h 5 min`"""
+    whole = max(1, round(seconds))
+    if whole < 100:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class TimeColumn(ProgressColumn):
+    """`4 s left` while it runs, `took 7 s` when it is done."""
+
+    max_refresh = 0.5
+
+    def __init__(self) -> None:
+        super().__init__(table_column=Column(no_wrap=True, min_width=13))
+
+    def render(self, task: Task) -> Text:
+        if task.finished:
+            return Text(f"took {in_words(task.finished_time or 0)}", style="dim")
+        left = task.time_remaining
+        return Text("" if left is None else f"{in_words(left)} left")
+
+
+class Bar(Progress):
+    """Nothing but a terminal sees it. transient: it is gone when the work is done."""
+
+    def __init__(self, console: Console, transient: bool = True):
+        super().__init__(
+            TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            BarColumn(bar_width=10), TextColumn("{task.percentage:>3.0f}%", table_column=Column(no_wrap=True, min_width=4)), TimeColumn(),
+            console=console, transient=transient, expand=True, disable=not console.is_terminal or console.quiet)

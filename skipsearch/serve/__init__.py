@@ -1,0 +1,1 @@
+"""A server that speaks OpenAI's protocol: requests over HTTP in, drafted and verified tokens out. It needs `skipsearch[serve]`."""

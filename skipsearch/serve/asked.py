@@ -1,0 +1,183 @@
+"""What clients send: OpenAI's requests, field by field. What would change the answer and is not carried out is refused by name."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from skipsearch.serve.faults import Fault
+
+MOST_ANSWERS = 32    # of one request: prompts times n
+Token = Annotated[int, Field(strict=True, ge=0)]
+Text = Annotated[str, Field(strict=True)]
+
+# Fields that change no token here: bookkeeping of other services, and what has no counterpart.
+NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"})
+# Values that ask for nothing; any other is refused.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "suffix": ("",), "tools": ([],), "tool_choice": ("none",),
+    "functions": ([],), "function_call": ("none",), "parallel_tool_calls": (True, False), "response_format": ({"type": "text"},),
+    "modalities": (["text"],), "audio": (), "prediction": (), "min_p": (0,), "repetition_penalty": (1,), "reasoning_effort": ("none",),
+    "verbosity": ("medium",), "web_search_options": (), "use_beam_search": (False,), "length_penalty": (1,), "min_tokens": (0,)}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StreamOptions(_Part):
+    include_usage: bool = False
+    include_obfuscation: bool = False   # padding against eavesdroppers on packet sizes; there is no network between here and localhost
+
+
+class Ours(_Part):
+    """What OpenAI's protocol has no word for. profile: "none" decodes plainly. trace: tell who proposed each token, and what was
+    rejected."""
+
+    profile: Literal["own", "none"] = "own"
+    trace: bool = False
+
+
+class Asked(_Part):
+    """What both kinds of request have. None stands for the default, as clients send it."""
+
+    model: Text | None = None
+    temperature: Annotated[float, Field(ge=0, le=100, strict=True)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, strict=True)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=-1)] | None = None
+    n: Annotated[int, Field(strict=True, ge=1, le=MOST_ANSWERS)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    seed: Annotated[int, Field(strict=True, ge=-2**63, lt=2**64)] | None = None
+    stream: Annotated[bool, Field(strict=True)] | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: Annotated[bool, Field(strict=True)] | None = None
+    skipsearch: Ours = Ours()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_is_carried_out(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise Fault(400, f"the body is a {type(data).__name__}; a request is a JSON object")
+        kept = {}
+        for name, value in data.items():
+            if name in NO_EFFECT:
+                continue
+            if name in NEUTRAL:
+                if value is not None and not any(value == neutral for neutral in NEUTRAL[name]):
+                    raise Fault(400, f"{name} is {json.dumps(value)[:60]}, which this server does not carry out: leave it out", name)
+                continue
+            kept[name] = value
+        return kept
+
+    @property
+    def count(self) -> int:
+        return self.n or 1
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Settings of a decoding `Request`; a sample without a seed gets one of its own."""
+        return {"temperature": 1.0 if self.temperature is None else self.temperature, "top_p": self.top_p or 1.0,
+                "top_k": max(0, self.top_k or 0), "stop": self.stop or None, "ignore_eos": bool(self.ignore_eos)}
+
+    def seed_of(self, answer: int) -> int:
+        """Of the n answers to a prompt each has its own seed."""
+        first = secrets.randbits(62) if self.seed is None else self.seed
+        return (first + answer + 2**63) % 2**64 - 2**63
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionAsked(Asked):
+    """/v1/completions"""
+
+    prompt: Text | list[Text] | list[Token] | list[list[Token]]
+    max_tokens: Annotated[int, Field(strict=True, ge=0)] | None = None
+    echo: Annotated[bool, Field(strict=True)] | None = None
+    logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(strict=True, ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _together(self) -> CompletionAsked:
+        if self.best_of is not None and self.best_of != self.count:
+            raise Fault(400, f"best_of is {self.best_of} and n is {self.count}: this server does not choose among answers, leave best_of "
+                        "out", "best_of")
+        if not self.prompts:
+            raise Fault(400, "prompt is an empty list; give a text, token ids, or several of either", "prompt")
+        if self.max_tokens == 0 and not self.echo:
+            raise Fault(400, "max_tokens is 0; without echo nothing would be answered", "max_tokens")
+        if len(self.prompts) * self.count > MOST_ANSWERS:
+            raise Fault(400, f"{len(self.prompts) * self.count} answers are asked for at once; at most {MOST_ANSWERS} are given", "prompt")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt of the request, as text or token ids."""
+        several = isinstance(self.prompt, list) and not (self.prompt and isinstance(self.prompt[0], int))
+        return list(self.prompt) if several else [self.prompt]  # type: ignore[arg-type, list-item]
+
+
+class TextPart(_Part):
+    type: Literal["text"]
+    text: Text
+
+
+class Message(_Part):
+    """A turn. Clients send more than role and content for turns of the assistant; what is null or empty there says nothing."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    role: Annotated[str, Field(min_length=1, max_length=64, strict=True)]
+    content: Text | list[TextPart]
+
+    @model_validator(mode="after")
+    def _nothing_else(self) -> Message:
+        said = next((name for name, value in (self.model_extra or {}).items() if value not in (None, [], "") and name != "name"), None)
+        if said is not None:
+            raise Fault(400, f"a message has {said!r}, which this server does not carry out: leave it out", "messages")
+        return self
+
+    @property
+    def turn(self) -> dict[str, str]:
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text}
+
+
+class ChatAsked(Asked):
+    """/v1/chat/completions"""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    logprobs: Annotated[bool, Field(strict=True)] | None = None
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
+
+    @model_validator(mode="after")
+    def _together(self) -> ChatAsked:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise Fault(400, "top_logprobs needs logprobs to be true", "top_logprobs")
+        return self
+
+
+A = TypeVar("A", bound=Asked)
+
+
+def parse(kind: type[A], body: bytes) -> A:
+    """A request of its kind. Raises: Fault 400 with the field that is wrong."""
+    try:
+        data = json.loads(body)
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        names = [str(part) for part in first["loc"] if isinstance(part, str) and part not in ("str", "list[str]")]
+        field = names[0] if names else None
+        if first["type"] == "extra_forbidden":
+            raise Fault(400, f"{'.'.join(names)} is no field of this request that the server knows: leave it out", field) from None
+        if first["type"] == "missing":
+            raise Fault(400, f"the request lacks {'.'.join(names)}", field, "missing_required_parameter") from None
+        raise Fault(400, f"{field or 'the request'} is not as it should be: {first['msg']}", field, "invalid_value") from None
+    except (ValueError, RecursionError):   # not UTF-8, not JSON, or nested too deep to be read
+        raise Fault(400, "the body is not readable JSON: send one JSON object, in UTF-8", code="invalid_json") from None

@@ -1,0 +1,176 @@
+"""The one thread that decodes: requests wait in a queue, and those that run take turns, a round of each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+
+from skipsearch.decoding import Chunk, Decoder, Request
+from skipsearch.decoding.prefix import Prefix
+from skipsearch.errors import SkipSearchError
+from skipsearch.serve.faults import Fault
+from skipsearch.serve.limits import Limits
+from skipsearch.serve.logprobs import Scorer, TokenScore
+from skipsearch.serve.prefixes import Prefixes
+
+log = logging.getLogger("skipsearch.serve")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one round added to an answer. chunk None: its time is over, and it ends as it stands.
+
+    scores: of the chunk's tokens; of the prompt's before them in the first piece, where those were asked for too.
+    """
+
+    chunk: Chunk | None
+    scores: tuple[TokenScore, ...] = ()
+
+
+@dataclass(eq=False)
+class Job:
+    """One answer that is wanted. prompt: its token ids. key: whose prefixes it may use. plain: decode without drafting.
+
+    top: likeliest tokens to name at each place of the answer, None for no log-probabilities; echo: of the prompt's places too.
+    deliver: called by the worker with each piece, and with a Fault or None where there will be no more.
+    """
+
+    request: Request
+    prompt: list[int]
+    key: str
+    deliver: Callable[[Piece | Fault | None], None]
+    plain: bool = False
+    top: int | None = None
+    echo: bool = False
+    gone: threading.Event = field(default_factory=threading.Event)   # its client went away
+
+
+@dataclass(eq=False)
+class _Running:
+    job: Job
+    stream: Iterator[Chunk]
+    prefix: Prefix
+    ends: float
+    scorer: Scorer | None
+    told: bool = False
+
+
+class Desk:
+    """Takes jobs, decodes them, delivers pieces. Interleaved requests share nothing but time."""
+
+    def __init__(self, decoder: Decoder, limits: Limits):
+        self.decoder, self.limits = decoder, limits
+        self.plain = decoder if not decoder.recipe.drafters else Decoder(decoder.model)
+        self._waiting: deque[Job] = deque()
+        self._running: list[_Running] = []
+        self._prefixes = Prefixes(limits.prefixes)
+        self._closing = False
+        self._changed = threading.Condition()
+        self._took = 1.0   # seconds of a request, lately
+        self._thread = threading.Thread(target=self._work, name="skipsearch-decoding", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take nothing more, finish what was taken, and return when that is done."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """(requests running, requests waiting)"""
+        return len(self._running), len(self._waiting)
+
+    def submit(self, jobs: list[Job]) -> None:
+        """All of them or none. Raises: Fault 429 where the queue has no room, 503 where the server is about to end."""
+        with self._changed:
+            if self._closing:
+                raise Fault(503, "the server is about to end and takes no more requests", code="shutting_down")
+            if len(self._waiting) + len(jobs) > self.limits.waiting:
+                seconds = max(1, round(self._took * len(self._waiting) / self.limits.running))
+                raise Fault(429, f"{len(self._waiting)} requests are waiting already, and at most {self.limits.waiting} may: try again in "
+                            f"{seconds} s", code="rate_limit_exceeded", headers={"Retry-After": str(seconds)})
+            self._waiting.extend(jobs)
+            self._changed.notify()
+
+    def forget(self, job: Job) -> None:
+        """Its client is gone: it leaves the queue now, or the model within a round."""
+        job.gone.set()
+        with self._changed, suppress(ValueError):
+            self._waiting.remove(job)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._running:
+                    if self._closing:
+                        return
+                    self._changed.wait()
+                begun = [self._waiting.popleft() for _ in range(min(len(self._waiting), self.limits.running - len(self._running)))]
+            for job in begun:
+                self._begin(job)
+            for running in list(self._running):
+                if not self._advance(running):
+                    self._running.remove(running)
+
+    def _begin(self, job: Job) -> None:
+        prefix = self._prefixes.take(job.key, job.prompt)
+        decoder = self.plain if job.plain else self.decoder
+        try:
+            stream = decoder.stream(job.request, trace=True, prefix=prefix)
+        except SkipSearchError as error:
+            job.deliver(Fault(400, str(error)))
+            return
+        scorer = None
+        if job.top is not None:
+            most = len(job.prompt) + job.request.max_new_tokens
+            scorer = Scorer(decoder.model, job.top, min(most, decoder.model.spec.context or most))
+        self._running.append(_Running(job, stream, prefix, monotonic() + self.limits.seconds, scorer))
+
+    def _advance(self, running: _Running) -> bool:
+        """One round; whether there will be another."""
+        job = running.job
+        last: Piece | Fault | None = None
+        try:
+            if not job.gone.is_set():
+                if monotonic() <= running.ends:
+                    chunk = next(running.stream)
+                    job.deliver(Piece(chunk, self._scores(running, chunk)))
+                    if chunk.finish_reason is None:
+                        return True
+                else:
+                    last = Piece(None)
+        except SkipSearchError as error:
+            last = Fault(400, str(error))
+        except Exception as error:   # a fault of ours; what it says may quote the request, so its kind and place alone are written down
+            trace = error.__traceback__
+            while trace is not None and trace.tb_next is not None:
+                trace = trace.tb_next
+            where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else "nowhere"
+            log.error("a request ended in %s at %s", type(error).__name__, where)
+            last = Fault(500, "the server failed at this request, which is its own fault: try another, and report it", code="internal")
+        running.stream.close()  # type: ignore[attr-defined]
+        self._prefixes.give_back(job.key, running.prefix)
+        self._took = 0.8 * self._took + 0.2 * max(0.0, monotonic() - (running.ends - self.limits.seconds))
+        if last is not None:
+            job.deliver(last)
+        job.deliver(None)
+        return False
+
+    def _scores(self, running: _Running, chunk: Chunk) -> tuple[TokenScore, ...]:
+        if running.scorer is None:
+            return ()
+        before: list[TokenScore] = []
+        if not running.told:
+            running.told = True
+            before = running.scorer.extend(running.job.prompt)
+        return (*(before if running.job.echo else ()), *running.scorer.extend(chunk.tokens))

@@ -1,0 +1,152 @@
+"""`skipsearch chat`, as somebody at a terminal meets it, and the conversation behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+from helpers.command import in_process
+from helpers.letters import CHAT, letter_tokenizer
+from helpers.threads import one_thread
+from models.tiny import new_hf_model
+
+import skipsearch
+from skipsearch.conversation import Conversation
+from skipsearch.errors import DecodeError, ModelError
+from skipsearch.models import ModelAdapter, adapt
+from skipsearch.recipe import Recipe
+
+__all__ = ["one_thread"]
+ROOT = Path(skipsearch.__file__).parents[1]
+pytestmark = pytest.mark.xdist_group("chat")
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[pexpect.spawn]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "200", "HF_HUB_OFFLINE": "1",
+                                "INPUTRC": "/dev/null"}
+    arguments = ["-m", "skipsearch.cli.main", "chat", "--model", "demo", "--task", "pycode", "--threads", "1", "--engine", "lean",
+                 "--max-new-tokens", "40"]
+    child = pexpect.spawn(sys.executable, arguments, cwd=str(tmp_path), env=environment, encoding="utf-8", timeout=120,
+                          dimensions=(40, 200))
+    child.expect("demo: it has no chat template, so it goes on from your text; /help lists the commands, /quit leaves")
+    child.expect("you> ")
+    yield child
+    child.close(force=True)
+
+
+def test_a_chat_in_a_terminal(terminal: pexpect.spawn, tmp_path: Path) -> None:
+    def ask(line: str) -> str:
+        terminal.sendline(line)
+        terminal.expect("\r\nyou> ")
+        return str(terminal.before).partition("\r\n")[2].replace("\r\n", "\n")
+
+    first = ask("import os, sys; def main(argv=None):")
+    assert first.strip()
+    assert "claims" in ask("/stats")
+    said = ask("/stats")
+    assert "last answer: 40 tokens behind a prompt of" in said
+    assert "tokens/s, τ" in said
+    ask(" x = (")
+    assert "of which 0 were known" not in ask("/stats"), "the second turn reuses the first"
+    assert "forgotten" in ask("/reset")
+    assert "decoding with no profile: plainly" in ask("/profile none")
+    assert ask("import os, sys; def main(argv=None):") == first, "plain decoding writes the same"
+    assert "with a profile for pycode, which claims" in ask("/profile auto")
+    assert "no-such.yaml" in ask("/profile no-such.yaml")
+    assert "none of the commands" in ask("/nothing")
+    assert "/reset" in ask("/help")
+    assert "written to talk.json" in ask("/save talk.json")
+    assert json.loads((tmp_path / "talk.json").read_text())["prompt"].startswith("import os, sys; def main(argv=None):")
+    assert "error: talk.json: File exists" in ask("/save talk.json")
+    terminal.sendintr()
+    terminal.expect("/quit leaves")
+    terminal.sendline("/quit")
+    terminal.expect(pexpect.EOF)
+    terminal.wait()
+    assert terminal.exitstatus == 0
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
+    slow = ("import time\nfrom skipsearch.decoding import loop\nreal = loop.DecodeLoop._round\n"
+            "def slowly(*a):\n    time.sleep(0.05)\n    return real(*a)\n"
+            "loop.DecodeLoop._round = slowly\nfrom skipsearch.cli.main import main\nmain()")
+    child = pexpect.spawn(sys.executable, ["-c", slow, "chat", "--model", "demo", "--profile", "none", "--threads", "1", "--engine", "lean",
+                                           "--max-new-tokens", "400"], cwd=str(tmp_path), env=environment, encoding="utf-8", timeout=120)
+    child.expect("you> ")
+    child.sendline("import os")
+    child.expect("[a-z(]{2}.*\r\n.*[a-z(]{2}")   # behind the echo of the line, some of the answer
+    child.sendintr()
+    child.expect(r"\[stopped\]")
+    child.expect("you> ")
+    child.sendline("/stats")
+    child.expect("no answer was read to its end yet")
+    child.expect("you> ")
+    child.sendeof()
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 0
+
+
+def test_input_from_a_pipe_is_answered_without_prompts(capsys, monkeypatch) -> None:
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("import os\n/quit\nnever\n"))
+    code, printed, said = in_process(capsys, monkeypatch, "chat", "--model", "demo", "--profile", "none", "--max-new-tokens", 5,
+                                     "--threads", 1)
+    assert code == 0, said
+    assert "you>" not in printed
+    assert printed.strip()
+    assert "never" not in printed
+
+
+# --- the conversation itself -------------------------------------------------------------------------------------------------------
+
+
+def chatty() -> ModelAdapter:
+    return adapt(new_hf_model("llama"), letter_tokenizer(CHAT))
+
+
+def test_each_turn_goes_through_the_template_and_pays_for_what_is_new() -> None:
+    talk = Conversation(chatty(), system="be", max_new_tokens=4)
+    first = "".join(talk.ask("hi"))
+    assert [turn["role"] for turn in talk.turns] == ["system", "user", "assistant"]
+    assert talk.turns[-1]["content"] == first
+    assert talk.last is not None
+    assert talk.last.prompt_tokens == 1 + len("system:be\nuser:hi\nai:")
+    "".join(talk.ask("ho"))
+    assert talk.last.cached_tokens >= 1 + len("system:be\nuser:hi\n")
+    talk.reset()
+    assert talk.turns == [{"role": "system", "content": "be"}]
+
+
+def test_a_conversation_that_has_no_room_left_stands_as_it_did() -> None:
+    talk = Conversation(chatty(), max_new_tokens=4)
+    "".join(talk.ask("hi"))
+    before = list(talk.turns)
+    with pytest.raises(DecodeError, match=r"shorten it \(/reset forgets what was said\)"):
+        talk.ask("a" * 200)
+    assert talk.turns == before
+
+
+def test_who_stops_reading_keeps_what_was_read_as_the_answer() -> None:
+    talk = Conversation(chatty(), max_new_tokens=30)
+    pieces = talk.ask("hi")
+    read = next(pieces) + next(pieces)
+    pieces.close()   # type: ignore[attr-defined]
+    assert talk.turns[-1] == {"role": "assistant", "content": read}
+    assert "".join(talk.ask("ho")) is not None
+
+
+def test_what_cannot_be_talked_to_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        Conversation(adapt(new_hf_model("llama")))
+    with pytest.raises(ModelError, match="has no chat template, so it takes no system prompt"):
+        Conversation(adapt(new_hf_model("llama"), letter_tokenizer()), system="be")
+    assert Conversation(chatty()).decoder.recipe == Recipe()

@@ -1,0 +1,146 @@
+"""What drafts with siblings promise: the full model's own greedy tokens, and its own distribution where the request samples."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from skipsearch.decoding.trees import accept_tree_sampled
+from skipsearch.recipe import Siblings
+from skipsearch.stats import DecodeStats
+
+from .acceptance_checks import Row, Tokens, assert_same_distribution, text_distribution
+from .checks import MASKS, Drafting, check_greedy
+from .sampling_checks import TABLE_MASK, Warp, check_sampling
+
+BUSHY = (Drafting(MASKS[0], 4, siblings=Siblings(below=1.0, most=2)), Drafting(MASKS[1], 3, siblings=Siblings(below=0.5, most=4)))
+
+
+def check_trees() -> DecodeStats:
+    """Trees of one node beside each token and of several: greedy text is the full model's own, and siblings were part of it."""
+    stats = check_greedy(BUSHY)
+    drafted, accepted = stats.by_drafter[0].drafted, stats.accepted
+    assert stats.by_drafter[0].siblings > drafted
+    assert 0 < accepted < drafted
+    return stats
+
+
+def check_tree_sampling() -> DecodeStats:
+    """Samples by rounds with siblings are distributed as the full model's own, warped or not."""
+    from skipsearch.drafters.skip import Skip
+    from skipsearch.exits import make_exit
+    from skipsearch.recipe import Recipe
+
+    total = DecodeStats()
+    for warp in (Warp(0.7), Warp(1.3, top_p=0.9, top_k=4)):
+        recipe = Recipe((Skip.of(TABLE_MASK, 2, make_exit("fixed"), Siblings(below=1.0, most=2)),))
+        total += check_sampling(warp, samples=1200, recipe=recipe)
+    assert total.by_drafter[0].siblings
+    return total
+
+
+# --- the rule, by enumeration ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tree:
+    """tokens, and which one each of them follows, counted from 1; chance: that exactly this tree was drafted; q: a row for each token."""
+
+    tokens: Tokens = ()
+    parents: Tokens = ()
+    chance: float = 1.0
+    q: tuple[Row, ...] = ()
+
+
+def drawn_below(tree: Tree, node: int, q: Row, count: int) -> Iterator[Tree]:
+    """All ways in which `count` children of a node can be drawn from q without replacement, or fewer if no more can be."""
+    mine = [tree.tokens[i] for i, parent in enumerate(tree.parents) if parent == node]
+    left = 1 - sum(q[token] for token in mine)
+    if len(mine) == count or left < 1e-12:
+        yield tree
+        return
+    for token, mass in enumerate(q):
+        if mass and token not in mine:
+            grown = Tree((*tree.tokens, token), (*tree.parents, node), tree.chance * mass / left, (*tree.q, q))
+            yield from drawn_below(grown, node, q, count)
+
+
+class Coin:
+    """A uniform number of which only its comparisons matter. Each one forks: `script` says how, and `chance` is how likely that was."""
+
+    def __init__(self, script: list[bool]):
+        self.script, self.chance, self.asked, self.share = script, 1.0, 0, 1.0
+
+    def __mul__(self, q: Any) -> Coin:
+        self.share = float(q)
+        return self
+
+    def __lt__(self, p: Any) -> bool:
+        stands = min(1.0, float(p) / self.share) if self.share else 1.0
+        choice = self.script[self.asked] if self.asked < len(self.script) else True
+        self.asked += 1
+        self.chance *= stands if choice else 1 - stands
+        return choice
+
+
+def tree_outcomes(tree: Tree, p: Callable[[Tokens], Row], certain: bool = False) -> dict[Tokens, float]:
+    """Probability of what one call emits for a tree: accepted tokens and the one that follows them."""
+    texts = [()]
+    for token, parent in zip(tree.tokens, tree.parents, strict=True):
+        texts.append((*texts[parent], token))
+    p_rows = torch.tensor([p(text) for text in texts], dtype=torch.float64)
+    q_rows = None if certain else torch.tensor(tree.q, dtype=torch.float64)
+    found: dict[Tokens, float] = defaultdict(float)
+    scripts: list[list[bool]] = [[]]
+    while scripts:
+        script, weights = scripts.pop(), list[Tensor]()
+        coin = Coin(script)
+
+        def drawn(w: Tensor, *_: Any, seen: list[Tensor] = weights, **__: Any) -> Tensor:
+            seen.append(w)
+            return w.argmax()[None]
+
+        with patch.object(torch, "rand", lambda *_, c=coin, **__: c), patch.object(torch, "multinomial", drawn):
+            path, _ = accept_tree_sampled(torch.tensor(tree.tokens, dtype=torch.long), tree.parents, q_rows, p_rows, torch.Generator())
+        scripts += [[*script, *[True] * (i - len(script)), False] for i in range(len(script), coin.asked)]
+        if coin.chance > 1e-15:
+            [w] = weights
+            for token, share in enumerate((w / w.sum()).tolist()):
+                if share > 0:
+                    found[(*(tree.tokens[node - 1] for node in path), token)] += coin.chance * share
+    return found
+
+
+def emitted_by_trees(q: Callable[[Tokens], Row], p: Callable[[Tokens], Row], children: int, below_the_sibling: bool) -> dict[Tokens, float]:
+    """Probability of every text of three tokens: a root with children, and children below its first child, or below its second."""
+    texts: dict[Tokens, float] = defaultdict(float)
+    for first in drawn_below(Tree(), 0, q(()), children):
+        below = 2 if below_the_sibling and len(first.tokens) > 1 else 1
+        for tree in drawn_below(first, below, q((first.tokens[below - 1],)), children):
+            for text, share in tree_outcomes(tree, p).items():
+                completed = {text: tree.chance * share}
+                while len(next(iter(completed))) < 3:
+                    completed = {(*t, y): mass * w for t, mass in completed.items() for y, w in enumerate(p(t))}
+                for t, mass in completed.items():
+                    texts[t] += mass
+    return {text: mass for text, mass in texts.items() if mass > 1e-12}
+
+
+def check_tree_acceptance(rows: Sequence[Row] = ((0.5, 0.25, 0.25), (0.1, 0.2, 0.7), (0.25, 0.75, 0.0), (0.6, 0.1, 0.3))) -> None:
+    """Whatever p and q, texts of a round with siblings have the full model's own probabilities."""
+    def p(text: Tokens) -> Row:
+        return rows[(len(text) + sum(text)) % len(rows)]
+
+    def q(text: Tokens) -> Row:
+        return rows[(1 + 2 * len(text) + sum(text)) % len(rows)]
+
+    wanted = text_distribution(3, 3, p)
+    for children in (1, 2, 3):
+        for below_the_sibling in (False, True):
+            assert_same_distribution(emitted_by_trees(q, p, children, below_the_sibling), wanted)
