@@ -36,6 +36,7 @@ DRAFTERS: dict[str, str] = {
     "skip": "skipsearch.drafters.skip:Skip",
     "adapted": "skipsearch.drafters.adapted:Adapted",
     "kangaroo": "skipsearch.drafters.kangaroo:Kangaroo",
+    "s3d": "skipsearch.drafters.s3d:S3D",
 }
 # To add one: a file in exits/ and a line here.
 EXITS: dict[str, str] = {

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +29,7 @@ from skipsearch.models.hf import HFAdapter
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.modules.card import Card, Trained
 from skipsearch.modules.files import reference
-from skipsearch.modules.pupils import AdaptedPupil, KangarooPupil, Pupil, agreement
+from skipsearch.modules.pupils import AdaptedPupil, KangarooPupil, Pupil, S3DPupil, agreement
 from skipsearch.modules.rows import head_rows
 from skipsearch.modules.text import documents, windows, written
 from skipsearch.modules.thin import thin_mask
@@ -176,6 +175,23 @@ def kangaroo_lessons(model: ModelAdapter, exit_layer: int, form: str = "attentio
                    values * model.spec.dtype.itemsize)
 
 
+def s3d_lessons(model: ModelAdapter, keep: int | None = None, ahead: int = 4, rank: int | None = None, seed: int = 0) -> Lessons:
+    """Embeddings for unknown tokens over a mask that leaves out the middle layers, as the paper's best ones do; a rank trains low-rank
+    changes of the kept sub-layers too. keep: layers, a third of them if None. Raises: ModuleError, ModelError."""
+    n = model.spec.n_layers
+    count = keep or max(2, n // 3)
+    if not 2 <= count < n or not 2 <= ahead <= 16:
+        raise ModuleError(f"--keep {count} and --ahead {ahead}: s3d keeps 2 to {n - 1} of {n} layers and drafts 2 to 16 tokens at once")
+    middle = tuple(range((count + 1) // 2, n - count // 2))
+    mask = SkipMask.whole_layers(n, middle)
+    pupil = S3DPupil(_unmodified(model), mask, ahead, rank, seed)
+    kept = variants.kept(mask) if rank else []
+    values = (ahead - 1) * model.spec.hidden
+    values += sum(weight.numel() for i, kind in kept for weight in variants.weights_of(pupil.model, i, kind).values())
+    card = {"kind": "s3d", "attn": middle, "mlp": middle, "form": "lora" if rank else "embeddings", "rank": rank}
+    return Lessons(pupil, card, f"s3d-{ahead}{f'-lora{rank}' if rank else ''}.safetensors", values * model.spec.dtype.itemsize)
+
+
 def train(lessons: Lessons, text: Text, out: Path, settings: Settings, extra_memory: str = "25%", listen: Listener = lambda event: None,
           anew: bool = False) -> Result:
     """Train what a draft needs, and write it to a folder as a module.
@@ -222,8 +238,7 @@ def _alpha(model: ModelAdapter, path: Path, card: dict[str, Any], text: Text) ->
     except SearchError:   # the model ends all of them at once
         return None, None
     draft = trained_draft(model, reference(path, path.name), [path.parent])
-    after = float(np.concatenate([r.agrees for r in draft.replayed(replay)]).mean())
-    return replay.acceptance(SkipMask(model.spec.n_layers, card["attn"], card["mlp"])), after
+    return replay.acceptance(SkipMask(model.spec.n_layers, card["attn"], card["mlp"])), draft.alpha(replay)
 
 
 def _unmodified(model: ModelAdapter) -> HFAdapter:

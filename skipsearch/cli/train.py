@@ -12,7 +12,7 @@ from skipsearch.cli.options import Device, Json, Seed, Threads, load, require, w
 if TYPE_CHECKING:
     from skipsearch.mask import SkipMask
 
-METHODS = ("adapted", "kangaroo")
+METHODS = ("adapted", "kangaroo", "s3d")
 
 
 def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join(METHODS)}.")],
@@ -25,15 +25,17 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
                                                            "else from nothing.")] = False,
           profile: Annotated[Path | None, typer.Option(help="adapted: a profile whose mask is trained; else a thin one is looked for.")]
           = None,
-          keep: Annotated[int | None, typer.Option(min=1, help="adapted: sub-layers that the mask keeps. Default: one in eight.")] = None,
-          rank: Annotated[int | None, typer.Option(min=1, help="adapted: low-rank changes of this rank instead of whole copies.")] = None,
+          keep: Annotated[int | None, typer.Option(min=1, help="adapted: sub-layers that the mask keeps, one in eight if not "
+                                                              "given; s3d: layers, one in three.")] = None,
+          rank: Annotated[int | None, typer.Option(min=1, help="Low-rank changes of this rank: adapted, instead of whole copies; "
+                                                              "s3d, beside its embeddings.")] = None,
           exit_layer: Annotated[int | None, typer.Option(min=1, help="kangaroo: layers that it runs. Default: one in eight.")] = None,
           form: Annotated[str, typer.Option(help="kangaroo: attention (an attention sub-layer and a norm) or layer (an MLP too).")]
           = "attention",
           budget: Annotated[str | None, typer.Option(help="Time for the training: 90s, 20m, 1.5h. Default: 10m.")] = None,
           steps: Annotated[int | None, typer.Option(min=1, help="Steps of the training at most.")] = None,
           batch: Annotated[int, typer.Option(min=1, max=4096, help="Texts of a step.")] = 16,
-          ahead: Annotated[int, typer.Option(min=1, max=16, help="adapted: tokens that a draft is trained to run ahead.")] = 5,
+          ahead: Annotated[int | None, typer.Option(min=1, max=16, help="Tokens that a draft runs ahead: adapted 5, s3d 4.")] = None,
           rate: Annotated[float, typer.Option(help="Learning rate at its peak.")] = 3e-3,
           temperature: Annotated[float, typer.Option(min=0, help="At which the model writes for itself.")] = 1.0,
           tokens: Annotated[int, typer.Option(min=512, help="That the model writes for itself.")] = 400_000,
@@ -46,8 +48,9 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
           as_json: Json = False) -> None:
     """Example: skipsearch train adapted --model demo --task pycode --out modules/
 
-    Train a few of the model's sub-layers to draft for it (adapted), or an adapter behind its first layers (kangaroo): a thin draft that is
-    right more often. Only drafts use what is trained; tokens stay the model's own. Interrupt it at any time: the same command goes on.
+    Train a few of the model's sub-layers to draft for it (adapted), an adapter behind its first layers (kangaroo), or embeddings that let
+    one pass draft several tokens (s3d): a thin draft that is right more often. Only drafts use what is trained; tokens stay the model's
+    own. Interrupt it at any time: the same command goes on.
     `tune --modules` then weighs it against all other drafts.
     """
     require(method in METHODS, f"{method!r} cannot be trained; {', '.join(METHODS)} can")
@@ -60,7 +63,7 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
     from skipsearch.cli.train_view import TrainView
     from skipsearch.modules.trainer import Settings
     from skipsearch.tasks import load_task
-    from skipsearch.training import adapted_lessons, kangaroo_lessons, limited, read_text
+    from skipsearch.training import adapted_lessons, kangaroo_lessons, limited, read_text, s3d_lessons
     from skipsearch.training import train as run
     from skipsearch.tuning import seconds
 
@@ -73,8 +76,10 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
         text = read_text(adapter, data or [], chosen, own, seed, view, tokens, temperature, licence)
         if method == "kangaroo":
             lessons = kangaroo_lessons(adapter, exit_layer or max(1, adapter.spec.n_layers // 8), form)
+        elif method == "s3d":
+            lessons = s3d_lessons(adapter, keep, ahead or 4, rank, seed)
         else:
-            lessons = adapted_lessons(adapter, text, mask, keep, rank, ahead, seed, view)
+            lessons = adapted_lessons(adapter, text, mask, keep, rank, ahead or 5, seed, view)
         result = run(lessons, text, out, settings, extra_memory, view, force)
     before, after = result.alpha
     following = f"skipsearch tune --model {model} --task {task or 'TASK'} --modules {out}"

@@ -16,6 +16,7 @@ from skipsearch.models import variants
 from skipsearch.models.hf import HFAdapter
 from skipsearch.modules.kangaroo import KINDS, PREFIX, Shallow
 from skipsearch.modules.rows import Targets, draft_states, lesson, targets
+from skipsearch.modules.s3d import UNKNOWN, Simultaneous
 from skipsearch.modules.weights import DOWN, UP
 
 
@@ -98,6 +99,39 @@ class KangarooPupil:
         cache = model.new_cache(len(texts), texts.shape[1])
         states = onward(model, model.embed(texts, plan.positions), cache, plan, tap=lambda i, h: seen.__setitem__(i, h))
         return seen[self.shallow.exit_layer], targets(model, states, likeliest)
+
+
+class S3DPupil:
+    """Embeddings for the rows of a draft whose token nobody knows; with a rank, low-rank changes of the kept sub-layers too.
+
+    ahead: tokens that one pass drafts.
+    """
+
+    def __init__(self, model: HFAdapter, mask: SkipMask, ahead: int = 4, rank: int | None = None, seed: int = 0):
+        self.model, self.mask, self.ahead = model, mask, ahead
+        sublayers = variants.kept(mask) if rank else []
+        draft = variants.with_copies(model, sublayers)
+        wide = torch.promote_types(model.spec.dtype, torch.float32)
+        with torch.no_grad():   # where all tokens' embeddings are on average, give or take
+            probe = torch.arange(min(model.spec.vocab, 4096), device=model.spec.device)[None]
+            known = model.embed(probe, torch.zeros_like(probe))[0].to(wide)
+            random = torch.Generator().manual_seed(seed)
+            noise = torch.randn(ahead - 1, model.spec.hidden, generator=random).to(known)
+            unknown = nn.Parameter(known.mean(dim=0) + 0.5 * known.std(dim=0) * noise)
+        self.simultaneous = Simultaneous(draft, mask, unknown)
+        self.parameters = {UNKNOWN: unknown, **dict(trainable(draft, sublayers, rank, seed))}
+        self.facts = {"kind": "s3d", "attn": mask.attn, "mlp": mask.mlp, "rank": rank, "ahead": ahead}
+
+    def rows(self, texts: Tensor, first: int, likeliest: int) -> tuple[Tensor, Targets]:
+        given = lesson(self.model, texts, self.ahead, first, likeliest)
+        h = self.model.embed(given.fed, given.plan.positions)
+        groups = given.fed.shape[1] // self.ahead
+        nobody = self.simultaneous.unknown.to(h).repeat(groups, 1, 1)                                 # [groups, ahead − 1, H]
+        h = torch.cat([h.unflatten(1, (groups, self.ahead))[:, :, :1], nobody.expand(len(h), -1, -1, -1)], dim=2).flatten(1, 2)
+        return onward(self.simultaneous.model, h, given.cache, given.plan, self.mask), given.targets
+
+    def head(self, h: Tensor) -> Tensor:
+        return self.simultaneous.model.head(h)
 
 
 def trainable(model: HFAdapter, sublayers: list[tuple[int, str]], rank: int | None, seed: int) -> Iterator[tuple[str, nn.Parameter]]:

@@ -9,7 +9,7 @@ from itertools import pairwise, zip_longest
 import pytest
 import torch
 from helpers.drafting import drafting_with
-from helpers.modules import folder, small_kangaroo, small_module
+from helpers.modules import folder, small_kangaroo, small_module, small_s3d
 from helpers.tiny import VOCAB, FullModel, small_world
 from torch import Tensor
 
@@ -29,6 +29,7 @@ SPECS: dict[str, DrafterSpec] = {
     "lookup": Lookup(min_match=1, draft_length=12),
     "adapted": small_module(),
     "kangaroo": small_kangaroo(),
+    "s3d": small_s3d(ahead=12),
 }
 CAPACITY = 64
 PROMPT = [5, 17, 40, 3, 22, 5, 17]   # its end stood in it before, so that lookup has something to say

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from helpers.modules import MASK, folder, small_module
 from helpers.tiny import small_world
@@ -49,7 +48,7 @@ def test_exact_replay_counts_what_decoding_with_the_module_counts(replay: Replay
 
 
 def test_fast_replay_runs_the_weights_of_the_draft(replay: Replay) -> None:
-    same, other = (np.concatenate([r.agrees for r in trained(noise)[0].replayed(replay)]).mean() for noise in (0.0, 30.0))
+    same, other = (trained(noise)[0].alpha(replay) for noise in (0.0, 30.0))
     assert same == replay.acceptance(MASK)
     assert other < same
 

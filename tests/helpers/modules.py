@@ -12,6 +12,7 @@ from torch import Tensor
 
 from skipsearch.drafters.adapted import Adapted
 from skipsearch.drafters.kangaroo import Kangaroo
+from skipsearch.drafters.s3d import S3D
 from skipsearch.engine.variants import underneath
 from skipsearch.exits.base import Exit
 from skipsearch.exits.confidence import Confidence
@@ -21,6 +22,7 @@ from skipsearch.models import ModelAdapter, variants
 from skipsearch.modules.card import Card, Trained
 from skipsearch.modules.files import reference
 from skipsearch.modules.kangaroo import untrained
+from skipsearch.modules.s3d import UNKNOWN
 from skipsearch.modules.weights import base_of, save_module
 
 from .tiny import LAYERS, driven_by, small_world
@@ -110,3 +112,22 @@ def small_kangaroo(form: str = "attention", noise: float = 0.1, draft_length: in
     with driven_by("hf"):
         model, _ = small_world()
     return kangaroo(model, 2, form, noise, f"kangaroo-{form}-{noise:g}.safetensors", draft_length, policy)
+
+
+def s3d(model: ModelAdapter, mask: SkipMask, rank: int | None, name: str, ahead: int = 4, seed: int = 0) -> S3D:
+    """The spec of a module for s3d with embeddings that are those of some tokens, and small changes where there is a rank."""
+    tensors = {UNKNOWN: model.embed(torch.arange(ahead - 1)[None] + seed + 5, torch.zeros(1, ahead - 1, dtype=torch.long))[0].clone()}
+    if rank:
+        tensors |= changes(model, mask, rank, 0.1, seed)
+    card = Card(kind="s3d", base=base_of(model.spec), attn=mask.attn, mlp=mask.mlp, form="lora" if rank else "embeddings", rank=rank,
+                trained=TRAINED)
+    save_module(folder() / name, card, tensors)
+    return S3D(attn=mask.attn, mlp=mask.mlp, draft_length=ahead, module=reference(folder() / name, name))
+
+
+@cache
+def small_s3d(rank: int | None = None, ahead: int = 4) -> S3D:
+    """A module of `small_world`'s model that skips its middle layer."""
+    with driven_by("hf"):
+        model, _ = small_world()
+    return s3d(model, SkipMask(LAYERS, (2,), (2,)), rank, f"s3d-{ahead}-{rank}.safetensors", ahead)

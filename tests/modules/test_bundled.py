@@ -36,8 +36,7 @@ def test_each_fits_the_embedded_model_says_where_it_comes_from_and_drafts_lossle
     task = load_task("pycode")
     prompts = workload(model, task, task.calibration[:6]).prompts
     replay = Replay(model, prompts, 24, 6)
-    trained = sum(r.agrees.sum() for r in draft.replayed(replay))
-    assert trained > sum(r.agrees.sum() for r in replay(card.mask)), "right more often than the mask without it"
+    assert draft.alpha(replay) > replay.acceptance(card.mask), "right more often than the mask without it"
     decoder, plain = Decoder(model, Recipe((draft.spec(DraftPolicy(4)),)), modules=[FOLDER]), Decoder(model)
     found = decoder.generate(prompts[0], 24)
     assert found.tokens == plain.generate(prompts[0], 24).tokens

@@ -11,7 +11,6 @@ from helpers.tiny import LAYERS, FullModel, driven_by, small_world, tiny_llama
 from skipsearch.decoding import Decoder
 from skipsearch.errors import MaskError, ModuleError
 from skipsearch.evaluation.replay import Replay
-from skipsearch.evaluation.rounds import lay_out
 from skipsearch.evaluation.simulate import walk as walk_rounds
 from skipsearch.evaluation.trained import trained_draft
 from skipsearch.exits import DraftPolicy
@@ -82,7 +81,7 @@ def test_replay_counts_what_decoding_counts(threshold: float) -> None:
     for prompt in PROMPTS:
         total += decoder.generate(prompt, 24, end_on_repeat=6).stats
     draft = trained_draft(model, spec.module, [folder()])
-    found, _ = walk_rounds(lay_out(draft.replayed(replay)), DraftPolicy(4, Confidence(threshold=threshold)))
+    found, _ = walk_rounds(draft.rounds(replay), DraftPolicy(4, Confidence(threshold=threshold)))
     assert found.accepted == total.accepted
     assert found.rounds == total.rounds
     if threshold == 0.0:   # drafts wasted behind a mismatch are estimated where a policy reads them

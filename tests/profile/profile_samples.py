@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from skipsearch.drafters.adapted import Adapted
 from skipsearch.drafters.kangaroo import Kangaroo
 from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.s3d import S3D
 from skipsearch.drafters.skip import Skip
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
@@ -40,6 +41,8 @@ ADAPTED = Adapted(attn=(3, 4), mlp=(7,), draft_length=6, exit=Confidence(thresho
 
 KANGAROO = Kangaroo(exit_layer=3, draft_length=6, exit=Confidence(threshold=0.6),
                     module=ModuleRef(file="kangaroo-3.safetensors", sha256="6c" * 32, parameters=147840))
+
+S3D_DRAFT = S3D(attn=(4, 5), mlp=(4, 5), draft_length=4, module=ModuleRef(file="s3d-4.safetensors", sha256="5d" * 32, parameters=576))
 
 
 def speculate() -> Profile:
@@ -83,7 +86,7 @@ def every() -> Profile:
     """Every kind of drafter with every kind of exit, and one with siblings."""
     skips = [SKIP.model_copy(update={"exit": exit_policy}) for exit_policy in (Fixed(), Confidence(threshold=0.25), SKIP.exit)]
     beside = skips[0].model_copy(update={"siblings": Siblings(below=0.5, most=2)})
-    return unmeasured().model_copy(update={"drafters": (Lookup(min_match=3, draft_length=5), *skips, beside, ADAPTED, KANGAROO)})
+    return unmeasured().model_copy(update={"drafters": (Lookup(min_match=3, draft_length=5), *skips, beside, ADAPTED, KANGAROO, S3D_DRAFT)})
 
 
 def lost() -> Profile:
@@ -155,7 +158,8 @@ def _recipe(draw: st.DrawFn, n_layers: int, least: int) -> tuple[DrafterSpec, ..
     adapted = st.builds(Adapted, attn=layers, mlp=layers, draft_length=length, exit=exits, module=modules).filter(lambda a: a.attn or a.mlp)
     early = st.builds(Kangaroo, exit_layer=st.integers(1, n_layers - 1), draft_length=length, exit=exits, module=modules) if n_layers > 1 \
         else lookups
-    return tuple(draw(st.lists(lookups | skips | adapted | early, min_size=least, max_size=MOST_DRAFTERS, unique=True)))
+    at_once = st.builds(S3D, attn=layers, mlp=layers, draft_length=length, module=modules).filter(lambda s3d: s3d.attn or s3d.mlp)
+    return tuple(draw(st.lists(lookups | skips | adapted | early | at_once, min_size=least, max_size=MOST_DRAFTERS, unique=True)))
 
 
 @st.composite
