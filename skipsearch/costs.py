@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from skipsearch.mask import SkipMask
 
@@ -27,6 +27,10 @@ class Costs:
         """Seconds of one draft pass under `mask`, behind another."""
         return self.overhead + sum(s for s, skipped in zip(self.sublayers, mask.bits, strict=True) if not skipped)
 
+    def drafting(self, mask: SkipMask, tokens: int) -> float:
+        """Seconds of drafting so many tokens under `mask`, one pass each."""
+        return tokens * self.draft(mask)
+
     def spared(self, mask: SkipMask) -> float:
         """The share of a plain pass's time that a draft pass under `mask` leaves out."""
         every = self.overhead + sum(self.sublayers)
@@ -44,7 +48,8 @@ class Costs:
         if mask is None:
             return tuple(tuple(self.verifying(n + s) for n in range(longest + 1)) for s in range(siblings + 1))
         draft, colder = self.draft(mask), 1 + self.cold * self.spared(mask)
-        return tuple((self.verify[0], *((n + self.first) * draft + colder * self.verifying(n + s) for n in range(1, longest + 1)))
+        return tuple((self.verify[0], *(self.drafting(mask, n) + self.first * draft + colder * self.verifying(n + s)
+                                         for n in range(1, longest + 1)))
                      for s in range(siblings + 1))
 
     def verifying(self, proposed: int) -> float:
@@ -55,3 +60,15 @@ class Costs:
             return self.verify[proposed]
         a_row = (self.verify[last] - self.verify[1]) / (last - 1) if last > 1 else 0.0
         return self.verify[last] + (proposed - last) * max(a_row, 0.0)
+
+
+@dataclass(frozen=True)
+class InOnePass(Costs):
+    """The same machine, for drafts of which one pass has all tokens as its rows: it grows with them as a verify pass does."""
+
+    @classmethod
+    def of(cls, costs: Costs) -> InOnePass:
+        return cls(**{field.name: getattr(costs, field.name) for field in fields(Costs)})
+
+    def drafting(self, mask: SkipMask, tokens: int) -> float:
+        return self.draft(mask) * self.verifying(max(tokens, 1) - 1) / self.verify[0]

@@ -38,6 +38,8 @@ DRAFTERS: dict[str, str] = {
     "asd": "skipsearch.drafters.asd:ASD",
     "clasp": "skipsearch.drafters.clasp:CLaSp",
     "swift": "skipsearch.drafters.swift:SWIFT",
+    "kangaroo": "skipsearch.drafters.kangaroo:Kangaroo",
+    "s3d": "skipsearch.drafters.s3d:S3D",
 }
 # To add one: a file in exits/ and a line here.
 EXITS: dict[str, str] = {

@@ -1,7 +1,7 @@
 """The driver of a training, from text to a module.
 
     text      read from files, from a task's calibration prompts, or written by the model itself; some of it is kept aside
-    mask      a profile's, or the thin one with which the untrained draft does best
+    lessons   of a mask's kept sub-layers (a profile's mask, or the thin one with which the untrained draft does best), or of an adapter
     train     towards the full model's distribution, on the draft's own rows (`modules/trainer.py`)
     replay    α before and after, on text that was kept aside
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from skipsearch.errors import ModuleError, SearchError
 from skipsearch.evaluation.prompts import workload
 from skipsearch.evaluation.replay import Replay
+from skipsearch.evaluation.trained import trained_draft
 from skipsearch.machine import make_folder, this_machine
 from skipsearch.mask import SkipMask
 from skipsearch.models import variants
@@ -27,11 +29,12 @@ from skipsearch.models.hf import HFAdapter
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.modules.card import Card, Trained
 from skipsearch.modules.files import reference
-from skipsearch.modules.rows import agreement
+from skipsearch.modules.pupils import AdaptedPupil, KangarooPupil, Pupil, S3DPupil, agreement
+from skipsearch.modules.rows import head_rows
 from skipsearch.modules.text import documents, windows, written
 from skipsearch.modules.thin import thin_mask
-from skipsearch.modules.trainer import Settings, Step, Trainer
-from skipsearch.modules.weights import adapted, base_of, load_tensors, save_module
+from skipsearch.modules.trainer import Settings, Step, Trainer, precision
+from skipsearch.modules.weights import base_of, save_module
 from skipsearch.search import Noted, Progress, Stage
 from skipsearch.tasks.values import Task
 
@@ -60,13 +63,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Result:
-    """alpha: by fast replay on text kept aside, (before, after). path: of the module."""
+    """alpha: by fast replay on text kept aside, (before, after), None where that ends at once. path: of the module."""
 
     path: Path
     card: Card
     parameters: int
     extra_bytes: int
-    alpha: tuple[float, float]
+    alpha: tuple[float | None, float | None]
 
 
 def read_text(model: ModelAdapter, data: list[Path], task: Task | None, own: bool, seed: int, listen: Listener,
@@ -128,73 +131,122 @@ def memory_limit(extra: str, model_bytes: int) -> int:
     return int(float(match[1]) * unit)
 
 
-def train(model: ModelAdapter, text: Text, out: Path, settings: Settings, mask: SkipMask | None = None, keep: int | None = None,
-          extra_memory: str = "25%", listen: Listener = lambda event: None, anew: bool = False) -> Result:
-    """Train the kept sub-layers of a mask for drafting, and write them to a folder as a module.
+@dataclass(frozen=True)
+class Lessons:
+    """What is to be trained. card: of its module, less how it was trained. name: of its file. extra_bytes: memory that a draft takes."""
 
-    model: driven by engine hf, in the dtype that passes are to be computed in. mask: None looks for a thin one that keeps `keep` sub-layers
-    (an eighth of them if None). anew: throw away a training that was interrupted in this folder, instead of going on with it.
+    pupil: Pupil
+    card: dict[str, Any]
+    name: str
+    extra_bytes: int
+
+
+def adapted_lessons(model: ModelAdapter, text: Text, mask: SkipMask | None = None, keep: int | None = None, rank: int | None = None,
+                    ahead: int = 5, seed: int = 0, listen: Listener = lambda event: None) -> Lessons:
+    """The kept sub-layers of a mask; None looks for a thin one that keeps `keep` of them, an eighth if None. rank: of low-rank changes.
+
     Raises: ModuleError, ModelError.
     """
-    if not isinstance(model, HFAdapter):
-        raise ModuleError("training runs on the unmodified modules: load the model with --engine hf")
-    make_folder(out)
-    checkpoint = out / CHECKPOINT
-    if anew:
-        checkpoint.unlink(missing_ok=True)
+    base = _unmodified(model)
     if mask is None:
         count = keep or max(1, 2 * model.spec.n_layers // KEPT_SHARE)
         if not 1 <= count < 2 * model.spec.n_layers:
             raise ModuleError(f"--keep {count} is no thin mask of {2 * model.spec.n_layers} sub-layers: keep at least 1 and leave some out")
         listen(Stage(f"choosing {count} sub-layers to keep"))
         mask = thin_mask(model, text.aside[:THIN_ON], count, lambda done, total: listen(Progress(done, total)))
-    extra = sum(weight.numel() for i, kind in variants.kept(mask) for weight in variants.weights_of(model, i, kind).values())
-    extra *= model.spec.dtype.itemsize
-    if extra > memory_limit(extra_memory, model.weight_bytes):
-        raise ModuleError(f"the weights of {len(variants.kept(mask))} sub-layers once more take {extra / 1e6:.3g} MB, more than "
-                          f"--extra-memory {extra_memory}: keep fewer, or allow more")
-    trainer = Trainer(model, mask, text.windows, settings)
-    before = agreement(model, model, mask, text.aside, settings.depth)
-    listen(Stage(f"training {sum(p.numel() for p in trainer.parameters.values()) / 1e6:.3g} M values, of sub-layers "
-                 f"{', '.join(f'{kind} {i}' for i, kind in variants.kept(mask))}"))
+    kept = variants.kept(mask)
+    values = sum(weight.numel() for i, kind in kept for weight in variants.weights_of(base, i, kind).values())   # low-rank ones are merged
+    card = {"kind": "adapted", "attn": mask.attn, "mlp": mask.mlp, "form": "copy" if rank is None else "lora", "rank": rank}
+    name = f"adapted-{len(kept)}{'' if rank is None else f'-lora{rank}'}.safetensors"
+    listen(Noted(f"trained: {', '.join(f'{kind} {i}' for i, kind in kept)}"))
+    return Lessons(AdaptedPupil(base, mask, rank, ahead, seed), card, name, values * model.spec.dtype.itemsize)
+
+
+def kangaroo_lessons(model: ModelAdapter, exit_layer: int, form: str = "attention") -> Lessons:
+    """An adapter behind the first `exit_layer` layers. form: `attention` or `layer`. Raises: ModuleError, ModelError."""
+    n = model.spec.n_layers
+    if not 1 <= exit_layer < n:
+        raise ModuleError(f"--exit-layer {exit_layer} is no place to leave a model of {n} layers early: give 1 to {n - 1}")
+    pupil = KangarooPupil(_unmodified(model), exit_layer, form)
+    above = tuple(range(exit_layer, n))
+    card = {"kind": "kangaroo", "attn": above, "mlp": above, "form": form, "rank": None, "exit_layer": exit_layer}
+    values = sum(parameter.numel() for parameter in pupil.parameters.values())
+    return Lessons(pupil, card, f"kangaroo-{exit_layer}{'' if form == 'attention' else '-layer'}.safetensors",
+                   values * model.spec.dtype.itemsize)
+
+
+def s3d_lessons(model: ModelAdapter, keep: int | None = None, ahead: int = 4, rank: int | None = None, seed: int = 0) -> Lessons:
+    """Embeddings for unknown tokens over a mask that leaves out the middle layers, as the paper's best ones do; a rank trains low-rank
+    changes of the kept sub-layers too. keep: layers, a third of them if None. Raises: ModuleError, ModelError."""
+    n = model.spec.n_layers
+    count = keep or max(2, n // 3)
+    if not 2 <= count < n or not 2 <= ahead <= 16:
+        raise ModuleError(f"--keep {count} and --ahead {ahead}: s3d keeps 2 to {n - 1} of {n} layers and drafts 2 to 16 tokens at once")
+    middle = tuple(range((count + 1) // 2, n - count // 2))
+    mask = SkipMask.whole_layers(n, middle)
+    pupil = S3DPupil(_unmodified(model), mask, ahead, rank, seed)
+    kept = variants.kept(mask) if rank else []
+    values = (ahead - 1) * model.spec.hidden
+    values += sum(weight.numel() for i, kind in kept for weight in variants.weights_of(pupil.model, i, kind).values())
+    card = {"kind": "s3d", "attn": middle, "mlp": middle, "form": "lora" if rank else "embeddings", "rank": rank}
+    return Lessons(pupil, card, f"s3d-{ahead}{f'-lora{rank}' if rank else ''}.safetensors", values * model.spec.dtype.itemsize)
+
+
+def train(lessons: Lessons, text: Text, out: Path, settings: Settings, extra_memory: str = "25%", listen: Listener = lambda event: None,
+          anew: bool = False) -> Result:
+    """Train what a draft needs, and write it to a folder as a module.
+
+    anew: throw away a training that was interrupted in this folder, instead of going on with it. Raises: ModuleError.
+    """
+    pupil = lessons.pupil
+    model = pupil.model
+    if lessons.extra_bytes > memory_limit(extra_memory, model.weight_bytes):
+        raise ModuleError(f"what this draft has of its own takes {lessons.extra_bytes / 1e6:.3g} MB, more than --extra-memory "
+                          f"{extra_memory}: train less, or allow more")
+    make_folder(out)
+    checkpoint = out / CHECKPOINT
+    if anew:
+        checkpoint.unlink(missing_ok=True)
+    trainer = Trainer(pupil, text.windows, settings)
+    before = measured(pupil, text)
+    listen(Stage(f"training {sum(p.numel() for p in trainer.parameters.values()) / 1e6:.3g} M values"))
     trainer.run(checkpoint, listen)
-    tensors = trainer.tensors()
-    machine = this_machine(model.spec.device)
     trained = Trained(text=text.what[:300], licence=text.licence[:300], tokens=trainer.done * settings.batch * text.windows.shape[1],
                       rows=trainer.rows, steps=trainer.done, seconds=round(trainer.seconds, 1), seed=settings.seed,
-                      device=machine.description[:300], dtype=model.spec.dtype_name, created=_now(), before=_mean(before), after=0.0)
-    card = Card(kind="adapted", base=base_of(model.spec), attn=mask.attn, mlp=mask.mlp, form="copy" if settings.rank is None else "lora",
-                rank=settings.rank, trained=trained)
-    draft = adapted(model, card, tensors, "the trained draft")
-    card = card.model_copy(update={"trained": trained.model_copy(update={"after": _mean(agreement(model, draft, mask, text.aside,
-                                                                                                   settings.depth))})})
-    path = out / f"adapted-{len(variants.kept(mask))}{'' if settings.rank is None else f'-lora{settings.rank}'}.safetensors"
-    save_module(path, card, tensors)
+                      device=this_machine(model.spec.device).description[:300], dtype=model.spec.dtype_name,
+                      created=datetime.now(UTC).isoformat(timespec="seconds"), before=before, after=measured(pupil, text))
+    card = Card(**lessons.card, base=base_of(model.spec), trained=trained)
+    path = out / lessons.name
+    save_module(path, card, trainer.tensors())
     checkpoint.unlink(missing_ok=True)
     listen(Stage("replaying text that was kept aside"))
     ref = reference(path, path.name)
-    return Result(path, card, ref.parameters, extra, _alpha(model, load_tensors(path)[1], card, text))
+    return Result(path, card, ref.parameters, lessons.extra_bytes, _alpha(model, path, lessons.card, text))
 
 
-def _alpha(model: ModelAdapter, tensors: dict[str, Tensor], card: Card, text: Text) -> tuple[float, float]:
-    """By fast replay: of the mask as it is, and with the trained weights."""
+def measured(pupil: Pupil, text: Text) -> float:
+    """Share of the rows of text kept aside on which the draft and the full model agree."""
+    with precision(pupil.model):
+        return round(agreement(pupil, text.aside, head_rows(pupil.model)), 4)
+
+
+def _alpha(model: ModelAdapter, path: Path, card: dict[str, Any], text: Text) -> tuple[float | None, float | None]:
+    """By fast replay: of the mask as it is (an early exit without its adapter drafts with the head alone), and of the module."""
     prompts = [row[:len(row) // 2].tolist() for row in text.aside[:REPLAYED]]
     try:
         replay = Replay(model, prompts, REPLAYED_TOKENS, 6)
     except SearchError:   # the model ends all of them at once
-        return 0.0, 0.0
-    draft = adapted(model, card, tensors, "the trained draft")
-    return replay.acceptance(card.mask), replay.acceptance(card.mask, draft=draft)
+        return None, None
+    draft = trained_draft(model, reference(path, path.name), [path.parent])
+    return replay.acceptance(SkipMask(model.spec.n_layers, card["attn"], card["mlp"])), draft.alpha(replay)
+
+
+def _unmodified(model: ModelAdapter) -> HFAdapter:
+    if not isinstance(model, HFAdapter):
+        raise ModuleError("training runs on the unmodified modules: load the model with --engine hf")
+    return model
 
 
 def limited(settings: Settings, steps: int | None, seconds: float | None) -> Settings:
     """With the limits that were asked for; ten minutes where none was."""
     return replace(settings, steps=steps, seconds=600.0 if steps is None and seconds is None else seconds)
-
-
-def _mean(by_depth: list[float]) -> float:
-    return round(sum(by_depth) / len(by_depth), 4)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -26,25 +26,24 @@ from skipsearch.errors import ModuleError, SearchError
 from skipsearch.evaluation.brought import brought
 from skipsearch.evaluation.evidence import gather
 from skipsearch.evaluation.objectives import (
-    ADAPTED,
-    LOOKUP_ADAPTED,
+    LOOKUP_SKIP,
     MAX_DRAFT,
     SHAPES,
+    TRAINED,
     Found,
     Objective,
     ReplayObjective,
-    TrainedDraft,
     WallObjective,
 )
 from skipsearch.evaluation.prompts import Workload, template_sha256, workload
 from skipsearch.evaluation.replay import Replay
 from skipsearch.evaluation.table import latency_table, main_context
+from skipsearch.evaluation.trained import TrainedDraft, trained_draft
 from skipsearch.evaluation.wall import knock_out, race
 from skipsearch.ledger import Ledger
 from skipsearch.machine import software, this_machine
 from skipsearch.models.spec import ModelAdapter
-from skipsearch.modules.files import modules_in, read_header, reference
-from skipsearch.modules.weights import drafting_model
+from skipsearch.modules.files import modules_in, reference
 from skipsearch.names import unknown
 from skipsearch.profile import Profile
 from skipsearch.recipe import Recipe
@@ -115,7 +114,9 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     check_task(task)
     calibration = workload(model, task, task.calibration)  # before a study is begun that such a model could not go on with
     trained = trained_drafts(model, modules, listen) if modules else []
-    shapes = (*SHAPES[drafters], *((ADAPTED, LOOKUP_ADAPTED) if trained and drafters == "auto" else ()))
+    if (kind := drafters.rpartition(",")[2]) in TRAINED and not any(draft.kind == kind for draft in trained):
+        raise SearchError(f"--drafters {drafters}: no module in {modules} is of the kind {kind}; `skipsearch train {kind}` makes one")
+    shapes = (*SHAPES[drafters], *_shapes_of(trained if drafters == "auto" else ()))
     ledger = Ledger(study, identity(model, task, objective, whole_layers, drafters, keep), resume) if study is not None else None
     if ledger and ledger.torn:
         listen(Noted(f"the last line of {ledger.where} was half written when its process ended, and was cut off; at most the mask judged "
@@ -186,8 +187,9 @@ def check_drafters(name: str, modules: Path | None = None) -> None:
     """Raises: SearchError."""
     if name not in SHAPES:
         raise SearchError(unknown("choice of drafters", name, SHAPES))
-    if ADAPTED in name and modules is None:
-        raise SearchError(f"--drafters {name} drafts with trained weights: name the folder of what `skipsearch train adapted` made with "
+    kind = name.rpartition(",")[2]
+    if kind in TRAINED and modules is None:
+        raise SearchError(f"--drafters {name} drafts with trained weights: name the folder of what `skipsearch train {kind}` made with "
                           "--modules")
 
 
@@ -197,13 +199,17 @@ def trained_drafts(model: ModelAdapter, folder: Path, listen: Listener) -> list[
     for path in modules_in(folder):
         try:
             ref = reference(path, path.name)
-            found.append(TrainedDraft(ref, read_header(path).card.mask, drafting_model(model, ref, [folder])))
+            found.append(trained_draft(model, ref, [folder]))
         except ModuleError as error:
             refused.append(error)
             listen(Noted(f"left out: {error}"))
     if not found:
         raise refused[0]
     return found
+
+
+def _shapes_of(trained: Sequence[TrainedDraft]) -> list[str]:
+    return [shape for kind in dict.fromkeys(draft.kind for draft in trained) for shape in (kind, f"lookup,{kind}")]
 
 
 def check_task(task: Task) -> None:
@@ -261,10 +267,10 @@ def finalists(trials: Sequence[Trial], by_replay: ReplayObjective, trained: Sequ
     if "lookup" in by_shape:
         by_shape["lookup"].append(by_replay.best_lookup())
     for trial in trials:
-        for shape in by_shape.keys() - {"lookup", ADAPTED, LOOKUP_ADAPTED}:
+        for shape in by_shape.keys() & {"skip", LOOKUP_SKIP}:
             by_shape[shape].append(by_replay.best_recipe(trial.mask, shape, fine=True))
     for draft in trained:
-        for shape in by_shape.keys() & {ADAPTED, LOOKUP_ADAPTED}:
+        for shape in by_shape.keys() & set(_shapes_of([draft])):
             by_shape[shape].append(by_replay.best_trained(draft, shape))
     for of_shape in by_shape.values():
         of_shape.sort(key=lambda found: found.seconds_per_token)

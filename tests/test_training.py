@@ -30,11 +30,11 @@ from skipsearch.modules.text import documents, windows, written
 from skipsearch.modules.trainer import Settings
 from skipsearch.recipe import Recipe
 from skipsearch.tasks import Prompt
-from skipsearch.training import Text, memory_limit, read_text, train
+from skipsearch.training import Text, adapted_lessons, memory_limit, read_text, train
 
 __all__ = ["one_thread"]
 
-QUICK = Settings(steps=4, seconds=None, batch=2, depth=3)
+QUICK = Settings(steps=4, seconds=None, batch=2)
 MASK = SkipMask(5, (1, 3), (0, 2))
 
 
@@ -136,7 +136,7 @@ def test_some_text_is_kept_aside() -> None:
 @pytest.mark.parametrize("rank", [None, 2])
 def test_a_training_ends_in_a_module_that_drafts_and_says_how_it_came_to_be(tmp_path: Path, rank: int | None) -> None:
     model = lettered()
-    result = train(model, text_here(), tmp_path, replace(QUICK, rank=rank), MASK, extra_memory="90%")
+    result = train(adapted_lessons(model, text_here(), MASK, rank=rank, ahead=3), text_here(), tmp_path, QUICK, "90%")
     card = read_header(result.path).card
     assert card == result.card
     assert (card.mask, card.rank, card.trained.steps, card.trained.text) == (MASK, rank, 4, "random letters")
@@ -148,15 +148,15 @@ def test_a_training_ends_in_a_module_that_drafts_and_says_how_it_came_to_be(tmp_
 
 
 def test_a_thin_mask_is_looked_for_where_none_is_given(tmp_path: Path) -> None:
-    result = train(lettered(), text_here(), tmp_path, QUICK, keep=3, extra_memory="90%")
+    result = train(adapted_lessons(lettered(), text_here(), keep=3), text_here(), tmp_path, QUICK, "90%")
     assert 2 * 5 - result.card.mask.n_skipped == 3
     with pytest.raises(ModuleError, match="--keep 10 is no thin mask"):
-        train(lettered(), text_here(), tmp_path, QUICK, keep=10)
+        adapted_lessons(lettered(), text_here(), keep=10)
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
     with pytest.raises(ModuleError, match="more than --extra-memory 10%"):
-        train(lettered(), text_here(), tmp_path, QUICK, MASK, extra_memory="10%")
+        train(adapted_lessons(lettered(), text_here(), MASK), text_here(), tmp_path, QUICK, "10%")
     assert [memory_limit(said, 1000) for said in ("10%", "2MB", "1.5GB", "1 MiB")] == [100, 2_000_000, 1_500_000_000, 2**20]
     with pytest.raises(ModuleError, match="no amount of memory"):
         memory_limit("lots", 1000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,9 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
                                                          "4 drafted); lookup+skip; each with @ENGINE behind it for another engine; "
                                                          "hf-generate, hf-compile, hf-early-exit, hf-lookup. "
                                                          "Default: plain, profile, hf-generate.")] = None,
+          methods: Annotated[bool, typer.Option("--methods", help="Instead of peers: every method that drafts, at its best settings by the "
+                                                                  "calibration half.")] = False,
+          modules: Annotated[Path | None, typer.Option(help="With --methods: a folder of trained parts that take part.")] = None,
           prompts: Annotated[int, typer.Option(min=1, help="Hold-out prompts.")] = 16,
           repeats: Annotated[int, typer.Option(min=1, help="Angles of each peer on each prompt.")] = 3,
           contexts: Annotated[str | None, typer.Option(help="Also behind so many tokens: 128,1024,4096.")] = None,
@@ -42,6 +45,11 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     the first peer; "of bandwidth" the share of what this machine can read in that time; "loop" the share of time outside model passes.
     """
     require(profile is not None or model is not None, "give --profile FILE or --model M")
+    require(methods or modules is None, "--modules goes with --methods")
+    require(not (methods and (peers or profile or contexts or costs or picture)), "--methods has its own peers: give --model and --task")
+    if methods:
+        _methods(model or "", task or "pycode", data, modules, prompts, (device, dtype, engine, threads, quantization), as_json)
+        return
     lengths = _numbers(contexts)
     from skipsearch.bench import bench as run
     from skipsearch.bench import check_picture, cost_table, draw, make_peers
@@ -84,6 +92,26 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
         return
     print_rows(out, rows)
     print_costs(out, table)
+
+
+def _methods(model: str, task: str, data: Path | None, modules: Path | None, prompts: int, how: tuple[Any, ...], as_json: bool) -> None:
+    """The table of methods, as Markdown for people."""
+    from skipsearch.bench.methods import as_markdown
+    from skipsearch.bench.methods import methods as run
+    from skipsearch.cli.common import err, out, print_json
+    from skipsearch.cli.tune_view import TuneView
+    from skipsearch.tasks import load_task
+
+    chosen = load_task(task, data=data)
+    warn([*chosen.notes])
+    adapter = open_model(model, *how)
+    with TuneView(err) as view:
+        rows = run(adapter, chosen, modules, prompts, listen=view)
+    if as_json:
+        print_json({"model": adapter.spec.id, "dtype": adapter.spec.dtype_name, "engine": adapter.spec.engine, "task": chosen.name,
+                    "rows": [row.as_dict() for row in rows]})
+        return
+    out.print(as_markdown(rows), end="")
 
 
 def _requests(model: ModelAdapter, task: str, data: Path | None, count: int) -> tuple[str, list[Request]]:

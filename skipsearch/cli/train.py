@@ -12,7 +12,7 @@ from skipsearch.cli.options import Device, Json, Seed, Threads, load, require, w
 if TYPE_CHECKING:
     from skipsearch.mask import SkipMask
 
-METHODS = ("adapted",)
+METHODS = ("adapted", "kangaroo", "s3d")
 
 
 def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join(METHODS)}.")],
@@ -23,14 +23,20 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
           = None,
           own: Annotated[bool, typer.Option("--self", help="Text that the model writes itself, from the beginnings of --data or --task, "
                                                            "else from nothing.")] = False,
-          profile: Annotated[Path | None, typer.Option(help="A profile whose mask is trained; else a thin one is looked for.")] = None,
-          keep: Annotated[int | None, typer.Option(min=1, help="Sub-layers that the thin mask keeps. Default: one in eight.")] = None,
-          rank: Annotated[int | None, typer.Option(min=1, help="Train low-rank changes of this rank instead of whole copies.")] = None,
+          profile: Annotated[Path | None, typer.Option(help="adapted: a profile whose mask is trained; else a thin one is looked for.")]
+          = None,
+          keep: Annotated[int | None, typer.Option(min=1, help="adapted: sub-layers that the mask keeps, one in eight if not "
+                                                              "given; s3d: layers, one in three.")] = None,
+          rank: Annotated[int | None, typer.Option(min=1, help="Low-rank changes of this rank: adapted, instead of whole copies; "
+                                                              "s3d, beside its embeddings.")] = None,
+          exit_layer: Annotated[int | None, typer.Option(min=1, help="kangaroo: layers that it runs. Default: one in eight.")] = None,
+          form: Annotated[str, typer.Option(help="kangaroo: attention (an attention sub-layer and a norm) or layer (an MLP too).")]
+          = "attention",
           budget: Annotated[str | None, typer.Option(help="Time for the training: 90s, 20m, 1.5h. Default: 10m.")] = None,
           steps: Annotated[int | None, typer.Option(min=1, help="Steps of the training at most.")] = None,
           batch: Annotated[int, typer.Option(min=1, max=4096, help="Texts of a step.")] = 16,
-          depth: Annotated[int, typer.Option(min=1, max=16, help="Tokens that a draft is trained to run ahead.")] = 5,
-          rate: Annotated[float, typer.Option(help="Learning rate at its peak.")] = 1e-3,
+          ahead: Annotated[int | None, typer.Option(min=1, max=16, help="Tokens that a draft runs ahead: adapted 5, s3d 4.")] = None,
+          rate: Annotated[float, typer.Option(help="Learning rate at its peak.")] = 3e-3,
           temperature: Annotated[float, typer.Option(min=0, help="At which the model writes for itself.")] = 1.0,
           tokens: Annotated[int, typer.Option(min=512, help="That the model writes for itself.")] = 400_000,
           licence: Annotated[str, typer.Option(help="Of the text, for the module's card.")] = "not stated",
@@ -42,30 +48,39 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
           as_json: Json = False) -> None:
     """Example: skipsearch train adapted --model demo --task pycode --out modules/
 
-    Train a few of the model's sub-layers to draft for it: a thin draft that is right more often. Only drafts use what is trained; tokens
-    stay the model's own. Interrupt it at any time: the same command goes on. `tune --modules` then weighs it against all other drafts.
+    Train a few of the model's sub-layers to draft for it (adapted), an adapter behind its first layers (kangaroo), or embeddings that let
+    one pass draft several tokens (s3d): a thin draft that is right more often. Only drafts use what is trained; tokens stay the model's
+    own. Interrupt it at any time: the same command goes on.
+    `tune --modules` then weighs it against all other drafts.
     """
     require(method in METHODS, f"{method!r} cannot be trained; {', '.join(METHODS)} can")
     require(bool(task or data or own), "say what to train on: --task, --data or --self")
     require(not (profile and keep), "--profile brings a mask and --keep looks for one: give one of them")
+    require(form in ("attention", "layer"), f"--form {form!r} is attention or layer")
     require(0 < rate < 1, f"--rate {rate} is no learning rate; try 0.001")
     from skipsearch.cli.common import err, print_json
     from skipsearch.cli.common import out as console
     from skipsearch.cli.train_view import TrainView
     from skipsearch.modules.trainer import Settings
     from skipsearch.tasks import load_task
-    from skipsearch.training import limited, read_text
+    from skipsearch.training import adapted_lessons, kangaroo_lessons, limited, read_text, s3d_lessons
     from skipsearch.training import train as run
     from skipsearch.tuning import seconds
 
-    settings = limited(Settings(rank=rank, batch=batch, depth=depth, rate=rate, seed=seed), steps, seconds(budget))
+    settings = limited(Settings(batch=batch, rate=rate, seed=seed), steps, seconds(budget))
     chosen = load_task(task) if task else None
     warn([*chosen.notes] if chosen else [])
     mask = _mask_of(profile)
     adapter = load(model, device, _fast_dtype(device) if dtype == "auto" else dtype, "hf", threads)
     with TrainView(err) as view:
         text = read_text(adapter, data or [], chosen, own, seed, view, tokens, temperature, licence)
-        result = run(adapter, text, out, settings, mask, keep, extra_memory, view, force)
+        if method == "kangaroo":
+            lessons = kangaroo_lessons(adapter, exit_layer or max(1, adapter.spec.n_layers // 8), form)
+        elif method == "s3d":
+            lessons = s3d_lessons(adapter, keep, ahead or 4, rank, seed)
+        else:
+            lessons = adapted_lessons(adapter, text, mask, keep, rank, ahead or 5, seed, view)
+        result = run(lessons, text, out, settings, extra_memory, view, force)
     before, after = result.alpha
     following = f"skipsearch tune --model {model} --task {task or 'TASK'} --modules {out}"
     if as_json:
@@ -73,8 +88,10 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
                     "extra_bytes": result.extra_bytes, "alpha": {"before": before, "after": after}, "next": following})
         return
     trained = result.card.trained
-    console.print(f"α by replay, on text kept aside: {before:.3f} before, {after:.3f} after {trained.steps} steps in "
-                  f"{trained.seconds:.0f} s; all rows agree in {trained.before:.3f} before, {trained.after:.3f} after")
+    if before is not None and after is not None:
+        console.print(f"α by replay, on text kept aside: {before:.3f} before, {after:.3f} after")
+    console.print(f"{trained.steps} steps in {trained.seconds:.0f} s; share of all rows that name the model's token: {trained.before:.3f} "
+                  f"before, {trained.after:.3f} after")
     console.print(f"written to {result.path}: {result.parameters / 1e6:.3g} M values; with them a draft takes "
                   f"{result.extra_bytes / 1e6:.3g} MB beside the model as {adapter.spec.dtype_name}")
     console.print(f"next: {following}")

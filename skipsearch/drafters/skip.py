@@ -40,10 +40,7 @@ class Skip(DrafterSpec):
     @field_validator("attn", "mlp")
     @classmethod
     def _ascending_and_unique(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
-        repeated = [layer for layer in sorted(set(layers)) if layers.count(layer) > 1]
-        if repeated:
-            raise ValueError(f"layer {repeated[0]} is listed more than once")
-        return tuple(sorted(layers))
+        return ascending(layers)
 
     def build(self, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
         return SkipDrafter(self.mask(model.spec.n_layers), self.exit, self.siblings)
@@ -58,6 +55,14 @@ class Skip(DrafterSpec):
     def __str__(self) -> str:
         beside = f", {self.siblings}" if self.siblings else ""
         return f"skip {len(self.attn) + len(self.mlp)} sub-layers, {self.exit}, up to {self.draft_length}{beside}"
+
+
+def ascending(layers: tuple[int, ...]) -> tuple[int, ...]:
+    """Raises: ValueError for a layer that is there twice."""
+    repeated = [layer for layer in sorted(set(layers)) if layers.count(layer) > 1]
+    if repeated:
+        raise ValueError(f"layer {repeated[0]} is listed more than once")
+    return tuple(sorted(layers))
 
 
 class SkipDrafter:

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from skipsearch.costs import Costs
+from skipsearch.costs import Costs, InOnePass
 from skipsearch.decoding import Decoder
-from skipsearch.drafters.adapted import Adapted
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.skip import Skip
 from skipsearch.errors import DecodeError
@@ -21,9 +20,9 @@ from skipsearch.evaluation.replay import Replay, Replayed
 from skipsearch.evaluation.rounds import Rounds, lay_out, without_passes
 from skipsearch.evaluation.simulate import Prediction, prices_of, simulate
 from skipsearch.evaluation.sweep import every, exploring, has_no_memory, sibling_grid, sweep, sweep_lookups
+from skipsearch.evaluation.trained import TrainedDraft
 from skipsearch.evaluation.wall import race
 from skipsearch.exits import DraftPolicy
-from skipsearch.fields import ModuleRef
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.recipe import DrafterSpec, Recipe
@@ -36,14 +35,13 @@ MOST_LOOKUPS = 6       # settings of lookup that are tried before a skip drafter
 WITH_SIBLINGS = 8      # draft policies of a mask that are tried with siblings
 SIBLINGS_BRING = 1.01  # times as fast as without, or they are left out: a smaller gain could not be told from none
 LOOKUP_SKIP = "lookup,skip"
-ADAPTED, LOOKUP_ADAPTED = "adapted", "lookup,adapted"
+TRAINED = ("adapted", "kangaroo", "s3d")   # need a module, each alone and behind lookup; where there is one, auto weighs it too
 SHAPES: dict[str, tuple[str, ...]] = {   # what `--drafters` may say, and the shapes of recipe that it allows
     "auto": ("lookup", "skip", LOOKUP_SKIP),
-    ADAPTED: (ADAPTED,),                 # these two where there are modules, and then auto weighs them too
-    LOOKUP_ADAPTED: (LOOKUP_ADAPTED,),
     "lookup": ("lookup",),
     "skip": ("skip",),
     LOOKUP_SKIP: (LOOKUP_SKIP,),
+    **{shape: (shape,) for kind in TRAINED for shape in (kind, f"lookup,{kind}")},
 }
 BEHIND = 1.0           # standard errors: of two masks that are alike, the new one is dropped at every sixth look
 
@@ -60,18 +58,6 @@ class Objective(Protocol):
 def alone(mask: SkipMask, policy: DraftPolicy) -> Skip:
     """A skip drafter of a mask and a draft policy."""
     return Skip.of(mask, policy.draft_length, policy.exit, policy.siblings)
-
-
-@dataclass(frozen=True)
-class TrainedDraft:
-    """A module that may draft. model: what its passes run; mask: what these leave out."""
-
-    ref: ModuleRef
-    mask: SkipMask
-    model: ModelAdapter
-
-    def spec(self, mask: SkipMask, policy: DraftPolicy) -> Adapted:
-        return Adapted.trained(mask, policy.draft_length, policy.exit, self.ref, policy.siblings)
 
 
 @dataclass(frozen=True)
@@ -165,10 +151,17 @@ class ReplayObjective:
 
     def best_trained(self, draft: TrainedDraft, shape: str, siblings: bool = True) -> Found:
         """The best recipe with a trained draft: alone, or behind lookup. siblings: False leaves them out."""
-        rounds = lay_out(self.replay(draft.mask, draft=draft.model))
-        before = self._before(LOOKUP_SKIP if shape == LOOKUP_ADAPTED else "skip")
+        rounds = draft.rounds(self.replay)
+        before = self._before(LOOKUP_SKIP if shape.startswith("lookup,") else "skip")
+
+        def spec(_: SkipMask, policy: DraftPolicy) -> DrafterSpec:
+            return draft.spec(policy)
+
+        if draft.at_once:
+            lengths = [DraftPolicy(n) for n in range(1, min(draft.at_once, self.max_draft) + 1)]
+            return self._best(rounds, draft.mask, lengths, before, spec, costs=InOnePass.of(self.costs))
         lookups = tuple(d for d in self._best(rounds, draft.mask, self._exploring, before).recipe.drafters if isinstance(d, Lookup))
-        return self._best(rounds, draft.mask, every(self.max_draft), [lookups], draft.spec, siblings)
+        return self._best(rounds, draft.mask, every(self.max_draft), [lookups], spec, siblings and draft.siblings)
 
     def best_lookup(self) -> Found:
         """The best recipe of lookup alone, for shapes that have it."""
@@ -197,23 +190,25 @@ class ReplayObjective:
         return [(spec,) for spec in dict.fromkeys([*kept, *eager])]
 
     def _best(self, rounds: Rounds, mask: SkipMask, policies: Sequence[DraftPolicy], before: Sequence[tuple[Lookup, ...]],
-              spec: Callable[[SkipMask, DraftPolicy], DrafterSpec] = alone, siblings: bool = False) -> Found:
-        """siblings: try them with the best of the policies, too."""
+              spec: Callable[[SkipMask, DraftPolicy], DrafterSpec] = alone, siblings: bool = False,
+              costs: Costs | None = None) -> Found:
+        """siblings: try them with the best of the policies, too. costs: this objective's own if None."""
+        costs = costs or self.costs
         best: tuple[float, DraftPolicy, tuple[Lookup, ...], list[Copied]] | None = None
         for lookups in before:
             copied = [self.lookups(spec, rounds.prompts) for spec in lookups] if self.lookups is not None else []
-            seconds = sweep(rounds, mask, policies, self.costs, copied).sum(axis=1)
+            seconds = sweep(rounds, mask, policies, costs, copied).sum(axis=1)
             if siblings:
                 good = [policies[i] for i in seconds.argsort() if has_no_memory(policies[i])][:WITH_SIBLINGS]
                 more = [replace(policy, siblings=beside) for policy in good for beside in sibling_grid()]
                 policies = [*policies, *more]
-                seconds = np.concatenate([seconds, sweep(rounds, mask, more, self.costs, copied).sum(axis=1) * SIBLINGS_BRING])
+                seconds = np.concatenate([seconds, sweep(rounds, mask, more, costs, copied).sum(axis=1) * SIBLINGS_BRING])
             i = int(seconds.argmin())
             if best is None or seconds[i] < best[0]:
                 best = float(seconds[i]), policies[i], lookups, copied
         assert best is not None
         _, policy, lookups, copied = best
-        return Found(Recipe((*lookups, spec(mask, policy))), simulate(rounds, mask, policy, self.costs, copied))
+        return Found(Recipe((*lookups, spec(mask, policy))), simulate(rounds, mask, policy, costs, copied))
 
     def surface(self, mask: SkipMask) -> list[dict[str, Any]]:
         """The predicted speedup of a mask alone under each fixed length and each confidence threshold."""

@@ -116,7 +116,7 @@ def simulate(rounds: Rounds, mask: SkipMask | None, policy: DraftPolicy | None, 
     for of_prompt in drafts:
         for r in of_prompt:
             if r.n:
-                drafting = r.n * costs.draft(mask) if mask is not None and r.by == len(before) else 0.0
+                drafting = costs.drafting(mask, r.n) if mask is not None and r.by == len(before) else 0.0
                 stats.by_drafter[r.by].draft_seconds += drafting
                 stats.by_drafter[r.by].verify_seconds += cost[r.by][r.siblings][r.n] - drafting
     return Prediction(stats, np.array(seconds), rounds.lengths)

@@ -63,7 +63,7 @@ def with_weights(model: HFAdapter | LeanAdapter, weights: Mapping[str, Tensor]) 
         layer, kind, _ = name.split(".", 2)
         sublayers.setdefault((int(layer), kind), {})[name] = weight
     for (i, kind), given in sublayers.items():
-        if not 0 <= i < model.spec.n_layers or kind not in KINDS:
+        if not 0 <= i < depth(model) or kind not in KINDS:
             raise ModelError(f"{model.spec.id} has no sub-layer {i}.{kind}")
         there = {name: tuple(weight.shape) for name, weight in weights_of(model, i, kind, given).items()}
         wrong = next((name for name in sorted(there.keys() | given.keys())
@@ -73,6 +73,57 @@ def with_weights(model: HFAdapter | LeanAdapter, weights: Mapping[str, Tensor]) 
             raise ModelError(f"{wrong} is {there.get(wrong, 'nothing')} in {model.spec.id} and {has} here")
     placed = {name: weight.detach().to(model.spec.dtype) for name, weight in weights.items()}
     return _lean_variant(model, sublayers, placed) if isinstance(model, LeanAdapter) else _hf_variant(model, sublayers, placed)
+
+
+def depth(model: HFAdapter | LeanAdapter) -> int:
+    """Layers, one that was added behind them included."""
+    return len(model.layers if isinstance(model, LeanAdapter) else model._layers)
+
+
+def with_layer(model: HFAdapter | LeanAdapter, template: int) -> HFAdapter | LeanAdapter:
+    """The model with one layer more behind its own, a copy of layer `template` with a K/V buffer of its own: block `n_layers`.
+
+    Its final norm is a copy too, so that either may be given other weights. Raises: ModelError for a family whose layers cannot be copied.
+    """
+    variant: Any = copy.copy(model)
+    if isinstance(model, LeanAdapter):
+        attention, mlp = model.layers[template]
+        variant.layers = [*model.layers, (replace(attention, index=len(model.layers)), mlp)]
+        fused: LeanAdapter = variant
+        return fused
+    parts, layer = model._parts, model._layers[template]
+    norm, run = parts.after[0], copy.deepcopy(layer.attn.run)
+    if not isinstance(norm, nn.Module) or not hasattr(run, "layer_idx"):
+        raise ModelError(f"a layer of {model.spec.family} cannot be copied behind the others: its attention does not say which layer it is")
+    run.layer_idx = len(model._layers)
+    variant._layers = [*model._layers, replace(layer, attn=replace(layer.attn, run=run))]
+    variant._kind_of = [*model._kind_of, model._kind_of[template]]
+    variant._parts = replace(parts, after=[copy.deepcopy(norm), *parts.after[1:]])
+    return with_copies(variant, [(len(model._layers), kind) for kind in KINDS])
+
+
+def final_norm(model: HFAdapter | LeanAdapter) -> dict[str, Tensor]:
+    """The weights of the norm before the head, by name: `norm.weight` and, where there is one, `norm.bias`."""
+    if isinstance(model, LeanAdapter):
+        return {"norm.weight": _stored(model.norm)}
+    return {f"norm.{name}": parameter for name, parameter in model._parts.after[0].named_parameters()}  # type: ignore[attr-defined]
+
+
+def with_final_norm(model: HFAdapter | LeanAdapter, weights: Mapping[str, Tensor]) -> HFAdapter | LeanAdapter:
+    """The model of `with_layer` with another norm before its head. Raises: ModelError if names or shapes are not its own."""
+    own = final_norm(model)
+    if own.keys() != weights.keys() or any(own[name].shape != weights[name].shape for name in own):
+        raise ModelError("the norm before the head has other weights than these")
+    given = {name: weight.detach().to(own[name]) for name, weight in weights.items()}
+    if isinstance(model, LeanAdapter):
+        variant = copy.copy(model)
+        weight = given["norm.weight"]
+        variant.norm = replace(model.norm, weight=1 + weight if model.norm.wide else weight)
+        return variant
+    for name, parameter in final_norm(model).items():
+        parameter.data = given[name]
+        parameter.requires_grad_(False)
+    return model
 
 
 def _hf_variant(model: HFAdapter, sublayers: Iterable[tuple[int, str]], weights: Mapping[str, Tensor]) -> HFAdapter:
@@ -87,6 +138,11 @@ def _hf_variant(model: HFAdapter, sublayers: Iterable[tuple[int, str]], weights:
 def _hf_weights(model: HFAdapter, i: int, kind: str) -> Iterator[tuple[str, Any]]:
     for part, module in _modules(model._layers[i], kind):
         yield from ((f"{i}.{kind}.{part}.{name}", parameter) for name, parameter in module.named_parameters())
+
+
+def modules_of(model: HFAdapter, i: int, kind: str) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of a sub-layer, by their part in its name."""
+    return _modules(model._layers[i], kind)
 
 
 def _modules(layer: Layer, kind: str) -> Iterator[tuple[str, nn.Module]]:

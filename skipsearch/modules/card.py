@@ -43,15 +43,21 @@ class Trained(Part):
     after: Annotated[float, Field(ge=0, le=1)] = Field(description="the same, of the module as it is stored")
 
 
-class Card(Part):
-    """form: `copy`, whole draft-only copies of the sub-layers' weights; `lora`, low-rank changes of `rank` to copies of the model's."""
+FORMS = {"adapted": ("copy", "lora"), "kangaroo": ("attention", "layer"), "s3d": ("embeddings", "lora")}
+Layer = Annotated[int, Field(ge=1, le=1023)]
 
-    kind: Literal["adapted"]
+
+class Card(Part):
+    """form, of `adapted`: `copy`, whole draft-only copies of the sub-layers' weights; `lora`, low-rank changes of `rank` to such copies. Of
+    `kangaroo`: `attention`, an attention sub-layer and a norm; `layer`, an MLP too. Of `s3d`: `embeddings` alone, or `lora` beside them."""
+
+    kind: Literal["adapted", "kangaroo", "s3d"]
     base: Base
     attn: Layers = Field(description="layers whose attention the draft skips")
     mlp: Layers = Field(description="layers whose MLP the draft skips")
-    form: Literal["copy", "lora"]
-    rank: Annotated[int, Field(ge=1, le=4096)] | None = Field(description="of `lora`; null for `copy`")
+    form: Literal["copy", "lora", "attention", "layer", "embeddings"]
+    rank: Annotated[int, Field(ge=1, le=4096)] | None = Field(description="of `lora`; else null")
+    exit_layer: Layer | None = Field(default=None, description="of `kangaroo`: the first layer that the draft does not run; else null")
     trained: Trained
 
     @property
@@ -68,5 +74,9 @@ class Card(Part):
         if mask.n_skipped == 2 * self.base.n_layers:
             raise broken_rule("attn", "it skips everything, so nothing is left that could be trained")
         if (self.form == "lora") != (self.rank is not None):
-            raise broken_rule("rank", "it is a number for lora and null for copy")
+            raise broken_rule("rank", "it is a number for lora and null for any other form")
+        if self.form not in FORMS[self.kind] or (self.kind == "kangaroo") != (self.exit_layer is not None):
+            raise broken_rule("form", f"{self.kind} has one of these: {', '.join(FORMS[self.kind])}; and only kangaroo an exit_layer")
+        if self.exit_layer is not None and mask != SkipMask.whole_layers(mask.n_layers, range(self.exit_layer, mask.n_layers)):
+            raise broken_rule("exit_layer", "the draft skips every layer from there on, and no other")
         return self

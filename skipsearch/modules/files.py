@@ -27,7 +27,7 @@ MOST_BYTES = 4 * 2**30        # of a file
 MOST_HEADER = 4 * 2**20
 MOST_TENSORS = 20_000
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-FORMAT = "skipsearch-module-1"   # what the metadata call a file of this kind
+CARD = "skipsearch-module-1"   # under which the metadata hold the card, and nothing else, so that equal modules are equal files
 WAY_OUT = "get the file again from where it came, or train one: skipsearch train --help"
 
 
@@ -84,10 +84,10 @@ def parse_header(file: BinaryIO, size: int, name: str) -> Header:
     """As `read_header`, of anything that can be read. size: of all of it. Raises: ModuleError."""
     entries = _entries(file, size, name)
     metadata = entries.pop("__metadata__", None)
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+    if not isinstance(metadata, dict) or CARD not in metadata:
         raise ModuleError(f"{name}: this is a safetensors file, but no module of skipsearch: its header has no card")
     try:
-        card = Card.model_validate_json(metadata["card"])
+        card = Card.model_validate_json(metadata[CARD])
     except (ValidationError, KeyError, TypeError, ValueError) as error:
         raise ModuleError(f"{name}: its card cannot be read ({_first(error)}); {WAY_OUT}") from None
     return Header(card, {key: tuple(entry["shape"]) for key, entry in entries.items()})

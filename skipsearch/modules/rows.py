@@ -75,20 +75,3 @@ def targets(model: ModelAdapter, states: Tensor, likeliest: int) -> Targets:
 
 def head_rows(model: ModelAdapter) -> int:
     return HEAD_ROWS[model.spec.device.type]
-
-
-@inference
-def agreement(model: ModelAdapter, draft: ModelAdapter, mask: SkipMask, texts: Tensor, depth: int) -> list[float]:
-    """By depth: at which share of all rows the draft names the token that the full model does, given that text up to there.
-
-    texts: [N, T], a few at a time.
-    """
-    right, seen = torch.zeros(depth), 0
-    for some in texts.split(16):
-        given = lesson(model, some.to(model.spec.device), depth, 0, 1)
-        states = draft_states(draft, mask, given)
-        chosen = torch.cat([draft.head(part[None])[0].argmax(dim=-1) for part in states.flatten(0, 1).split(head_rows(model))])
-        hits = chosen == given.targets.tokens[..., 0].flatten()
-        right += hits.view(-1, depth).float().sum(dim=0).cpu()
-        seen += len(hits) // depth
-    return [float(r) / max(1, seen) for r in right]

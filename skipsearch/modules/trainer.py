@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,15 +17,13 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, parametrize
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from skipsearch.errors import ModuleError
-from skipsearch.mask import SkipMask
-from skipsearch.models import variants
-from skipsearch.models.hf import HFAdapter
-from skipsearch.modules.rows import Lesson, draft_states, head_rows, lesson
-from skipsearch.modules.weights import DOWN, UP
+from skipsearch.models.spec import ModelAdapter
+from skipsearch.modules.pupils import Pupil
+from skipsearch.modules.rows import head_rows
 
 KEEP_EVERY = 30.0      # seconds between two checkpoints: what a kill loses at most, and the step that is under way
 WARM_UP = 20           # steps
@@ -35,17 +33,14 @@ SMOOTH = 0.95          # of the shown loss and agreement
 
 @dataclass(frozen=True)
 class Settings:
-    """steps, seconds: whichever comes first ends the training; None is no limit. rank: of low-rank changes; None trains whole copies.
-
-    batch, depth: texts of a step, rows of a group. likeliest: of the full model's tokens, those that are taught.
+    """steps, seconds: whichever comes first ends the training; None is no limit. batch: texts of a step. likeliest: of the full model's
+    tokens, those that are taught.
     """
 
     steps: int | None = None
     seconds: float | None = 600.0
-    rank: int | None = None
     batch: int = 16
-    depth: int = 5
-    rate: float = 1e-3
+    rate: float = 3e-3
     likeliest: int = 64
     seed: int = 0
 
@@ -63,20 +58,16 @@ class Step:
 
 
 class Trainer:
-    """One training. model: in the dtype that its passes are computed in; texts: [N, T] token ids on the CPU.
+    """One training. texts: [N, T] token ids on the CPU. The pupil's model is in the dtype that its passes are computed in.
 
-    Raises: ModuleError for texts too short to draft on; ModelError for sub-layers that cannot be copied.
+    Raises: ModuleError for texts too short to draft on.
     """
 
-    def __init__(self, model: HFAdapter, mask: SkipMask, texts: Tensor, settings: Settings):
-        if texts.ndim != 2 or texts.shape[1] < settings.depth + 1 or not len(texts):
+    def __init__(self, pupil: Pupil, texts: Tensor, settings: Settings):
+        if texts.ndim != 2 or texts.shape[1] < 2 * pupil.ahead or not len(texts):
             raise ModuleError(f"there is too little text to train on ({texts.numel()} tokens): give more with --data")
-        self.model, self.mask, self.texts, self.settings = model, mask, texts, settings
-        sublayers = variants.kept(mask)
-        for i, kind in sublayers:
-            variants.weights_of(model, i, kind)   # refuses what cannot be trained, before anything is copied
-        self.draft = variants.with_copies(model, sublayers)
-        self.parameters = dict(self._made_trainable(sublayers))
+        self.pupil, self.texts, self.settings = pupil, texts, settings
+        self.parameters = pupil.parameters
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0)
         self.done, self.seconds, self.rows, self.loss, self.agreement = 0, 0.0, 0, 0.0, 0.0
 
@@ -84,9 +75,9 @@ class Trainer:
     def fingerprint(self) -> str:
         """Equal for trainings of which one may go on from another's checkpoint: all but how long they last is the same."""
         facts = {k: v for k, v in asdict(self.settings).items() if k not in ("steps", "seconds")}
-        spec = self.model.spec
-        facts |= {"model": spec.weights_sha256 or spec.id, "dtype": spec.dtype_name, "attn": self.mask.attn, "mlp": self.mask.mlp,
-                  "texts": hashlib.sha256(self.texts.numpy().tobytes()).hexdigest()}
+        spec = self.pupil.model.spec
+        facts |= self.pupil.facts | {"model": spec.weights_sha256 or spec.id, "dtype": spec.dtype_name,
+                                     "texts": hashlib.sha256(self.texts.numpy().tobytes()).hexdigest()}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def run(self, checkpoint: Path | None = None, listen: Callable[[Step], None] = lambda step: None) -> None:
@@ -111,11 +102,10 @@ class Trainer:
         settings = self.settings
         random = torch.Generator().manual_seed(settings.seed * 1_000_003 + self.done)   # so that a checkpoint needs no state of it
         chosen = torch.randint(len(self.texts), (settings.batch,), generator=random)
-        first = int(torch.randint(settings.depth, (), generator=random))
-        texts = self.texts[chosen].long().to(self.model.spec.device)
-        with self._precision():
-            given = lesson(self.model, texts, settings.depth, first, settings.likeliest)
-            loss, right = self.gradients(given)
+        first = int(torch.randint(self.pupil.ahead, (), generator=random))
+        texts = self.texts[chosen].long().to(self.pupil.model.spec.device)
+        with precision(self.pupil.model):
+            loss, right, rows = self.gradients(texts, first)
         clip_grad_norm_(self.parameters.values(), CLIP)
         rate = settings.rate * min(1.0, (self.done + 1) / WARM_UP) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
         for group in self.optimizer.param_groups:
@@ -127,37 +117,37 @@ class Trainer:
         mix = SMOOTH if self.done else 0.0
         self.loss, self.agreement = mix * self.loss + (1 - mix) * loss, mix * self.agreement + (1 - mix) * right
         self.done += 1
-        self.rows += given.fed.numel()
+        self.rows += rows
 
-    def gradients(self, given: Lesson) -> tuple[float, float]:
-        """(loss, agreement) of a lesson; its gradients are added to the parameters'. A few rows of logits are held at a time."""
-        states = draft_states(self.draft, self.mask, given)
+    def gradients(self, texts: Tensor, first: int) -> tuple[float, float, int]:
+        """(loss, agreement, rows) of texts [B, T]; gradients are added to the parameters'. A few rows of logits are held at a time."""
+        states, taught_here = self.pupil.rows(texts, first, self.settings.likeliest)
         flat = states.detach().flatten(0, 1).requires_grad_()
-        tokens, shares = given.targets.tokens.flatten(0, 1), given.targets.shares.flatten(0, 1)
-        total, right, most = 0.0, 0, head_rows(self.model)
+        tokens, shares = taught_here.tokens.flatten(0, 1), taught_here.shares.flatten(0, 1)
+        total, right, most = 0.0, 0, head_rows(self.pupil.model)
         for at in range(0, len(flat), most):
-            logits = self.draft.head(flat[None, at:at + most])[0].float()
+            logits = self.pupil.head(flat[None, at:at + most])[0].float()
             taught = logits.gather(-1, tokens[at:at + most])
             loss = (logits.logsumexp(dim=-1) - (shares[at:at + most] * taught).sum(dim=-1)).sum() / len(flat)
             loss.backward()
             total += float(loss.detach())
             right += int((logits.argmax(dim=-1) == tokens[at:at + most, 0]).sum())
         states.backward(flat.grad.view_as(states))   # type: ignore[union-attr]
-        return total, right / len(flat)
+        return total, right / len(flat), len(flat)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a module stores, by name, in bfloat16 where the model's passes are and as trained elsewhere."""
-        dtype = torch.bfloat16 if self.model.spec.dtype in (torch.bfloat16, torch.float16) else self.model.spec.dtype
+        dtype = torch.bfloat16 if half(self.pupil.model) else self.pupil.model.spec.dtype
         return {name: parameter.detach().to(dtype) for name, parameter in self.parameters.items()}
 
     def keep(self, path: Path) -> None:
         """Write a checkpoint, whole or not at all. Raises: ModuleError."""
-        half = path.with_name(f"{path.name}.half")
+        unfinished = path.with_name(f"{path.name}.half")
         try:
             torch.save({"fingerprint": self.fingerprint, "parameters": {n: p.detach() for n, p in self.parameters.items()},
                         "optimizer": self.optimizer.state_dict(), "done": self.done, "seconds": self.seconds, "rows": self.rows,
-                        "loss": self.loss, "agreement": self.agreement}, half)
-            half.replace(path)
+                        "loss": self.loss, "agreement": self.agreement}, unfinished)
+            unfinished.replace(path)
         except (OSError, RuntimeError) as error:
             raise ModuleError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}; choose another --out") from None
 
@@ -183,42 +173,12 @@ class Trainer:
         steps, seconds = self.settings.steps, self.settings.seconds
         return max(self.done / steps if steps else 0.0, self.seconds / seconds if seconds else 0.0)
 
-    def _precision(self) -> AbstractContextManager[Any]:
-        """Trained weights are kept in float32 and multiplied in the dtype of the model."""
-        spec = self.model.spec
-        return torch.autocast(spec.device.type, spec.dtype) if spec.dtype in (torch.bfloat16, torch.float16) else nullcontext()
 
-    def _made_trainable(self, sublayers: list[tuple[int, str]]) -> Iterator[tuple[str, nn.Parameter]]:
-        dtype = torch.promote_types(self.model.spec.dtype, torch.float32)
-        random = torch.Generator().manual_seed(self.settings.seed)
-        for i, kind in sublayers:
-            for part, module in list(variants._modules(self.draft._layers[i], kind)):
-                for name, parameter in list(module.named_parameters()):
-                    full = f"{i}.{kind}.{part}.{name}"
-                    if self.settings.rank is None or parameter.ndim != 2:
-                        parameter.data = parameter.data.to(dtype)
-                        parameter.requires_grad_()
-                        yield full, parameter
-                        continue
-                    parameter.requires_grad_(False)
-                    change = LowRank(parameter, self.settings.rank, dtype, random)
-                    owner, _, leaf = name.rpartition(".")
-                    parametrize.register_parametrization(module.get_submodule(owner), leaf, change, unsafe=True)
-                    yield from ((full + DOWN, change.down), (full + UP, change.up))
+def half(model: ModelAdapter) -> bool:
+    """Whether its passes are computed in 16 bits."""
+    return model.spec.dtype in (torch.bfloat16, torch.float16)
 
 
-class LowRank(nn.Module):
-    """weight + up · down, where up begins at zero. Source: LoRA (Hu et al. 2021), with its scale in the factors."""
-
-    down: nn.Parameter
-    up: nn.Parameter
-
-    def __init__(self, weight: Tensor, rank: int, dtype: torch.dtype, random: torch.Generator):
-        super().__init__()
-        out, into = weight.shape
-        down = torch.randn(rank, into, generator=random, dtype=torch.float32) * into**-0.5
-        self.down = nn.Parameter(down.to(weight.device, dtype))
-        self.up = nn.Parameter(torch.zeros(out, rank, dtype=dtype, device=weight.device))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight + (self.up @ self.down).to(weight.dtype)
+def precision(model: ModelAdapter) -> AbstractContextManager[Any]:
+    """Trained weights are kept in float32 and multiplied in the dtype of the model."""
+    return torch.autocast(model.spec.device.type, model.spec.dtype) if half(model) else nullcontext()

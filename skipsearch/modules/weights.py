@@ -17,7 +17,7 @@ from skipsearch.machine import write_whole
 from skipsearch.models import variants
 from skipsearch.models.spec import ModelAdapter, ModelSpec
 from skipsearch.modules.card import Base, Card
-from skipsearch.modules.files import FORMAT, MOST_BYTES, WAY_OUT, find, read_header
+from skipsearch.modules.files import CARD, MOST_BYTES, WAY_OUT, find, read_header
 
 DOWN, UP = ":down", ":up"   # the two factors of a low-rank change, behind the name of the weight that they change
 
@@ -30,7 +30,7 @@ def save_module(path: Path, card: Card, tensors: Mapping[str, Tensor]) -> None:
         raise ModuleError(f"this module would have {size / 2**30:.1f} GiB, and a file may have {MOST_BYTES / 2**30:.0f}: keep fewer "
                           "sub-layers, or train --rank N instead of whole copies")
     try:
-        write_whole(path, save(stored, {"format": FORMAT, "card": card.model_dump_json()}))
+        write_whole(path, save(stored, {CARD: card.model_dump_json()}))
         path.chmod(0o644)   # for others to use
     except OSError as error:
         raise ModuleError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None

@@ -43,9 +43,10 @@ def missing(profile: Profile) -> str | None:
 
 
 def _placed(ref: ModuleRef, sources: Sequence[Path], home: Path, shared: Path) -> ModuleRef:
-    with suppress(ModuleError):
-        find(ref, (home, home.parent))
-        return ref   # it is there already
+    for there in (ref, ref.model_copy(update={"file": f"{FOLDER}/{Path(ref.file).name}"})):
+        with suppress(ModuleError):
+            find(there, (home, home.parent))
+            return there   # it need not be copied
     path = find(ref, sources)
     name = f"{path.stem[:60]}-{ref.sha256[:8]}.safetensors"   # so that the next training of that name does not take its place
     save_bytes(path.read_bytes(), shared / FOLDER / name)

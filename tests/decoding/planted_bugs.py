@@ -26,18 +26,23 @@ from skipsearch.drafters.adapted import AdaptedDrafter, AdaptedSession
 from skipsearch.drafters.asd import ASD, PromptCosines
 from skipsearch.drafters.choosing import ChoosingSession
 from skipsearch.drafters.clasp import LastToken
+from skipsearch.drafters.kangaroo import KangarooSession
 from skipsearch.drafters.lookup import LookupDrafter, LookupSession
 from skipsearch.drafters.skip import SkipSession
 from skipsearch.drafters.suffixes import Match, SuffixIndex
 from skipsearch.engine import Scored, forward
+from skipsearch.modules.kangaroo import Shallow
+from skipsearch.modules.s3d import Simultaneous
 
 from .acceptance_checks import check_acceptance
 from .adapted_checks import check_adapted, check_adapted_drafts
 from .checks import MASKS, Drafting, check_endings, check_greedy, check_streams_side_by_side
 from .choosing_checks import check_asd, check_choosing, check_clasp, check_swift
 from .count_checks import check_counts
+from .kangaroo_checks import check_kangaroo_drafts
 from .prefix_checks import check_growing, check_prefixes
 from .recipe_checks import check_certain_sampling, check_guard, check_lookup
+from .s3d_checks import check_s3d_drafts
 from .sampling_checks import Warp, check_sampling
 from .tree_checks import check_tree_acceptance, check_tree_sampling, check_trees
 
@@ -852,4 +857,73 @@ def mask_changed_within_a_round() -> Iterator[None]:
         ctx.cache.length += self.masks[-1][0] == self.round
 
     with patch.object(ChoosingSession, "committed", committed):
+        yield
+
+
+# --- kangaroo ------------------------------------------------------------------------------------------------------------------
+
+
+@caught_by(check_kangaroo_drafts)
+def adapter_does_not_catch_up() -> Iterator[None]:
+    """The last token of a round that was accepted whole, and what other drafters brought, never reach the adapter's cache."""
+    real = KangarooSession.draft
+
+    def draft(self: KangarooSession, ctx: DecodeContext, most: int) -> Draft | None:
+        if self.known:
+            self.known = len(ctx.history) - 1
+        return real(self, ctx, most)
+
+    with patch.object(KangarooSession, "draft", draft):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def unsure_token_is_dropped() -> Iterator[None]:
+    """The token at which a round stops is not verified, although its feature is computed."""
+    real = KangarooSession.draft
+
+    def draft(self: KangarooSession, ctx: DecodeContext, most: int) -> Draft | None:
+        found = real(self, ctx, most)
+        if found is None or len(found.tokens) in (1, most):
+            return found
+        self._drafted -= 1
+        return Draft(found.tokens[:-1], None if found.probs is None else found.probs[:-1])
+
+    with patch.object(KangarooSession, "draft", draft):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def final_norm_in_the_place_of_the_adapters() -> Iterator[None]:
+    with patch.object(Shallow, "head", lambda self, h: self.model.head(h)):
+        yield
+
+
+# --- s3d -----------------------------------------------------------------------------------------------------------------------
+
+
+@caught_by(check_s3d_drafts)
+def changes_for_drafting_verify() -> Iterator[None]:
+    """The low-rank changes are put into the model itself, so that verification runs them too."""
+    real = loop.DecodeLoop._full
+
+    def full(self: loop.DecodeLoop, *arguments: Any, **options: Any) -> Any:
+        inner = [getattr(drafter, "inner", None) for _, drafter in self.drafters]
+        changed = next((drafter.simultaneous.model for drafter in inner if hasattr(drafter, "simultaneous")), self.model)
+        with patch.object(self, "model", changed):
+            return real(self, *arguments, **options)
+
+    with patch.object(loop.DecodeLoop, "_full", full):
+        yield
+
+
+@caught_by(check_s3d_drafts)
+def embeddings_of_the_wrong_depth() -> Iterator[None]:
+    real = Simultaneous.states
+
+    def states(self: Simultaneous, *arguments: Any) -> Tensor:
+        with patch.object(self, "unknown", self.unknown.roll(1, 0)):
+            return real(self, *arguments)
+
+    with patch.object(Simultaneous, "states", states):
         yield

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.drafting import begun, drafting_with
-from helpers.modules import folder, small_module
+from helpers.modules import folder, small_kangaroo, small_module, small_s3d
 from helpers.tiny import VOCAB, FullModel, small_world
 from torch import Tensor
 
@@ -35,6 +35,8 @@ SPECS: dict[str, DrafterSpec] = {
     "asd": ASD(threshold=0.9, every=3, keep_last=1, draft_length=12, exit=Fixed()),
     "clasp": CLaSp(skip=2, interval=2, draft_length=12, exit=Fixed()),
     "swift": SWIFT(draft_length=12, exit=Fixed()),
+    "kangaroo": small_kangaroo(),
+    "s3d": small_s3d(ahead=12),
 }
 CAPACITY = 64
 PROMPT = [5, 17, 40, 3, 22, 5, 17]   # its end stood in it before, so that lookup has something to say

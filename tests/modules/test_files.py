@@ -34,6 +34,12 @@ def test_the_card_and_the_shapes_are_known_without_reading_a_tensor(path: Path) 
     assert reference(path, "modules/a.safetensors").parameters == header.parameters
 
 
+def test_equal_modules_are_equal_files(path: Path, tmp_path: Path) -> None:
+    model, _ = small_world()
+    save_module(tmp_path / "b.safetensors", card_of(model, MASK), copies(model, MASK, 0.1))
+    assert (tmp_path / "b.safetensors").read_bytes() == path.read_bytes()
+
+
 def test_a_module_is_found_by_name_and_hash_in_the_first_folder_that_has_it(path: Path, tmp_path: Path) -> None:
     ref = reference(path, "a.safetensors")
     other = tmp_path / "other"
@@ -67,16 +73,16 @@ def mangled(path: Path, change: str) -> Path:
         case "nested":
             content = (2**20).to_bytes(8, "little") + b"[" * 2**20
         case "integers":
-            save_file({"0.attn.run.q_proj.weight": torch.ones(3, dtype=torch.int64)}, path, {"format": files.FORMAT})
+            save_file({"0.attn.run.q_proj.weight": torch.ones(3, dtype=torch.int64)}, path, {files.CARD: "{}"})
             content = path.read_bytes()
         case "another safetensors file":
             save_file({"w": torch.ones(3)}, path, {"format": "pt"})
             content = path.read_bytes()
         case "no card" | "a card of another kind" | "a card that skips all":
-            card = json.loads(header["__metadata__"]["card"])
+            card = json.loads(header["__metadata__"][files.CARD])
             card |= {"no card": {"kind": 3}, "a card of another kind": {"kind": "magic"},
                      "a card that skips all": {"attn": list(range(5)), "mlp": list(range(5))}}[change]
-            header["__metadata__"]["card"] = json.dumps(card)
+            header["__metadata__"][files.CARD] = json.dumps(card)
             new = json.dumps(header).encode()
             content = len(new).to_bytes(8, "little") + new + content[8 + length:]
     there.write_bytes(content)

@@ -13,13 +13,15 @@ from skipsearch.cache import Planner
 from skipsearch.decoding.sampling import GreedyPicker
 from skipsearch.engine import draft_step, forward
 from skipsearch.errors import ModuleError
+from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter
 from skipsearch.models.hf import HFAdapter
+from skipsearch.modules.pupils import AdaptedPupil
 from skipsearch.modules.rows import draft_states, lesson
 from skipsearch.modules.trainer import Settings, Step, Trainer
 from skipsearch.modules.weights import adapted
 
-QUICK = Settings(steps=6, seconds=None, batch=4, depth=3, rate=3e-3, likeliest=16)
+QUICK = Settings(steps=6, seconds=None, batch=4, rate=3e-3, likeliest=16)
 DEPTH = 3
 
 
@@ -27,6 +29,10 @@ def model_here() -> HFAdapter:
     model, _ = small_world()
     assert isinstance(model, HFAdapter)
     return model
+
+
+def trainer_here(settings: Settings = QUICK, mask: SkipMask = MASK, rank: int | None = None, some: torch.Tensor | None = None) -> Trainer:
+    return Trainer(AdaptedPupil(model_here(), mask, rank, DEPTH), texts() if some is None else some, settings)
 
 
 def texts(n: int = 12, length: int = 20) -> torch.Tensor:
@@ -71,7 +77,7 @@ def test_what_is_taught_is_what_the_full_model_says_there() -> None:
 def test_only_the_drafts_own_weights_learn() -> None:
     model = model_here()
     before = {name: weight.clone() for name, weight in model.model.state_dict().items()}
-    trainer = Trainer(model, MASK, texts(), QUICK)
+    trainer = trainer_here()
     names = set(copies(model, MASK, 0.0))
     assert trainer.parameters.keys() == names
     trainer.step(0.0)
@@ -85,8 +91,8 @@ def test_only_the_drafts_own_weights_learn() -> None:
 @pytest.mark.parametrize("rank", [None, 4])
 def test_training_brings_the_draft_closer_to_the_model(rank: int | None) -> None:
     model = model_here()
-    settings = Settings(steps=60, seconds=None, batch=12, depth=3, rate=1e-2, likeliest=16, rank=rank)
-    trainer, told = Trainer(model, MASK, texts(), settings), list[Step]()
+    settings = Settings(steps=60, seconds=None, batch=12, rate=1e-2, likeliest=16)
+    trainer, told = trainer_here(settings, rank=rank), list[Step]()
     trainer.run(listen=told.append)
     assert told[-1].done == 60
     assert told[-1].share == 1
@@ -103,7 +109,7 @@ def test_training_brings_the_draft_closer_to_the_model(rank: int | None) -> None
 
 def test_low_rank_changes_begin_as_nothing() -> None:
     model = model_here()
-    tensors = Trainer(model, MASK, texts(), Settings(rank=2)).tensors()
+    tensors = trainer_here(rank=2).tensors()
     fresh = adapted(model, card_of(model, MASK, 2), tensors, "x")
     given = lesson(model, texts().long(), 3, 0, 1)
     with torch.no_grad():
@@ -116,8 +122,7 @@ class Killed(Exception):
 
 def test_a_training_that_was_killed_goes_on_and_ends_as_it_would_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skipsearch.modules.trainer.KEEP_EVERY", 0.0)
-    model = model_here()
-    whole = Trainer(model, MASK, texts(), QUICK)
+    whole = trainer_here()
     whole.run()
 
     def kill(step: Step) -> None:
@@ -125,9 +130,9 @@ def test_a_training_that_was_killed_goes_on_and_ends_as_it_would_have(tmp_path: 
             raise Killed
 
     with pytest.raises(Killed):
-        Trainer(model, MASK, texts(), QUICK).run(tmp_path / "t.pt", kill)
+        trainer_here().run(tmp_path / "t.pt", kill)
     done = list[int]()
-    second = Trainer(model, MASK, texts(), QUICK)
+    second = trainer_here()
     second.run(tmp_path / "t.pt", lambda step: done.append(step.done))
     assert done == [4, 5, 6]
     for name, weight in whole.tensors().items():
@@ -135,17 +140,16 @@ def test_a_training_that_was_killed_goes_on_and_ends_as_it_would_have(tmp_path: 
 
 
 def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
-    model, path = model_here(), tmp_path / "t.pt"
-    Trainer(model, MASK, texts(), QUICK).run(path)
-    for other in (Trainer(model, MASK, texts(11), QUICK), Trainer(model, MASK.flipped(0), texts(), QUICK),
-                  Trainer(model, MASK, texts(), Settings(batch=5))):
+    path = tmp_path / "t.pt"
+    trainer_here().run(path)
+    for other in (trainer_here(some=texts(11)), trainer_here(mask=MASK.flipped(0)), trainer_here(rank=2), trainer_here(Settings(batch=5))):
         with pytest.raises(ModuleError, match="another training"):
             other.restore(path)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ModuleError, match="damaged"):
-        Trainer(model, MASK, texts(), QUICK).restore(path)
+        trainer_here().restore(path)
 
 
 def test_text_that_is_too_short_is_refused() -> None:
     with pytest.raises(ModuleError, match="too little text"):
-        Trainer(model_here(), MASK, texts(4, 3), QUICK)
+        trainer_here(some=texts(4, 3))

@@ -7,7 +7,9 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from skipsearch.drafters.adapted import Adapted
+from skipsearch.drafters.kangaroo import Kangaroo
 from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.s3d import S3D
 from skipsearch.drafters.skip import Skip
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
@@ -36,6 +38,11 @@ SKIP = Skip(attn=(3, 4), mlp=(7,), draft_length=8,
 
 ADAPTED = Adapted(attn=(3, 4), mlp=(7,), draft_length=6, exit=Confidence(threshold=0.5),
                   module=ModuleRef(file="modules/adapted-5.safetensors", sha256="7a" * 32, parameters=1032192))
+
+KANGAROO = Kangaroo(exit_layer=3, draft_length=6, exit=Confidence(threshold=0.6),
+                    module=ModuleRef(file="kangaroo-3.safetensors", sha256="6c" * 32, parameters=147840))
+
+S3D_DRAFT = S3D(attn=(4, 5), mlp=(4, 5), draft_length=4, module=ModuleRef(file="s3d-4.safetensors", sha256="5d" * 32, parameters=576))
 
 
 def speculate() -> Profile:
@@ -78,8 +85,8 @@ def mixed() -> Profile:
 def every() -> Profile:
     """Every kind of drafter with every kind of exit, and one with siblings."""
     skips = [SKIP.model_copy(update={"exit": exit_policy}) for exit_policy in (Fixed(), Confidence(threshold=0.25), SKIP.exit)]
-    return unmeasured().model_copy(update={"drafters": (
-        Lookup(min_match=3, draft_length=5), *skips, skips[0].model_copy(update={"siblings": Siblings(below=0.5, most=2)}), ADAPTED)})
+    beside = skips[0].model_copy(update={"siblings": Siblings(below=0.5, most=2)})
+    return unmeasured().model_copy(update={"drafters": (Lookup(min_match=3, draft_length=5), *skips, beside, ADAPTED, KANGAROO, S3D_DRAFT)})
 
 
 def lost() -> Profile:
@@ -149,7 +156,10 @@ def _recipe(draw: st.DrawFn, n_layers: int, least: int) -> tuple[DrafterSpec, ..
     files = st.from_regex(r"([A-Za-z0-9][A-Za-z0-9._-]{0,9}/){0,3}[A-Za-z0-9]{1,9}\.safetensors", fullmatch=True)
     modules = st.builds(ModuleRef, file=files, sha256=_SHA, parameters=st.integers(1, 10**12))
     adapted = st.builds(Adapted, attn=layers, mlp=layers, draft_length=length, exit=exits, module=modules).filter(lambda a: a.attn or a.mlp)
-    return tuple(draw(st.lists(lookups | skips | adapted, min_size=least, max_size=MOST_DRAFTERS, unique=True)))
+    early = st.builds(Kangaroo, exit_layer=st.integers(1, n_layers - 1), draft_length=length, exit=exits, module=modules) if n_layers > 1 \
+        else lookups
+    at_once = st.builds(S3D, attn=layers, mlp=layers, draft_length=length, module=modules).filter(lambda s3d: s3d.attn or s3d.mlp)
+    return tuple(draw(st.lists(lookups | skips | adapted | early | at_once, min_size=least, max_size=MOST_DRAFTERS, unique=True)))
 
 
 @st.composite

@@ -1,0 +1,137 @@
+"""Kangaroo's adapter: what it computes, on every engine, in training and in replay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from decoding.kangaroo_checks import by_definition, check_kangaroo_drafts, check_kangaroo_side_by_side
+from helpers.modules import adapter_tensors, early_card, folder, kangaroo, small_kangaroo
+from helpers.tiny import LAYERS, FullModel, driven_by, small_world, tiny_llama
+
+from skipsearch.decoding import Decoder
+from skipsearch.errors import MaskError, ModuleError
+from skipsearch.evaluation.replay import Replay
+from skipsearch.evaluation.simulate import walk as walk_rounds
+from skipsearch.evaluation.trained import trained_draft
+from skipsearch.exits import DraftPolicy
+from skipsearch.exits.confidence import Confidence
+from skipsearch.models import adapt
+from skipsearch.models.hf import HFAdapter
+from skipsearch.modules.kangaroo import Shallow, assembled, predictions
+from skipsearch.modules.pupils import KangarooPupil
+from skipsearch.modules.trainer import Settings, Trainer
+from skipsearch.recipe import Recipe
+from skipsearch.stats import DecodeStats
+
+TEXT = [5, 17, 40, 3, 22, 5, 17, 9]
+PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", ["attention", "layer"])
+@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "compiled"])
+def test_every_engine_computes_the_adapter_that_the_definition_names(engine: str, form: str) -> None:
+    spec = small_kangaroo(form)
+    with driven_by(engine):
+        model, full = small_world()
+    found = predictions(assembled(model, early_card(model, 2, form), adapter_tensors(model, 2, form, 0.1), "x"), TEXT)
+    for n in (1, 4, 8):
+        torch.testing.assert_close(found[n - 1], by_definition(full, spec, TEXT[:n]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["lean", "graph", "compiled"])
+def test_drafts_follow_the_definition_on_every_engine(engine: str) -> None:
+    with driven_by(engine):
+        check_kangaroo_drafts(("attention",))
+        check_kangaroo_side_by_side()
+
+
+@torch.no_grad()
+def test_an_adapter_that_adds_nothing_behind_all_layers_with_the_models_norm_is_the_model() -> None:
+    model, full = small_world()
+    tensors = adapter_tensors(model, LAYERS - 1, "attention", 0.0)
+    tensors["adapter.attn.run.o_proj.weight"].zero_()
+    early = assembled(model, early_card(model, LAYERS - 1, "attention"), tensors, "x")
+    whole = Shallow(model, early.adapter, LAYERS, "attention")
+    torch.testing.assert_close(predictions(whole, TEXT), full.hf(torch.tensor([TEXT]), use_cache=False).logits[0], rtol=0, atol=1e-6)
+
+
+def test_n_drafts_take_n_passes_below_the_exit_and_two_rows_where_a_round_was_accepted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = small_world()
+    rows = list[int]()
+    real = Shallow.features
+
+    def counted(self: Shallow, tokens: torch.Tensor, cache: object, plan: object) -> torch.Tensor:
+        rows.append(tokens.shape[1])
+        return real(self, tokens, cache, plan)   # type: ignore[arg-type]
+
+    monkeypatch.setattr(Shallow, "features", counted)
+    stats = Decoder(model, Recipe((small_kangaroo("attention", 0.1, 3),)), modules=[folder()]).generate(TEXT, 30).stats
+    assert len(rows) == stats.drafted
+    assert rows[0] == len(TEXT) + 1, "the prompt, and the token that the prefill chose"
+    assert set(rows[1:]) == {1, 2}
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3])
+def test_replay_counts_what_decoding_counts(threshold: float) -> None:
+    model, _ = small_world()
+    spec = small_kangaroo("attention", 0.1, 4, threshold)
+    replay, total = Replay(model, PROMPTS, 24, 6), DecodeStats()
+    decoder = Decoder(model, Recipe((spec,)), modules=[folder()])
+    for prompt in PROMPTS:
+        total += decoder.generate(prompt, 24, end_on_repeat=6).stats
+    draft = trained_draft(model, spec.module, [folder()])
+    found, _ = walk_rounds(draft.rounds(replay), DraftPolicy(4, Confidence(threshold=threshold)))
+    assert found.accepted == total.accepted
+    assert found.rounds == total.rounds
+    if threshold == 0.0:   # drafts wasted behind a mismatch are estimated where a policy reads them
+        assert found.drafted == total.drafted
+    assert draft.spec(DraftPolicy(4, Confidence(threshold=threshold))) == spec
+
+
+def test_a_row_of_training_is_what_decoding_drafts_from_and_only_the_adapter_learns() -> None:
+    model, _ = small_world()
+    assert isinstance(model, HFAdapter)
+    before = {name: weight.clone() for name, weight in model.model.state_dict().items()}
+    pupil = KangarooPupil(model, 2, "layer")
+    texts = torch.tensor([TEXT, TEXT[::-1]])
+    states, taught = pupil.rows(texts, 0, 4)
+    early = assembled(model, early_card(model, 2, "layer"), {name: p.detach() for name, p in pupil.parameters.items()}, "x")
+    for b in range(2):
+        torch.testing.assert_close(pupil.head(states)[b], predictions(early, texts[b].tolist()), rtol=0, atol=1e-10)
+        cache_logits = model.model(texts[b:b + 1], use_cache=False).logits[0]
+        assert torch.equal(taught.tokens[b, :, 0], cache_logits.argmax(-1))
+    random = torch.randint(64, (16, 20), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    trainer, losses = Trainer(pupil, random, Settings(steps=30, seconds=None, batch=8, likeliest=16)), list[float]()
+    trainer.run(listen=lambda step: losses.append(step.loss))
+    assert losses[-1] < losses[0]
+    for name, weight in model.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+    for name, tensor in trainer.tensors().items():
+        assert not torch.equal(tensor, adapter_tensors(model, 2, "layer", 0.0)[name]), name
+
+
+def test_an_adapter_of_another_layer_form_kind_or_model_is_refused() -> None:
+    model, _ = small_world()
+    spec = small_kangaroo()
+    with pytest.raises(ModuleError, match="trained for layer 2, and the recipe leaves the model at layer 3"):
+        spec.model_copy(update={"exit_layer": 3}).build(model, [folder()])
+    with pytest.raises(MaskError):
+        spec.model_copy(update={"exit_layer": LAYERS}).build(model, [folder()])
+    tensors = adapter_tensors(model, 2, "layer", 0.0)
+    with pytest.raises(ModuleError, match="an adapter of the form attention has attn"):
+        assembled(model, early_card(model, 2, "attention"), tensors, "x")
+    del tensors["norm.weight"]
+    with pytest.raises(ModuleError, match="norm before the head"):
+        assembled(model, early_card(model, 2, "layer"), tensors, "x")
+    other = adapt(tiny_llama(layers=LAYERS, hidden=16))
+    with pytest.raises(ModuleError, match="does not fit"):
+        assembled(other, early_card(model, 2, "attention"), adapter_tensors(model, 2, "attention", 0.0), "x")
+
+
+def test_an_exit_that_the_model_ends_at_is_no_early_exit() -> None:
+    hf = tiny_llama(layers=3)
+    model, full = adapt(hf), FullModel(hf)
+    spec = kangaroo(model, 2, "attention", 0.2, "deep.safetensors", 3)
+    found = Decoder(model, Recipe((spec,)), modules=[folder()]).generate(TEXT, 16)
+    assert found.tokens == full.greedy(TEXT, 16)

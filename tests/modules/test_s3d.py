@@ -1,0 +1,123 @@
+"""S3D's trained part: what one pass drafts, in decoding, training and replay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from decoding.s3d_checks import by_definition, check_s3d_drafts
+from helpers.modules import TRAINED, changes, folder, s3d, small_s3d
+from helpers.tiny import LAYERS, driven_by, small_world
+
+from skipsearch.costs import Costs, InOnePass
+from skipsearch.decoding import Decoder
+from skipsearch.errors import ModuleError
+from skipsearch.evaluation.replay import Replay
+from skipsearch.evaluation.simulate import walk
+from skipsearch.evaluation.trained import trained_draft
+from skipsearch.exits import DraftPolicy
+from skipsearch.mask import SkipMask
+from skipsearch.models.hf import HFAdapter
+from skipsearch.modules.card import Card
+from skipsearch.modules.pupils import S3DPupil
+from skipsearch.modules.s3d import UNKNOWN, assembled
+from skipsearch.modules.trainer import Settings, Trainer
+from skipsearch.modules.weights import base_of
+from skipsearch.recipe import Recipe
+from skipsearch.stats import DecodeStats
+
+MASK = SkipMask(LAYERS, (2,), (2,))
+PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
+
+
+def model_here() -> HFAdapter:
+    model, _ = small_world()
+    assert isinstance(model, HFAdapter)
+    return model
+
+
+def card(rank: int | None = None) -> Card:
+    return Card(kind="s3d", base=base_of(model_here().spec), attn=(2,), mlp=(2,), form="lora" if rank else "embeddings", rank=rank,
+                trained=TRAINED)
+
+
+@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "compiled"])
+def test_drafts_follow_the_definition_on_every_engine(engine: str) -> None:
+    with driven_by(engine):
+        check_s3d_drafts()
+
+
+def test_one_row_of_a_model_that_skips_nothing_is_the_model() -> None:
+    model = model_here()
+    spec = s3d(model, SkipMask(LAYERS), None, "whole.safetensors").model_copy(update={"draft_length": 1})
+    stats = Decoder(model, Recipe((spec,)), modules=[folder()]).generate(PROMPTS[0], 20).stats
+    assert stats.accepted == stats.drafted > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_row_of_training_is_the_row_of_the_pass_that_decoding_runs_there(rank: int | None) -> None:
+    model = model_here()
+    pupil = S3DPupil(model, MASK, 4, rank)
+    texts = torch.randint(64, (2, 19), generator=torch.Generator().manual_seed(3))
+    found = pupil.head(pupil.rows(texts, 1, 4)[0])
+    tensors = {name: parameter.detach() for name, parameter in pupil.parameters.items()}
+    draft = assembled(model, card(rank), tensors, "x")
+    from skipsearch.cache import Planner
+    from skipsearch.engine import forward
+
+    for b in range(2):
+        for start in range(1, 1 + found.shape[1], 4):
+            cache, planner = model.new_cache(1, 32), Planner(32, torch.device("cpu"))
+            forward(model, texts[b:b + 1, :start], cache, planner.chain(0, start))
+            states = draft.states(texts[b:b + 1, start:start + 1], 4, cache, planner.chain(start, 4))
+            torch.testing.assert_close(draft.model.head(states)[0], found[b, start - 1:start + 3], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_training_teaches_the_embeddings_and_leaves_the_model_alone(rank: int | None) -> None:
+    model = model_here()
+    before = {name: weight.clone() for name, weight in model.model.state_dict().items()}
+    texts = torch.randint(64, (16, 20), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    trainer, losses = Trainer(S3DPupil(model, MASK, 4, rank), texts, Settings(steps=40, seconds=None, batch=8, rate=1e-2, likeliest=16)), []
+    first = trainer.tensors()[UNKNOWN].clone()
+    trainer.run(listen=lambda step: losses.append(step.loss))
+    assert losses[-1] < losses[0]
+    assert not torch.equal(trainer.tensors()[UNKNOWN], first)
+    for name, weight in model.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+
+
+@pytest.mark.parametrize("length", [1, 3, 4])
+def test_replay_counts_what_decoding_counts(length: int) -> None:
+    model, spec, total = model_here(), small_s3d(), DecodeStats()
+    decoder = Decoder(model, Recipe((spec.model_copy(update={"draft_length": length}),)), modules=[folder()])
+    for prompt in PROMPTS:
+        total += decoder.generate(prompt, 24, end_on_repeat=6).stats
+    draft = trained_draft(model, spec.module, [folder()])
+    found, _ = walk(draft.rounds(Replay(model, PROMPTS, 24, 6)), DraftPolicy(length))
+    assert (found.rounds, found.drafted, found.accepted) == (total.rounds, total.drafted, total.accepted)
+    assert draft.spec(DraftPolicy(4)) == spec
+    assert draft.at_once == 4
+
+
+def test_what_a_row_says_does_not_depend_on_what_the_rows_before_it_chose() -> None:
+    spec = small_s3d()
+    few, many = by_definition(spec, [5, 17, 40], 2), by_definition(spec, [5, 17, 40], 4)
+    torch.testing.assert_close(few, many[:2], rtol=0, atol=0)
+
+
+def test_a_round_costs_one_draft_pass_of_as_many_rows() -> None:
+    costs = Costs((1.0,) * (2 * LAYERS), 2.0, (12.0, 13.0, 14.0, 16.0))
+    price = InOnePass.of(costs).rounds(MASK, 3)
+    assert price == pytest.approx((12.0, 10 * 12 / 12 + 13, 10 * 13 / 12 + 14, 10 * 14 / 12 + 16))
+
+
+def test_modules_that_do_not_fit_are_refused() -> None:
+    model = model_here()
+    good = {UNKNOWN: torch.zeros(3, 32)}
+    for tensors, form in (({}, None), ({UNKNOWN: torch.zeros(3, 31)}, None), ({UNKNOWN: torch.zeros(3)}, None), (good, 2),
+                          (good | changes(model, MASK, 2, 0.1), None)):
+        with pytest.raises(ModuleError, match=r"does not fit|its tensors do not"):
+            assembled(model, card(form), tensors, "x")
+    with pytest.raises(ModuleError, match="another mask"):
+        small_s3d().model_copy(update={"attn": (1,)}).build(model, [folder()])
