@@ -204,7 +204,8 @@ class DecodeLoop:
             if request.guard is not None and request.guard.rests(i):
                 continue
             if most > 0 and (draft := session.draft(request.ctx, most)) is not None:
-                return i, draft.chain() if self.exact else draft   # passes of one fixed shape are chains
+                # Passes of one fixed shape are chains, and so is what processors judge token by token.
+                return i, draft.chain() if self.exact or request.steering is not None else draft
         return 0, None
 
     def _full(self, tokens: Tensor, cache: KVCache, planner: Planner, last_only: bool = False) -> Tensor:
