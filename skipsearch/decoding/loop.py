@@ -102,6 +102,7 @@ class DecodeLoop:
         try:
             request, first = self._prefill(prompt, asked.sampling, stopper, asked.seed, cache, planner, asked.steering)
             if watch is not None:
+                watch.chains = self.exact or asked.steering is not None
                 request.sessions = [watch.over(i, session) for i, session in enumerate(request.sessions)]
             stats, emitted, history = request.stats, [first], request.ctx.history
             while True:
