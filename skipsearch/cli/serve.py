@@ -35,9 +35,10 @@ def serve(model: Annotated[str | None, typer.Option(help="Which model; the profi
     from skipsearch.decoding import Decoder
     from skipsearch.serve.keys import Keys
     from skipsearch.serve.limits import Limits
-    from skipsearch.serve.run import is_loopback
+    from skipsearch.serve.run import check_installed, is_loopback
     from skipsearch.serve.run import serve as run
 
+    check_installed()   # before the model is loaded
     if not Keys.from_environment().asked_for and not is_loopback(host):
         warn([f"everybody who reaches {host} may use this server: set SKIPSEARCH_API_KEY to ask for a key"])
     adapter, loaded = open_both(profile, model, task, profiles, device, dtype, quantization, engine, threads)
