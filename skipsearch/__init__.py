@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from skipsearch.version import __version__
 
 if TYPE_CHECKING:
-    from skipsearch.decoding import Chunk, Decoder, Generation, Request, Session, generate
+    from skipsearch.decoding import Chunk, Decoder, Generation, Request, Session, attach, detach, generate
     from skipsearch.engine import load_model
     from skipsearch.errors import (
         DecodeError,
         ExportError,
         MaskError,
         ModelError,
+        NotCarriedOut,
         ProfileError,
         SearchError,
         SkipSearchError,
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
     from skipsearch.tuning import tune
 
 _HOMES = {
-    "skipsearch.decoding": ("Chunk", "Decoder", "Generation", "Request", "Session", "generate"),
-    "skipsearch.errors": ("DecodeError", "ExportError", "MaskError", "ModelError", "ProfileError", "SearchError", "SkipSearchError",
-                          "TaskError"),
+    "skipsearch.decoding": ("Chunk", "Decoder", "Generation", "Request", "Session", "attach", "detach", "generate"),
+    "skipsearch.errors": ("DecodeError", "ExportError", "MaskError", "ModelError", "NotCarriedOut", "ProfileError", "SearchError",
+                          "SkipSearchError", "TaskError"),
     "skipsearch.mask": ("SkipMask",),
     "skipsearch.engine": ("load_model",),
     "skipsearch.models": ("ModelAdapter", "ModelSpec", "adapt"),
@@ -52,8 +53,9 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = ["Chunk", "DecodeError", "DecodeStats", "Decoder", "ExportError", "Generation", "MaskError", "ModelAdapter", "ModelError",
-           "ModelSpec", "Profile", "ProfileError", "Recipe", "Request", "SearchError", "Session", "SkipMask", "SkipSearchError", "Task",
-           "TaskError", "Trial", "__version__", "adapt", "generate", "load_model", "load_profile", "load_task", "save_profile", "tune"]
+           "ModelSpec", "NotCarriedOut", "Profile", "ProfileError", "Recipe", "Request", "SearchError", "Session", "SkipMask",
+           "SkipSearchError", "Task", "TaskError", "Trial", "__version__", "adapt", "attach", "detach", "generate", "load_model",
+           "load_profile", "load_task", "save_profile", "tune"]
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,7 @@
     ├── ModelError       a model that cannot be found, loaded or driven exactly
     ├── TaskError        a task manifest or its text
     ├── ProfileError     a profile file, or a profile used with something it was not made for
-    ├── DecodeError      a generation request that makes no sense
+    ├── DecodeError      a generation request that makes no sense, or (NotCarriedOut) one that transformers alone carries out
     ├── SearchError      a search that cannot start, go on or be resumed
     ├── ModuleError      a trained part of a draft: its file, its training, or a model that it was not made for
     └── ExportError      a draft that has no form in another format, or no room
@@ -36,6 +36,10 @@ class ProfileError(SkipSearchError):
 
 class DecodeError(SkipSearchError, ValueError):
     """A generation request cannot be carried out as asked."""
+
+
+class NotCarriedOut(DecodeError):
+    """transformers' generate would carry this request out, and this decoder does not: `fallback=True` hands it over."""
 
 
 class SearchError(SkipSearchError):

@@ -170,8 +170,9 @@ def test_no_file_has_two_ideas_in_it() -> None:
 def test_the_exported_names_are_these_and_each_leads_home() -> None:
     assert sorted(skipsearch.__all__) == [
         "Chunk", "DecodeError", "DecodeStats", "Decoder", "ExportError", "Generation", "MaskError", "ModelAdapter", "ModelError",
-        "ModelSpec", "Profile", "ProfileError", "Recipe", "Request", "SearchError", "Session", "SkipMask", "SkipSearchError", "Task",
-        "TaskError", "Trial", "__version__", "adapt", "generate", "load_model", "load_profile", "load_task", "save_profile", "tune"]
+        "ModelSpec", "NotCarriedOut", "Profile", "ProfileError", "Recipe", "Request", "SearchError", "Session", "SkipMask",
+        "SkipSearchError", "Task", "TaskError", "Trial", "__version__", "adapt", "attach", "detach", "generate", "load_model",
+        "load_profile", "load_task", "save_profile", "tune"]
     for name in skipsearch.__all__:
         assert getattr(skipsearch, name) is not None
     assert set(skipsearch._HOME_OF) | {"__version__"} == set(skipsearch.__all__)

@@ -87,7 +87,7 @@ def main() -> None:
     if not app.registered_commands:
         register()
     try:
-        app()
+        app(prog_name="skipsearch")   # also where it runs as a module
     except SkipSearchError as error:
         _fail(str(error))
     except OSError as error:

@@ -28,16 +28,17 @@ def serve(model: Annotated[str | None, typer.Option(help="Which model; the profi
 
     Serve a model to OpenAI's clients: /v1/models, /v1/completions, /v1/chat/completions, streaming or not; /health, /metrics for
     Prometheus, and at / a page on which tokens are seen to arrive. SKIPSEARCH_API_KEY, if it is set, holds the key that clients have to
-    send, or several with commas between them. Requests with the same key share what their prompts begin with, and the time of the machine.
-    Ctrl-C or SIGTERM takes no more requests and finishes those that it has.
+    send, or several with commas between them. All requests share the time of the machine; those with the same key also share what their
+    prompts begin with. Ctrl-C or SIGTERM takes no more requests and finishes those that it has.
     """
     from skipsearch.cli.common import err
     from skipsearch.decoding import Decoder
     from skipsearch.serve.keys import Keys
     from skipsearch.serve.limits import Limits
-    from skipsearch.serve.run import is_loopback
+    from skipsearch.serve.run import check_installed, is_loopback
     from skipsearch.serve.run import serve as run
 
+    check_installed()   # before the model is loaded
     if not Keys.from_environment().asked_for and not is_loopback(host):
         warn([f"everybody who reaches {host} may use this server: set SKIPSEARCH_API_KEY to ask for a key"])
     adapter, loaded = open_both(profile, model, task, profiles, device, dtype, quantization, engine, threads)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from skipsearch.decoding.arguments import shown
 from skipsearch.decoding.decoder import Decoder
-from skipsearch.decoding.inputs import read_ids, read_prompt
-from skipsearch.decoding.sampling import is_number
-from skipsearch.decoding.settings import read_new_tokens, read_sampling, read_settings
-from skipsearch.decoding.stopping import stop_strings
-from skipsearch.errors import DecodeError, ModelError
+from skipsearch.decoding.inputs import PromptRow, read_ids, read_prompts
+from skipsearch.decoding.prefix import Prefix
+from skipsearch.decoding.processing import OURS, read_criteria, read_processors
+from skipsearch.decoding.request import Request
+from skipsearch.decoding.settings import read_count, read_new_tokens, read_sampling, read_settings
+from skipsearch.decoding.steering import Steering
+from skipsearch.errors import DecodeError, ModelError, NotCarriedOut
 from skipsearch.mask import SkipMask
 from skipsearch.models import adapt
 from skipsearch.profile import Profile
@@ -24,86 +27,148 @@ from skipsearch.recipe import Recipe
 
 def generate(model: nn.Module, input_ids: Any = None, profile: Profile | Recipe | SkipMask | None = None, *, inputs: Any = None,
              generation_config: Any = None, stopping_criteria: Any = None, streamer: Any = None, tokenizer: Any = None,
-             seed: int | None = None, **settings: Any) -> Any:
-    """[1, T] prompt -> [1, T + new] prompt and continuation, as `model.generate` returns it, drafted as `profile` says.
+             seed: int | None = None, fallback: bool = False, **settings: Any) -> Any:
+    """[B, T] prompts -> [B, T + new] prompts and continuations, as `model.generate` returns them, drafted as `profile` says.
 
-    input_ids: [1, T], [T], or a list; `inputs` is another name for it. `generate(model, **tokenizer(text, return_tensors="pt"))` works.
-    generation_config: over the model's own; keyword arguments override its fields (max_new_tokens, do_sample, …).
-    stopping_criteria: called after each token with the tokens so far and no scores. streamer: gets the prompt, then each token.
+    input_ids: [B, T], [T], or a list; `inputs` is another name for it. `generate(model, **tokenizer(text, return_tensors="pt"))` works.
+    The rows of a batch, padded on the left, are decoded one after the other.
+    generation_config: over the model's own; keyword arguments override its fields (max_new_tokens, do_sample, repetition_penalty, …).
+    logits_processor, prefix_allowed_tokens_fn: called once for each emitted token, in order. stopping_criteria: called after each token
+    with the tokens so far, and with the scores so far where output_scores asks for them. streamer: gets the prompt, then each token.
     tokenizer: needed for stop_strings. seed: of sampling; drawn from torch's global generator if None, so that `torch.manual_seed`
-    repeats a call. return_dict_in_generate returns an output with `sequences` alone: the cache is not handed out.
+    repeats a call. return_dict_in_generate returns an output with sequences, and with scores and logits if they are asked for; the cache is
+    not handed out.
+    fallback: hand what this decoder does not carry out to `model.generate`, which drafts nothing then.
 
     Whatever `model.generate` takes is carried out, or has no effect, or is refused by name; nothing that would change tokens is ignored.
-    Raises: DecodeError for more than one sequence, or a setting that this decoder does not carry out; ModelError, ProfileError, MaskError.
+    Raises: DecodeError for settings that make no sense, NotCarriedOut for those that transformers alone carries out; ModelError,
+    ProfileError, MaskError.
     """
     if hasattr(model, "spec"):
         raise ModelError(f"the model is a {type(model).__name__} of skipsearch: use skipsearch.Decoder(model, profile).generate, or give "
                          "the Hugging Face model itself")
+    try:
+        return _generate(model, input_ids, profile, inputs, generation_config, stopping_criteria, streamer, tokenizer, seed, settings)
+    except NotCarriedOut:
+        if not fallback:
+            raise
+    named = {"inputs": input_ids if inputs is None else inputs, "generation_config": generation_config,
+             "stopping_criteria": stopping_criteria, "streamer": streamer, "tokenizer": tokenizer}
+    kind: Any = type(model)   # whose generate it is also where `attach` has put ours in the model's own place
+    return kind.generate(model, **{name: value for name, value in named.items() if value is not None}, **settings)
+
+
+@dataclass
+class _Row:
+    """One continuation. ids: [1, T + new]. scores, logits: [1, V] for each new token, where they were asked for."""
+
+    ids: Tensor
+    scores: list[Tensor] | None = None
+    logits: list[Tensor] | None = None
+
+
+@dataclass
+class _Call:
+    """What all rows of a call have in common."""
+
+    model: Any
+    decoder: Decoder
+    asked: Mapping[str, Any]
+    criteria: Any
+    streamer: Any
+    new: int
+    batch: int
+    prefix: Prefix = field(default_factory=Prefix)   # rows of one prompt share all of it
+
+    def row(self, prompt: PromptRow, number: int, seed: int) -> _Row:
+        """The continuation of a prompt."""
+        keeps = bool(self.asked.get("return_dict_in_generate"))
+        scores, logits = (keeps and bool(self.asked.get(f"output_{name}")) for name in ("scores", "logits"))
+        seen = torch.ones_like(prompt.ids)
+        seen[:, :prompt.padding] = 0
+        processors = read_processors(self.model, self.asked, prompt.ids, seen, self.new, number)
+        sampling = read_sampling(self.asked)
+        ready = Request(prompt.seen, self.new, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
+                        seed=seed).ready(self.decoder.model)
+        if self.streamer is not None:
+            self.streamer.put(prompt.ids.cpu())
+        ids = torch.cat([prompt.ids, prompt.ids.new_zeros(1, self.new)], dim=1)
+        length = prompt.ids.shape[1]
+        steering = None
+        if scores or logits or not {type(processor).__name__ for processor in processors} <= OURS:
+            ready.steering = steering = Steering(processors, prompt.ids, self.new, not sampling.greedy, self._last, scores, logits)
+        with closing(self.decoder.loop.stream(ready, self.prefix)) as stream:  # type: ignore[type-var]
+            for token in (token for chunk in stream for token in chunk.tokens):
+                ids[0, length] = token
+                length += 1
+                if self._emitted(ids[:, :length], None) if steering is None else steering.ended and length == steering.ids.shape[1]:
+                    break
+        return _Row(ids[:, :length].clone(), *((steering.scores, steering.logits) if steering is not None else ()))
+
+    def _last(self, ids: Tensor, scores: list[Tensor] | None) -> bool:
+        """As `_emitted`; an end-of-sequence token, which the loop sees by itself elsewhere, is the last too."""
+        return self._emitted(ids, scores) or int(ids[0, -1]) in self.decoder.model.spec.eos_token_ids
+
+    def _emitted(self, ids: Tensor, scores: list[Tensor] | None) -> bool:
+        """A token is emitted: show it, and ask whether it is the last."""
+        if self.streamer is not None:
+            self.streamer.put(ids[0, -1:].cpu())
+        return bool(self.criteria) and bool(self.criteria(ids, None if scores is None else tuple(scores)).all())
+
+
+def _generate(model: Any, input_ids: Any, profile: Any, inputs: Any, generation_config: Any, stopping_criteria: Any, streamer: Any,
+              tokenizer: Any, seed: int | None, settings: Mapping[str, Any]) -> Any:
     adapter = adapt(model)
     asked = read_settings(model, generation_config, settings)
-    prompt = read_prompt(model, adapter.spec.device, input_ids, inputs, asked)
-    length = prompt.ids.shape[1]
+    prompts = read_prompts(model, adapter.spec.device, input_ids, inputs, asked)
+    length = prompts[0].ids.shape[1]
     new = read_new_tokens(asked, length, getattr(model.config, "max_position_embeddings", None))
-    room = None if adapter.spec.context is None else adapter.spec.context - (length - prompt.padding)
-    if room is not None and 0 < room < new:
-        raise DecodeError(f"{new} tokens more were asked for, and after this prompt there is room for {room} in the context that the "
-                          f"model was made for, {adapter.spec.context}: pass max_new_tokens={room}, or call model.generate")
-    sampling = read_sampling(asked)
+    for prompt in prompts:
+        room = None if adapter.spec.context is None else adapter.spec.context - (length - prompt.padding)
+        if room is not None and 0 < room < new:
+            raise NotCarriedOut(f"{new} tokens more were asked for, and after this prompt there is room for {room} in the context that the "
+                                f"model was made for, {adapter.spec.context}: pass max_new_tokens={room}, or call model.generate")
+    sampling, count = read_sampling(asked), read_count(asked)
     if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
         raise DecodeError(f"streamer is {shown(streamer)}; give an object with `put` and `end`, such as a transformers.TextStreamer")
-    criteria = _criteria(asked, stopping_criteria, tokenizer)
+    criteria = read_criteria(asked, stopping_criteria, tokenizer)
+    rows = [prompt for prompt in prompts for _ in range(count)]
     adapter.spec = replace(adapter.spec, eos_token_ids=read_ids("eos_token_id", asked.get("eos_token_id")))
+    if len(rows) > 1:
+        _check_batch(len(rows), asked, stopping_criteria, criteria, streamer, adapter.spec.eos_token_ids)
     if seed is None:
         seed = 0 if sampling.greedy else int(torch.randint(2**63 - 1, (1,)))
-    stream = Decoder(adapter, profile).stream(prompt.seen, new, temperature=sampling.temperature, top_p=sampling.top_p,
-                                               top_k=sampling.top_k, seed=seed)
-
-    if streamer is not None:
-        streamer.put(prompt.ids.cpu())
-    ids = torch.cat([prompt.ids, prompt.ids.new_zeros(1, new)], dim=1)
-    for token in (token for chunk in stream for token in chunk.tokens):
-        ids[0, length] = token
-        length += 1
-        if streamer is not None:
-            streamer.put(torch.tensor([token]))
-        if criteria and bool(criteria(ids[:, :length], None).all()):
-            break
+    call = _Call(model, Decoder(adapter, profile), asked, criteria, streamer, new, len(rows))
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        Request([0], seed=seed).ready(adapter)   # refuses it
+    done = [call.row(prompt, i, seed if i == 0 else (seed + i) % 2**63) for i, prompt in enumerate(rows)]
     if streamer is not None:
         streamer.end()
-    sequences = ids[:, :length].clone()
+    sequences = _stacked([row.ids for row in done], asked)
     if not asked.get("return_dict_in_generate"):
         return sequences
     from transformers.generation import GenerateDecoderOnlyOutput
 
-    return GenerateDecoderOnlyOutput(sequences=sequences)
+    scores, logits = (None if kept is None else tuple(kept) for kept in (done[0].scores, done[0].logits))
+    return GenerateDecoderOnlyOutput(sequences=sequences, scores=scores, logits=logits)
 
 
-def _criteria(asked: Mapping[str, Any], given: Any, tokenizer: Any) -> Any:
-    """transformers' own criteria, judged token by token: a criterion of a type that a setting asks for too replaces that setting's."""
-    from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList, StopStringCriteria
+def _check_batch(rows: int, asked: Mapping[str, Any], given: Any, criteria: Any, streamer: Any, eos: tuple[int, ...]) -> None:
+    """Rows are decoded one after the other, and transformers decodes them side by side: refuses what could tell. Raises: DecodeError."""
+    if streamer is not None:
+        raise DecodeError(f"streamer is given, and {rows} sequences are to be written: a streamer takes one")
+    watched = {"logits_processor": asked.get("logits_processor"), "stopping_criteria": given,
+               "output_scores": asked.get("output_scores"), "output_logits": asked.get("output_logits")}
+    name = next((name for name, value in watched.items() if value), None)
+    if name is None and len(criteria) and not eos:
+        name = "stop_strings or max_time without an eos_token_id"   # transformers writes on in a row that has stopped
+    if name is not None:
+        raise NotCarriedOut(f"{name} is given, and {rows} sequences are to be written, which are decoded one after the other here: pass "
+                            "one sequence at a time, or fallback=True for transformers' own generate")
 
-    given = [] if given is None else given
-    if not isinstance(given, list | tuple) or not all(callable(c) for c in given):
-        raise DecodeError(f"stopping_criteria is {shown(given)}; give a transformers.StoppingCriteriaList or a list of criteria")
-    types = {type(criterion) for criterion in given}
-    for kind, instead in ((MaxLengthCriteria, "max_length"), (EosTokenCriteria, "eos_token_id")):
-        if kind in types:   # it would replace the limit that the decoder itself ends at
-            raise DecodeError(f"stopping_criteria holds a {kind.__name__}, which this decoder does not carry out: pass {instead} instead")
-    criteria = StoppingCriteriaList()
-    max_time = asked.get("max_time")
-    if max_time is not None and not is_number(max_time):
-        raise DecodeError(f"max_time is {shown(max_time)}; it is a number of seconds")
-    if max_time is not None and MaxTimeCriteria not in types:
-        criteria.append(MaxTimeCriteria(max_time=max_time))
-    strings = stop_strings(asked.get("stop_strings"), "stop_strings")
-    if strings and tokenizer is None:
-        raise DecodeError("stop_strings need the model's tokenizer: pass tokenizer=…")
-    if strings and not hasattr(tokenizer, "get_vocab"):
-        raise DecodeError(f"tokenizer is {shown(tokenizer)}; give the model's own, as AutoTokenizer loads it")
-    if strings and StopStringCriteria not in types:
-        try:
-            criteria.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
-        except ValueError as error:   # a string that no tokens of this vocabulary spell
-            raise DecodeError(f"stop_strings is {shown(strings)}, and this tokenizer cannot write it: {error}") from None
-    criteria.extend(given)
-    return criteria
+
+def _stacked(rows: list[Tensor], asked: Mapping[str, Any]) -> Tensor:
+    """[B, longest]; shorter ones are padded on the right, as transformers pads what has ended."""
+    longest = max(row.shape[1] for row in rows)
+    pad = (*read_ids("pad_token_id", asked.get("pad_token_id")), *read_ids("eos_token_id", asked.get("eos_token_id")), 0)[0]
+    return torch.cat([nn.functional.pad(row, (0, longest - row.shape[1]), value=pad) for row in rows])

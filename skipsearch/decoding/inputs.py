@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.decoding.arguments import shown, token_ids
-from skipsearch.errors import DecodeError
+from skipsearch.errors import DecodeError, NotCarriedOut
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,11 @@ class PromptRow:
         return self.ids[0, self.padding:].tolist()
 
 
-def read_prompt(model: Any, device: torch.device, input_ids: Any, inputs: Any, settings: Mapping[str, Any]) -> PromptRow:
-    """input_ids, inputs: the same under two names; transformers starts from bos_token_id where both are None. Raises: DecodeError."""
+def read_prompts(model: Any, device: torch.device, input_ids: Any, inputs: Any, settings: Mapping[str, Any]) -> list[PromptRow]:
+    """The rows of a batch, all of one length, padding included.
+
+    input_ids, inputs: the same under two names; transformers starts from bos_token_id where both are None. Raises: DecodeError.
+    """
     if input_ids is not None and inputs is not None:
         raise DecodeError("inputs and input_ids are both given, and they are two names for the prompt: give one of them")
     prompt = inputs if input_ids is None else input_ids
@@ -36,9 +39,11 @@ def read_prompt(model: Any, device: torch.device, input_ids: Any, inputs: Any, s
         if len(bos) != 1:
             raise DecodeError("there is no prompt and no bos_token_id to start from: give input_ids")
         prompt = list(bos)
-    ids = _row(prompt, device)
+    rows = _rows(prompt, device)
     _check_token_types(model, settings.get("token_type_ids"))
-    return PromptRow(ids, _padding(ids, settings))
+    mask = settings.get("attention_mask")
+    masks = [None] * len(rows) if mask is None else _masks(mask, len(rows), rows[0].shape[1])
+    return [PromptRow(ids, _padding(ids, settings, seen)) for ids, seen in zip(rows, masks, strict=True)]
 
 
 def read_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -51,52 +56,54 @@ def read_ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _row(prompt: Any, device: torch.device) -> Tensor:
+def _rows(prompt: Any, device: torch.device) -> list[Tensor]:
+    """Each [1, T] int64."""
     if isinstance(prompt, Mapping) or hasattr(prompt, "input_ids"):
         raise DecodeError(f"the prompt is a {type(prompt).__name__}, not token ids: unpack it, generate(model, **inputs)")
     if isinstance(prompt, Tensor):
         device = prompt.device
     elif hasattr(prompt, "__array__"):
         prompt = torch.as_tensor(prompt)
-    elif isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], list | tuple):   # a batch, as tokenizers return it
-        if len(prompt) != 1:
-            raise DecodeError(f"input_ids holds {len(prompt)} sequences; one request is one sequence")
-        prompt = prompt[0]
-    return torch.tensor([token_ids(prompt)], dtype=torch.int64, device=device)
+    listed = isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], list | tuple)   # as tokenizers return a batch
+    if listed or (isinstance(prompt, Tensor) and prompt.ndim == 2 and len(prompt) > 1):
+        rows = [token_ids(row) for row in prompt]
+        if len({len(row) for row in rows}) > 1:
+            raise DecodeError(f"input_ids holds {len(rows)} sequences of different lengths: pad them on the left, as "
+                              "tokenizer(texts, padding=True, padding_side='left') does, and pass attention_mask too")
+        return [torch.tensor([row], dtype=torch.int64, device=device) for row in rows]
+    return [torch.tensor([token_ids(prompt)], dtype=torch.int64, device=device)]
 
 
-def _padding(ids: Tensor, settings: Mapping[str, Any]) -> int:
+def _padding(ids: Tensor, settings: Mapping[str, Any], seen: list[bool] | None) -> int:
     """How many tokens on the left are hidden: by attention_mask, or, as in transformers, by being the padding token if there is none."""
-    mask = settings.get("attention_mask")
-    if mask is None:
+    if seen is None:
         pad = read_ids("pad_token_id", settings.get("pad_token_id"))
         if set(pad) & set(read_ids("eos_token_id", settings.get("eos_token_id"))):
             return 0
         seen = [token not in pad for token in ids[0].tolist()]
         name = f"pad_token_id, which hides tokens where there is no attention_mask, is {shown(settings.get('pad_token_id'))}, and"
     else:
-        seen = _seen(mask, ids)
         name = "attention_mask"
     padding = seen.index(True) if True in seen else len(seen)
     if padding == len(seen) and seen:
         raise DecodeError(f"{name} hides every token of the prompt: give at least one that the model may see")
     if not all(seen[padding:]):
-        raise DecodeError(f"{name} hides a token behind one that the model sees; only padding on the left is carried out: pass an "
-                          "attention_mask of ones, or take these tokens out of the prompt")
+        raise NotCarriedOut(f"{name} hides a token behind one that the model sees; only padding on the left is carried out: pass an "
+                            "attention_mask of ones, or take these tokens out of the prompt")
     return padding
 
 
-def _seen(mask: Any, ids: Tensor) -> list[bool]:
+def _masks(mask: Any, batch: int, length: int) -> list[list[bool]]:
     try:
         rows = torch.as_tensor(mask)
     except (TypeError, ValueError, RuntimeError):
-        raise DecodeError(f"attention_mask is {shown(mask)}; give ones and zeros of the prompt's shape, {tuple(ids.shape)}") from None
+        raise DecodeError(f"attention_mask is {shown(mask)}; give ones and zeros of the prompt's shape, {(batch, length)}") from None
     rows = rows[None] if rows.ndim == 1 else rows
-    if rows.shape != ids.shape:
-        raise DecodeError(f"attention_mask has shape {tuple(rows.shape)} and the prompt {tuple(ids.shape)}: give one of the same shape")
+    if rows.shape != (batch, length):
+        raise DecodeError(f"attention_mask has shape {tuple(rows.shape)} and the prompt {(batch, length)}: give one of the same shape")
     if not bool(((rows == 0) | (rows == 1)).all()):
         raise DecodeError(f"attention_mask is {shown(rows[0].tolist())}; it holds ones, and zeros for padding")
-    return [bool(seen) for seen in rows[0].tolist()]
+    return [[bool(seen) for seen in row] for row in rows.tolist()]
 
 
 def _check_token_types(model: Any, types: Any) -> None:
@@ -109,4 +116,5 @@ def _check_token_types(model: Any, types: Any) -> None:
         zeros = False
     embedded = "token_type_ids" in signature(model.forward).parameters and not model.config.model_type.startswith("gemma3")
     if embedded or not zeros:
-        raise DecodeError(f"token_type_ids is {shown(types)}, which this decoder does not carry out: leave it out, or call model.generate")
+        raise NotCarriedOut(f"token_type_ids is {shown(types)}, which this decoder does not carry out: leave it out, or pass fallback=True "
+                            "for transformers' own generate")

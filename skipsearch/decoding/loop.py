@@ -16,6 +16,7 @@ from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.prefix import Prefix, new_room
 from skipsearch.decoding.request import ReadyRequest
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
+from skipsearch.decoding.steering import Steering
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled, ends_in_a_rejection
 from skipsearch.decoding.watching import Proposal, Watch
@@ -72,6 +73,7 @@ class _Request:
     generator: torch.Generator
     sessions: list[DraftSession]
     guard: Guard | None
+    steering: Steering | None = None
     watching: list[WatchingSession] = field(default_factory=list)
     stats: DecodeStats = field(default_factory=DecodeStats)
 
@@ -99,8 +101,9 @@ class DecodeLoop:
         slots, history = len(prompt) + stopper.max_new_tokens, prompt
         cache, planner = self._room_for(slots) if prefix is None else prefix.lend(prompt, self._slots(slots), self.model)
         try:
-            request, first = self._prefill(prompt, asked.sampling, stopper, asked.seed, cache, planner)
+            request, first = self._prefill(prompt, asked.sampling, stopper, asked.seed, cache, planner, asked.steering)
             if watch is not None:
+                watch.chains = self.exact or asked.steering is not None
                 request.sessions = [watch.over(i, session) for i, session in enumerate(request.sessions)]
             stats, emitted, history = request.stats, [first], request.ctx.history
             while True:
@@ -125,8 +128,8 @@ class DecodeLoop:
                 self._spare = [(cache, planner)]
 
     @inference
-    def _prefill(self, prompt: Sequence[int], sampling: Sampling, stopper: Stopper, seed: int, cache: KVCache,
-                 planner: Planner) -> tuple[_Request, int]:
+    def _prefill(self, prompt: Sequence[int], sampling: Sampling, stopper: Stopper, seed: int, cache: KVCache, planner: Planner,
+                 steering: Steering | None = None) -> tuple[_Request, int]:
         device = self.model.spec.device
         started = self._clock()
         generator = torch.Generator(device).manual_seed(seed)
@@ -134,7 +137,7 @@ class DecodeLoop:
         known = cache.length   # tokens of the prompt whose K/V is there already
         rows = torch.tensor([list(prompt)], device=device)
         ctx = DecodeContext(self.model, cache, planner, rows[:, -1:], list(prompt), len(prompt), picker)
-        request = _Request(ctx, sampling, stopper, generator, [], Guard(self.prices) if any(self.prices) else None)
+        request = _Request(ctx, sampling, stopper, generator, [], Guard(self.prices) if any(self.prices) else None, steering)
         watching = {i: drafter.watch() for i, (_, drafter) in enumerate(self.drafters) if isinstance(drafter, WatchingDrafter)}
         request.watching = list(watching.values())
         logits = self._full(request, rows[:, known:], last_only=True)[0]  # [1, V]
@@ -214,7 +217,8 @@ class DecodeLoop:
             if request.guard is not None and request.guard.rests(i):
                 continue
             if most > 0 and (draft := session.draft(request.ctx, most)) is not None:
-                return i, draft.chain() if self.exact else draft   # passes of one fixed shape are chains
+                # Passes of one fixed shape are chains, and so is what processors judge token by token.
+                return i, draft.chain() if self.exact or request.steering is not None else draft
         return 0, None
 
     def _full(self, request: _Request, tokens: Tensor, last_only: bool = False) -> Tensor:
@@ -239,6 +243,8 @@ class DecodeLoop:
         return every
 
     def _accept(self, request: _Request, drafted: Tensor, q: Tensor | None, logits: Tensor) -> tuple[int, int]:
+        if request.steering is not None:
+            return request.steering.accept(drafted, q, logits, request.generator)
         picker = request.ctx.picker
         if isinstance(picker, SamplingPicker):
             return accept_sampled(drafted, q, picker.probs(logits), request.generator)

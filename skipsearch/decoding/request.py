@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
+import torch
 from torch import Tensor
 
-from skipsearch.decoding.arguments import token_ids
+from skipsearch.decoding.arguments import shown, token_ids
 from skipsearch.decoding.sampling import Sampling, is_whole
+from skipsearch.decoding.steering import Processor, Steering
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.errors import DecodeError
 from skipsearch.models.spec import ModelAdapter
@@ -25,6 +27,7 @@ class Settings(TypedDict, total=False):
     stop: str | Sequence[str] | None
     end_on_repeat: int | None
     ignore_eos: bool
+    processors: tuple[Processor, ...]
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class Request:
 
     temperature 0 is greedy; top_k 0 and top_p 1 are off. A seed repeats a sample with one profile; across profiles samples differ while
     their distribution does not. stop: strings that end the text, left out of it. end_on_repeat: end at the first n-gram of this length that
-    the generation has already written. ignore_eos: an end-of-sequence token ends nothing.
+    the generation has already written. ignore_eos: an end-of-sequence token ends nothing. processors: called before temperature, top-k and
+    top-p, once for each emitted token and in order, with the tokens so far [1, T] and logits [1, V], whose place their answer takes.
     """
 
     input_ids: Sequence[int] | Tensor
@@ -45,6 +49,7 @@ class Request:
     stop: str | Sequence[str] | None = None
     end_on_repeat: int | None = None
     ignore_eos: bool = False
+    processors: tuple[Processor, ...] = ()
 
     def ready(self, model: ModelAdapter) -> ReadyRequest:
         """Looked at, and set against the model. Raises: DecodeError for what makes no sense, or does not fit it."""
@@ -53,7 +58,13 @@ class Request:
         if not is_whole(self.seed) or not -2**63 <= self.seed < 2**64:
             raise DecodeError(f"seed is {self.seed!r}; a seed is a whole number of at most 64 bits")
         eos = () if self.ignore_eos else model.spec.eos_token_ids
-        return ReadyRequest(ids, sampling, Stopper(room, eos, self.stop, model.tokenizer, self.end_on_repeat), int(self.seed))
+        steering = None
+        if self.processors:
+            if not all(callable(processor) for processor in self.processors):
+                raise DecodeError(f"processors is {shown(self.processors)}; give functions of (token ids [1, T], logits [1, V])")
+            prompt = torch.tensor([ids], device=model.spec.device)
+            steering = Steering([*self.processors, *sampling.warpers()], prompt, room, not sampling.greedy)
+        return ReadyRequest(ids, sampling, Stopper(room, eos, self.stop, model.tokenizer, self.end_on_repeat), int(self.seed), steering)
 
     def _fitting(self, model: ModelAdapter) -> tuple[list[int], int]:
         """(token ids, tokens that may be generated)"""
@@ -76,9 +87,10 @@ class Request:
 
 @dataclass
 class ReadyRequest:
-    """A request as the loop takes it. stopper: judges the generation token by token, so it serves one."""
+    """A request as the loop takes it. stopper and steering judge the generation token by token, so they serve one."""
 
     prompt: list[int]
     sampling: Sampling
     stopper: Stopper
     seed: int = 0
+    steering: Steering | None = None

@@ -40,6 +40,16 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    def warpers(self) -> list[Any]:
+        """transformers' own, in its order; none for greedy decoding. A plain list: transformers' inspects their signatures at every call,
+        which costs more than warping."""
+        from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+        if self.greedy:
+            return []
+        return [TemperatureLogitsWarper(float(self.temperature)), *([TopKLogitsWarper(int(self.top_k))] if self.top_k else []),
+                *([TopPLogitsWarper(self.top_p)] if self.top_p < 1 else [])]
+
 
 def is_number(value: Any) -> bool:
     """Whether it measures something: 0.5 and 1 do, True, NaN and "1" do not."""
@@ -73,15 +83,7 @@ class SamplingPicker:
 
     def __init__(self, sampling: Sampling, generator: torch.Generator):
         self.key, self.choices = sampling, 1
-        from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-        self.generator = generator
-        # A plain list: transformers' own inspects the warpers' signatures at every call, which costs more than warping.
-        self.warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(sampling.temperature))]
-        if sampling.top_k:
-            self.warpers.append(TopKLogitsWarper(int(sampling.top_k)))
-        if sampling.top_p < 1:
-            self.warpers.append(TopPLogitsWarper(sampling.top_p))
+        self.generator, self.warpers = generator, sampling.warpers()
 
     def probs(self, logits: Tensor) -> Tensor:
         """[N, V] -> [N, V]: what tokens are drawn from, at least in fp32."""

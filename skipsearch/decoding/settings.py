@@ -11,13 +11,20 @@ from typing import Any
 
 from skipsearch.decoding.arguments import shown
 from skipsearch.decoding.sampling import Sampling, is_number, is_whole
-from skipsearch.errors import DecodeError
+from skipsearch.errors import DecodeError, NotCarriedOut
 from skipsearch.names import unknown
 
-CARRIED_OUT = frozenset({
+# Built by transformers itself into processors, which are called as it calls them.
+PROCESSED = frozenset({
+    "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+    "min_length", "min_new_tokens", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values",
+    "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "watermarking_config",
+    "renormalize_logits", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"})
+CARRIED_OUT = PROCESSED | {
     "max_new_tokens", "max_length", "do_sample", "temperature", "top_k", "top_p", "eos_token_id", "stop_strings", "max_time",
-    "return_dict_in_generate", "pad_token_id", "bos_token_id", "generation_config", "stopping_criteria", "streamer", "tokenizer",
-    "inputs", "input_ids", "attention_mask", "token_type_ids"})
+    "return_dict_in_generate", "output_scores", "output_logits", "num_return_sequences", "pad_token_id", "bos_token_id",
+    "generation_config", "logits_processor", "prefix_allowed_tokens_fn", "stopping_criteria", "streamer", "tokenizer", "inputs",
+    "input_ids", "attention_mask", "token_type_ids"}
 
 NO_EFFECT = frozenset({
     "early_stopping", "length_penalty",                                                # of beams
@@ -25,33 +32,24 @@ NO_EFFECT = frozenset({
     "decoder_start_token_id",                                                          # of encoder-decoders
     "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind",
     "target_lookbehind", "max_matching_ngram_size",                                    # of assistants, which are refused
-    "renormalize_logits",                                                              # moves neither the largest logit nor softmax
     "trust_remote_code"})                                                              # of custom_generate, which is refused
 
 # Values that ask for nothing. Any other value is refused.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "min_length": (None, 0), "min_new_tokens": (None, 0), "num_beams": (None, 1), "num_beam_groups": (None, 1),
-    "num_return_sequences": (None, 1), "diversity_penalty": (None, 0.0), "constraints": (None,), "force_words_ids": (None,),
-    "use_mtp": (None, False), "use_cache": (None, True), "cache_implementation": (None, "dynamic", "hybrid"), "cache_config": (None, {}),
-    "repetition_penalty": (None, 1.0), "encoder_repetition_penalty": (None, 1.0), "no_repeat_ngram_size": (None, 0),
-    "encoder_no_repeat_ngram_size": (None, 0), "bad_words_ids": (None,), "forced_bos_token_id": (None,), "forced_eos_token_id": (None,),
-    "remove_invalid_values": (None, False), "exponential_decay_length_penalty": (None,), "suppress_tokens": (None, []),
-    "begin_suppress_tokens": (None, []), "sequence_bias": (None,), "token_healing": (None, False), "guidance_scale": (None, 1.0),
-    "watermarking_config": (None,), "output_attentions": (None, False), "output_hidden_states": (None, False),
-    "output_scores": (None, False), "output_logits": (None, False), "is_assistant": (None, False), "prompt_lookup_num_tokens": (None,),
+    "num_beams": (None, 1), "num_beam_groups": (None, 1), "diversity_penalty": (None, 0.0), "constraints": (None,),
+    "force_words_ids": (None,), "use_mtp": (None, False), "use_cache": (None, True), "cache_implementation": (None, "dynamic", "hybrid"),
+    "cache_config": (None, {}), "token_healing": (None, False), "guidance_scale": (None, 1.0), "output_attentions": (None, False),
+    "output_hidden_states": (None, False), "is_assistant": (None, False), "prompt_lookup_num_tokens": (None,),
     "assistant_early_exit": (None,), "assistant_ensemble_weight": (None,), "speculation_type": (None,),
     "continuous_batching_config": (None,), "low_memory": (None, False), "penalty_alpha": (None, 0.0), "dola_layers": (None,),
-    "prefill_chunk_size": (None,), "logits_processor": (None, []), "prefix_allowed_tokens_fn": (None,), "synced_gpus": (None, False),
-    "assistant_model": (None,), "assistant_tokenizer": (None,), "negative_prompt_ids": (None,),
-    "negative_prompt_attention_mask": (None,), "custom_generate": (None,), "position_ids": (None,), "inputs_embeds": (None,),
-    "past_key_values": (None,)}
+    "prefill_chunk_size": (None,), "synced_gpus": (None, False), "assistant_model": (None,), "assistant_tokenizer": (None,),
+    "negative_prompt_ids": (None,), "negative_prompt_attention_mask": (None,), "custom_generate": (None,), "position_ids": (None,),
+    "inputs_embeds": (None,), "past_key_values": (None,)}
 
-# As NEUTRAL where tokens are sampled; greedy decoding does not look at them, here as in transformers.
-NEUTRAL_IF_SAMPLED: dict[str, tuple[Any, ...]] = {
-    "min_p": (None,), "top_h": (None,), "typical_p": (None, 1.0), "epsilon_cutoff": (None, 0.0), "eta_cutoff": (None, 0.0)}
-
+LOSSY = "assistant_ensemble_weight"   # other tokens than the model's own, which nobody is handed here
 DRAFTERS = {"assistant_model", "assistant_tokenizer", "assistant_early_exit", "prompt_lookup_num_tokens", "use_mtp", "speculation_type"}
-DECIDED = CARRIED_OUT | NO_EFFECT | NEUTRAL.keys() | NEUTRAL_IF_SAMPLED.keys()
+DECIDED = CARRIED_OUT | NO_EFFECT | NEUTRAL.keys()
+FLAGS = ("do_sample", "return_dict_in_generate", "output_scores", "output_logits", "renormalize_logits", "remove_invalid_values")
 DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}   # of transformers, where every config is silent
 NEW_TOKENS = 20
 
@@ -78,13 +76,12 @@ def read_settings(model: Any, generation_config: Any, keywords: Mapping[str, Any
     # transformers carries a model's own entries along that it does not know, and reads none of them.
     configured = {name: value for name, value in {**own, **given}.items() if name in fields}
     settings = {**DEFAULTS, **configured, **keywords}
-    for name in ("do_sample", "return_dict_in_generate"):
+    for name in FLAGS:
         if not isinstance(settings.get(name), bool | None):
             raise DecodeError(f"{name} is {shown(settings[name])}; it is True or False")
-    neutral = {**NEUTRAL, **(NEUTRAL_IF_SAMPLED if settings.get("do_sample") else {})}
     for name, value in settings.items():
-        if name in neutral or name not in DECIDED:
-            _refuse_unless_neutral(name, value, neutral.get(name, (None,)))
+        if name in NEUTRAL or name not in DECIDED:
+            _refuse_unless_neutral(name, value, NEUTRAL.get(name, (None,)))
     return settings
 
 
@@ -120,6 +117,19 @@ def read_new_tokens(settings: Mapping[str, Any], prompt: int, longest: int | Non
     return int(total) - prompt
 
 
+def read_count(settings: Mapping[str, Any]) -> int:
+    """How many continuations of each prompt are wanted. Raises: DecodeError."""
+    count = settings.get("num_return_sequences")
+    if count is None:
+        return 1
+    if not is_whole(count) or count < 1:
+        raise DecodeError(f"num_return_sequences is {shown(count)}; it is a whole number, at least 1")
+    if count > 1 and not settings.get("do_sample"):
+        raise DecodeError(f"num_return_sequences is {count} and do_sample is not set: greedy continuations of one prompt are all the same, "
+                          "so sample, or leave it out")
+    return int(count)
+
+
 def _entries(config: Any) -> dict[str, Any]:
     """What a generation config says; what begins with an underscore is about the object itself."""
     entries = {} if config is None else config.to_dict()
@@ -129,8 +139,10 @@ def _entries(config: Any) -> dict[str, Any]:
 def _refuse_unless_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
     if value is None or any(_same(value, n) for n in neutral):
         return
-    way_out = "leave it out, for the profile says how to draft" if name in DRAFTERS else "leave it out, or call model.generate"
-    raise DecodeError(f"{name} is {shown(value)}, which this decoder does not carry out: {way_out}")
+    way_out = "leave it out, for the profile says how to draft" if name in DRAFTERS else \
+        "leave it out, or pass fallback=True for transformers' own generate"
+    refusal = DecodeError if name == LOSSY else NotCarriedOut
+    raise refusal(f"{name} is {shown(value)}, which this decoder does not carry out: {way_out}")
 
 
 def _same(value: Any, neutral: Any) -> bool:

@@ -11,26 +11,52 @@ from skipsearch.drafters import DecodeContext, Draft, DraftSession
 
 @dataclass(frozen=True)
 class Proposal:
-    """drafter: its place in the recipe. tokens: the chain that it drafted; of these, those that a chunk begins with were accepted."""
+    """drafter: its place in the recipe. tokens: the chain that it drafted. siblings: (which token it follows, token) of each alternative to
+    one of these, counted as `Draft.parents` does."""
 
     drafter: int
     tokens: list[int]
+    siblings: tuple[tuple[int, int], ...] = ()
 
-    def accepted(self, emitted: list[int]) -> int:
-        """How many of them a round that emitted these tokens accepted. A token in the place of a rejected one is never that token."""
+    def accepted(self, emitted: Sequence[int]) -> int:
+        """How many proposed tokens a round that emitted these accepted. A token in the place of a rejected one is none that was proposed
+        there."""
+        edges = [*enumerate(self.tokens), *self.siblings]
+        node = 0
+        for n, token in enumerate(emitted):
+            child = next((i for i, edge in enumerate(edges, start=1) if edge == (node, token)), None)
+            if child is None:
+                return n
+            node = child
+        return len(emitted)
+
+    def rejected(self, emitted: Sequence[int]) -> list[int]:
+        """What of the chain fell."""
         pairs = zip(self.tokens, emitted, strict=False)
-        return next((i for i, (drafted, token) in enumerate(pairs) if drafted != token), min(len(self.tokens), len(emitted)))
+        stood = next((i for i, (drafted, token) in enumerate(pairs) if drafted != token), min(len(self.tokens), len(emitted)))
+        return self.tokens[stood:]
 
 
 class Watch:
-    """Of one request."""
+    """Of one request. chains: siblings are left out before a pass verifies them."""
 
     def __init__(self) -> None:
+        self.chains = False
         self._latest: Proposal | None = None
 
     def over(self, drafter: int, session: DraftSession) -> DraftSession:
         """The session, which tells what it proposes from now on."""
         return _Watched(self, drafter, session)
+
+    def proposed(self, drafter: int, draft: Draft | None) -> None:
+        if draft is None:
+            self._latest = None
+            return
+        chain = draft.chain().tokens.tolist()
+        more: list[tuple[int, int]] = []
+        if draft.parents is not None and not self.chains:
+            more = list(zip(draft.parents[len(chain):], draft.tokens[len(chain):].tolist(), strict=True))
+        self._latest = Proposal(drafter, chain, tuple(more))
 
     def take(self) -> Proposal | None:
         """What was proposed since the last call."""
@@ -44,7 +70,7 @@ class _Watched:
 
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
         draft = self._session.draft(ctx, most)
-        self._watch._latest = None if draft is None else Proposal(self._drafter, draft.chain().tokens.tolist())
+        self._watch.proposed(self._drafter, draft)
         return draft
 
     def __getattr__(self, name: str) -> Any:   # whatever else a session is told

@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from skipsearch.errors import ExportError
+from skipsearch.export.custom_generate import CUSTOM_GENERATE, write_custom_generate
 from skipsearch.export.draft import carried
 from skipsearch.export.readme import readme
 from skipsearch.export.source import Source, open_source
@@ -23,6 +24,7 @@ from skipsearch.profile.match import check
 FORMATS: dict[str, str] = {
     "hf": "skipsearch.export.hf:convert",
     "deci": "skipsearch.export.deci:convert",
+    CUSTOM_GENERATE: "skipsearch.export.custom_generate:write_custom_generate",   # no checkpoint: it needs no model
 }
 # What belongs to a model beside config and weights: its tokenizer, how it generates, and the terms it may be passed on under.
 KEPT = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "spiece.model", "chat_template*",
@@ -33,12 +35,18 @@ def export(profile: Profile, model: str, format: str, out: str | Path,
            progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
     """Write the skip drafter of `profile` as a checkpoint cut out of `model` at `out`, a new folder; warnings about the two.
 
-    model: as `load_model` takes it. format: `hf` (whole layers) or `deci` (sub-layers). The weights are copied as they are stored.
+    model: as `load_model` takes it. format: `hf` (whole layers) or `deci` (sub-layers), whose weights are copied as they are stored; or
+    `custom-generate`, a folder that `model.generate` takes, which holds the whole profile and no weights, and needs no model.
     `out` is whole or is not there, whatever interrupts the work. progress(done, total): bytes of weights.
     Raises: ExportError; ModelError for a model that cannot be found; ProfileError if the profile is for another architecture.
     """
-    convert = resolve("export format", format, FORMATS, ExportError)
     target = Path(out)
+    if format == CUSTOM_GENERATE:
+        _require_free(target)
+        with _new_folder(target) as folder:
+            write_custom_generate(profile, folder, target.name)
+        return []
+    convert = resolve("export format", format, FORMATS, ExportError)
     _require_free(target)
     draft = carried(profile)
     source = open_source(model)

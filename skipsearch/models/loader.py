@@ -99,8 +99,12 @@ def drive(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, eng
     return fuse(model, replace(spec, engine="lean"), family, tokenizer)
 
 
-def adapt(model: nn.Module, tokenizer: Any = None) -> ModelAdapter:
-    """The adapter of a Hugging Face model that is already in memory; the model is not altered. Raises: ModelError."""
+def adapt(model: nn.Module, tokenizer: Any = None, fuse: bool = False) -> ModelAdapter:
+    """The adapter of a Hugging Face model that is already in memory; the model is not altered.
+
+    fuse: take it apart for the engine lean, which is faster: its weights are moved into fused ones, and the model itself is of no use
+    afterwards. Raises: ModelError, before anything is taken apart.
+    """
     config: Any = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         raise ModelError(f"a {type(model).__name__} is not a Hugging Face model: give an AutoModelForCausalLM")
@@ -114,7 +118,7 @@ def adapt(model: nn.Module, tokenizer: Any = None) -> ModelAdapter:
     refuse_offload("this model", getattr(model, "hf_device_map", None) or {})
     spec = _spec(model, config, id=getattr(config, "_name_or_path", "") or config.model_type,
                  quantization=stored_quantization(config))
-    return HFAdapter(model, spec, family, tokenizer)
+    return drive(model, spec, family, tokenizer, "lean") if fuse else HFAdapter(model, spec, family, tokenizer)
 
 
 def _spec(model: Any, config: Any, **identity: Any) -> ModelSpec:

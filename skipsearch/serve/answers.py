@@ -114,10 +114,10 @@ class Added:
 
     def trace(self) -> dict[str, Any]:
         """Who proposed which piece of text, and what was rejected; `by` null is the full model itself."""
-        accepted = 0 if self.proposal is None else self.proposal.accepted(list(self.tokens))
+        accepted = 0 if self.proposal is None else self.proposal.accepted(self.tokens)
         kind = None if self.proposal is None else self.choice.kinds[self.proposal.drafter]
         shown = self.choice.as_shown(self.tokens)
-        rejected = [] if self.proposal is None else [self.choice.word(t) for t in self.proposal.tokens[accepted:]]
+        rejected = [] if self.proposal is None else [self.choice.word(t) for t in self.proposal.rejected(self.tokens)]
         return {"pieces": [{"text": text, "by": kind if i < accepted else None} for i, text in enumerate(shown)],
                 "rejected": {"by": kind, "words": rejected} if rejected else None, "round": len(self.tokens)}
 

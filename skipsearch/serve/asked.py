@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skipsearch.serve.faults import Fault
+from skipsearch.serve.penalties import Penalties
 
 MOST_ANSWERS = 32    # of one request: prompts times n
 Token = Annotated[int, Field(strict=True, ge=0)]
@@ -18,7 +19,7 @@ Text = Annotated[str, Field(strict=True)]
 NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"})
 # Values that ask for nothing; any other is refused.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "suffix": ("",), "tools": ([],), "tool_choice": ("none",),
+    "suffix": ("",), "tools": ([],), "tool_choice": ("none",),
     "functions": ([],), "function_call": ("none",), "parallel_tool_calls": (True, False), "response_format": ({"type": "text"},),
     "modalities": (["text"],), "audio": (), "prediction": (), "min_p": (0,), "repetition_penalty": (1,), "reasoning_effort": ("none",),
     "verbosity": ("medium",), "web_search_options": (), "use_beam_search": (False,), "length_penalty": (1,), "min_tokens": (0,)}
@@ -54,6 +55,9 @@ class Asked(_Part):
     stream: Annotated[bool, Field(strict=True)] | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: Annotated[bool, Field(strict=True)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2, strict=True)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2, strict=True)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100, strict=True)]], Field(max_length=1000)] | None = None
     skipsearch: Ours = Ours()
 
     @model_validator(mode="before")
@@ -81,6 +85,16 @@ class Asked(_Part):
         """Settings of a decoding `Request`; a sample without a seed gets one of its own."""
         return {"temperature": 1.0 if self.temperature is None else self.temperature, "top_p": self.top_p or 1.0,
                 "top_k": max(0, self.top_k or 0), "stop": self.stop or None, "ignore_eos": bool(self.ignore_eos)}
+
+    def processors(self, prompt: int, vocab: int) -> tuple[Penalties, ...]:
+        """What stands between the logits of this request and its tokens. prompt: tokens of it. Raises: Fault 400."""
+        bias = {}
+        for token, value in (self.logit_bias or {}).items():
+            if not token.isascii() or not token.isdigit() or int(token) >= vocab:
+                raise Fault(400, f"logit_bias names {token[:20]!r}; its keys are token ids, 0..{vocab - 1}", "logit_bias")
+            bias[int(token)] = value
+        presence, frequency = self.presence_penalty or 0.0, self.frequency_penalty or 0.0
+        return (Penalties(prompt, presence, frequency, bias),) if presence or frequency or bias else ()
 
     def seed_of(self, answer: int) -> int:
         """Of the n answers to a prompt each has its own seed."""

@@ -123,17 +123,17 @@ class Desk:
                     self._running.remove(running)
 
     def _begin(self, job: Job) -> None:
-        prefix = self._prefixes.take(job.key, job.prompt)
         decoder = self.plain if job.plain else self.decoder
         try:
+            prefix = self._prefixes.take(job.key, job.prompt)
             stream = decoder.stream(job.request, trace=True, prefix=prefix)
-        except SkipSearchError as error:
-            job.deliver(Fault(400, str(error)))
+            scorer = None
+            if job.top is not None:
+                most = len(job.prompt) + job.request.max_new_tokens
+                scorer = Scorer(decoder.model, job.top, min(most, decoder.model.spec.context or most))
+        except Exception as error:
+            job.deliver(_fault(error))
             return
-        scorer = None
-        if job.top is not None:
-            most = len(job.prompt) + job.request.max_new_tokens
-            scorer = Scorer(decoder.model, job.top, min(most, decoder.model.spec.context or most))
         self._running.append(_Running(job, stream, prefix, monotonic() + self.limits.seconds, scorer))
 
     def _advance(self, running: _Running) -> bool:
@@ -149,15 +149,8 @@ class Desk:
                         return True
                 else:
                     last = Piece(None)
-        except SkipSearchError as error:
-            last = Fault(400, str(error))
-        except Exception as error:   # a fault of ours; what it says may quote the request, so its kind and place alone are written down
-            trace = error.__traceback__
-            while trace is not None and trace.tb_next is not None:
-                trace = trace.tb_next
-            where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else "nowhere"
-            log.error("a request ended in %s at %s", type(error).__name__, where)
-            last = Fault(500, "the server failed at this request, which is its own fault: try another, and report it", code="internal")
+        except Exception as error:
+            last = _fault(error)
         running.stream.close()  # type: ignore[attr-defined]
         self._prefixes.give_back(job.key, running.prefix)
         self._took = 0.8 * self._took + 0.2 * max(0.0, monotonic() - (running.ends - self.limits.seconds))
@@ -174,3 +167,16 @@ class Desk:
             running.told = True
             before = running.scorer.extend(running.job.prompt)
         return (*(before if running.job.echo else ()), *running.scorer.extend(chunk.tokens))
+
+
+def _fault(error: Exception) -> Fault:
+    """What a client is told of an error. Of one that is ours the kind and the place are written down, and not what it says, which may quote
+    the request."""
+    if isinstance(error, SkipSearchError):
+        return Fault(400, str(error))
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else "nowhere"
+    log.error("a request ended in %s at %s", type(error).__name__, where)
+    return Fault(500, "the server failed at this request, which is its own fault: try another, and report it", code="internal")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from skipsearch.decoding import Decoder
 from skipsearch.errors import SkipSearchError
@@ -13,19 +14,25 @@ from skipsearch.serve.limits import Limits
 HEADER_BYTES = 65536   # of one request; more are answered with an error before anything is made of them
 
 
+def check_installed() -> None:
+    """Raises: SkipSearchError where a library of `skipsearch[serve]` is missing."""
+    missing = next((name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None), None)
+    if missing is not None:
+        raise SkipSearchError(f"serving needs {missing}, which is not installed: pip install 'skipsearch[serve]'")
+
+
 def serve(decoder: Decoder, host: str, port: int, limits: Limits, name: str | None = None,
           ready: Callable[[str], None] = lambda address: None) -> None:
     """Blocks. port 0: any free one. ready: told the address when it may be asked.
 
     Raises: SkipSearchError where the address cannot be used, or a library of `skipsearch[serve]` is missing; ModelError.
     """
-    try:
-        import uvicorn
+    check_installed()
+    import uvicorn
 
-        from skipsearch.serve.app import build_app
-        from skipsearch.serve.service import Service
-    except ImportError as error:
-        raise SkipSearchError(f"serving needs {error.name}, which is not installed: pip install 'skipsearch[serve]'") from None
+    from skipsearch.serve.app import build_app
+    from skipsearch.serve.service import Service
+
     service = Service(decoder, Keys.from_environment(), limits, name)
     app = build_app(service, local_only=is_loopback(host))
     config = uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, http="h11", ws="none", lifespan="on",

@@ -51,7 +51,8 @@ class Asking:
         for prompt in prompts:
             for number in range(asked.count):
                 choice = Choice(len(self.choices), service.tokenizer, kinds, prompt.echo, drops_all=nothing)
-                request = Request(prompt.ids, most, seed=asked.seed_of(number), **asked.sampling)
+                request = Request(prompt.ids, most, seed=asked.seed_of(number), **asked.sampling,
+                                  processors=asked.processors(len(prompt.ids), service.model.spec.vocab))
                 self.choices.append(choice)
                 self.jobs.append(Job(request, prompt.ids, key, self._deliver_to(choice), plain=asked.skipsearch.profile == "none",
                                      top=top if scored else None, echo=bool(prompt.echo)))

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from helpers.command import in_process
+from helpers.golden import check_golden
 from helpers.letters import CHAT, letter_tokenizer
 from helpers.profiles import demo_profile
 from helpers.threads import one_thread
@@ -72,12 +73,19 @@ def test_the_version_is_told(capsys, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("command", [[], ["profile"], ["task"], ["task", "show"], ["task", "validate"], ["tune"], ["decode"], ["bench"],
-                                     ["export"], ["report"], ["list"], ["doctor"]], ids=" ".join)
+                                     ["export"], ["report"], ["list"], ["doctor"], ["chat"], ["serve"]],
+                         ids=lambda command: " ".join(command) or "root")
 def test_every_help_starts_with_an_example_and_no_flag_asks_for_a_value(capsys, monkeypatch, command: list[str]) -> None:
     code, printed, _ = in_process(capsys, monkeypatch, *command, "--help")
     assert code == 0
     assert printed.split("\n\n")[1].strip().startswith("Example: skipsearch " + " ".join(command))
     assert "<bool>" not in printed
+
+
+@pytest.mark.parametrize("command", ["chat", "serve", "export"])
+def test_the_help_of_a_door_is_the_golden_file(capsys, monkeypatch, command: str) -> None:
+    _, printed, _ = in_process(capsys, monkeypatch, command, "--help")
+    check_golden(Path(__file__).parent / "golden" / f"{command}.txt", printed)
 
 
 def test_completion_knows_the_commands() -> None:

@@ -20,6 +20,7 @@ from skipsearch.decoding import acceptance, loop, trees
 from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.prefix import Prefix, new_room
 from skipsearch.decoding.sampling import SamplingPicker
+from skipsearch.decoding.steering import Steering
 from skipsearch.decoding.stopping import Stopper, TextStream
 from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.adapted import AdaptedDrafter, AdaptedSession
@@ -44,6 +45,7 @@ from .prefix_checks import check_growing, check_prefixes
 from .recipe_checks import check_certain_sampling, check_guard, check_lookup
 from .s3d_checks import check_s3d_drafts
 from .sampling_checks import Warp, check_sampling
+from .steering_checks import check_steering
 from .tree_checks import check_tree_acceptance, check_tree_sampling, check_trees
 
 Check = Callable[[], object]
@@ -177,6 +179,40 @@ def one_cache_for_two_streams() -> Iterator[None]:
         return lent
 
     with patch.object(loop.DecodeLoop, "_room_for", shared):
+        yield
+
+
+# --- processed logits ----------------------------------------------------------------------------------------------------------------
+
+
+@caught_by(check_steering)
+def processors_asked_about_rejected_tokens() -> Iterator[None]:
+    """All rows of a verify pass are processed at once, behind drafts that may fall."""
+    real = Steering.accept
+
+    def accept(self: Steering, drafted: Tensor, q: Tensor | None, logits: Tensor, generator: torch.Generator) -> tuple[int, int]:
+        length = self._length
+        for token, row in zip(drafted.tolist(), logits, strict=False):
+            self._processed(row)
+            self._ids[0, self._length] = token
+            self._length += 1
+        self._length = length
+        return real(self, drafted, q, logits, generator)
+
+    with patch.object(Steering, "accept", accept):
+        yield
+
+
+@caught_by(check_steering)
+def drafts_judged_by_unprocessed_logits() -> Iterator[None]:
+    real = Steering._judged
+
+    def judged(self: Steering, proposed: int, token: Tensor, q: Tensor | None, logits: Tensor,
+               generator: torch.Generator) -> tuple[int, bool]:
+        chosen, stands = real(self, proposed, token, q, logits, generator)
+        return (proposed, True) if int(logits.argmax()) == proposed else (chosen, stands)
+
+    with patch.object(Steering, "_judged", judged):
         yield
 
 

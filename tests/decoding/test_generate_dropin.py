@@ -241,7 +241,10 @@ SENSELESS: list[tuple[dict[str, Any], str]] = [
     ({"top_k": 1.5}, "top_k is 1.5; it is a whole number"),
     ({"temperature": 0.0, "do_sample": True}, "temperature is 0.0 and do_sample is True; for greedy decoding pass do_sample=False"),
     ({"top_p": 1.5, "do_sample": True}, "top_p is 1.5"), ({"top_k": -1, "do_sample": True}, "top_k is -1"),
-    ({"min_p": 0.1, "do_sample": True}, "min_p is 0.1, which this decoder does not carry out"),
+    ({"min_p": 1.1, "do_sample": True}, "transformers refuses these settings: .*min_p"),
+    ({"repetition_penalty": "x"}, "transformers refuses these settings"), ({"bad_words_ids": "x"}, "transformers refuses these settings"),
+    ({"logits_processor": [3]}, r"logits_processor is \[3\]"), ({"prefix_allowed_tokens_fn": 3}, "prefix_allowed_tokens_fn is 3"),
+    ({"num_return_sequences": 2}, "num_return_sequences is 2 and do_sample is not set"), ({"num_return_sequences": 0}, "at least 1"),
     ({"eos_token_id": "x"}, "eos_token_id is 'x'"), ({"eos_token_id": [True]}, r"eos_token_id is \[True\]"),
     ({"eos_token_id": torch.tensor([1.0])}, "eos_token_id is tensor"),
     ({"max_new_tokens": True}, "max_new_tokens is True"), ({"max_new_tokens": 0}, "max_new_tokens is 0"),
@@ -269,7 +272,7 @@ def test_what_makes_no_sense_or_is_not_carried_out_is_refused_in_one_sentence(as
     (byte_tokenizer()("abc", return_tensors="pt"), r"is a BatchEncoding, not token ids: unpack it, generate\(model, \*\*inputs\)"),
     ({"input_ids": [1, 2]}, r"the prompt is a dict.*\*\*inputs"),
     ("text", "the prompt is the text 'text'"),
-    (some_tokens(4).expand(2, -1), "holds 2 sequences"), ([[1], [2]], "holds 2 sequences"),
+    ([[1], [2, 3]], "holds 2 sequences of different lengths: pad them on the left"),
     (some_tokens(4)[None], r"has shape \(1, 1, 4\)"), (some_tokens(4).double(), "a tensor of torch.float64"),
     ([1, "a"], "whole numbers"), ([], "the prompt is empty"), (None, "no bos_token_id to start from"), (7, "the prompt is 7"),
     ([1, 99], r"token id 99 is outside 0\.\.60"), (some_tokens(96), "has 96 tokens and llama was made for 96"),
@@ -303,10 +306,12 @@ def test_a_model_that_is_none_of_hugging_faces_is_refused() -> None:
 def test_a_setting_of_the_models_own_config_is_refused_as_a_keyword_is_and_a_keyword_overrides_it() -> None:
     model = new_hf_model("llama")
     model.generation_config.repetition_penalty = 1.2
-    with pytest.raises(DecodeError, match=r"repetition_penalty is 1\.2"):
+    model.generation_config.num_beams = 3
+    with pytest.raises(DecodeError, match=r"num_beams is 3"):
         ss.generate(model, some_tokens(5))
-    ours, theirs = both(model, some_tokens(5), repetition_penalty=1.0)
-    assert ours.tolist() == theirs.tolist()
+    for asked in ({}, {"repetition_penalty": 1.0}):
+        ours, theirs = both(model, some_tokens(5), num_beams=1, **asked)
+        assert ours.tolist() == theirs.tolist()
 
 
 def test_entries_of_the_models_own_config_that_transformers_does_not_read_are_carried_along() -> None:

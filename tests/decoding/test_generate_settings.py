@@ -12,8 +12,8 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
 
 import skipsearch as ss
 from skipsearch.decoding import settings as tables
-from skipsearch.decoding.settings import CARRIED_OUT, DECIDED, NEUTRAL, NEUTRAL_IF_SAMPLED, NO_EFFECT
-from skipsearch.errors import DecodeError
+from skipsearch.decoding.settings import CARRIED_OUT, DECIDED, LOSSY, NEUTRAL, NO_EFFECT
+from skipsearch.errors import DecodeError, NotCarriedOut
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using the model-agnostic default")   # transformers', where no length is given
 
@@ -41,11 +41,11 @@ def test_a_field_of_a_later_transformers_is_refused_unless_it_is_none(monkeypatc
 
 
 def test_each_name_stands_in_one_table_alone() -> None:
-    tables = [CARRIED_OUT, NO_EFFECT, NEUTRAL.keys(), NEUTRAL_IF_SAMPLED.keys()]
+    tables = [CARRIED_OUT, NO_EFFECT, NEUTRAL.keys()]
     assert sum(map(len, tables)) == len(DECIDED)
 
 
-@pytest.mark.parametrize("name", [*NEUTRAL, *NEUTRAL_IF_SAMPLED])
+@pytest.mark.parametrize("name", NEUTRAL)
 @pytest.mark.parametrize("value", [0.37, 3, torch.ones(1, 5), "x", [[1]]], ids=["fraction", "number", "tensor", "text", "list"])
 def test_any_value_but_a_neutral_one_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(DecodeError, match=f"^{name} is .*leave it out"):
@@ -53,16 +53,17 @@ def test_any_value_but_a_neutral_one_is_refused_by_name(name: str, value: Any) -
 
 
 def test_one_and_true_are_not_the_same() -> None:
-    for name, value in (("num_beams", True), ("use_cache", 1), ("output_scores", 0)):
+    for name, value in (("num_beams", True), ("use_cache", 1), ("output_attentions", 0)):
         with pytest.raises(DecodeError, match=f"{name} is {value}"):
             ss.generate(hf_model("llama"), some_tokens(5), **{name: value})
 
 
-NEUTRAL_VALUES = [(name, value) for name, values in (NEUTRAL | NEUTRAL_IF_SAMPLED).items() for value in values]
+NEUTRAL_VALUES = [(name, value) for name, values in NEUTRAL.items() for value in values]
 
 
-@pytest.mark.parametrize(("name", "value"), [*NEUTRAL_VALUES, ("logits_processor", LogitsProcessorList())],
-                         ids=lambda value: str(value))
+@pytest.mark.parametrize(("name", "value"), [
+    *NEUTRAL_VALUES, ("logits_processor", LogitsProcessorList()), ("logits_processor", []), ("repetition_penalty", 1.0), ("typical_p", 1.0),
+    ("min_length", 0), ("min_p", None), ("num_return_sequences", 1)], ids=lambda value: str(value))
 def test_a_neutral_value_leaves_a_sample_as_it_is(name: str, value: Any) -> None:
     asked = {"do_sample": True, "seed": 5, "max_new_tokens": 6}
     plain = ss.generate(hf_model("llama"), some_tokens(5), **asked)
@@ -70,7 +71,7 @@ def test_a_neutral_value_leaves_a_sample_as_it_is(name: str, value: Any) -> None
 
 
 # Given None as a keyword, transformers 5.23 compares it with a number, or reads a cache that it believes to be off.
-STUMBLES = {"num_beams", "num_return_sequences", "use_cache"}
+STUMBLES = {"num_beams", "use_cache"}
 
 
 def test_transformers_too_takes_each_neutral_value_for_nothing() -> None:
@@ -86,10 +87,26 @@ def test_what_has_no_effect_has_none_in_transformers() -> None:
         "early_stopping": True, "length_penalty": 2.0, "max_cache_len": 64, "disable_compile": True, "transformers_version": "4.0",
         "decoder_start_token_id": 3, "num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic",
         "assistant_confidence_threshold": 0.1, "assistant_lookbehind": 3, "target_lookbehind": 3, "max_matching_ngram_size": 3,
-        "renormalize_logits": True, "trust_remote_code": True, "compile_config": None}
+        "trust_remote_code": True, "compile_config": None}
     assert values.keys() == NO_EFFECT
     model, ids = hf_model("llama"), some_tokens(5)
     plain = model.generate(ids, max_new_tokens=8).tolist()
     for name, value in values.items():
         assert model.generate(ids, max_new_tokens=8, **{name: value}).tolist() == plain, name
     assert ss.generate(model, ids, max_new_tokens=8, **values).tolist() == plain
+
+
+def test_what_is_not_carried_out_is_handed_over_on_request() -> None:
+    model, ids = hf_model("llama"), some_tokens(5)
+    for asked in ({"num_beams": 3}, {"guidance_scale": 1.5}, {"attention_mask": torch.tensor([[1, 0, 1, 1, 1]])}, {"use_cache": False}):
+        with pytest.raises(NotCarriedOut):
+            ss.generate(model, ids, max_new_tokens=6, **asked)
+        handed = ss.generate(model, ids, max_new_tokens=6, fallback=True, **asked)
+        assert handed.tolist() == model.generate(ids, max_new_tokens=6, **asked).tolist()
+
+
+def test_what_writes_other_tokens_or_is_misspelt_is_handed_to_nobody() -> None:
+    for asked in ({LOSSY: 0.3}, {"max_new_token": 3}, {"num_beam": 3}):
+        with pytest.raises(DecodeError) as refusal:
+            ss.generate(hf_model("llama"), some_tokens(5), fallback=True, **asked)
+        assert not isinstance(refusal.value, NotCarriedOut)

@@ -184,7 +184,7 @@ def test_of_lookup_and_skip_the_skip_drafter_is_exported_and_the_rest_is_named(s
 
 
 def test_an_unknown_format_is_answered_with_the_known_ones(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"no export format called 'gguf'; available: deci, hf"):
+    with pytest.raises(ExportError, match=r"no export format called 'gguf'; available: custom-generate, deci, hf"):
         export(profile_for(str(source), "llama", MASK), str(source), "gguf", tmp_path / "draft")
 
 

@@ -145,8 +145,8 @@ def test_errors_are_those_that_the_client_knows(server: Running, client: openai.
         client.completions.create(**asked | {"model": "gpt-9"})
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.completions.create(**asked, temperature=-1)
-    with pytest.raises(openai.BadRequestError, match=r"presence_penalty is 0\.5, which this server does not carry out"):
-        client.completions.create(**asked, presence_penalty=0.5)
+    with pytest.raises(openai.BadRequestError, match=r"suffix is \"x\", which this server does not carry out"):
+        client.completions.create(**asked, suffix="x")
     with pytest.raises(openai.BadRequestError, match="shorten it"):
         client.completions.create(**asked | {"prompt": "a" * 600})
     with pytest.raises(openai.AuthenticationError, match="API key"):
@@ -167,6 +167,27 @@ def test_plain_decoding_and_a_trace_on_request(client: openai.OpenAI) -> None:
     assert ["".join(piece["text"] for piece in pieces[profile]) for profile in pieces] == [expected("a b c a b c", 40)] * 2
     assert {piece["by"] for piece in pieces["own"]} >= {None, "skip"}
     assert {piece["by"] for piece in pieces["none"]} == {None}
+
+
+def test_penalties_and_biases_move_the_full_models_logits(client: openai.OpenAI) -> None:
+    from helpers.letters import letter_tokenizer
+
+    from .conftest import full_model
+
+    tokenizer = letter_tokenizer()
+    ids, bias = list(tokenizer("a b c").input_ids), {tokenizer("q").input_ids[1]: 2.5, tokenizer("e").input_ids[1]: -100.0}
+    text = list(ids)
+    for _ in range(30):
+        logits = full_model().next_logits(text).copy()
+        for token in set(text[len(ids):]):
+            logits[token] -= 0.7 + 1.1 * text[len(ids):].count(token)
+        for token, value in bias.items():
+            logits[token] += value
+        text.append(int(logits.argmax()))
+    answer = client.completions.create(model="tiny", prompt="a b c", max_tokens=30, temperature=0, presence_penalty=0.7,
+                                       frequency_penalty=1.1, logit_bias={str(token): value for token, value in bias.items()})   # type: ignore[misc, arg-type]
+    assert answer.choices[0].text == tokenizer.decode(text[len(ids):])
+    assert answer.choices[0].text != expected("a b c", 30)
 
 
 def test_hugging_faces_client(server: Running) -> None:
