@@ -13,15 +13,15 @@ from skipsearch.drafters.choosing import ChoosingDrafter
 from skipsearch.drafters.skip import AnyExit
 from skipsearch.fields import Layers, left_out
 from skipsearch.mask import SkipMask
-from skipsearch.programme import Step, solve_token
 from skipsearch.recipe import DrafterSpec
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:   # reading a profile needs no torch
     from torch import Tensor
 
     from skipsearch.cache import KVCache, PassPlan
     from skipsearch.engine import Tap
     from skipsearch.models.spec import ModelAdapter
+    from skipsearch.programme import Step
 
 
 class CLaSp(DrafterSpec):
@@ -46,6 +46,8 @@ class CLaSp(DrafterSpec):
 
     def steps(self, n_layers: int) -> list[Step]:
         """The rows of the programme for a model of so many layers."""
+        from skipsearch.programme import Step
+
         free = [i not in self.never_skip for i in range(n_layers)]
         if self.unit == "layer":
             return [Step(i, True, True, free[i]) for i in range(n_layers)]
@@ -94,6 +96,8 @@ class LastToken:
     def _planned(self, ctx: DecodeContext, row: int) -> SkipMask:
         """From the states of one row, which stands in the last committed slot."""
         import torch
+
+        from skipsearch.programme import solve_token
 
         self.since = 0
         device, n = self.model.spec.device, ctx.cache.length

@@ -48,7 +48,7 @@ class SWIFT(DrafterSpec):
     max_score: Fraction = Field(default=0.95, description="share of named tokens that ends the search, 0..1")
     tolerance: Count = Field(default=300, description="trials without a gain that end the search")
     most_trials: Count = Field(default=1000, description="trials that end the search")
-    seed: Annotated[int, Field(ge=0, le=2**31)] = 0
+    seed: Annotated[int, Field(ge=0, le=2**31)] = Field(default=0, description="of the masks that chance proposes")
     exit: AnyExit
 
     def build(self, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:

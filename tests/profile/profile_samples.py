@@ -7,10 +7,13 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from skipsearch.drafters.adapted import Adapted
+from skipsearch.drafters.asd import ASD
+from skipsearch.drafters.clasp import CLaSp
 from skipsearch.drafters.kangaroo import Kangaroo
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.s3d import S3D
 from skipsearch.drafters.skip import Skip
+from skipsearch.drafters.swift import SWIFT
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
 from skipsearch.exits.fixed import Fixed
@@ -89,6 +92,15 @@ def every() -> Profile:
     return unmeasured().model_copy(update={"drafters": (Lookup(min_match=3, draft_length=5), *skips, beside, ADAPTED, KANGAROO, S3D_DRAFT)})
 
 
+def choosing() -> Profile:
+    """Drafters that choose their masks while they decode."""
+    exit_policy = Confidence(threshold=0.5)
+    return unmeasured().model_copy(update={"drafters": (
+        CLaSp(skip=20, unit="sublayer", interval=64, interval_unit="tokens", never_skip=(0, 39), draft_length=8, exit=exit_policy),
+        ASD(threshold=0.985, every=3, keep_last=2, draft_length=12, exit=SKIP.exit),
+        SWIFT(skip_ratio=0.45, window=32, draft_length=12, exit=exit_policy))})
+
+
 def lost() -> Profile:
     """The best candidate did not beat plain decoding."""
     measured = speculate().measured
@@ -123,7 +135,7 @@ def unmeasured() -> Profile:
 
 
 VERDICTS = {"speculate": speculate, "plain": plain, "unmeasured": unmeasured}
-SAMPLES = VERDICTS | {"mixed": mixed, "every": every, "lost": lost}
+SAMPLES = VERDICTS | {"mixed": mixed, "every": every, "choosing": choosing, "lost": lost}
 
 _SHA = st.binary(min_size=32, max_size=32).map(bytes.hex)
 _NAME = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)

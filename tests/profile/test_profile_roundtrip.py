@@ -10,7 +10,7 @@ import pytest
 import yaml
 from helpers.golden import check_golden
 from hypothesis import given, settings
-from profile_samples import GOLDEN, SAMPLES, VERDICTS, every, lost, mixed, profiles, speculate
+from profile_samples import GOLDEN, SAMPLES, VERDICTS, choosing, every, lost, mixed, profiles, speculate
 
 from skipsearch.drafters.skip import Skip
 from skipsearch.errors import ProfileError
@@ -128,7 +128,7 @@ def test_the_json_schema_wants_every_key_as_the_loader_does(drafter: int, path: 
 
 
 def test_there_is_a_sample_of_every_kind() -> None:
-    drafters = every().drafters
+    drafters = (*every().drafters, *choosing().drafters)
     assert {drafter.kind for drafter in drafters} == {*DRAFTERS}
     assert {drafter.exit.kind for drafter in drafters if isinstance(drafter, Skip)} == {*EXITS}
 
