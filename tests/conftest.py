@@ -1,11 +1,17 @@
-"""What holds for every test: nothing of this user's own cache is read or written, and tests of a group run in one process."""
+"""What holds for every test: nothing of this user's own cache is read or written, tests of a group run in one process, and pages are
+opened in one headless browser. Where there is none its tests are skipped, but not in CI, which installs one."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")   # two workers share two cores, and threads that wait for one another spin
 
@@ -27,3 +33,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests of a group share is made once a worker: the suite passes, and takes half as long again."""
     if config.getoption("loadgroup", False) and any(item.get_closest_marker("xdist_group") and "@" not in item.nodeid for item in items):
         raise pytest.UsageError("pytest-xdist does not keep groups of tests together here: install pytest<9.2, as pyproject.toml has it")
+
+
+# A page from disk, and a browser that asks nobody anything.
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("there is no chromium, which .ci/run should have installed")
+        pytest.skip("needs chromium: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:   # a new, empty profile for each browser
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield browser
+        browser.close()

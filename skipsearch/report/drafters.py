@@ -61,7 +61,7 @@ def by_certainty(study: Study | None, name: str = "certainty") -> Drawn:
             axes = figure.add_subplot(len(panels), 1, k + 1)
             groups = [group for group in study.brought if (group.drafter, group.by) == (drafter, by)]
             for n, group in enumerate(groups):
-                gid, share, what = f"{name}-{k}-{n}", group.right / group.positions, _between(group)
+                gid, share, what = f"group-{k}-{n}", group.right / group.positions, _between(group)
                 axes.bar([n], [share], width=0.7, color=SERIES[0], alpha=0.85, gid=gid)
                 axes.annotate(str(group.positions), (n, share), (0, 2), textcoords="offset points", ha="center", fontsize="small")
                 tips[gid] = [f"{by} {what}: {group.right} of {group.positions} right ({share:.0%})"]

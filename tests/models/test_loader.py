@@ -301,5 +301,7 @@ def test_a_name_that_can_be_no_folder_is_refused(tmp_path: Path) -> None:
 
 def test_devices_and_dtypes_that_do_not_exist_are_refused(saved: Path) -> None:
     assert refusal(saved, dtype="float31").startswith("there is no dtype called 'float31'; did you mean float32?")
-    assert refusal(saved, device="gpu") == "there is no device called 'gpu'; use auto, cpu, cuda or cuda:N"
-    assert refusal(saved, device="mps") == "device 'mps' is not supported; use auto, cpu, cuda or cuda:N"
+    assert refusal(saved, device="gpu") == "there is no device called 'gpu'; use auto, cpu, cuda, cuda:N or mps"
+    assert refusal(saved, device="xla") == "device 'xla' is not supported; use auto, cpu, cuda, cuda:N or mps"
+    if not torch.backends.mps.is_available():
+        assert refusal(saved, device="mps") == "device mps was asked for, and torch sees no GPU of Apple's here; use --device cpu"

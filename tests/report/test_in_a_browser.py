@@ -88,7 +88,7 @@ def test_every_figure_is_drawn_with_the_marks_of_its_data(full: Path, opened: Op
                 "convergence-best-0-0": 1, "convergence-best-1-0": 1, "skipped-trials-0": 5, "skipped-trials-1": 12, "skipped-best": 1,
                 "predicted-raced-0": 2, "predicted-raced-1": 1, "predicted-raced-2": 1, "predicted-intervals-0": 2, "predicted-diagonal": 1,
                 "layers-cells": 4 * 2 * LAYERS, "surface-gain": 20, "surface-loss": 2, "times-bar-0": 1, "times-bar-1": 1,
-                "drafters-drafted-0": 1, "drafters-accepted-0": 1, "certainty-0-1": 1, "certainty-1-9": 1,
+                "drafters-drafted-0": 1, "drafters-accepted-0": 1, "certainty-group-0-1": 1, "certainty-group-1-9": 1,
                 "closed-form-measured": 1, "closed-form-closed-form": 17}
     assert {group: found.marks(group) for group in expected} == expected
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import pytest
-from report.conftest import FLAGS
 
 from .conftest import KEYS, Running, expected
 
@@ -19,21 +17,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.xdist_group("server")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        if os.environ.get("CI"):
-            pytest.fail("there is no chromium, which .ci/run should have installed")
-        pytest.skip("needs chromium: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(params=["light", "dark"])
