@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from skipsearch.errors import ExportError
 from skipsearch.profile import Profile, dump_profile
 from skipsearch.profile.describe import describe
 
@@ -54,7 +55,14 @@ out = model.generate(**inputs, max_new_tokens=64, custom_generate="{name}", trus
 
 
 def write_custom_generate(profile: Profile, folder: Path, name: str) -> None:
-    """Fill a new folder. name: what it will be called."""
+    """Fill a new folder. name: what it will be called.
+
+    Raises: ExportError for a recipe with trained parts, which are files of their own.
+    """
+    trained = next((drafter.kind for drafter in profile.recipe.drafters if drafter.modules), None)
+    if trained is not None:
+        raise ExportError(f"the drafter {trained} of this profile has trained weights, which such a folder does not carry: use the profile "
+                          "with skipsearch.attach, or tune one with --drafters lookup, skip or lookup,skip")
     (folder / "custom_generate").mkdir()
     (folder / "custom_generate" / "generate.py").write_text(_CODE.format(profile=dump_profile(profile)), "utf-8")
     (folder / "README.md").write_text(

@@ -104,3 +104,10 @@ def test_a_folder_of_custom_generate_drafts_for_whoever_has_skipsearch(tmp_path:
     assert drafted
     with pytest.raises(ss.ExportError, match="exists already"):
         export(profile, "", "custom-generate", tmp_path / "folder")
+
+
+def test_trained_weights_do_not_fit_into_such_a_folder(tmp_path: Path) -> None:
+    trained = next(profile for path in sorted(GOLDEN.glob("v2_*.yaml")) if (profile := load_profile(path)).recipe.modules)
+    with pytest.raises(ss.ExportError, match="the drafter adapted of this profile has trained weights"):
+        export(trained, "", "custom-generate", tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
