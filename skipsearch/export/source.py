@@ -62,6 +62,9 @@ def open_source(name: str) -> Source:
     data = read_config(folder, name)
     config = known_config(folder, name)
     family = family_of(config)
+    if family.by_structure:
+        raise ExportError(f"{name} is a {config.model_type} model, driven by its structure: nothing says under which names its layers are "
+                          "stored; export a model of a family of the table")
     quantization = stored_quantization(config)
     if quantization is not None:
         raise ExportError(f"{name} is stored as {quantization}, whose layers belong to its quantiser: export the model that it was made "

@@ -170,8 +170,6 @@ def test_an_unsupported_family_is_named(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
     edit(folder / "config.json", model_type="t5")
     assert "an encoder feeds its decoder" in refusal(folder)
-    edit(folder / "config.json", model_type="bert")
-    assert "bert models have no row in the table of families" in refusal(folder)
     edit(folder / "config.json", model_type="llama-of-2030")
     assert "knows no model_type 'llama-of-2030'; if it is new, update transformers" in refusal(folder)
 
