@@ -86,7 +86,7 @@ def reference(model: nn.Module, spec: ModelSpec) -> Reference:
         raise ModelError(f"the own forward of {spec.id} fails on tokens alone ({in_short(error)}), so nothing can be compared with it; use "
                          "another dtype or model") from None
     ahead = _apart(logits[0, :FORK], logits[1, :FORK]) / (float(logits.float().std()) or 1.0)
-    if not ahead <= MOST:
+    if not ahead <= TOLERANCE[spec.dtype]:
         raise ModelError(f"{spec.id} cannot be driven exactly: its tokens look ahead, since the logits of a token change by {ahead:.2g} of "
                          "their standard deviation with the tokens behind it; use a decoder-only model")
     return Reference(tokens, logits, [h[:1] for h in out.hidden_states or ()], _own_sights(model, spec))
@@ -201,7 +201,8 @@ class _Trial:
             if theirs.shape == h.shape and float((h.double() - theirs.double()).abs().max()) > tolerance * float(theirs.float().std()):
                 return ", first behind the embedding" if i == 0 else f", first behind layer {i - 1}"
             h = self.model.block(i, theirs if theirs.shape == h.shape else h, cache, plan)
-        return ""
+        last = self.model.spec.n_layers - 1
+        return f", first behind layer {last} or in the head" if len(self.known.states) > last else ""
 
     def _new(self) -> tuple[KVCache, Planner]:
         return self.model.new_cache(1, self.room), Planner(self.room, self.model.spec.device)
