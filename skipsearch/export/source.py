@@ -69,4 +69,8 @@ def open_source(name: str) -> Source:
     if quantization is not None:
         raise ExportError(f"{name} is stored as {quantization}, whose layers belong to its quantiser: export the model that it was made "
                           "from, and quantise the draft after that")
-    return Source(folder, identity, revision, data, config, family, weight_files(folder, name))
+    files = weight_files(folder, name)
+    if files[0].suffix != ".safetensors":
+        raise ExportError(f"{name} holds its weights as PyTorch files, and an export copies safetensors: load the model with transformers "
+                          "once and save_pretrained it")
+    return Source(folder, identity, revision, data, config, family, files)

@@ -1,6 +1,6 @@
 """`load_model`: from a name to a `ModelAdapter`, with one plain sentence for each way that can fail.
 
-Weights are read from safetensors only, and no code that comes with a model is ever run.
+Weights are read from safetensors, or from PyTorch files by torch's reader of tensors alone; no code that comes with a model is ever run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
     placement = place(name, tensors, chosen_device, chosen_dtype, quantization)
     refuse_misfit(name, config, family, tensors, quantized=stored is not None)
     tokenizer = _read_tokenizer(folder, config)  # before the weights, which take longer
-    model = _read_weights(folder, name, config, chosen_dtype, placement, settings, family)
+    model = _read_weights(folder, name, config, chosen_dtype, placement, settings, family,
+                          use_safetensors=files[0].suffix == ".safetensors")
     spec = _spec(model, config, id=identity, revision=revision, quantization=quantization or stored,
                  weights_sha256=weights_hash(files))
     return _checked(model, spec, family, tokenizer, engine)
@@ -189,7 +190,7 @@ def _context(config: Any) -> int | None:
 
 
 def _read_weights(folder: Path, name: str, config: Any, dtype: torch.dtype, placement: Placement, quantization: Any,
-                  family: Family) -> Any:
+                  family: Family, use_safetensors: bool) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -203,8 +204,8 @@ def _read_weights(folder: Path, name: str, config: Any, dtype: torch.dtype, plac
     try:
         with quietly():
             model, report = AutoModelForCausalLM.from_pretrained(
-                folder, config=config, dtype=dtype, attn_implementation=family.attention, use_safetensors=True, trust_remote_code=False,
-                local_files_only=True, output_loading_info=True, **options)
+                folder, config=config, dtype=dtype, attn_implementation=family.attention, use_safetensors=use_safetensors,
+                trust_remote_code=False, local_files_only=True, output_loading_info=True, **options)
     except SafetensorError as error:
         raise ModelError(f"{name}: a weight file is damaged ({error}); delete it and download it again") from None
     except (torch.OutOfMemoryError, MemoryError):

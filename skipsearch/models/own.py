@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from skipsearch.cache import KVCache, PassPlan
 from skipsearch.errors import ModelError
 from skipsearch.mask import SkipMask
+from skipsearch.models import masks
 from skipsearch.models.prelude import Given, OwnForward, hidden, named, with_hidden
 from skipsearch.models.sight import Sight, by_position
 from skipsearch.models.spec import ModelSpec, PassRunner, Scored, Scorer
@@ -115,6 +116,9 @@ class OwnAdapter(Weighed):
         if sight.form != "none" and not (given.get("attention_mask") is None and sight.all_of(plan)):
             h = hidden(args, kwargs)
             given["attention_mask"] = walk.mask(sight, h.dtype, h.device)
+        if not plan.chain and given.get("position_bias") is not None and len(masks.key_positions(plan)) > 1:
+            raise ModelError(f"{self.spec.family} models take one bias for all rows of a batch, so texts of several lengths cannot be "
+                             "judged together: they can be decoded and not tuned; give a profile or a mask")
         if not plan.chain:
             given |= {name: by_position(given[name], plan) for name in BIASES if given.get(name) is not None}
         positional = names[:len(args)]
