@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "tasks": set(),
     "machine": set(),
     "cache": set(),
-    "models": {"mask", "cache"},
+    "models": {"mask", "cache", "machine"},   # the last for the folder where checks are kept
     "engine": {"models", "cache", "mask", "machine"},
     "modules": {"engine", "models", "cache", "mask", "machine"},
     "exits": {"recipe"},

@@ -20,7 +20,8 @@ def underneath(model: ModelAdapter) -> HFAdapter | LeanAdapter:
     """What holds the weights of a model that an engine drives. Raises: ModelError for an engine that is not known here."""
     found = model.lean if isinstance(model, CompiledAdapter | GraphAdapter) else model
     if not isinstance(found, HFAdapter | LeanAdapter):
-        raise ModelError(f"a draft with weights of its own needs the engine hf, lean, compiled or graph, not {model.spec.engine}")
+        raise ModelError(f"a draft with weights of its own needs a family of the table, driven by hf, lean, compiled or graph, and "
+                         f"{model.spec.id} is a {model.spec.family} model driven by {model.spec.engine}")
     return found
 
 

@@ -62,8 +62,15 @@ def open_source(name: str) -> Source:
     data = read_config(folder, name)
     config = known_config(folder, name)
     family = family_of(config)
+    if family.by_structure:
+        raise ExportError(f"{name} is a {config.model_type} model, driven by its structure: nothing says under which names its layers are "
+                          "stored; export a model of a family of the table")
     quantization = stored_quantization(config)
     if quantization is not None:
         raise ExportError(f"{name} is stored as {quantization}, whose layers belong to its quantiser: export the model that it was made "
                           "from, and quantise the draft after that")
-    return Source(folder, identity, revision, data, config, family, weight_files(folder, name))
+    files = weight_files(folder, name)
+    if files[0].suffix != ".safetensors":
+        raise ExportError(f"{name} holds its weights as PyTorch files, and an export copies safetensors: load the model with transformers "
+                          "once and save_pretrained it")
+    return Source(folder, identity, revision, data, config, family, files)

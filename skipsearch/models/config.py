@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from skipsearch.errors import ModelError
-from skipsearch.models.families import FAMILIES
 from skipsearch.models.files import read_config, read_json
 from skipsearch.models.telling import in_short, quietly
 
@@ -47,8 +46,6 @@ def known_config(folder: Path, name: str) -> Any:
     cleaned = _cleaned(data, name, CONFIG_MAPPING[family])
     _refuse_unknown_quantization(cleaned, name)
     try:
-        if family not in FAMILIES:  # it is refused, whatever the rest of the file says
-            return CONFIG_MAPPING[family]()
         with TemporaryDirectory() as place, quietly():
             Path(place, "config.json").write_text(json.dumps(cleaned), "utf-8")
             config = AutoConfig.from_pretrained(place, trust_remote_code=False, local_files_only=True)

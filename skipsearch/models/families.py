@@ -58,6 +58,7 @@ class Family:
     logit_cap_key: str | None = None        # cap · tanh(logits / cap)
 
     variant: Callable[[Any], Mapping[str, Any]] | None = None  # fields that depend on the config
+    by_structure: bool = False              # of a family without a row: the model is read from itself, and no path above is looked at
 
 
 # Norms before and after each branch.
@@ -142,14 +143,16 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(config: Any) -> Family:
-    """The row for a config, its variant settled. Raises: ModelError for a family without one, or one that cannot be exact."""
+    """The row for a config, its variant settled; for a family without a row, one that says so.
+
+    Raises: ModelError for a family that cannot be exact, or that transformers has no decoder-only model of.
+    """
     name = getattr(config, "model_type", None) or "(none)"
     reason = _never(config, name)
     if reason:
         raise ModelError(f"{name} models cannot be driven exactly: {reason}; use a decoder-only model with plain attention")
     if name not in FAMILIES:
-        raise ModelError(f"{name} models have no row in the table of families ({', '.join(sorted(FAMILIES))}): use a model of one of "
-                         "these, or add a row if it is a decoder-only model (CONTRIBUTING.md has the steps)")
+        return Family(by_structure=True, attention="sdpa" if getattr(_class_of(config), "_supports_sdpa", False) else "eager")
     family, text = FAMILIES[name], config.get_text_config(decoder=True)
     return replace(family, **family.variant(text)) if family.variant else family
 
@@ -157,22 +160,24 @@ def family_of(config: Any) -> Family:
 def _never(config: Any, name: str) -> str | None:
     """Why a model can never be decoded by rolling a KV cache back, as half a sentence; None if nothing speaks against it."""
     text = config.get_text_config(decoder=True)
-    odd = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if _keeps_a_state(config, name):
+    known = {"full_attention", "sliding_attention"} | (set() if name in FAMILIES else {"chunked_attention"})
+    odd = set(getattr(text, "layer_types", None) or ()) - known
+    if name not in FAMILIES and getattr(_class_of(config), "_is_stateful", False):
         return "its layers keep a recurrent state, which rejected draft tokens cannot be taken out of again"
     if config.is_encoder_decoder or getattr(text, "add_cross_attention", False):
         return "an encoder feeds its decoder"
+    if name not in FAMILIES and _class_of(config) is None:
+        return "transformers has no model of them that continues text"
     if getattr(text, "use_bidirectional_attention", False):
         return "its tokens look ahead"
     return f"no rule here says what layers of the kind {', '.join(sorted(odd))} see" if odd else None
 
 
-def _keeps_a_state(config: Any, name: str) -> bool:
-    if name in FAMILIES:
-        return False
+def _class_of(config: Any) -> Any:
+    """The class that AutoModelForCausalLM takes for a config; None if there is none, or it cannot be imported."""
     from transformers import AutoModelForCausalLM
 
     try:
-        return bool(getattr(AutoModelForCausalLM._model_mapping[type(config)], "_is_stateful", False))
+        return AutoModelForCausalLM._model_mapping[type(config)]
     except (KeyError, ImportError):
-        return False
+        return None

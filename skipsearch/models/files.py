@@ -1,13 +1,16 @@
 """What lies in a model folder: which weight files there are, whether they are whole, how large they are, and their hash.
 
-Only safetensors is read: a pickle can run code when it is opened.
+safetensors is read where there is one. A PyTorch file (.bin) is a pickle, which can run code when it is opened: torch unpickles it with
+`weights_only=True`, which builds tensors and plain containers and refuses everything else, so that no code of the file runs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import re
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from skipsearch.errors import ModelError
+from skipsearch.models.telling import in_short
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5")
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 OTHERS = {"C64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # anything else takes one byte, or less
 LARGEST_HEADER = 100_000_000  # bytes; safetensors itself reads no larger one
@@ -60,15 +64,19 @@ def read_json(path: Path, name: str, way_out: str) -> Any:
 
 
 def weight_files(folder: Path, name: str) -> list[Path]:
-    """The safetensors files that make up the model, in order. Raises: ModelError if there are none or some are missing."""
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    """The files that make up the model, in order, all of one format. Raises: ModelError if there are none or some are missing."""
     _refuse_others(folder, name)
-    if index.is_file():
-        files = [folder / shard for shard in _shards(index)]
-    elif single.is_file():
-        return [single]
+    for stem in ("model.safetensors", "pytorch_model.bin"):
+        index, single = folder / f"{stem}.index.json", folder / stem
+        if index.is_file():
+            files = [folder / shard for shard in _shards(index)]
+            break
+        if single.is_file():
+            return [single]
     else:
         raise ModelError(f"{name}: {_no_weights(folder)}")
+    if any(path.suffix != Path(stem).suffix for path in files):
+        raise ModelError(f"{index} is not a readable index of the weight files beside it; download it again")
     missing = [path.name for path in files if not path.is_file()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -80,8 +88,31 @@ def weight_files(folder: Path, name: str) -> list[Path]:
 def stored_tensors(files: list[Path]) -> Iterator[Stored]:
     """Every tensor that the headers announce; no weight is read. Raises: ModelError if a file is damaged or cut short."""
     for path in files:
+        if path.suffix == ".bin":
+            yield from _unpickled(path)
+            continue
         for name, entry in _header(path).items():
             yield Stored(name, tuple(entry["shape"]), None if entry["dtype"] in FLOATS else OTHERS.get(entry["dtype"], 1))
+
+
+def _unpickled(path: Path) -> Iterator[Stored]:
+    """Raises: ModelError for a file that is damaged, or holds more than tensors."""
+    import torch
+
+    with path.open("rb") as file:
+        if file.read(8) == b"version ":
+            raise ModelError(f"{path} is a Git LFS pointer and not the weights: run `git lfs pull` in that folder")
+    try:
+        found = torch.load(path, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError:   # torch names what it refused in several lines, the first ones how to run it after all
+        raise ModelError(f"{path} is a pickle that holds more than tensors, and could run code if it were opened: it was not; take a "
+                         "revision that has safetensors") from None
+    except Exception as error:   # torch has a kind for each way a file can be broken
+        raise ModelError(f"{path} is cut short or damaged ({in_short(error)}): delete it and download it again") from None
+    if not isinstance(found, dict) or not all(isinstance(weight, torch.Tensor) for weight in found.values()):
+        raise ModelError(f"{path} holds no table of weights: take the file of the original model")
+    for name, weight in found.items():
+        yield Stored(str(name), tuple(weight.shape), None if weight.is_floating_point() else weight.itemsize)
 
 
 def weights_hash(files: list[Path]) -> str:
@@ -139,11 +170,10 @@ def _has_weights(folder: Path) -> bool:
 def _no_weights(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file():
         return f"{folder} holds an adapter and not a whole model: merge it into its base (peft: merge_and_unload) and save that"
-    pickle = next((path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))), None)
-    found = f"holds its weights as a pickle ({pickle})" if pickle else "has no model.safetensors"
-    return (f"{folder} {found}; only safetensors is read, since a pickle can run code when it is opened: take a revision that has it "
-            "(on the Hub it often waits as a pull request: org/name@refs/pr/N), or load the model with transformers once and "
-            "save_pretrained it")
+    other = next((path.name for pattern in OTHER_WEIGHTS for path in sorted(folder.glob(pattern))), None)
+    found = f"holds its weights under another name ({other})" if other else "has no weights"
+    return (f"{folder} {found}; read are model.safetensors and pytorch_model.bin, in one file or several with an index: take a revision "
+            "that has them, or load the model with transformers once and save_pretrained it")
 
 
 def _header(path: Path) -> dict[str, Any]:

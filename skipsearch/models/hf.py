@@ -16,6 +16,7 @@ from skipsearch.models import masks
 from skipsearch.models.families import Family
 from skipsearch.models.layout import LayerKind, take_apart
 from skipsearch.models.spec import ModelSpec, PassRunner
+from skipsearch.models.weighed import Weighed
 
 
 class _Pass:
@@ -37,7 +38,7 @@ class _LatestPass(threading.local):
     shared: _Pass | None = None
 
 
-class HFAdapter:
+class HFAdapter(Weighed):
     """A `ModelAdapter` over any model that a row of the families table describes. The model object is not altered."""
 
     passes: PassRunner | None = None
@@ -53,14 +54,8 @@ class HFAdapter:
         self._turning = threading.Lock()  # a rotary module may keep angles for the length of the text it saw last
 
     @property
-    def weight_bytes(self) -> int:
-        return sum(weight.nbytes for weight in self.model.parameters())  # shared ones come once
-
-    @property
-    def read_bytes(self) -> int:
-        model: Any = self.model
-        table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        return self.weight_bytes - (0 if table is head else table.nbytes)
+    def spans(self) -> list[tuple[int | None, int | None]]:
+        return [(kind.window, None) for kind in self._parts.kinds]
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         return KVCache(self.spec.n_layers, batch, capacity)

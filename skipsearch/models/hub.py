@@ -19,6 +19,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 # Weights of other frameworks, or of the same model in another layout, can lie beside the ones that are read.
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+PICKLED = "pytorch_model*.bin"   # fetched only where there is no safetensors
 UNWANTED = ["*/*", "consolidated*"]
 
 
@@ -62,8 +63,11 @@ def download(repo: str, revision: str | None, weights: bool) -> Path:
     incomplete = getattr(errors, "IncompleteSnapshotError", ())  # newer than the oldest huggingface_hub that we allow
     try:
         with _bars_on_a_terminal_alone():
-            return Path(snapshot_download(repo, revision=revision, allow_patterns=WANTED,
-                                          ignore_patterns=UNWANTED if weights else [*UNWANTED, "*.safetensors"]))
+            folder = Path(snapshot_download(repo, revision=revision, allow_patterns=WANTED,
+                                            ignore_patterns=UNWANTED if weights else [*UNWANTED, "*.safetensors"]))
+            if weights and not any(folder.glob("*.safetensors")):   # Vicuna, and others of before safetensors
+                folder = Path(snapshot_download(repo, revision=revision, allow_patterns=[*WANTED, PICKLED], ignore_patterns=UNWANTED))
+            return folder
     except errors.GatedRepoError:
         raise ModelError(f"{repo} is gated: accept its licence on its Hub page, then log in with `hf auth login` as that "
                          "user") from None

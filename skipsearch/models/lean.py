@@ -187,6 +187,10 @@ class LeanAdapter:
         self._latest = LatestPass()
 
     @property
+    def spans(self) -> list[tuple[int | None, int | None]]:
+        return [(attention.kind.window, None) for attention, _ in self.layers]
+
+    @property
     def weight_bytes(self) -> int:
         table: Tensor = self._embedding.weight  # type: ignore[attr-defined]
         tied = not self.unembed.weight.is_mkldnn and table.data_ptr() == self.unembed.weight.data_ptr()

@@ -1,30 +1,38 @@
 """`load_model`: from a name to a `ModelAdapter`, with one plain sentence for each way that can fail.
 
-Weights are read from safetensors only, and no code that comes with a model is ever run.
+Weights are read from safetensors, or from PyTorch files by torch's reader of tensors alone; no code that comes with a model is ever run.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
 
 from skipsearch.errors import ModelError
 from skipsearch.models import synthetic
+from skipsearch.models.check import compared, reference
 from skipsearch.models.config import check_tokens, end_tokens, known_config, read_generation
 from skipsearch.models.families import Family, family_of
 from skipsearch.models.files import config_hash, stored_tensors, weight_files, weights_hash
 from skipsearch.models.fit import refuse_misfit
 from skipsearch.models.hf import HFAdapter
 from skipsearch.models.hub import locate
-from skipsearch.models.lean import fuse, why_not
+from skipsearch.models.lean import LeanAdapter, fuse, why_not
 from skipsearch.models.place import Placement, pick_device, pick_dtype, place, refuse_offload
 from skipsearch.models.quantize import quantization_config, stored_quantization
 from skipsearch.models.spec import ModelAdapter, ModelSpec
 from skipsearch.models.telling import in_short, no_panic, quietly
+
+if TYPE_CHECKING:
+    from skipsearch.models.own import OwnAdapter
+
+
+_SOUND: WeakSet[nn.Module] = WeakSet()   # models in memory that were checked
 
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None,
@@ -54,10 +62,11 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
     placement = place(name, tensors, chosen_device, chosen_dtype, quantization)
     refuse_misfit(name, config, family, tensors, quantized=stored is not None)
     tokenizer = _read_tokenizer(folder, config)  # before the weights, which take longer
-    model = _read_weights(folder, name, config, chosen_dtype, placement, settings, family)
+    model = _read_weights(folder, name, config, chosen_dtype, placement, settings, family,
+                          use_safetensors=files[0].suffix == ".safetensors")
     spec = _spec(model, config, id=identity, revision=revision, quantization=quantization or stored,
                  weights_sha256=weights_hash(files))
-    return drive(model, spec, family, tokenizer, engine)
+    return _checked(model, spec, family, tokenizer, engine)
 
 
 def load_tokenizer(name: str) -> tuple[Any, int | None]:
@@ -73,6 +82,17 @@ def load_tokenizer(name: str) -> tuple[Any, int | None]:
     return _read_tokenizer(folder, config), _context(config.get_text_config(decoder=True))
 
 
+def _checked(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, engine: str) -> ModelAdapter:
+    """The adapter, found to compute what the model's own forward does. Raises: ModelError where it does not."""
+    from skipsearch.models.checked import keep, kept_finding  # which imports transformers
+
+    known = None if kept_finding(replace(spec, engine=_engine(model, spec, family, engine))) else reference(model, spec)
+    adapter = drive(model, spec, family, tokenizer, engine)
+    if known is not None:
+        keep(adapter.spec, compared(adapter, known))
+    return adapter
+
+
 def _synthetic(name: str, device: torch.device, dtype: torch.dtype, quantization: str | None, engine: str) -> ModelAdapter:
     if quantization is not None:
         raise ModelError(f"{name} has random weights, which are not quantised; leave quantization {quantization} out")
@@ -84,19 +104,44 @@ def _synthetic(name: str, device: torch.device, dtype: torch.dtype, quantization
     return drive(model, _spec(model, model.config, id=name), family_of(model.config), None, engine)
 
 
-def drive(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, engine: str) -> ModelAdapter:
+def drive(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, engine: str) -> HFAdapter | LeanAdapter | OwnAdapter:
     """The adapter for `engine`: hf, or the fused weights that all others stand on, which use the model up.
 
     Raises: ModelError where fused weights were asked for and are not possible.
     """
-    reason = None if engine == "hf" else why_not(model.config, spec.quantization, spec.n_devices)
-    if spec.device.type == "mps" and engine != "hf":
-        reason = "it was never run on Apple's GPUs"
+    if _engine(model, spec, family, engine) == "lean":
+        return fuse(model, replace(spec, engine="lean"), family, tokenizer)
+    return _by_structure(model, spec, tokenizer) if family.by_structure else HFAdapter(model, spec, family, tokenizer)
+
+
+def why_not_lean(model: nn.Module, spec: ModelSpec, family: Family) -> str | None:
+    """What keeps a loaded model from the fused path, as half a sentence; None if nothing does."""
+    if family.by_structure:
+        return f"{spec.family} models have no row in the table of families, so their own forward drives them"
+    return "it was never run on Apple's GPUs" if spec.device.type == "mps" else why_not(model.config, spec.quantization, spec.n_devices)
+
+
+def _engine(model: nn.Module, spec: ModelSpec, family: Family, engine: str) -> str:
+    """hf or lean. Raises: ModelError where an engine was asked for that is not possible."""
+    reason = None if engine == "hf" else why_not_lean(model, spec, family)
     if engine not in ("auto", "hf") and reason is not None:
         raise ModelError(f"the engine {engine} cannot drive {spec.id}: {reason}; use --engine hf")
-    if engine == "hf" or reason is not None:
-        return HFAdapter(model, spec, family, tokenizer)
-    return fuse(model, replace(spec, engine="lean"), family, tokenizer)
+    return "hf" if engine == "hf" or reason is not None else "lean"
+
+
+def _by_structure(model: nn.Module, spec: ModelSpec, tokenizer: Any) -> OwnAdapter:
+    """Raises: ModelError."""
+    from skipsearch.models.own import OwnAdapter
+
+    try:
+        with quietly():
+            return OwnAdapter(model, spec, tokenizer)
+    except ModelError as error:
+        raise ModelError(f"{spec.family} models have no row in the table of families, and {spec.id} cannot be driven by its structure: "
+                         f"{error}; use another model") from None
+    except Exception as error:   # its own forward, called in a way that it may not know
+        raise ModelError(f"{spec.family} models have no row in the table of families, and the forward of {spec.id} does not take our cache "
+                         f"({in_short(error)}); use another model") from None
 
 
 def adapt(model: nn.Module, tokenizer: Any = None, fuse: bool = False) -> ModelAdapter:
@@ -118,7 +163,14 @@ def adapt(model: nn.Module, tokenizer: Any = None, fuse: bool = False) -> ModelA
     refuse_offload("this model", getattr(model, "hf_device_map", None) or {})
     spec = _spec(model, config, id=getattr(config, "_name_or_path", "") or config.model_type,
                  quantization=stored_quantization(config))
-    return drive(model, spec, family, tokenizer, "lean") if fuse else HFAdapter(model, spec, family, tokenizer)
+    if fuse:
+        return drive(model, spec, family, tokenizer, "lean")
+    adapter = drive(model, spec, family, tokenizer, "hf")
+    by_hand = spec.n_devices > 1 and not getattr(model, "hf_device_map", None)   # its own forward knows nothing of several devices
+    if model not in _SOUND and not by_hand:
+        compared(adapter, reference(model, spec))
+        _SOUND.add(model)
+    return adapter
 
 
 def _spec(model: Any, config: Any, **identity: Any) -> ModelSpec:
@@ -136,7 +188,7 @@ def _context(config: Any) -> int | None:
     Past its original context, `longrope` turns keys by other angles than those in the cache, and a round that crosses the border
     would differ from plain decoding: such a model is driven up to there.
     """
-    context = getattr(config, "max_position_embeddings", None)
+    context = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     original = [part.get("original_max_position_embeddings") for part in (rope, *rope.values())
                 if isinstance(part, dict) and part.get("rope_type") == "longrope"]
@@ -144,7 +196,7 @@ def _context(config: Any) -> int | None:
 
 
 def _read_weights(folder: Path, name: str, config: Any, dtype: torch.dtype, placement: Placement, quantization: Any,
-                  family: Family) -> Any:
+                  family: Family, use_safetensors: bool) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -158,8 +210,8 @@ def _read_weights(folder: Path, name: str, config: Any, dtype: torch.dtype, plac
     try:
         with quietly():
             model, report = AutoModelForCausalLM.from_pretrained(
-                folder, config=config, dtype=dtype, attn_implementation=family.attention, use_safetensors=True, trust_remote_code=False,
-                local_files_only=True, output_loading_info=True, **options)
+                folder, config=config, dtype=dtype, attn_implementation=family.attention, use_safetensors=use_safetensors,
+                trust_remote_code=False, local_files_only=True, output_loading_info=True, **options)
     except SafetensorError as error:
         raise ModelError(f"{name}: a weight file is damaged ({error}); delete it and download it again") from None
     except (torch.OutOfMemoryError, MemoryError):

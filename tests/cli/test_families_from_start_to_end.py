@@ -10,6 +10,7 @@ from helpers.command import in_process
 from helpers.costs import made_up_costs
 from helpers.letters import letter_tokenizer
 from helpers.threads import one_thread
+from models.every_class import build
 from models.tiny import TINY, new_hf_model
 
 from skipsearch.drafters.skip import Skip
@@ -17,6 +18,8 @@ from skipsearch.exits.fixed import Fixed
 from skipsearch.profile import load_profile, save_profile
 
 __all__ = ["made_up_costs", "one_thread"]
+
+BY_STRUCTURE = ["starcoder2", "gpt_oss", "bloom", "deepseek_v3", "llama4_text"]   # plain, sinks, ALiBi, latent, chunks
 
 TASK = """\
 name: openings
@@ -52,11 +55,11 @@ def drafting(tuned: Path) -> Path:
 
 
 @pytest.mark.usefixtures("made_up_costs")
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [*TINY, *BY_STRUCTURE])
 def test_tune_writes_a_profile_and_decode_gives_the_full_models_tokens(
         name: str, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, tuned = tmp_path / name, tmp_path / "tuned.yaml"
-    new_hf_model(name).save_pretrained(folder)
+    (new_hf_model(name) if name in TINY else build(name)).save_pretrained(folder)
     letter_tokenizer().save_pretrained(folder)
     model = ("--model", folder, "--dtype", "float64", "--json")
     capsys.readouterr()
@@ -65,7 +68,7 @@ def test_tune_writes_a_profile_and_decode_gives_the_full_models_tokens(
     assert status == 0, said
     profile = json.loads(printed)["profile"]
     lossless = profile["measured"]["lossless"]
-    assert profile["model"]["family"] == TINY[name].family
+    assert profile["model"]["family"] == (TINY[name].family if name in TINY else name)
     assert lossless["identical"] == lossless["prompts"] > 0
 
     for file in (tuned, drafting(tuned)):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers.letters import letter_tokenizer
 from huggingface_hub import constants
+from safetensors.torch import load_file
 
 from skipsearch.errors import ModelError
 from skipsearch.models import load_model, load_tokenizer
@@ -164,11 +165,26 @@ def test_a_full_disk_is_one_sentence(hub: FakeHub, monkeypatch: pytest.MonkeyPat
     assert refusal("org/tiny") == "the disk is too full for org/tiny: free some space, or set HF_HOME to a larger disk"
 
 
-def test_models_that_lie_on_the_hub_in_a_form_we_do_not_read(hub: FakeHub, model_folder: Path) -> None:
-    pickled = hub.add("org/pickled", model_folder)
-    pickled.files = {"config.json": pickled.files["config.json"], "pytorch_model.bin": b"a pickle"}
-    assert "has no model.safetensors; only safetensors is read" in refusal("org/pickled")
+def test_pytorch_files_are_fetched_only_where_there_is_no_safetensors(hub: FakeHub, model_folder: Path, tmp_path: Path) -> None:
+    weights: dict[str, torch.Tensor] = {}
+    for file in model_folder.glob("model*.safetensors"):
+        weights |= load_file(file)
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    pickled = (tmp_path / "pytorch_model.bin").read_bytes()
+    both = hub.add("org/both", model_folder)
+    both.files["pytorch_model.bin"] = pickled
+    load_model("org/both", device="cpu")
     assert not any("pytorch_model.bin" in path for _, path in hub.served)
+    old = hub.add("org/old", model_folder)
+    old.files = {"config.json": old.files["config.json"], "pytorch_model.bin": pickled}
+    assert load_model("org/old", device="cpu").spec.id == "org/old"
+
+
+def test_models_that_lie_on_the_hub_in_a_form_we_do_not_read(hub: FakeHub, model_folder: Path) -> None:
+    other = hub.add("org/other", model_folder)
+    other.files = {"config.json": other.files["config.json"], "model.gguf": b"GGUF"}
+    assert "has no weights; read are model.safetensors and pytorch_model.bin" in refusal("org/other")
+    assert not any("model.gguf" in path for _, path in hub.served)
 
     hub.add("org/encoder", model_folder).files["config.json"] = b'{"model_type": "t5"}'
     assert "t5 models cannot be driven exactly: an encoder feeds its decoder" in refusal("org/encoder")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -170,8 +171,6 @@ def test_an_unsupported_family_is_named(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
     edit(folder / "config.json", model_type="t5")
     assert "an encoder feeds its decoder" in refusal(folder)
-    edit(folder / "config.json", model_type="bert")
-    assert "bert models have no row in the table of families" in refusal(folder)
     edit(folder / "config.json", model_type="llama-of-2030")
     assert "knows no model_type 'llama-of-2030'; if it is new, update transformers" in refusal(folder)
 
@@ -184,14 +183,74 @@ def test_code_that_comes_with_a_model_is_never_run(folder: Path) -> None:
     assert load_model(str(folder), "cpu").spec.family == "llama"  # transformers has its own code for this family
 
 
-def test_pickles_are_never_opened(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert refusal(folder) == (
-        f"{folder}: {folder} holds its weights as a pickle (pytorch_model.bin); only safetensors is read, since a pickle can run code "
-        "when it is opened: take a revision that has it (on the Hub it often waits as a pull request: org/name@refs/pr/N), or load the "
-        "model with transformers once and save_pretrained it")
-    (folder / "pytorch_model.bin").unlink()
-    assert "has no model.safetensors; only safetensors is read" in refusal(folder)
+def pickled(folder: Path, shards: int = 1) -> dict[str, torch.Tensor]:
+    """The folder's weights as PyTorch files in the place of safetensors."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    if shards == 1:
+        torch.save(weights, folder / "pytorch_model.bin")
+        return weights
+    files = {name: f"pytorch_model-{1 + i % shards:05}-of-{shards:05}.bin" for i, name in enumerate(weights)}
+    for file in set(files.values()):
+        torch.save({name: weight for name, weight in weights.items() if files[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    return weights
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_pytorch_files_are_read_as_tensors_alone(folder: Path, saved: Path, shards: int) -> None:
+    pickled(folder, shards)
+    assert len(weight_files(folder, "x")) == shards
+    tokens = some_tokens(9)
+    torch.testing.assert_close(Run(load_model(str(folder), "cpu"))(tokens), Run(load_model(str(saved), "cpu"))(tokens))
+    (folder / "config.json").write_text((folder / "config.json").read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 9'))
+    assert "config.json asks for 9 layers and the weights have 3" in refusal(folder)
+
+
+class Planted:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.write_text, (self.mark, "code of a model was run")
+
+
+@pytest.mark.parametrize(("shards", "legacy"), [(1, False), (3, False), (1, True)])
+def test_a_pickle_that_would_run_code_is_refused_and_runs_none(folder: Path, tmp_path: Path, shards: int, legacy: bool) -> None:
+    mark, weights = tmp_path / "was-run", pickled(folder, shards)
+    last = weight_files(folder, "x")[-1]
+    for planted in ({**weights, "more": Planted(mark)}, Planted(mark)):
+        torch.save(planted, last, _use_new_zipfile_serialization=not legacy)
+        assert refusal(folder) == (f"{last} is a pickle that holds more than tensors, and could run code if it were opened: it was not; "
+                                   "take a revision that has safetensors")
+    last.write_bytes(pickle.dumps(Planted(mark)))
+    assert "it was not; take a revision" in refusal(folder)
+    assert not mark.exists()
+    torch.load(_saved(Planted(mark), tmp_path / "proof.bin"), weights_only=False)
+    assert mark.exists(), "what was planted does nothing, so this test shows nothing"
+
+
+def _saved(what: Any, path: Path) -> Path:
+    torch.save(what, path)
+    return path
+
+
+def test_pytorch_files_that_hold_no_weights_or_are_damaged_are_named(folder: Path) -> None:
+    weights = pickled(folder)
+    path = folder / "pytorch_model.bin"
+    torch.save([1, 2], path)
+    assert "holds no table of weights" in refusal(folder)
+    torch.save(weights, path)
+    path.write_bytes(path.read_bytes()[:-2000])
+    assert "pytorch_model.bin is cut short or damaged" in refusal(folder)
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    assert "Git LFS pointer" in refusal(folder)
+    path.rename(folder / "weights.pt")
+    assert "holds its weights under another name (weights.pt); read are model.safetensors and pytorch_model.bin" in refusal(folder)
+    (folder / "weights.pt").unlink()
+    assert "has no weights" in refusal(folder)
     (folder / "adapter_config.json").write_text("{}")
     assert "holds an adapter and not a whole model: merge it into its base" in refusal(folder)
 

@@ -1,0 +1,160 @@
+"""A tiny random model of every causal language model class that the installed transformers can build so, and how each is decoded.
+
+Run as a program, it walks over all of them, writes the golden file and prints the table that the README shows:
+`PYTHONPATH=.. python -m models.every_class` in tests/.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+from skipsearch.cache import Planner
+from skipsearch.engine.forward import forward
+from skipsearch.errors import ModelError
+from skipsearch.mask import SkipMask
+from skipsearch.models import ModelAdapter, adapt
+from skipsearch.models.families import FAMILIES
+
+from .tiny import SHAPE, TINY, VOCAB, randomised
+
+GOLDEN = Path(__file__).parent / "golden" / "families.json"
+LARGEST = 3_000_000   # values of a model that counts as tiny
+EXPERTS = {"num_experts": 4, "n_routed_experts": 4, "num_local_experts": 4, "moe_num_experts": 4, "num_experts_per_tok": 2, "moe_topk": 2,
+           "moe_k": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "intermediate_size_mlp": 48,
+           "n_shared_experts": 1, "num_shared_experts": 1, "n_group": 1, "topk_group": 1}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "qk_head_dim": 16,
+          "index_head_dim": 16, "index_n_heads": 2, "index_topk": 64}
+SPANS = {"sliding_window": 8, "attention_chunk_size": 8, "rotary_dim": 4, "head_dim": 8}
+ALL = {**EXPERTS, **LATENT, **SPANS}
+
+PROMPT, ANSWER = 11, 14   # tokens, together more than a window
+REASONS = (   # why a class is refused, one of these
+    "keep a recurrent state", "an encoder feeds its decoder", "its tokens look ahead", "no rule here says what layers of the kind",
+    "otherwise than its own forward with siblings", "is no module of its own", "writes no keys and values to the cache",
+    "no list of modules in it", "fails on tokens alone", "does not take our cache", "transformers has no model of them")
+
+
+@dataclass(frozen=True)
+class Walked:
+    """outcome: exact, refused, unbuilt or wrong; how: by a row, by structure, or what speaks against it.
+
+    accepted, rejected: drafted tokens of the walk, for an exact one.
+    """
+
+    family: str
+    outcome: str
+    how: str
+    accepted: int = 0
+    rejected: int = 0
+
+
+def families() -> list[str]:
+    return sorted({config.model_type for config in MODEL_FOR_CAUSAL_LM_MAPPING})
+
+
+def build(family: str) -> nn.Module:
+    """In float64. Raises: whatever a class that cannot be built so raises."""
+    if family in TINY and TINY[family].family == family:
+        options = [{**SHAPE, **TINY[family].config}]
+    else:
+        kind = CONFIG_MAPPING[family]
+        fields = {field.name for field in dataclasses.fields(kind)} | set(getattr(kind, "attribute_map", {}))
+        own = {key: value for key, value in ALL.items() if key in fields}
+        all_heads = {"num_key_value_heads": 4} if "qk_rope_head_dim" in fields else {}
+        options = [{**SHAPE, **own, **all_heads}, {**SHAPE, **own, "pad_token_id": 0, "bos_token_id": 0},
+                   {key: value for key, value in {**SHAPE, **own}.items() if key != "head_dim"}, SHAPE]
+    failure: Exception | None = None
+    for option in options:
+        try:
+            return _built(family, option)
+        except Exception as error:  # each class checks its config in its own way
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def _built(family: str, options: dict[str, Any]) -> nn.Module:
+    config = CONFIG_MAPPING[family](**options)
+    with torch.device("meta"):
+        size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+    if size > LARGEST:
+        raise ValueError(f"{size:,} weights are not tiny")
+    config = CONFIG_MAPPING[family](**options)
+    config.get_text_config()._experts_implementation = "eager"   # the grouped kernels know no fp64
+    torch.manual_seed(0)
+    return randomised(AutoModelForCausalLM.from_config(config, dtype=torch.float64)).eval().requires_grad_(False)
+
+
+def walk(family: str) -> Walked:
+    try:
+        model = build(family)
+    except Exception as error:
+        return Walked(family, "unbuilt", f"{type(error).__name__}: {' '.join(str(error).split())[:80]}")
+    try:
+        adapter = adapt(model)
+    except ModelError as error:
+        return Walked(family, "refused", next((reason for reason in REASONS if reason in str(error)), str(error)))
+    prompt = torch.randint(0, VOCAB, (1, PROMPT), generator=torch.Generator().manual_seed(5))
+    theirs = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=ANSWER, do_sample=False,  # type: ignore[operator]
+                            eos_token_id=None, pad_token_id=0)[0, PROMPT:].tolist()
+    how = "a row of the table" if family in FAMILIES else "structure"
+    generator, accepted, rejected = torch.Generator().manual_seed(6), 0, 0
+    for _ in range(2):
+        bits = torch.rand(2 * adapter.spec.n_layers, generator=generator) < 0.4
+        mask = SkipMask.from_sublayers(adapter.spec.n_layers, [int(i) for i in bits.nonzero()])
+        mine, right, wrong = greedy(adapter, prompt, mask)
+        if mine != theirs:
+            return Walked(family, "wrong", how)
+        accepted, rejected = accepted + right, rejected + wrong
+    return Walked(family, "exact", how, accepted, rejected)
+
+
+@torch.no_grad()
+def greedy(model: ModelAdapter, prompt: torch.Tensor, mask: SkipMask, drafted: int = 3) -> tuple[list[int], int, int]:
+    """Draft, verify, roll back, over our cache: the rounds of a decoder, as short as they can be written. (tokens, accepted, rejected)."""
+    capacity = PROMPT + ANSWER + drafted + 1
+    cache, planner = model.new_cache(1, capacity), Planner(capacity, model.spec.device)
+    out = [int(forward(model, prompt, cache, planner.chain(0, PROMPT))[0, -1].argmax())]
+    at, accepted, rejected = PROMPT, 0, 0
+    while len(out) < ANSWER:
+        tokens = [out[-1]]
+        for i in range(drafted):
+            logits = forward(model, torch.tensor([tokens[-1:]]), cache, planner.chain(at + i, 1), mask)
+            tokens.append(int(logits[0, -1].argmax()))
+        right = forward(model, torch.tensor([tokens]), cache, planner.chain(at, len(tokens)))[0].argmax(dim=-1).tolist()
+        kept = next((i for i in range(drafted) if tokens[i + 1] != right[i]), drafted)
+        out += right[:kept + 1]
+        at += kept + 1
+        accepted, rejected = accepted + kept, rejected + (kept < drafted)
+    return out[:ANSWER], accepted, rejected
+
+
+def table(walked: list[Walked]) -> str:
+    """By outcome and reason, as Markdown."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for one in walked:
+        if one.outcome != "unbuilt":
+            rows.setdefault((one.outcome, one.how), []).append(one.family)
+    lines = [f"| {outcome} | {how} | {', '.join(names)} ({len(names)}) |" for (outcome, how), names in sorted(rows.items())]
+    return "\n".join(["| decoded | how, or why not | families |", "|---|---|---|", *lines])
+
+
+def golden() -> list[Walked]:
+    """What the walk found with the transformers of constraints.txt."""
+    return [Walked(**entry) for entry in json.loads(GOLDEN.read_text("utf-8"))["walked"]]
+
+
+if __name__ == "__main__":
+    found = [walk(family) for family in families()]
+    entries = ",\n".join("  " + json.dumps(asdict(one)) for one in found)
+    GOLDEN.write_text(f'{{"transformers": "{transformers.__version__}", "walked": [\n{entries}\n]}}\n', "utf-8")
+    print(table(found))
