@@ -208,7 +208,7 @@ def test_several_samples_of_one_prompt_differ_and_repeat_with_their_seed() -> No
     ({"logits_processor": [even_after]}, "logits_processor is given, and 2 sequences are to be written"),
     ({"stopping_criteria": [lambda ids, scores: torch.tensor([False, False])]}, "stopping_criteria is given"),
     ({"output_scores": True}, "output_scores is given"), ({"max_time": 5.0, "eos_token_id": None}, "without an eos_token_id"),
-], ids=str)
+], ids=["processors", "criteria", "scores", "no end"])
 def test_what_could_tell_rows_one_by_one_from_rows_side_by_side_is_refused(asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(NotCarriedOut, match=sentence):
         ss.generate(hf_model("llama"), some_tokens(4).expand(2, -1), max_new_tokens=3, **asked)
