@@ -32,9 +32,12 @@ def catalogue(what: Annotated[str, typer.Argument(help=", ".join(WHAT))], as_jso
 
 
 def _models() -> dict[str, str]:
+    from skipsearch.models.families import FAMILIES
     from skipsearch.models.names import ALIASES
 
-    return {"demo": "the embedded model"} | ALIASES
+    rows = f"models of the families {', '.join(sorted(FAMILIES))}"
+    others = "models of any other decoder-only class of transformers, read by structure and checked at load; `doctor --model` tells"
+    return {"demo": "the embedded model"} | ALIASES | {"org/name, or a folder": rows, "": others}
 
 
 def _tasks() -> dict[str, str]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
 from skipsearch.cli.options import Json
 
 
-def doctor(as_json: Json = False) -> None:
-    """Example: skipsearch doctor
+def doctor(model: Annotated[str | None, typer.Option(help="demo, an alias, a Hub id or a folder: look at this model.")] = None,
+           device: Annotated[str, typer.Option(help="Of --model: auto, cpu, cuda or mps.")] = "auto",
+           dtype: Annotated[str, typer.Option(help="Of --model: auto, float32, bfloat16 or float16.")] = "auto",
+           as_json: Json = False) -> None:
+    """Example: skipsearch doctor --model Qwen/Qwen2.5-0.5B
 
     What this machine is, which versions are installed, and whether the embedded model loads and decodes losslessly. Exit status 1 if not.
+    With --model, what that model is read as, what of it was compared with its own forward, which engine drives it and why no faster one.
     """
     from rich.table import Table
 
@@ -25,6 +30,13 @@ def doctor(as_json: Json = False) -> None:
             findings[name] = look()
         except (SkipSearchError, OSError, ImportError) as problem:
             findings[name], healthy = f"FAILED: {problem}", False
+    if model is not None:
+        from skipsearch.cli.model_view import looked_at
+
+        try:
+            findings |= looked_at(model, device, dtype)
+        except SkipSearchError as problem:
+            findings["model"], healthy = f"FAILED: {problem}", False
     if as_json:
         print_json({"healthy": healthy, **findings})
     else:

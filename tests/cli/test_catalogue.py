@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers.command import in_process
 
+from skipsearch.models.families import FAMILIES
 from skipsearch.recipe import DRAFTERS, EXITS
 
 
@@ -25,3 +26,11 @@ def test_each_is_listed_with_the_first_line_of_its_docstring(what: str, table: d
     for name, said in listed.items():
         assert name in shown
         assert said.split()[0] in shown
+
+
+def test_models_are_listed_with_the_families_that_have_a_row(capsys: Any, monkeypatch: Any) -> None:
+    status, printed, _ = in_process(capsys, monkeypatch, "list", "models", "--json")
+    listed = json.loads(printed)
+    assert status == 0
+    assert listed["vicuna-7b"] == "lmsys/vicuna-7b-v1.5"
+    assert all(family in listed["org/name, or a folder"] for family in FAMILIES)

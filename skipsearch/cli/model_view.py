@@ -1,0 +1,48 @@
+"""What `skipsearch doctor --model` says of a model: what it was read as, what was checked, what drives it, and what to do next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from skipsearch.models.spec import ModelAdapter
+
+
+def looked_at(named: str, device: str, dtype: str) -> dict[str, str]:
+    """A line for each question. named: as `--model` has it. Raises: ModelError."""
+    from skipsearch.engine import load_model
+    from skipsearch.models.checked import kept_finding
+
+    model = load_model(named, device=device, dtype=dtype)
+    found = kept_finding(model.spec)
+    return {
+        "model": str(model.spec),
+        "read as": getattr(model, "description", f"by the row {model.spec.family} of the table of families"),
+        "checked": str(found) if found else "nothing: its weights are random, or the result could not be kept",
+        "engine": f"{model.spec.engine}{_why(model)}",
+        "memory": f"{model.weight_bytes / 2**20:,.0f} MiB of weights, {model.read_bytes / 2**20:,.0f} MiB of them read for each token",
+        "context": f"{model.spec.context:,} tokens" if model.spec.context else "it names none",
+        "chat template": _template(model),
+        "next": f"skipsearch tune --model {named} --task pycode",
+    }
+
+
+def _why(model: ModelAdapter) -> str:
+    """Why no faster engine drives it, and which ones may be tried."""
+    from skipsearch.models.hf import HFAdapter
+    from skipsearch.models.lean import why_not
+    from skipsearch.models.own import OwnAdapter
+
+    if isinstance(model, OwnAdapter):
+        return f": {model.spec.family} models have no row in the table of families, so their own forward drives them"
+    if isinstance(model, HFAdapter):
+        config = model.model.config
+        return f": lean, compiled and graph cannot, since {why_not(config, model.spec.quantization, model.spec.n_devices)}"
+    faster = "compiled" if model.spec.device.type == "cpu" else "graph"
+    return f"; --engine {faster} may be faster"
+
+
+def _template(model: ModelAdapter) -> str:
+    if model.tokenizer is None:
+        return "it has no tokenizer, so it takes token ids only"
+    return "it has one, for tasks and chat that ask for it" if getattr(model.tokenizer, "chat_template", None) else "it has none"
