@@ -56,3 +56,9 @@ class ExportError(SkipSearchError):
 
 class UntrustedFolder(UserWarning):
     """Compiled code in a folder that others may write to is not run."""
+
+
+def no_numbers() -> ModelError:
+    """Said at load as well as while decoding."""
+    return ModelError("the model's logits are not numbers (NaN or infinite), so no token can be chosen from them: its weights are damaged, "
+                      "or overflow in this dtype; check the files, or load it with --dtype bfloat16 or float32")

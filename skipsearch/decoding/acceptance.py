@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from skipsearch.errors import ModelError
+from skipsearch.errors import no_numbers
 
 BROKEN = -1   # stands where a token would, in a row of logits that names none
 
@@ -14,11 +14,6 @@ def greedy_choice(logits: Tensor) -> Tensor:
     """[..., V] -> [...]: the likeliest token; BROKEN where the logits are no numbers, since `argmax` finds a NaN if there is one."""
     best = logits.argmax(dim=-1)
     return torch.where(logits.gather(-1, best[..., None])[..., 0].isfinite(), best, BROKEN)
-
-
-def no_numbers() -> ModelError:
-    return ModelError("the model's logits are not numbers (NaN or infinite), so no token can be chosen from them: its weights are damaged, "
-                      "or overflow in this dtype; check the files, or load it with --dtype bfloat16 or float32")
 
 
 def accept_greedy(drafted: Tensor, logits: Tensor) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from skipsearch.decoding.acceptance import greedy_choice, no_numbers, residual
+from skipsearch.decoding.acceptance import greedy_choice, residual
+from skipsearch.errors import no_numbers
 
 Processor = Callable[[Tensor, Tensor], Tensor]   # (token ids so far [1, T], logits [1, V]) -> logits [1, V]
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from skipsearch.decoding.acceptance import BROKEN, greedy_choice, no_numbers, residual
+from skipsearch.decoding.acceptance import BROKEN, greedy_choice, residual
+from skipsearch.errors import no_numbers
 
 
 def accept_tree_greedy(drafted: Tensor, parents: Sequence[int], logits: Tensor) -> tuple[list[int], int]:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from skipsearch.cache import KVCache, PassPlan, Planner
-from skipsearch.decoding.acceptance import BROKEN, greedy_choice, no_numbers
+from skipsearch.decoding.acceptance import BROKEN, greedy_choice
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.engine import forward, inference
+from skipsearch.errors import no_numbers
 from skipsearch.models.spec import ModelAdapter
 
 TOGETHER = 32   # prompts of one pass

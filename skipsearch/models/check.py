@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from skipsearch.cache import KVCache, PassPlan, Planner
-from skipsearch.errors import ModelError
+from skipsearch.errors import ModelError, no_numbers
 from skipsearch.mask import SkipMask
 from skipsearch.models.sight import Sight
 from skipsearch.models.spec import ModelAdapter, ModelSpec
@@ -85,6 +85,8 @@ def reference(model: nn.Module, spec: ModelSpec) -> Reference:
     except Exception as error:   # each family fails in its own way
         raise ModelError(f"the own forward of {spec.id} fails on tokens alone ({in_short(error)}), so nothing can be compared with it; use "
                          "another dtype or model") from None
+    if not bool(logits.amax(dim=-1).isfinite().all()):   # the largest of a row with a NaN is NaN
+        raise no_numbers()
     ahead = _apart(logits[0, :FORK], logits[1, :FORK]) / (float(logits.float().std()) or 1.0)
     if not ahead <= TOLERANCE[spec.dtype]:
         raise ModelError(f"{spec.id} cannot be driven exactly: its tokens look ahead, since the logits of a token change by {ahead:.2g} of "
