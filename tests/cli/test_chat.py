@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +33,9 @@ def terminal(tmp_path: Path) -> Iterator[pexpect.spawn]:
                                 "INPUTRC": "/dev/null"}
     arguments = ["-m", "skipsearch.cli.main", "chat", "--model", "demo", "--task", "pycode", "--threads", "1", "--engine", "lean",
                  "--max-new-tokens", "40"]
+    # A shell's background jobs ignore Ctrl-C, and so would whatever they start.
     child = pexpect.spawn(sys.executable, arguments, cwd=str(tmp_path), env=environment, encoding="utf-8", timeout=120,
-                          dimensions=(40, 200))
+                          dimensions=(40, 200), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     child.expect("demo: it has no chat template, so it goes on from your text; /help lists the commands, /quit leaves")
     child.expect("you> ")
     yield child
@@ -78,7 +80,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
             "def slowly(*a):\n    time.sleep(0.05)\n    return real(*a)\n"
             "loop.DecodeLoop._round = slowly\nfrom skipsearch.cli.main import main\nmain()")
     child = pexpect.spawn(sys.executable, ["-c", slow, "chat", "--model", "demo", "--profile", "none", "--threads", "1", "--engine", "lean",
-                                           "--max-new-tokens", "400"], cwd=str(tmp_path), env=environment, encoding="utf-8", timeout=120)
+                                           "--max-new-tokens", "400"], cwd=str(tmp_path), env=environment, encoding="utf-8", timeout=120,
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     child.expect("you> ")
     child.sendline("import os")
     child.expect("[a-z(]{2}.*\r\n.*[a-z(]{2}")   # behind the echo of the line, some of the answer
