@@ -123,7 +123,7 @@ def guarded(model: ModelAdapter, task: Task, path: Path, count: int | None, seed
     noise = replace(own, prompts=tuple(tuple(chance.randrange(model.spec.vocab) for _ in range(60)) for _ in own.prompts))
     result = {}
     for name, work in ((task.name, own), ("shuffled words", workload(model, task, shuffled)), ("random tokens", noise)):
-        plain, with_guard, without = race([Decoder(model), Decoder(model, profile), Decoder(model, profile.recipe)], work, 1, seed)
+        plain, with_guard, without = race([Decoder(model), Decoder(model, profile), Decoder(model, profile, prices=())], work, 1, seed)
         result[name] = {"guarded": asdict(with_guard.speedup_over(plain)), "unguarded": asdict(without.speedup_over(plain)),
                         "prompts": plain.prompts, "identical": [s.generation.tokens for s in plain.samples] ==
                         [s.generation.tokens for s in with_guard.samples]}
