@@ -39,10 +39,7 @@ def sections(studies: Sequence[Study], profile: Profile | None) -> Iterator[Sect
                   "A full cell is a sub-layer that the draft skips, an empty one that it keeps; shades say in how many of a searcher's "
                   f"best {BEST} masks.",
                   partial(layer_map, studies, profile))
-    with_surface = [study for study in studies if study.surface]
-    for k, study in enumerate(with_surface or [*studies, None][:1]):
-        of = f" of {study.label}" if study is not None and len(with_surface) > 1 else ""
-        name = f"surface-{k}" if k else "surface"
+    for study, name, of in _each(studies, "surface", lambda study: study.surface):
         yield Section(name, f"Policy surface{of}",
                       "The predicted speedup of the winner's mask under each draft policy: at most so many tokens a round (across), "
                       "drafting stopped below a confidence (down). The best is bold.", partial(policy_surface, study, name))
@@ -51,10 +48,7 @@ def sections(studies: Sequence[Study], profile: Profile | None) -> Iterator[Sect
     yield Section("drafters", "What each drafter brought",
                   "Drafters are asked in this order in every round, and the first that proposes something drafts. The pale bar is what it "
                   "drafted, the full one what was accepted of that.", partial(by_drafter, profile))
-    with_groups = [study for study in studies if study.brought]
-    for k, study in enumerate(with_groups or [*studies, None][:1]):
-        of = f" of {study.label}" if study is not None and len(with_groups) > 1 else ""
-        name = f"certainty-{k}" if k else "certainty"
+    for study, name, of in _each(studies, "certainty", lambda study: study.brought):
         yield Section(name, f"How often drafts are right{of}",
                       "A drafter knows something before its tokens are verified: lookup, how many tokens matched; the skipped model, how "
                       "sure it is. A bar is the share of positions in the calibration text whose next token was right, at the positions "
@@ -63,3 +57,11 @@ def sections(studies: Sequence[Study], profile: Profile | None) -> Iterator[Sect
                   "What draft length should give if each drafted token were accepted with the same probability α, a draft pass cost β of a "
                   "full pass and a verify pass v of one. v is that of the rounds as measured, so the curve flatters long drafts.",
                   partial(closed_form, profile))
+
+
+def _each(studies: Sequence[Study], figure: str, holds: Callable[[Study], object]) -> Iterator[tuple[Study | None, str, str]]:
+    """(study, name of its figure, ` of LABEL` where there are several) of each study that holds what the figure draws. Where none does, the
+    first one stands in, and its figure says what is missing."""
+    found = [study for study in studies if holds(study)]
+    for k, study in enumerate(found or [*studies, None][:1]):
+        yield study, f"{figure}-{k}" if k else figure, f" of {study.label}" if study is not None and len(found) > 1 else ""
