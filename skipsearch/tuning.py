@@ -241,6 +241,9 @@ def prepare(model: ModelAdapter, calibration: Workload, listen: Listener, fresh_
     def progress(done: int, total: int) -> None:
         listen(Progress(done, total))
 
+    if model.spec.recurrent:
+        listen(Noted("its layers keep a recurrent state: a mask is judged at each position from the states that the full model had there, "
+                     "and drafts are chains, without siblings"))
     replay = Replay(model, calibration.prompts, calibration.max_new_tokens, calibration.end_on_repeat, progress, calibration.sampling)
     listen(Stage("measuring the latency table"))
     costs = table_costs(model, replay.contexts(), progress, listen, fresh_table)
