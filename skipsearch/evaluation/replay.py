@@ -28,6 +28,7 @@ from skipsearch.evaluation.together import continue_together
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 
+RECURRENT = "; masks are judged at each position from the recurrent states that it had there, and drafts are chains without siblings"
 MOST_RANK = 5   # one more than a token may have siblings
 
 
