@@ -26,6 +26,7 @@ from skipsearch.stats import Price
 
 DEFAULT_DRAFT_LENGTH = 12   # Draft & Verify's K
 MOST_DRAFTED = 64
+MOST_REMEMBERED = 10**7   # tokens; one takes up to 300 bytes of memory
 
 
 class Decoder:
@@ -36,7 +37,8 @@ class Decoder:
     exact: greedy tokens are the same to the bit with any profile and with none, in every dtype; costs passes of eight rows.
     prices: what the guard weighs each drafter's rounds by (`decoding/guard.py`), a profile's own if None; () is no guard. A bare mask or
     recipe has none. modules: folders in which the trained parts that a recipe names are looked for; a profile that was loaded from a file
-    knows its own.
+    knows its own. remember: tokens of earlier answers that lookup may copy from, as for many requests that resemble one another; 0, the
+    default, keeps each request to itself. What is copied shows in the time a request takes, so it is for the requests of one user.
     Any number of threads may use one decoder, or decoders of their own over one model.
     Raises: ProfileError for a profile of another model, MaskError for a mask of another depth, ModuleError for a trained part that is not
     there, is damaged, or was trained for another model.
@@ -44,7 +46,7 @@ class Decoder:
 
     def __init__(self, model: ModelAdapter, profile: Profile | Recipe | SkipMask | None = None, *, draft_length: int | None = None,
                  exit_policy: Exit | None = None, exact: bool = False, prices: Sequence[Price | None] | None = None,
-                 modules: Sequence[Path] = ()):
+                 modules: Sequence[Path] = (), remember: int = 0):
         check_model(model)
         self.model = model
         self.warnings: list[str] = []
@@ -61,8 +63,10 @@ class Decoder:
             profile = profile.recipe
         if profile is not None and not isinstance(profile, Recipe):
             raise wrong_profile(profile)
+        if not is_whole(remember) or not 0 <= remember <= MOST_REMEMBERED:
+            raise DecodeError(f"remember is {remember!r}; it is a number of tokens up to {MOST_REMEMBERED:,}, and 0 remembers nothing")
         self.recipe = profile or Recipe()
-        self.loop = DecodeLoop(model, self.recipe, exact, prices or (), modules)
+        self.loop = DecodeLoop(model, self.recipe, exact, prices or (), modules, int(remember))
 
     def session(self) -> Session:
         """For requests that follow one another, such as the turns of a chat: what their prompts share is computed once."""

@@ -22,6 +22,7 @@ from skipsearch.decoding.stopping import Stopper
 from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled, ends_in_a_rejection
 from skipsearch.decoding.watching import Proposal, Watch
 from skipsearch.drafters import DecodeContext, Draft, DraftSession, WatchingDrafter, WatchingSession
+from skipsearch.drafters.memory import Memory
 from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, Tap, exact_forward, forward, inference
 from skipsearch.machine import synchronise
 from skipsearch.models.spec import ModelAdapter
@@ -84,11 +85,13 @@ class DecodeLoop:
 
     exact: passes of the full model have one fixed shape, so that their bits do not depend on what was drafted.
     prices: what the guard weighs the rounds of each drafter by; None for one that it leaves alone. folders: where trained parts lie.
+    remember: tokens of earlier answers that drafters may copy from; 0: each request for itself.
     """
 
     def __init__(self, model: ModelAdapter, recipe: Recipe, exact: bool = False, prices: Sequence[Price | None] = (),
-                 folders: Sequence[Path] = ()):
+                 folders: Sequence[Path] = (), remember: int = 0):
         self.model, self.exact, self.prices = model, exact, prices
+        self.memory = Memory(remember) if remember else None
         self.drafters = [(spec.draft_length, spec.build(model, folders)) for spec in recipe.drafters]
         built = zip(recipe.drafters, (drafter for _, drafter in self.drafters), strict=True)
         refuse_more_than_chains(model.spec, [*built], exact)
@@ -125,6 +128,8 @@ class DecodeLoop:
                     return
                 emitted = self._round(request, stopper.max_new_tokens - stopper.n_tokens)
         finally:
+            if self.memory is not None and len(history) > len(prompt):
+                self.memory.add(history[len(prompt):])
             if prefix is not None:
                 prefix.give_back(history)
             else:
@@ -139,7 +144,7 @@ class DecodeLoop:
         picker = GreedyPicker() if sampling.greedy else SamplingPicker(sampling, generator)
         known = cache.length   # tokens of the prompt whose K/V is there already
         rows = torch.tensor([list(prompt)], device=device)
-        ctx = DecodeContext(self.model, cache, planner, rows[:, -1:], list(prompt), len(prompt), picker)
+        ctx = DecodeContext(self.model, cache, planner, rows[:, -1:], list(prompt), len(prompt), picker, self.memory)
         request = _Request(ctx, sampling, stopper, generator, [], Guard(self.prices) if any(self.prices) else None, steering)
         watching = {i: drafter.watch() for i, (_, drafter) in enumerate(self.drafters) if isinstance(drafter, WatchingDrafter)}
         request.watching = list(watching.values())

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from skipsearch.cache import KVCache, PassPlan, Planner
+    from skipsearch.drafters.memory import Memory
     from skipsearch.engine import Scored, Tap
     from skipsearch.models.spec import ModelAdapter
 
@@ -62,6 +63,7 @@ class DecodeContext:
 
     pending: [1, 1], the last emitted token, whose K/V no pass has written yet. history: all tokens so far, prompt and pending one included.
     prompt: how many of them are the prompt's.
+    memory: earlier answers that may be copied from; None: each request for itself.
     A drafter may write K/V behind `cache.length`, never before it: verification writes over what it leaves there.
     """
 
@@ -72,6 +74,7 @@ class DecodeContext:
     history: list[int]
     prompt: int
     picker: TokenPicker
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ ENGINES: dict[str, str] = {
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None,
                engine: str = "auto", progress: Callable[[int, int], None] = lambda done, total: None) -> ModelAdapter:
-    """As `skipsearch.models.load_model`, driven by an engine of `ENGINES`; auto takes lean where it applies and hf elsewhere.
+    """As `skipsearch.models.load_adapter`, driven by an engine of `ENGINES`; auto takes lean where it applies and hf elsewhere.
 
     `engine.fastest` compares what that gives with the other engines that are ready, as the commands do with --engine auto.
     progress(done, total): of pieces compiled.
@@ -28,7 +28,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
     """
     if engine not in ("auto", *ENGINES):
         raise ModelError(f"{unknown('engine', engine, ENGINES)}; or auto")
-    return driven(models.load_model(name, device, dtype, quantization, engine), engine, progress)
+    return driven(models.load_adapter(name, device, dtype, quantization, engine), engine, progress)
 
 
 def driven(model: ModelAdapter, engine: str, progress: Callable[[int, int], None] = lambda done, total: None) -> ModelAdapter:

@@ -30,7 +30,10 @@ from skipsearch.fields import (
     Name,
     Part,
     Sha256,
+    Temperature,
     Text,
+    TopK,
+    TopP,
     broken_rule,
     left_out,
 )
@@ -57,9 +60,9 @@ class ModelInfo(Part):
 
 
 class Sampling(Part):
-    temperature: float = Field(ge=0, le=100, description="0..100, no unit; 0 is greedy")
-    top_p: float = Field(gt=0, le=1, description="probability mass kept, 0 < top_p <= 1; 1 keeps all")
-    top_k: int = Field(ge=0, le=10**7, description="tokens kept, 0..10,000,000; 0 keeps all")
+    temperature: Temperature = Field(description="0..100, no unit; 0 is greedy")
+    top_p: TopP = Field(description="probability mass kept, 0 < top_p <= 1; 1 keeps all")
+    top_k: TopK = Field(description="tokens kept, 0..10,000,000; 0 keeps all")
 
 
 class TaskInfo(Part):

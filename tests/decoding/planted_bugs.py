@@ -13,11 +13,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from helpers.tiny import small_world
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding import acceptance, loop, trees
 from skipsearch.decoding.guard import Guard
+from skipsearch.decoding.loop import DecodeLoop
 from skipsearch.decoding.prefix import Prefix, new_room
 from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.decoding.steering import Steering
@@ -29,6 +31,7 @@ from skipsearch.drafters.choosing import ChoosingSession
 from skipsearch.drafters.clasp import LastToken
 from skipsearch.drafters.kangaroo import KangarooSession
 from skipsearch.drafters.lookup import LookupDrafter, LookupSession
+from skipsearch.drafters.memory import Memory
 from skipsearch.drafters.skip import SkipSession
 from skipsearch.drafters.suffixes import Match, SuffixIndex
 from skipsearch.engine import Scored, forward
@@ -43,7 +46,7 @@ from .choosing_checks import check_asd, check_choosing, check_clasp, check_swift
 from .count_checks import check_counts
 from .kangaroo_checks import check_kangaroo_drafts
 from .prefix_checks import check_growing, check_prefixes
-from .recipe_checks import check_certain_sampling, check_guard, check_lookup
+from .recipe_checks import check_certain_sampling, check_guard, check_lookup, check_memory
 from .recurrent_checks import check_growing_recurrent, check_recurrent
 from .s3d_checks import check_s3d_drafts
 from .sampling_checks import Warp, check_sampling
@@ -60,8 +63,9 @@ def check_sampling_of_likely_tokens() -> None:
 
 def check_greedy_on_padded_passes() -> None:
     """A pass may look at a whole block of slots, hidden ones and never written ones among them, and change nothing."""
+    world = small_world()   # loaded as ever: the check at load plans its passes itself
     with padded_passes():
-        check_greedy([Drafting(MASKS[0])])
+        check_greedy([Drafting(MASKS[0])], world=world)
 
 
 def caught_by(check: Check) -> Callable[[Callable[[], Iterator[None]]], Callable[[], AbstractContextManager[None]]]:
@@ -555,6 +559,29 @@ def lookup_across_requests() -> Iterator[None]:
         return session
 
     with patch.object(LookupDrafter, "begin", begin):
+        yield
+
+
+@caught_by(check_lookup)
+def answers_remembered_unasked() -> Iterator[None]:
+    """Every decoder keeps a memory: one user's answers speed up another's requests."""
+    real = DecodeLoop.__init__
+
+    def init(self: DecodeLoop, *args: Any) -> None:
+        real(self, *args)
+        self.memory = Memory(1000)
+
+    with patch.object(DecodeLoop, "__init__", init):
+        yield
+
+
+@caught_by(check_memory)
+def memory_reaches_into_the_next_answer() -> Iterator[None]:
+    """Nothing stands between two answers of the memory."""
+    def add(self: Memory, answer: Sequence[int]) -> None:
+        self._index.extend(answer)
+
+    with patch.object(Memory, "add", add):
         yield
 
 

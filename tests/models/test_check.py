@@ -144,7 +144,7 @@ def test_the_embedded_model_passes_in_every_dtype_and_a_hidden_key_would_not(dty
     monkeypatch.setattr(checked, "kept_finding", lambda spec: None)
     monkeypatch.setattr(checked, "keep", lambda spec, finding: kept.append(finding))
     for engine in ("hf", "lean"):
-        loader.load_model("demo", "cpu", dtype, None, engine)
+        loader.load_adapter("demo", "cpu", dtype, None, engine)
     for found in kept:
         assert max(found.differences.values()) < 0.6 * found.tolerance
         assert found.hidden_key > 1.5 * found.tolerance
@@ -156,14 +156,14 @@ def test_a_check_is_kept_for_the_same_files_and_made_again_for_others(tmp_path: 
     asked: list[str] = []
     monkeypatch.setattr(loader, "reference", lambda model, spec: asked.append(spec.engine) or reference(model, spec))
     for engine, count in (("lean", 1), ("lean", 1), ("hf", 2), ("hf", 2)):
-        loader.load_model("demo", "cpu", "float32", None, engine)
+        loader.load_adapter("demo", "cpu", "float32", None, engine)
         assert len(asked) == count
     kept = sorted((tmp_path / "checked").iterdir())
     assert len(kept) == 2
     assert json.loads(kept[0].read_text())["tolerance"] == 2e-3
     kept[0].write_text("{")
     kept[1].write_text("{")
-    loader.load_model("demo", "cpu", "float32", None, "lean")
+    loader.load_adapter("demo", "cpu", "float32", None, "lean")
     assert len(asked) == 3
 
 
