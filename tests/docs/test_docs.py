@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from .tables import BLOCK, PAGES, ROOT, TABLES, filled
 
@@ -47,3 +48,9 @@ def test_every_page_is_linked_from_the_index_and_says_what_it_is_for() -> None:
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name == "README.md" or f"({page.name})" in index
         assert len(page.read_text("utf-8").split("\n\n")[1]) > 40, f"{page.name} opens without a sentence"
+
+
+@pytest.mark.parametrize("path", ["CITATION.cff", *(f".github/ISSUE_TEMPLATE/{name}.yml" for name in ("bug", "idea", "measurement"))])
+def test_what_github_reads_is_yaml_with_a_title(path: str) -> None:
+    found = yaml.safe_load((ROOT / path).read_text("utf-8"))
+    assert found.get("title") or (found["name"] and found["description"] and found["body"])
