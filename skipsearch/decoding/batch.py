@@ -9,7 +9,7 @@ A waiting request is a suspended greenlet: nothing of it runs at the same time a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class Row:
-    """One request of a batch. chunk: what its latest round added; None before its first. error: what ended it, where something did.
+    """One request of a batch. chunk: what the latest step added to it; None where something ended it: error.
 
-    ended: whether there will be no more.
+    ended: whether there will be no more. result: of its work, once that is done.
     """
 
     def __init__(self, work: Callable[[], Any]):
@@ -45,15 +45,10 @@ class Row:
         self._greenlet = greenlet(self._run)
 
     def resume(self, answer: Any = None) -> Any:
-        """On until it waits for a pass, which is returned, or has said something: None. answer: what the pass that it waited for gave."""
+        """On until it waits for a pass, which is returned, or for the next step: None. answer: what the pass that it waited for gave."""
         self._greenlet.parent = getcurrent()
         said = self._greenlet.throw(answer) if isinstance(answer, Exception) else self._greenlet.switch(answer)
         return said if isinstance(said, Wanted) else None
-
-    def say(self, chunk: Chunk) -> None:
-        """Called by its work: a round is over."""
-        self.chunk = chunk
-        wait_for(None)
 
     def close(self) -> None:
         """Ends it where it is."""
@@ -72,7 +67,7 @@ class Row:
 
 
 def wait_for(wanted: Wanted | None) -> Any:
-    """Called within a row: hands over to whoever drives it, and returns what it answers."""
+    """Called within a row: hands over to whoever drives it, and returns its answer. None waits for the next step."""
     driver = getcurrent().parent
     assert driver is not None
     return driver.switch(wanted)
@@ -114,7 +109,9 @@ class Batch:
         def work() -> None:
             with closing(self.decoder.loop.stream(ready, self.lender(prefix), self._watch(trace))) as stream:  # type: ignore[type-var]
                 for chunk in stream:
-                    row.say(chunk)
+                    row.chunk = chunk
+                    if chunk.finish_reason is None:
+                        wait_for(None)
 
         row = self.start(work)
         return row
@@ -137,6 +134,8 @@ class Batch:
         if self._room is not None:
             self._room.close_ranks()
         self._crowded = self.plain_from is not None and len(self.rows) >= self.plain_from
+        for row in self.rows:
+            row.chunk = None
         answers: list[tuple[Row, Any]] = [(row, None) for row in self.rows]
         waiting: list[tuple[Row, Wanted]] = []
         while answers:
@@ -167,26 +166,22 @@ class Batch:
         return self._crowded
 
 
-def generate_batch(decoder: Decoder, requests: Sequence[Request], rows: int, plain_from: int | None = None) -> list[Generation]:
-    """All of them, at most `rows` at a time, in their order. Raises: what the first of them that fails raises."""
+def generate_batch(batch: Batch, requests: Sequence[Request]) -> list[Generation]:
+    """All of them, in their order. Raises: what the first of them that fails raises."""
     asked = iter(enumerate(requests))
     chunks: list[list[Chunk]] = [[] for _ in requests]
     numbers: dict[Row, int] = {}
-    with closing(Batch(decoder, min(rows, max(1, len(requests))), plain_from)) as batch:
+    with closing(batch):
         while True:
-            for number, request in _first(asked, batch.free):
+            for _, (number, request) in zip(range(batch.free), asked, strict=False):
                 numbers[batch.join(request)] = number
             if not batch.rows:
                 return [Generation.of(found) for found in chunks]
             for row in batch.step():
                 if row.error is not None:
                     raise row.error
-                if not row.ended and row.chunk is not None:
+                if row.chunk is not None:
                     chunks[numbers[row]].append(row.chunk)
-
-
-def _first(items: Iterable[Any], count: int) -> Iterable[Any]:
-    return (item for _, item in zip(range(count), items, strict=False))
 
 
 def _next_pass(waiting: list[tuple[Row, Wanted]]) -> list[tuple[Row, Any]]:
