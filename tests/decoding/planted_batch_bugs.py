@@ -169,17 +169,17 @@ def view_of_the_cache_that_was() -> Iterator[None]:
 
 @caught_by(check_passes_of_a_batch)
 def row_that_has_ended_still_drafts() -> Iterator[None]:
-    """Its last pass is run again and again beside those of the others."""
-    last: dict[RowCache, Wanted] = {}
-    real = batch.together   # which counts
+    """Its last pass is run again beside those of the others."""
+    last: dict[Row, Wanted] = {}
+    real = batch._next_pass
 
-    def together(wanted: Sequence[Wanted]) -> list[Any]:
-        last.update({w.cache: w for w in wanted})
-        taken = {w.cache.first for w in wanted}
-        ended = [w for cache, w in last.items() if w.kind == wanted[0].kind and cache.first not in taken]
-        return real([*wanted, *ended])[:len(wanted)]
+    def next_pass(waiting: list[tuple[Row, Wanted]]) -> list[tuple[Row, Any]]:
+        last.update(waiting)
+        taken = {wanted.cache.first for _, wanted in waiting}
+        waiting += [(row, wanted) for row, wanted in last.items() if row.ended and waiting and wanted.cache.first not in taken]
+        return [(row, answer) for row, answer in real(waiting) if not row.ended]
 
-    with patch.object(batch, "together", together):
+    with patch.object(batch, "_next_pass", next_pass):
         yield
 
 
