@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,7 +44,10 @@ class KVCache:
     """Keys and values of every layer, [B, heads, capacity, head_dim] each, allocated at a layer's first write.
 
     length: slots that hold committed K/V of the full model. Whoever commits moves it; whoever rolls back does not.
+    lasting: whether its buffers stay where they are for as long as it lives.
     """
+
+    lasting: ClassVar[bool] = True
 
     def __init__(self, n_layers: int, batch: int, capacity: int):
         self.batch, self.capacity, self.length = batch, capacity, 0

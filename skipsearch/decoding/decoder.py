@@ -9,6 +9,7 @@ from typing import Unpack
 from torch import Tensor
 
 from skipsearch.decoding.arguments import check_model, wrong_profile
+from skipsearch.decoding.batch import Batch, generate_batch
 from skipsearch.decoding.loop import Chunk, DecodeLoop, Generation
 from skipsearch.decoding.prefix import Prefix
 from skipsearch.decoding.request import Request, Settings
@@ -50,6 +51,7 @@ class Decoder:
         check_model(model)
         self.model = model
         self.warnings: list[str] = []
+        self.plain_from: int | None = None   # requests side by side from which on plain decoding is faster
         if isinstance(profile, SkipMask):
             profile = _recipe_of(profile, model, DEFAULT_DRAFT_LENGTH if draft_length is None else draft_length, exit_policy)
         elif draft_length is not None or exit_policy is not None:
@@ -60,6 +62,7 @@ class Decoder:
             self.warnings = check_profile(profile, model)
             prices = profile.prices if prices is None else prices
             modules = (*modules, *profile.folders)
+            self.plain_from = profile.plain_from
             profile = profile.recipe
         if profile is not None and not isinstance(profile, Recipe):
             raise wrong_profile(profile)
@@ -71,6 +74,17 @@ class Decoder:
     def session(self) -> Session:
         """For requests that follow one another, such as the turns of a chat: what their prompts share is computed once."""
         return Session(self)
+
+    def batch(self, rows: int) -> Batch:
+        """For at most so many requests side by side, which may join and leave between rounds."""
+        return Batch(self, rows, self.plain_from)
+
+    def generate_batch(self, requests: Sequence[Request], rows: int = 8) -> list[Generation]:
+        """Carry out all of them, at most `rows` side by side; the answers in their order.
+
+        Raises: DecodeError for a request that makes no sense.
+        """
+        return generate_batch(self.batch(max(1, min(rows, len(requests)))), requests)
 
     def stream(self, input_ids: Sequence[int] | Tensor | Request, max_new_tokens: int = 128, *, trace: bool = False,
                prefix: Prefix | None = None, **settings: Unpack[Settings]) -> Iterator[Chunk]:

@@ -14,7 +14,7 @@ from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
 from skipsearch.decoding.chains import refuse_more_than_chains
 from skipsearch.decoding.guard import Guard
-from skipsearch.decoding.prefix import Prefix, new_room
+from skipsearch.decoding.prefix import Lender, new_room
 from skipsearch.decoding.request import ReadyRequest
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
 from skipsearch.decoding.steering import Steering
@@ -98,7 +98,7 @@ class DecodeLoop:
         self._scratch = max((spec.scratch for spec in recipe.drafters), default=0)
         self._spare: list[tuple[KVCache, Planner]] = []   # the cache of the last request that ended
 
-    def stream(self, asked: ReadyRequest, prefix: Prefix | None = None, watch: Watch | None = None) -> Iterator[Chunk]:
+    def stream(self, asked: ReadyRequest, prefix: Lender | None = None, watch: Watch | None = None) -> Iterator[Chunk]:
         """Chunks of committed tokens, a round each, the prefill's first token alone in the first.
 
         prefix: what an earlier request left, and where this one leaves its K/V. watch: told what is proposed.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
+from skipsearch.engine.rows import RowCache
 from skipsearch.errors import ModelError
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter, Scored, Scorer
@@ -27,8 +28,17 @@ def forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan,
     """One pass. tokens: [B, T]; returns logits [B, T, V], or [B, 1, V] with last_only (a prefill needs no more).
 
     mask: sub-layers to leave out (a draft pass); None runs all of them. K/V of every attention that runs are written.
-    An engine that has the whole pass ready runs that instead, unless somebody wants to see its hidden states. tap: as in `onward`.
+    An engine that has the whole pass ready runs that instead, and a pass over a row of a shared cache may run together with those of other
+    rows, unless somebody wants to see its hidden states. tap: as in `onward`.
     """
+    if tap is None and isinstance(cache, RowCache) and cache.joins(plan, last_only):
+        return cache.join(model, tokens, cache, plan, mask)
+    return alone(model, tokens, cache, plan, mask, last_only, tap)
+
+
+def alone(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
+          last_only: bool = False, tap: Tap | None = None) -> Tensor:
+    """`forward` without asking whether others join."""
     if tap is None and model.passes is not None and (logits := model.passes.run(tokens, cache, plan, mask, last_only)) is not None:
         return logits
     return looped(model, tokens, cache, plan, mask, last_only, tap)
@@ -40,6 +50,8 @@ def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPla
 
     An engine that has both ready in one piece runs that.
     """
+    if isinstance(cache, RowCache) and cache.joins(plan, last_only=False):
+        return cache.join(model, token, cache, plan, mask, scorer, confidence)
     if model.passes is not None and (scored := model.passes.run_scored(token, cache, plan, mask, scorer, confidence)) is not None:
         return scored
     return scorer.score(forward(model, token, cache, plan, mask)[:, -1], confidence)

@@ -67,6 +67,13 @@ class DrafterCounts(Part):
         return self
 
 
+class BatchSpeed(Part):
+    """Requests side by side, with the profile against plain decoding of as many."""
+
+    requests: Annotated[int, Field(ge=1, le=1024)] = Field(description="decoded side by side, 1..1024")
+    speedup: Interval = Field(description="ratio of total times, plain over profile, > 0, no unit")
+
+
 class Measured(Part):
     """Wall-clock measurement on prompts that no search step saw, interleaved with plain decoding by the same engine."""
 
@@ -91,9 +98,22 @@ class Measured(Part):
     copied_from_prompt: Fraction | None = Field(
         default=None, exclude_if=is_none,
         description="share of the generated tokens that lookup copied from the prompt, 0..1; left out where it was not counted")
+    by_batch: Annotated[tuple[BatchSpeed, ...], Field(strict=False, max_length=32)] = Field(
+        default=(), exclude_if=left_out, description="speedup of requests side by side, by how many there are, ascending; left out where "
+                                                     "it was not measured")
+
+    @property
+    def plain_from(self) -> int | None:
+        """Requests side by side from which on drafting does not pay; None where it pays at every size that was measured, or none was."""
+        wins = [row.speedup.mean > 1 for row in self.by_batch]
+        pays = len(wins) - wins[::-1].index(True) if True in wins else 0   # up to the last size at which it wins
+        return self.by_batch[pays].requests if pays < len(wins) else None
 
     @model_validator(mode="after")
     def _counted(self) -> Measured:
         if self.ended_on_repeat > self.prompts:
             raise broken_rule("ended_on_repeat", f"no more than the {self.prompts} prompts measured can end so")
+        sizes = [row.requests for row in self.by_batch]
+        if sizes != sorted(set(sizes)):
+            raise broken_rule("by_batch", "its sizes ascend, each of them once")
         return self

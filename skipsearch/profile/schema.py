@@ -181,6 +181,11 @@ class Profile(Part):
         return (None,) * len(drafters)
 
     @property
+    def plain_from(self) -> int | None:
+        """Requests side by side from which on plain decoding is faster; None where that is not known."""
+        return None if self.measured is None else self.measured.plain_from
+
+    @property
     def mask(self) -> SkipMask:
         """What the candidate's first drafter with a mask leaves out; an empty mask if no drafter has one."""
         return self.candidate.mask(self.model.n_layers) or SkipMask(self.model.n_layers)

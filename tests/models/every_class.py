@@ -1,6 +1,6 @@
 """A tiny random model of every causal language model class that the installed transformers can build so, and how each is decoded.
 
-Run as a program, it walks over all of them, writes the golden file and prints the table that the README shows:
+Run as a program, it walks over all of them, writes the golden file and prints the table of docs/models.md:
 `PYTHONPATH=.. python -m models.every_class` in tests/.
 """
 
