@@ -87,6 +87,10 @@ class KVCache:
             if buffer is not None:
                 buffer[:, :, start:start + len(slots)] = buffer[:, :, list(slots)]   # the right side is a copy
 
+    def usable(self, tokens: int) -> int:
+        """How many of the first `tokens` slots a pass may go on from, where what stands in them is still wanted."""
+        return tokens
+
     def take_over(self, other: KVCache, count: int) -> None:
         """Copy the first `count` slots of a cache of the same model."""
         for layer, (key, value) in enumerate(zip(other.keys, other.values, strict=True)):

@@ -36,7 +36,7 @@ from skipsearch.evaluation.objectives import (
     WallObjective,
 )
 from skipsearch.evaluation.prompts import Workload, template_sha256, workload
-from skipsearch.evaluation.replay import Replay
+from skipsearch.evaluation.replay import RECURRENT, Replay
 from skipsearch.evaluation.table import latency_table, main_context
 from skipsearch.evaluation.trained import TrainedDraft, trained_draft
 from skipsearch.evaluation.wall import knock_out, race
@@ -123,7 +123,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
                      "last is lost"))
     told = ledger.trials() if ledger else []
 
-    listen(Stage("continuing the calibration prompts with the full model"))
+    listen(Stage(f"continuing the calibration prompts with the full model{RECURRENT if model.spec.recurrent else ''}"))
     by_replay = prepare(model, calibration, listen, fresh_table, shapes)
     found: list[Trial] = []
     judged = 0

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
+from skipsearch.decoding.chains import refuse_more_than_chains
 from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.prefix import Lender, new_room
 from skipsearch.decoding.request import ReadyRequest
@@ -92,6 +93,8 @@ class DecodeLoop:
         self.model, self.exact, self.prices = model, exact, prices
         self.memory = Memory(remember) if remember else None
         self.drafters = [(spec.draft_length, spec.build(model, folders)) for spec in recipe.drafters]
+        built = zip(recipe.drafters, (drafter for _, drafter in self.drafters), strict=True)
+        refuse_more_than_chains(model.spec, [*built], exact)
         self._scratch = max((spec.scratch for spec in recipe.drafters), default=0)
         self._spare: list[tuple[KVCache, Planner]] = []   # the cache of the last request that ended
 

@@ -50,7 +50,8 @@ class Prefix:
     def shared(self, prompt: Sequence[int]) -> int:
         """Tokens of a prompt that need no pass. Its last token always does, since the first new one is chosen from its logits."""
         most = min(len(self.tokens), len(prompt) - 1)
-        return next((i for i in range(most) if self.tokens[i] != prompt[i]), most)
+        same = next((i for i in range(most) if self.tokens[i] != prompt[i]), most)
+        return 0 if self._room is None else self._room[0].usable(same)
 
     def lend(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Room:
         """A cache of at least so many slots, whose `length` counts those that are the prompt's already.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
 from skipsearch.engine.rows import RowCache
+from skipsearch.errors import ModelError
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter, Scored, Scorer
 
@@ -58,7 +59,13 @@ def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPla
 
 def looped(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
            last_only: bool = False, tap: Tap | None = None) -> Tensor:
-    """`forward` layer by layer, which is what an engine with whole passes makes them of."""
+    """`forward` layer by layer, which is what an engine with whole passes makes them of.
+
+    Raises: ModelError for a model with recurrent layers, whose layer loop leaves their states where they are.
+    """
+    if model.spec.recurrent:
+        raise ModelError(f"the layers of {model.spec.id} keep a recurrent state, and only whole passes move it on: draft with skip or "
+                         "lookup")
     h = onward(model, model.embed(tokens, plan.positions), cache, plan, mask, tap=tap)
     return model.head(h[:, -1:] if last_only else h)
 

@@ -193,7 +193,7 @@ class ReplayObjective:
               spec: Callable[[SkipMask, DraftPolicy], DrafterSpec] = alone, siblings: bool = False,
               costs: Costs | None = None) -> Found:
         """siblings: try them with the best of the policies, too. costs: this objective's own if None."""
-        costs = costs or self.costs
+        costs, siblings = costs or self.costs, siblings and not self.replay.model.spec.recurrent
         best: tuple[float, DraftPolicy, tuple[Lookup, ...], list[Copied]] | None = None
         for lookups in before:
             copied = [self.lookups(spec, rounds.prompts) for spec in lookups] if self.lookups is not None else []

@@ -22,11 +22,13 @@ from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import Sampling
 from skipsearch.engine import inference, onward
 from skipsearch.errors import SearchError
+from skipsearch.evaluation.anchors import AnchoredBatches
 from skipsearch.evaluation.continuations import GREEDY, Batch, Batches, pieces, real_rows
 from skipsearch.evaluation.together import continue_together
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 
+RECURRENT = "; masks are judged at each position from the recurrent states that it had there, and drafts are chains without siblings"
 MOST_RANK = 5   # one more than a token may have siblings
 
 
@@ -59,7 +61,7 @@ class Replay:
         self.model, self.prompts, self.sampling = model, prompts, sampling
         context = model.spec.context
         self.rooms = [(max_new_tokens if context is None else min(max_new_tokens, context - len(p))) - 1 for p in prompts]
-        if sampling.greedy:
+        if sampling.greedy and not model.spec.recurrent:   # whose rows would have to stand at one place
             self.tokens = continue_together(model, prompts, max_new_tokens, end_on_repeat, progress)
         else:  # with each prompt's own seed, as the decoder draws them
             decoder, self.tokens = Decoder(model), []
@@ -70,7 +72,8 @@ class Replay:
         if not any(len(generated) > 1 for generated in self.tokens):
             raise SearchError("the model ends every calibration prompt with its first token, so there is nothing to draft: "
                               "take another task")
-        self.batches = Batches(model, prompts, self.tokens, sampling, kv_bytes)
+        kind = AnchoredBatches if model.spec.recurrent else Batches
+        self.batches = kind(model, prompts, self.tokens, sampling, kv_bytes)
 
     @inference
     def __call__(self, mask: SkipMask, most_prompts: int | None = None, only: Sequence[int] | None = None,

@@ -131,11 +131,11 @@ def _engine(model: nn.Module, spec: ModelSpec, family: Family, engine: str) -> s
 
 def _by_structure(model: nn.Module, spec: ModelSpec, tokenizer: Any) -> OwnAdapter:
     """Raises: ModelError."""
-    from skipsearch.models.own import OwnAdapter
+    from skipsearch.models.recurrent import by_structure
 
     try:
         with quietly():
-            return OwnAdapter(model, spec, tokenizer)
+            return by_structure(model, spec, tokenizer)
     except ModelError as error:
         raise ModelError(f"{spec.family} models have no row in the table of families, and {spec.id} cannot be driven by its structure: "
                          f"{error}; use another model") from None

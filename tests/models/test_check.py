@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoding.planted_bugs import recurrent_state_not_restored, riding_rows_counted_twice, states_of_a_draft_verify
 from torch import Tensor, nn
 
 import skipsearch as ss
@@ -24,6 +25,7 @@ from .tiny import ADAPTED, adapted, hf_model
 
 FAMILIES = ["starcoder2", "glm4", "gpt_oss", "olmo3", "smollm3", "cohere2"]
 WINDOWED = ["starcoder2", "gpt_oss", "olmo3", "cohere2", "ministral3", "phimoe"]
+RECURRENT = ["qwen3_5_text", "qwen3_next", "falcon_h1", "granitemoehybrid", "lfm2", "jamba"]
 Plant = Callable[[OwnAdapter], None]
 
 
@@ -104,6 +106,18 @@ def test_a_sink_left_out_is_refused() -> None:
     attention = adapter._own.skeleton.layers[0].self_attn
     attention.__dict__["_parameters"] = {**attention._parameters, "sinks": nn.Parameter(torch.full_like(attention.sinks, -1e4))}
     assert "behind layer 0" in refused(model, adapter)
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_state_that_is_not_restored_or_is_moved_twice_is_refused(family: str) -> None:
+    model = build(family)
+    adapter = ss.adapt(model)
+    assert adapter.spec.recurrent
+    for plant, named in ((recurrent_state_not_restored, "a rollback"), (riding_rows_counted_twice, "after half a rollback"),
+                         (states_of_a_draft_verify, "a rollback")):
+        with plant():
+            assert named in refused(model, adapter)
+    compared(adapter, reference(model, adapter.spec))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3_text", "gpt_neox", "phi"])
