@@ -29,9 +29,12 @@ def exact_forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, planner: 
 
     watch: asked for each piece, with its plan and how many of its rows are no padding, what its hidden states are shown to.
     The cache holds whole blocks of KEY_BLOCK keys, and ROWS − 1 slots more than the tokens, for rows that only fill up a pass; nothing ever
-    sees what they write.
+    sees what they write. An engine whose rows have the same bits in any pass, as native, takes all of them in one.
     """
     count, parts = tokens.shape[1], []
+    if getattr(model, "steady", False):
+        plan = planner.chain(start, count)
+        return forward(model, tokens, cache, plan, last_only=last_only, tap=None if watch is None else watch(plan, count))
     for at in range(0, count, ROWS):
         piece = tokens[:, at:at + ROWS]
         filled = torch.nn.functional.pad(piece, (0, ROWS - piece.shape[1]))
