@@ -74,7 +74,7 @@ def solve(states: Tensor, steps: Sequence[Step], probe: Probe) -> Programme | No
     for step in steps:
         shared_run, each_run = probe(step.layer, torch.cat([shared, each]), step.attn, step.mlp).chunk(2)
         if step.mlp:
-            if not _same(shared_run[0], states[step.layer + 1]):
+            if not same(shared_run[0], states[step.layer + 1]):
                 return None
             shared_run, each_run = (torch.cat([states[step.layer + 1][None], run[1:]]) for run in (shared_run, each_run))
         if not step.free:
@@ -146,5 +146,6 @@ def backtrack(skips: Sequence[Tensor | None], count: int) -> Tensor:
     return path
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two states differ by rounding alone."""
     return bool((a.float() - b.float()).norm() <= SEQUENTIAL * b.float().norm())

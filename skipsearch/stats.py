@@ -126,7 +126,8 @@ class DecodeStats:
 
     tokens: emitted, the prefill's own first one included. round_tokens: emitted by rounds.
     A round of plain decoding is one full pass over one token with nothing drafted. by_drafter: of each drafter of the recipe, in its order.
-    choosing_seconds: of drafters that choose their masks while they decode, the time that it took.
+    choosing_seconds: of drafters that choose their masks while they decode, the time that it took, also while the prompt was read. It is
+    part of decode_seconds.
     cached_tokens: of the prompt, those whose K/V an earlier request of the session had left.
     """
 

@@ -70,7 +70,11 @@ class PromptCosines:
 
     def first(self, ctx: DecodeContext) -> SkipMask:
         self.decided = True
-        spec, cosines = self.spec, [s / max(1, self.rows) for s in self.sums]
+        return self.mask(self.spec)
+
+    def mask(self, spec: ASD) -> SkipMask:
+        """The one that these settings choose for what was read so far."""
+        cosines = [s / max(1, self.rows) for s in self.sums]
         return SkipMask(len(cosines), *admg(cosines, spec.threshold, spec.every, spec.keep_last))
 
     def next(self, ctx: DecodeContext, path: Sequence[int]) -> SkipMask | None:

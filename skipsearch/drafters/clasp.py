@@ -11,6 +11,7 @@ from pydantic import Field
 from skipsearch.drafters.base import DecodeContext, Drafter
 from skipsearch.drafters.choosing import ChoosingDrafter
 from skipsearch.drafters.skip import AnyExit
+from skipsearch.errors import MaskError
 from skipsearch.fields import Layers, left_out
 from skipsearch.mask import SkipMask
 from skipsearch.recipe import DrafterSpec
@@ -41,6 +42,9 @@ class CLaSp(DrafterSpec):
     exit: AnyExit
 
     def build(self, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
+        if self.unit == "sublayer" and not sequential(model):
+            raise MaskError(f"clasp plans whole layers on {model.spec.id}, whose attention and MLP read one state, so that there is none "
+                            "between them: write unit: layer")
         steps = self.steps(model.spec.n_layers)
         return ChoosingDrafter(lambda: LastToken(self, model, steps), self.exit)  # type: ignore[return-value]
 
@@ -60,6 +64,21 @@ class CLaSp(DrafterSpec):
     def __str__(self) -> str:
         return (f"clasp skips {self.skip} {self.unit}s, plans every {self.interval} {self.interval_unit}, {self.exit}, up to "
                 f"{self.draft_length}")
+
+
+def sequential(model: ModelAdapter) -> bool:
+    """Whether a layer is its attention, then its MLP on what that made."""
+    import torch
+
+    from skipsearch.cache import Planner
+    from skipsearch.programme import same
+
+    device = model.spec.device
+    with torch.no_grad():
+        cache, plan = model.new_cache(1, 1), Planner(1, device).chain(0, 1)
+        h = model.embed(torch.zeros(1, 1, dtype=torch.long, device=device), plan.positions)
+        apart = model.block(0, model.block(0, h, cache, plan, mlp=False), cache, plan, attn=False)
+        return same(apart, model.block(0, h, cache, plan))
 
 
 class LastToken:

@@ -176,7 +176,7 @@ def test_swift_stops_and_goes_on_from_what_was_kept() -> None:
     decoder, [drafter] = noted(model, Recipe((spec,)))
     for prompt in PROMPTS:
         decoder.generate(prompt, 30)
-    assert not drafter.inner.searching
+    assert not drafter.inner.learning
     assert drafter.inner.stream.without_gain == 3
     trials = drafter.inner.stream.trials
     decoder.generate(PROMPTS[0], 30)
@@ -200,7 +200,7 @@ def test_swift_adopts_a_better_mask_that_is_proposed(monkeypatch: pytest.MonkeyP
     decoder, [drafter] = noted(model, Recipe((spec,)))
     planted, harmful = SkipMask(LAYERS, (), (3,)), SkipMask(LAYERS, (0, 1, 2, 3), (0, 1, 2, 3))
     drafter.inner.stream.mask = harmful
-    monkeypatch.setattr(drafter.inner, "proposal", lambda: planted)
+    monkeypatch.setattr(drafter.inner, "proposal", lambda: (planted, planted.bits))
     for prompt in PROMPTS:
         decoder.generate(prompt, 40)
     assert drafter.inner.stream.mask == planted
