@@ -162,6 +162,11 @@ class DecodeStats:
         return self.round_tokens / self.rounds if self.rounds else None
 
     @property
+    def choosing_share(self) -> float:
+        """Share of the decode time that choosing masks took."""
+        return self.choosing_seconds / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
     def seconds_per_token(self) -> float | None:
         """Decode seconds per verified token, the prefill and the token it yields left out."""
         return self.decode_seconds / self.round_tokens if self.round_tokens else None

@@ -44,6 +44,10 @@ class Timings:
             totals[s.prompt] = totals.get(s.prompt, 0.0) + what(s)
         return [totals[p] for p in sorted(totals)]
 
+    def of(self, belongs: Callable[[int], bool]) -> Timings:
+        """Of some prompts, by their numbers."""
+        return Timings([s for s in self.samples if belongs(s.prompt)])
+
     @property
     def prompts(self) -> int:
         return len({s.prompt for s in self.samples})

@@ -101,22 +101,18 @@ def random_prompts(model: ModelAdapter, count: int, new: int) -> Workload:
     return Workload(tuple(f"random/{i}" for i in range(count)), prompts, new, None, Sampling())
 
 
-def share(t: Timings) -> float:
-    return t.stats.choosing_seconds / t.stats.decode_seconds
-
-
 def report(name: str, finalist: Finalist, ours: Timings, plain: Timings) -> dict[str, Any]:
     stats, a_pass = ours.stats, plain.stats.decode_seconds / plain.stats.rounds
     found = row(name, finalist.recipe, ours, plain, {}) | {
         "drafters": finalist.recipe.as_data(), "prices": [None if price is None else asdict(price) for price in finalist.prices],
-        "beta": stats.draft_seconds / stats.drafted / a_pass if stats.drafted else None, "choosing": share(ours),
+        "beta": stats.draft_seconds / stats.drafted / a_pass if stats.drafted else None, "choosing": stats.choosing_share,
         "tokens": stats.tokens, "rounds": stats.rounds, "parts": {}}
     for part, learning in (("while it searched", True), ("behind that", False)):
-        some = [s.prompt for s in ours.samples if s.learning is learning]
+        some = {s.prompt for s in ours.samples if s.learning is learning}
         if any(s.learning for s in ours.samples) and some:
-            mine, theirs = (Timings([s for s in t.samples if s.prompt in set(some)]) for t in (ours, plain))
-            found["parts"][part] = {"prompts": len(some), "speedup": asdict(mine.speedup_over(theirs)), "choosing": share(mine),
-                                    "alpha": mine.stats.alpha, "tau": mine.stats.tau}
+            mine, theirs = ours.of(some.__contains__), plain.of(some.__contains__)
+            found["parts"][part] = {"prompts": len(some), "speedup": asdict(mine.speedup_over(theirs)),
+                                    "choosing": mine.stats.choosing_share, "alpha": mine.stats.alpha, "tau": mine.stats.tau}
     return found
 
 
