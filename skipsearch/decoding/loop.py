@@ -19,7 +19,7 @@ from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
 from skipsearch.decoding.steering import Steering
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled, ends_in_a_rejection
-from skipsearch.decoding.watching import Proposal, Watch
+from skipsearch.decoding.watching import Proposal, Shown, Watch
 from skipsearch.drafters import DecodeContext, Draft, DraftSession, WatchingDrafter, WatchingSession
 from skipsearch.drafters.memory import Memory
 from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, Tap, exact_forward, forward, inference
@@ -246,16 +246,7 @@ class DecodeLoop:
     def _tap(self, request: _Request, plan: PassPlan, rows: int) -> Tap | None:
         """For all sessions that want to see this pass."""
         taps = [tap for session in request.watching if (tap := session.tap(self.model, request.ctx.cache, plan, rows)) is not None]
-        if not taps:
-            return None
-
-        def every(i: int, h: Tensor) -> None:
-            began = perf_counter()
-            for tap in taps:
-                tap(i, h)
-            request.stats.choosing_seconds += perf_counter() - began
-
-        return every
+        return Shown(taps, request.stats) if taps else None
 
     def _accept(self, request: _Request, drafted: Tensor, q: Tensor | None, logits: Tensor) -> tuple[int, int]:
         if request.steering is not None:

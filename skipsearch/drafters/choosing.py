@@ -74,3 +74,18 @@ class ChoosingSession:
     def _adopt(self, mask: SkipMask) -> None:
         self.masks.append((self.round, mask))
         self._skip.skipped = mask
+
+
+def sequential(model: ModelAdapter) -> bool:
+    """Whether a layer is its attention, then its MLP on what that made."""
+    import torch
+
+    from skipsearch.cache import Planner
+    from skipsearch.programme import same
+
+    device = model.spec.device
+    with torch.no_grad():
+        cache, plan = model.new_cache(1, 1), Planner(1, device).chain(0, 1)
+        h = model.embed(torch.zeros(1, 1, dtype=torch.long, device=device), plan.positions)
+        apart = model.block(0, model.block(0, h, cache, plan, mlp=False), cache, plan, attn=False)
+        return same(apart, model.block(0, h, cache, plan))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from skipsearch.drafters.base import DecodeContext, Drafter
-from skipsearch.drafters.choosing import ChoosingDrafter
+from skipsearch.drafters.choosing import ChoosingDrafter, sequential
 from skipsearch.drafters.skip import AnyExit
 from skipsearch.errors import MaskError
 from skipsearch.fields import Layers, left_out
@@ -64,21 +64,6 @@ class CLaSp(DrafterSpec):
     def __str__(self) -> str:
         return (f"clasp skips {self.skip} {self.unit}s, plans every {self.interval} {self.interval_unit}, {self.exit}, up to "
                 f"{self.draft_length}")
-
-
-def sequential(model: ModelAdapter) -> bool:
-    """Whether a layer is its attention, then its MLP on what that made."""
-    import torch
-
-    from skipsearch.cache import Planner
-    from skipsearch.programme import same
-
-    device = model.spec.device
-    with torch.no_grad():
-        cache, plan = model.new_cache(1, 1), Planner(1, device).chain(0, 1)
-        h = model.embed(torch.zeros(1, 1, dtype=torch.long, device=device), plan.positions)
-        apart = model.block(0, model.block(0, h, cache, plan, mlp=False), cache, plan, attn=False)
-        return same(apart, model.block(0, h, cache, plan))
 
 
 class LastToken:

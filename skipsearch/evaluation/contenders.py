@@ -16,7 +16,7 @@ import numpy as np
 
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.asd import ASD, PromptCosines
-from skipsearch.drafters.choosing import ChoosingDrafter
+from skipsearch.drafters.choosing import ChoosingDrafter, sequential
 from skipsearch.drafters.clasp import CLaSp
 from skipsearch.drafters.swift import SWIFT, SWIFTDrafter, Tree
 from skipsearch.errors import MaskError
@@ -61,11 +61,12 @@ def contenders(kind: str, shape: str, objective: ReplayObjective, calibration: W
 
 
 def _asd(shape: str, objective: ReplayObjective, calibration: Workload, progress: Progress) -> Iterator[Contender]:
-    each, n = OneMaskEach(objective, JUDGED), objective.replay.model.spec.n_layers
+    each, model = OneMaskEach(objective, JUDGED), objective.replay.model
     cosines: dict[int, PromptCosines] = {}
     for done, number in enumerate(each.prompts):
-        cosines[number] = PromptCosines(ASD(draft_length=1, exit=make_exit("fixed")), n)
-        read_prompt(objective.replay.model, cosines[number], objective.replay.prompts[number])
+        cosines[number] = PromptCosines(ASD(draft_length=1, exit=make_exit("fixed")), model.spec.n_layers,
+                                        sequential(model))
+        read_prompt(model, cosines[number], objective.replay.prompts[number])
         progress(done, 2 * len(each.prompts))
     known = np.array([c.sums for c in cosines.values()]) / np.array([[c.rows] for c in cosines.values()])
     thresholds = sorted({PUBLISHED_THRESHOLD, *(min(1.0, max(0.0, round(float(t), 4))) for t in np.quantile(known, QUANTILES))})

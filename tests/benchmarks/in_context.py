@@ -68,11 +68,11 @@ def tuned(model: ModelAdapter, calibration: Workload, trials: int, seed: int) ->
             yield "lookup", next(f for f in every if f.recipe.shape == "lookup")
         winner, _ = tuning.run_off(model, calibration, [f for f in every if f.recipe.shape == shape], seed, said)
         yield shape, winner
+    objective = tuning.prepare(model, calibration, said, shapes=[f"{before}{kind}" for kind in CHOOSING for before in BEFORE])
     for kind in CHOOSING:
         for before in BEFORE:
             began = perf_counter()
             print(f"{before}{kind}", flush=True)
-            objective = tuning.prepare(model, calibration, lambda event: None, shapes=(f"{before}{kind}",))
             racing = tuning.choosing(kind, f"{before}{kind}", objective, calibration, said)
             winner, _ = tuning.run_off(model, calibration, racing, seed, said, tuning.CHOOSING_PROMPTS)
             yield f"{before}{kind}", winner
