@@ -54,8 +54,8 @@ class PromptCosines:
     """
 
     def __init__(self, spec: ASD, n_layers: int, in_turn: bool):
-        self.spec, self.in_turn, self.rows, self.decided = spec, in_turn, 0, False
-        self.n_layers, self._sums = n_layers, list[Tensor]()
+        self.spec, self.n_layers, self.in_turn, self.rows, self.decided = spec, n_layers, in_turn, 0, False
+        self._sums: list[Tensor] = []
 
     @property
     def sums(self) -> list[float]:

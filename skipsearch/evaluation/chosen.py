@@ -62,12 +62,12 @@ class OneMaskEach:
         """The best draft policy, and the best lookup before it where the shape has one, over the prompts of `masks`."""
         policies = every(self.objective.max_draft) if fine else self.objective.exploring
         before = self.objective.before(LOOKUP_SKIP if shape.startswith("lookup,") else "skip")
-        totals = [(self._seconds(masks, policies, lookups), lookups) for lookups in (before if fine else before[:1])]
+        totals = [(self.seconds(masks, policies, lookups), lookups) for lookups in (before if fine else before[:1])]
         seconds, lookups = min(totals, key=lambda pair: float(pair[0].min()))
         policy = policies[int(seconds.argmin())]
         return Found(Recipe((*lookups, spec(policy))), self._predicted(masks, policy, lookups))
 
-    def _seconds(self, masks: Masks, policies: Sequence[DraftPolicy], lookups: Sequence[Lookup]) -> np.ndarray:
+    def seconds(self, masks: Masks, policies: Sequence[DraftPolicy], lookups: Sequence[Lookup]) -> np.ndarray:
         """Of all prompts together, by policy."""
         total = np.zeros(len(policies))
         for number, mask in masks.items():
