@@ -103,9 +103,10 @@ def random_prompts(model: ModelAdapter, count: int, new: int) -> Workload:
 
 def report(name: str, finalist: Finalist, ours: Timings, plain: Timings) -> dict[str, Any]:
     stats, a_pass = ours.stats, plain.stats.decode_seconds / plain.stats.rounds
+    last = stats.by_drafter[-1]
     found = row(name, finalist.recipe, ours, plain, {}) | {
         "drafters": finalist.recipe.as_data(), "prices": [None if price is None else asdict(price) for price in finalist.prices],
-        "beta": stats.draft_seconds / stats.drafted / a_pass if stats.drafted else None, "choosing": stats.choosing_share,
+        "beta": last.draft_seconds / last.drafted / a_pass if last.drafted else None, "choosing": stats.choosing_share,
         "tokens": stats.tokens, "rounds": stats.rounds, "parts": {}}
     for part, learning in (("while it searched", True), ("behind that", False)):
         some = {s.prompt for s in ours.samples if s.learning is learning}
