@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
-from skipsearch.engine.forward import Tap, forward
+from skipsearch.engine.forward import Tap, forward, looped
 from skipsearch.models.bands import KEY_BLOCK
 from skipsearch.models.spec import ModelAdapter
 
@@ -40,11 +40,12 @@ def exact_forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, planner: 
         filled = torch.nn.functional.pad(piece, (0, ROWS - piece.shape[1]))
         is_last = at + ROWS >= count
         plan = padded(planner, start + at, model.spec.context)
-        tap = None if watch is None else watch(plan, piece.shape[1])
+        if watch is not None and (tap := watch(plan, piece.shape[1])) is not None:
+            looped(model, filled, cache, plan, last_only=True, tap=tap)   # a pass that shows its states may round otherwise: it only shows
         if last_only and not is_last:
-            forward(model, filled, cache, plan, last_only=True, tap=tap)
+            forward(model, filled, cache, plan, last_only=True)
             continue
-        logits = forward(model, filled, cache, plan, tap=tap)[:, :piece.shape[1]]
+        logits = forward(model, filled, cache, plan)[:, :piece.shape[1]]
         parts.append(logits[:, -1:] if last_only else logits)
     return torch.cat(parts, dim=1)
 
