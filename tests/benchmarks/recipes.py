@@ -73,7 +73,7 @@ def row(name: str, recipe: Recipe, ours: Timings, plain: Timings, others: dict[s
         "by_drafter": [{"kind": spec.kind, "rounds": d.rounds, "drafted": d.drafted, "accepted": d.accepted, "copied": d.copied}
                        for spec, d in zip(recipe.drafters, ours.stats.by_drafter, strict=True)],
         "copied_from_prompt": sum(d.copied for d in ours.stats.by_drafter) / max(1, ours.stats.tokens)}
-    return found | {f"over {other}": asdict(ours.speedup_over(theirs)) for other, theirs in others.items() if theirs is not ours}
+    return found | {f"over {other}": asdict(ours.speedup_over(theirs)) for other, theirs in others.items()}
 
 
 def with_modules(model: ModelAdapter, objective: ReplayObjective, also: Sequence[str]) -> dict[str, Finalist]:
@@ -109,7 +109,8 @@ def measure(model: ModelAdapter, holdout: Workload, entries: dict[str, Finalist]
         if not only(plain).samples:
             continue
         others = {name: only(by_name[name]) for name in by_name if name in BASELINES or ":" in name}
-        result[part] = [row(name, entries[name].recipe, only(t), only(plain), others) for name, t in by_name.items()]
+        result[part] = [row(name, f.recipe, only(by_name[name]), only(plain),
+                            {other: t for other, t in others.items() if entries[other].recipe != f.recipe}) for name, f in entries.items()]
     return {"rows": result, "plain_ms_per_token": asdict(plain.estimate())}
 
 
