@@ -24,8 +24,10 @@ from skipsearch.drafters.adapted import Adapted
 from skipsearch.drafters.skip import Skip
 from skipsearch.errors import ModuleError, SearchError
 from skipsearch.evaluation.brought import brought
+from skipsearch.evaluation.contenders import contenders
 from skipsearch.evaluation.evidence import gather
 from skipsearch.evaluation.objectives import (
+    CHOOSING,
     LOOKUP_SKIP,
     MAX_DRAFT,
     SHAPES,
@@ -57,15 +59,16 @@ DEFAULT_TRIALS = 200     # masks: on any model a small multiple of the time that
 WALL_PROMPTS = 6         # of one evaluation under the wall objective
 REFINED, FINALISTS = 8, 4   # masks that are given every setting; recipes that are raced
 RACE_PROMPTS = (5, 11)      # of the first round with all finalists, of the second with the faster half
+CHOOSING_PROMPTS = (4, 8, 12, 24)   # the same where replay cannot say which settings are the best, so that more of them are raced
 HOLDOUT_REPEATS = 2
 
 
 @dataclass(frozen=True)
 class Finalist:
-    """predicted: speedup by replay. prices: for the guard."""
+    """predicted: speedup by replay; None where replay cannot know. prices: for the guard."""
 
     recipe: Recipe
-    predicted: float
+    predicted: float | None
     prices: tuple[Price | None, ...] = ()
     folders: tuple[Path, ...] = ()   # where its trained parts lie
 
@@ -91,7 +94,8 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     """Search the fastest recipe for `model` on `task`, and measure it here.
 
     drafters: which a recipe may have: "lookup", "skip", "lookup,skip" (in this order), "adapted", "lookup,adapted", or "auto", which weighs
-    all of them. modules: a folder of trained parts; each that fits the model is weighed alone and behind lookup.
+    all of them; or "clasp", "asd", "swift", each alone or behind "lookup,", which choose their masks while they decode. modules: a folder
+    of trained parts; each that fits the model is weighed alone and behind lookup.
     budget: of the search itself (the race and the confirmation come on top); trials: masks judged. The first to run out ends the
     search; with neither, 200 masks. study: a journal file or storage URL that keeps every judged mask; None keeps nothing.
     listen: told of progress. fresh_table: measure the latency table also where a kept one would do.
@@ -140,13 +144,19 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
         found, judged = search.finalists(REFINED if objective == "replay" else FINALISTS), len(search.seen)
     elif ledger:
         ledger.close()
+    if (kind := drafters.rpartition(",")[2]) in CHOOSING:
+        racing, rungs = choosing(kind, drafters, by_replay, calibration, listen), CHOOSING_PROMPTS
+    else:
+        racing, rungs = finalists(found, by_replay, trained, modules), RACE_PROMPTS
     listen(Stage("racing the best recipes under real decoding"))
-    winner, raced = run_off(model, calibration, finalists(found, by_replay, trained, modules), seed, listen)
+    winner, raced = run_off(model, calibration, racing, seed, listen, rungs)
     searched = perf_counter() - started
 
     listen(Stage("measuring the winner on hold-out prompts"))
     holdout = workload(model, task, task.holdout)
-    plain, ours = race([Decoder(model), winner.decoder(model)], holdout, HOLDOUT_REPEATS, seed,
+    winning = winner.decoder(model)
+    repeats = 1 if winning.learning else HOLDOUT_REPEATS   # a search that goes on is not to meet a text twice
+    plain, ours = race([Decoder(model), winning], holdout, repeats, seed,
                        lambda done, total: listen(Progress(done, total)))
     confirmed = Raced(winner.recipe, None, ours.speedup_over(plain), "holdout", ours.prompts)
     listen(confirmed)
@@ -289,9 +299,21 @@ def finalists(trials: Sequence[Trial], by_replay: ReplayObjective, trained: Sequ
     return [Finalist(found.recipe, plain / found.seconds_per_token, tuple(found.prices(plain)), folders) for found in chosen]
 
 
-def run_off(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], seed: int, listen: Listener) -> tuple[Finalist, list[Raced]]:
+def choosing(kind: str, shape: str, by_replay: ReplayObjective, calibration: Workload, listen: Listener) -> list[Finalist]:
+    """The settings to race of a drafter that chooses its masks while it decodes. What replay foresees of their rounds prices them for the
+    guard, too."""
+    listen(Stage(f"narrowing down the settings of {kind}"))
+    plain = by_replay.costs.verify[0]
+    found = contenders(kind, shape, by_replay, calibration, lambda done, total: listen(Progress(done, total)))
+    if not found:
+        raise SearchError(f"{kind} has no setting that skips anything of a model with {by_replay.replay.model.spec.n_layers} layers")
+    return [Finalist(c.recipe, plain / c.found.seconds_per_token if c.exact else None, tuple(c.found.prices(plain))) for c in found]
+
+
+def run_off(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], seed: int, listen: Listener,
+            rungs: Sequence[int] = RACE_PROMPTS) -> tuple[Finalist, list[Raced]]:
     """The finalist with the least measured time. Calibration prompts only."""
-    winner, timings = knock_out(Decoder(model), [f.decoder(model) for f in finalists], prompts, RACE_PROMPTS, seed,
+    winner, timings = knock_out(Decoder(model), [f.decoder(model) for f in finalists], prompts, rungs, seed,
                                 lambda done, total: listen(Progress(done, total)))
     raced = [Raced(f.recipe, f.predicted, ours.speedup_over(plain), "calibration", ours.prompts)
              for f, (plain, ours) in zip(finalists, timings, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from skipsearch.decoding.request import Request, Settings
 from skipsearch.decoding.sampling import is_whole
 from skipsearch.decoding.session import Session
 from skipsearch.decoding.watching import Watch
+from skipsearch.drafters import LearningDrafter
 from skipsearch.drafters.skip import Skip
 from skipsearch.errors import DecodeError, MaskError
 from skipsearch.exits import Exit, make_exit
@@ -70,6 +71,28 @@ class Decoder:
             raise DecodeError(f"remember is {remember!r}; it is a number of tokens up to {MOST_REMEMBERED:,}, and 0 remembers nothing")
         self.recipe = profile or Recipe()
         self.loop = DecodeLoop(model, self.recipe, exact, prices or (), modules, int(remember))
+
+    @property
+    def learning(self) -> bool:
+        """Whether a drafter still learns from one request for the next (`swift` does), so that the order of requests matters for speed."""
+        return any(drafter.learning for drafter in self._learning().values())
+
+    def state(self) -> dict[str, Any]:
+        """What its drafters have learned from requests so far, as plain data for JSON; it holds nothing of their text. Greedy tokens do not
+        depend on it. A sample does, within the same distribution: with a seed and the same state it comes again."""
+        return {str(place): drafter.state() for place, drafter in self._learning().items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` of a decoder with the same recipe gave. Raises: DecodeError for anything else."""
+        learning = self._learning()
+        if not isinstance(state, dict) or {str(place) for place in learning} != state.keys():
+            raise DecodeError(f"this is no state of a decoder with the recipe {self.recipe}: give what its `state` returned")
+        for place, drafter in learning.items():
+            drafter.restore(state[str(place)])
+
+    def _learning(self) -> dict[int, LearningDrafter]:
+        """By place in the recipe."""
+        return {i: drafter for i, (_, drafter) in enumerate(self.loop.drafters) if isinstance(drafter, LearningDrafter)}
 
     def session(self) -> Session:
         """For requests that follow one another, such as the turns of a chat: what their prompts share is computed once."""

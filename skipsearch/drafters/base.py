@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,6 +134,21 @@ class WatchingDrafter(Protocol):
 
     def watch(self) -> WatchingSession:
         """A request begins: nothing of it has been computed yet."""
+
+
+@runtime_checkable
+class LearningDrafter(Protocol):
+    """A drafter that learns from one request for the next: how its drafts fare, and nothing of what a text says."""
+
+    @property
+    def learning(self) -> bool:
+        """Whether it goes on learning."""
+
+    def state(self) -> dict[str, Any]:
+        """What it knows, as plain data for JSON."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave. Raises: DecodeError for what is no state of such a drafter for this model."""
 
 
 class Drafter(Protocol):

@@ -15,7 +15,8 @@ from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter, Scored, Scorer
 
 F = TypeVar("F", bound=Callable[..., Any])
-Tap = Callable[[int, Tensor], None]
+Between = Callable[[Tensor], None]
+Tap = Callable[[int, Tensor], Between | None]
 
 
 def inference(function: F) -> F:
@@ -74,14 +75,16 @@ def onward(model: ModelAdapter, h: Tensor, cache: KVCache, plan: PassPlan, mask:
            tap: Tap | None = None) -> Tensor:
     """The layers from `first` on. h: [B, T, H], as it goes into that layer; returned as it goes into the head.
 
-    tap(i, h): shown what goes into each layer i that is walked over, and last what goes into the head, i being the number of layers.
+    tap(i, h): shown what goes into each layer i that is walked over, and last what goes into the head, i being the number of layers. It may
+    return what is to be shown the state between attention and MLP of layer i, where the MLP reads that: the two are run one by one then.
     """
     n = model.spec.n_layers
     no_attn, no_mlp = (frozenset(mask.attn), frozenset(mask.mlp)) if mask is not None else (frozenset[int](), frozenset[int]())
     for i in range(first, n):
-        if tap is not None:
-            tap(i, h)
         attn, mlp = i not in no_attn, i not in no_mlp
+        if tap is not None and (between := tap(i, h)) is not None and attn:
+            h, attn = model.block(i, h, cache, plan, attn=True, mlp=False), False
+            between(h)
         if attn or mlp:
             h = model.block(i, h, cache, plan, attn=attn, mlp=mlp)
     if tap is not None:

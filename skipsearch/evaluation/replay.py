@@ -12,6 +12,7 @@ round can emit token y, the share in which the draft drew it and it stood is min
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,6 +96,13 @@ class Replay:
         found = {prompt: Replayed(right, confident, self.rooms[prompt], prompt, rank if self.sampling.greedy else None)
                  for (prompt, _), right, confident, rank in parts}
         return [found[prompt] for prompt in sorted(found)]
+
+    def of(self, prompt: int) -> Replay:
+        """The same text of this prompt alone, which is then number 0."""
+        one = copy(self)
+        one.prompts, one.tokens, one.rooms = [self.prompts[prompt]], [self.tokens[prompt]], [self.rooms[prompt]]
+        one.batches = Batches(self.model, one.prompts, one.tokens, self.sampling)
+        return one
 
     def contexts(self) -> list[int]:
         """The shortest, the mean and the longest context that a position of these texts has: where a latency table is wanted."""

@@ -17,13 +17,14 @@ from skipsearch.stats import DecodeStats, Estimate, bootstrap_ratio
 
 @dataclass(frozen=True)
 class Sample:
-    """One decoder on one prompt, in one repeat."""
+    """One decoder on one prompt, in one repeat. learning: whether a drafter of it still learned from request to request."""
 
     prompt: int
     seconds: float
     tokens: int
     stats: DecodeStats
     generation: Generation
+    learning: bool = False
 
 
 @dataclass
@@ -42,6 +43,10 @@ class Timings:
         for s in self.samples:
             totals[s.prompt] = totals.get(s.prompt, 0.0) + what(s)
         return [totals[p] for p in sorted(totals)]
+
+    def of(self, belongs: Callable[[int], bool]) -> Timings:
+        """Of some prompts, by their numbers."""
+        return Timings([s for s in self.samples if belongs(s.prompt)])
 
     @property
     def prompts(self) -> int:
@@ -83,7 +88,8 @@ def race(decoders: Sequence[Decoder], workload: Workload, repeats: int = 1, seed
                 generation = workload.generate(decoders[d], p, seed + p)
                 stats = generation.stats
                 if stats.round_tokens:
-                    timings[d].samples.append(Sample(p, stats.decode_seconds, stats.round_tokens, stats, generation))
+                    timings[d].samples.append(Sample(p, stats.decode_seconds, stats.round_tokens, stats, generation,
+                                                     decoders[d].learning))
             progress(repeat * len(prompts) + n + 1, total)
     return _common_prompts(timings)
 

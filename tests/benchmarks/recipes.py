@@ -5,6 +5,7 @@ one that `tune` would choose, then decode hold-out prompts beside plain decoding
 
     python tests/benchmarks/recipes.py --task pycode --threads 1 --holdout tests/benchmarks/many/pycode/task.yaml --out build/pycode.json
 
+`--also bundled=skipsearch/demo/profiles/demo/modules` adds what lies trained in a folder, alone and behind lookup; it may be given again.
 `--predictions 24` decodes calibration prompts with so many recipes of all shapes instead, and compares measured with predicted times.
 `--guard pycode.yaml` decodes other text with the recipe of a profile: the task's own prompts, their words shuffled, and random tokens.
 """
@@ -38,6 +39,8 @@ from skipsearch.searchers import SearchProblem
 from skipsearch.stats import Trial
 from skipsearch.tasks import Task, load_task
 from skipsearch.tuning import Finalist
+
+BASELINES = ("lookup", "skip alone", "lookup,skip", "auto")   # over which every recipe is compared, beside plain decoding
 
 
 def silent(_: object) -> None:
@@ -73,11 +76,29 @@ def row(name: str, recipe: Recipe, ours: Timings, plain: Timings, others: dict[s
     return found | {f"over {other}": asdict(ours.speedup_over(theirs)) for other, theirs in others.items()}
 
 
+def with_modules(model: ModelAdapter, objective: ReplayObjective, also: Sequence[str]) -> dict[str, Finalist]:
+    """The best recipes of trained drafts, alone and behind lookup. also: NAME=FOLDER of each."""
+    plain, entries = objective.costs.verify[0], dict[str, Finalist]()
+    for name, _, folder in (entry.partition("=") for entry in also):
+        for draft in tuning.trained_drafts(model, Path(folder), print):
+            for shape in (draft.kind, f"lookup,{draft.kind}"):
+                found = objective.best_trained(draft, shape)
+                title = f"{name}: {shape}"
+                entries[title] = Finalist(found.recipe, plain / found.seconds_per_token, tuple(found.prices(plain)), (Path(folder),))
+                alpha = draft.alpha(objective.replay)
+                print(f"{title}: α {alpha:.3f} by replay, {entries[title].predicted:.2f}× predicted, {found.recipe}", flush=True)
+    return entries
+
+
 def measure(model: ModelAdapter, holdout: Workload, entries: dict[str, Finalist], repeats: int, seed: int) -> dict[str, Any]:
     """One interleaved run; equal recipes are measured once."""
+    def progress(done: int, total: int) -> None:
+        if not done % 20:
+            print(f"{done} of {total} prompts", flush=True)
+
     distinct = list(dict.fromkeys(f.recipe for f in entries.values()))
     first = {f.recipe: f for f in reversed(entries.values())}
-    plain, *found = race([Decoder(model), *(first[recipe].decoder(model) for recipe in distinct)], holdout, repeats, seed)
+    plain, *found = race([Decoder(model), *(first[recipe].decoder(model) for recipe in distinct)], holdout, repeats, seed, progress)
     by_name = {name: found[distinct.index(f.recipe)] for name, f in entries.items()}
     copying = {s.prompt for t in found for s in t.samples if any(d.copied for d in s.stats.by_drafter)}
     result = {}
@@ -87,8 +108,9 @@ def measure(model: ModelAdapter, holdout: Workload, entries: dict[str, Finalist]
 
         if not only(plain).samples:
             continue
-        others = {name: only(by_name[name]) for name in ("lookup", "skip alone", "lookup,skip") if name in by_name}
-        result[part] = [row(name, entries[name].recipe, only(t), only(plain), others) for name, t in by_name.items()]
+        others = {name: only(by_name[name]) for name in by_name if name in BASELINES or ":" in name}
+        result[part] = [row(name, f.recipe, only(by_name[name]), only(plain),
+                            {other: t for other, t in others.items() if entries[other].recipe != f.recipe}) for name, f in entries.items()]
     return {"rows": result, "plain_ms_per_token": asdict(plain.estimate())}
 
 
@@ -158,6 +180,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, help="hold-out prompts, all if not given")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--holdout", type=Path)
+    parser.add_argument("--also", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--predictions", type=int, default=0)
     parser.add_argument("--guard", type=Path)
     parser.add_argument("--out", type=Path)
@@ -183,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             entries = {f.recipe.shape: f for f in reversed(finalists) if f.recipe.shape != "skip"}
             entries["skip alone"] = tuning.finalists(alone.trials, alone.objective)[0]
             entries["auto"] = winner
+            entries |= with_modules(model, auto.objective, args.also)
             holdout = load_task(str(args.holdout.parent)) if args.holdout else task
             found = measure(model, workload(model, holdout, holdout.holdout[:args.prompts]), entries, args.repeats, args.seed)
             show(found)
