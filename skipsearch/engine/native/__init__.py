@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from skipsearch.engine.native.adapter import NativeAdapter, in_its_layout, why_not
-from skipsearch.engine.native.library import NoCompiler, Progress, kept_library, library
+from skipsearch.engine.native.library import NoCompiler, Progress, kept_library, open_library
 from skipsearch.errors import OtherEngine
 from skipsearch.models.lean import LeanAdapter
 
@@ -20,7 +20,7 @@ def native_model(lean: LeanAdapter, progress: Progress = lambda done, total: Non
     reason = why_not(lean)
     if reason is None:
         try:
-            return in_its_layout(lean, library(progress))
+            return in_its_layout(lean, open_library(progress))
         except NoCompiler as error:
             warnings.warn(OtherEngine(f"{error}; until then the engine lean takes its place"), stacklevel=2)
             return lean

@@ -42,6 +42,7 @@ class NativeAdapter:
         self.passes: PassRunner | None = self
         self.new_cache, self.embed = lean.new_cache, lean.embed
         self._kinds = list(lean.tables)
+        self._turns: dict[str | None, tuple[Tensor, Tensor, Tensor]] = {}
         self._model, self._held = _described(lean, self._kinds)
         self._skips: dict[SkipMask, Any] = {}
 
@@ -113,7 +114,7 @@ class NativeAdapter:
         tables = (abi.Table * len(self._kinds))()
         held: list[Any] = [given, hidden, positions, slots, key_positions, visible, tables, skip]
         for table, kind in zip(tables, self._kinds, strict=True):
-            cos, sin = self.lean.tables[kind].table
+            cos, sin = self._angles(kind)
             table.cos, table.sin, table.width, table.length = cos.data_ptr(), sin.data_ptr(), cos.shape[-1], cos.shape[1]
             held += [cos, sin]
         step = abi.Pass(
@@ -126,6 +127,15 @@ class NativeAdapter:
             tables=ctypes.addressof(tables), threads=torch.get_num_threads())
         step.held = [*held, keys, values]
         return step
+
+    def _angles(self, kind: str | None) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of all positions, in float32 or better: families keep them in their own dtype or not."""
+        of, sin = self.lean.tables[kind].table
+        known = self._turns.get(kind)
+        if known is None or known[0] is not of:
+            wide = torch.promote_types(self.spec.dtype, torch.float32)
+            known = self._turns[kind] = (of, of.to(wide).contiguous(), sin.to(wide).contiguous())
+        return known[1], known[2]
 
     def _skip(self, skipped: SkipMask | bytes | None) -> Any:
         """[2 · layers] bytes, attention and MLP in turn, 1 where one is left out."""

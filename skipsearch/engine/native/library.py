@@ -71,7 +71,7 @@ _loaded: dict[str, Library] = {}
 _loading = threading.Lock()
 
 
-def library(progress: Progress = lambda done, total: None, instructions: str | None = None) -> Library:
+def open_library(progress: Progress = lambda done, total: None, instructions: str | None = None) -> Library:
     """Loaded, after it was built where it was not kept. instructions: of `SETS`; the best that this processor has, if not given.
 
     progress(done, total): of files compiled. Raises: NoCompiler; ModelError where the library cannot be kept or loaded.
