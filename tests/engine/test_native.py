@@ -6,7 +6,6 @@ import inspect
 import itertools
 import os
 import subprocess
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -18,7 +17,7 @@ from models import test_contract
 from models.tiny import FUSED, full_logits, new_hf_model, some_tokens
 from torch import Tensor
 
-from skipsearch.cache import KVCache, PassPlan, Planner
+from skipsearch.cache import PassPlan, Planner
 from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import GreedyPicker
 from skipsearch.engine import draft_step, exact_forward, forward, inference
