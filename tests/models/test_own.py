@@ -69,6 +69,7 @@ def test_a_fused_engine_and_trained_drafts_need_a_row() -> None:
 @torch.no_grad()
 def test_texts_of_several_lengths_are_refused_where_one_bias_serves_a_batch() -> None:
     model = own("mpt")
+    assert (model.spec.together, own("bloom").spec.together) == (False, True)
     cache, planner = model.new_cache(2, 16), Planner(16, model.spec.device)
     tokens = some_tokens(6).repeat(2, 1)
     forward(model, tokens, cache, planner.chain(0, 6, batch=2))
