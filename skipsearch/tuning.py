@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -39,6 +39,7 @@ from skipsearch.evaluation.objectives import (
 )
 from skipsearch.evaluation.prompts import Workload, template_sha256, workload
 from skipsearch.evaluation.replay import RECURRENT, Replay
+from skipsearch.evaluation.simulate import Prediction
 from skipsearch.evaluation.table import latency_table, main_context
 from skipsearch.evaluation.trained import TrainedDraft, trained_draft
 from skipsearch.evaluation.wall import knock_out, race
@@ -71,6 +72,7 @@ class Finalist:
     predicted: float | None
     prices: tuple[Price | None, ...] = ()
     folders: tuple[Path, ...] = ()   # where its trained parts lie
+    foreseen: Prediction | None = field(default=None, compare=False, repr=False)   # prompt by prompt
 
     def decoder(self, model: ModelAdapter) -> Decoder:
         return Decoder(model, self.recipe, prices=self.prices, modules=self.folders)
@@ -296,7 +298,8 @@ def finalists(trials: Sequence[Trial], by_replay: ReplayObjective, trained: Sequ
     chosen = sorted([*first, *others[:max(0, FINALISTS - len(first))]], key=lambda found: found.seconds_per_token)
     plain = by_replay.costs.verify[0]
     folders = () if modules is None else (modules,)
-    return [Finalist(found.recipe, plain / found.seconds_per_token, tuple(found.prices(plain)), folders) for found in chosen]
+    return [Finalist(found.recipe, plain / found.seconds_per_token, tuple(found.prices(plain)), folders, found.prediction)
+            for found in chosen]
 
 
 def choosing(kind: str, shape: str, by_replay: ReplayObjective, calibration: Workload, listen: Listener) -> list[Finalist]:
@@ -312,9 +315,11 @@ def choosing(kind: str, shape: str, by_replay: ReplayObjective, calibration: Wor
 
 def run_off(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], seed: int, listen: Listener,
             rungs: Sequence[int] = RACE_PROMPTS) -> tuple[Finalist, list[Raced]]:
-    """The finalist with the least measured time. Calibration prompts only."""
+    """The finalist with the least measured time, on calibration prompts only. What was measured on the first of them stands for all of them
+    in the proportion that replay predicts, since recipes differ in which prompts suit them."""
     winner, timings = knock_out(Decoder(model), [f.decoder(model) for f in finalists], prompts, rungs, seed,
-                                lambda done, total: listen(Progress(done, total)))
+                                lambda done, total: listen(Progress(done, total)),
+                                [f.foreseen.from_some_to_all if f.foreseen else lambda _: 1.0 for f in finalists])
     raced = [Raced(f.recipe, f.predicted, ours.speedup_over(plain), "calibration", ours.prompts)
              for f, (plain, ours) in zip(finalists, timings, strict=True)]
     for entry in raced:

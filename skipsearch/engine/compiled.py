@@ -21,8 +21,8 @@ from torch import Tensor
 from skipsearch.cache import KVCache, PassPlan
 from skipsearch.engine import opaque, pieces
 from skipsearch.engine.kept import Shelf, open_shelf
-from skipsearch.engine.package import load_package, make_package
 from skipsearch.engine.opaque import stand_in, weights_are_arguments
+from skipsearch.engine.package import load_package, make_package
 from skipsearch.engine.pieces import attention_piece, head_piece, layer_piece, mlp_piece, weights_of
 from skipsearch.errors import ModelError
 from skipsearch.machine import cache_folder, cpu_name
@@ -96,7 +96,7 @@ class CompiledAdapter:
         return keys, values, plan.slots[0], *step.turns(part.kind), shown
 
     def _numbers(self, count: int) -> Tensor:
-        """[count], of no other meaning."""
+        """A tensor with `count` entries. Compiled code reads the number of keys from its length; the values are never read."""
         many = self._many
         if len(many) < count:  # another thread may put a shorter one there meanwhile, which is then made again
             many = self._many = torch.empty(2 * count, dtype=self.spec.dtype)

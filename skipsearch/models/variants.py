@@ -173,8 +173,8 @@ def _matrices(part: Attention | MLP) -> list[tuple[str, tuple[str, ...], str, li
     if isinstance(part, Attention):
         rows = [n * part.head_dim for n in (part.heads, part.kv_heads, part.kv_heads)]
         return [("qkv_proj", QKV, "qkv", rows), ("o_proj", ("o_proj",), "out", [part.out.shape[0]])]
-    rows = [part.gate_up.shape[0] // 2] * 2
-    return [("gate_up_proj", GATE_UP, "gate_up", rows), ("down_proj", ("down_proj",), "down", [part.down.shape[0]])]
+    return [("gate_up_proj", GATE_UP, "gate_up", [part.gate_up.shape[0] // 2] * 2),
+            ("down_proj", ("down_proj",), "down", [part.down.shape[0]])]
 
 
 def _stored(norm: Norm) -> Tensor:

@@ -1,6 +1,7 @@
 """The tables of the documents that are made from the code.
 
-A document marks the place of a table with `<!-- name -->` and `<!-- /name -->`. Run as a program, this rewrites them all:
+A document marks the place of a table with `<!-- name -->` and `<!-- /name -->`. Run as a program, this rewrites them all, and the bar chart
+of results:
 
     PYTHONPATH=tests python -m docs.tables
 """
@@ -12,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from skipsearch.cli.catalogue import rows
+
+from . import results
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -44,7 +47,8 @@ def table(first: str, second: str, entries: Mapping[str, str]) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {"drafters": listed("drafters"), "exits": listed("exits"), "searchers": listed("searchers"),
-                                        "engines": listed("engines"), "commands": commands}
+                                        "engines": listed("engines"), "commands": commands,
+                                        "recipes": results.table}
 
 
 def filled(text: str) -> str:
@@ -55,3 +59,4 @@ def filled(text: str) -> str:
 if __name__ == "__main__":
     for page in PAGES:
         page.write_text(filled(page.read_text("utf-8")), "utf-8")
+    results.PICTURE.write_text(results.picture(), "utf-8")

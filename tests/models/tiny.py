@@ -181,7 +181,7 @@ def logits_of(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPla
 
 
 def adapted(name: str) -> ModelAdapter:
-    """The adapter over the shared model's modules, or, for a fused name, over the weights of a model of its own."""
+    """The adapter over the shared model's modules, or, for a name with an engine behind it, over the weights of a model of its own."""
     return copy.copy(_fused(name)) if ":" in name else adapt(hf_model(name))
 
 

@@ -20,6 +20,7 @@ from skipsearch.exits.fixed import Fixed
 from skipsearch.fields import Interval, ModuleRef
 from skipsearch.profile.schema import (
     MOST_DRAFTERS,
+    BatchSpeed,
     ContextTokens,
     DrafterCounts,
     Hardware,
@@ -82,7 +83,10 @@ def mixed() -> Profile:
         "measured": measured.model_copy(update={
             "by_drafter": (DrafterCounts(kind="lookup", rounds=400, drafted=3200, accepted=1900),
                            DrafterCounts(kind="skip", rounds=700, drafted=2100, accepted=1500)),
-            "copied_from_prompt": 0.31})})
+            "copied_from_prompt": 0.31,
+            "by_batch": (BatchSpeed(requests=1, speedup=Interval.rounded(1.34, 1.31, 1.37)),
+                         BatchSpeed(requests=4, speedup=Interval.rounded(1.08, 1.02, 1.13)),
+                         BatchSpeed(requests=8, speedup=Interval.rounded(0.91, 0.88, 0.95)))})})
 
 
 def every() -> Profile:
@@ -196,7 +200,8 @@ def _measured(draw: st.DrawFn, kinds: tuple[str, ...]) -> Measured:
         ended_on_repeat=draw(st.integers(0, prompts)), split="holdout",
         lossless=Lossless(prompts=compared, identical=identical,
                           first_divergence_logit_gap=None if identical == compared else draw(st.floats(0, 1e6))),
-        by_drafter=tuple(draw(_counts(kind)) for kind in kinds) if counted else (), copied_from_prompt=draw(st.none() | _FRACTION))
+        by_drafter=tuple(draw(_counts(kind)) for kind in kinds) if counted else (), copied_from_prompt=draw(st.none() | _FRACTION),
+        by_batch=tuple(BatchSpeed(requests=n, speedup=draw(_interval())) for n in sorted(draw(st.sets(st.integers(1, 64), max_size=3)))))
 
 
 @st.composite
