@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -21,13 +22,14 @@ def catalogue(what: Annotated[str, typer.Argument(help=", ".join(WHAT))], as_jso
 
     from skipsearch.cli.common import out, print_json
 
-    rows = dict(_ROWS[what]())
+    rows = _ROWS[what]()
     if as_json:
         print_json(rows)
         return
-    table = Table(what.removesuffix("s"), "", box=None, pad_edge=False)
+    more = next((list(note) for note in rows.values() if isinstance(note, dict)), [""])
+    table = Table(what.removesuffix("s"), *more, box=None, pad_edge=False)
     for name, note in rows.items():
-        table.add_row(name, note)
+        table.add_row(name, *(note.values() if isinstance(note, dict) else [note]))
     out.print(table)
 
 
@@ -72,10 +74,17 @@ def _engines() -> dict[str, str]:
     return ENGINES
 
 
-def _drafters() -> dict[str, str]:
+def _drafters() -> dict[str, dict[str, str]]:
+    """Each with its source, what it needs and what it may be combined with."""
+    from skipsearch.errors import SkipSearchError
+    from skipsearch.names import resolve
     from skipsearch.recipe import DRAFTERS
 
-    return _first_lines(DRAFTERS)
+    rows = {}
+    for name, what in _first_lines(DRAFTERS).items():
+        about = resolve("drafter", name, DRAFTERS, SkipSearchError).about
+        rows[name] = {"what it does": what, "source": about.source, "needs": about.needs, "goes with": about.goes_with}
+    return rows
 
 
 def _exits() -> dict[str, str]:
@@ -84,4 +93,5 @@ def _exits() -> dict[str, str]:
     return _first_lines(EXITS)
 
 
-_ROWS = {"models": _models, "tasks": _tasks, "searchers": _searchers, "engines": _engines, "drafters": _drafters, "exits": _exits}
+_ROWS: dict[str, Callable[[], Mapping[str, Any]]] = {
+    "models": _models, "tasks": _tasks, "searchers": _searchers, "engines": _engines, "drafters": _drafters, "exits": _exits}
