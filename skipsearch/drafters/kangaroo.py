@@ -13,7 +13,7 @@ from skipsearch.drafters.skip import AnyExit
 from skipsearch.exits import Exit
 from skipsearch.fields import ModuleRef
 from skipsearch.mask import SkipMask
-from skipsearch.recipe import DrafterSpec
+from skipsearch.recipe import About, DrafterSpec
 
 if TYPE_CHECKING:
     from skipsearch.models.spec import ModelAdapter
@@ -28,6 +28,7 @@ class Kangaroo(DrafterSpec):
     """
 
     kind: Literal["kangaroo"] = "kangaroo"
+    about = About("Kangaroo (Liu et al. 2024)", "an adapter that `train kangaroo` makes", "lookup before it")
     exit_layer: Annotated[int, Field(ge=1, le=1023)] = Field(description="layers that the draft runs")
     exit: AnyExit
     module: ModuleRef = Field(description="the trained adapter")
