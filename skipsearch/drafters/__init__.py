@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession, WatchingDrafter, WatchingSession
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession, Resume, WatchingDrafter, WatchingSession
 from skipsearch.recipe import DRAFTERS
 
-__all__ = ["DRAFTERS", "DecodeContext", "Draft", "DraftSession", "Drafter", "WatchingDrafter", "WatchingSession"]
+__all__ = ["DRAFTERS", "DecodeContext", "Draft", "DraftSession", "Drafter", "Resume", "WatchingDrafter", "WatchingSession"]

@@ -4,9 +4,9 @@ from skipsearch.engine.choice import Choice, fastest, ready
 from skipsearch.engine.exact import KEY_BLOCK as EXACT_KEYS
 from skipsearch.engine.exact import ROWS as EXACT_ROWS
 from skipsearch.engine.exact import exact_forward
-from skipsearch.engine.forward import Tap, draft_step, forward, inference, onward
+from skipsearch.engine.forward import Tap, draft_step, forward, inference, onward, resumed
 from skipsearch.engine.load import ENGINES, load_model
 from skipsearch.models.spec import Scored
 
 __all__ = ["ENGINES", "EXACT_KEYS", "EXACT_ROWS", "Choice", "Scored", "Tap", "draft_step", "exact_forward", "fastest", "forward",
-           "inference", "load_model", "onward", "ready"]
+           "inference", "load_model", "onward", "ready", "resumed"]
