@@ -1,12 +1,13 @@
 # make demo   tune, write a profile and decode with it, on the model that comes with the package
 # make test   lint, type-check, test
+# make thorough   the tests that compile or decode for long, which `make test` leaves to CI
 # make gpu    the GPU tests, and a benchmark of a synthetic Llama-2-13B; by hand, where there is a GPU
 # All install what they need into .venv/ first. PYTHON=… chooses the interpreter (3.11 or newer).
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := build/demo
 
-.PHONY: demo gpu test slow clean
+.PHONY: demo gpu test thorough slow clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "skipsearch needs Python 3.11 or newer: make PYTHON=python3.11 …")'
@@ -34,6 +35,9 @@ test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+thorough: .venv/installed
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m thorough
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -50,7 +51,10 @@ class KVCache:
     """Keys and values of every layer, [B, heads, capacity, head_dim] each, allocated at a layer's first write.
 
     length: slots that hold committed K/V of the full model. Whoever commits moves it; whoever rolls back does not.
+    lasting: whether its buffers stay where they are for as long as it lives.
     """
+
+    lasting: ClassVar[bool] = True
 
     def __init__(self, n_layers: int, batch: int, capacity: int):
         self.batch, self.capacity, self.length = batch, capacity, 0
@@ -89,6 +93,10 @@ class KVCache:
         for buffer in (*self.keys, *self.values):
             if buffer is not None:
                 buffer[:, :, start:start + len(slots)] = buffer[:, :, list(slots)]   # the right side is a copy
+
+    def usable(self, tokens: int) -> int:
+        """How many of the first `tokens` slots a pass may go on from, where what stands in them is still wanted."""
+        return tokens
 
     def take_over(self, other: KVCache, count: int) -> None:
         """Copy the first `count` slots of a cache of the same model."""

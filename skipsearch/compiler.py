@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from statistics import median
 from typing import Literal
@@ -92,7 +93,26 @@ def _measured(model: ModelAdapter, workload: Workload, plain: Timings, ours: Tim
                             first_divergence_logit_gap=float(round_sig(max(d.gap for d in differing))) if differing else None),
         by_drafter=tuple(_counts(spec.kind, one, every, a_pass) for spec, one, every in
                          zip(recipe.drafters, once.by_drafter, stats.by_drafter, strict=False)) if stats.drafted else (),
-        copied_from_prompt=_copied(recipe, once) if stats.drafted else None)
+        copied_from_prompt=_copied(recipe, once) if stats.drafted else None,
+        choosing_share=_rounded(stats.choosing_share) if stats.choosing_seconds else None, stream=_stream(plain, ours))
+
+
+def _stream(plain: Timings, ours: Timings) -> s.Stream | None:
+    """None where nothing was learned from prompt to prompt."""
+    learning = {sample.prompt for sample in ours.samples if sample.learning}
+    if not learning:
+        return None
+    return s.Stream(learning=_part(plain, ours, lambda prompt: prompt in learning),
+                    settled=_part(plain, ours, lambda prompt: prompt not in learning))
+
+
+def _part(plain: Timings, ours: Timings, belongs: Callable[[int], bool]) -> s.StreamPart | None:
+    theirs, mine = (timings.of(belongs) for timings in (plain, ours))
+    if not mine.samples:
+        return None
+    speedup = mine.speedup_over(theirs)
+    return s.StreamPart(prompts=mine.prompts, speedup=Interval.rounded(speedup.mean, speedup.low, speedup.high),
+                        choosing_share=round_sig(mine.stats.choosing_share))
 
 
 def _counts(kind: str, once: DrafterStats, every: DrafterStats, a_pass: float) -> s.DrafterCounts:

@@ -10,7 +10,7 @@
     ├── ModuleError      a trained part of a draft: its file, its training, or a model that it was not made for
     └── ExportError      a draft that has no form in another format, or no room
 
-What is worth saying and stops nothing is a warning: UntrustedFolder.
+What is worth saying and stops nothing is a warning: UntrustedFolder, OtherEngine.
 """
 
 
@@ -56,6 +56,10 @@ class ExportError(SkipSearchError):
 
 class UntrustedFolder(UserWarning):
     """Compiled code in a folder that others may write to is not run."""
+
+
+class OtherEngine(UserWarning):
+    """The engine that was asked for cannot be had here, and another one takes its place."""
 
 
 def no_numbers() -> ModelError:

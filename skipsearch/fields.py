@@ -31,6 +31,12 @@ Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Layer = Annotated[int, Field(ge=0, le=1023)]
 Layers = Annotated[tuple[Layer, ...], Field(strict=False)]  # not strict: YAML knows lists only
+# The limits of what a sampler is asked for, the same in tasks, profiles and requests.
+HOTTEST = 100.0
+MOST_TOP_K = 10**7
+Temperature = Annotated[float, Field(ge=0, le=HOTTEST)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=0, le=MOST_TOP_K)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Positive = Annotated[int, Field(ge=1, le=10**12)]
 

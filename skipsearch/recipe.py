@@ -60,6 +60,10 @@ class Siblings(Part):
     below: Fraction = Field(description="a token whose top probability is below this has siblings, 0..1")
     most: Annotated[int, Field(ge=1, le=4)] = Field(description="siblings of one token, 1..4")
 
+    def beside(self, confidence: float) -> int:
+        """Siblings of a token with this top probability."""
+        return self.most if confidence < self.below else 0
+
     def __str__(self) -> str:
         return f"{self.most} sibling{'s' if self.most > 1 else ''} below {self.below:g}"
 

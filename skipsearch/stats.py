@@ -126,7 +126,8 @@ class DecodeStats:
 
     tokens: emitted, the prefill's own first one included. round_tokens: emitted by rounds.
     A round of plain decoding is one full pass over one token with nothing drafted. by_drafter: of each drafter of the recipe, in its order.
-    choosing_seconds: of drafters that choose their masks while they decode, the time that it took.
+    choosing_seconds: of drafters that choose their masks while they decode, the time that it took, also while the prompt was read. It is
+    part of decode_seconds.
     cached_tokens: of the prompt, those whose K/V an earlier request of the session had left.
     """
 
@@ -159,6 +160,11 @@ class DecodeStats:
     def tau(self) -> float | None:
         """Mean tokens of a round; None before the first."""
         return self.round_tokens / self.rounds if self.rounds else None
+
+    @property
+    def choosing_share(self) -> float:
+        """Share of the decode time that choosing masks took."""
+        return self.choosing_seconds / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
     def seconds_per_token(self) -> float | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,8 +24,10 @@ from skipsearch.drafters.adapted import Adapted
 from skipsearch.drafters.skip import Skip
 from skipsearch.errors import ModuleError, SearchError
 from skipsearch.evaluation.brought import brought
+from skipsearch.evaluation.contenders import contenders
 from skipsearch.evaluation.evidence import gather
 from skipsearch.evaluation.objectives import (
+    CHOOSING,
     LOOKUP_SKIP,
     MAX_DRAFT,
     SHAPES,
@@ -36,7 +38,8 @@ from skipsearch.evaluation.objectives import (
     WallObjective,
 )
 from skipsearch.evaluation.prompts import Workload, template_sha256, workload
-from skipsearch.evaluation.replay import Replay
+from skipsearch.evaluation.replay import RECURRENT, Replay
+from skipsearch.evaluation.simulate import Prediction
 from skipsearch.evaluation.table import latency_table, main_context
 from skipsearch.evaluation.trained import TrainedDraft, trained_draft
 from skipsearch.evaluation.wall import knock_out, race
@@ -57,17 +60,19 @@ DEFAULT_TRIALS = 200     # masks: on any model a small multiple of the time that
 WALL_PROMPTS = 6         # of one evaluation under the wall objective
 REFINED, FINALISTS = 8, 4   # masks that are given every setting; recipes that are raced
 RACE_PROMPTS = (5, 11)      # of the first round with all finalists, of the second with the faster half
+CHOOSING_PROMPTS = (4, 8, 12, 24)   # the same where replay cannot say which settings are the best, so that more of them are raced
 HOLDOUT_REPEATS = 2
 
 
 @dataclass(frozen=True)
 class Finalist:
-    """predicted: speedup by replay. prices: for the guard."""
+    """predicted: speedup by replay; None where replay cannot know. prices: for the guard."""
 
     recipe: Recipe
-    predicted: float
+    predicted: float | None
     prices: tuple[Price | None, ...] = ()
     folders: tuple[Path, ...] = ()   # where its trained parts lie
+    foreseen: Prediction | None = field(default=None, compare=False, repr=False)   # prompt by prompt
 
     def decoder(self, model: ModelAdapter) -> Decoder:
         return Decoder(model, self.recipe, prices=self.prices, modules=self.folders)
@@ -91,7 +96,8 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     """Search the fastest recipe for `model` on `task`, and measure it here.
 
     drafters: which a recipe may have: "lookup", "skip", "lookup,skip" (in this order), "adapted", "lookup,adapted", or "auto", which weighs
-    all of them. modules: a folder of trained parts; each that fits the model is weighed alone and behind lookup.
+    all of them; or "clasp", "asd", "swift", each alone or behind "lookup,", which choose their masks while they decode. modules: a folder
+    of trained parts; each that fits the model is weighed alone and behind lookup.
     budget: of the search itself (the race and the confirmation come on top); trials: masks judged. The first to run out ends the
     search; with neither, 200 masks. study: a journal file or storage URL that keeps every judged mask; None keeps nothing.
     listen: told of progress. fresh_table: measure the latency table also where a kept one would do.
@@ -123,7 +129,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
                      "last is lost"))
     told = ledger.trials() if ledger else []
 
-    listen(Stage("continuing the calibration prompts with the full model"))
+    listen(Stage(f"continuing the calibration prompts with the full model{RECURRENT if model.spec.recurrent else ''}"))
     by_replay = prepare(model, calibration, listen, fresh_table, shapes)
     found: list[Trial] = []
     judged = 0
@@ -140,13 +146,19 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
         found, judged = search.finalists(REFINED if objective == "replay" else FINALISTS), len(search.seen)
     elif ledger:
         ledger.close()
+    if (kind := drafters.rpartition(",")[2]) in CHOOSING:
+        racing, rungs = choosing(kind, drafters, by_replay, calibration, listen), CHOOSING_PROMPTS
+    else:
+        racing, rungs = finalists(found, by_replay, trained, modules), RACE_PROMPTS
     listen(Stage("racing the best recipes under real decoding"))
-    winner, raced = run_off(model, calibration, finalists(found, by_replay, trained, modules), seed, listen)
+    winner, raced = run_off(model, calibration, racing, seed, listen, rungs)
     searched = perf_counter() - started
 
     listen(Stage("measuring the winner on hold-out prompts"))
     holdout = workload(model, task, task.holdout)
-    plain, ours = race([Decoder(model), winner.decoder(model)], holdout, HOLDOUT_REPEATS, seed,
+    winning = winner.decoder(model)
+    repeats = 1 if winning.learning else HOLDOUT_REPEATS   # a search that goes on is not to meet a text twice
+    plain, ours = race([Decoder(model), winning], holdout, repeats, seed,
                        lambda done, total: listen(Progress(done, total)))
     confirmed = Raced(winner.recipe, None, ours.speedup_over(plain), "holdout", ours.prompts)
     listen(confirmed)
@@ -286,13 +298,28 @@ def finalists(trials: Sequence[Trial], by_replay: ReplayObjective, trained: Sequ
     chosen = sorted([*first, *others[:max(0, FINALISTS - len(first))]], key=lambda found: found.seconds_per_token)
     plain = by_replay.costs.verify[0]
     folders = () if modules is None else (modules,)
-    return [Finalist(found.recipe, plain / found.seconds_per_token, tuple(found.prices(plain)), folders) for found in chosen]
+    return [Finalist(found.recipe, plain / found.seconds_per_token, tuple(found.prices(plain)), folders, found.prediction)
+            for found in chosen]
 
 
-def run_off(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], seed: int, listen: Listener) -> tuple[Finalist, list[Raced]]:
-    """The finalist with the least measured time. Calibration prompts only."""
-    winner, timings = knock_out(Decoder(model), [f.decoder(model) for f in finalists], prompts, RACE_PROMPTS, seed,
-                                lambda done, total: listen(Progress(done, total)))
+def choosing(kind: str, shape: str, by_replay: ReplayObjective, calibration: Workload, listen: Listener) -> list[Finalist]:
+    """The settings to race of a drafter that chooses its masks while it decodes. What replay foresees of their rounds prices them for the
+    guard, too."""
+    listen(Stage(f"narrowing down the settings of {kind}"))
+    plain = by_replay.costs.verify[0]
+    found = contenders(kind, shape, by_replay, calibration, lambda done, total: listen(Progress(done, total)))
+    if not found:
+        raise SearchError(f"{kind} has no setting that skips anything of a model with {by_replay.replay.model.spec.n_layers} layers")
+    return [Finalist(c.recipe, plain / c.found.seconds_per_token if c.exact else None, tuple(c.found.prices(plain))) for c in found]
+
+
+def run_off(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], seed: int, listen: Listener,
+            rungs: Sequence[int] = RACE_PROMPTS) -> tuple[Finalist, list[Raced]]:
+    """The finalist with the least measured time, on calibration prompts only. What was measured on the first of them stands for all of them
+    in the proportion that replay predicts, since recipes differ in which prompts suit them."""
+    winner, timings = knock_out(Decoder(model), [f.decoder(model) for f in finalists], prompts, rungs, seed,
+                                lambda done, total: listen(Progress(done, total)),
+                                [f.foreseen.from_some_to_all if f.foreseen else lambda _: 1.0 for f in finalists])
     raced = [Raced(f.recipe, f.predicted, ours.speedup_over(plain), "calibration", ours.prompts)
              for f, (plain, ours) in zip(finalists, timings, strict=True)]
     for entry in raced:

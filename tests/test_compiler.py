@@ -196,3 +196,24 @@ def test_a_drafter_is_written_with_what_is_needed_to_build_it_again(exit_policy:
 def test_it_is_read_back_from_yaml_as_it_was_written(recipe: Recipe) -> None:
     for profile in (compiled(plain([1.0] * 3), drafting([0.5] * 3), recipe), compiled(plain([0.5] * 3), drafting([1.0] * 3), recipe)):
         assert parse_profile(dump_profile(profile).encode(), "a profile") == profile
+
+
+def test_the_share_of_choosing_is_of_all_decode_time_and_a_stream_has_two_parts() -> None:
+    first, second, third = drafting([1.0, 2.0, 4.0]).samples
+    for which, seconds in ((first, 0.5), (second, 0.2)):
+        which.stats.choosing_seconds = seconds
+    ours = Timings([replace(first, learning=True), replace(second, learning=True), third])
+    found = compiled(plain([2.0, 3.0, 6.0]), ours).measured
+    assert found is not None
+    assert found.choosing_share == 0.1
+    assert found.stream is not None
+    learning, settled = found.stream.learning, found.stream.settled
+    assert learning is not None
+    assert settled is not None
+    assert (learning.prompts, settled.prompts) == (2, 1)
+    assert learning.speedup.mean == pytest.approx(5 / 3, abs=0.01)
+    assert settled.speedup.mean == pytest.approx(6 / 4)
+    assert (learning.choosing_share, settled.choosing_share) == (0.233, 0.0)
+    without = compiled(plain([2.0, 3.0, 6.0]), drafting([1.0, 2.0, 4.0])).measured
+    assert without is not None
+    assert (without.choosing_share, without.stream) == (None, None)

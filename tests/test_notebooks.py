@@ -13,6 +13,7 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
 def test_every_cell_runs_and_the_plots_are_drawn(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)

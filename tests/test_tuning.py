@@ -148,6 +148,30 @@ def test_a_choice_of_drafters_may_be_the_module_alone(tmp_path: Path) -> None:
     assert tokens == Decoder(model).generate([1, 2, 3], 12).tokens
 
 
+@pytest.mark.parametrize("drafters", ["asd", "lookup,clasp", "swift"])
+def test_drafters_that_choose_their_masks_are_tuned_and_say_what_that_takes(drafters: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skipsearch.evaluation.contenders.WINDOWS", ((4, 1),))
+    told, repeats, race = list[Event](), list[int](), tuning.race
+    monkeypatch.setattr(tuning, "race", lambda decoders, work, times, *rest: repeats.append(times) or race(decoders, work, times, *rest))
+    profile = searched(drafters=drafters, listen=told.append)
+    assert repeats == [1 if drafters == "swift" else tuning.HOLDOUT_REPEATS], "who learns meets each hold-out text once"
+    raced = [event for event in told if isinstance(event, Raced)]
+    assert {event.recipe.shape for event in raced} == {drafters}
+    assert len({event.recipe for event in raced if event.split == "calibration"}) > 2
+    assert [drafter.kind for drafter in profile.candidate.drafters] == drafters.split(",")
+    assert parse_profile(dump_profile(profile).encode(), "a profile") == profile
+    found = profile.measured
+    assert found is not None
+    assert found.choosing_share
+    assert found.lossless.identical == found.prompts
+    assert (found.stream is not None) == (drafters == "swift"), "of a drafter that learns from one prompt for the next"
+    if found.stream is not None:
+        assert found.stream.learning
+        assert found.stream.learning.prompts == found.prompts == 3
+    model = small_model()
+    assert Decoder(model, profile.candidate).generate([1, 2, 3], 12).tokens == Decoder(model).generate([1, 2, 3], 12).tokens
+
+
 def test_modules_that_are_not_there_or_fit_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SearchError, match="skipsearch train adapted"):
         searched(drafters="adapted")

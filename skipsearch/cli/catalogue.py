@@ -21,23 +21,28 @@ def catalogue(what: Annotated[str, typer.Argument(help=", ".join(WHAT))], as_jso
 
     from skipsearch.cli.common import out, print_json
 
-    rows = dict(_ROWS[what]())
+    found = rows(what)
     if as_json:
-        print_json(rows)
+        print_json(found)
         return
     table = Table(what.removesuffix("s"), "", box=None, pad_edge=False)
-    for name, note in rows.items():
+    for name, note in found.items():
         table.add_row(name, note)
     out.print(table)
+
+
+def rows(what: str) -> dict[str, str]:
+    """Name and note of each entry. what: one of WHAT."""
+    return dict(_ROWS[what]())
 
 
 def _models() -> dict[str, str]:
     from skipsearch.models.families import FAMILIES
     from skipsearch.models.names import ALIASES
 
-    rows = f"models of the families {', '.join(sorted(FAMILIES))}"
+    known = f"models of the families {', '.join(sorted(FAMILIES))}"
     others = "models of any other decoder-only class of transformers, read by structure and checked at load; `doctor --model` tells"
-    return {"demo": "the embedded model"} | ALIASES | {"org/name, or a folder": rows, "": others}
+    return {"demo": "the embedded model"} | ALIASES | {"org/name, or a folder": known, "": others}
 
 
 def _tasks() -> dict[str, str]:

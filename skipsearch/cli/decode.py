@@ -32,6 +32,8 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
            threads: Threads = None,
            exact: Annotated[bool, typer.Option("--exact", help="Greedy tokens equal to the bit with any profile and none, in every "
                                                                "dtype; costs passes of eight rows.")] = False,
+           remember: Annotated[int, typer.Option(min=0, help="Lookup may copy from so many tokens of this run's earlier answers: for "
+                                                             "prompts that resemble one another.")] = 0,
            check: Annotated[bool, typer.Option("--check", help="Decode plainly too and compare the tokens.")] = False,
            as_json: Json = False) -> None:
     """Example: skipsearch decode --profile my-profile.yaml --prompt "def main(argv=None):"
@@ -58,7 +60,8 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
     from skipsearch.evaluation.prices import prices_here
 
     prices = None if loaded is None else prices_here(loaded, adapter)
-    decoder, plain = Decoder(adapter, loaded, exact=exact, prices=prices), Decoder(adapter, exact=exact) if check else None
+    decoder = Decoder(adapter, loaded, exact=exact, prices=prices, remember=remember)
+    plain = Decoder(adapter, exact=exact) if check else None
     warn(decoder.warnings)
     say_verdict(loaded)
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed,

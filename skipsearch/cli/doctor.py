@@ -101,9 +101,9 @@ def _demo() -> str:
     from skipsearch.decoding import Decoder
     from skipsearch.errors import SkipSearchError
     from skipsearch.mask import SkipMask
-    from skipsearch.models import load_model
+    from skipsearch.models import load_adapter
 
-    model = load_model("demo", device="cpu")
+    model = load_adapter("demo", device="cpu")
     ids = model.tokenizer("def main(argv=None):")["input_ids"]
     mask = SkipMask.whole_layers(model.spec.n_layers, range(model.spec.n_layers // 2, model.spec.n_layers - 2))
     plain, drafted = Decoder(model).generate(ids, 24), Decoder(model, mask).generate(ids, 24)

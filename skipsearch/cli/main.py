@@ -67,16 +67,16 @@ def register() -> None:
     """Attach every command; each file holds one."""
     from skipsearch.cli import bench, catalogue, chat, decode, doctor, export, profile, report, serve, task, train, tune
 
-    app.command(name="tune", short_help="Search a mask, measure it on hold-out prompts, write a profile.")(tune.tune)
+    app.command(name="tune", short_help="Search the fastest recipe, measure it on hold-out prompts, write a profile.")(tune.tune)
     app.command(name="train", short_help="Train a few sub-layers to draft for the model.")(train.train)
     app.command(name="decode", short_help="Generate with a profile; the tokens are the full model's own.")(decode.decode)
-    app.command(name="chat", short_help="A conversation in the terminal.")(chat.chat)
+    app.command(name="chat", short_help="Talk to a model in the terminal.")(chat.chat)
     app.command(name="serve", short_help="Serve a model to OpenAI's clients, and a page to watch it.")(serve.serve)
     app.command(name="bench", short_help="Measure side by side: plain, with a profile, Hugging Face.")(bench.bench)
-    app.command(name="export", short_help="A profile's draft as a checkpoint for other engines.")(export.export)
-    app.command(name="report", short_help="A search and its profile in pictures: one HTML file.")(report.report)
-    app.command(name="list", short_help="The names that other commands take: models, tasks, searchers, …")(catalogue.catalogue)
-    app.command(name="doctor", short_help="Is this installation able to do its work?")(doctor.doctor)
+    app.command(name="export", short_help="Write a profile's draft as a checkpoint for other engines.")(export.export)
+    app.command(name="report", short_help="Draw a search and its profile: one HTML file.")(report.report)
+    app.command(name="list", short_help="List the names that other commands take: models, tasks, searchers, …")(catalogue.catalogue)
+    app.command(name="doctor", short_help="Check this installation, or a model: its engine, its memory, what to run next.")(doctor.doctor)
     app.add_typer(profile.app, name="profile", short_help="Look at, check, compare, convert, fetch and verify profiles.")
     app.add_typer(task.app, name="task", short_help="Look at tasks and check them.")
 

@@ -12,15 +12,17 @@ from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
+from skipsearch.decoding.chains import refuse_more_than_chains
 from skipsearch.decoding.guard import Guard
-from skipsearch.decoding.prefix import Prefix, new_room
+from skipsearch.decoding.prefix import Lender, new_room
 from skipsearch.decoding.request import ReadyRequest
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
 from skipsearch.decoding.steering import Steering
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled, ends_in_a_rejection
-from skipsearch.decoding.watching import Proposal, Watch
+from skipsearch.decoding.watching import Proposal, Shown, Watch
 from skipsearch.drafters import DecodeContext, Draft, DraftSession, Resume, WatchingDrafter, WatchingSession
+from skipsearch.drafters.memory import Memory
 from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, Tap, exact_forward, forward, inference, resumed
 from skipsearch.machine import synchronise
 from skipsearch.models.spec import ModelAdapter
@@ -83,16 +85,20 @@ class DecodeLoop:
 
     exact: passes of the full model have one fixed shape, so that their bits do not depend on what was drafted.
     prices: what the guard weighs the rounds of each drafter by; None for one that it leaves alone. folders: where trained parts lie.
+    remember: tokens of earlier answers that drafters may copy from; 0: each request for itself.
     """
 
     def __init__(self, model: ModelAdapter, recipe: Recipe, exact: bool = False, prices: Sequence[Price | None] = (),
-                 folders: Sequence[Path] = ()):
+                 folders: Sequence[Path] = (), remember: int = 0):
         self.model, self.exact, self.prices = model, exact, prices
+        self.memory = Memory(remember) if remember else None
         self.drafters = [(spec.draft_length, spec.build(model, folders)) for spec in recipe.drafters]
+        built = zip(recipe.drafters, (drafter for _, drafter in self.drafters), strict=True)
+        refuse_more_than_chains(model.spec, [*built], exact)
         self._scratch = max((spec.scratch for spec in recipe.drafters), default=0)
         self._spare: list[tuple[KVCache, Planner]] = []   # the cache of the last request that ended
 
-    def stream(self, asked: ReadyRequest, prefix: Prefix | None = None, watch: Watch | None = None) -> Iterator[Chunk]:
+    def stream(self, asked: ReadyRequest, prefix: Lender | None = None, watch: Watch | None = None) -> Iterator[Chunk]:
         """Chunks of committed tokens, a round each, the prefill's first token alone in the first.
 
         prefix: what an earlier request left, and where this one leaves its K/V. watch: told what is proposed.
@@ -122,6 +128,8 @@ class DecodeLoop:
                     return
                 emitted = self._round(request, stopper.max_new_tokens - stopper.n_tokens)
         finally:
+            if self.memory is not None and len(history) > len(prompt):
+                self.memory.add(history[len(prompt):])
             if prefix is not None:
                 prefix.give_back(history)
             else:
@@ -136,7 +144,7 @@ class DecodeLoop:
         picker = GreedyPicker() if sampling.greedy else SamplingPicker(sampling, generator)
         known = cache.length   # tokens of the prompt whose K/V is there already
         rows = torch.tensor([list(prompt)], device=device)
-        ctx = DecodeContext(self.model, cache, planner, rows[:, -1:], list(prompt), len(prompt), picker)
+        ctx = DecodeContext(self.model, cache, planner, rows[:, -1:], list(prompt), len(prompt), picker, self.memory)
         request = _Request(ctx, sampling, stopper, generator, [], Guard(self.prices) if any(self.prices) else None, steering)
         watching = {i: drafter.watch() for i, (_, drafter) in enumerate(self.drafters) if isinstance(drafter, WatchingDrafter)}
         request.watching = list(watching.values())
@@ -146,11 +154,18 @@ class DecodeLoop:
         ctx.pending = rows.new_tensor([[token]])
         request.sessions = [watching[i] if isinstance(drafter, WatchingDrafter) else drafter.begin(ctx)
                             for i, (_, drafter) in enumerate(self.drafters)]
+        prefilled = self._clock() if request.watching else 0.0
         for session in request.watching:
             session.begin(ctx)
-        request.stats.prompt_tokens, request.stats.cached_tokens = len(prompt), known
-        request.stats.by_drafter = [DrafterStats() for _ in self.drafters]
-        request.stats.prefill_seconds = self._clock() - started
+        stats = request.stats
+        stats.prompt_tokens, stats.cached_tokens = len(prompt), known
+        stats.by_drafter = [DrafterStats() for _ in self.drafters]
+        ended = self._clock()
+        if request.watching:
+            stats.choosing_seconds += ended - prefilled
+        # A mask that is chosen while the prompt is read belongs to the drafts: plain decoding would not have spent that time.
+        stats.prefill_seconds = ended - started - stats.choosing_seconds
+        stats.decode_seconds = stats.choosing_seconds
         return request, token
 
     @inference
@@ -160,7 +175,7 @@ class DecodeLoop:
         started = perf_counter()
         by, draft = self._draft(request, room - 1)
         rows = ctx.pending if draft is None else torch.cat([ctx.pending, draft.tokens[None]], dim=1)  # [1, 1 + N]
-        drafted_at = perf_counter()
+        drafted_at, chosen = perf_counter(), stats.choosing_seconds
 
         n_drafted = rows.shape[1] - 1 if draft is None or draft.trunk is None else draft.trunk
         n_siblings = rows.shape[1] - 1 - n_drafted
@@ -176,6 +191,7 @@ class DecodeLoop:
             request.guard.passed(None if draft is None else by, n_drafted, accepted, n_siblings)
 
         verified_at = ended = perf_counter()
+        verifying = verified_at - drafted_at - (stats.choosing_seconds - chosen)   # without what was shown to sessions meanwhile
         if request.watching:
             for session in request.watching:
                 session.committed(ctx, path)
@@ -183,13 +199,13 @@ class DecodeLoop:
             stats.choosing_seconds += ended - verified_at
         if draft is not None:
             stats.by_drafter[by].draft_seconds += drafted_at - started
-            stats.by_drafter[by].verify_seconds += verified_at - drafted_at
+            stats.by_drafter[by].verify_seconds += verifying
         stats.rounds += 1
         stats.drafted += n_drafted
         stats.accepted += accepted
         stats.rejecting_rounds += rejected
         stats.draft_seconds += drafted_at - started
-        stats.verify_seconds += verified_at - drafted_at
+        stats.verify_seconds += verifying
         stats.decode_seconds += ended - started
         emitted = rows[0].tolist()
         return [*(emitted[node] for node in path), following]
@@ -238,14 +254,7 @@ class DecodeLoop:
     def _tap(self, request: _Request, plan: PassPlan, rows: int) -> Tap | None:
         """For all sessions that want to see this pass."""
         taps = [tap for session in request.watching if (tap := session.tap(self.model, request.ctx.cache, plan, rows)) is not None]
-        if not taps:
-            return None
-
-        def every(i: int, h: Tensor) -> None:
-            for tap in taps:
-                tap(i, h)
-
-        return every
+        return Shown(taps, request.stats) if taps else None
 
     def _accept(self, request: _Request, drafted: Tensor, q: Tensor | None, logits: Tensor) -> tuple[int, int]:
         if request.steering is not None:

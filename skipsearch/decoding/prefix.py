@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
+from typing import Protocol
 
 from skipsearch.cache import KVCache, Planner
 from skipsearch.errors import DecodeError
@@ -21,6 +22,16 @@ def new_room(model: ModelAdapter, slots: int) -> Room:
     """An empty cache of at least so many slots: a power of two, as engines with fixed shapes want it."""
     capacity = max(256, 1 << (slots - 1).bit_length())
     return model.new_cache(1, capacity), Planner(capacity, model.spec.device)
+
+
+class Lender(Protocol):
+    """Lends a request the cache that it runs on."""
+
+    def lend(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Room:
+        """A cache of at least so many slots, whose `length` counts those that are the prompt's already."""
+
+    def give_back(self, history: Sequence[int]) -> None:
+        """The request is over. history: its prompt and what it emitted."""
 
 
 class Prefix:
@@ -39,7 +50,8 @@ class Prefix:
     def shared(self, prompt: Sequence[int]) -> int:
         """Tokens of a prompt that need no pass. Its last token always does, since the first new one is chosen from its logits."""
         most = min(len(self.tokens), len(prompt) - 1)
-        return next((i for i in range(most) if self.tokens[i] != prompt[i]), most)
+        same = next((i for i in range(most) if self.tokens[i] != prompt[i]), most)
+        return 0 if self._room is None else self._room[0].usable(same)
 
     def lend(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Room:
         """A cache of at least so many slots, whose `length` counts those that are the prompt's already.
@@ -60,6 +72,12 @@ class Prefix:
             self._lent.release()
             raise
         return self._room
+
+    def keep(self, cache: KVCache) -> None:
+        """Take the committed K/V of a request that began with what was lent and ran on another cache."""
+        assert self._room is not None
+        self._room[0].take_over(cache, cache.length)
+        self._room[0].length = cache.length
 
     def give_back(self, history: Sequence[int]) -> None:
         """The request is over. history: its prompt and what it emitted; K/V of drafted tokens behind that are worth nothing."""

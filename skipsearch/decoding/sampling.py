@@ -16,6 +16,7 @@ from torch import Tensor
 
 from skipsearch.engine import Scored
 from skipsearch.errors import DecodeError
+from skipsearch.fields import HOTTEST, MOST_TOP_K
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,14 @@ class Sampling:
     top_k: int = 0
 
     def __post_init__(self) -> None:
-        if not is_number(self.temperature) or not 0 <= self.temperature <= 100:
-            raise DecodeError(f"temperature is {self.temperature!r}; it is a number that lies in 0..100, and 0 is greedy decoding")
+        if not is_number(self.temperature) or not 0 <= self.temperature <= HOTTEST:
+            raise DecodeError(f"temperature is {self.temperature!r}; it is a number that lies in 0..{HOTTEST:g}, and 0 is greedy decoding")
         if 0 < self.temperature < 1e-6:
             raise DecodeError(f"temperature is {self.temperature}; under 0.000001 logits overflow, and 0 is greedy decoding")
         if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise DecodeError(f"top_p is {self.top_p!r}; it is a number that lies in (0, 1], and 1 turns it off")
-        if not is_whole(self.top_k) or self.top_k < 0:
-            raise DecodeError(f"top_k is {self.top_k!r}; it is a whole number of tokens, and 0 turns it off")
+        if not is_whole(self.top_k) or not 0 <= self.top_k <= MOST_TOP_K:
+            raise DecodeError(f"top_k is {self.top_k!r}; it is a whole number of tokens up to {MOST_TOP_K:,}, and 0 turns it off")
 
     @property
     def greedy(self) -> bool:

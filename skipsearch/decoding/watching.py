@@ -1,12 +1,17 @@
-"""What was proposed in each round, for whoever wants to show it: the draft sessions of a request, with an eye on each."""
+"""Who watches a request: whoever wants to show what was proposed in each round, and sessions that read the states of its passes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
+from torch import Tensor
+
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
+from skipsearch.engine import Between, Tap
+from skipsearch.stats import DecodeStats
 
 
 @dataclass(frozen=True)
@@ -78,3 +83,24 @@ class _Watched:
 
     def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
         self._session.verified(ctx, path)
+
+
+class Shown:
+    """Shows a pass to every session that watches it, and counts the time that they take as that of choosing masks."""
+
+    def __init__(self, taps: Sequence[Tap], stats: DecodeStats):
+        self.taps, self.stats = taps, stats
+        self._between: list[Between] = []
+
+    def __call__(self, i: int, h: Tensor) -> Between | None:
+        began = perf_counter()
+        self._between = [between for tap in self.taps if (between := tap(i, h)) is not None]
+        self.stats.choosing_seconds += perf_counter() - began
+        return self.between if self._between else None
+
+    def between(self, h: Tensor) -> None:
+        """The state between attention and MLP of the layer that was shown last."""
+        began = perf_counter()
+        for show in self._between:
+            show(h)
+        self.stats.choosing_seconds += perf_counter() - began

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from skipsearch.admg import admg
 from skipsearch.drafters.base import DecodeContext, Drafter
-from skipsearch.drafters.choosing import ChoosingDrafter
+from skipsearch.drafters.choosing import ChoosingDrafter, sequential
 from skipsearch.drafters.skip import AnyExit
 from skipsearch.fields import Fraction
 from skipsearch.mask import SkipMask
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from skipsearch.cache import KVCache, PassPlan
-    from skipsearch.engine import Tap
+    from skipsearch.engine import Between, Tap
     from skipsearch.models.spec import ModelAdapter
 
 
@@ -39,7 +39,8 @@ class ASD(DrafterSpec):
     exit: AnyExit
 
     def build(self, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
-        return ChoosingDrafter(lambda: PromptCosines(self, model.spec.n_layers), self.exit)  # type: ignore[return-value]
+        in_turn = sequential(model)
+        return ChoosingDrafter(lambda: PromptCosines(self, model.spec.n_layers, in_turn), self.exit)  # type: ignore[return-value]
 
     def __str__(self) -> str:
         return (f"asd from cosine {self.threshold:g}, every {self.every}, keeps the last {self.keep_last}, {self.exit}, up to "
@@ -47,10 +48,19 @@ class ASD(DrafterSpec):
 
 
 class PromptCosines:
-    """Sums cosines over the passes of a prefill, in however many pieces it comes, then decides once."""
+    """Sums cosines over the passes of a prefill, in however many pieces it comes, then decides once.
 
-    def __init__(self, spec: ASD, n_layers: int):
-        self.spec, self.sums, self.rows, self.decided = spec, [0.0] * n_layers, 0, False
+    in_turn: the MLP of a layer reads what its attention made, so the pass itself comes by that state.
+    """
+
+    def __init__(self, spec: ASD, n_layers: int, in_turn: bool):
+        self.spec, self.n_layers, self.in_turn, self.rows, self.decided = spec, n_layers, in_turn, 0, False
+        self._sums: list[Tensor] = []
+
+    @property
+    def sums(self) -> list[float]:
+        """Of each attention, over the rows read so far."""
+        return [float(total) for total in self._sums]
 
     def tap(self, model: ModelAdapter, cache: KVCache, plan: PassPlan, rows: int) -> Tap | None:
         if self.decided:
@@ -59,18 +69,30 @@ class PromptCosines:
 
         self.rows += rows
 
-        def look(i: int, h: Tensor) -> None:
-            if i == len(self.sums):
-                return
-            behind = model.block(i, h, cache, plan, mlp=False)   # the pass itself writes over the K/V of this
-            before, behind = h[0, :rows].float(), behind[0, :rows].float()
-            self.sums[i] += float(torch.nn.functional.cosine_similarity(before, behind.to(before.device), dim=-1).sum())
+        def compare(i: int, before: Tensor, behind: Tensor) -> None:
+            cosines = torch.nn.functional.cosine_similarity(before[0, :rows].float(), behind[0, :rows].to(before.device).float(), dim=-1)
+            if i == len(self._sums):
+                self._sums.append(cosines.sum())
+            else:
+                self._sums[i] = self._sums[i] + cosines.sum()
+
+        def look(i: int, h: Tensor) -> Between | None:
+            if i == self.n_layers:
+                return None
+            if self.in_turn:
+                return lambda behind: compare(i, h, behind)
+            compare(i, h, model.block(i, h, cache, plan, mlp=False))   # the pass itself writes over the K/V of this
+            return None
 
         return look
 
     def first(self, ctx: DecodeContext) -> SkipMask:
         self.decided = True
-        spec, cosines = self.spec, [s / max(1, self.rows) for s in self.sums]
+        return self.mask(self.spec)
+
+    def mask(self, spec: ASD) -> SkipMask:
+        """The one that these settings choose for what was read so far."""
+        cosines = [s / max(1, self.rows) for s in self.sums or [0.0] * self.n_layers]
         return SkipMask(len(cosines), *admg(cosines, spec.threshold, spec.every, spec.keep_last))
 
     def next(self, ctx: DecodeContext, path: Sequence[int]) -> SkipMask | None:

@@ -27,12 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from skipsearch.cache import KVCache, PassPlan, Planner
+    from skipsearch.drafters.memory import Memory
     from skipsearch.engine import Scored, Tap
     from skipsearch.models.spec import ModelAdapter
 
@@ -62,6 +63,7 @@ class DecodeContext:
 
     pending: [1, 1], the last emitted token, whose K/V no pass has written yet. history: all tokens so far, prompt and pending one included.
     prompt: how many of them are the prompt's.
+    memory: earlier answers that may be copied from; None: each request for itself.
     A drafter may write K/V behind `cache.length`, never before it: verification writes over what it leaves there.
     """
 
@@ -72,6 +74,7 @@ class DecodeContext:
     history: list[int]
     prompt: int
     picker: TokenPicker
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,21 @@ class WatchingDrafter(Protocol):
 
     def watch(self) -> WatchingSession:
         """A request begins: nothing of it has been computed yet."""
+
+
+@runtime_checkable
+class LearningDrafter(Protocol):
+    """A drafter that learns from one request for the next: how its drafts fare, and nothing of what a text says."""
+
+    @property
+    def learning(self) -> bool:
+        """Whether it goes on learning."""
+
+    def state(self) -> dict[str, Any]:
+        """What it knows, as plain data for JSON."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave. Raises: DecodeError for what is no state of such a drafter for this model."""
 
 
 class Drafter(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from skipsearch.drafters.base import DecodeContext, Draft, WatchingSession
-from skipsearch.drafters.skip import SkipSession
+from skipsearch.drafters.skip import Beside, SkipSession
 from skipsearch.exits import Exit
 from skipsearch.mask import SkipMask
 
@@ -33,23 +33,23 @@ class MaskPolicy(Protocol):
 
 
 class ChoosingDrafter:
-    """A skip drafter with a policy in the place of a mask. policy: makes one for a request."""
+    """A skip drafter with a policy in the place of a mask. policy: makes one for a request. siblings: of its unsure tokens."""
 
-    def __init__(self, policy: Callable[[], MaskPolicy], exit_policy: Exit):
-        self.policy, self.exit = policy, exit_policy
+    def __init__(self, policy: Callable[[], MaskPolicy], exit_policy: Exit, siblings: Beside | None = None):
+        self.policy, self.exit, self.siblings = policy, exit_policy, siblings
         self._lasting = exit_policy.begin() if exit_policy.shared else None
 
     def watch(self) -> WatchingSession:
-        return ChoosingSession(self.policy(), self.exit, self._lasting or self.exit.begin())
+        skip = SkipSession(SkipMask(1), self._lasting or self.exit.begin(), self.exit.reads_confidence, self.siblings)
+        return ChoosingSession(self.policy(), skip)
 
 
 class ChoosingSession:
     """masks: every mask that it drafted under, with the number of the round from which it was in force."""
 
-    def __init__(self, policy: MaskPolicy, exit_policy: Exit, exit_session: object):
+    def __init__(self, policy: MaskPolicy, skip: SkipSession):
         self.policy, self.masks, self.round = policy, list[tuple[int, SkipMask]](), 0
-        self._skip: SkipSession | None = None
-        self._exit, self._exits = exit_policy, exit_session
+        self._skip = skip   # under a mask of no model, until the first is chosen
 
     def tap(self, model: ModelAdapter, cache: KVCache, plan: PassPlan, rows: int) -> Tap | None:
         return self.policy.tap(model, cache, plan, rows)
@@ -58,13 +58,11 @@ class ChoosingSession:
         self._adopt(self.policy.first(ctx))
 
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
-        assert self._skip is not None
         if not self._skip.skipped.n_skipped:   # a draft that skips nothing is the full model, at twice the price
             return None
         return self._skip.draft(ctx, most)
 
     def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
-        assert self._skip is not None
         self._skip.verified(ctx, path)
 
     def committed(self, ctx: DecodeContext, path: Sequence[int]) -> None:
@@ -75,7 +73,19 @@ class ChoosingSession:
 
     def _adopt(self, mask: SkipMask) -> None:
         self.masks.append((self.round, mask))
-        if self._skip is None:
-            self._skip = SkipSession(mask, self._exits, self._exit.reads_confidence, None)
-        else:
-            self._skip.skipped = mask
+        self._skip.skipped = mask
+
+
+def sequential(model: ModelAdapter) -> bool:
+    """Whether a layer is its attention, then its MLP on what that made."""
+    import torch
+
+    from skipsearch.cache import Planner
+    from skipsearch.programme import same
+
+    device = model.spec.device
+    with torch.no_grad():
+        cache, plan = model.new_cache(1, 1), Planner(1, device).chain(0, 1)
+        h = model.embed(torch.zeros(1, 1, dtype=torch.long, device=device), plan.positions)
+        apart = model.block(0, model.block(0, h, cache, plan, mlp=False), cache, plan, attn=False)
+        return same(apart, model.block(0, h, cache, plan))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from skipsearch.drafters.base import DecodeContext, Drafter
-from skipsearch.drafters.choosing import ChoosingDrafter
+from skipsearch.drafters.choosing import ChoosingDrafter, sequential
 from skipsearch.drafters.skip import AnyExit
+from skipsearch.errors import MaskError
 from skipsearch.fields import Layers, left_out
 from skipsearch.mask import SkipMask
 from skipsearch.recipe import DrafterSpec
@@ -41,6 +42,9 @@ class CLaSp(DrafterSpec):
     exit: AnyExit
 
     def build(self, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
+        if self.unit == "sublayer" and not sequential(model):
+            raise MaskError(f"clasp plans whole layers on {model.spec.id}, whose attention and MLP read one state, so that there is none "
+                            "between them: write unit: layer")
         steps = self.steps(model.spec.n_layers)
         return ChoosingDrafter(lambda: LastToken(self, model, steps), self.exit)  # type: ignore[return-value]
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Lookup(DrafterSpec):
     """Looks for the longest end of the text so far that stood in it before, prompt included, and proposes what followed it the last time.
 
-    Where fewer than `min_match` tokens match it proposes nothing. A looked-up token is a certain proposal (a one-hot q), also where the
+    Where the request has a memory of earlier answers and more tokens match there, it copies from those. Where fewer than `min_match` tokens
+    match it proposes nothing. A looked-up token is a certain proposal (a one-hot q), also where the
     request samples. Source: prompt lookup decoding (Saxena 2023).
     """
 
@@ -61,6 +62,10 @@ class LookupSession:
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
         self.index.extend(ctx.history[len(self.index):])
         match: Match | None = self.index.match()
+        if ctx.memory is not None:
+            recalled = ctx.memory.match(ctx.history, 0 if match is None else match.length, most)
+            if recalled is not None and (n := self.spec.room(recalled[0].length)):
+                return Draft(ctx.pending.new_tensor(recalled[1][:n]))
         n = 0 if match is None else min(most, self.spec.room(match.length))
         if match is None or not n:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field, field_validator
 
@@ -76,10 +76,20 @@ class SkipDrafter:
         return SkipSession(self.skipped, self._lasting or self.exit.begin(), self.exit.reads_confidence, self.siblings)
 
 
+class Beside(Protocol):
+    """Which tokens have siblings, as `Siblings` says it, or another rule. most: of one token."""
+
+    @property
+    def most(self) -> int: ...
+
+    def beside(self, confidence: float) -> int:
+        """Siblings of a token with this top probability."""
+
+
 class SkipSession:
     """exit: this request's own, unless the exit policy is shared across requests."""
 
-    def __init__(self, mask: SkipMask, exit_session: Any, reads_confidence: bool, siblings: Siblings | None):
+    def __init__(self, mask: SkipMask, exit_session: Any, reads_confidence: bool, siblings: Beside | None):
         self.skipped, self.exit, self.reads_confidence, self.siblings = mask, exit_session, reads_confidence, siblings
         self._drafted = 0
 
@@ -90,37 +100,40 @@ class SkipSession:
 
         picker = ctx.picker if self.siblings is None else ctx.picker.ranked(1 + self.siblings.most)
         reads_confidence = self.reads_confidence or self.siblings is not None
-        token, tokens, probs, unsure = ctx.pending, [], [], []
+        token, tokens, probs, beside = ctx.pending, list[torch.Tensor](), list[torch.Tensor](), list[int]()
         for n in range(most):
             plan = ctx.planner.chain(ctx.cache.length + n, 1)
             scored = draft_step(ctx.model, token, ctx.cache, plan, self.skipped, picker, reads_confidence)
             drawn, q = picker.draw(scored)   # [1, 1 + siblings]
             token = drawn[:, :1]
             tokens.append(drawn)
+            beside.append(0)
             if q is not None:
                 probs.append(q)
             if scored.confidence is None:
                 continue
             confidence = float(scored.confidence)
-            if self.siblings and confidence < self.siblings.below:
-                unsure.append(n)
+            if self.siblings:
+                beside[-1] = self.siblings.beside(confidence)
             if n + 1 < most and self.reads_confidence and self.exit.stop(confidence, n + 1):
                 break
         self._drafted = len(tokens)
         ranked, ways = torch.cat(tokens), torch.cat(probs) if probs else None
-        return with_siblings(ranked, ways, unsure) if unsure else Draft(ranked[:, 0], ways)
+        return with_siblings(ranked, ways, beside) if any(beside) else Draft(ranked[:, 0], ways)
 
     def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
         self.exit.observe(sum(node <= self._drafted for node in path), self._drafted)
 
 
-def with_siblings(ranked: Tensor, probs: Tensor | None, unsure: Sequence[int]) -> Draft:
+def with_siblings(ranked: Tensor, probs: Tensor | None, beside: Sequence[int]) -> Draft:
     """A chain whose unsure tokens have siblings. ranked: [N, 1 + siblings], the first column is the chain; probs: [N, V] or None, what each
-    row was drawn from without replacement; unsure: rows whose other columns are verified too."""
+    row was drawn from without replacement; beside: of each row, how many of its other columns are verified too."""
     import torch
 
-    n, beside = len(ranked), torch.tensor(unsure, device=ranked.device)
-    others, rows = ranked[beside, 1:].flatten(), beside.repeat_interleave(ranked.shape[1] - 1)
+    n, wanted = len(ranked), torch.tensor(beside, device=ranked.device)[:, None]
+    columns = torch.arange(1, ranked.shape[1], device=ranked.device)
+    rows, chosen = (columns <= wanted).nonzero(as_tuple=True)
+    others = ranked[rows, 1 + chosen]
     if probs is not None:   # less could be drawn than was asked for
         possible = probs[rows].gather(1, others[:, None])[:, 0] > 0
         others, rows = others[possible], rows[possible]

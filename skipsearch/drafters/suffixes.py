@@ -91,6 +91,23 @@ class SuffixIndex:
         did; the two may overlap. None if the last token is new."""
         return Match(self._length, self._end + 1) if self._length else None
 
+    def find(self, tail: Sequence[int]) -> Match | None:
+        """The longest end of *another* text, of at most max_match tokens, that stands in this one, and its latest place. O(max_match)."""
+        text, node, length, end = self._text, ROOT, 0, -1
+        most = min(self._max_match, len(tail))
+        while length < most:
+            child = self._edges.get(tail[-1 - length] << NODE_BITS | node)
+            if child is None:
+                break
+            end, depth = self._ends[child], self._depths[child]
+            length += 1
+            while length < min(depth, most) and text[end - length] == tail[-1 - length]:
+                length += 1
+            if length < depth:
+                break
+            node = child
+        return Match(length, end + 1) if length else None
+
     def follow(self, position: int, n: int) -> list[int]:
         """The n tokens from `position` on. Where the text ends they go on with themselves, as a copy in LZ77 does: what stands behind
         `position` is taken as a period. n < 1 gives none.

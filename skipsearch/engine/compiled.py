@@ -21,8 +21,8 @@ from torch import Tensor
 from skipsearch.cache import KVCache, PassPlan
 from skipsearch.engine import opaque, pieces
 from skipsearch.engine.kept import Shelf, open_shelf
-from skipsearch.engine.native import load_package, make_package
 from skipsearch.engine.opaque import stand_in, weights_are_arguments
+from skipsearch.engine.package import load_package, make_package
 from skipsearch.engine.pieces import attention_piece, head_piece, layer_piece, mlp_piece, weights_of
 from skipsearch.errors import ModelError
 from skipsearch.machine import cache_folder, cpu_name

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
-from skipsearch.engine.forward import Tap, forward
+from skipsearch.engine.forward import Tap, forward, looped
 from skipsearch.models.bands import KEY_BLOCK
 from skipsearch.models.spec import ModelAdapter
 
@@ -29,19 +29,23 @@ def exact_forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, planner: 
 
     watch: asked for each piece, with its plan and how many of its rows are no padding, what its hidden states are shown to.
     The cache holds whole blocks of KEY_BLOCK keys, and ROWS − 1 slots more than the tokens, for rows that only fill up a pass; nothing ever
-    sees what they write.
+    sees what they write. An engine whose rows have the same bits in any pass, as native, takes all of them in one.
     """
     count, parts = tokens.shape[1], []
+    if getattr(model, "steady", False):
+        plan = planner.chain(start, count)
+        return forward(model, tokens, cache, plan, last_only=last_only, tap=None if watch is None else watch(plan, count))
     for at in range(0, count, ROWS):
         piece = tokens[:, at:at + ROWS]
         filled = torch.nn.functional.pad(piece, (0, ROWS - piece.shape[1]))
         is_last = at + ROWS >= count
         plan = padded(planner, start + at, model.spec.context)
-        tap = None if watch is None else watch(plan, piece.shape[1])
+        if watch is not None and (tap := watch(plan, piece.shape[1])) is not None:
+            looped(model, filled, cache, plan, last_only=True, tap=tap)   # a pass that shows its states may round otherwise: it only shows
         if last_only and not is_last:
-            forward(model, filled, cache, plan, last_only=True, tap=tap)
+            forward(model, filled, cache, plan, last_only=True)
             continue
-        logits = forward(model, filled, cache, plan, tap=tap)[:, :piece.shape[1]]
+        logits = forward(model, filled, cache, plan)[:, :piece.shape[1]]
         parts.append(logits[:, -1:] if last_only else logits)
     return torch.cat(parts, dim=1)
 

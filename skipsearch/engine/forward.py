@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
+from skipsearch.engine.rows import RowCache
+from skipsearch.errors import ModelError
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter, Scored, Scorer
 
 F = TypeVar("F", bound=Callable[..., Any])
-Tap = Callable[[int, Tensor], None]
+Between = Callable[[Tensor], None]
+Tap = Callable[[int, Tensor], Between | None]
 
 
 def inference(function: F) -> F:
@@ -26,8 +29,17 @@ def forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan,
     """One pass. tokens: [B, T]; returns logits [B, T, V], or [B, 1, V] with last_only (a prefill needs no more).
 
     mask: sub-layers to leave out (a draft pass); None runs all of them. K/V of every attention that runs are written.
-    An engine that has the whole pass ready runs that instead, unless somebody wants to see its hidden states. tap: as in `onward`.
+    An engine that has the whole pass ready runs that instead, and a pass over a row of a shared cache may run together with those of other
+    rows, unless somebody wants to see its hidden states. tap: as in `onward`.
     """
+    if tap is None and isinstance(cache, RowCache) and cache.joins(plan, last_only):
+        return cache.join(model, tokens, cache, plan, mask)
+    return alone(model, tokens, cache, plan, mask, last_only, tap)
+
+
+def alone(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
+          last_only: bool = False, tap: Tap | None = None) -> Tensor:
+    """`forward` without asking whether others join."""
     if tap is None and model.passes is not None and (logits := model.passes.run(tokens, cache, plan, mask, last_only)) is not None:
         return logits
     return looped(model, tokens, cache, plan, mask, last_only, tap)
@@ -51,6 +63,8 @@ def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPla
 
     An engine that has both ready in one piece runs that.
     """
+    if isinstance(cache, RowCache) and cache.joins(plan, last_only=False):
+        return cache.join(model, token, cache, plan, mask, scorer, confidence)
     if model.passes is not None and (scored := model.passes.run_scored(token, cache, plan, mask, scorer, confidence)) is not None:
         return scored
     return scorer.score(forward(model, token, cache, plan, mask)[:, -1], confidence)
@@ -58,7 +72,13 @@ def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPla
 
 def looped(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
            last_only: bool = False, tap: Tap | None = None) -> Tensor:
-    """`forward` layer by layer, which is what an engine with whole passes makes them of."""
+    """`forward` layer by layer, which is what an engine with whole passes makes them of.
+
+    Raises: ModelError for a model with recurrent layers, whose layer loop leaves their states where they are.
+    """
+    if model.spec.recurrent:
+        raise ModelError(f"the layers of {model.spec.id} keep a recurrent state, and only whole passes move it on: draft with skip or "
+                         "lookup")
     h = onward(model, model.embed(tokens, plan.positions), cache, plan, mask, tap=tap)
     return model.head(h[:, -1:] if last_only else h)
 
@@ -67,14 +87,16 @@ def onward(model: ModelAdapter, h: Tensor, cache: KVCache, plan: PassPlan, mask:
            tap: Tap | None = None) -> Tensor:
     """The layers from `first` on. h: [B, T, H], as it goes into that layer; returned as it goes into the head.
 
-    tap(i, h): shown what goes into each layer i that is walked over, and last what goes into the head, i being the number of layers.
+    tap(i, h): shown what goes into each layer i that is walked over, and last what goes into the head, i being the number of layers. It may
+    return what is to be shown the state between attention and MLP of layer i, where the MLP reads that: the two are run one by one then.
     """
     n = model.spec.n_layers
     no_attn, no_mlp = (frozenset(mask.attn), frozenset(mask.mlp)) if mask is not None else (frozenset[int](), frozenset[int]())
     for i in range(first, n):
-        if tap is not None:
-            tap(i, h)
         attn, mlp = i not in no_attn, i not in no_mlp
+        if tap is not None and (between := tap(i, h)) is not None and attn:
+            h, attn = model.block(i, h, cache, plan, attn=True, mlp=False), False
+            between(h)
         if attn or mlp:
             h = model.block(i, h, cache, plan, attn=attn, mlp=mlp)
     if tap is not None:

@@ -71,7 +71,8 @@ class GraphAdapter:
                    confidence: bool = False) -> _Recording | None:
         rows = _next_power(tokens.shape[1])
         known = plan.chain or (plan.visible is not None and plan.key_positions is None)
-        if not known or not plan.start or len(tokens) != 1 or rows > RECORDED_ROWS or plan.start + rows > cache.capacity:
+        fits = rows <= RECORDED_ROWS and plan.start is not None and plan.start + rows <= cache.capacity
+        if not known or not plan.start or not fits or len(tokens) != 1 or not cache.lasting:
             return None
         keys = min(max(LEAST_KEYS, _next_power(plan.start + rows)), cache.capacity)
         key = (id(cache), mask, plan.chain, rows, keys, None if scorer is None else (scorer.key, confidence))

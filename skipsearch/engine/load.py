@@ -13,6 +13,7 @@ from skipsearch.names import unknown
 ENGINES: dict[str, str] = {
     "hf": "the unmodified Hugging Face modules, any family",
     "lean": "fused weights and a few kernels a sub-layer, Llama-shaped families",
+    "native": "one call of C++ a pass over the weights of lean, built once for this CPU",
     "compiled": "lean, its layers compiled once for this CPU",
     "graph": "lean, its passes recorded once as CUDA graphs",
 }
@@ -20,7 +21,7 @@ ENGINES: dict[str, str] = {
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None,
                engine: str = "auto", progress: Callable[[int, int], None] = lambda done, total: None) -> ModelAdapter:
-    """As `skipsearch.models.load_model`, driven by an engine of `ENGINES`; auto takes lean where it applies and hf elsewhere.
+    """As `skipsearch.models.load_adapter`, driven by an engine of `ENGINES`; auto takes lean where it applies and hf elsewhere.
 
     `engine.fastest` compares what that gives with the other engines that are ready, as the commands do with --engine auto.
     progress(done, total): of pieces compiled.
@@ -28,13 +29,17 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
     """
     if engine not in ("auto", *ENGINES):
         raise ModelError(f"{unknown('engine', engine, ENGINES)}; or auto")
-    return driven(models.load_model(name, device, dtype, quantization, engine), engine, progress)
+    return driven(models.load_adapter(name, device, dtype, quantization, engine), engine, progress)
 
 
 def driven(model: ModelAdapter, engine: str, progress: Callable[[int, int], None] = lambda done, total: None) -> ModelAdapter:
     """A fused model under an engine that builds on it; any other as it is. Raises: ModelError."""
-    if not isinstance(model, LeanAdapter) or engine not in ("compiled", "graph"):
+    if not isinstance(model, LeanAdapter) or engine not in ("compiled", "graph", "native"):
         return model
+    if engine == "native":
+        from skipsearch.engine.native import native_model
+
+        return native_model(model, progress)
     if engine == "graph":
         from skipsearch.engine.graph import GraphAdapter
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from skipsearch.engine.compiled import CompiledAdapter, kept_model
 from skipsearch.engine.graph import GraphAdapter
 from skipsearch.engine.kept import existing_shelf
+from skipsearch.engine.native import NativeAdapter
 from skipsearch.errors import ModelError
 from skipsearch.models import variants
 from skipsearch.models.hf import HFAdapter
@@ -18,9 +19,9 @@ from skipsearch.models.spec import ModelAdapter
 
 def underneath(model: ModelAdapter) -> HFAdapter | LeanAdapter:
     """What holds the weights of a model that an engine drives. Raises: ModelError for an engine that is not known here."""
-    found = model.lean if isinstance(model, CompiledAdapter | GraphAdapter) else model
+    found = model.lean if isinstance(model, CompiledAdapter | GraphAdapter | NativeAdapter) else model
     if not isinstance(found, HFAdapter | LeanAdapter):
-        raise ModelError(f"a draft with weights of its own needs a family of the table, driven by hf, lean, compiled or graph, and "
+        raise ModelError(f"a draft with weights of its own needs a family of the table, driven by hf, lean, compiled, native or graph, and "
                          f"{model.spec.id} is a {model.spec.family} model driven by {model.spec.engine}")
     return found
 
@@ -36,5 +37,7 @@ def with_weights(model: ModelAdapter, weights: Mapping[str, Tensor]) -> ModelAda
         return variant
     if isinstance(model, GraphAdapter):
         return GraphAdapter(variant)
+    if isinstance(model, NativeAdapter):
+        return NativeAdapter(variant, model.library)
     shelf = existing_shelf() if isinstance(model, CompiledAdapter) else None
     return (None if shelf is None else kept_model(variant, shelf)) or variant

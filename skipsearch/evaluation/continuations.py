@@ -61,15 +61,13 @@ class Batches:
                  sampling: Sampling = GREEDY, kv_bytes: int | None = None):
         self.model, self.prompts, self.tokens = model, prompts, tokens
         self.picker = None if sampling.greedy else SamplingPicker(sampling, torch.Generator(model.spec.device))
-        self.chosen = _alike([max(0, len(generated) - 1) for generated in tokens], most_rows(model))
+        self.chosen = self._choose([max(0, len(generated) - 1) for generated in tokens])
         self._chances: dict[tuple[int, ...], Tensor] = {}
         self._kept: dict[tuple[int, ...], Batch] = {}
         budget = _free_memory(model.spec.device) * SHARE_OF_MEMORY if kv_bytes is None else kv_bytes
         slot = _bytes_of_a_slot(model)
         for chosen in self.chosen:
-            longest, n = self._shape(chosen)
-            states = n * (model.spec.n_layers + 1) * model.spec.hidden * model.spec.dtype.itemsize
-            budget -= len(chosen) * ((longest + n) * slot + states)
+            budget -= self._bytes(chosen, slot)
             if budget >= 0:
                 self._kept[chosen] = self._made(chosen)
             elif self.picker is not None:
@@ -100,6 +98,16 @@ class Batches:
         texts = [i for chosen in self.chosen for i in chosen]
         start = max(0, (len(texts) - most_prompts) // 2)
         return self._made(tuple(texts[start:start + most_prompts]))
+
+    def _choose(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
+        """The texts of each batch. lengths: positions to judge, of each text."""
+        return _alike(lengths, most_rows(self.model))
+
+    def _bytes(self, chosen: tuple[int, ...], slot: int) -> int:
+        """Of a batch's K/V and states. slot: bytes of the K/V of one token."""
+        spec = self.model.spec
+        longest, n = self._shape(chosen)
+        return len(chosen) * ((longest + n) * slot + n * (spec.n_layers + 1) * spec.hidden * spec.dtype.itemsize)
 
     def _shape(self, chosen: tuple[int, ...]) -> tuple[int, int]:
         """(slots of the longest text, positions of the longest continuation) of a batch."""

@@ -70,5 +70,6 @@ def prober(model: ModelAdapter, batch: Batch) -> Callable[[int, Tensor, bool, bo
 
 def _real(batch: Batch) -> Tensor:
     """[B, T] True where a row's text is, False in its padding."""
-    lengths = torch.tensor(batch.lengths, device=batch.fed.device)
-    return torch.arange(batch.fed.shape[1], device=batch.fed.device) < lengths[:, None]
+    real = torch.zeros(batch.fed.numel(), dtype=torch.bool, device=batch.fed.device)
+    real[batch.rows] = True
+    return real.view_as(batch.fed)

@@ -44,12 +44,15 @@ class ExactReplay:
     """Drafts of up to `depth` tokens from every position of the texts that `replay` holds. While a batch is drafted on, up to twice its K/V
     come on top of what `replay` keeps.
 
-    Raises: SearchError for sampled texts, of which no two decoders draw the same.
+    Raises: SearchError for sampled texts, of which no two decoders draw the same, and for models with recurrent layers.
     """
 
     def __init__(self, replay: Replay, depth: int):
         if not replay.sampling.greedy:
             raise SearchError("exact replay follows one text token by token and this task samples: replay it without `exact`")
+        if replay.model.spec.recurrent:
+            raise SearchError(f"exact replay drafts from many places of a text at once, and the recurrent states of {replay.model.spec.id} "
+                              "stand at one: replay it without `exact`, or race it")
         self.replay, self.model, self.depth = replay, replay.model, depth
         decoder = Decoder(self.model)
         self.known: list[list[int]] = []   # the texts, and what the full model would have written had they not ended

@@ -37,13 +37,14 @@ MOST_LOOKUPS = 6       # settings of lookup that are tried before a skip drafter
 WITH_SIBLINGS = 8      # draft policies of a mask that are tried with siblings
 SIBLINGS_BRING = 1.01  # times as fast as without, or they are left out: a smaller gain could not be told from none
 LOOKUP_SKIP = "lookup,skip"
+CHOOSING = ("clasp", "asd", "swift")       # choose their masks while they decode, each alone and behind lookup; auto leaves them out
 TRAINED = ("adapted", "kangaroo", "s3d")   # need a module, each alone and behind lookup; where there is one, auto weighs it too
 SHAPES: dict[str, tuple[str, ...]] = {   # what `--drafters` may say, and the shapes of recipe that it allows
     "auto": ("lookup", "skip", LOOKUP_SKIP),
     "lookup": ("lookup",),
     "skip": ("skip",),
     LOOKUP_SKIP: (LOOKUP_SKIP,),
-    **{shape: (shape,) for kind in TRAINED for shape in (kind, f"lookup,{kind}")},
+    **{shape: (shape,) for kind in (*CHOOSING, *TRAINED) for shape in (kind, f"lookup,{kind}")},
 }
 BEHIND = 1.0           # standard errors: of two masks that are alike, the new one is dropped at every sixth look
 
@@ -95,7 +96,7 @@ class ReplayObjective:
     def __init__(self, replay: Replay, costs: Costs, shapes: Sequence[str] = ("skip",)):
         self.replay, self.costs, self.shapes = replay, costs, tuple(shapes)
         self.max_draft = len(costs.verify) - 1
-        self._exploring = exploring(self.max_draft)
+        self.exploring = exploring(self.max_draft)
         self._rungs = _rungs([len(chosen) for chosen in replay.batches.chosen])
         self._leader: list[Prediction] = []   # of the best mask so far, on the prompts of the first rung, of two rungs, …, on all of them
         self._laid_out: tuple[SkipMask, Rounds] | None = None
@@ -119,10 +120,10 @@ class ReplayObjective:
     def judge(self, mask: SkipMask) -> Trial:
         replayed: list[Replayed] = []
         reached: list[Prediction] = []
-        before = self._before(self.searched_shape)[:1]
+        before = self.before(self.searched_shape)[:1]
         for rung in self._rungs:
             replayed += self.replay(mask, only=rung)
-            found = self._best(lay_out(replayed), mask, self._exploring, before)
+            found = self._best(lay_out(replayed), mask, self.exploring, before)
             part = found.prediction
             reached.append(part)
             if self._leader and len(reached) < len(self._rungs):
@@ -144,16 +145,16 @@ class ReplayObjective:
         a search tries. siblings: False leaves them out."""
         if self._laid_out is None or self._laid_out[0] != mask:   # the finalists are asked for in several shapes, one after another
             self._laid_out = mask, lay_out(self.replay(mask))
-        rounds, before = self._laid_out[1], self._before(shape or self.searched_shape)
+        rounds, before = self._laid_out[1], self.before(shape or self.searched_shape)
         if not fine:
-            return self._best(rounds, mask, self._exploring, before[:1])
-        coarse = self._best(rounds, mask, self._exploring, before).recipe
+            return self._best(rounds, mask, self.exploring, before[:1])
+        coarse = self._best(rounds, mask, self.exploring, before).recipe
         return self._best(rounds, mask, every(self.max_draft), [tuple(d for d in coarse.drafters if isinstance(d, Lookup))],
                           siblings=siblings)
 
     def best_trained(self, draft: TrainedDraft, shape: str, siblings: bool = True) -> Found:
         """The best recipe with a trained draft: alone, or behind lookup. siblings: False leaves them out."""
-        before = self._before(LOOKUP_SKIP if shape.startswith("lookup,") else "skip")
+        before = self.before(LOOKUP_SKIP if shape.startswith("lookup,") else "skip")
 
         def spec(_: SkipMask, policy: DraftPolicy) -> DrafterSpec:
             return draft.spec(policy)
@@ -161,7 +162,7 @@ class ReplayObjective:
         if draft.choices is not None:
             return self._best_at_once(draft, draft.choices(self.replay), before)
         rounds, costs = draft.rounds(self.replay), draft.priced(self.costs)
-        lookups = tuple(d for d in self._best(rounds, draft.mask, self._exploring, before, spec, costs=costs).recipe.drafters
+        lookups = tuple(d for d in self._best(rounds, draft.mask, self.exploring, before, spec, costs=costs).recipe.drafters
                         if isinstance(d, Lookup))
         return self._best(rounds, draft.mask, every(self.max_draft), [lookups], spec, siblings and draft.siblings, costs)
 
@@ -197,7 +198,7 @@ class ReplayObjective:
         seconds = sweep_lookups(rounds, [self.lookups(spec, rounds.prompts) for spec in options], self.costs).sum(axis=1)
         return sorted(zip(options, (seconds / rounds.lengths.sum()).tolist(), strict=True), key=lambda pair: pair[1])
 
-    def _before(self, shape: str) -> list[tuple[Lookup, ...]]:
+    def before(self, shape: str) -> list[tuple[Lookup, ...]]:
         """What may stand before the skip drafter, the best one alone first; then more of them, and each with a least match of 1."""
         if shape != LOOKUP_SKIP:
             return [()]
@@ -209,7 +210,7 @@ class ReplayObjective:
               spec: Callable[[SkipMask, DraftPolicy], DrafterSpec] = alone, siblings: bool = False,
               costs: Costs | None = None) -> Found:
         """siblings: try them with the best of the policies, too. costs: this objective's own if None."""
-        costs = costs or self.costs
+        costs, siblings = costs or self.costs, siblings and not self.replay.model.spec.recurrent
         best: tuple[float, DraftPolicy, tuple[Lookup, ...], list[Copied]] | None = None
         for lookups in before:
             copied = [self.lookups(spec, rounds.prompts) for spec in lookups] if self.lookups is not None else []

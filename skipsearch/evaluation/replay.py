@@ -12,6 +12,7 @@ round can emit token y, the share in which the draft drew it and it stood is min
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +23,13 @@ from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import Sampling
 from skipsearch.engine import inference, onward
 from skipsearch.errors import SearchError
+from skipsearch.evaluation.anchors import AnchoredBatches
 from skipsearch.evaluation.continuations import GREEDY, Batch, Batches, pieces, real_rows
 from skipsearch.evaluation.together import continue_together
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 
+RECURRENT = "; masks are judged at each position from the recurrent states that it had there, and drafts are chains without siblings"
 MOST_RANK = 5   # one more than a token may have siblings
 
 
@@ -59,7 +62,7 @@ class Replay:
         self.model, self.prompts, self.sampling = model, prompts, sampling
         context = model.spec.context
         self.rooms = [(max_new_tokens if context is None else min(max_new_tokens, context - len(p))) - 1 for p in prompts]
-        if sampling.greedy:
+        if sampling.greedy and not model.spec.recurrent:   # whose rows would have to stand at one place
             self.tokens = continue_together(model, prompts, max_new_tokens, end_on_repeat, progress)
         else:  # with each prompt's own seed, as the decoder draws them
             decoder, self.tokens = Decoder(model), []
@@ -70,7 +73,8 @@ class Replay:
         if not any(len(generated) > 1 for generated in self.tokens):
             raise SearchError("the model ends every calibration prompt with its first token, so there is nothing to draft: "
                               "take another task")
-        self.batches = Batches(model, prompts, self.tokens, sampling, kv_bytes)
+        kind = AnchoredBatches if model.spec.recurrent else Batches
+        self.batches = kind(model, prompts, self.tokens, sampling, kv_bytes)
 
     @inference
     def __call__(self, mask: SkipMask, most_prompts: int | None = None, only: Sequence[int] | None = None,
@@ -92,6 +96,13 @@ class Replay:
         found = {prompt: Replayed(right, confident, self.rooms[prompt], prompt, rank if self.sampling.greedy else None)
                  for (prompt, _), right, confident, rank in parts}
         return [found[prompt] for prompt in sorted(found)]
+
+    def of(self, prompt: int) -> Replay:
+        """The same text of this prompt alone, which is then number 0."""
+        one = copy(self)
+        one.prompts, one.tokens, one.rooms = [self.prompts[prompt]], [self.tokens[prompt]], [self.rooms[prompt]]
+        one.batches = Batches(self.model, one.prompts, one.tokens, self.sampling)
+        return one
 
     def contexts(self) -> list[int]:
         """The shortest, the mean and the longest context that a position of these texts has: where a latency table is wanted."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,15 +21,27 @@ from skipsearch.stats import DecodeStats, DrafterStats, Price
 
 @dataclass(frozen=True)
 class Prediction:
-    """Counts of all prompts together, with predicted decode seconds; seconds and tokens of each prompt for intervals."""
+    """Counts of all prompts together, with predicted decode seconds; seconds and tokens of each prompt for intervals.
+
+    prompts: their numbers in the workload, () where nobody said.
+    """
 
     stats: DecodeStats
     seconds: np.ndarray
     tokens: np.ndarray
+    prompts: tuple[int, ...] = ()
 
     @property
     def seconds_per_token(self) -> float:
         return float(self.seconds.sum() / self.tokens.sum())
+
+    def from_some_to_all(self, prompts: Collection[int]) -> float:
+        """Predicted seconds per token of all prompts, over that of some of them. What was measured on some, times this, is an estimate for
+        all. 1 where one of them was not predicted."""
+        places = [place for place, number in enumerate(self.prompts) if number in prompts]
+        if not places or len(places) < len(set(prompts)):
+            return 1.0
+        return self.seconds_per_token / float(self.seconds[places].sum() / self.tokens[places].sum())
 
     @property
     def stderr(self) -> float:
@@ -119,7 +131,7 @@ def simulate(rounds: Rounds, mask: SkipMask | None, policy: DraftPolicy | None, 
                 drafting = costs.drafting(mask, r.n) if mask is not None and r.by == len(before) else 0.0
                 stats.by_drafter[r.by].draft_seconds += drafting
                 stats.by_drafter[r.by].verify_seconds += cost[r.by][r.siblings][r.n] - drafting
-    return Prediction(stats, np.array(seconds), rounds.lengths)
+    return Prediction(stats, np.array(seconds), rounds.lengths, rounds.prompts)
 
 
 def prices_of(stats: DecodeStats, plain: float) -> list[Price | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,13 +17,14 @@ from skipsearch.stats import DecodeStats, Estimate, bootstrap_ratio
 
 @dataclass(frozen=True)
 class Sample:
-    """One decoder on one prompt, in one repeat."""
+    """One decoder on one prompt, in one repeat. learning: whether a drafter of it still learned from request to request."""
 
     prompt: int
     seconds: float
     tokens: int
     stats: DecodeStats
     generation: Generation
+    learning: bool = False
 
 
 @dataclass
@@ -42,6 +43,10 @@ class Timings:
         for s in self.samples:
             totals[s.prompt] = totals.get(s.prompt, 0.0) + what(s)
         return [totals[p] for p in sorted(totals)]
+
+    def of(self, belongs: Callable[[int], bool]) -> Timings:
+        """Of some prompts, by their numbers."""
+        return Timings([s for s in self.samples if belongs(s.prompt)])
 
     @property
     def prompts(self) -> int:
@@ -83,14 +88,19 @@ def race(decoders: Sequence[Decoder], workload: Workload, repeats: int = 1, seed
                 generation = workload.generate(decoders[d], p, seed + p)
                 stats = generation.stats
                 if stats.round_tokens:
-                    timings[d].samples.append(Sample(p, stats.decode_seconds, stats.round_tokens, stats, generation))
+                    timings[d].samples.append(Sample(p, stats.decode_seconds, stats.round_tokens, stats, generation,
+                                                     decoders[d].learning))
             progress(repeat * len(prompts) + n + 1, total)
     return _common_prompts(timings)
 
 
 def knock_out(plain: Decoder, contenders: Sequence[Decoder], workload: Workload, rungs: Sequence[int], seed: int = 0,
-              progress: Callable[[int, int], None] = lambda done, total: None) -> tuple[int, list[tuple[Timings, Timings]]]:
+              progress: Callable[[int, int], None] = lambda done, total: None,
+              corrections: Sequence[Callable[[Collection[int]], float]] = ()) -> tuple[int, list[tuple[Timings, Timings]]]:
     """Successive halving: all contenders on the first rungs[0] prompts, the faster half of them on the next rungs[1], and so on.
+
+    corrections: one a contender: what its seconds per token on some prompts are multiplied by to be those of all, for the chance in which
+    prompts come first (a control variate). None at all: seconds as measured.
 
     Returns the winner, and for each contender (plain decoding's timings, its own) over the prompts that it got to see.
     Source: Jamieson & Talwalkar 2016.
@@ -100,6 +110,10 @@ def knock_out(plain: Decoder, contenders: Sequence[Decoder], workload: Workload,
     begins = [sum(rungs[:i]) for i in range(len(rungs))]
     spans = [range(begin, min(begin + rung, len(workload.prompts))) for begin, rung in zip(begins, rungs, strict=True)]
     total, done = sum(map(len, spans)), 0
+
+    def factor(i: int) -> float:
+        return corrections[i]({sample.prompt for sample in seen[i][1].samples}) if corrections else 1.0
+
     for span in spans:
         if not span or (len(left) == 1 and done):
             break
@@ -108,7 +122,7 @@ def knock_out(plain: Decoder, contenders: Sequence[Decoder], workload: Workload,
         for i, timings in zip(left, ours, strict=True):
             seen[i][0].samples.extend(beside.samples)
             seen[i][1].samples.extend(timings.samples)
-        left.sort(key=lambda i: -seen[i][1].speedup_over(seen[i][0]).mean)
+        left.sort(key=lambda i: -seen[i][1].speedup_over(seen[i][0]).mean / factor(i))
         left, done = left[:max(1, len(left) // 2)] if span is not spans[-1] else left[:1], done + len(span)
     return left[0], seen
 

@@ -1,6 +1,6 @@
 """Models: the `ModelAdapter` port, the loader, and one generic adapter over Hugging Face modules."""
 
-from skipsearch.models.loader import adapt, load_model, load_tokenizer
+from skipsearch.models.loader import adapt, load_adapter, load_tokenizer
 from skipsearch.models.spec import ModelAdapter, ModelSpec
 
-__all__ = ["ModelAdapter", "ModelSpec", "adapt", "load_model", "load_tokenizer"]
+__all__ = ["ModelAdapter", "ModelSpec", "adapt", "load_adapter", "load_tokenizer"]

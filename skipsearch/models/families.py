@@ -104,6 +104,9 @@ def _inline_mlp(layer: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: layer.fc2(layer.activation_fn(layer.fc1(x)))
 
 
+# Kinds of layers that are read from the model itself: what they see from its masks, what they keep from its cache.
+BY_STRUCTURE = {"chunked_attention", "linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "attention", "moe", "mlp"}
+
 _GEMMA3 = replace(_SANDWICH, rotary_by_type=True)
 
 FAMILIES: dict[str, Family] = {
@@ -160,10 +163,8 @@ def family_of(config: Any) -> Family:
 def _never(config: Any, name: str) -> str | None:
     """Why a model can never be decoded by rolling a KV cache back, as half a sentence; None if nothing speaks against it."""
     text = config.get_text_config(decoder=True)
-    known = {"full_attention", "sliding_attention"} | (set() if name in FAMILIES else {"chunked_attention"})
+    known = {"full_attention", "sliding_attention"} | (set() if name in FAMILIES else BY_STRUCTURE)
     odd = set(getattr(text, "layer_types", None) or ()) - known
-    if name not in FAMILIES and getattr(_class_of(config), "_is_stateful", False):
-        return "its layers keep a recurrent state, which rejected draft tokens cannot be taken out of again"
     if config.is_encoder_decoder or getattr(text, "add_cross_attention", False):
         return "an encoder feeds its decoder"
     if name not in FAMILIES and _class_of(config) is None:

@@ -30,6 +30,16 @@ class Linear(Protocol):
     def bytes(self) -> int:
         """Of the weight."""
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)"""
+
+    def dense(self) -> Tensor:
+        """The weight as [out, in]; a copy, where the layout is another."""
+
+    def like(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Another matrix [out, in] in this layout."""
+
     def __call__(self, x: Tensor) -> Tensor:
         """[N, in] -> [N, out], bias included."""
 
@@ -48,6 +58,16 @@ class Plain:
     def bytes(self) -> int:
         return self.weight.nbytes
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    def dense(self) -> Tensor:
+        return self.weight
+
+    def like(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return laid_out(weight, bias)
+
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
@@ -65,6 +85,16 @@ class Packed:
     weight: Tensor
     bias: Tensor | None
     bytes: int  # an opaque tensor does not tell
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    def dense(self) -> Tensor:
+        return self.weight.to_dense() if self.weight.is_mkldnn else self.weight
+
+    def like(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return laid_out(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")

@@ -1,4 +1,4 @@
-"""`load_model`: from a name to a `ModelAdapter`, with one plain sentence for each way that can fail.
+"""`load_adapter`: from a name to a `ModelAdapter`, with one plain sentence for each way that can fail.
 
 Weights are read from safetensors, or from PyTorch files by torch's reader of tensors alone; no code that comes with a model is ever run.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _SOUND: WeakSet[nn.Module] = WeakSet()   # models in memory that were checked
 
 
-def load_model(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None,
+def load_adapter(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None,
                engine: str = "auto") -> ModelAdapter:
     """Load `demo`, an alias (`llama-2-13b`), a Hub id (`org/name[@revision]`) or a local folder; `synthetic:SHAPE` for speed only.
 
@@ -70,7 +70,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
 
 
 def load_tokenizer(name: str) -> tuple[Any, int | None]:
-    """(tokenizer, context in tokens) of what `load_model` would load, without the weights; context None where none is said.
+    """(tokenizer, context in tokens) of what `load_adapter` would load, without the weights; context None where none is said.
 
     Raises: ModelError, also for a model without a tokenizer.
     """
@@ -131,11 +131,11 @@ def _engine(model: nn.Module, spec: ModelSpec, family: Family, engine: str) -> s
 
 def _by_structure(model: nn.Module, spec: ModelSpec, tokenizer: Any) -> OwnAdapter:
     """Raises: ModelError."""
-    from skipsearch.models.own import OwnAdapter
+    from skipsearch.models.recurrent import by_structure
 
     try:
         with quietly():
-            return OwnAdapter(model, spec, tokenizer)
+            return by_structure(model, spec, tokenizer)
     except ModelError as error:
         raise ModelError(f"{spec.family} models have no row in the table of families, and {spec.id} cannot be driven by its structure: "
                          f"{error}; use another model") from None

@@ -27,11 +27,12 @@ BIASES = ("alibi", "position_bias")   # arguments of layers that hold a bias for
 ROWS = 256                            # that go into the head at once
 
 
-class _Walk:
+class Walk:
     """A step over a plan: each layer sees what the plan shows, and parts that are off return nothing to add."""
 
-    def __init__(self, model: OwnAdapter, plan: PassPlan, no_attn: frozenset[int], no_mlp: frozenset[int]):
-        self.model, self.plan, self.no_attn, self.no_mlp = model, plan, no_attn, no_mlp
+    def __init__(self, model: OwnAdapter, plan: PassPlan, mask: SkipMask | None = None):
+        self.model, self.plan = model, plan
+        self.no_attn, self.no_mlp = frozenset(mask.attn if mask else ()), frozenset(mask.mlp if mask else ())
         self.masks: dict[Sight, Tensor] = {}
 
     def layer(self, i: int, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -42,7 +43,7 @@ class _Walk:
 
     def part(self, i: int, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parts = self.model.parts[i]
-        if (i in self.no_attn if name == parts.attn else i in self.no_mlp) and name in parts.off:
+        if (i in self.no_attn if name in parts.mixers else i in self.no_mlp) and name in parts.off:
             return parts.off[name](args, kwargs)
         return call(*args, **kwargs)
 
@@ -58,20 +59,25 @@ class _Latest(threading.local):
 
     plan: PassPlan | None = None
     cache: KVCache | None = None
-    walk: _Walk
+    walk: Walk
     calls: list[Given]
+
+
+def read(model: nn.Module, spec: ModelSpec) -> OwnForward:
+    """Raises: ModelError for a model that is not built of such layers."""
+    if spec.n_devices > 1:
+        raise ModelError("it is spread over several GPUs, and only families of the table are driven so")
+    return OwnForward(model, spec)
 
 
 class OwnAdapter(Weighed):
     """A `ModelAdapter` and its own `PassRunner`, over any model whose structure can be read. The model object is not altered."""
 
-    def __init__(self, model: nn.Module, spec: ModelSpec, tokenizer: Any = None):
-        """Raises: ModelError for a model that is not built of such layers, or whose layers need more than the states before them."""
+    def __init__(self, model: nn.Module, spec: ModelSpec, tokenizer: Any = None, own: OwnForward | None = None):
+        """own: the model as it was read already. Raises: ModelError for a model whose layers need more than the states before them."""
         self.model, self.spec, self.tokenizer = model, spec, tokenizer
         self.passes: PassRunner | None = self
-        if spec.n_devices > 1:
-            raise ModelError("it is spread over several GPUs, and only families of the table are driven so")
-        self._own = OwnForward(model, spec)
+        self._own = own or read(model, spec)
         self.parts, self.sights = self._own.parts, self._own.sights
         self._latest = _Latest()
         self._own.refuse_other_inputs()
@@ -80,8 +86,7 @@ class OwnAdapter(Weighed):
         return KVCache(self.spec.n_layers, batch, capacity)
 
     def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor | None:
-        walk = _Walk(self, plan, *(frozenset[int](), frozenset[int]()) if mask is None else (frozenset(mask.attn), frozenset(mask.mlp)))
-        return self._own.during(walk, tokens, plan.positions, View(plan, cache), last_only)
+        return self._own.during(Walk(self, plan, mask), tokens, plan.positions, View(plan, cache), last_only)
 
     def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, confidence: bool) -> Scored | None:
         return None
@@ -96,20 +101,24 @@ class OwnAdapter(Weighed):
         if latest.plan is not plan or latest.cache is not cache:
             tokens = torch.zeros(h.shape[:2], dtype=torch.long, device=h.device)
             latest.calls = self._own.captured(tokens, plan.positions, plan=plan, cache=cache)
-            latest.walk = _Walk(self, plan, frozenset(), frozenset())
+            latest.walk = Walk(self, plan)
             latest.plan, latest.cache = plan, cache
         walk = latest.walk
         walk.no_attn, walk.no_mlp = frozenset(() if attn else (i,)), frozenset(() if mlp else (i,))
-        args, kwargs = with_hidden(latest.calls[i], h)
+        args, kwargs = with_hidden(self.standing(i, latest.calls[i], cache, plan), h)
         skeleton = self._own.skeleton
         out = skeleton.during(walk, lambda: skeleton.layers[i](*args, **kwargs))
         states: Tensor = out[0] if isinstance(out, tuple) else out
         return states
 
+    def standing(self, i: int, given: Given, cache: KVCache, plan: PassPlan) -> Given:
+        """A layer's arguments in a layer loop, with what it keeps of the text before the pass beside its K/V."""
+        return given
+
     def head(self, h: Tensor) -> Tensor:
         return torch.cat([self._own.head(part) for part in h.split(ROWS, dim=1)], dim=1)
 
-    def seeing(self, i: int, args: tuple[Any, ...], kwargs: dict[str, Any], walk: _Walk) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def seeing(self, i: int, args: tuple[Any, ...], kwargs: dict[str, Any], walk: Walk) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A layer's arguments with what the plan shows it in the place of what its own forward would."""
         names, plan, sight = self._own.skeleton.arguments[i], walk.plan, self.sights[i]
         given = named(names, args, kwargs)
@@ -131,5 +140,7 @@ class OwnAdapter(Weighed):
     @property
     def description(self) -> str:
         """What the model was read as, in a line."""
-        names = sorted({f"{parts.attn}" for parts in self.parts}), sorted({name for p in self.parts for name in p.off if name != p.attn})
-        return f"by structure: layers at {self._own.skeleton.path}, attention {', '.join(names[0])}, MLP {', '.join(names[1]) or 'none'}"
+        mixers = sorted({name for parts in self.parts for name in parts.mixers - parts.recurrent})
+        others = sorted({name for parts in self.parts for name in parts.off if name not in parts.mixers})
+        return (f"by structure: layers at {self._own.skeleton.path}, attention {', '.join(mixers) or 'none'}, MLP "
+                f"{', '.join(others) or 'none'}")

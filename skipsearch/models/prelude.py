@@ -6,11 +6,13 @@ Layers do not run here, except in the one pass that finds out what each of them 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.errors import ModelError
@@ -47,27 +49,40 @@ class _Capture:
 
 
 class _Noting(View):
-    """Tells a discovery which layer attends."""
+    """Tells a discovery which layer attends, and which one keeps a state."""
 
-    def __init__(self, plan: PassPlan, cache: KVCache, discovery: Discovery):
-        super().__init__(plan, cache)
+    def __init__(self, plan: PassPlan, cache: KVCache, states: Sequence[Any], discovery: Discovery):
+        super().__init__(plan, cache, states)
         self.discovery = discovery
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.discovery.attends(layer_idx)
         return super().update(key_states, value_states, layer_idx)
 
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        self.discovery.keeps(layer_idx)
+        return super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
+
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        self.discovery.keeps(layer_idx)
+        return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
+
 
 class OwnForward:
-    """One model, read. parts and sights: of each layer. Raises: ModelError for a model that is not built of such layers."""
+    """One model, read. parts and sights: of each layer. recurrent: whether a layer keeps a state.
+
+    Raises: ModelError for a model that is not built of such layers.
+    """
 
     def __init__(self, model: nn.Module, spec: ModelSpec):
         self.spec, self.skeleton = spec, Skeleton(model, spec.n_layers)
         self._config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
         known = inspect.signature(type(model).forward).parameters
+        self._cache = "past_key_values" if "past_key_values" in known else "cache_params"
         self._takes_positions, self._keeps_last = "position_ids" in known, "logits_to_keep" in known
         with torch.no_grad():
             self.parts = self._discovered()
+            self.recurrent = any(parts.recurrent for parts in self.parts)
             self.sights = self._seen()
 
     def during(self, step: Step, tokens: Tensor, positions: Tensor, view: View, last_only: bool = False) -> Tensor:
@@ -78,7 +93,7 @@ class OwnForward:
     def captured(self, tokens: Tensor, positions: Tensor, *, plan: PassPlan | None = None, cache: KVCache | None = None,
                  only_first: bool = False) -> list[Given]:
         """(args, kwargs) of every layer, or of the first, of a pass that runs none of them."""
-        view = View(plan or self._flat(tokens, positions), cache)
+        view = View(plan or self._flat(tokens, positions), cache, self.no_states())
         step = _Capture(self.parts, only_first=only_first)
         with suppress(_Ran):
             self.skeleton.during(step, lambda: self._forward(tokens, positions, view, last_only=True))
@@ -88,9 +103,13 @@ class OwnForward:
         """What its forward makes of the last layer's states: [B, T, H] -> [B, T, V]."""
         tokens = torch.zeros(h.shape[:2], dtype=torch.long, device=h.device)
         step = _Capture(self.parts, h)
-        view = View(self._flat(tokens, tokens), None)
+        view = View(self._flat(tokens, tokens), None, self.no_states())
         logits: Tensor = self.skeleton.during(step, lambda: self._forward(tokens, tokens, view))
         return logits
+
+    def no_states(self) -> list[Any]:
+        """What layers keep before the first token, as its own cache has it."""
+        return list(DynamicCache(config=self._config).layers)
 
     def own_sight(self, start: int) -> list[Any]:
         """The mask that its own forward hands each layer for two tokens behind `start` others."""
@@ -116,7 +135,7 @@ class OwnForward:
             options["position_ids"] = positions
         if self._keeps_last:
             options["logits_to_keep"] = 1 if last_only else 0
-        out = self.skeleton.model(input_ids=tokens, past_key_values=view, use_cache=True, **options)
+        out = self.skeleton.model(input_ids=tokens, use_cache=True, **{self._cache: view}, **options)
         logits: Tensor = out[0] if isinstance(out, tuple) else out.logits
         return logits
 
@@ -126,10 +145,12 @@ class OwnForward:
     def _discovered(self) -> list[LayerParts]:
         discovery, cache = Discovery(self.skeleton), KVCache(self.spec.n_layers, 1, 3)
         plan = Planner(3, self.spec.device).chain(0, 3)
-        self.skeleton.during(discovery, lambda: self._forward(plan.slots * 0, plan.positions, _Noting(plan, cache, discovery)))
-        lacking = next((i for i, parts in enumerate(discovery.parts) if parts.attn is None), None)
+        view = _Noting(plan, cache, self.no_states(), discovery)
+        self.skeleton.during(discovery, lambda: self._forward(plan.slots * 0, plan.positions, view))
+        recurrent = any(parts.recurrent for parts in discovery.parts)   # such models may have layers that are an MLP alone
+        lacking = next((i for i, parts in enumerate(discovery.parts) if not (parts.mixers or (recurrent and parts.off))), None)
         if lacking is not None:
-            raise ModelError(f"layer {lacking} writes no keys and values to the cache")
+            raise ModelError(f"layer {lacking} writes nothing to transformers' own cache")
         return discovery.parts
 
     def _seen(self) -> list[Sight]:

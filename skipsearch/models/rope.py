@@ -28,6 +28,11 @@ class Angles:
         """R: dimensions of a head that are turned."""
         return int(self._rotary(self._like, torch.zeros(1, 1, dtype=torch.long, device=self._like.device), *self._of_type)[0].shape[-1])
 
+    @property
+    def table(self) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of every position that is known, [1, positions, 1, R]."""
+        return self._table
+
     def room(self, positions: int) -> None:
         """Know the angles of this many positions. Those past the model's context are never asked for, and might change the others'."""
         positions = min(positions, self._most or positions)

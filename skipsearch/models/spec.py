@@ -20,6 +20,8 @@ class ModelSpec:
     dtype: of activations, and of weights that are not quantised. device: where tokens go in and logits come out.
     n_devices: GPUs that the layers are spread over. engine: what drives it: "hf", the unmodified modules; "lean", fused weights; …
 
+    recurrent: layers keep a state that stands at one place of the text, so passes are chains (`models/recurrent.py`).
+
     config_sha256, weights_sha256: of the canonical config and of the weight files; None where there are no files.
     """
 
@@ -38,6 +40,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     n_devices: int = 1
     engine: str = "hf"
+    recurrent: bool = False
 
     @property
     def dtype_name(self) -> str:

@@ -54,9 +54,13 @@ class Blank:
 
 @dataclass
 class LayerParts:
-    """attn: name of the part that attends. off: of each part that an attention or an MLP consists of. size: of what the layer returns."""
+    """mixers: parts that read other tokens, by attention or by a recurrent state. recurrent: those of them that keep such a state.
 
-    attn: str | None = None
+    off: of each part that a mixer or an MLP consists of. size: of what the layer returns.
+    """
+
+    mixers: set[str] = field(default_factory=set)
+    recurrent: set[str] = field(default_factory=set)
     off: dict[str, Blank] = field(default_factory=dict)
     size: int | None = None
 
@@ -109,7 +113,7 @@ class Skeleton:
 
 
 class Discovery:
-    """A step that runs everything and notes which part of a layer attends and what each part takes and returns."""
+    """A step that runs everything and notes which parts of a layer read other tokens and what each part takes and returns."""
 
     def __init__(self, skeleton: Skeleton):
         self.parts = [LayerParts() for _ in skeleton.layers]
@@ -137,12 +141,28 @@ class Discovery:
 
     def attends(self, layer_idx: int) -> None:
         """Told by the cache that K/V of a layer are written. Raises: ModelError where that is not one part of that layer."""
+        name = self._mixer(layer_idx)
+        if self.parts[layer_idx].mixers - self.parts[layer_idx].recurrent:
+            raise ModelError("a layer writes more to the cache than its own keys and values")
+        if name in self.parts[layer_idx].recurrent:
+            raise ModelError("one module of it both attends and keeps a recurrent state")
+        self.parts[layer_idx].mixers.add(name)
+
+    def keeps(self, layer_idx: int) -> None:
+        """Told by the cache that a recurrent state of a layer is written. Raises: ModelError as `attends` does."""
+        name = self._mixer(layer_idx)
+        if name in self.parts[layer_idx].mixers - self.parts[layer_idx].recurrent:
+            raise ModelError("one module of it both attends and keeps a recurrent state")
+        self.parts[layer_idx].mixers.add(name)
+        self.parts[layer_idx].recurrent.add(name)
+
+    def _mixer(self, layer_idx: int) -> str:
         if not self._inside:
             raise ModelError("its attention is no module of its own")
         i, name = self._inside[0]
-        if layer_idx != i or self.parts[i].attn is not None:
+        if layer_idx != i:
             raise ModelError("a layer writes more to the cache than its own keys and values")
-        self.parts[i].attn = name
+        return name
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -19,7 +19,6 @@ from skipsearch.mask import SkipMask
 from skipsearch.models.hf import HFAdapter
 from skipsearch.models.layout import Layer, SubLayer
 from skipsearch.models.lean import MLP, Attention, LeanAdapter
-from skipsearch.models.linear import Linear, laid_out
 from skipsearch.models.norms import Norm
 
 KINDS = ("attn", "mlp")
@@ -161,7 +160,7 @@ def _lean_weights(model: LeanAdapter, i: int, kind: str, like: set[str]) -> Iter
             yield f"{i}.{kind}.{'run.' if field in ('q_norm', 'k_norm') else ''}{field}.weight", _stored(norm)
     for fused, names, last, sizes in _matrices(part):
         one = f"{i}.{kind}.run.{fused}.weight" in like
-        for what, whole in (("weight", _dense(getattr(part, last))), ("bias", getattr(part, last).bias)):
+        for what, whole in (("weight", getattr(part, last).dense()), ("bias", getattr(part, last).bias)):
             if whole is not None:
                 pieces = {fused: whole} if one else dict(zip(names, whole.split(sizes), strict=True))
                 yield from ((f"{i}.{kind}.run.{name}.{what}", piece) for name, piece in pieces.items())
@@ -171,16 +170,8 @@ def _matrices(part: Attention | MLP) -> list[tuple[str, tuple[str, ...], str, li
     """(name of all as one, names one by one, our field, rows of each) of a sub-layer's matrices."""
     if isinstance(part, Attention):
         rows = [n * part.head_dim for n in (part.heads, part.kv_heads, part.kv_heads)]
-        return [("qkv_proj", QKV, "qkv", rows), ("o_proj", ("o_proj",), "out", [_rows(part.out)])]
-    return [("gate_up_proj", GATE_UP, "gate_up", [_rows(part.gate_up) // 2] * 2), ("down_proj", ("down_proj",), "down", [_rows(part.down)])]
-
-
-def _rows(matrix: Linear) -> int:
-    return int(matrix.weight.shape[0])
-
-
-def _dense(matrix: Linear) -> Tensor:
-    return matrix.weight.to_dense() if matrix.weight.is_mkldnn else matrix.weight
+        return [("qkv_proj", QKV, "qkv", rows), ("o_proj", ("o_proj",), "out", [part.out.shape[0]])]
+    return [("gate_up_proj", GATE_UP, "gate_up", [part.gate_up.shape[0] // 2] * 2), ("down_proj", ("down_proj",), "down", [part.down.shape[0]])]
 
 
 def _stored(norm: Norm) -> Tensor:
@@ -220,5 +211,5 @@ def _lean_part(part: Any, prefix: str, weights: Mapping[str, Tensor], device: to
         rows = [weights[f"{prefix}run.{name}.weight"].to(device) for name in names]
         biases = [given(f"run.{name}.bias") for name in names]
         bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
-        fields[field] = laid_out(torch.cat(rows), bias)
+        fields[field] = getattr(part, field).like(torch.cat(rows), bias)
     return replace(part, **fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,10 +12,13 @@ from skipsearch.cache import KVCache, PassPlan
 
 
 class View(Cache):
-    """One pass over our cache. cache: None for a pass whose layers do not run, so that nothing is written."""
+    """One pass over our cache. cache: None for a pass whose layers do not run, so that nothing is written.
 
-    def __init__(self, plan: PassPlan, cache: KVCache | None):
-        super().__init__(layers=[])
+    states: what recurrent layers go on from, as transformers' own caches have it; the pass changes it in place.
+    """
+
+    def __init__(self, plan: PassPlan, cache: KVCache | None, states: Sequence[Any] = ()):
+        super().__init__(layers=list(states))
         self.plan, self.cache = plan, cache
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

@@ -58,6 +58,12 @@ def brought(counts: DrafterCounts) -> str:
     return f"{counts.rounds} rounds, {counts.drafted} tokens drafted, {counts.accepted} accepted{share}{beside}"
 
 
+def _stream(found: Measured) -> list[str]:
+    parts = [] if found.stream is None else [("while it learned", found.stream.learning), ("once it had", found.stream.settled)]
+    return [f"stream   {when}: {part.speedup.in_words('×')} on {part.prompts} prompts, {part.choosing_share:.1%} of the time for choosing"
+            for when, part in parts if part is not None]
+
+
 def _measured(found: Measured) -> list[str]:
     figures = {"α": found.alpha, "accepted": found.accepted_fraction, "τ": found.tau, "β": found.beta, "v": found.verify_ratio}
     rounds = ", ".join(f"{name} {value:g}" for name, value in figures.items() if value is not None)
@@ -66,5 +72,7 @@ def _measured(found: Measured) -> list[str]:
         f"time     {found.ms_per_token.in_words(' ms')} a token, plain decoding {found.baseline_ms_per_token.in_words(' ms')}",
         f"rounds   {rounds}",
         *(f"{counts.kind:<8} {brought(counts)}" for counts in found.by_drafter),
+        *([f"choosing {found.choosing_share:.1%} of the time, for masks chosen while decoding"] if found.choosing_share else []),
+        *_stream(found),
         *([f"copied   {found.copied_from_prompt:.0%} of the tokens, from the prompt"] if found.copied_from_prompt else []),
         f"lossless {found.lossless.identical} of {found.lossless.prompts} prompts identical to plain decoding"]

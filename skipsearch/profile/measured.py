@@ -67,6 +67,28 @@ class DrafterCounts(Part):
         return self
 
 
+class BatchSpeed(Part):
+    """Requests side by side, with the profile against plain decoding of as many."""
+
+    requests: Annotated[int, Field(ge=1, le=1024)] = Field(description="decoded side by side, 1..1024")
+    speedup: Interval = Field(description="ratio of total times, plain over profile, > 0, no unit")
+
+
+class StreamPart(Part):
+    """The prompts of a stream that were decoded while drafters still learned, or those behind them."""
+
+    prompts: Positive = Field(description="prompts of this part, from 1")
+    speedup: Interval = Field(description="ratio of total times of this part, plain over profile, > 0, no unit")
+    choosing_share: Fraction = Field(description="share of this part's decode time that choosing masks took, 0..1")
+
+
+class Stream(Part):
+    """Of drafters that learn from one request for the next. Prompts were decoded in the task's order, which is part of the result."""
+
+    learning: StreamPart | None = Field(description="while they learned; null if no prompt was")
+    settled: StreamPart | None = Field(description="once they had stopped learning; null if no prompt was")
+
+
 class Measured(Part):
     """Wall-clock measurement on prompts that no search step saw, interleaved with plain decoding by the same engine."""
 
@@ -91,9 +113,34 @@ class Measured(Part):
     copied_from_prompt: Fraction | None = Field(
         default=None, exclude_if=is_none,
         description="share of the generated tokens that lookup copied from the prompt, 0..1; left out where it was not counted")
+    by_batch: Annotated[tuple[BatchSpeed, ...], Field(strict=False, max_length=32)] = Field(
+        default=(), exclude_if=left_out, description="speedup of requests side by side, by how many there are, ascending; left out where "
+                                                     "it was not measured")
+
+    choosing_share: Fraction | None = Field(
+        default=None, exclude_if=is_none,
+        description="share of the decode time that choosing masks took, 0..1; left out where drafters choose none")
+    stream: Stream | None = Field(default=None, exclude_if=is_none, description="its parts; left out where no drafter learns")
+
+    @property
+    def plain_from(self) -> int | None:
+        """Requests side by side from which on drafting does not pay; None where it pays at every size that was measured, or none was."""
+        wins = [row.speedup.mean > 1 for row in self.by_batch]
+        pays = len(wins) - wins[::-1].index(True) if True in wins else 0   # up to the last size at which it wins
+        return self.by_batch[pays].requests if pays < len(wins) else None
+
+    @model_validator(mode="after")
+    def _parts_are_the_whole(self) -> Measured:
+        parts = [part for part in (self.stream.learning, self.stream.settled) if part] if self.stream else []
+        if self.stream and sum(part.prompts for part in parts) != self.prompts:
+            raise broken_rule("stream", f"its parts have the {self.prompts} prompts that were measured")
+        return self
 
     @model_validator(mode="after")
     def _counted(self) -> Measured:
         if self.ended_on_repeat > self.prompts:
             raise broken_rule("ended_on_repeat", f"no more than the {self.prompts} prompts measured can end so")
+        sizes = [row.requests for row in self.by_batch]
+        if sizes != sorted(set(sizes)):
+            raise broken_rule("by_batch", "its sizes ascend, each of them once")
         return self

@@ -30,16 +30,19 @@ from skipsearch.fields import (
     Name,
     Part,
     Sha256,
+    Temperature,
     Text,
+    TopK,
+    TopP,
     broken_rule,
     left_out,
 )
 from skipsearch.mask import SkipMask
-from skipsearch.profile.measured import ContextTokens, DrafterCounts, Lossless, Measured
+from skipsearch.profile.measured import ContextTokens, DrafterCounts, Lossless, Measured, Stream, StreamPart
 from skipsearch.recipe import DRAFTERS, DrafterSpec, Recipe, union_of
 from skipsearch.stats import Price
 
-__all__ = ["ContextTokens", "DrafterCounts", "Lossless", "Measured", "Profile", "json_schema"]
+__all__ = ["ContextTokens", "DrafterCounts", "Lossless", "Measured", "Profile", "Stream", "StreamPart", "json_schema"]
 
 SCHEMA_VERSION = 2
 UNMEASURED_VERIFY_RATIO = 1.2   # of a few rows, where nobody measured it; about what CPUs and GPUs take at batch size one
@@ -57,9 +60,9 @@ class ModelInfo(Part):
 
 
 class Sampling(Part):
-    temperature: float = Field(ge=0, le=100, description="0..100, no unit; 0 is greedy")
-    top_p: float = Field(gt=0, le=1, description="probability mass kept, 0 < top_p <= 1; 1 keeps all")
-    top_k: int = Field(ge=0, le=10**7, description="tokens kept, 0..10,000,000; 0 keeps all")
+    temperature: Temperature = Field(description="0..100, no unit; 0 is greedy")
+    top_p: TopP = Field(description="probability mass kept, 0 < top_p <= 1; 1 keeps all")
+    top_k: TopK = Field(description="tokens kept, 0..10,000,000; 0 keeps all")
 
 
 class TaskInfo(Part):
@@ -176,6 +179,11 @@ class Profile(Part):
             drafted = (found.tau - 1) / found.accepted_fraction   # version 1 kept no counts, and these are means over all rounds
             return (Price(found.beta, found.verify_ratio, drafted, found.tau - drafted * found.beta - found.verify_ratio),)
         return (None,) * len(drafters)
+
+    @property
+    def plain_from(self) -> int | None:
+        """Requests side by side from which on plain decoding is faster; None where that is not known."""
+        return None if self.measured is None else self.measured.plain_from
 
     @property
     def mask(self) -> SkipMask:

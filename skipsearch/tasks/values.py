@@ -7,17 +7,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from skipsearch.fields import Part, Temperature, TopK, TopP
 
 
-class Sampling(BaseModel):
+class Sampling(Part):
     """How a token is drawn. temperature 0 is greedy; top_p 1 and top_k 0 keep the whole distribution."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    temperature: float = Field(default=0.0, ge=0, le=10)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from skipsearch.drafters.skip import Skip
 from skipsearch.errors import DecodeError
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
-from skipsearch.models import load_model
+from skipsearch.models import load_adapter
 from skipsearch.recipe import Recipe
 from skipsearch.stats import DecodeStats, expected_speedup
 from skipsearch.tasks import Prompt
@@ -140,7 +140,7 @@ def test_what_a_token_reads_is_every_matrix_once_and_the_keys_and_values_before_
 
 
 def test_bfloat16_weights_of_a_tied_model_are_counted_once() -> None:
-    sizes = {engine: load_model("demo", device="cpu", dtype="bfloat16", engine=engine).weight_bytes for engine in ("hf", "lean")}
+    sizes = {engine: load_adapter("demo", device="cpu", dtype="bfloat16", engine=engine).weight_bytes for engine in ("hf", "lean")}
     assert sizes["hf"] == sizes["lean"] == 9_641_664 * 2
 
 
@@ -193,7 +193,7 @@ def test_the_cost_table_is_relative_to_a_pass_of_its_own_engine() -> None:
 
 
 def test_random_requests_are_the_same_every_time_and_of_the_models_vocabulary() -> None:
-    model = load_model("synthetic:2x64", device="cpu")
+    model = load_adapter("synthetic:2x64", device="cpu")
     a, b = random_requests(model, 3), random_requests(model, 3)
     assert a == b
     assert all(0 <= t < model.spec.vocab for r in a for t in r.prompt)

@@ -27,7 +27,7 @@ from skipsearch.cli.tune_view import TuneView
 from skipsearch.errors import ModelError, ProfileError, SearchError
 from skipsearch.machine import Machine
 from skipsearch.mask import SkipMask
-from skipsearch.models import adapt, load_model, place
+from skipsearch.models import adapt, load_adapter, place
 from skipsearch.models.families import family_of
 from skipsearch.models.loader import drive
 from skipsearch.profile import load_profile, save_profile, whereabouts
@@ -52,7 +52,7 @@ def local_model(tmp_path: Path) -> Path:
     folder = tmp_path / "models" / "chatty"
     new_hf_model("llama").save_pretrained(folder)
     letter_tokenizer(CHAT).save_pretrained(folder)
-    spec = load_model(str(folder), device="cpu").spec
+    spec = load_adapter(str(folder), device="cpu").spec
     data = yaml.safe_load((GOLDEN / "v2_speculate.yaml").read_text())
     data["model"] |= {"id": "chatty", "family": "llama", "n_layers": spec.n_layers, "config_sha256": spec.config_sha256,
                       "weights_sha256": spec.weights_sha256, "dtype": "float32"}

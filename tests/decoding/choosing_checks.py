@@ -17,7 +17,7 @@ from skipsearch.drafters.asd import ASD
 from skipsearch.drafters.choosing import ChoosingDrafter, ChoosingSession
 from skipsearch.drafters.clasp import CLaSp
 from skipsearch.drafters.lookup import Lookup
-from skipsearch.drafters.swift import SWIFT
+from skipsearch.drafters.swift import SWIFT, Tree
 from skipsearch.engine import forward, onward
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
@@ -34,6 +34,8 @@ CHOOSING: tuple[DrafterSpec, ...] = (
           exit=make_exit("confidence", threshold=0.3)),
     ASD(threshold=0.9, every=2, keep_last=1, draft_length=4, exit=make_exit("adaptive", threshold=0.4)),
     SWIFT(skip_ratio=0.5, window=4, bayes_interval=3, max_score=1.0, draft_length=4, exit=FIXED),
+    SWIFT(skip_ratio=0.5, window=4, bayes_interval=3, max_score=1.0, faithful=True, draft_length=4,
+          exit=make_exit("confidence", threshold=0.2), tree=Tree(thresholds=(0.9, 0.4), widths=(1, 3, 4))),
 )
 
 
@@ -184,29 +186,61 @@ def check_asd() -> None:
     assert [session.masks for session in drafter.sessions] == [[(0, mask)] for mask in expected], "one mask a request, of its prompt alone"
 
 
-@torch.no_grad()
-def check_swift() -> None:
-    """A mask is judged by how many of the latest tokens one-row drafts name; it takes over only where it names more."""
+Judged = list[tuple[SkipMask, int, list[int]]]   # (mask, tokens that it named, all tokens so far)
+
+
+def judged_masks(spec: SWIFT, way: str) -> tuple[Any, Judged]:
+    """(a drafter that searched over one request, what it judged in this way)."""
     model, full = small_world()
-    spec = SWIFT(skip_ratio=0.5, window=6, bayes_interval=4, max_score=1.0, tolerance=10_000, draft_length=3, exit=FIXED)
     decoder, [drafter] = noted(model, Recipe((spec,)))
-    inner = drafter.inner
-    judged: list[tuple[SkipMask, int, list[int]]] = []
-    policy = type(inner.watch().policy)
-    real = policy._named
+    judged: Judged = []
+    policy = type(drafter.inner.watch().policy)
+    real = getattr(policy, way)
 
     def named(self: Any, ctx: Any, mask: SkipMask) -> int:
         found = real(self, ctx, mask)
         judged.append((mask, found, list(ctx.history)))
         return int(found)
 
-    policy._named = named
+    setattr(policy, way, named)
     try:
         result = decoder.generate(PROMPTS[2], 40)
     finally:
-        policy._named = real
+        setattr(policy, way, real)
     assert result.tokens == full.greedy(PROMPTS[2], 40)
-    assert inner.stream.trials > 5
+    assert drafter.inner.stream.trials > 5
+    return drafter.inner, judged
+
+
+@torch.no_grad()
+def check_swift_as_published() -> None:
+    """A mask is judged by how many of the first generated tokens the thinned model names when it reads them behind the full model's K/V of
+    the prompt. The best share of any text so far stays in force, and the mask at the start counts as 0."""
+    model, prompt = small_world()[0], PROMPTS[2]
+    spec = SWIFT(skip_ratio=0.5, window=6, bayes_interval=4, max_score=1.0, tolerance=10_000, faithful=True, draft_length=3, exit=FIXED)
+    inner, judged = judged_masks(spec, "_named_at_the_start")
+    best, in_force = 0, inner.stream.mask
+    for mask, found, history in judged:
+        text = history[len(prompt):len(prompt) + spec.window + 1]
+        cache, planner = model.new_cache(1, 128), Planner(128, torch.device("cpu"))
+        forward(model, torch.tensor([list(prompt)]), cache, planner.chain(0, len(prompt)))
+        logits = forward(model, torch.tensor([text[:-1]]), cache, planner.chain(len(prompt), spec.window), mask)
+        assert found == int((logits[0].argmax(-1) == torch.tensor(text[1:])).sum())
+        if found > best:
+            best, in_force = found, mask
+    assert (inner.stream.mask, inner.stream.score) == (in_force, best / spec.window)
+    assert len(judged) == inner.stream.trials, "the mask at the start is not judged"
+    points = [point for point, _ in inner.stream.results]
+    assert any(0 < x < 1 for point in points for x in point), "the process proposes points between the masks"
+    assert all(len(point) == 2 * LAYERS for point in points)
+
+
+@torch.no_grad()
+def check_swift() -> None:
+    """A mask is judged by how many of the latest tokens one-row drafts name; it takes over only where it names more."""
+    model, _ = small_world()
+    spec = SWIFT(skip_ratio=0.5, window=6, bayes_interval=4, max_score=1.0, tolerance=10_000, draft_length=3, exit=FIXED)
+    inner, judged = judged_masks(spec, "_named")
     for mask, found, history in judged[:12]:
         alone = 0
         for place in range(len(history) - 1 - spec.window, len(history) - 1):

@@ -13,11 +13,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from helpers.tiny import small_world
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding import acceptance, loop, trees
 from skipsearch.decoding.guard import Guard
+from skipsearch.decoding.loop import DecodeLoop
 from skipsearch.decoding.prefix import Prefix, new_room
 from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.decoding.steering import Steering
@@ -29,9 +31,11 @@ from skipsearch.drafters.choosing import ChoosingSession
 from skipsearch.drafters.clasp import LastToken
 from skipsearch.drafters.kangaroo import KangarooSession, ResumingSession
 from skipsearch.drafters.lookup import LookupDrafter, LookupSession
+from skipsearch.drafters.memory import Memory
 from skipsearch.drafters.skip import SkipSession
 from skipsearch.drafters.suffixes import Match, SuffixIndex
 from skipsearch.engine import Scored, forward
+from skipsearch.models.recurrent import RecurrentCache, Standing
 from skipsearch.modules.kangaroo import Shallow
 from skipsearch.modules.s3d import Simultaneous
 
@@ -42,7 +46,8 @@ from .choosing_checks import check_asd, check_choosing, check_clasp, check_swift
 from .count_checks import check_counts
 from .kangaroo_checks import check_kangaroo_drafts, check_kangaroo_passes, check_kangaroo_siblings
 from .prefix_checks import check_growing, check_prefixes
-from .recipe_checks import check_certain_sampling, check_guard, check_lookup
+from .recipe_checks import check_certain_sampling, check_guard, check_lookup, check_memory
+from .recurrent_checks import check_growing_recurrent, check_recurrent
 from .s3d_checks import check_s3d_drafts, check_s3d_tree_sampling, check_s3d_trees
 from .sampling_checks import Warp, check_sampling
 from .steering_checks import check_steering
@@ -58,8 +63,9 @@ def check_sampling_of_likely_tokens() -> None:
 
 def check_greedy_on_padded_passes() -> None:
     """A pass may look at a whole block of slots, hidden ones and never written ones among them, and change nothing."""
+    world = small_world()   # loaded as ever: the check at load plans its passes itself
     with padded_passes():
-        check_greedy([Drafting(MASKS[0])])
+        check_greedy([Drafting(MASKS[0])], world=world)
 
 
 def caught_by(check: Check) -> Callable[[Callable[[], Iterator[None]]], Callable[[], AbstractContextManager[None]]]:
@@ -557,6 +563,29 @@ def lookup_across_requests() -> Iterator[None]:
 
 
 @caught_by(check_lookup)
+def answers_remembered_unasked() -> Iterator[None]:
+    """Every decoder keeps a memory: one user's answers speed up another's requests."""
+    real = DecodeLoop.__init__
+
+    def init(self: DecodeLoop, *args: Any) -> None:
+        real(self, *args)
+        self.memory = Memory(1000)
+
+    with patch.object(DecodeLoop, "__init__", init):
+        yield
+
+
+@caught_by(check_memory)
+def memory_reaches_into_the_next_answer() -> Iterator[None]:
+    """Nothing stands between two answers of the memory."""
+    def add(self: Memory, answer: Sequence[int]) -> None:
+        self._index.extend(answer)
+
+    with patch.object(Memory, "add", add):
+        yield
+
+
+@caught_by(check_lookup)
 def pending_token_not_looked_up() -> Iterator[None]:
     """The index lags one token behind the text, so what it proposes belongs one place earlier."""
     real = LookupSession.draft
@@ -815,10 +844,13 @@ def branch_compared_without_its_residual() -> Iterator[None]:
     real = PromptCosines.tap
 
     def tap(self: PromptCosines, model: Any, cache: KVCache, plan: PassPlan, rows: int) -> Any:
-        class Branches:
-            block = staticmethod(lambda i, h, *rest, **which: model.block(i, h, *rest, **which) - h)
+        look = real(self, model, cache, plan, rows)
 
-        return real(self, Branches, cache, plan, rows)  # type: ignore[arg-type]
+        def of_branches(i: int, h: Tensor) -> Any:
+            between = look(i, h) if look else None
+            return between and (lambda behind: between(behind - h))
+
+        return of_branches
 
     with patch.object(PromptCosines, "tap", tap):
         yield
@@ -893,6 +925,72 @@ def mask_changed_within_a_round() -> Iterator[None]:
         ctx.cache.length += self.masks[-1][0] == self.round
 
     with patch.object(ChoosingSession, "committed", committed):
+        yield
+
+
+# --- recurrent layers ----------------------------------------------------------------------------------------------------------
+
+
+@caught_by(check_recurrent)
+def recurrent_state_not_restored() -> Iterator[None]:
+    """What a rejected draft changed in a state stays changed."""
+    real = RecurrentCache.begin
+
+    def begin(self: RecurrentCache, start: int, mask: Any) -> Standing | None:
+        if self.latest is not None and self.latest.at > start:
+            self.latest = Standing(start, self.latest.states)
+        return real(self, start, mask)
+
+    with patch.object(RecurrentCache, "begin", begin):
+        yield
+
+
+@caught_by(check_recurrent)
+def riding_rows_counted_twice() -> Iterator[None]:
+    """Tokens that rode along with a pass, and are in the states that it kept, ride along with the next one too."""
+    real = RecurrentCache.passed
+
+    def passed(self: RecurrentCache, start: int, kept: Any, latest: Standing) -> None:
+        began = self.kept.at if self.kept is not None else 0
+        real(self, start, kept, latest)
+        if kept is not None:
+            self.kept = Standing(began, kept)
+
+    with patch.object(RecurrentCache, "passed", passed):
+        yield
+
+
+@caught_by(check_recurrent)
+def states_of_a_draft_verify() -> Iterator[None]:
+    """A verify pass goes on from where a draft's states happen to stand."""
+    real = RecurrentCache.begin
+
+    def begin(self: RecurrentCache, start: int, mask: Any) -> Standing | None:
+        if mask is None and self.draft is not None:
+            return Standing(start, self.draft[1].states)
+        return real(self, start, mask)
+
+    with patch.object(RecurrentCache, "begin", begin):
+        yield
+
+
+@caught_by(check_recurrent)
+def states_shared_and_not_copied() -> Iterator[None]:
+    """A draft changes the very states that verification goes on from."""
+    with patch("skipsearch.models.recurrent.cloned", lambda state: state):
+        yield
+
+
+@caught_by(check_growing_recurrent)
+def tokens_left_behind_in_a_small_cache() -> Iterator[None]:
+    """A session's larger cache takes K/V and states over, and not the tokens that are to ride along."""
+    real = RecurrentCache.take_over
+
+    def take_over(self: RecurrentCache, other: KVCache, count: int) -> None:
+        real(self, other, count)
+        self.tokens.zero_()
+
+    with patch.object(RecurrentCache, "take_over", take_over):
         yield
 
 

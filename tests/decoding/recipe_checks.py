@@ -55,6 +55,47 @@ def check_lookup() -> None:
     assert recorder[1].drafts == recorder[0].drafts[:len(recorder[1].drafts)]
 
 
+def recalled(answers: Sequence[Sequence[int]], history: Sequence[int], spec: Lookup, most: int) -> list[int]:
+    """What a memory of earlier answers proposes, by the definition: where an answer holds a longer end of the text than the text itself
+    does, what followed the longest one there, in the latest answer, at its latest place."""
+    for length in range(min(16, len(history)), 0, -1):
+        if any(list(history[k - length:k]) == list(history[-length:]) for k in range(length, len(history))):
+            break   # the text itself has a match as long as this one
+        for answer in reversed(answers):
+            for end in range(len(answer), length - 1, -1):
+                if list(answer[end - length:end]) == list(history[-length:]):
+                    return list(answer[end:end + min(most, spec.room(length))])
+    return []
+
+
+def check_memory() -> None:
+    """With a memory, proposals follow from the text and from the answers before it, none reaches from one answer into the next, and tokens
+    stay the full model's own."""
+    model, full = small_world()
+    recorder: list[Recorder] = []
+
+    def recording(drafter):  # type: ignore[no-untyped-def]
+        recorder.append(Recorder(drafter))
+        return recorder[-1]
+
+    decoder = wrapped(Decoder(model, Recipe((LOOKUP,)), remember=1000), recording)
+    answers: list[list[int]] = []
+    from_memory = accepted = rejected = 0
+    for prompt in (PROMPTS[0], PROMPTS[2], (7, 7, 7), PROMPTS[0], (5, 6), (7, 7)):
+        before = len(recorder[0].drafts)
+        result = decoder.generate(prompt, 24)
+        assert result.tokens == full.greedy(prompt, 24)
+        for history, draft, most in list(zip(recorder[0].histories, recorder[0].drafts, recorder[0].limits, strict=True))[before:]:
+            other = recalled(answers, history, LOOKUP, most)
+            from_memory += bool(other)
+            assert draft == (other or expected(history, LOOKUP, most))
+        accepted, rejected = accepted + result.stats.accepted, rejected + result.stats.rejecting_rounds
+        answers.append(result.tokens)
+    assert from_memory > 5
+    assert accepted
+    assert rejected
+
+
 def check_guard() -> None:
     """A drafter that loses rests, round by round as the rule has it, and each request starts anew."""
     model, full = small_world()

@@ -17,15 +17,25 @@ from torch.nn.functional import cosine_similarity
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.asd import ASD
 from skipsearch.drafters.clasp import CLaSp
-from skipsearch.drafters.swift import SWIFT
-from skipsearch.errors import DecodeError
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.swift import SWIFT, Tree, Warm
+from skipsearch.errors import DecodeError, MaskError
 from skipsearch.mask import SkipMask
 from skipsearch.programme import Step, solve_token
 from skipsearch.recipe import Recipe
 from skipsearch.stats import DecodeStats
 
 from .checks import PROMPTS, assert_partly_accepted
-from .choosing_checks import CHOOSING, FIXED, check_asd, check_choosing, check_clasp, check_swift, noted
+from .choosing_checks import (
+    CHOOSING,
+    FIXED,
+    check_asd,
+    check_choosing,
+    check_clasp,
+    check_swift,
+    check_swift_as_published,
+    noted,
+)
 from .sampling_checks import Warp, check_sampling
 
 # --- lossless ----------------------------------------------------------------------------------------------------------------
@@ -37,7 +47,7 @@ def test_greedy_text_is_the_full_models_own(engine: str) -> None:
         assert_partly_accepted(check_choosing())
 
 
-@pytest.mark.parametrize("engine", ["hf", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled"))])
+@pytest.mark.parametrize("engine", ["hf", pytest.param("compiled", marks=[pytest.mark.xdist_group("compiled"), pytest.mark.thorough])])
 def test_requests_that_interleave_share_no_mask_and_stay_lossless(engine: str) -> None:
     total = DecodeStats()
     with driven_by(engine):
@@ -118,6 +128,77 @@ def test_swift_judges_masks_by_one_row_drafts() -> None:
     check_swift()
 
 
+def test_as_published_swift_judges_masks_on_the_first_tokens_and_keeps_the_luckiest() -> None:
+    check_swift_as_published()
+
+
+def test_trees_have_as_many_candidates_as_the_confidence_asks_for() -> None:
+    tree = Tree(thresholds=(0.95, 0.8, 0.5), widths=(3, 5, 8, 10))
+    assert [tree.beside(c) for c in (0.99, 0.95, 0.81, 0.6, 0.5, 0.0)] == [2, 4, 4, 7, 9, 9]
+    assert tree.most == 9
+    model, full = small_world()
+    spec = SWIFT(skip_ratio=0.5, window=4, draft_length=3, exit=FIXED, tree=Tree(thresholds=(0.5,), widths=(1, 4)))
+    decoder = Decoder(model, Recipe((spec,)))
+    total, sizes = DecodeStats(), set()
+    for prompt in PROMPTS:
+        for chunk in decoder.stream(prompt, 30, trace=True):
+            if chunk.proposal:
+                beside = [sum(node == below for node, _ in chunk.proposal.siblings) for below in range(len(chunk.proposal.tokens))]
+                sizes |= set(beside)
+            total += chunk.stats or DecodeStats()
+        assert decoder.generate(prompt, 30).tokens == full.greedy(prompt, 30)
+    assert sizes == {0, 3}
+    assert total.by_drafter[0].siblings > 0
+    assert_partly_accepted(total)
+
+
+@pytest.mark.parametrize(("thresholds", "widths", "said"), [((0.5,), (1,), "one number more"),
+                                                            ((0.5, 0.8), (1, 2, 3), "below the one before")])
+def test_trees_that_make_no_sense_are_refused(thresholds, widths, said) -> None:
+    with pytest.raises(DecodeError, match=said):
+        Recipe.from_data([{"kind": "swift", "draft_length": 2, "exit": {"kind": "fixed"},
+                           "tree": {"thresholds": list(thresholds), "widths": list(widths)}}])
+
+
+def test_sublayers_are_planned_only_where_they_follow_one_another() -> None:
+    model = adapted("phi")
+    with pytest.raises(MaskError, match="write unit: layer"):
+        Decoder(model, Recipe((CLaSp(skip=2, unit="sublayer", draft_length=2, exit=FIXED),)))
+
+
+def test_what_a_decoder_learned_is_saved_and_a_seed_repeats_a_sample_with_it() -> None:
+    model, _ = small_world()
+    recipe = Recipe((Lookup(min_match=2, draft_length=2),
+                     SWIFT(skip_ratio=0.5, window=4, max_score=1.0, warm=Warm(attn=(1, 2), mlp=(3,)), draft_length=3, exit=FIXED)))
+    decoder = Decoder(model, recipe)
+    assert decoder.learning
+    assert decoder.loop.drafters[1][1].stream.mask == SkipMask(LAYERS, (1, 2), (3,))
+    for prompt in PROMPTS:
+        decoder.generate(prompt, 30)
+    state = json.loads(json.dumps(decoder.state()))
+    assert state["1"]["trials"]
+
+    def sample(other: Decoder) -> list[int]:
+        other.restore(state)
+        return [t for seed in range(4) for t in other.generate(PROMPTS[2], 20, temperature=1.2, seed=seed).tokens]
+
+    fresh = Decoder(model, recipe)
+    assert sample(fresh) == sample(decoder) == sample(fresh)
+    assert fresh.generate(PROMPTS[0], 30).tokens == Decoder(model).generate(PROMPTS[0], 30).tokens
+    with pytest.raises(DecodeError, match="no state of a decoder with the recipe"):
+        Decoder(model).restore(state)
+    assert Decoder(model).state() == {}
+    assert not Decoder(model).learning
+
+
+def test_choosing_is_paid_for_by_the_drafts_and_not_by_the_prompt() -> None:
+    model, _ = small_world()
+    for spec in CHOOSING:
+        stats = Decoder(model, Recipe((spec,))).generate(PROMPTS[2] * 4, 12).stats
+        assert 0 < stats.choosing_seconds < stats.decode_seconds
+    assert Decoder(model).generate(PROMPTS[2], 12).stats.choosing_seconds == 0
+
+
 def layers_that_add(vectors: torch.Tensor):
     """Blocks that add a fixed vector each, in two halves."""
     return lambda layer, g, attn, mlp: g + vectors[layer] * (0.5 * attn + 0.5 * mlp)
@@ -176,7 +257,7 @@ def test_swift_stops_and_goes_on_from_what_was_kept() -> None:
     decoder, [drafter] = noted(model, Recipe((spec,)))
     for prompt in PROMPTS:
         decoder.generate(prompt, 30)
-    assert not drafter.inner.searching
+    assert not drafter.inner.learning
     assert drafter.inner.stream.without_gain == 3
     trials = drafter.inner.stream.trials
     decoder.generate(PROMPTS[0], 30)
@@ -200,7 +281,7 @@ def test_swift_adopts_a_better_mask_that_is_proposed(monkeypatch: pytest.MonkeyP
     decoder, [drafter] = noted(model, Recipe((spec,)))
     planted, harmful = SkipMask(LAYERS, (), (3,)), SkipMask(LAYERS, (0, 1, 2, 3), (0, 1, 2, 3))
     drafter.inner.stream.mask = harmful
-    monkeypatch.setattr(drafter.inner, "proposal", lambda: planted)
+    monkeypatch.setattr(drafter.inner, "proposal", lambda: (planted, planted.bits))
     for prompt in PROMPTS:
         decoder.generate(prompt, 40)
     assert drafter.inner.stream.mask == planted

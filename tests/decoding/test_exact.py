@@ -36,7 +36,8 @@ def plain_text(engine: str) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("engine", [pytest.param(name, marks=pytest.mark.xdist_group(f"exact {name}")) for name in ("hf", "lean")])
-@pytest.mark.parametrize("draft_length", [1, 5, 7, 8, 12])
+@pytest.mark.parametrize("draft_length", [pytest.param(1, marks=pytest.mark.thorough), 5, pytest.param(7, marks=pytest.mark.thorough), 8,
+                                          pytest.param(12, marks=pytest.mark.thorough)])
 def test_in_bfloat16_drafting_changes_no_token_across_every_block_border(engine: str, draft_length: int) -> None:
     """Attention looks at 512 keys, then at 1,024; drafts of 8 and more need a second pass."""
     prompt, plain = plain_text(engine)
@@ -58,6 +59,7 @@ def logits_of(model: ModelAdapter, tokens: list[int], cuts: list[int]) -> torch.
     return torch.cat(parts)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("engine", ["hf", "lean"])
 def test_a_row_has_the_same_bits_wherever_it_stands_in_a_pass(engine: str, dtype: str) -> None:

@@ -6,7 +6,10 @@ import pytest
 
 from skipsearch.errors import ModelError
 
+from . import planted_batch_bugs
 from .planted_bugs import BUGS, Check
+
+assert planted_batch_bugs   # which enters its own
 
 CHECKS = {check.__name__: check for _, check in BUGS.values()}
 

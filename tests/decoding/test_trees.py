@@ -125,13 +125,13 @@ def test_what_stands_is_moved_together_in_every_layer() -> None:
 
 def test_siblings_that_could_not_be_drawn_are_not_verified() -> None:
     probs = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.2, 0.3]])
-    draft = with_siblings(torch.tensor([[1, 0, 2], [0, 2, 1]]), probs, [0, 1])
+    draft = with_siblings(torch.tensor([[1, 0, 2], [0, 2, 1]]), probs, [2, 2])
     assert draft.tokens.tolist() == [1, 0, 2, 1]
     assert draft.parents == (0, 1, 1, 1)
     assert draft.trunk == 2
     assert draft.probs is not None
     assert torch.equal(draft.probs, probs[[0, 1, 1, 1]])
-    assert with_siblings(torch.tensor([[1, 0, 2]]), probs[:1], [0]).parents is None
+    assert with_siblings(torch.tensor([[1, 0, 2]]), probs[:1], [2]).parents is None
     assert draft.chain().tokens.tolist() == [1, 0]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from helpers.tiny import LAYERS, VOCAB, small_world, with_eos
 from hypothesis import given
@@ -15,6 +16,7 @@ from skipsearch.decoding import Decoder, Generation
 from skipsearch.decoding.sampling import Sampling
 from skipsearch.errors import SearchError
 from skipsearch.evaluation.prompts import Workload
+from skipsearch.evaluation.simulate import Prediction
 from skipsearch.evaluation.wall import Timings, first_divergence, knock_out, race
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
@@ -192,11 +194,12 @@ class Paced(Recorder):
         return found
 
 
-def knocked_out(paces: dict[str, Sequence[float]], rungs: Sequence[int]) -> tuple[int, list[int], list[tuple[str, int]]]:
+def knocked_out(paces: dict[str, Sequence[float]], rungs: Sequence[int],
+                corrections: Sequence[Callable[[Collection[int]], float]] = ()) -> tuple[int, list[int], list[tuple[str, int]]]:
     """(winner, prompts that each contender got to see, who met which prompt, warm-up left out)."""
     log: list[tuple[str, int]] = []
     plain_one, *others = [Paced(name, log, small_world()[0], pace) for name, pace in {"plain": (1.0,) * 4, **paces}.items()]
-    winner, seen = knock_out(plain_one, others, WORK, rungs)
+    winner, seen = knock_out(plain_one, others, WORK, rungs, corrections=corrections)
     return winner, [len(ours.samples) for _, ours in seen], log
 
 
@@ -210,6 +213,23 @@ def test_the_faster_half_goes_on_to_the_next_prompts() -> None:
 def test_what_was_slow_on_the_first_prompts_may_still_win_by_all_of_them() -> None:
     winner, seen, _ = knocked_out({"a": (0.6, 0.6, 0.6, 0.6), "b": (0.7, 0.7, 0.2, 0.2), "c": (0.9,) * 4, "d": (0.9,) * 4}, (2, 2))
     assert (winner, seen) == (1, [4, 4, 2, 2])
+
+
+def test_a_contender_whom_the_first_prompts_suit_is_corrected_by_what_was_predicted_of_all() -> None:
+    """`a` is fast on the two prompts of the first rung alone, as predicted; `b` is as fast everywhere."""
+    paces = {"a": (0.4, 0.4, 0.9, 0.9), "b": (0.6, 0.6, 0.6, 0.6)}
+    tokens = np.array([10.0] * 4)
+    predicted = [Prediction(DecodeStats(), np.array(pace) * tokens, tokens, (0, 1, 2, 3)) for pace in paces.values()]
+    assert knocked_out(paces, (2,))[0] == 0
+    assert knocked_out(paces, (2,), [p.from_some_to_all for p in predicted])[0] == 1
+
+
+def test_a_prediction_that_lacks_a_prompt_corrects_nothing() -> None:
+    predicted = Prediction(DecodeStats(), np.array([1.0, 3.0]), np.array([1.0, 1.0]), (0, 2))
+    assert predicted.from_some_to_all({0}) == pytest.approx(2.0)
+    assert predicted.from_some_to_all({0, 2}) == pytest.approx(1.0)
+    assert predicted.from_some_to_all({0, 1}) == 1.0
+    assert predicted.from_some_to_all(()) == 1.0
 
 
 @pytest.mark.parametrize(("rungs", "seen"), [((9,), [4, 4]), ((4, 5), [4, 4]), ((1, 99), [1, 1])])

@@ -22,7 +22,7 @@ from skipsearch.exits import DraftPolicy
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
 from skipsearch.mask import SkipMask
-from skipsearch.models import ModelAdapter, load_model
+from skipsearch.models import ModelAdapter, load_adapter
 from skipsearch.recipe import Siblings
 from skipsearch.stats import DecodeStats, DrafterStats
 
@@ -118,7 +118,7 @@ def test_on_a_trained_model_its_acceptance_and_tokens_a_round_are_near_those_of_
 
 @cache
 def trained() -> tuple[ModelAdapter, Replay, list[tuple[int, ...]], SkipMask]:
-    model = load_model("demo", device="cpu", dtype="float32")
+    model = load_adapter("demo", device="cpu", dtype="float32")
     prompts = [tuple(model.tokenizer(text)["input_ids"]) for text in CODE]
     mask = SkipMask(model.spec.n_layers, attn=(5, 9, 13, 15), mlp=(7, 11, 12, 15))
     return model, Replay(model, prompts, 40, end_on_repeat=6), prompts, mask

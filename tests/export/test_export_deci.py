@@ -15,7 +15,7 @@ from models.tiny import LAYERS, new_hf_model, some_tokens
 from skipsearch.errors import ExportError
 from skipsearch.export import export
 from skipsearch.mask import SkipMask
-from skipsearch.models import adapt, load_model
+from skipsearch.models import adapt, load_adapter
 
 from .drafts import drafted_logits, profile_for, saved
 from .reference_decilm import DeciLM
@@ -51,7 +51,7 @@ def test_the_checkpoint_computes_what_the_draft_does(shape: str, mask: SkipMask,
 def test_the_embedded_model_exports_and_computes_what_its_draft_does(tmp_path: Path) -> None:
     mask = SkipMask(20, (3, 7, 11), (3, 8, 19))
     export(profile_for("demo", "llama", mask), "demo", "deci", tmp_path / "draft")
-    model = load_model("demo", device="cpu", dtype="float64")
+    model = load_adapter("demo", device="cpu", dtype="float64")
     tokens = torch.tensor([model.tokenizer("def main(argv=None):")["input_ids"]])
     found = DeciLM(tmp_path / "draft").logits(tokens[0])
     torch.testing.assert_close(found, drafted_logits(model, tokens, mask), **CLOSE)

@@ -62,7 +62,7 @@ def with_tokenizer(model: ModelAdapter, tokenizer: Any) -> ModelAdapter:
 class FullModel:
     """What the unmodified model itself generates: Hugging Face's own forward over the whole sequence at every step, no cache."""
 
-    def __init__(self, hf: LlamaForCausalLM):
+    def __init__(self, hf: Any):
         self.hf = hf
         self._known: dict[tuple[int, ...], list[int]] = {}
 

@@ -1,6 +1,6 @@
 """A tiny random model of every causal language model class that the installed transformers can build so, and how each is decoded.
 
-Run as a program, it walks over all of them, writes the golden file and prints the table that the README shows:
+Run as a program, it walks over all of them, writes the golden file and prints the table of docs/models.md:
 `PYTHONPATH=.. python -m models.every_class` in tests/.
 """
 
@@ -34,13 +34,43 @@ EXPERTS = {"num_experts": 4, "n_routed_experts": 4, "num_local_experts": 4, "moe
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "qk_head_dim": 16,
           "index_head_dim": 16, "index_n_heads": 2, "index_topk": 64}
 SPANS = {"sliding_window": 8, "attention_chunk_size": 8, "rotary_dim": 4, "head_dim": 8}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "head_dim": 8,
+         "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 16}
+RECURRENT: dict[str, dict[str, Any]] = {   # classes whose layers differ: some of each kind
+    "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_key_value_heads": 4},
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 32, "mamba_n_heads": 4, "head_dim": 8},
+    "falcon_mamba": {"state_size": 8, "time_step_rank": 4},
+    "granitemoehybrid": {**MAMBA, **EXPERTS, "layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1, "num_experts": 4,
+              "num_experts_per_tok": 2, "mamba_d_state": 8, "mamba_dt_rank": 4},
+    "kimi_linear": {**EXPERTS, "num_key_value_heads": 4, "first_k_dense_replace": 1, "linear_attn_config": {
+        "full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 4}},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    "mamba": {"state_size": 8, "time_step_rank": 4},
+    "mamba2": {"state_size": 8, "num_heads": 8, "chunk_size": 16, "head_dim": 8, "n_groups": 1},
+    "nemotron_h": {**EXPERTS, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "num_hidden_layers": 4,
+                   "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 1, "ssm_state_size": 8, "head_dim": 8, "chunk_size": 16,
+                   "moe_shared_expert_intermediate_size": 16},
+    "olmo_hybrid": {**DELTA, "head_dim": 8},
+    "qwen3_5_moe_text": {**EXPERTS, **DELTA},
+    "qwen3_5_text": DELTA,
+    "qwen3_next": {**EXPERTS, **DELTA},
+    "zaya": {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "head_dim": 8},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention"], "mamba_d_state": 8, "n_mamba_heads": 8,
+               "mamba_headdim": 8, "mamba_ngroups": 1, "use_mem_rope": True, "adapter_rank": 4, "attention_head_dim": 16,
+               "attention_hidden_size": 64, "num_key_value_heads": 4},
+}
 ALL = {**EXPERTS, **LATENT, **SPANS}
 
 PROMPT, ANSWER = 11, 14   # tokens, together more than a window
 REASONS = (   # why a class is refused, one of these
-    "keep a recurrent state", "an encoder feeds its decoder", "its tokens look ahead", "no rule here says what layers of the kind",
-    "otherwise than its own forward with siblings", "is no module of its own", "writes no keys and values to the cache",
-    "no list of modules in it", "fails on tokens alone", "does not take our cache", "transformers has no model of them")
+    "both attends and keeps a recurrent state", "an encoder feeds its decoder", "its tokens look ahead",
+    "no rule here says what layers of the kind", "otherwise than its own forward with siblings", "is no module of its own",
+    "writes nothing to transformers' own cache", "which is made from the tokens", "no list of modules in it", "fails on tokens alone",
+    "does not take our cache", "cannot be driven after a rollback", "transformers has no model of them")
 
 
 @dataclass(frozen=True)
@@ -68,7 +98,7 @@ def build(family: str) -> nn.Module:
     else:
         kind = CONFIG_MAPPING[family]
         fields = {field.name for field in dataclasses.fields(kind)} | set(getattr(kind, "attribute_map", {}))
-        own = {key: value for key, value in ALL.items() if key in fields}
+        own = {key: value for key, value in ALL.items() if key in fields} | RECURRENT.get(family, {})
         all_heads = {"num_key_value_heads": 4} if "qk_rope_head_dim" in fields else {}
         options = [{**SHAPE, **own, **all_heads}, {**SHAPE, **own, "pad_token_id": 0, "bos_token_id": 0},
                    {key: value for key, value in {**SHAPE, **own}.items() if key != "head_dim"}, SHAPE]
@@ -106,7 +136,7 @@ def walk(family: str) -> Walked:
     prompt = torch.randint(0, VOCAB, (1, PROMPT), generator=torch.Generator().manual_seed(5))
     theirs = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=ANSWER, do_sample=False,  # type: ignore[operator]
                             eos_token_id=None, pad_token_id=0)[0, PROMPT:].tolist()
-    how = "a row of the table" if family in FAMILIES else "structure"
+    how = "a row of the table" if family in FAMILIES else "structure, recurrent" if adapter.spec.recurrent else "structure"
     generator, accepted, rejected = torch.Generator().manual_seed(6), 0, 0
     for _ in range(2):
         bits = torch.rand(2 * adapter.spec.n_layers, generator=generator) < 0.4

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoding.planted_bugs import recurrent_state_not_restored, riding_rows_counted_twice, states_of_a_draft_verify
 from torch import Tensor, nn
 
 import skipsearch as ss
@@ -24,6 +25,7 @@ from .tiny import ADAPTED, adapted, hf_model
 
 FAMILIES = ["starcoder2", "glm4", "gpt_oss", "olmo3", "smollm3", "cohere2"]
 WINDOWED = ["starcoder2", "gpt_oss", "olmo3", "cohere2", "ministral3", "phimoe"]
+RECURRENT = ["qwen3_5_text", "qwen3_next", "falcon_h1", "granitemoehybrid", "lfm2", "jamba"]
 Plant = Callable[[OwnAdapter], None]
 
 
@@ -106,6 +108,18 @@ def test_a_sink_left_out_is_refused() -> None:
     assert "behind layer 0" in refused(model, adapter)
 
 
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_state_that_is_not_restored_or_is_moved_twice_is_refused(family: str) -> None:
+    model = build(family)
+    adapter = ss.adapt(model)
+    assert adapter.spec.recurrent
+    for plant, named in ((recurrent_state_not_restored, "a rollback"), (riding_rows_counted_twice, "after half a rollback"),
+                         (states_of_a_draft_verify, "a rollback")):
+        with plant():
+            assert named in refused(model, adapter)
+    compared(adapter, reference(model, adapter.spec))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3_text", "gpt_neox", "phi"])
 def test_what_a_row_says_wrongly_is_refused_too(name: str) -> None:
     model, adapter = hf_model(name), adapted(name)
@@ -130,7 +144,7 @@ def test_the_embedded_model_passes_in_every_dtype_and_a_hidden_key_would_not(dty
     monkeypatch.setattr(checked, "kept_finding", lambda spec: None)
     monkeypatch.setattr(checked, "keep", lambda spec, finding: kept.append(finding))
     for engine in ("hf", "lean"):
-        loader.load_model("demo", "cpu", dtype, None, engine)
+        loader.load_adapter("demo", "cpu", dtype, None, engine)
     for found in kept:
         assert max(found.differences.values()) < 0.6 * found.tolerance
         assert found.hidden_key > 1.5 * found.tolerance
@@ -142,14 +156,14 @@ def test_a_check_is_kept_for_the_same_files_and_made_again_for_others(tmp_path: 
     asked: list[str] = []
     monkeypatch.setattr(loader, "reference", lambda model, spec: asked.append(spec.engine) or reference(model, spec))
     for engine, count in (("lean", 1), ("lean", 1), ("hf", 2), ("hf", 2)):
-        loader.load_model("demo", "cpu", "float32", None, engine)
+        loader.load_adapter("demo", "cpu", "float32", None, engine)
         assert len(asked) == count
     kept = sorted((tmp_path / "checked").iterdir())
     assert len(kept) == 2
     assert json.loads(kept[0].read_text())["tolerance"] == 2e-3
     kept[0].write_text("{")
     kept[1].write_text("{")
-    loader.load_model("demo", "cpu", "float32", None, "lean")
+    loader.load_adapter("demo", "cpu", "float32", None, "lean")
     assert len(asked) == 3
 
 

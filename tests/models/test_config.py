@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig
 
 from skipsearch.errors import ModelError, SkipSearchError
-from skipsearch.models import load_model, load_tokenizer
+from skipsearch.models import load_adapter, load_tokenizer
 from skipsearch.models.config import known_config
 from skipsearch.models.hub import DEMO_FOLDER
 
@@ -51,7 +51,7 @@ def edit(folder: Path, file: str = "config.json", **changes: Any) -> None:
 
 def refusal(folder: Path) -> str:
     with pytest.raises(ModelError) as caught:
-        load_model(str(folder), device="cpu")
+        load_adapter(str(folder), device="cpu")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -85,25 +85,25 @@ def test_nor_can_a_config_inside_a_config(all_saved: Path, tmp_path: Path) -> No
         edit(folder, **{**whole, part: {**whole[part], "_attn_implementation": "org/kernel"}})
         assert 'asks for "org/kernel" as _attn_implementation' in refusal(folder)
         edit(folder, **{**whole, part: {**whole[part], "_attn_implementation": "flash_attention_2"}})
-        assert load_model(str(folder), device="cpu").spec.family == "gemma3"
+        assert load_adapter(str(folder), device="cpu").spec.family == "gemma3"
 
 
 @pytest.mark.parametrize("value", ["eager", "flash_attention_2", "flex_attention", "nonsense", None, 3])
 def test_how_a_model_attends_is_the_loaders_own_choice(folder: Path, value: Any) -> None:
     edit(folder, _attn_implementation=value, attn_implementation=value)
-    model: Any = load_model(str(folder), device="cpu", engine="hf")
+    model: Any = load_adapter(str(folder), device="cpu", engine="hf")
     assert model.model.config._attn_implementation == "sdpa"
 
 
 def test_what_leads_to_other_files_or_code_is_not_there_for_transformers(folder: Path) -> None:
     (folder / "other.json").write_text('{"model_type": "gpt2"}')
     shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
-    plain = load_model(str(folder), device="cpu").spec
+    plain = load_adapter(str(folder), device="cpu").spec
     edit(folder, configuration_files=["other.json", "config.5.0.0.json"], transformers_weights="nowhere.safetensors",
          auto_map={"AutoModelForCausalLM": "org/name--evil.Model"}, fusion_config={"x": True}, use_kernels=True,
          attribute_map={"num_hidden_layers": "eos_token_id"}, to_dict="text", custom_generate="org/name", _auto_class="AutoModel")
     (folder / "config.5.0.0.json").write_text('{"model_type": "gpt2"}')
-    assert load_model(str(folder), device="cpu").spec == plain
+    assert load_adapter(str(folder), device="cpu").spec == plain
 
 
 def test_every_config_is_read_as_transformers_reads_it(all_saved: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_distributed_checkpoint_or_an_adapter_beside_the_weights_is_refused(fo
     """transformers would read the first in the place of the weights, and put the second on top of them where peft is installed."""
     (folder / "adapter_config.json").write_text("{}")
     monkeypatch.setattr("skipsearch.models.files.find_spec", lambda _: None)
-    assert load_model(str(folder), device="cpu").spec.n_layers == 3
+    assert load_adapter(str(folder), device="cpu").spec.n_layers == 3
     monkeypatch.setattr("skipsearch.models.files.find_spec", lambda name: name)
     assert "holds an adapter beside a whole model: merge it" in refusal(folder)
     shutil.copy(folder / "model.safetensors", folder / "shard-00001-model-00001-of-00001.safetensors")
@@ -188,7 +188,7 @@ def test_a_token_that_ends_an_answer_is_one_of_the_vocabulary(folder: Path, valu
 def test_tokens_that_end_an_answer_are_read_where_they_are(folder: Path) -> None:
     for value, ids in ((7, (7,)), ([7, 60, 0], (7, 60, 0)), ([], ()), (None, (1,))):
         edit(folder, "generation_config.json", eos_token_id=value)
-        assert load_model(str(folder), device="cpu").spec.eos_token_ids == ids
+        assert load_adapter(str(folder), device="cpu").spec.eos_token_ids == ids
 
 
 @pytest.mark.parametrize("value", [61, 10**9, -62])
@@ -197,7 +197,7 @@ def test_a_padding_token_is_one_of_the_vocabulary(folder: Path, value: int) -> N
     assert refusal(folder) == (
         f"{folder}: the pad_token_id of config.json is {value}, and tokens are whole numbers from 0 to 60: write null there")
     edit(folder, pad_token_id=-1)  # as some models of the Hub have it
-    assert load_model(str(folder), device="cpu").spec.vocab == 61
+    assert load_adapter(str(folder), device="cpu").spec.vocab == 61
 
 
 def test_a_broken_generation_config_is_not_passed_over(folder: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_broken_generation_config_is_not_passed_over(folder: Path) -> None:
         assert f"{folder}: {path} {what}" in refusal(folder)
         assert "download it again, or remove it, and the eos_token_id of config.json ends an answer" in refusal(folder)
     path.unlink()
-    assert load_model(str(folder), device="cpu").spec.eos_token_ids == (1,)
+    assert load_adapter(str(folder), device="cpu").spec.eos_token_ids == (1,)
 
 
 STRANGE = st.one_of(
@@ -244,7 +244,7 @@ def check_any_config(saved: Path, folder: Path, family: str, changes: list[tuple
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            spec = load_model(str(folder), device="cpu").spec
+            spec = load_adapter(str(folder), device="cpu").spec
     except SkipSearchError as error:
         told = str(error)
     else:

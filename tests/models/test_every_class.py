@@ -11,7 +11,7 @@ import transformers
 from .every_class import GOLDEN, REASONS, Walked, families, golden, table, walk
 
 PARTS = 8
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -38,8 +38,8 @@ def test_most_of_the_plain_ones_are_exact() -> None:
         "minimax_m2", "bloom", "gptj", "mpt", "llama4_text", "deepseek_v3"}
 
 
-def test_the_readme_shows_the_table_of_the_walk() -> None:
-    assert table(golden()) in README.read_text("utf-8")
+def test_the_page_of_models_shows_the_table_of_the_walk() -> None:
+    assert table(golden()) in PAGE.read_text("utf-8")
 
 
 def test_the_table_names_what_was_built_and_no_more() -> None:

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 
 from skipsearch.errors import ModelError
-from skipsearch.models import load_model, load_tokenizer
+from skipsearch.models import load_adapter, load_tokenizer
 from skipsearch.models.hub import HUB_ID
 from skipsearch.models.names import ALIASES
 
@@ -47,21 +47,21 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 def refusal(name: str) -> str:
     with pytest.raises(ModelError) as caught:
-        load_model(name, device="cpu")
+        load_adapter(name, device="cpu")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_a_hub_id_is_downloaded_once_and_nothing_that_is_not_read(hub: FakeHub, model_folder: Path) -> None:
     hub.add("org/tiny", model_folder)
-    spec = load_model("org/tiny", device="cpu").spec
+    spec = load_adapter("org/tiny", device="cpu").spec
     assert (spec.id, spec.revision, spec.family) == ("org/tiny", None, "llama")
-    assert spec.weights_sha256 == load_model(str(model_folder), device="cpu").spec.weights_sha256
+    assert spec.weights_sha256 == load_adapter(str(model_folder), device="cpu").spec.weights_sha256
     fetched = {path.rpartition("/")[2] for method, path in hub.served if method == "GET" and "/resolve/" in path}
     assert fetched == {"config.json", "generation_config.json", "model.safetensors.index.json",
                        *(path.name for path in model_folder.glob("model-*.safetensors"))}
     hub.served.clear()
-    load_model(f"org/tiny@{COMMIT}", device="cpu")
+    load_adapter(f"org/tiny@{COMMIT}", device="cpu")
     assert hub.served == [], "a pinned commit that is there needs no network"
 
 
@@ -77,20 +77,20 @@ def test_a_tokenizer_comes_without_the_weights_which_follow_when_they_are_needed
         offline.setattr(constants, "HF_HUB_OFFLINE", True)
         assert refusal("org/tiny") == ("org/tiny is only half downloaded and the Hub cannot be reached: connect, and the same command "
                                        "fetches the rest")
-    assert load_model("org/tiny", device="cpu").tokenizer("two").input_ids == tokenizer("two").input_ids
+    assert load_adapter("org/tiny", device="cpu").tokenizer("two").input_ids == tokenizer("two").input_ids
 
 
 def test_a_revision_is_part_of_the_name(hub: FakeHub, model_folder: Path) -> None:
     hub.add("org/tiny", model_folder)
     for revision in ("v1", "refs/pr/4"):
-        assert load_model(f"org/tiny@{revision}", device="cpu").spec.revision == revision
+        assert load_adapter(f"org/tiny@{revision}", device="cpu").spec.revision == revision
     assert refusal("org/tiny@v2") == "org/tiny has no revision 'v2'; look up its branches and tags on its Hub page"
 
 
 def test_an_alias_is_its_hub_id(hub: FakeHub, model_folder: Path) -> None:
     hub.add("meta-llama/Llama-2-7b-hf", model_folder)
-    assert load_model("Llama-2-7B", device="cpu").spec.id == "meta-llama/Llama-2-7b-hf"
-    assert load_model("llama-2-7b@v1", device="cpu").spec.revision == "v1"
+    assert load_adapter("Llama-2-7B", device="cpu").spec.id == "meta-llama/Llama-2-7b-hf"
+    assert load_adapter("llama-2-7b@v1", device="cpu").spec.revision == "v1"
 
 
 def test_a_gated_model_says_where_to_accept_its_licence(hub: FakeHub, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_a_gated_model_says_where_to_accept_its_licence(hub: FakeHub, model_fold
     monkeypatch.setenv("HF_TOKEN", "hf_someone_else")
     assert refusal("llama-2-13b") == sentence
     monkeypatch.setenv("HF_TOKEN", ALLOWED)
-    assert load_model("llama-2-13b", device="cpu").spec.id == "meta-llama/Llama-2-13b-hf"
+    assert load_adapter("llama-2-13b", device="cpu").spec.id == "meta-llama/Llama-2-13b-hf"
 
 
 def test_a_missing_or_private_model_is_a_matter_of_spelling_or_login(hub: FakeHub, model_folder: Path) -> None:
@@ -114,27 +114,27 @@ def test_a_missing_or_private_model_is_a_matter_of_spelling_or_login(hub: FakeHu
 def test_offline_the_cache_is_enough_and_without_it_the_sentence_says_so(
         hub: FakeHub, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("org/tiny", model_folder)
-    load_model("org/tiny", device="cpu")
+    load_adapter("org/tiny", device="cpu")
     hub.close()
     unreachable = ("org/other is not in the local cache and the Hub cannot be reached: connect once to download it, or give a folder that "
                    "has it")
-    assert load_model("org/tiny", device="cpu").spec.id == "org/tiny"
+    assert load_adapter("org/tiny", device="cpu").spec.id == "org/tiny"
     assert refusal("org/other") == unreachable
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert load_model("org/tiny", device="cpu").spec.id == "org/tiny"
+    assert load_adapter("org/tiny", device="cpu").spec.id == "org/tiny"
     assert refusal("org/other") == unreachable
 
 
 def test_half_a_download_is_completed_when_the_hub_is_back(hub: FakeHub, model_folder: Path, tmp_path: Path) -> None:
     hub.add("org/tiny", model_folder)
-    load_model("org/tiny", device="cpu")
+    load_adapter("org/tiny", device="cpu")
     shard = next((tmp_path / "cache").rglob("snapshots/*/model-00002*"))
     shard.unlink()
     server, hub.broken = hub.broken, 503
     assert refusal("org/tiny") == (
         "org/tiny is only half downloaded and the Hub cannot be reached: connect, and the same command fetches the rest")
     hub.broken = server
-    assert load_model("org/tiny", device="cpu").spec.id == "org/tiny"
+    assert load_adapter("org/tiny", device="cpu").spec.id == "org/tiny"
 
 
 def test_a_connection_that_breaks_is_one_sentence(hub: FakeHub, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_the_clients_own_bars_and_warnings_stay_off_a_pipe(
     repo = hub.add("org/tiny", model_folder, cut={"config.json": 20})
     refusal("org/tiny")
     repo.cut.clear()
-    load_model("org/tiny", device="cpu")
+    load_adapter("org/tiny", device="cpu")
     assert capfd.readouterr().err == ""
 
 
@@ -173,11 +173,11 @@ def test_pytorch_files_are_fetched_only_where_there_is_no_safetensors(hub: FakeH
     pickled = (tmp_path / "pytorch_model.bin").read_bytes()
     both = hub.add("org/both", model_folder)
     both.files["pytorch_model.bin"] = pickled
-    load_model("org/both", device="cpu")
+    load_adapter("org/both", device="cpu")
     assert not any("pytorch_model.bin" in path for _, path in hub.served)
     old = hub.add("org/old", model_folder)
     old.files = {"config.json": old.files["config.json"], "pytorch_model.bin": pickled}
-    assert load_model("org/old", device="cpu").spec.id == "org/old"
+    assert load_adapter("org/old", device="cpu").spec.id == "org/old"
 
 
 def test_models_that_lie_on_the_hub_in_a_form_we_do_not_read(hub: FakeHub, model_folder: Path) -> None:
@@ -202,7 +202,7 @@ def test_names_that_the_hub_cannot_have_are_refused(hub: FakeHub, name: str) -> 
 
 def test_the_environments_endpoint_is_the_one_that_is_asked(hub: FakeHub, model_folder: Path, tmp_path: Path) -> None:
     hub.add("org/tiny", model_folder, gated=True)
-    code = "from skipsearch.models import load_model; print(load_model('org/tiny', device='cpu').spec)"
+    code = "from skipsearch.models import load_adapter; print(load_adapter('org/tiny', device='cpu').spec)"
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": ALLOWED}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "org/tiny (llama, 3 layers) as float32 on cpu\n"

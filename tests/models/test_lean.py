@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skipsearch.cache import Planner
 from skipsearch.errors import ModelError
-from skipsearch.models import adapt, load_model
+from skipsearch.models import adapt, load_adapter
 from skipsearch.models.bands import KEY_BLOCK, Bands
 from skipsearch.models.families import FAMILIES, family_of
 from skipsearch.models.lean import LEAN, fuse, why_not
@@ -46,8 +46,8 @@ def test_quantised_weights_and_several_gpus_are_not_taken() -> None:
 def test_asked_for_by_name_it_says_why_it_cannot(tmp_path) -> None:
     new_hf_model("phi").save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"engine lean cannot drive .*phi models are not of its shape.*use --engine hf"):
-        load_model(str(tmp_path), device="cpu", dtype="float64", engine="lean")
-    assert load_model(str(tmp_path), device="cpu", dtype="float64").spec.engine == "hf"
+        load_adapter(str(tmp_path), device="cpu", dtype="float64", engine="lean")
+    assert load_adapter(str(tmp_path), device="cpu", dtype="float64").spec.engine == "hf"
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen3", "phi3", "gemma3_text"])

@@ -1,4 +1,4 @@
-"""`load_model` from folders: what comes back, and one sentence that says what to do for each way it can fail."""
+"""`load_adapter` from folders: what comes back, and one sentence that says what to do for each way it can fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from skipsearch.cache import Planner
 from skipsearch.engine import forward
 from skipsearch.errors import ModelError
-from skipsearch.models import adapt, load_model
+from skipsearch.models import adapt, load_adapter
 from skipsearch.models.files import weight_files, weights_hash
 from skipsearch.models.hub import DEMO_FOLDER
 from skipsearch.models.text import token_ids
@@ -51,13 +51,13 @@ def edit(path: Path, **changes: Any) -> None:
 
 def refusal(name: object, **options: Any) -> str:
     with pytest.raises(ModelError) as caught:
-        load_model(str(name), **{"device": "cpu", **options})
+        load_adapter(str(name), **{"device": "cpu", **options})
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_a_folder_gives_the_model_that_was_saved_into_it(saved: Path) -> None:
-    model = load_model(str(saved), device="cpu", dtype="float32")
+    model = load_adapter(str(saved), device="cpu", dtype="float32")
     spec = model.spec
     assert (spec.id, spec.revision, spec.family, spec.n_layers, spec.hidden, spec.vocab, spec.context) == (
         "tiny-llama", None, "llama", 3, 32, 61, 96)
@@ -67,29 +67,29 @@ def test_a_folder_gives_the_model_that_was_saved_into_it(saved: Path) -> None:
     tokens = some_tokens(9)
     theirs = AutoModelForCausalLM.from_pretrained(saved)(input_ids=tokens).logits[0]
     torch.testing.assert_close(Run(model)(tokens), theirs, rtol=1e-4, atol=1e-4)
-    unmodified = load_model(str(saved), device="cpu", engine="hf")
+    unmodified = load_adapter(str(saved), device="cpu", engine="hf")
     assert not any(weight.requires_grad for weight in unmodified.model.parameters())  # type: ignore[attr-defined]
 
 
 def test_weights_in_several_files_are_one_model(saved: Path, sharded: Path) -> None:
     assert len(weight_files(sharded, "x")) > 1
     tokens = some_tokens(9)
-    torch.testing.assert_close(Run(load_model(str(sharded), "cpu"))(tokens), Run(load_model(str(saved), "cpu"))(tokens))
+    torch.testing.assert_close(Run(load_adapter(str(sharded), "cpu"))(tokens), Run(load_adapter(str(saved), "cpu"))(tokens))
 
 
 def test_without_a_tokenizer_a_model_works_on_token_ids(saved: Path) -> None:
-    assert load_model(str(saved), device="cpu").tokenizer is None
+    assert load_adapter(str(saved), device="cpu").tokenizer is None
 
 
 def test_a_tokenizer_comes_with_the_model_if_its_folder_has_one() -> None:
-    model = load_model("demo", device="cpu")
+    model = load_adapter("demo", device="cpu")
     ids = model.tokenizer("def add(a, b):").input_ids
     assert ids
     assert model.tokenizer.decode(ids) == "def add(a, b):"
 
 
 def test_the_demo_is_a_small_llama_with_an_end_and_a_context() -> None:
-    model = load_model("demo", device="cpu")
+    model = load_adapter("demo", device="cpu")
     assert (model.spec.id, model.spec.family, model.spec.revision) == ("demo", "llama", None)
     assert 16 <= model.spec.n_layers <= 24
     assert model.spec.context
@@ -103,32 +103,32 @@ def test_the_demo_is_a_small_llama_with_an_end_and_a_context() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 def test_dtype_is_what_was_asked_for(saved: Path, dtype: str) -> None:
-    spec = load_model(str(saved), device="cpu", dtype=dtype).spec
+    spec = load_adapter(str(saved), device="cpu", dtype=dtype).spec
     assert spec.dtype_name == dtype
 
 
 def test_experts_run_in_float64_too(tmp_path: Path) -> None:
     new_hf_model("qwen3_moe").save_pretrained(tmp_path / "moe")
-    model, tokens = load_model(str(tmp_path / "moe"), device="cpu", dtype="float64"), some_tokens(9)
+    model, tokens = load_adapter(str(tmp_path / "moe"), device="cpu", dtype="float64"), some_tokens(9)
     torch.testing.assert_close(Run(model)(tokens), new_hf_model("qwen3_moe")(input_ids=tokens).logits[0], rtol=1e-5, atol=1e-5)
 
 
 def test_hashes_are_of_content_and_not_of_place_or_dtype(saved: Path, folder: Path) -> None:
-    here, there = load_model(str(saved), "cpu", "float32").spec, load_model(str(folder), "cpu", "bfloat16").spec
+    here, there = load_adapter(str(saved), "cpu", "float32").spec, load_adapter(str(folder), "cpu", "bfloat16").spec
     assert here.config_sha256 == there.config_sha256
     assert here.weights_sha256 == there.weights_sha256
     assert here.config_sha256 == adapt(AutoModelForCausalLM.from_pretrained(folder).eval()).spec.config_sha256
 
     edit(folder / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 5000.0}, transformers_version="0.0.1")
     (folder / "notes.safetensors.txt").write_text("not a weight")
-    changed = load_model(str(folder), "cpu").spec
+    changed = load_adapter(str(folder), "cpu").spec
     assert changed.config_sha256 != here.config_sha256
     assert changed.weights_sha256 == here.weights_sha256
 
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][0] += 1e-3
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert load_model(str(folder), "cpu").spec.weights_sha256 != here.weights_sha256
+    assert load_adapter(str(folder), "cpu").spec.weights_sha256 != here.weights_sha256
 
 
 def test_a_blob_of_the_hubs_cache_is_known_by_its_name_and_not_read_again(saved: Path, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_code_that_comes_with_a_model_is_never_run(folder: Path) -> None:
     edit(folder / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"})
     assert "evil models bring their own code, which is never run" in refusal(folder)
     edit(folder / "config.json", model_type="llama")
-    assert load_model(str(folder), "cpu").spec.family == "llama"  # transformers has its own code for this family
+    assert load_adapter(str(folder), "cpu").spec.family == "llama"  # transformers has its own code for this family
 
 
 def pickled(folder: Path, shards: int = 1) -> dict[str, torch.Tensor]:
@@ -202,7 +202,7 @@ def test_pytorch_files_are_read_as_tensors_alone(folder: Path, saved: Path, shar
     pickled(folder, shards)
     assert len(weight_files(folder, "x")) == shards
     tokens = some_tokens(9)
-    torch.testing.assert_close(Run(load_model(str(folder), "cpu"))(tokens), Run(load_model(str(saved), "cpu"))(tokens))
+    torch.testing.assert_close(Run(load_adapter(str(folder), "cpu"))(tokens), Run(load_adapter(str(saved), "cpu"))(tokens))
     (folder / "config.json").write_text((folder / "config.json").read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 9'))
     assert "config.json asks for 9 layers and the weights have 3" in refusal(folder)
 
@@ -344,7 +344,7 @@ def test_a_tokenizer_that_the_library_gives_up_on_is_named(folder: Path) -> None
     edit(folder / "tokenizer.json", post_processor={"type": "TemplateProcessing", "pair": [], "special_tokens": {},
                                                     "single": [{"SpecialToken": {"id": "<gone>", "type_id": 0}}]})
     with pytest.raises(ModelError, match="cannot read a text of 5 characters"):
-        token_ids(load_model(str(folder), "cpu").tokenizer, "hello")
+        token_ids(load_adapter(str(folder), "cpu").tokenizer, "hello")
 
 
 def test_a_tokenizer_class_that_is_no_tokenizer_is_refused(folder: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from skipsearch.errors import ModelError
-from skipsearch.models import load_model, place
+from skipsearch.models import load_adapter, place
 from skipsearch.models.files import Stored, stored_tensors, weight_files
 from skipsearch.models.hub import DEMO_FOLDER
 from skipsearch.models.quantize import QUANTIZATIONS, quantization_config, stored_quantization
@@ -105,7 +105,7 @@ def test_the_check_comes_before_loading(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(place, "host_memory", lambda: 1000)
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("was loaded"))
     with pytest.raises(ModelError, match=r"demo needs 0\.0 GB for its weights as bfloat16"):
-        load_model("demo", device="cpu", dtype="bfloat16")
+        load_adapter("demo", device="cpu", dtype="bfloat16")
 
 
 def test_host_memory_is_bounded_by_the_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,27 +148,27 @@ def test_a_model_for_several_gpus_is_laid_out_by_accelerate(monkeypatch: pytest.
     too_small = 0.7e-9 * (DEMO_FOLDER / "model.safetensors").stat().st_size
     pretend_gpus(monkeypatch, too_small, too_small)
     loading = Loading(monkeypatch, {"model.embed_tokens": 0, "model.layers": 1})
-    load_model("demo", device="cuda", dtype="bfloat16")
+    load_adapter("demo", device="cuda", dtype="bfloat16")
     assert loading.options["device_map"] == "auto"
     Loading(monkeypatch, {"model.embed_tokens": 0, "model.layers": "cpu"})
     with pytest.raises(ModelError, match=r"demo does not fit on the GPUs: 1 of its parts \(model.layers first\)"):
-        load_model("demo", device="cuda", dtype="bfloat16")
+        load_adapter("demo", device="cuda", dtype="bfloat16")
 
 
 def test_a_quantization_is_handed_on_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skipsearch.models.quantize.find_spec", lambda library: library)
     loading = Loading(monkeypatch)
-    spec = load_model("demo", device="cpu", dtype="bfloat16", quantization="bitsandbytes-4bit").spec
+    spec = load_adapter("demo", device="cpu", dtype="bfloat16", quantization="bitsandbytes-4bit").spec
     assert spec.quantization == "bitsandbytes-4bit"
     assert str(spec).endswith("layers) as bitsandbytes-4bit on cpu")
     assert loading.options["quantization_config"].load_in_4bit
-    assert spec.config_sha256 == load_model("demo", device="cpu").spec.config_sha256
+    assert spec.config_sha256 == load_adapter("demo", device="cpu").spec.config_sha256
 
 
 def test_what_the_weights_are_stored_with_is_left_to_their_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers takes a quantization_config of None for "none at all", and would read packed weights as plain ones."""
     loading = Loading(monkeypatch)
-    load_model("demo", device="cpu")
+    load_adapter("demo", device="cpu")
     assert "quantization_config" not in loading.options
 
 
@@ -178,7 +178,7 @@ def test_a_library_that_stored_weights_need_is_named(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", failing)
     with pytest.raises(ModelError) as caught:
-        load_model("demo", device="cpu")
+        load_adapter("demo", device="cpu")
     assert str(caught.value) == ("demo needs a library that is not installed (Using `bitsandbytes` 4-bit quantization requires "
                                  "bitsandbytes: `pip install bitsandbytes`); install it")
 
@@ -187,18 +187,18 @@ def test_what_is_stored_quantised_is_not_quantised_again(monkeypatch: pytest.Mon
     monkeypatch.setattr("skipsearch.models.quantize.find_spec", lambda library: library)
     monkeypatch.setattr("skipsearch.models.loader.stored_quantization", lambda config: "gptq-4bit")
     with pytest.raises(ModelError) as caught:
-        load_model("demo", device="cpu", quantization="bitsandbytes-4bit")
+        load_adapter("demo", device="cpu", quantization="bitsandbytes-4bit")
     assert str(caught.value) == "demo is stored as gptq-4bit and cannot be quantised again; leave quantization bitsandbytes-4bit out"
-    assert load_model("demo", device="cpu").spec.quantization == "gptq-4bit"
+    assert load_adapter("demo", device="cpu").spec.quantization == "gptq-4bit"
 
 
 def test_a_quantization_by_another_name_or_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="there is no quantization called 'bitsandbytes-3bit'; did you mean bitsandbytes-"):
-        load_model("demo", device="cpu", quantization="bitsandbytes-3bit")
+        load_adapter("demo", device="cpu", quantization="bitsandbytes-3bit")
     monkeypatch.setattr("skipsearch.models.quantize.find_spec", lambda library: None)
     for name, (library, _) in QUANTIZATIONS.items():
         with pytest.raises(ModelError) as caught:
-            load_model("demo", device="cpu", quantization=name)
+            load_adapter("demo", device="cpu", quantization=name)
         assert str(caught.value) == (f"quantization {name} needs the library {library}, which is not installed: `pip install {library}`, "
                                      "or load the model without quantization")
 
@@ -246,7 +246,7 @@ def test_a_library_that_fails_to_quantise_leaves_other_ways(monkeypatch: pytest.
     monkeypatch.setattr("skipsearch.models.quantize.find_spec", lambda library: library)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", failing)
     with pytest.raises(ModelError) as caught:
-        load_model("demo", device="cpu", quantization="bitsandbytes-4bit")
+        load_adapter("demo", device="cpu", quantization="bitsandbytes-4bit")
     assert str(caught.value) == "demo cannot be loaded (no kernel for this shape); try another quantization, or none"
 
 

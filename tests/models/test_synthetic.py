@@ -9,14 +9,14 @@ from skipsearch.decoding import Decoder
 from skipsearch.errors import ModelError
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
-from skipsearch.models import load_model, synthetic
+from skipsearch.models import load_adapter, synthetic
 from skipsearch.stats import DecodeStats
 
 HALF = SkipMask(8, attn=(0, 2, 4, 6), mlp=(1, 3, 5, 7))
 
 
 def drafted(name: str) -> DecodeStats:
-    model = load_model(name, device="cpu", dtype="float32")
+    model = load_adapter(name, device="cpu", dtype="float32")
     plain = Decoder(model)
     decoder, total = Decoder(model, HALF, draft_length=4, exit_policy=make_exit("fixed")), DecodeStats()
     for first in range(6):
@@ -35,7 +35,7 @@ def test_smaller_branches_are_accepted_more_often() -> None:
 
 
 def test_it_has_the_shape_that_its_name_says() -> None:
-    spec = load_model("synthetic:3x64", device="cpu").spec
+    spec = load_adapter("synthetic:3x64", device="cpu").spec
     assert (spec.n_layers, spec.hidden, spec.id, spec.weights_sha256) == (3, 64, "synthetic:3x64", None)
 
 
@@ -60,4 +60,4 @@ def test_a_known_shape_has_as_many_weights_as_the_model_it_is_named_after(name: 
 ])
 def test_a_name_that_says_nothing_is_refused(name: str, sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
-        load_model(name, device="cpu")
+        load_adapter(name, device="cpu")

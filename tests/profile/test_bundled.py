@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import skipsearch
-from skipsearch.models import load_model
+from skipsearch.models import load_adapter
 from skipsearch.models.names import ALIASES
 from skipsearch.profile import dump_profile, load_profile
 from skipsearch.profile.importers import import_skip_sets
@@ -31,7 +31,7 @@ def test_there_is_one_for_each_task_that_needs_no_network() -> None:
 
 @bundled
 def test_it_is_for_the_embedded_model_as_it_is_now(path: Path) -> None:
-    profile, spec = load_profile(path), load_model("demo").spec
+    profile, spec = load_profile(path), load_adapter("demo").spec
     found = (profile.model.id, profile.model.config_sha256, profile.model.weights_sha256)
     assert found == ("demo", spec.config_sha256, spec.weights_sha256), f"the embedded model is another one now: tune {path} again"
 

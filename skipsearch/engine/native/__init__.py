@@ -1,0 +1,28 @@
+"""The native engine: C++ kernels for CPUs, built on first use."""
+
+from __future__ import annotations
+
+import warnings
+
+from skipsearch.engine.native.adapter import NativeAdapter, in_its_layout, why_not
+from skipsearch.engine.native.library import NoCompiler, Progress, kept_library, library
+from skipsearch.errors import OtherEngine
+from skipsearch.models.lean import LeanAdapter
+
+__all__ = ["NativeAdapter", "kept_library", "native_model", "why_not"]
+
+
+def native_model(lean: LeanAdapter, progress: Progress = lambda done, total: None) -> NativeAdapter | LeanAdapter:
+    """The model under the native engine, which takes its weights over; as it is, with an `OtherEngine` warning, where that cannot be.
+
+    progress(done, total): of files compiled, on first use. Raises: ModelError where the library cannot be kept or loaded.
+    """
+    reason = why_not(lean)
+    if reason is None:
+        try:
+            return in_its_layout(lean, library(progress))
+        except NoCompiler as error:
+            warnings.warn(OtherEngine(f"{error}; until then the engine lean takes its place"), stacklevel=2)
+            return lean
+    warnings.warn(OtherEngine(f"the engine native cannot drive {lean.spec.id}: {reason}; the engine lean takes its place"), stacklevel=2)
+    return lean

@@ -1,0 +1,252 @@
+"""The native engine: one call of C++ for a whole pass, over the weights of a fused model laid out anew for it.
+
+What it computes is what `models.lean` says, sum by sum in one order: an output's inputs chunk by chunk, a row's keys block by block, whatever
+the number of rows, threads and keys. So a row has the same bits in a pass of one token and in one of many.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from skipsearch.cache import KVCache, PassPlan
+from skipsearch.engine.native import abi
+from skipsearch.engine.native.library import Library
+from skipsearch.engine.native.panels import Panels, TiedEmbedding, in_panels
+from skipsearch.mask import SkipMask
+from skipsearch.models.lean import MLP, Attention, LeanAdapter
+from skipsearch.models.linear import Linear
+from skipsearch.models.norms import Norm
+from skipsearch.models.spec import PassRunner, Scored, Scorer
+
+GREEDY = ("greedy", 1)           # the key of a scorer that wants the most likely token alone
+MOST_MASKS = 1024                # whose bytes are remembered
+ACTS = {"GELUTanh": abi.GELU_TANH, "NewGELUActivation": abi.GELU_TANH, "GELUActivation": abi.GELU}
+
+
+class NativeAdapter:
+    """A fused model whose matrices are `Panels`, driven by the native library."""
+
+    steady = True                # a row's bits do not depend on the pass that it is in
+
+    def __init__(self, lean: LeanAdapter, library: Library):
+        """lean: as `in_its_layout` leaves it."""
+        self.lean, self.tokenizer, self.library = lean, lean.tokenizer, library
+        self.spec = replace(lean.spec, engine="native")
+        self.passes: PassRunner | None = self
+        self.new_cache, self.embed = lean.new_cache, lean.embed
+        self._kinds = list(lean.tables)
+        self._model, self._held = _described(lean, self._kinds)
+        self._skips: dict[SkipMask, Any] = {}
+
+    @property
+    def spans(self) -> list[tuple[int | None, int | None]]:
+        return self.lean.spans
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.lean.weight_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        return self.lean.read_bytes
+
+    def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor:
+        """As `engine.forward`, in one call."""
+        batch, rows = tokens.shape
+        logits = torch.empty(batch, 1 if last_only else rows, self.spec.vocab, dtype=self.spec.dtype)
+        step = self._pass(tokens, cache, plan, 0, self.spec.n_layers, mask)
+        step.logits, step.last_only = logits.data_ptr(), last_only
+        self.library.whole_pass(self._model, step)
+        return self._after(logits)
+
+    def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, confidence: bool) -> Scored | None:
+        """A draft step that is greedy ends in the token itself, and its logits are written nowhere."""
+        if scorer.key != GREEDY or self.lean.after:
+            return None
+        choice = torch.empty(len(token), 1, dtype=torch.long)
+        sure = torch.empty(len(token)) if confidence else None
+        step = self._pass(token, cache, plan, 0, self.spec.n_layers, mask)
+        step.choice, step.last_only, step.confidence = choice.data_ptr(), 1, None if sure is None else sure.data_ptr()
+        self.library.whole_pass(self._model, step)
+        return Scored(choice, sure)
+
+    def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
+        h, out = h.contiguous(), torch.empty_like(h, memory_format=torch.contiguous_format)
+        skip = bytearray(2 * len(self.lean.layers))
+        skip[2 * i], skip[2 * i + 1] = not attn, not mlp
+        step = self._pass(h, cache, plan, i, i + 1, bytes(skip))
+        step.hidden_out = out.data_ptr()
+        self.library.whole_pass(self._model, step)
+        return out
+
+    def head(self, h: Tensor) -> Tensor:
+        h, rows = h.contiguous(), h.numel() // self.spec.hidden
+        logits = torch.empty(*h.shape[:-1], self.spec.vocab, dtype=self.spec.dtype)
+        step = abi.Pass(hidden=h.data_ptr(), logits=logits.data_ptr(), batch=1, rows=rows, threads=torch.get_num_threads())
+        self.library.whole_pass(self._model, step)
+        return self._after(logits)
+
+    def _after(self, logits: Tensor) -> Tensor:
+        for piece in self.lean.after:
+            logits = piece(logits)
+        return logits
+
+    def _pass(self, given: Tensor, cache: KVCache, plan: PassPlan, first: int, last: int, skipped: SkipMask | bytes | None) -> abi.Pass:
+        """given: tokens [B, T], or hidden states [B, T, H]. What is returned points into it, `cache` and `plan`, and holds what else it needs."""
+        skip = self._skip(skipped)
+        for i in range(first, last):
+            if cache.keys[i] is None and not (skip and skip[2 * i]):
+                part = self.lean.layers[i][0]
+                like = torch.empty(1, part.kv_heads, 0, part.head_dim, dtype=self.spec.dtype)
+                cache.buffers(i, like, like)
+        given = given.contiguous()
+        hidden = given if given.is_floating_point() else None if self._model.embed_scale else self.embed(given)
+        positions, slots, key_positions = _rows(plan.positions), _rows(plan.slots), _rows(plan.key_positions)
+        visible = None if plan.chain else plan.visible if plan.visible is None or plan.visible.stride(-1) == 1 else plan.visible.contiguous()
+        tables = (abi.Table * len(self._kinds))()
+        held: list[Any] = [given, hidden, positions, slots, key_positions, visible, tables, skip]
+        for table, kind in zip(tables, self._kinds, strict=True):
+            cos, sin = self.lean.tables[kind].table
+            table.cos, table.sin, table.width, table.length = cos.data_ptr(), sin.data_ptr(), cos.shape[-1], cos.shape[1]
+            held += [cos, sin]
+        step = abi.Pass(
+            tokens=None if hidden is not None else given.data_ptr(), hidden=_at(hidden), batch=given.shape[0], rows=given.shape[1],
+            first=first, last=last, skip=None if skip is None else ctypes.addressof(skip),
+            positions=_at(positions), positions_step=_step(positions), slots=_at(slots), slots_step=_step(slots),
+            visible=_at(visible), visible_step=_step(visible), visible_row=0 if visible is None else visible.stride(-2),
+            key_positions=_at(key_positions), key_positions_step=_step(key_positions), keys=plan.keys, capacity=cache.capacity,
+            k=ctypes.addressof(keys := _pointers(cache.keys)), v=ctypes.addressof(values := _pointers(cache.values)),
+            tables=ctypes.addressof(tables), threads=torch.get_num_threads())
+        step.held = [*held, keys, values]
+        return step
+
+    def _skip(self, skipped: SkipMask | bytes | None) -> Any:
+        """[2 · layers] bytes, attention and MLP in turn, 1 where one is left out."""
+        if not isinstance(skipped, SkipMask):
+            return None if skipped is None else (ctypes.c_uint8 * len(skipped)).from_buffer_copy(skipped)
+        found = self._skips.get(skipped)
+        if found is None:
+            if len(self._skips) >= MOST_MASKS:
+                self._skips = {}
+            found = (ctypes.c_uint8 * (2 * len(self.lean.layers)))()
+            for i in skipped.sublayers:
+                found[i] = 1
+            self._skips[skipped] = found
+        return found
+
+
+def why_not(lean: LeanAdapter) -> str | None:
+    """What keeps a fused model from the native kernels, as half a sentence; None if nothing does."""
+    if lean.spec.device.type != "cpu":
+        return f"it is for CPUs and {lean.spec.id} is on {lean.spec.device}"
+    if lean.spec.dtype_name not in abi.DTYPES:
+        return f"it computes in {', '.join(abi.DTYPES)} and {lean.spec.id} is in {lean.spec.dtype_name}"
+    odd = next((mlp.act for _, mlp in lean.layers if _act(mlp) is None), None)
+    return None if odd is None else f"it has no activation {getattr(odd, '__name__', None) or type(odd).__name__}"
+
+
+def in_its_layout(lean: LeanAdapter, library: Library) -> NativeAdapter:
+    """The native model, whose weights `lean` shares from now on: each matrix is laid out anew and the old one let go of at once.
+
+    lean: a model of which `why_not` has nothing to say.
+    """
+    for i, (attention, mlp) in enumerate(lean.layers):
+        lean.layers[i] = (replace(attention, qkv=_moved(attention.qkv, 1, library), out=_moved(attention.out, 1, library)), mlp)
+        lean.layers[i] = (lean.layers[i][0], replace(mlp, gate_up=_moved(mlp.gate_up, 2, library), down=_moved(mlp.down, 1, library)))
+    table: Any = lean._embedding
+    tied = isinstance(table, nn.Embedding) and table.weight.data_ptr() == _address(lean.unembed)
+    lean.unembed = _moved(lean.unembed, 1, library)
+    if tied:
+        assert isinstance(lean.unembed, Panels)
+        lean._embedding = TiedEmbedding(lean.unembed, _scale(table))
+    return NativeAdapter(lean, library)
+
+
+def _moved(matrix: Linear, halves: int, library: Library) -> Panels:
+    return matrix if isinstance(matrix, Panels) else in_panels(matrix.dense(), matrix.bias, halves, library)
+
+
+def _address(matrix: Linear) -> int:
+    return 0 if matrix.weight.is_mkldnn else matrix.weight.data_ptr()
+
+
+def _scale(table: nn.Embedding) -> float:
+    """What an embedding multiplies its rows by, as it rounds it."""
+    found: Any = getattr(table, "embed_scale", None)
+    return 1.0 if found is None else float(torch.as_tensor(found).to(table.weight.dtype))
+
+
+def _act(mlp: MLP) -> int | None:
+    return abi.SILU if mlp.act is F.silu else ACTS.get(type(mlp.act).__name__)
+
+
+class _Describing:
+    """Makes the structs of a model, and holds what they point to."""
+
+    def __init__(self, dtype: torch.dtype):
+        self.wide, self.held = torch.promote_types(dtype, torch.float32), list[Any]()
+
+    def norm(self, norm: Norm | None) -> abi.Norm:
+        if norm is None:
+            return abi.Norm(None, 0.0, 0)
+        weight = self._kept(norm.weight.to(self.wide).contiguous())
+        return abi.Norm(weight.data_ptr(), norm.eps, norm.width)
+
+    def matrix(self, matrix: Linear) -> abi.Matrix:
+        assert isinstance(matrix, Panels)
+        found, bias = self._kept(matrix).matrix, matrix.wide_bias
+        found.bias = None if bias is None else self._kept(bias).data_ptr()
+        return found
+
+    def layer(self, attention: Attention, mlp: MLP, window: int, table: int) -> abi.Layer:
+        return abi.Layer(
+            self.norm(attention.norm), self.norm(attention.q_norm), self.norm(attention.k_norm), self.norm(attention.post_norm),
+            self.norm(mlp.norm), self.norm(mlp.post_norm), self.matrix(attention.qkv), self.matrix(attention.out), self.matrix(mlp.gate_up),
+            self.matrix(mlp.down), attention.heads, attention.kv_heads, attention.head_dim, window, table, _act(mlp), attention.scale)
+
+    def _kept(self, thing: Any) -> Any:
+        self.held.append(thing)
+        return thing
+
+
+def _described(lean: LeanAdapter, kinds: list[str | None]) -> tuple[abi.Model, list[Any]]:
+    """(the model for the kernels, what it points to)."""
+    spec, all_of = lean.spec, _Describing(lean.spec.dtype)
+    windows = sorted({attention.kind.window or 0 for attention, _ in lean.layers})
+    layers = (abi.Layer * len(lean.layers))(*(
+        all_of.layer(attention, mlp, windows.index(attention.kind.window or 0), kinds.index(attention.kind.layer_type))
+        for attention, mlp in lean.layers))
+    table: Any = lean._embedding
+    known = isinstance(table, TiedEmbedding) or (isinstance(table, nn.Embedding) and table.max_norm is None)
+    rows = table.weight.data_ptr() if known and not isinstance(table, TiedEmbedding) else None
+    scale = (table.scale if isinstance(table, TiedEmbedding) else _scale(table)) if known else 0.0
+    numbers = (ctypes.c_int64 * len(windows))(*windows)
+    model = abi.Model(abi.DTYPES[spec.dtype_name], spec.hidden, spec.vocab, len(layers), len(windows), layers, numbers,
+                      all_of.norm(lean.norm), all_of.matrix(lean.unembed), rows, scale)
+    return model, [*all_of.held, layers, numbers, table]
+
+
+def _rows(table: Tensor | None) -> Tensor | None:
+    """[B or 1, N] with neighbours in memory."""
+    return table if table is None or table.stride(-1) == 1 or table.shape[-1] == 1 else table.contiguous()
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _step(tensor: Tensor | None) -> int:
+    """From one text to the next; 0 where they share it."""
+    return 0 if tensor is None or tensor.shape[0] == 1 else tensor.stride(0)
+
+
+def _pointers(buffers: Iterable[Tensor | None]) -> Any:
+    found = [0 if buffer is None else buffer.data_ptr() for buffer in buffers]
+    return (ctypes.c_void_p * len(found))(*found)

@@ -1,0 +1,96 @@
+"""Weight matrices in the layout that the native kernels read, one copy each: panels of output rows that lie side by side."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from skipsearch.engine.native import abi
+from skipsearch.engine.native.abi import PANEL
+from skipsearch.engine.native.library import Library
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A `Linear`. weight: [panels, in / s, PANEL, s], s = 2 in bfloat16 and 1 otherwise, padded with zeros. shape: (out, in).
+
+    halves: 2 where the first half of the outputs and the second one take turns, panel by panel, as gate and up do; else 1.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    shape: tuple[int, int]
+    halves: int
+    library: Library
+
+    @property
+    def bytes(self) -> int:
+        return self.weight.nbytes
+
+    @property
+    def matrix(self) -> abi.Matrix:
+        """For the kernels, without the bias; valid as long as this object."""
+        return abi.Matrix(self.weight.data_ptr(), None, len(self.weight) * PANEL if self.halves > 1 else self.shape[0], self.shape[1])
+
+    @property
+    def wide_bias(self) -> Tensor | None:
+        """[panels · PANEL] in the order of the panels, float32 or better, as the kernels take it."""
+        if self.bias is None:
+            return None
+        wide = self.bias.to(torch.promote_types(self.bias.dtype, torch.float32)).view(self.halves, -1)
+        whole = F.pad(wide, (0, len(self.weight) // self.halves * PANEL - wide.shape[1]))
+        return whole.view(self.halves, -1, PANEL).transpose(0, 1).flatten().contiguous()
+
+    def dense(self) -> Tensor:
+        """[out, in], a copy."""
+        out, width = self.shape
+        rows = self.weight.unflatten(0, (-1, self.halves)).transpose(0, 1).transpose(2, 3)   # [halves, panels, PANEL, in / s, s]
+        return rows.flatten(3).flatten(1, 2)[:, :out // self.halves, :width].reshape(out, width)
+
+    def like(self, weight: Tensor, bias: Tensor | None) -> Panels:
+        return in_panels(weight, bias, self.halves, self.library)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x, matrix, bias = x.contiguous(), self.matrix, self.wide_bias
+        if bias is not None:
+            matrix.bias = bias.data_ptr()
+        y = x.new_empty(len(x), matrix.out)
+        self.library.product(x.dtype, abi.Product(ctypes.pointer(matrix), x.data_ptr(), y.data_ptr(), len(x), torch.get_num_threads()))
+        if self.halves == 1:
+            return y
+        halves = y.view(len(x), -1, self.halves, PANEL).transpose(1, 2).reshape(len(x), self.halves, -1)
+        return halves[..., :self.shape[0] // self.halves].reshape(len(x), -1)
+
+    def added(self, h: Tensor, x: Tensor) -> Tensor:
+        return h + self(x)
+
+
+@dataclass(frozen=True, slots=True)
+class TiedEmbedding:
+    """The embedding of a model whose head's matrix it shares. scale: of each row, rounded to the dtype; 1 for none."""
+
+    head: Panels
+    scale: float
+
+    @property
+    def weight(self) -> Tensor:
+        """The head's own."""
+        return self.head.weight
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """[B, T] -> [B, T, H]."""
+        rows = self.head.weight[tokens // PANEL, :, tokens % PANEL].flatten(-2)[..., :self.head.shape[1]]
+        return rows if self.scale == 1 else rows * self.scale
+
+
+def in_panels(weight: Tensor, bias: Tensor | None, halves: int, library: Library) -> Panels:
+    """weight: [out, in]. The caller lets go of it, or there are two copies."""
+    out, width = weight.shape
+    half, together = out // halves, 2 if weight.dtype == torch.bfloat16 else 1
+    rows = F.pad(weight.reshape(halves, half, width), (0, -width % together, 0, -half % PANEL))
+    turns = rows.unflatten(2, (-1, together)).unflatten(1, (-1, PANEL)).transpose(2, 3).transpose(0, 1)
+    return Panels(turns.flatten(0, 1).contiguous(), bias, (out, width), halves, library)   # of [panels, halves, in / s, PANEL, s]

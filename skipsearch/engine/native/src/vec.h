@@ -1,0 +1,120 @@
+// Vectors of this file's instruction set, and the arithmetic that no sum depends on.
+#pragma once
+#include "abi.h"
+
+#if defined(SS_BF16_DOT)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define SS_BYTES 64
+#elif defined(__AVX2__)
+#define SS_BYTES 32
+#else
+#define SS_BYTES 16
+#endif
+
+namespace {
+
+struct bf16 {
+    uint16_t bits;
+};
+
+typedef float FloatVec __attribute__((vector_size(SS_BYTES)));
+typedef double DoubleVec __attribute__((vector_size(SS_BYTES)));
+typedef int32_t IntVec __attribute__((vector_size(SS_BYTES)));
+typedef uint32_t WordVec __attribute__((vector_size(SS_BYTES)));
+typedef uint16_t HalfVec __attribute__((vector_size(SS_BYTES / 2)));
+
+// Of a stored type: what is computed in, its vectors, how many lanes these have.
+template <class T> struct Of {
+    using Sum = float;
+    using Vec = FloatVec;
+};
+template <> struct Of<double> {
+    using Sum = double;
+    using Vec = DoubleVec;
+};
+template <class T> using Sum = typename Of<T>::Sum;
+template <class T> using Vec = typename Of<T>::Vec;
+template <class T> constexpr int LANES = SS_BYTES / int(sizeof(Sum<T>));
+
+template <class V, class P> inline V raw(const P *from) {
+    V found;
+    __builtin_memcpy(&found, from, sizeof found);
+    return found;
+}
+
+inline FloatVec load(const float *from) { return raw<FloatVec>(from); }
+inline DoubleVec load(const double *from) { return raw<DoubleVec>(from); }
+inline FloatVec load(const bf16 *from) { return (FloatVec)(__builtin_convertvector(raw<HalfVec>(from), WordVec) << 16); }
+
+template <class V, class P> inline void store(P *to, V value) { __builtin_memcpy(to, &value, sizeof value); }
+
+inline float wide(float x) { return x; }
+inline double wide(double x) { return x; }
+inline float wide(bf16 x) {
+    const uint32_t bits = uint32_t(x.bits) << 16;
+    return raw<float>(&bits);
+}
+
+template <class T> inline T narrow(Sum<T> x);
+template <> inline float narrow<float>(float x) { return x; }
+template <> inline double narrow<double>(double x) { return x; }
+template <> inline bf16 narrow<bf16>(float x) {  // to the nearest, ties to even
+    const uint32_t bits = raw<uint32_t>(&x);
+    if (x != x) return {uint16_t(bits >> 16 | 64)};
+    return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
+// As a value of T, in the wider type.
+template <class T> inline Sum<T> rounded(Sum<T> x) { return wide(narrow<T>(x)); }
+
+// The sum of the lanes, always in the same order.
+template <class V> inline auto lanes_sum(V value) {
+    using A = __typeof__(value[0] + value[0]);
+    A a[sizeof(V) / sizeof(A)];
+    store(a, value);
+#pragma GCC unroll 8
+    for (int half = sizeof(V) / sizeof(A) / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) a[i] += a[i + half];
+    return a[0];
+}
+
+// e^x to about two units in the last place; 0 below -87. Cephes' polynomial.
+inline FloatVec exps(FloatVec x) {
+    const FloatVec magic = FloatVec{} + 12582912.0f;
+    const FloatVec low = FloatVec{} - 87.0f, high = FloatVec{} + 88.0f;
+    const FloatVec at = x < low ? low : (x > high ? high : x);
+    const FloatVec shifted = at * 1.44269504088896341f + magic;
+    const FloatVec n = shifted - magic;
+    FloatVec r = at - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    FloatVec y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * (r * r) + (r + 1.0f);
+    const IntVec power = ((IntVec)shifted - (IntVec)magic) << 23;
+    y = (FloatVec)((IntVec)y + power);
+    return x < low ? FloatVec{} : y;
+}
+
+inline DoubleVec exps(DoubleVec x) {
+    for (int i = 0; i < LANES<double>; ++i) x[i] = __builtin_exp(x[i]);
+    return x;
+}
+
+inline float erf_of(float x) { return __builtin_erff(x); }
+inline double erf_of(double x) { return __builtin_erf(x); }
+
+template <class V> inline V activated(V x, int64_t act) {
+    using A = __typeof__(x[0] + x[0]);
+    if (act == SILU) return x / (A(1) + exps(-x));
+    if (act == GELU_TANH) return x / (A(1) + exps(A(-1.5957691216057308) * (x + A(0.044715) * x * x * x)));
+    for (unsigned i = 0; i < sizeof(V) / sizeof(A); ++i) x[i] = A(0.5) * x[i] * (A(1) + erf_of(x[i] * A(0.7071067811865476)));
+    return x;
+}
+
+}  // namespace

@@ -1,0 +1,205 @@
+"""Requests side by side: a row's tokens are those that it gets alone."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers.threads import one_thread
+from helpers.tiny import driven_by, small_world, tiny_llama
+
+from skipsearch.decoding import Batch, Decoder, Request
+from skipsearch.errors import DecodeError, ModelError
+from skipsearch.models import adapt
+from skipsearch.stats import DecodeStats
+
+from .batch_checks import GUESTS, check_batch, check_batch_that_grows, check_passes_of_a_batch, guests
+from .checks import DRAFTINGS, MASKS, PROMPTS, Drafting, assert_partly_accepted
+
+__all__ = ["one_thread"]
+
+
+def fuzz(seeds: range, longest: int = 24) -> DecodeStats:
+    """Every seed a batch of 1 to 8 rows, with one of the draftings, some with an end-of-sequence token."""
+    total = DecodeStats()
+    for seed in seeds:
+        drafting = (None, *DRAFTINGS)[seed % (1 + len(DRAFTINGS))]
+        total += check_batch(guests(seed, 10, longest), drafting, rows=1 + seed * 5 % 8, eos=(7, 41) if seed % 3 == 0 else ())
+    return total
+
+
+def test_any_batch_gives_each_request_what_it_gets_alone() -> None:
+    assert_partly_accepted(fuzz(range(8), longest=14))
+
+
+@pytest.mark.slow
+def test_a_thousand_batches_give_each_request_what_it_gets_alone() -> None:
+    assert_partly_accepted(fuzz(range(1000)))
+
+
+@pytest.mark.parametrize("engine", ["lean", "graph"])
+def test_on_other_engines_too(engine: str) -> None:
+    with driven_by(engine):
+        world = small_world()
+    for drafting in (DRAFTINGS[0], DRAFTINGS[5], DRAFTINGS[6]):
+        assert_partly_accepted(check_batch(drafting=drafting, world=world))
+
+
+@pytest.mark.parametrize("drafting", DRAFTINGS, ids=lambda drafting: drafting.recipe.shape)
+def test_requests_of_every_kind_of_drafting_join_and_leave(drafting: Drafting) -> None:
+    assert check_batch(drafting=drafting).drafted
+
+
+def test_a_request_that_needs_a_larger_cache_may_join() -> None:
+    check_batch_that_grows()
+
+
+def test_who_has_ended_costs_no_pass() -> None:
+    check_passes_of_a_batch()
+
+
+def test_one_row_is_a_batch_too() -> None:
+    assert_partly_accepted(check_batch(rows=1))
+
+
+def test_answers_come_in_the_order_of_the_requests() -> None:
+    decoder = DRAFTINGS[0].decoder(small_world()[0])
+    asked = [Request(PROMPTS[i % 4], 3 + 5 * i % 17) for i in range(11)]
+    assert [one.tokens for one in decoder.generate_batch(asked, 3)] == [decoder.generate(one).tokens for one in asked]
+    assert decoder.generate_batch([]) == []
+
+
+def test_in_exact_passes_a_row_is_the_same_to_the_bit_in_bfloat16() -> None:
+    hf = tiny_llama().bfloat16()
+    model = adapt(hf)
+    plain = Decoder(model, exact=True)
+    drafted = Decoder(model, MASKS[0], draft_length=3, exact=True)
+    asked = [replace(guest.request, temperature=0.0) for guest in GUESTS]
+    alone = [plain.generate(one).tokens for one in asked]
+    found = drafted.generate_batch(asked, 4)
+    assert [one.tokens for one in found] == alone
+    assert_partly_accepted(sum((one.stats for one in found), DecodeStats()))
+
+
+def test_a_request_that_makes_no_sense_is_refused_and_the_others_go_on() -> None:
+    decoder = DRAFTINGS[0].decoder(small_world()[0])
+    batch = decoder.batch(2)
+    row = batch.join(Request(PROMPTS[0], 9))
+    with pytest.raises(DecodeError, match="the prompt is empty"):
+        batch.join(Request((), 9))
+    batch.join(Request(PROMPTS[1], 9))
+    with pytest.raises(DecodeError, match="the batch has 2 rows and all are taken"):
+        batch.join(Request(PROMPTS[1], 9))
+    tokens: list[int] = []
+    while not row.ended:
+        batch.step()
+        tokens += row.chunk.tokens if row.chunk else []
+    assert tokens == decoder.generate(PROMPTS[0], 9).tokens
+    with pytest.raises(DecodeError, match="rows is 0"):
+        Batch(decoder, 0)
+
+
+def test_what_ends_one_row_ends_no_other() -> None:
+    """A processor of the caller's own that fails, beside one that does not."""
+    decoder = DRAFTINGS[0].decoder(small_world()[0])
+
+    def failing(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > 8:
+            raise ValueError("enough")
+        return logits
+
+    batch = decoder.batch(3)
+    rows = [batch.join(Request(PROMPTS[0], 12)), batch.join(Request(PROMPTS[0], 12, processors=(failing,))),
+            batch.join(Request(PROMPTS[2], 12, processors=(lambda ids, logits: logits,)))]
+    read: dict[Any, list[int]] = {row: [] for row in rows}
+    while batch.rows:
+        for row in batch.step():
+            read[row] += row.chunk.tokens if row.chunk else []
+    assert isinstance(rows[1].error, ValueError)
+    assert rows[0].error is rows[2].error is None
+    assert read[rows[0]] == decoder.generate(PROMPTS[0], 12).tokens
+    assert read[rows[2]] == decoder.generate(PROMPTS[2], 12).tokens
+
+
+def test_a_model_that_breaks_ends_every_row_that_waited_for_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    from skipsearch.decoding import batch as module
+
+    batch = Decoder(small_world()[0]).batch(2)
+    rows = [batch.join(Request(prompt, 9)) for prompt in PROMPTS[:2]]
+    batch.step()
+
+    def breaks(wanted: Any) -> Any:
+        raise ModelError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "together", breaks)
+        batch.step()
+    assert [str(row.error) for row in rows] == ["broken"] * 2
+    assert batch.free == 2
+    again = batch.join(Request(PROMPTS[0], 3))
+    batch.step()
+    assert again.error is None
+
+
+def test_while_a_batch_is_crowded_nobody_drafts_and_greedy_tokens_stay() -> None:
+    decoder = DRAFTINGS[0].decoder(small_world()[0])
+    asked = [Request(prompt, 8 + 4 * i) for i, prompt in enumerate(PROMPTS)]
+    alone = [decoder.generate(one) for one in asked]
+    decoder.plain_from = 2
+    found = decoder.generate_batch(asked, 4)
+    assert [one.tokens for one in found] == [one.tokens for one in alone]
+    assert [one.stats.drafted > 0 for one in found] == [False, False, False, True], "the last one drafts once it is alone"
+    decoder.plain_from = None
+    assert all(one.stats.drafted for one in decoder.generate_batch(asked, 4))
+
+
+def test_a_traced_row_tells_what_was_proposed() -> None:
+    decoder = DRAFTINGS[0].decoder(small_world()[0])
+    batch = decoder.batch(2)
+    rows = [batch.join(Request(PROMPTS[0], 20), trace=True), batch.join(Request(PROMPTS[2], 20))]
+    proposed: dict[Any, int] = dict.fromkeys(rows, 0)
+    stats: dict[Any, DecodeStats] = {}
+    while batch.rows:
+        for row in batch.step():
+            assert row.chunk is not None
+            proposed[row] += len(row.chunk.proposal.tokens) if row.chunk.proposal else 0
+            stats |= {row: row.chunk.stats} if row.chunk.stats else {}
+    assert proposed == {rows[0]: stats[rows[0]].drafted, rows[1]: 0}
+
+
+def test_autograd_is_as_it_was_after_a_batch_that_was_left_half_way() -> None:
+    batch = DRAFTINGS[0].decoder(small_world()[0]).batch(3)
+    for prompt in PROMPTS[:3]:
+        batch.join(Request(prompt, 20))
+    batch.step()
+    batch.close()
+    assert batch.free == 3
+    assert torch.is_grad_enabled()
+
+
+def test_two_threads_drive_a_batch_each() -> None:
+    decoder = DRAFTINGS[0].decoder(small_world()[0])
+    asked = [guest.request for guest in GUESTS]
+    alone = [decoder.generate(one).tokens for one in asked]
+    found: dict[int, list[list[int]]] = {}
+
+    def work(number: int) -> None:
+        found[number] = [one.tokens for one in decoder.generate_batch(asked, 3)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: alone, 1: alone}
+
+
+def test_a_row_that_waits_for_its_turn_may_be_dropped_before_it_began() -> None:
+    decoder = Decoder(small_world()[0])
+    batch = decoder.batch(2)
+    first, second = batch.join(Request(PROMPTS[0], 4)), batch.join(Request(PROMPTS[1], 4))
+    batch.drop(second)
+    assert batch.step() == [first]

@@ -1,0 +1,71 @@
+"""Models with recurrent layers: greedy text is the full model's own, whatever is drafted and rejected."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.tiny import LAYERS
+
+import skipsearch as ss
+from skipsearch.decoding import Decoder
+from skipsearch.drafters.asd import ASD
+from skipsearch.errors import DecodeError
+from skipsearch.exits import make_exit
+from skipsearch.recipe import Recipe, Siblings
+
+from .checks import MASKS, PROMPTS, Drafting, assert_partly_accepted
+from .recurrent_checks import CHAINS, KINDS, check_growing_recurrent, check_recurrent, recurrent_world
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_greedy_tokens_are_the_full_models_own(family: str) -> None:
+    """Linear attention, Mamba beside attention, short convolutions, and Mamba that takes rows one by one."""
+    model, _ = recurrent_world(family)
+    assert model.spec.recurrent
+    assert_partly_accepted(check_recurrent(family, CHAINS if family == "lfm2" else CHAINS[:1]))
+
+
+def test_a_session_that_grows_keeps_its_states() -> None:
+    check_growing_recurrent()
+
+
+def test_a_session_reuses_no_more_than_its_states_allow() -> None:
+    """They stand where the last pass began and where it ended: a prompt that leaves the text before that starts anew."""
+    model, full = recurrent_world("lfm2")
+    session = Decoder(model, CHAINS[0].recipe).session()
+    answer = session.generate(PROMPTS[2], 12).tokens
+    assert session.shared([*PROMPTS[2], 1]) == 0
+    again = [*PROMPTS[2], *answer]
+    assert session.shared([*again, 5]) == len(session.tokens) > len(PROMPTS[2])
+    assert session.generate([*again, 5, 6], 8).tokens == full.greedy([*again, 5, 6], 8)
+    assert session.generate([*PROMPTS[2], 1], 8).tokens == full.greedy([*PROMPTS[2], 1], 8)
+
+
+def test_streams_side_by_side_keep_states_of_their_own() -> None:
+    model, full = recurrent_world("qwen3_5_text")
+    streams = [CHAINS[0].decoder(model).stream(prompt, max_new_tokens=12) for prompt in PROMPTS[:2]]
+    read: list[list[int]] = [[], []]
+    for _ in range(12):
+        for tokens, stream in zip(read, streams, strict=True):
+            chunk = next(stream, None)
+            tokens.extend(chunk.tokens if chunk else ())
+    assert read == [full.greedy(prompt, 12) for prompt in PROMPTS[:2]]
+
+
+@pytest.mark.parametrize(("recipe", "exact", "said"), [
+    (Drafting(MASKS[0], siblings=Siblings(below=0.6, most=2)).recipe, False, "leave siblings out"),
+    (Recipe((ASD(draft_length=4, exit=make_exit("fixed")),)), False, "draft with skip or lookup"),
+    (Drafting().recipe, True, "no exact mode")], ids=["siblings", "hidden states", "exact"])
+def test_what_needs_more_than_a_chain_is_refused_in_a_sentence(recipe: Recipe, exact: bool, said: str) -> None:
+    model, _ = recurrent_world("lfm2")
+    with pytest.raises(DecodeError, match=said) as caught:
+        Decoder(model, recipe, exact=exact)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mask_covers_recurrent_sub_layers() -> None:
+    """`attn` stands for the layer's mixer, whatever its kind: leaving one out changes what is drafted."""
+    model, _ = recurrent_world("falcon_h1")
+    texts = [Decoder(model, ss.SkipMask(LAYERS, attn=(i,)), draft_length=3).generate(PROMPTS[0], 20).stats.accepted for i in range(LAYERS)]
+    whole = Decoder(model, ss.SkipMask(LAYERS), draft_length=3).generate(PROMPTS[0], 20).stats
+    assert whole.accepted == whole.drafted
+    assert max(texts) < whole.drafted
