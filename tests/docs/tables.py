@@ -44,7 +44,7 @@ def table(first: str, second: str, entries: Mapping[str, str | Mapping[str, str]
     notes = {name: {second: note} if isinstance(note, str) else note for name, note in entries.items()}
     heads = [head or second for head in next(iter(notes.values()))]
     lines = [f"| {' | '.join([first, *heads])} |", "|---" * (1 + len(heads)) + "|"]
-    lines += [f"| {' | '.join([f'`{name}`', *(note.replace('|', chr(92) + '|') for note in of_it.values())])} |" for name, of_it in notes.items()]
+    lines += [" | ".join([f"| `{name}`", *(note.replace("|", r"\|") for note in of_it.values())]) + " |" for name, of_it in notes.items()]
     return "\n".join(lines) + "\n"
 
 
