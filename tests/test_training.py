@@ -42,7 +42,7 @@ MASK = SkipMask(5, (1, 3), (0, 2))
 
 def test_a_model_without_a_row_is_not_sent_to_another_engine() -> None:
     with pytest.raises(ModuleError, match="is read from itself: tune a mask for it instead"):
-        kangaroo_lessons(adapt(build("glm")), 1)
+        kangaroo_lessons(adapt(build("arcee")), 1)
 
 
 class Ids:

@@ -62,8 +62,8 @@ def test_it_costs_no_attention_that_is_off() -> None:
 def test_a_fused_engine_and_trained_drafts_need_a_row() -> None:
     from skipsearch.engine.variants import underneath
 
-    with pytest.raises(ModelError, match=r"needs a family of the table.* is a glm model driven by hf"):
-        underneath(own("glm"))
+    with pytest.raises(ModelError, match=r"needs a family of the table.* is a arcee model driven by hf"):
+        underneath(own("arcee"))
 
 
 @torch.no_grad()
