@@ -25,6 +25,7 @@ from skipsearch.drafters.skip import Skip
 from skipsearch.errors import ModuleError, SearchError
 from skipsearch.evaluation.brought import brought
 from skipsearch.evaluation.evidence import gather
+from skipsearch.evaluation.moved import moved
 from skipsearch.evaluation.objectives import (
     CHOOSING,
     LOOKUP_SKIP,
@@ -148,6 +149,8 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
         ledger.note("raced", [r.as_dict() for r in (*raced, confirmed)])
         if (mask := winner.recipe.mask(model.spec.n_layers)) is not None:
             ledger.note("surface", {"policies": by_replay.surface(mask)})
+        if (masks := moved(model, winner.recipe, calibration)) is not None:
+            ledger.note("moved", asdict(masks))
         ledger.note("brought", [asdict(group) for group in brought(winner.recipe, by_replay.replay, by_replay.lookups)])
     return compiler.compile_profile(model, task, holdout, winner.recipe, plain, ours,
                                     provenance=compiler.provenance(searcher, objective, seed, judged, searched))
