@@ -7,7 +7,7 @@ before anything reads them. Buffers start at zero, because a masked NaN is still
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -38,6 +38,13 @@ class PassPlan:
     start: int | None
     chain: bool = False
     key_positions: Tensor | None = None
+
+    def behind(self, rows: int) -> PassPlan:
+        """The same pass without its first rows, whose K/V were written before."""
+        alone = self.chain and self.positions.shape[1] == rows + 1   # one token that sees every key
+        visible = None if alone or self.visible is None else self.visible[:, :, rows:]
+        return replace(self, positions=self.positions[:, rows:], slots=self.slots[:, rows:], visible=visible,
+                       start=None if self.start is None else self.start + rows)
 
 
 class KVCache:

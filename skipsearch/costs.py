@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from skipsearch.mask import SkipMask
 
@@ -48,9 +49,13 @@ class Costs:
         if mask is None:
             return tuple(tuple(self.verifying(n + s) for n in range(longest + 1)) for s in range(siblings + 1))
         draft, colder = self.draft(mask), 1 + self.cold * self.spared(mask)
-        return tuple((self.verify[0], *(self.drafting(mask, n) + self.first * draft + colder * self.verifying(n + s)
+        return tuple((self.verify[0], *(self.drafting(mask, n) + self.first * draft + colder * self.judging(n, s)
                                          for n in range(1, longest + 1)))
                      for s in range(siblings + 1))
+
+    def judging(self, drafted: int, siblings: int) -> float:
+        """Seconds of a verify pass behind draft passes of the model."""
+        return self.verifying(drafted + siblings)
 
     def verifying(self, proposed: int) -> float:
         """Seconds of a verify pass over so many proposed tokens. Beyond the longest that was measured, each costs what one costs on
@@ -64,11 +69,39 @@ class Costs:
 
 @dataclass(frozen=True)
 class InOnePass(Costs):
-    """The same machine, for drafts of which one pass has all tokens as its rows: it grows with them as a verify pass does."""
+    """The same machine, for drafts of which one pass has all tokens as its rows: it grows with them as a verify pass does.
+
+    nodes: of a draft that is a tree, how many tokens it proposes down to each depth; () for a chain.
+    """
+
+    nodes: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, costs: Costs) -> InOnePass:
-        return cls(**{field.name: getattr(costs, field.name) for field in fields(Costs)})
+    def of(cls, costs: Costs, nodes: tuple[int, ...] = ()) -> InOnePass:
+        return cls(**_pieces(costs), nodes=nodes)
 
     def drafting(self, mask: SkipMask, tokens: int) -> float:
         return self.draft(mask) * self.verifying(max(tokens, 1) - 1) / self.verify[0]
+
+    def judging(self, drafted: int, siblings: int) -> float:
+        return self.verifying((self.nodes[min(drafted, len(self.nodes)) - 1] if self.nodes else drafted) + siblings)
+
+
+@dataclass(frozen=True)
+class Resumed(Costs):
+    """The same machine, for drafts whose verify pass goes on where they left the model. below: the share of a pass that lies before that
+    layer; there it runs the last drafted token and the siblings alone."""
+
+    below: float = 0.0
+
+    @classmethod
+    def of(cls, costs: Costs, layer: int) -> Resumed:
+        """layer: where the drafts leave the model."""
+        return cls(**_pieces(costs), below=sum(costs.sublayers[:2 * layer]) / (costs.overhead + sum(costs.sublayers)))
+
+    def judging(self, drafted: int, siblings: int) -> float:
+        return (1 - self.below) * self.verifying(drafted + siblings) + self.below * self.verifying(siblings)
+
+
+def _pieces(costs: Costs) -> dict[str, Any]:
+    return {field.name: getattr(costs, field.name) for field in fields(Costs)}

@@ -21,9 +21,9 @@ from skipsearch.decoding.steering import Steering
 from skipsearch.decoding.stopping import Stopper
 from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled, ends_in_a_rejection
 from skipsearch.decoding.watching import Proposal, Shown, Watch
-from skipsearch.drafters import DecodeContext, Draft, DraftSession, WatchingDrafter, WatchingSession
+from skipsearch.drafters import DecodeContext, Draft, DraftSession, Resume, WatchingDrafter, WatchingSession
 from skipsearch.drafters.memory import Memory
-from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, Tap, exact_forward, forward, inference
+from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, Tap, exact_forward, forward, inference, resumed
 from skipsearch.machine import synchronise
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.recipe import Recipe
@@ -217,11 +217,11 @@ class DecodeLoop:
         """
         cache, planner = request.ctx.cache, request.ctx.planner
         if draft is None or draft.parents is None:
-            logits = self._full(request, rows)[0]  # [1 + N, V]
+            logits = self._full(request, rows, resume=None if draft is None else draft.resume)[0]  # [1 + N, V]
             accepted, following = self._accept(request, rows[0, 1:], None if draft is None else draft.probs, logits)
             return range(1, 1 + accepted), following, accepted < rows.shape[1] - 1
         plan = planner.tree(cache.length, draft.parents)
-        logits = forward(self.model, rows, cache, plan, tap=self._tap(request, plan, rows.shape[1]))[0]
+        logits = self._pass(request, rows, plan, resume=draft.resume)[0]
         path, following = self._accept_tree(request, rows[0, 1:], draft, logits)
         cache.gather([cache.length + node for node in path], cache.length + 1)
         return path, following, ends_in_a_rejection(path, draft.parents)
@@ -237,14 +237,19 @@ class DecodeLoop:
                 return i, draft.chain() if self.exact or request.steering is not None else draft
         return 0, None
 
-    def _full(self, request: _Request, tokens: Tensor, last_only: bool = False) -> Tensor:
-        """The full model over tokens [1, T] behind what is committed."""
+    def _full(self, request: _Request, tokens: Tensor, last_only: bool = False, resume: Resume | None = None) -> Tensor:
+        """The full model over tokens [1, T] behind what is committed. resume: dropped where passes have one fixed shape."""
         cache, planner = request.ctx.cache, request.ctx.planner
         if self.exact:
             watch = (lambda plan, rows: self._tap(request, plan, rows)) if request.watching else None
             return exact_forward(self.model, tokens, cache, planner, cache.length, last_only, watch)
-        plan = planner.chain(cache.length, tokens.shape[1])
-        return forward(self.model, tokens, cache, plan, last_only=last_only, tap=self._tap(request, plan, tokens.shape[1]))
+        return self._pass(request, tokens, planner.chain(cache.length, tokens.shape[1]), last_only, resume)
+
+    def _pass(self, request: _Request, tokens: Tensor, plan: PassPlan, last_only: bool = False, resume: Resume | None = None) -> Tensor:
+        cache, tap = request.ctx.cache, self._tap(request, plan, tokens.shape[1])
+        if resume is not None and len(request.watching) == 1:   # another one that watches wants to see the layers below, too
+            return resumed(self.model, resume.hidden, resume.layer, tokens[:, resume.hidden.shape[1]:], cache, plan, tap)
+        return forward(self.model, tokens, cache, plan, last_only=last_only, tap=tap)
 
     def _tap(self, request: _Request, plan: PassPlan, rows: int) -> Tap | None:
         """For all sessions that want to see this pass."""

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession, LearningDrafter, WatchingDrafter, WatchingSession
+from skipsearch.drafters.base import (
+    DecodeContext,
+    Draft,
+    Drafter,
+    DraftSession,
+    LearningDrafter,
+    Resume,
+    WatchingDrafter,
+    WatchingSession,
+)
 from skipsearch.recipe import DRAFTERS
 
-__all__ = ["DRAFTERS", "DecodeContext", "Draft", "DraftSession", "Drafter", "LearningDrafter", "WatchingDrafter", "WatchingSession"]
+__all__ = ["DRAFTERS", "DecodeContext", "Draft", "DraftSession", "Drafter", "LearningDrafter", "Resume", "WatchingDrafter",
+           "WatchingSession"]

@@ -78,6 +78,18 @@ class DecodeContext:
 
 
 @dataclass(frozen=True)
+class Resume:
+    """Work of a draft that its verification need not do again: its first rows have been through the full model's layers below `layer`.
+
+    hidden: [1, R, H], what goes into that layer at the pending token and the tokens of the trunk behind it, R ≤ N. The K/V of the layers
+    below it are in these tokens' slots.
+    """
+
+    hidden: Tensor
+    layer: int
+
+
+@dataclass(frozen=True)
 class Draft:
     """Proposed tokens of one round: a chain, or a tree.
 
@@ -86,6 +98,7 @@ class Draft:
     parents: [N], of a tree: which token each one follows, counted from 1, 0 being the pending token, parents before children. The first
     `trunk` tokens are a chain, and the others are alternatives to them. Tokens with the same parent differ, and were drawn one after
     another from the same distribution, which stands in the row of each, without replacement. None: a chain.
+    resume: where verification may go on from; None: it begins at layer 0.
     """
 
     tokens: Tensor
@@ -93,12 +106,13 @@ class Draft:
     source: int | None = None
     parents: tuple[int, ...] | None = None
     trunk: int | None = None
+    resume: Resume | None = None
 
     def chain(self) -> Draft:
         """The trunk alone."""
         if self.parents is None:
             return self
-        return Draft(self.tokens[:self.trunk], None if self.probs is None else self.probs[:self.trunk], self.source)
+        return Draft(self.tokens[:self.trunk], None if self.probs is None else self.probs[:self.trunk], self.source, resume=self.resume)
 
 
 class DraftSession(Protocol):

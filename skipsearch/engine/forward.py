@@ -45,6 +45,18 @@ def alone(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, m
     return looped(model, tokens, cache, plan, mask, last_only, tap)
 
 
+def resumed(model: ModelAdapter, hidden: Tensor, first: int, rest: Tensor, cache: KVCache, plan: PassPlan,
+            tap: Tap | None = None) -> Tensor:
+    """`forward` where some rows have been through the layers below `first` already, and their K/V of these layers are in their slots.
+
+    hidden: [B, R, H], what goes into layer `first` at the first R rows of the plan; rest: [B, T − R], the tokens of the other rows, which
+    go through all layers. Returns logits [B, T, V]. tap: as in `onward`, from layer `first` on.
+    """
+    n, behind = model.spec.n_layers, plan.behind(hidden.shape[1])
+    below = onward(model, model.embed(rest, behind.positions), cache, behind, SkipMask.whole_layers(n, range(first, n)))
+    return model.head(onward(model, torch.cat([hidden, below], dim=1), cache, plan, first=first, tap=tap))
+
+
 def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer,
                confidence: bool) -> Scored:
     """A draft pass over one token [B, 1] and the scores of the next; with `confidence` the top probability too.

@@ -12,8 +12,10 @@ import numpy as np
 from skipsearch.costs import Costs, InOnePass
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.s3d import Tree
 from skipsearch.drafters.skip import Skip
 from skipsearch.errors import DecodeError
+from skipsearch.evaluation.at_once import Choices, nodes_to_depth
 from skipsearch.evaluation.lookups import Copied, Lookups, grid
 from skipsearch.evaluation.prompts import Workload
 from skipsearch.evaluation.replay import Replay, Replayed
@@ -152,17 +154,31 @@ class ReplayObjective:
 
     def best_trained(self, draft: TrainedDraft, shape: str, siblings: bool = True) -> Found:
         """The best recipe with a trained draft: alone, or behind lookup. siblings: False leaves them out."""
-        rounds = draft.rounds(self.replay)
         before = self.before(LOOKUP_SKIP if shape.startswith("lookup,") else "skip")
 
         def spec(_: SkipMask, policy: DraftPolicy) -> DrafterSpec:
             return draft.spec(policy)
 
-        if draft.at_once:
-            lengths = [DraftPolicy(n) for n in range(1, min(draft.at_once, self.max_draft) + 1)]
-            return self._best(rounds, draft.mask, lengths, before, spec, costs=InOnePass.of(self.costs))
-        lookups = tuple(d for d in self._best(rounds, draft.mask, self.exploring, before).recipe.drafters if isinstance(d, Lookup))
-        return self._best(rounds, draft.mask, every(self.max_draft), [lookups], spec, siblings and draft.siblings)
+        if draft.choices is not None:
+            return self._best_at_once(draft, draft.choices(self.replay), before)
+        rounds, costs = draft.rounds(self.replay), draft.priced(self.costs)
+        lookups = tuple(d for d in self._best(rounds, draft.mask, self.exploring, before, spec, costs=costs).recipe.drafters
+                        if isinstance(d, Lookup))
+        return self._best(rounds, draft.mask, every(self.max_draft), [lookups], spec, siblings and draft.siblings, costs)
+
+    def _best_at_once(self, draft: TrainedDraft, choices: Choices, before: Sequence[tuple[Lookup, ...]]) -> Found:
+        """Of chains of every length and of trees, which have to bring what siblings have to."""
+        found, gains = list[Found](), list[float]()
+        for tree in choices.trees():
+            depth, chain = max(tree.depths), tree.trunk == len(tree.parents)
+
+            def spec(_: SkipMask, policy: DraftPolicy, tree: Tree | None = None if chain else tree) -> DrafterSpec:
+                return draft.spec(policy).model_copy(update={"tree": tree})
+
+            costs = InOnePass.of(self.costs, nodes_to_depth(tree))
+            found.append(self._best(choices.rounds(tree), draft.mask, [DraftPolicy(depth)], before, spec, costs=costs))
+            gains.append(1.0 if chain else SIBLINGS_BRING)
+        return min(zip(found, gains, strict=True), key=lambda pair: pair[0].seconds_per_token * pair[1])[0]
 
     def best_lookup(self) -> Found:
         """The best recipe of lookup alone, for shapes that have it."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
-from helpers.drafting import drafting_with
-from helpers.tiny import small_world
+from helpers.drafting import drafting_with, wrapped
+from helpers.tiny import FullModel, small_world
 
-from skipsearch.drafters import DecodeContext, Draft, Drafter, DraftSession
+from skipsearch.decoding import Decoder
+from skipsearch.drafters import DecodeContext, Draft, Drafter, DraftSession, WatchingDrafter
 from skipsearch.drafters.skip import SkipDrafter
 from skipsearch.mask import SkipMask
+from skipsearch.models import ModelAdapter
+from skipsearch.recipe import Recipe
 from skipsearch.stats import DecodeStats, DrafterStats
 
 from .checks import MASKS, PROMPTS
@@ -26,15 +31,26 @@ class Recorder:
         self.histories: list[list[int]] = []
         self.drafts: list[list[int]] = []
         self.limits: list[int] = []
+        self.trunks: list[int] = []
         self.verified: list[int] = []
 
     def begin(self, ctx: DecodeContext) -> RecordedSession:
         return RecordedSession(self, self.inner.begin(ctx))
 
 
+class WatchingRecorder(Recorder):
+    """Of a drafter whose sessions watch."""
+
+    def watch(self) -> RecordedSession:
+        return RecordedSession(self, self.inner.watch())  # type: ignore[attr-defined]
+
+
 class RecordedSession:
     def __init__(self, notes: Recorder, inner: DraftSession):
         self.notes, self.inner = notes, inner
+
+    def __getattr__(self, name: str) -> Any:   # what a session that watches has beside
+        return getattr(self.inner, name)
 
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
         draft = self.inner.draft(ctx, most)
@@ -42,6 +58,7 @@ class RecordedSession:
             self.notes.histories.append(list(ctx.history))
             self.notes.limits.append(most)
             self.notes.drafts.append(draft.tokens.tolist())
+            self.notes.trunks.append(len(draft.tokens) if draft.trunk is None else draft.trunk)
         return draft
 
     def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
@@ -67,6 +84,35 @@ class StopAt:
 
     def begin(self) -> StopAt:
         return self
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A round that a drafter drafted. history: all tokens before it; most: what it was allowed; chain, others: what it proposed."""
+
+    history: list[int]
+    most: int
+    chain: list[int]
+    others: list[int]
+
+
+def recorded(model: ModelAdapter, full: FullModel, recipe: Recipe, prompts: Sequence[Sequence[int]], n: int,
+             modules: Sequence[Path] = (), exact: bool = False) -> tuple[DecodeStats, list[Recorded]]:
+    """Greedy text of each prompt, found to be the full model's own: its counts, and all rounds of the recipe's last drafter."""
+    recorders, total = list[Recorder](), DecodeStats()
+
+    def recording(drafter: Any) -> Recorder:
+        recorders.append((WatchingRecorder if isinstance(drafter, WatchingDrafter) else Recorder)(drafter))
+        return recorders[-1]
+
+    decoder = wrapped(Decoder(model, recipe, exact=exact, modules=modules), recording)
+    for prompt in prompts:
+        found = decoder.generate(prompt, n)
+        assert found.tokens == full.greedy(prompt, n)
+        total += found.stats
+    last = recorders[-1]
+    return total, [Recorded(history, most, draft[:trunk], draft[trunk:])
+                   for history, most, draft, trunk in zip(last.histories, last.limits, last.drafts, last.trunks, strict=True)]
 
 
 CASES: tuple[Case, ...] = ((MASKS[0], 4, 12, PROMPTS[0], 24), (MASKS[1], 5, 2, PROMPTS[1], 11), (MASKS[3], 3, 1, PROMPTS[2], 17))

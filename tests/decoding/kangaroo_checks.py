@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import zip_longest
+from typing import Any
+from unittest.mock import patch
 
 import torch
-from helpers.drafting import wrapped
 from helpers.modules import folder, small_kangaroo
 from helpers.tiny import FullModel, small_world
 from torch import Tensor
@@ -13,12 +15,13 @@ from torch import Tensor
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.kangaroo import Kangaroo
 from skipsearch.drafters.lookup import Lookup
+from skipsearch.models.hf import HFAdapter
 from skipsearch.modules.weights import load_tensors
-from skipsearch.recipe import Recipe
+from skipsearch.recipe import Recipe, Siblings
 from skipsearch.stats import DecodeStats
 
 from .checks import PROMPTS
-from .count_checks import Recorder
+from .count_checks import recorded
 
 UNSURE = 0.6
 LOOKUP = Lookup(min_match=1, draft_length=3)
@@ -48,34 +51,63 @@ def by_definition(full: FullModel, spec: Kangaroo, text: list[int]) -> Tensor:
 
 
 @torch.no_grad()
-def check_kangaroo_drafts(forms: tuple[str, ...] = ("attention", "layer")) -> DecodeStats:
+def check_kangaroo_drafts(forms: tuple[str, ...] = ("attention", "layer"), siblings: Siblings | None = None) -> DecodeStats:
     """Every round's draft is what the definition gives, alone and behind lookup, and ends at the first token that it is unsure of."""
     model, full = small_world()
     total = DecodeStats()
     for form in forms:
-        spec = small_kangaroo(form, 0.1, 5, UNSURE)
+        spec = small_kangaroo(form, 0.1, 5, UNSURE).model_copy(update={"siblings": siblings})
         for recipe in (Recipe((spec,)), Recipe((LOOKUP, spec))):
-            recorders: list[Recorder] = []
-
-            def recording(drafter, recorders=recorders):  # type: ignore[no-untyped-def]
-                recorders.append(Recorder(drafter))
-                return recorders[-1]
-
-            decoder = wrapped(Decoder(model, recipe, modules=[folder()]), recording)
-            for prompt in PROMPTS[:3]:
-                found = decoder.generate(prompt, 20)
-                assert found.tokens == full.greedy(prompt, 20)
-                total += found.stats
-            for history, draft, most in zip(recorders[-1].histories, recorders[-1].drafts, recorders[-1].limits, strict=True):
-                expected: list[int] = []
-                while len(expected) < most:
-                    logits = by_definition(full, spec, [*history, *expected])
-                    expected.append(int(logits.argmax()))
-                    if float(logits.softmax(-1).max()) < UNSURE:
+            stats, rounds = recorded(model, full, recipe, PROMPTS[:3], 20, [folder()])
+            total += stats
+            for found in rounds:
+                expected, beside = list[int](), list[int]()
+                while len(expected) < found.most:
+                    logits = by_definition(full, spec, [*found.history, *expected])
+                    first, *others = logits.topk(1 + (siblings.most if siblings else 0)).indices.tolist()
+                    expected.append(first)
+                    confidence = float(logits.softmax(-1).max())
+                    beside += others if siblings and confidence < siblings.below else []
+                    if confidence < UNSURE:
                         break
-                assert draft == expected, (form, recipe.shape)
+                assert (found.chain, found.others) == (expected, beside), (form, recipe.shape)
     assert 0 < total.accepted < total.drafted
     return total
+
+
+def check_kangaroo_siblings() -> DecodeStats:
+    """The same with alternatives to unsure tokens, some of which stand."""
+    total = check_kangaroo_drafts(("attention",), Siblings(below=0.9, most=3))
+    assert total.accepted > 0
+    return total
+
+
+def check_kangaroo_passes() -> None:
+    """N drafted tokens take N + 1 passes of one row below the exit, N of the adapter, and one of N + 1 rows above."""
+    model, full = small_world()
+    spec, block, passes = small_kangaroo("attention", 0.1, 5, UNSURE), HFAdapter.block, Counter[tuple[int, int]]()
+
+    def counted(self: HFAdapter, i: int, h: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        passes[i, h.shape[1]] += 1
+        return block(self, i, h, *arguments, **options)
+
+    for prompt in PROMPTS[:3]:
+        passes.clear()
+        with patch.object(HFAdapter, "block", counted):
+            stats, rounds = recorded(model, full, Recipe((spec,)), [prompt], 20, [folder()])
+        drafted = Counter(len(found.chain) for found in rounds)
+        undrafted, n = stats.rounds - len(rounds), model.spec.n_layers
+        passes -= Counter((i, len(prompt)) for i in range(n + 1))   # the prefill
+        for i in range(spec.exit_layer):
+            assert passes.pop((i, 1)) == sum((length + 1) * times for length, times in drafted.items()) + undrafted
+        for i in range(spec.exit_layer, n):
+            assert passes.pop((i, 1), 0) == undrafted
+            for length, times in drafted.items():
+                assert passes.pop((i, length + 1)) == times
+        two_rows = passes.pop((n, 2), 0)   # behind a round whose tokens all stood, or one that nobody drafted
+        assert two_rows <= stats.rounds - stats.rejecting_rounds
+        assert passes.pop((n, 1), 0) + two_rows == stats.drafted
+        assert not passes
 
 
 def check_kangaroo_side_by_side() -> None:

@@ -24,12 +24,12 @@ from skipsearch.decoding.prefix import Prefix, new_room
 from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.decoding.steering import Steering
 from skipsearch.decoding.stopping import Stopper, TextStream
-from skipsearch.drafters import DecodeContext, Draft
+from skipsearch.drafters import DecodeContext, Draft, s3d
 from skipsearch.drafters.adapted import AdaptedDrafter, AdaptedSession
 from skipsearch.drafters.asd import ASD, PromptCosines
 from skipsearch.drafters.choosing import ChoosingSession
 from skipsearch.drafters.clasp import LastToken
-from skipsearch.drafters.kangaroo import KangarooSession
+from skipsearch.drafters.kangaroo import KangarooSession, ResumingSession
 from skipsearch.drafters.lookup import LookupDrafter, LookupSession
 from skipsearch.drafters.memory import Memory
 from skipsearch.drafters.skip import SkipSession
@@ -44,11 +44,11 @@ from .adapted_checks import check_adapted, check_adapted_drafts
 from .checks import MASKS, Drafting, check_endings, check_greedy, check_streams_side_by_side
 from .choosing_checks import check_asd, check_choosing, check_clasp, check_swift
 from .count_checks import check_counts
-from .kangaroo_checks import check_kangaroo_drafts
+from .kangaroo_checks import check_kangaroo_drafts, check_kangaroo_passes, check_kangaroo_siblings
 from .prefix_checks import check_growing, check_prefixes
 from .recipe_checks import check_certain_sampling, check_guard, check_lookup, check_memory
 from .recurrent_checks import check_growing_recurrent, check_recurrent
-from .s3d_checks import check_s3d_drafts
+from .s3d_checks import check_s3d_drafts, check_s3d_tree_sampling, check_s3d_trees
 from .sampling_checks import Warp, check_sampling
 from .steering_checks import check_steering
 from .tree_checks import check_tree_acceptance, check_tree_sampling, check_trees
@@ -1000,14 +1000,82 @@ def tokens_left_behind_in_a_small_cache() -> Iterator[None]:
 @caught_by(check_kangaroo_drafts)
 def adapter_does_not_catch_up() -> Iterator[None]:
     """The last token of a round that was accepted whole, and what other drafters brought, never reach the adapter's cache."""
-    real = KangarooSession.draft
+    real = ResumingSession._behind
 
-    def draft(self: KangarooSession, ctx: DecodeContext, most: int) -> Draft | None:
-        if self.known:
-            self.known = len(ctx.history) - 1
-        return real(self, ctx, most)
+    def behind(self: ResumingSession, ctx: DecodeContext) -> Tensor:
+        return real(self, ctx)[:, -1:]
 
-    with patch.object(KangarooSession, "draft", draft):
+    with patch.object(ResumingSession, "_behind", behind):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def adapter_is_not_rolled_back() -> Iterator[None]:
+    """What the adapter wrote for rejected tokens is taken for that of the tokens in their places."""
+    real = ResumingSession.verified
+
+    def verified(self: ResumingSession, ctx: DecodeContext, path: Sequence[int]) -> None:
+        real(self, ctx, path)
+        self.known = self._begun + self._drafted
+
+    with patch.object(ResumingSession, "verified", verified):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def rows_of_rejected_tokens_are_kept() -> Iterator[None]:
+    """The adapter reads the states of all rows of a verify pass, those of tokens that fell included."""
+    def committed(self: ResumingSession, ctx: DecodeContext, path: Sequence[int]) -> None:
+        states = torch.cat(self._seen, dim=1)
+        start = ctx.cache.length - 1 - len(path)
+        self._owed.append(states[:, max(0, self.known - start):])
+        self._seen = []
+
+    with patch.object(ResumingSession, "committed", committed):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def verification_resumes_from_stale_rows() -> Iterator[None]:
+    """The rows that a draft hands over are those of the round before."""
+    real, kept = ResumingSession._resuming, dict[tuple[int, ...], Tensor]()
+
+    def resuming(self: ResumingSession, draft: Draft, reached: Tensor) -> Draft:
+        stale = kept.get(reached.shape, reached)
+        kept[reached.shape] = reached
+        return real(self, draft, stale)
+
+    with patch.object(ResumingSession, "_resuming", resuming):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def verification_resumes_a_layer_too_late() -> Iterator[None]:
+    real = loop.resumed
+
+    def resumed(model: Any, hidden: Tensor, first: int, rest: Tensor, cache: KVCache, plan: PassPlan, tap: Any) -> Tensor:
+        return real(model, hidden, first + 1, rest, cache, plan, lambda i, h: tap(i - 1, h))
+
+    with patch.object(loop, "resumed", resumed):
+        yield
+
+
+@caught_by(check_kangaroo_siblings)
+def siblings_skip_the_layers_below_the_exit() -> Iterator[None]:
+    """Rows that no draft pass went through take a row in their place that one did."""
+    real = loop.resumed
+
+    def resumed(model: Any, hidden: Tensor, first: int, rest: Tensor, *arguments: Any) -> Tensor:
+        return real(model, hidden, first, rest[:, :1].expand_as(rest), *arguments)
+
+    with patch.object(loop, "resumed", resumed):
+        yield
+
+
+@caught_by(check_kangaroo_passes)
+def verification_begins_at_layer_0() -> Iterator[None]:
+    """Right tokens, and the work below the exit done twice."""
+    with patch.object(ResumingSession, "_resuming", lambda self, draft, reached: draft):
         yield
 
 
@@ -1060,4 +1128,23 @@ def embeddings_of_the_wrong_depth() -> Iterator[None]:
             return real(self, *arguments)
 
     with patch.object(Simultaneous, "states", states):
+        yield
+
+
+@caught_by(check_s3d_trees)
+def nodes_of_a_tree_take_the_row_of_their_parent() -> Iterator[None]:
+    real = s3d.as_tree
+    with patch.object(s3d, "as_tree", lambda tree, ranked, probs: real(tree, torch.cat([ranked[:1], ranked[:-1]]), probs)):
+        yield
+
+
+@caught_by(check_s3d_tree_sampling)
+def nodes_of_a_tree_carry_the_distribution_of_another_depth() -> Iterator[None]:
+    real = s3d.as_tree
+
+    def as_tree(tree: Any, ranked: Tensor, probs: Tensor) -> Draft:
+        found = real(tree, ranked, probs)
+        return replace(found, probs=found.probs.flip(0))
+
+    with patch.object(s3d, "as_tree", as_tree):
         yield

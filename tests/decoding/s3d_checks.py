@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import torch
-from helpers.drafting import wrapped
-from helpers.modules import folder, small_s3d
-from helpers.tiny import small_world
+from helpers.modules import folder, s3d, small_s3d
+from helpers.tiny import FullModel, small_world, tiny_llama
 from torch import Tensor
 
 from skipsearch.cache import Planner
-from skipsearch.decoding import Decoder
 from skipsearch.drafters.lookup import Lookup
-from skipsearch.drafters.s3d import S3D
+from skipsearch.drafters.s3d import S3D, Tree
 from skipsearch.engine import forward, onward
+from skipsearch.mask import SkipMask
+from skipsearch.models import adapt
 from skipsearch.modules.s3d import UNKNOWN
 from skipsearch.modules.weights import load_tensors
 from skipsearch.recipe import Recipe
 from skipsearch.stats import DecodeStats
 
 from .checks import PROMPTS
-from .count_checks import Recorder
+from .count_checks import recorded
+from .sampling_checks import Warp, check_sampling
 
+TREE = Tree(parents=(0, 1, 2, 0, 0, 1, 4, 6), ranks=(0, 0, 0, 1, 2, 1, 0, 0))   # a trunk of three, and what branches off
 LOOKUP = Lookup(min_match=1, draft_length=3)
 
 
@@ -48,18 +50,36 @@ def check_s3d_drafts() -> DecodeStats:
     for rank in (None, 2):
         spec = small_s3d(rank)
         for recipe in (Recipe((spec,)), Recipe((LOOKUP, spec))):
-            recorders: list[Recorder] = []
-
-            def recording(drafter, recorders=recorders):  # type: ignore[no-untyped-def]
-                recorders.append(Recorder(drafter))
-                return recorders[-1]
-
-            decoder = wrapped(Decoder(model, recipe, modules=[folder()]), recording)
-            for prompt in PROMPTS[:3]:
-                found = decoder.generate(prompt, 18)
-                assert found.tokens == full.greedy(prompt, 18)
-                total += found.stats
-            for history, draft, most in zip(recorders[-1].histories, recorders[-1].drafts, recorders[-1].limits, strict=True):
-                assert draft == by_definition(spec, history, min(most, 4)).argmax(-1).tolist(), (rank, recipe.shape)
+            stats, rounds = recorded(model, full, recipe, PROMPTS[:3], 18, [folder()])
+            total += stats
+            for found in rounds:
+                expected = by_definition(spec, found.history, min(found.most, 4)).argmax(-1).tolist()
+                assert found.chain == expected, (rank, recipe.shape)
     assert 0 < total.accepted < total.drafted
     return total
+
+
+def check_s3d_trees() -> DecodeStats:
+    """The same with a tree: each of its nodes is the choice of its rank in the row of its depth, as far as there are rows."""
+    model, full = small_world()
+    spec = small_s3d().model_copy(update={"tree": TREE})
+    total = DecodeStats()
+    for recipe in (Recipe((spec,)), Recipe((LOOKUP, spec))):
+        stats, rounds = recorded(model, full, recipe, PROMPTS, 18, [folder()])
+        total += stats
+        for found in rounds:
+            ranked = by_definition(spec, found.history, min(found.most, 4)).topk(3).indices.tolist()
+            nodes = [ranked[depth - 1][rank] for depth, rank in zip(TREE.depths, TREE.ranks, strict=True) if depth <= len(ranked)]
+            assert [*found.chain, *found.others] == nodes
+            assert len(found.chain) == min(TREE.trunk, len(ranked))
+    assert 0 < total.accepted < total.drafted
+    return total
+
+
+def check_s3d_tree_sampling() -> DecodeStats:
+    """Samples are distributed as the full model's own, found by enumeration."""
+    hf = tiny_llama(3, vocab=5, hidden=16, layers=3)
+    model, full = adapt(hf), FullModel(hf)
+    spec = s3d(model, SkipMask(3, (1,), (1,)), 1, "sampling-tree.safetensors", 3, seed=-5).model_copy(update={"tree": TREE})
+    return check_sampling(Warp(0.8), samples=600, model=model, recipe=Recipe((spec,)), length=4, prompt=(2, 0, 2, 0),
+                          next_logits=full.next_logits, modules=[folder()])

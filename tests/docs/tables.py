@@ -39,10 +39,12 @@ def commands() -> str:
     return table("command", "what it does", found)
 
 
-def table(first: str, second: str, entries: Mapping[str, str]) -> str:
-    """Two columns, the first of them as code."""
-    lines = [f"| {first} | {second} |", "|---|---|"]
-    lines += [f"| `{name}` | {note.replace('|', chr(92) + '|')} |" for name, note in entries.items()]
+def table(first: str, second: str, entries: Mapping[str, str | Mapping[str, str]]) -> str:
+    """The names as code, and what is said of each: a note under the heading `second`, or several under headings of their own."""
+    notes = {name: {second: note} if isinstance(note, str) else note for name, note in entries.items()}
+    heads = [head or second for head in next(iter(notes.values()))]
+    lines = [f"| {' | '.join([first, *heads])} |", "|---" * (1 + len(heads)) + "|"]
+    lines += [" | ".join([f"| `{name}`", *(note.replace("|", r"\|") for note in of_it.values())]) + " |" for name, of_it in notes.items()]
     return "\n".join(lines) + "\n"
 
 

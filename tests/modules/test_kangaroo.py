@@ -56,8 +56,9 @@ def test_an_adapter_that_adds_nothing_behind_all_layers_with_the_models_norm_is_
     torch.testing.assert_close(predictions(whole, TEXT), full.hf(torch.tensor([TEXT]), use_cache=False).logits[0], rtol=0, atol=1e-6)
 
 
-def test_n_drafts_take_n_passes_below_the_exit_and_two_rows_where_a_round_was_accepted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _ = small_world()
+def test_an_engine_of_whole_passes_reads_the_prompt_again_below_the_exit_and_then_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    with driven_by("graph"):
+        model, _ = small_world()
     rows = list[int]()
     real = Shallow.features
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from decoding.s3d_checks import by_definition, check_s3d_drafts
+from decoding.s3d_checks import TREE, by_definition, check_s3d_drafts
 from helpers.modules import TRAINED, changes, folder, s3d, small_s3d
 from helpers.tiny import LAYERS, driven_by, small_world
+from pydantic import ValidationError
 
 from skipsearch.costs import Costs, InOnePass
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.s3d import Tree
 from skipsearch.errors import ModuleError
+from skipsearch.evaluation.at_once import Choices, choices
 from skipsearch.evaluation.replay import Replay
 from skipsearch.evaluation.simulate import walk
 from skipsearch.evaluation.trained import trained_draft
@@ -19,13 +23,14 @@ from skipsearch.mask import SkipMask
 from skipsearch.models.hf import HFAdapter
 from skipsearch.modules.card import Card
 from skipsearch.modules.pupils import S3DPupil
-from skipsearch.modules.s3d import UNKNOWN, assembled
+from skipsearch.modules.s3d import UNKNOWN, assembled, simultaneous
 from skipsearch.modules.trainer import Settings, Trainer
 from skipsearch.modules.weights import base_of
 from skipsearch.recipe import Recipe
 from skipsearch.stats import DecodeStats
 
 MASK = SkipMask(LAYERS, (2,), (2,))
+CHAIN = Tree(parents=(0, 1, 2, 3), ranks=(0,) * 4)
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
 
 
@@ -97,7 +102,40 @@ def test_replay_counts_what_decoding_counts(length: int) -> None:
     found, _ = walk(draft.rounds(Replay(model, PROMPTS, 24, 6)), DraftPolicy(length))
     assert (found.rounds, found.drafted, found.accepted) == (total.rounds, total.drafted, total.accepted)
     assert draft.spec(DraftPolicy(4)) == spec
-    assert draft.at_once == 4
+    assert draft.choices is not None
+
+
+@pytest.mark.parametrize("length", [2, 4])
+def test_replay_counts_what_decoding_with_a_tree_counts(length: int) -> None:
+    model, total = model_here(), DecodeStats()
+    spec = small_s3d().model_copy(update={"draft_length": length, "tree": TREE})
+    decoder = Decoder(model, Recipe((spec,)), modules=[folder()])
+    for prompt in PROMPTS:
+        total += decoder.generate(prompt, 24, end_on_repeat=6).stats
+    found, _ = walk(choices(Replay(model, PROMPTS, 24, 6), simultaneous(model, spec.module, [folder()])).rounds(TREE), DraftPolicy(length))
+    assert (found.rounds, found.accepted) == (total.rounds, total.accepted)
+    chain, _ = walk(choices(Replay(model, PROMPTS, 24, 6), simultaneous(model, spec.module, [folder()])).rounds(CHAIN), DraftPolicy(length))
+    assert found.accepted / found.rounds > chain.accepted / chain.rounds, "the tree's siblings stand now and then"
+
+
+def test_a_tree_grows_where_most_texts_go() -> None:
+    rank = np.array([[0, 1, 0]] * 3 + [[0, 0, 0]] * 4 + [[1, 0, 5]] * 2 + [[2, 5, 5]])
+    nothing = np.zeros(10, dtype=int)
+    found = Choices(rank, nothing, nothing, nothing[:1], nothing[:1] + 10, (0,)).trees()
+    assert [(tree.parents, tree.ranks) for tree in found[:3]] == [((0,), (0,)), ((0, 1), (0, 0)), ((0, 1, 2), (0, 0, 0))], "chains"
+    grown = found[3:]
+    assert (grown[0].parents, grown[0].ranks) == ((0, 1, 2, 1), (0, 0, 0, 1)), "seven go through 0, four of them on to 0, 0, three to 1"
+    assert (grown[-1].parents, grown[-1].ranks, grown[-1].depths) == ((0, 1, 2, 0, 0, 1, 4, 6), (0, 0, 0, 1, 2, 1, 0, 0),
+                                                                      (1, 2, 3, 1, 1, 2, 2, 3)), "all that any text comes to"
+    assert [len(tree.parents) for tree in grown] == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(("parents", "ranks", "why"), [
+    ((0, 2), (0, 0), "parents stand before"), ((0, 0), (0, 2), "the next one below node 0 is 1"), ((0, 0), (0, 0), "the next one below"),
+    ((0, 0, 1), (0, 1, 0), "the trunk"), ((0,), (0, 0), "one for each"), ((0,), (1,), "the next one below node 0 is 0")])
+def test_what_is_no_tree_is_refused(parents: tuple[int, ...], ranks: tuple[int, ...], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        Tree(parents=parents, ranks=ranks)
 
 
 def test_what_a_row_says_does_not_depend_on_what_the_rows_before_it_chose() -> None:

@@ -13,7 +13,7 @@ from skipsearch.drafters.kangaroo import Kangaroo
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.s3d import S3D
 from skipsearch.drafters.skip import Skip
-from skipsearch.drafters.swift import SWIFT
+from skipsearch.drafters.swift import SWIFT, Tree, Warm
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
 from skipsearch.exits.fixed import Fixed
@@ -31,6 +31,8 @@ from skipsearch.profile.schema import (
     Provenance,
     Sampling,
     Software,
+    Stream,
+    StreamPart,
     TaskInfo,
 )
 from skipsearch.recipe import DrafterSpec, Siblings
@@ -105,6 +107,18 @@ def choosing() -> Profile:
         SWIFT(skip_ratio=0.45, window=32, draft_length=12, exit=exit_policy))})
 
 
+def streamed() -> Profile:
+    """A drafter that learns from request to request, measured on a stream."""
+    measured = speculate().measured
+    assert measured is not None
+    swift = SWIFT(skip_ratio=0.45, window=32, faithful=True, tree=Tree(thresholds=(0.95, 0.8, 0.5), widths=(3, 5, 8, 10)),
+                  warm=Warm(attn=(3, 5), mlp=(5, 7)), draft_length=25, exit=Confidence(threshold=0.8))
+    parts = (StreamPart(prompts=n, speedup=Interval.rounded(*speedup), choosing_share=share) for n, speedup, share in
+             ((measured.prompts - 20, (1.02, 0.97, 1.07), 0.062), (20, (1.24, 1.16, 1.31), 0.0)))
+    return speculate().model_copy(update={"drafters": (swift,), "measured": measured.model_copy(update={
+        "choosing_share": 0.023, "stream": Stream(learning=next(parts), settled=next(parts))})})
+
+
 def lost() -> Profile:
     """The best candidate did not beat plain decoding."""
     measured = speculate().measured
@@ -139,7 +153,7 @@ def unmeasured() -> Profile:
 
 
 VERDICTS = {"speculate": speculate, "plain": plain, "unmeasured": unmeasured}
-SAMPLES = VERDICTS | {"mixed": mixed, "every": every, "choosing": choosing, "lost": lost}
+SAMPLES = VERDICTS | {"mixed": mixed, "every": every, "choosing": choosing, "streamed": streamed, "lost": lost}
 
 _SHA = st.binary(min_size=32, max_size=32).map(bytes.hex)
 _NAME = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
