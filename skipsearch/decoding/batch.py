@@ -21,7 +21,7 @@ from skipsearch.decoding.prefix import Lender, Prefix, Room
 from skipsearch.decoding.request import Request
 from skipsearch.decoding.watching import Watch
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
-from skipsearch.engine import RowCache, SharedCache, Wanted, inference, together
+from skipsearch.engine import RowCache, SharedCache, Wanted, inference, is_steady, together
 from skipsearch.errors import DecodeError
 from skipsearch.models.spec import ModelAdapter
 
@@ -79,8 +79,9 @@ class Batch:
     plain_from: requests from which on nobody drafts, since plain decoding is faster then; None: they always draft. A sampled request that
     drafts in other rounds than alone gets another sample of the same distribution; apart from that a request's tokens are those that it
     gets alone. A pass over several rows rounds otherwise than one over a single row, so in fp32 and below a near-tie may fall otherwise;
-    not with `exact`, whose passes run row by row, as do those of models that keep more of a text than K/V by slot. The engines compiled and
-    graph run passes over several rows as lean does. Passes whose hidden states a drafter watches run row by row too.
+    not with `exact`, whose passes run row by row, or together where the engine keeps a row's bits in any pass (native). Row by row run also
+    passes of models that keep more of a text than K/V by slot, and passes whose hidden states a drafter watches. The engines compiled and
+    graph run passes over several rows as lean does.
     One thread drives a batch. A row's times count what it waited for others.
     """
 
@@ -90,9 +91,9 @@ class Batch:
         self.decoder, self.most, self.plain_from = decoder, rows, plain_from
         self.rows: list[Row] = []
         self._crowded = False
-        self._room: _Rooms | None = None if decoder.loop.exact else _Rooms(decoder.model, rows)
-        if self._room is not None and not self._room.shares:
-            self._room = None
+        model, exact = decoder.model, decoder.loop.exact
+        joins = type(model.new_cache(1, 1)) is KVCache and model.spec.together and (not exact or is_steady(model))
+        self._room = _Rooms(model, rows) if joins else None
 
     @property
     def free(self) -> int:
@@ -201,11 +202,10 @@ def _next_pass(waiting: list[tuple[Row, Wanted]]) -> list[tuple[Row, Any]]:
 
 
 class _Rooms:
-    """The shared cache of a batch and who has which row of it. shares: whether this model's requests can share one at all."""
+    """The shared cache of a batch and who has which row of it."""
 
     def __init__(self, model: ModelAdapter, rows: int):
         self.model, self.rows = model, rows
-        self.shares = type(model.new_cache(1, 1)) is KVCache and model.spec.together
         self._shared: SharedCache | None = None
         self._planner: Planner | None = None
         self._taken: dict[int, RowCache] = {}
