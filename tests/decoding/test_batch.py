@@ -23,7 +23,7 @@ from skipsearch.models.families import family_of
 from skipsearch.models.lean import fuse
 from skipsearch.stats import DecodeStats
 
-from .batch_checks import GUESTS, check_batch, check_batch_that_grows, check_passes_of_a_batch, guests
+from .batch_checks import GUESTS, check_batch, check_batch_that_grows, check_owners, check_passes_of_a_batch, guests
 from .checks import DRAFTINGS, MASKS, PROMPTS, Drafting, assert_partly_accepted
 
 __all__ = ["one_thread"]
@@ -66,6 +66,10 @@ def test_a_request_that_needs_a_larger_cache_may_join() -> None:
 
 def test_who_has_ended_costs_no_pass() -> None:
     check_passes_of_a_batch()
+
+
+def test_what_prompts_share_is_computed_once_for_one_owner() -> None:
+    check_owners()
 
 
 def test_one_row_is_a_batch_too() -> None:
