@@ -17,11 +17,11 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from skipsearch.cache import KVCache, Planner
 from skipsearch.decoding.loop import Chunk, Generation
-from skipsearch.decoding.prefix import Lender, Prefix, Room
+from skipsearch.decoding.prefix import Lender, Prefix, Room, common
 from skipsearch.decoding.request import Request
 from skipsearch.decoding.watching import Watch
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
-from skipsearch.engine import RowCache, SharedCache, Wanted, inference, together
+from skipsearch.engine import RowCache, SharedCache, Wanted, inference, is_steady, together
 from skipsearch.errors import DecodeError
 from skipsearch.models.spec import ModelAdapter
 
@@ -49,6 +49,13 @@ class Row:
         self._greenlet.parent = getcurrent()
         said = self._greenlet.throw(answer) if isinstance(answer, Exception) else self._greenlet.switch(answer)
         return said if isinstance(said, Wanted) else None
+
+    def latest(self) -> Chunk:
+        """What the latest step added. Raises: what ended it."""
+        if self.error is not None:
+            raise self.error
+        assert self.chunk is not None
+        return self.chunk
 
     def close(self) -> None:
         """Ends it where it is."""
@@ -79,8 +86,9 @@ class Batch:
     plain_from: requests from which on nobody drafts, since plain decoding is faster then; None: they always draft. A sampled request that
     drafts in other rounds than alone gets another sample of the same distribution; apart from that a request's tokens are those that it
     gets alone. A pass over several rows rounds otherwise than one over a single row, so in fp32 and below a near-tie may fall otherwise;
-    not with `exact`, whose passes run row by row, as do those of models that keep more of a text than K/V by slot. The engines compiled and
-    graph run passes over several rows as lean does. Passes whose hidden states a drafter watches run row by row too.
+    not with `exact`, whose passes run row by row, or together where the engine keeps a row's bits in any pass (native). Row by row run also
+    passes of models that keep more of a text than K/V by slot, and passes whose hidden states a drafter watches. The engines compiled and
+    graph run passes over several rows as lean does.
     One thread drives a batch. A row's times count what it waited for others.
     """
 
@@ -90,24 +98,26 @@ class Batch:
         self.decoder, self.most, self.plain_from = decoder, rows, plain_from
         self.rows: list[Row] = []
         self._crowded = False
-        self._room: _Rooms | None = None if decoder.loop.exact else _Rooms(decoder.model, rows)
-        if self._room is not None and not self._room.shares:
-            self._room = None
+        model, exact = decoder.model, decoder.loop.exact
+        joins = type(model.new_cache(1, 1)) is KVCache and model.spec.together and (not exact or is_steady(model))
+        self._room = _Rooms(model, rows) if joins else None
 
     @property
     def free(self) -> int:
         """Requests that may join."""
         return self.most - len(self.rows)
 
-    def join(self, request: Request, *, trace: bool = False, prefix: Prefix | None = None) -> Row:
+    def join(self, request: Request, *, trace: bool = False, prefix: Prefix | None = None, owner: str | None = None) -> Row:
         """A request that `step` decodes from now on. trace, prefix: as in `Decoder.stream`; what it leaves in the prefix is a copy.
+
+        owner: what its prompt begins with as that of another row of this owner is computed once; None shares with nobody.
 
         Raises: DecodeError for one that makes no sense, or where there is no room.
         """
         ready = request.ready(self.decoder.model)
 
         def work() -> None:
-            with closing(self.decoder.loop.stream(ready, self.lender(prefix), self._watch(trace))) as stream:  # type: ignore[type-var]
+            with closing(self.decoder.loop.stream(ready, self.lender(prefix, owner), self.watch(trace))) as stream:  # type: ignore[type-var]
                 for chunk in stream:
                     row.chunk = chunk
                     if chunk.finish_reason is None:
@@ -124,9 +134,9 @@ class Batch:
         self.rows.append(row)
         return row
 
-    def lender(self, prefix: Prefix | None = None) -> Lender | None:
-        """What a request that runs in this batch gets its cache from; None: one of its own."""
-        return prefix if self._room is None else _Lent(self._room, prefix)
+    def lender(self, prefix: Prefix | None = None, owner: str | None = None) -> Lender | None:
+        """What a request that runs in this batch gets its cache from, as `join` has it; None: one of its own."""
+        return prefix if self._room is None else _Lent(self._room, prefix, owner)
 
     @inference
     def step(self) -> list[Row]:
@@ -158,7 +168,8 @@ class Batch:
         for row in list(self.rows):
             self.drop(row)
 
-    def _watch(self, traced: bool) -> Watch | None:
+    def watch(self, traced: bool = False) -> Watch | None:
+        """What a request that runs in this batch is watched by. traced: it tells what is proposed."""
         return _Company(self, traced) if traced or self.plain_from is not None else None
 
     @property
@@ -174,7 +185,7 @@ def generate_batch(batch: Batch, requests: Sequence[Request]) -> list[Generation
     with closing(batch):
         while True:
             for _, (number, request) in zip(range(batch.free), asked, strict=False):
-                numbers[batch.join(request)] = number
+                numbers[batch.join(request, owner="caller")] = number
             if not batch.rows:
                 return [Generation.of(found) for found in chunks]
             for row in batch.step():
@@ -201,14 +212,24 @@ def _next_pass(waiting: list[tuple[Row, Wanted]]) -> list[tuple[Row, Any]]:
 
 
 class _Rooms:
-    """The shared cache of a batch and who has which row of it. shares: whether this model's requests can share one at all."""
+    """The shared cache of a batch and who has which row of it."""
 
     def __init__(self, model: ModelAdapter, rows: int):
         self.model, self.rows = model, rows
-        self.shares = type(model.new_cache(1, 1)) is KVCache and model.spec.together
         self._shared: SharedCache | None = None
         self._planner: Planner | None = None
         self._taken: dict[int, RowCache] = {}
+        self._prompts: dict[RowCache, tuple[str, Sequence[int]]] = {}   # of rows with an owner
+
+    def begin(self, cache: RowCache, prompt: Sequence[int], owner: str) -> None:
+        """K/V of what a prompt begins with as another one of its owner does are copied, where they are more than the cache has already."""
+        known = {other: min(common(prompt, text), other.length, len(prompt) - 1)
+                 for other, (its, text) in self._prompts.items() if its == owner}
+        best = max(known, key=lambda other: known[other], default=None)
+        if best is not None and known[best] > cache.length:
+            cache.take_over(best, known[best])
+            cache.length = known[best]
+        self._prompts[cache] = owner, prompt
 
     def take(self, slots: int) -> tuple[RowCache, Planner]:
         """A row that nobody has, empty. Raises: DecodeError where there is none."""
@@ -227,6 +248,7 @@ class _Rooms:
 
     def free(self, cache: RowCache) -> None:
         del self._taken[cache.first]
+        self._prompts.pop(cache, None)
 
     def close_ranks(self) -> None:
         """Rows that are in use stand next to each other, so that a pass over them runs over no empty ones. Between rounds only."""
@@ -240,8 +262,8 @@ class _Rooms:
 class _Lent:
     """Lends a row of a batch. prefix: what an earlier request left, copied into the row, and where this one leaves a copy."""
 
-    def __init__(self, rooms: _Rooms, prefix: Prefix | None):
-        self._rooms, self._prefix = rooms, prefix
+    def __init__(self, rooms: _Rooms, prefix: Prefix | None, owner: str | None):
+        self._rooms, self._prefix, self._owner = rooms, prefix, owner
         self._cache: RowCache | None = None
 
     def lend(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Room:
@@ -254,6 +276,8 @@ class _Lent:
                 raise
             self._cache.take_over(cache, cache.length)
             self._cache.length = cache.length
+        if self._owner is not None:
+            self._rooms.begin(self._cache, prompt, self._owner)
         return self._cache, planner
 
     def give_back(self, history: Sequence[int]) -> None:

@@ -16,7 +16,14 @@ from skipsearch.decoding.prefix import Prefix
 from skipsearch.drafters.lookup import LookupDrafter
 from skipsearch.engine import RowCache, SharedCache, Wanted, joined
 
-from .batch_checks import check_batch, check_batch_of_lookups, check_batch_of_trees, check_batch_that_grows, check_passes_of_a_batch
+from .batch_checks import (
+    check_batch,
+    check_batch_of_lookups,
+    check_batch_of_trees,
+    check_batch_that_grows,
+    check_owners,
+    check_passes_of_a_batch,
+)
 from .planted_bugs import caught_by
 
 
@@ -211,3 +218,18 @@ def lookups_of_one_row_answered_by_another() -> Iterator[None]:
     with patch.object(LookupDrafter, "begin", begin):
         yield
 
+
+
+@caught_by(check_owners)
+def prompt_shared_with_everybody() -> Iterator[None]:
+    """Who sends what another one is just asking gets its first token sooner, and knows."""
+    real = batch._Rooms.begin
+    with patch.object(batch._Rooms, "begin", lambda self, cache, prompt, owner: real(self, cache, prompt, "all")):
+        yield
+
+
+@caught_by(check_owners)
+def prompt_of_another_taken_whole() -> Iterator[None]:
+    """K/V of a row's prompt are taken without a look at where the two part."""
+    with patch.object(batch, "common", lambda one, other: min(len(one), len(other))):
+        yield
