@@ -1,10 +1,10 @@
 """Side-by-side measurements: one run, interleaved, every peer on the same prompts."""
 
-from skipsearch.bench.costs import CostRow, cost_table
-from skipsearch.bench.peers import PEERS, Peer, make_peers
+from skipsearch.bench.costs import CostRow, cost_table, llama_row
+from skipsearch.bench.peers import PEERS, Peer, TheirPeer, make_peers
 from skipsearch.bench.picture import check_picture, draw
 from skipsearch.bench.requests import Request, random_requests, task_requests
 from skipsearch.bench.run import BenchRow, DrafterRow, bench
 
-__all__ = ["PEERS", "BenchRow", "CostRow", "DrafterRow", "Peer", "Request", "bench", "check_picture", "cost_table", "draw", "make_peers",
-           "random_requests", "task_requests"]
+__all__ = ["PEERS", "BenchRow", "CostRow", "DrafterRow", "Peer", "Request", "TheirPeer", "bench", "check_picture", "cost_table", "draw",
+           "llama_row", "make_peers", "random_requests", "task_requests"]

@@ -24,8 +24,8 @@ Quantization = Annotated[str | None, typer.Option(help="Load the weights as bits
                                                        "torchao-8bit, by that library.")]
 Engine = Annotated[str, typer.Option(help="auto (the fastest of those ready here at plain decoding), hf (the unmodified Hugging Face "
                                           "modules), lean (fused weights), native (C++ for CPUs, built once), compiled (for this CPU) or "
-                                          "graph (CUDA graphs). Ready is native on a CPU with a C++ compiler, else lean where it applies, else "
-                                          "hf; compiled where it was compiled before; graph on a GPU.")]
+                                          "graph (CUDA graphs). Ready is native on a CPU with a C++ compiler, else lean where it applies, "
+                                          "else hf; compiled where it was compiled before; graph on a GPU.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of torch; its own choice if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print data only, on stdout.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
