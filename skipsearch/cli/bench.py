@@ -26,7 +26,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
                                                          "profile:skip (that drafter of the profile's recipe alone); lookup (from 2 "
                                                          "matching tokens, up to 8 drafted); skip (every second sub-layer, unsearched, "
                                                          "4 drafted); lookup+skip; each with @ENGINE behind it for another engine; "
-                                                         "hf-generate, hf-compile, hf-early-exit, hf-lookup. "
+                                                         "hf-generate, hf-compile, hf-early-exit, hf-lookup; llama-cpp, "
+                                                         "llama-cpp-lookup (pip install 'skipsearch[llama-cpp]'). "
                                                          "Default: plain, profile, hf-generate.")] = None,
           methods: Annotated[bool, typer.Option("--methods", help="Instead of peers: every method that drafts, at its best settings by the "
                                                                   "calibration half.")] = False,
@@ -59,8 +60,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     lengths, sizes = _numbers(contexts, "--contexts", "128,1024,4096"), _numbers(batch, "--batch", "1,2,4,8")
     require(not (sizes and (lengths or costs or picture)), "--batch goes without --contexts, --costs and --picture")
     require(not save or (bool(sizes) and profile is not None), "--save goes with --batch and --profile")
+    from skipsearch.bench import TheirPeer, check_picture, cost_table, draw, llama_row, make_peers
     from skipsearch.bench import bench as run
-    from skipsearch.bench import check_picture, cost_table, draw, make_peers
     from skipsearch.cli.bench_view import print_costs, print_rows
     from skipsearch.cli.common import err, out, print_json
     from skipsearch.cli.progress import Bar
@@ -94,7 +95,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     with Bar(err) as bar:
         running = bar.add_task("decoding", total=None)
         rows = run(contenders, requests, repeats, lengths, lambda done, total: bar.update(running, completed=done, total=total))
-    table = cost_table(list({id(p.model): p.model for p in contenders}.values()), 128) if costs else []
+    table = cost_table(list({id(p.model): p.model for p in contenders if p.engine == p.model.spec.engine}.values()), 128) if costs else []
+    table += [llama_row(p.generator.llama, 128) for p in contenders if costs and isinstance(p, TheirPeer) and p.name == "llama-cpp"]
     title = f"{main.spec.id}, {main.spec.dtype_name}, {name}" + (" (random weights: speed only)" if is_synthetic(chosen) else "")
     if picture:
         draw(rows, title, picture)
