@@ -50,7 +50,7 @@ def table(first: str, second: str, entries: Mapping[str, str | Mapping[str, str]
 
 TABLES: dict[str, Callable[[], str]] = {"drafters": listed("drafters"), "exits": listed("exits"), "searchers": listed("searchers"),
                                         "engines": listed("engines"), "commands": commands,
-                                        "recipes": results.table}
+                                        "recipes": results.table, "chosen": results.chosen}
 
 
 def filled(text: str) -> str:
