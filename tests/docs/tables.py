@@ -7,15 +7,19 @@ A document marks the place of a table with `<!-- name -->` and `<!-- /name -->`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from skipsearch.bench.methods import MethodRow, as_markdown
 from skipsearch.cli.catalogue import rows
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-BLOCK = re.compile(r"<!-- (?P<name>[a-z]+) -->\n(?P<text>.*?)<!-- /(?P=name) -->", re.DOTALL)
+TASKS = ("pycode", "prose")   # of the tables of methods
+BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n(?P<text>.*?)<!-- /(?P=name) -->", re.DOTALL)
 
 
 def listed(what: str) -> Callable[[], str]:
@@ -36,6 +40,16 @@ def commands() -> str:
     return table("command", "what it does", found)
 
 
+def measured(task: str) -> Callable[[], str]:
+    """What `bench --methods --json` gave, kept in `docs/measured/`."""
+    return lambda: as_markdown([MethodRow.from_dict(row) for row in methods_of(task)["rows"]])
+
+
+def methods_of(task: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "docs/measured" / f"methods-{task}.json").read_text("utf-8"))
+    return found
+
+
 def table(first: str, second: str, entries: Mapping[str, str]) -> str:
     """Two columns, the first of them as code."""
     lines = [f"| {first} | {second} |", "|---|---|"]
@@ -44,7 +58,7 @@ def table(first: str, second: str, entries: Mapping[str, str]) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {"drafters": listed("drafters"), "exits": listed("exits"), "searchers": listed("searchers"),
-                                        "engines": listed("engines"), "commands": commands}
+                                        "engines": listed("engines"), "commands": commands, **{f"methods-{task}": measured(task) for task in TASKS}}
 
 
 def filled(text: str) -> str:
