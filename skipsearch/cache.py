@@ -25,10 +25,10 @@ class PassPlan:
     scatter); None otherwise. keys: slots 0 … keys − 1 take part in attention.
     visible: [B or 1, 1, T, keys] bool, True = may look. None = plain causal attention with nothing to mask out: one token
     that sees every key, or a prefill from slot 0.
-    chain: the tokens follow one another, each at the position of its slot and seeing every slot up to its own; whoever knows that
-    need not look at `visible`.
-    key_positions: [B or 1, keys], where the token in each slot stands; None where slots that this pass does not write hold the token of
-    their own number.
+    chain: the tokens follow one another, each at the position of its slot and seeing every slot up to its own; code that knows
+    this need not read `visible`.
+    key_positions: [B or 1, keys], where the token in each slot stands; None: slot i holds token i,
+    in every slot that this pass does not write.
     """
 
     positions: Tensor

@@ -68,8 +68,20 @@ class Siblings(Part):
         return f"{self.most} sibling{'s' if self.most > 1 else ''} below {self.below:g}"
 
 
+@dataclass(frozen=True)
+class About:
+    """What people want to know of a drafter before they try it. source: who described it; needs: what it takes before and while it drafts;
+    goes_with: what it may be combined with."""
+
+    source: str = ""
+    needs: str = "nothing"
+    goes_with: str = "any drafter before it or behind it"
+
+
 class DrafterSpec(Part):
     """One drafter of a recipe, as it is stored. A subclass adds its own fields, first of all `kind`, a Literal of its name in DRAFTERS."""
+
+    about: ClassVar[About] = About()
 
     kind: str
     draft_length: DraftLength

@@ -25,6 +25,7 @@ from skipsearch.evaluation.trained import trained_draft
 from skipsearch.machine import make_folder, this_machine
 from skipsearch.mask import SkipMask
 from skipsearch.models import variants
+from skipsearch.models.families import FAMILIES
 from skipsearch.models.hf import HFAdapter
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.modules.card import Card, Trained
@@ -243,6 +244,9 @@ def _alpha(model: ModelAdapter, path: Path, card: dict[str, Any], text: Text) ->
 
 def _unmodified(model: ModelAdapter) -> HFAdapter:
     if not isinstance(model, HFAdapter):
+        if model.spec.family not in FAMILIES:
+            raise ModuleError(f"drafts are trained on families of the table, and {model.spec.id}, a {model.spec.family} model, is read "
+                              "from itself: tune a mask for it instead; `skipsearch list models` shows the table")
         raise ModuleError("training runs on the unmodified modules: load the model with --engine hf")
     return model
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,8 +24,8 @@ from skipsearch.drafters.adapted import Adapted
 from skipsearch.drafters.skip import Skip
 from skipsearch.errors import ModuleError, SearchError
 from skipsearch.evaluation.brought import brought
-from skipsearch.evaluation.contenders import contenders
 from skipsearch.evaluation.evidence import gather
+from skipsearch.evaluation.moved import moved
 from skipsearch.evaluation.objectives import (
     CHOOSING,
     LOOKUP_SKIP,
@@ -39,43 +39,26 @@ from skipsearch.evaluation.objectives import (
 )
 from skipsearch.evaluation.prompts import Workload, template_sha256, workload
 from skipsearch.evaluation.replay import RECURRENT, Replay
-from skipsearch.evaluation.simulate import Prediction
 from skipsearch.evaluation.table import latency_table, main_context
 from skipsearch.evaluation.trained import TrainedDraft, trained_draft
-from skipsearch.evaluation.wall import knock_out, race
+from skipsearch.evaluation.wall import race
+from skipsearch.finals import CHOOSING_PROMPTS, RACE_PROMPTS, Finalist, choosing, run_off
 from skipsearch.ledger import Ledger
 from skipsearch.machine import software, this_machine
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.modules.files import modules_in, reference
 from skipsearch.names import unknown
 from skipsearch.profile import Profile
-from skipsearch.recipe import Recipe
 from skipsearch.search import Listener, Noted, Progress, Raced, Search, Stage
 from skipsearch.searchers import SearchProblem, searcher_names
-from skipsearch.stats import Price, Trial
+from skipsearch.stats import Trial
 from skipsearch.tasks import Task, load_task
 
 DEFAULT_SEARCHER = "auto"
 DEFAULT_TRIALS = 200     # masks: on any model a small multiple of the time that its calibration prompts took
 WALL_PROMPTS = 6         # of one evaluation under the wall objective
 REFINED, FINALISTS = 8, 4   # masks that are given every setting; recipes that are raced
-RACE_PROMPTS = (5, 11)      # of the first round with all finalists, of the second with the faster half
-CHOOSING_PROMPTS = (4, 8, 12, 24)   # the same where replay cannot say which settings are the best, so that more of them are raced
 HOLDOUT_REPEATS = 2
-
-
-@dataclass(frozen=True)
-class Finalist:
-    """predicted: speedup by replay; None where replay cannot know. prices: for the guard."""
-
-    recipe: Recipe
-    predicted: float | None
-    prices: tuple[Price | None, ...] = ()
-    folders: tuple[Path, ...] = ()   # where its trained parts lie
-    foreseen: Prediction | None = field(default=None, compare=False, repr=False)   # prompt by prompt
-
-    def decoder(self, model: ModelAdapter) -> Decoder:
-        return Decoder(model, self.recipe, prices=self.prices, modules=self.folders)
 
 
 def seconds(budget: str | float | None) -> float | None:
@@ -147,11 +130,11 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     elif ledger:
         ledger.close()
     if (kind := drafters.rpartition(",")[2]) in CHOOSING:
-        racing, rungs = choosing(kind, drafters, by_replay, calibration, listen), CHOOSING_PROMPTS
+        racing = choosing(kind, drafters, by_replay, calibration, listen)
     else:
-        racing, rungs = finalists(found, by_replay, trained, modules), RACE_PROMPTS
+        racing = finalists(found, by_replay, trained, modules)
     listen(Stage("racing the best recipes under real decoding"))
-    winner, raced = run_off(model, calibration, racing, seed, listen, rungs)
+    winner, raced = run_off(model, calibration, racing, seed, listen, CHOOSING_PROMPTS if kind in CHOOSING else RACE_PROMPTS)
     searched = perf_counter() - started
 
     listen(Stage("measuring the winner on hold-out prompts"))
@@ -166,6 +149,8 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
         ledger.note("raced", [r.as_dict() for r in (*raced, confirmed)])
         if (mask := winner.recipe.mask(model.spec.n_layers)) is not None:
             ledger.note("surface", {"policies": by_replay.surface(mask)})
+        if (masks := moved(model, winner.recipe, calibration)) is not None:
+            ledger.note("moved", asdict(masks))
         ledger.note("brought", [asdict(group) for group in brought(winner.recipe, by_replay.replay, by_replay.lookups)])
     return compiler.compile_profile(model, task, holdout, winner.recipe, plain, ours,
                                     provenance=compiler.provenance(searcher, objective, seed, judged, searched))
@@ -300,28 +285,3 @@ def finalists(trials: Sequence[Trial], by_replay: ReplayObjective, trained: Sequ
     folders = () if modules is None else (modules,)
     return [Finalist(found.recipe, plain / found.seconds_per_token, tuple(found.prices(plain)), folders, found.prediction)
             for found in chosen]
-
-
-def choosing(kind: str, shape: str, by_replay: ReplayObjective, calibration: Workload, listen: Listener) -> list[Finalist]:
-    """The settings to race of a drafter that chooses its masks while it decodes. What replay foresees of their rounds prices them for the
-    guard, too."""
-    listen(Stage(f"narrowing down the settings of {kind}"))
-    plain = by_replay.costs.verify[0]
-    found = contenders(kind, shape, by_replay, calibration, lambda done, total: listen(Progress(done, total)))
-    if not found:
-        raise SearchError(f"{kind} has no setting that skips anything of a model with {by_replay.replay.model.spec.n_layers} layers")
-    return [Finalist(c.recipe, plain / c.found.seconds_per_token if c.exact else None, tuple(c.found.prices(plain))) for c in found]
-
-
-def run_off(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], seed: int, listen: Listener,
-            rungs: Sequence[int] = RACE_PROMPTS) -> tuple[Finalist, list[Raced]]:
-    """The finalist with the least measured time, on calibration prompts only. What was measured on the first of them stands for all of them
-    in the proportion that replay predicts, since recipes differ in which prompts suit them."""
-    winner, timings = knock_out(Decoder(model), [f.decoder(model) for f in finalists], prompts, rungs, seed,
-                                lambda done, total: listen(Progress(done, total)),
-                                [f.foreseen.from_some_to_all if f.foreseen else lambda _: 1.0 for f in finalists])
-    raced = [Raced(f.recipe, f.predicted, ours.speedup_over(plain), "calibration", ours.prompts)
-             for f, (plain, ours) in zip(finalists, timings, strict=True)]
-    for entry in raced:
-        listen(entry)
-    return finalists[winner], raced

@@ -23,6 +23,7 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) 
     folder = (mine if worker_id == "master" else mine.parent) / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SKIPSEARCH_CACHE_DIR", str(folder))
+        patch.setenv("SKIPSEARCH_NATIVE", "0")   # or what auto takes would depend on which test built it first
         patch.setenv("XDG_DATA_HOME", str(folder.with_name("data")))
         yield
 

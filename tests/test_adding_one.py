@@ -70,7 +70,7 @@ def test_a_drafter_and_an_exit_policy_are_one_file_and_one_line_each(house: Path
     (house / "use.py").write_text(USE)
     found = json.loads(python(house, "use.py").splitlines()[-1])
     assert found["copy"] == str(house)
-    assert found["drafters"]["again"] == "the last token once more, and once more."
+    assert found["drafters"]["again"]["what it does"] == "the last token once more, and once more."
     assert found["exits"]["joint"] == "stop when all tokens drafted so far are unlikely to stand together."
     assert found["loaded"] == [{"kind": "again", "draft_length": 3},
                                {"kind": "skip", "draft_length": 5, "attn": [1], "mlp": [0, 2], "exit": {"kind": "joint", "threshold": 0.3}}]

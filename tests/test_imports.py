@@ -23,7 +23,7 @@ DECODING = {"drafters", "exits", "recipe", "engine", "modules", "cache", "models
             "mask"}   # all of models: `generate` adapts a model in memory
 EVALUATION = DECODING | {"decoding", "tasks", "searchers.base"}   # the last for the plain data that searchers are given
 ABOVE_SEARCHERS = EVALUATION | {"evaluation", "searchers"}
-DRIVER = ABOVE_SEARCHERS | {"storage", "ledger", "compiler", "search", "tuning"}
+DRIVER = ABOVE_SEARCHERS | {"storage", "ledger", "compiler", "search", "finals", "tuning"}
 
 SPECS = {entry.removeprefix("skipsearch.").partition(":")[0] for entry in (*DRAFTERS.values(), *EXITS.values())}
 
@@ -58,6 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     "ledger": ABOVE_SEARCHERS | {"storage", "workers"},
     "compiler": DRIVER,
     "search": ABOVE_SEARCHERS | {"ledger"},
+    "finals": ABOVE_SEARCHERS | {"search"},
     "tuning": DRIVER,
     "verification": DRIVER,
     "export": DRIVER,

@@ -17,6 +17,7 @@ from evaluation.small_search import small_model, small_task
 from helpers.command import in_process
 from helpers.threads import one_thread
 from helpers.tiny import VOCAB
+from models.every_class import build
 
 from skipsearch import training
 from skipsearch.decoding import Decoder
@@ -24,18 +25,24 @@ from skipsearch.drafters.adapted import Adapted
 from skipsearch.errors import ModuleError
 from skipsearch.exits.fixed import Fixed
 from skipsearch.mask import SkipMask
+from skipsearch.models import adapt
 from skipsearch.models.hf import HFAdapter
 from skipsearch.modules.files import read_header, reference
 from skipsearch.modules.text import documents, windows, written
 from skipsearch.modules.trainer import Settings
 from skipsearch.recipe import Recipe
 from skipsearch.tasks import Prompt
-from skipsearch.training import Text, adapted_lessons, memory_limit, read_text, train
+from skipsearch.training import Text, adapted_lessons, kangaroo_lessons, memory_limit, read_text, train
 
 __all__ = ["one_thread"]
 
 QUICK = Settings(steps=4, seconds=None, batch=2)
 MASK = SkipMask(5, (1, 3), (0, 2))
+
+
+def test_a_model_without_a_row_is_not_sent_to_another_engine() -> None:
+    with pytest.raises(ModuleError, match="is read from itself: tune a mask for it instead"):
+        kangaroo_lessons(adapt(build("arcee")), 1)
 
 
 class Ids:

@@ -5,6 +5,7 @@ from skipsearch.bench.peers import PEERS, Peer, make_peers
 from skipsearch.bench.picture import check_picture, draw
 from skipsearch.bench.requests import Request, random_requests, task_requests
 from skipsearch.bench.run import BenchRow, DrafterRow, bench
+from skipsearch.bench.side_by_side import BatchRow, batches, with_batches
 
-__all__ = ["PEERS", "BenchRow", "CostRow", "DrafterRow", "Peer", "Request", "bench", "check_picture", "cost_table", "draw", "make_peers",
-           "random_requests", "task_requests"]
+__all__ = ["PEERS", "BatchRow", "BenchRow", "CostRow", "DrafterRow", "Peer", "Request", "batches", "bench", "check_picture", "cost_table",
+           "draw", "make_peers", "random_requests", "task_requests", "with_batches"]

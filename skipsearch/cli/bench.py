@@ -11,8 +11,9 @@ import typer
 from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Threads, model_of, open_model, require, warn
 
 if TYPE_CHECKING:
-    from skipsearch.bench import Request
+    from skipsearch.bench import Peer, Request
     from skipsearch.models import ModelAdapter
+    from skipsearch.profile import Profile
     from skipsearch.tasks import Prompt
 
 
@@ -33,6 +34,10 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
                                                                   "again.")] = None,
           prompts: Annotated[int, typer.Option(min=1, help="Hold-out prompts.")] = 16,
           repeats: Annotated[int, typer.Option(min=1, help="Angles of each peer on each prompt.")] = 3,
+          batch: Annotated[str | None, typer.Option(help="Instead of one request after the other: so many side by side, 1,2,4,8. Peers are "
+                                                         "ours alone; default: plain, profile.")] = None,
+          save: Annotated[bool, typer.Option("--save", help="With --batch and --profile: write what was found into the profile, so that "
+                                                            "batches know from which size plain decoding is faster.")] = False,
           contexts: Annotated[str | None, typer.Option(help="Also behind so many tokens: 128,1024,4096.")] = None,
           costs: Annotated[bool, typer.Option("--costs", help="Also β of half the sub-layers, and v by rows, of each engine.")] = False,
           exact: Annotated[bool, typer.Option("--exact", help="Our peers in passes of one fixed shape.")] = False,
@@ -47,11 +52,14 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     """
     require(profile is not None or model is not None, "give --profile FILE or --model M")
     require(methods or not modules, "--modules goes with --methods")
-    require(not (methods and (peers or profile or contexts or costs or picture)), "--methods has its own peers: give --model and --task")
+    require(not (methods and (peers or profile or contexts or costs or picture or batch)),
+            "--methods has its own peers: give --model and --task")
     if methods:
         _methods(model or "", task or "pycode", data, modules or [], prompts, (device, dtype, engine, threads, quantization), as_json)
         return
-    lengths = _numbers(contexts)
+    lengths, sizes = _numbers(contexts, "--contexts", "128,1024,4096"), _numbers(batch, "--batch", "1,2,4,8")
+    require(not (sizes and (lengths or costs or picture)), "--batch goes without --contexts, --costs and --picture")
+    require(not save or (bool(sizes) and profile is not None), "--save goes with --batch and --profile")
     from skipsearch.bench import bench as run
     from skipsearch.bench import check_picture, cost_table, draw, make_peers
     from skipsearch.cli.bench_view import print_costs, print_rows
@@ -75,9 +83,13 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     main = by_engine(engine)
     if is_synthetic(chosen):
         warn([f"{chosen} has random weights: every figure below is of speed only, and its acceptance is made up"])
-    names = [n.strip() for n in peers.split(",")] if peers else ["plain", *(["profile"] if loaded else []), "hf-generate"]
+    usual = ["plain", *(["profile"] if loaded else []), *([] if sizes else ["hf-generate"])]
+    names = [n.strip() for n in peers.split(",")] if peers else usual
     contenders = make_peers(names, engine, loaded, by_engine, exact)
     name, requests = _requests(main, task or (loaded.task.name if loaded else "pycode"), data, prompts)
+    if sizes:
+        _batches(contenders, requests, sizes, repeats, name, (profile, loaded) if save else None, as_json)
+        return
     warn([f"a context of {c} tokens is longer than {main.spec.id} was made for ({main.spec.context}): left out"
           for c in lengths if main.spec.context and c + 32 > main.spec.context])
     with Bar(err) as bar:
@@ -93,6 +105,35 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
         return
     print_rows(out, rows)
     print_costs(out, table)
+
+
+def _batches(peers: Sequence[Peer], requests: Sequence[Request], sizes: list[int], repeats: int, task: str,
+             save: tuple[Path | None, Profile | None] | None, as_json: bool) -> None:
+    """The table of batches. save: where the profile lies, and the profile, if it is to say what was found."""
+    from skipsearch.bench import batches as run
+    from skipsearch.bench import with_batches
+    from skipsearch.bench.peers import OurPeer
+    from skipsearch.cli.bench_view import print_batches
+    from skipsearch.cli.common import err, out, print_json
+    from skipsearch.cli.progress import Bar
+    from skipsearch.errors import ProfileError
+    from skipsearch.profile import save_profile
+
+    ours = [peer for peer in peers if isinstance(peer, OurPeer)]
+    require(len(ours) == len(peers), "--batch compares our own peers: leave hf-… out")
+    path, profile = save or (None, None)
+    if profile is not None and (profile.measured is None or "profile" not in [peer.name for peer in ours]):
+        raise ProfileError("--save needs a profile that was measured, and the peers plain and profile: `skipsearch tune` makes one")
+    with Bar(err) as bar:
+        running = bar.add_task("decoding side by side", total=None)
+        rows = run(ours, requests, sizes, repeats, lambda done, total: bar.update(running, completed=done, total=total))
+    if profile is not None and path is not None:
+        save_profile(with_batches(profile, rows, "profile"), path, replace=True)
+    if as_json:
+        print_json({"model": ours[0].model.spec.id, "dtype": ours[0].model.spec.dtype_name, "task": task,
+                    "rows": [row.as_dict() for row in rows]})
+        return
+    print_batches(out, rows)
 
 
 def _methods(model: str, task: str, data: Path | None, modules: list[Path], prompts: int, how: tuple[Any, ...], as_json: bool) -> None:
@@ -140,8 +181,8 @@ def _spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     return chosen
 
 
-def _numbers(text: str | None) -> list[int]:
+def _numbers(text: str | None, option: str, example: str) -> list[int]:
     found = [part.strip() for part in text.split(",")] if text else []
     require(all(part.isdigit() and int(part) > 0 for part in found),
-            f"--contexts is {text!r}; write numbers of tokens with commas between them, such as 128,1024,4096")
+            f"{option} is {text!r}; write numbers with commas between them, such as {example}")
     return [int(part) for part in found]

@@ -10,7 +10,7 @@ from rich.table import Table
 from skipsearch.cli.outside import Terminal
 
 if TYPE_CHECKING:
-    from skipsearch.bench import BenchRow, CostRow
+    from skipsearch.bench import BatchRow, BenchRow, CostRow
 
 ROWS_SHOWN = (2, 3, 4, 6, 8, 12, 16)
 
@@ -35,6 +35,17 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
     _print_drafters(console, rows)
     _print_by(console, "context", {r.peer: {str(c): f"{ms:.2f}" for c, ms in r.by_context.items()} for r in rows}, "ms/token")
     _print_by(console, "category", {r.peer: {g: f"{e.mean:.2f}" for g, e in r.by_group.items()} for r in rows}, f"× {first}")
+
+
+def print_batches(console: Terminal, rows: Sequence[BatchRow]) -> None:
+    """× plain: over the first peer with as many requests; throughput: tokens a second over those of the first line."""
+    first = rows[0].peer
+    table = Table("side by side", "peer", "engine", "tokens/s", "throughput", f"× {first}", "95 %", "τ", "identical", box=None,
+                  pad_edge=False)
+    for r in rows:
+        table.add_row(str(r.requests), r.peer, r.engine, f"{r.tokens_per_second:.0f}", f"{r.against_one:.2f}×", f"{r.speedup.mean:.2f}",
+                      f"{r.speedup.low:.2f}–{r.speedup.high:.2f}", _number(r.tau), f"{r.identical} of {r.prompts}")
+    console.print(table)
 
 
 def print_costs(console: Terminal, rows: Sequence[CostRow]) -> None:

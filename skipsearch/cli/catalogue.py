@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -25,14 +26,15 @@ def catalogue(what: Annotated[str, typer.Argument(help=", ".join(WHAT))], as_jso
     if as_json:
         print_json(found)
         return
-    table = Table(what.removesuffix("s"), "", box=None, pad_edge=False)
+    more = next((list(note) for note in found.values() if isinstance(note, dict)), [""])
+    table = Table(what.removesuffix("s"), *more, box=None, pad_edge=False)
     for name, note in found.items():
-        table.add_row(name, note)
+        table.add_row(name, *(note.values() if isinstance(note, dict) else [note]))
     out.print(table)
 
 
-def rows(what: str) -> dict[str, str]:
-    """Name and note of each entry. what: one of WHAT."""
+def rows(what: str) -> dict[str, Any]:
+    """Each entry's name with what is said of it: a note, or several by their heading. what: one of WHAT."""
     return dict(_ROWS[what]())
 
 
@@ -77,10 +79,17 @@ def _engines() -> dict[str, str]:
     return ENGINES
 
 
-def _drafters() -> dict[str, str]:
+def _drafters() -> dict[str, dict[str, str]]:
+    """Each with its source, what it needs and what it may be combined with."""
+    from skipsearch.errors import SkipSearchError
+    from skipsearch.names import resolve
     from skipsearch.recipe import DRAFTERS
 
-    return _first_lines(DRAFTERS)
+    rows = {}
+    for name, what in _first_lines(DRAFTERS).items():
+        about = resolve("drafter", name, DRAFTERS, SkipSearchError).about
+        rows[name] = {"what it does": what, "source": about.source, "needs": about.needs, "goes with": about.goes_with}
+    return rows
 
 
 def _exits() -> dict[str, str]:
@@ -89,4 +98,5 @@ def _exits() -> dict[str, str]:
     return _first_lines(EXITS)
 
 
-_ROWS = {"models": _models, "tasks": _tasks, "searchers": _searchers, "engines": _engines, "drafters": _drafters, "exits": _exits}
+_ROWS: dict[str, Callable[[], Mapping[str, Any]]] = {
+    "models": _models, "tasks": _tasks, "searchers": _searchers, "engines": _engines, "drafters": _drafters, "exits": _exits}

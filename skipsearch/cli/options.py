@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from skipsearch.errors import UntrustedFolder
+from skipsearch.errors import OtherEngine, UntrustedFolder
 
 if TYPE_CHECKING:
     from skipsearch.engine import Choice
@@ -23,8 +23,9 @@ Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on a GPU, float32 on a 
 Quantization = Annotated[str | None, typer.Option(help="Load the weights as bitsandbytes-4bit, bitsandbytes-8bit, torchao-4bit or "
                                                        "torchao-8bit, by that library.")]
 Engine = Annotated[str, typer.Option(help="auto (the fastest of those ready here at plain decoding), hf (the unmodified Hugging Face "
-                                          "modules), lean (fused weights), compiled (for this CPU) or graph (CUDA graphs). Ready is lean "
-                                          "where it applies, else hf; compiled where it was compiled before; graph on a GPU.")]
+                                          "modules), lean (fused weights), native (C++ for CPUs, built once), compiled (for this CPU) or "
+                                          "graph (CUDA graphs). Ready is native on a CPU with a C++ compiler, else lean where it applies, "
+                                          "else hf; compiled where it was compiled before; graph on a GPU.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of torch; its own choice if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print data only, on stdout.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
@@ -43,16 +44,23 @@ def load(name: str, device: str, dtype: str, engine: str, threads: int | None, q
 
     from skipsearch.cli.common import err
     from skipsearch.cli.progress import Bar
-    from skipsearch.engine import load_model
+    from skipsearch.engine import load_model, native_is_wanted
+    from skipsearch.engine.native import prepare
     from skipsearch.profile.whereabouts import remember
 
     if threads:
         torch.set_num_threads(threads)
     with Bar(err) as bar, said_plainly():
         compiling = bar.add_task("compiling for this CPU, once", total=None, visible=False)
+
+        def tell(done: int, total: int) -> None:
+            bar.update(compiling, completed=done, total=total, visible=True)
+
         model = load_model(name, device=device, dtype=dtype, quantization=quantization,
                            engine="hf" if (engine, wanted) == ("auto", "hf") else engine,   # which holds the weights in another form
-                           progress=lambda done, total: bar.update(compiling, completed=done, total=total, visible=True))
+                           progress=tell)
+        if engine == "auto" and wanted in (None, "native") and native_is_wanted():
+            prepare(model, tell)
     folder = Path(name).expanduser()
     if name != "demo" and model.spec.weights_sha256 is not None and folder.is_dir():
         remember(model.spec.weights_sha256, folder)
@@ -128,7 +136,7 @@ def said_plainly() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
                  line: str | None = None) -> None:
-            if issubclass(category, UntrustedFolder):
+            if issubclass(category, UntrustedFolder | OtherEngine):
                 warn([str(message)])
             else:
                 others(message, category, filename, lineno, file, line)

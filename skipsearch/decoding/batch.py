@@ -205,7 +205,7 @@ class _Rooms:
 
     def __init__(self, model: ModelAdapter, rows: int):
         self.model, self.rows = model, rows
-        self.shares = type(model.new_cache(1, 1)) is KVCache
+        self.shares = type(model.new_cache(1, 1)) is KVCache and model.spec.together
         self._shared: SharedCache | None = None
         self._planner: Planner | None = None
         self._taken: dict[int, RowCache] = {}

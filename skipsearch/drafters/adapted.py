@@ -14,7 +14,7 @@ from skipsearch.drafters.skip import Skip, SkipDrafter
 from skipsearch.exits import Exit
 from skipsearch.fields import ModuleRef
 from skipsearch.mask import SkipMask
-from skipsearch.recipe import Siblings
+from skipsearch.recipe import About, Siblings
 
 if TYPE_CHECKING:
     from skipsearch.models.spec import ModelAdapter
@@ -27,6 +27,7 @@ class Adapted(Skip):
     """
 
     kind: Literal["adapted"] = "adapted"  # type: ignore[assignment]
+    about = About("skipsearch", "a mask and weights that `train adapted` makes", "lookup before it; siblings")
     module: ModuleRef = Field(description="the trained weights")
 
     @classmethod

@@ -14,7 +14,7 @@ from skipsearch.drafters.choosing import ChoosingDrafter, sequential
 from skipsearch.drafters.skip import AnyExit
 from skipsearch.fields import Fraction
 from skipsearch.mask import SkipMask
-from skipsearch.recipe import DrafterSpec
+from skipsearch.recipe import About, DrafterSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,8 @@ class ASD(DrafterSpec):
     """
 
     kind: Literal["asd"] = "asd"
+    about = About("Draft on the Fly (Metel et al. 2024)", "states from the prompt's own prefill; no training, no calibration text",
+                  "lookup before it")
     threshold: Fraction = Field(default=0.985, description="mean cosine from which an attention is left out, 0..1")
     every: Annotated[int, Field(ge=0, le=1024)] = Field(default=3, description="every so many layers one is left out; 0 leaves out none")
     keep_last: Annotated[int, Field(ge=0, le=1024)] = Field(default=2, description="last layers that are always kept")

@@ -14,7 +14,7 @@ from skipsearch.drafters.skip import AnyExit, with_siblings
 from skipsearch.exits import Exit
 from skipsearch.fields import ModuleRef, is_none
 from skipsearch.mask import SkipMask
-from skipsearch.recipe import DrafterSpec, Siblings
+from skipsearch.recipe import About, DrafterSpec, Siblings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,7 @@ class Kangaroo(DrafterSpec):
     """
 
     kind: Literal["kangaroo"] = "kangaroo"
+    about = About("Kangaroo (Liu et al. 2024)", "an adapter that `train kangaroo` makes", "lookup before it")
     exit_layer: Annotated[int, Field(ge=1, le=1023)] = Field(description="layers that the draft runs")
     exit: AnyExit
     siblings: Siblings | None = Field(default=None, exclude_if=is_none, description="verified beside unsure tokens; left out: none")

@@ -11,7 +11,7 @@ from pydantic import Field
 from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
 from skipsearch.drafters.suffixes import DEFAULT_MAX_MATCH, Match, SuffixIndex
 from skipsearch.fields import left_out
-from skipsearch.recipe import DrafterSpec
+from skipsearch.recipe import About, DrafterSpec
 
 if TYPE_CHECKING:
     from skipsearch.models.spec import ModelAdapter
@@ -26,6 +26,7 @@ class Lookup(DrafterSpec):
     """
 
     kind: Literal["lookup"] = "lookup"
+    about = About("Prompt lookup decoding (Saxena 2023)", "nothing: it reads the text", "stands before any other drafter")
     min_match: Annotated[int, Field(ge=1, le=DEFAULT_MAX_MATCH)] = Field(description="tokens that must match at least, 1..16")
     per_match: Annotated[int, Field(ge=1, le=64)] | None = Field(
         default=None, exclude_if=left_out, description="most tokens drafted for each token that matched, 1..64; left out: `draft_length`")

@@ -12,7 +12,7 @@ from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
 from skipsearch.exits import Exit
 from skipsearch.fields import Layers, is_none
 from skipsearch.mask import SkipMask
-from skipsearch.recipe import EXITS, DrafterSpec, Siblings, union_of
+from skipsearch.recipe import EXITS, About, DrafterSpec, Siblings, union_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,8 @@ class Skip(DrafterSpec):
     """Drafts with the model itself, some sub-layers left out, one token a pass, until the exit policy says stop."""
 
     kind: Literal["skip"] = "skip"
+    about = About("Draft & Verify (Zhang et al. 2023)", "a mask, which `tune` searches on calibration prompts",
+                  "lookup before it; siblings")
     attn: Layers = Field(description="layers whose attention the draft skips, 0..n_layers-1, ascending")
     mlp: Layers = Field(description="layers whose MLP the draft skips, 0..n_layers-1, ascending")
     exit: AnyExit

@@ -1,6 +1,6 @@
 """The engine: the one loop over layers, and what makes it fast: compiled pieces, recorded passes; and passes exact to the bit."""
 
-from skipsearch.engine.choice import Choice, fastest, ready
+from skipsearch.engine.choice import Choice, fastest, native_is_wanted, ready
 from skipsearch.engine.exact import KEY_BLOCK as EXACT_KEYS
 from skipsearch.engine.exact import ROWS as EXACT_ROWS
 from skipsearch.engine.exact import exact_forward
@@ -11,4 +11,4 @@ from skipsearch.engine.rows import RowCache, SharedCache
 from skipsearch.models.spec import Scored
 
 __all__ = ["ENGINES", "EXACT_KEYS", "EXACT_ROWS", "Between", "Choice", "RowCache", "Scored", "SharedCache", "Tap", "Wanted", "draft_step",
-           "exact_forward", "fastest", "forward", "inference", "load_model", "onward", "ready", "resumed", "together"]
+           "exact_forward", "fastest", "forward", "inference", "load_model", "native_is_wanted", "onward", "ready", "resumed", "together"]

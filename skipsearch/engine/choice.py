@@ -1,7 +1,8 @@
-"""Which engine decodes fastest here, among those that are ready: a second of plain decoding decides."""
+"""Which engine decodes fastest here, among those that are ready: native where it was built, else a second of plain decoding decides."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -31,12 +32,15 @@ class Choice:
 
 
 def fastest(model: ModelAdapter, timing: Timing | None = None) -> Choice:
-    """The engine that is fastest at plain decoding, lean unless another is faster by more than 5 %.
+    """The engine that is fastest at plain decoding: native where it was built, which takes the weights over and is compared with nothing,
+    having been the fastest wherever it was measured; else lean, unless another is faster by more than 5 %.
 
     model: as `load_model` with engine auto gives it. What is compared are lean and the engines that drive its weights: compiled, where
     code for this model was kept, and graph, on a GPU. Nothing is compiled. hf holds the weights in another form, so comparing it would cost
     a second copy of them: it is ready only where lean cannot drive the model.
     """
+    if native_is_wanted() and (native := ready(model, "native")) is not None:
+        return Choice(native)
     others = [found for engine in ON_LEAN if (found := ready(model, engine)) is not None and found is not model]
     if not others:
         return Choice(model)
@@ -53,7 +57,10 @@ def fastest(model: ModelAdapter, timing: Timing | None = None) -> Choice:
 
 
 def ready(model: ModelAdapter, engine: str) -> ModelAdapter | None:
-    """The model under that engine, if that takes neither a compiler nor a second copy of the weights; None otherwise."""
+    """The model under that engine, if that takes neither a compiler nor a second copy of the weights; None otherwise.
+
+    native takes the weights of `model` over, which goes on computing with them, more slowly than before.
+    """
     if model.spec.engine == engine:
         return model
     if not isinstance(model, LeanAdapter):
@@ -62,6 +69,10 @@ def ready(model: ModelAdapter, engine: str) -> ModelAdapter | None:
         from skipsearch.engine.graph import GraphAdapter
 
         return GraphAdapter(model)
+    if engine == "native":
+        from skipsearch.engine.native import ready_model
+
+        return ready_model(model)
     if engine == "compiled" and model.spec.device.type == "cpu":
         from skipsearch.engine.kept import existing_shelf
 
@@ -70,6 +81,11 @@ def ready(model: ModelAdapter, engine: str) -> ModelAdapter | None:
 
             return kept_model(model, shelf)
     return None
+
+
+def native_is_wanted() -> bool:
+    """Whether `auto` may take the engine native, and build it: not where the environment says SKIPSEARCH_NATIVE=0."""
+    return os.environ.get("SKIPSEARCH_NATIVE") != "0"
 
 
 @inference

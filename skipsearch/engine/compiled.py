@@ -96,7 +96,7 @@ class CompiledAdapter:
         return keys, values, plan.slots[0], *step.turns(part.kind), shown
 
     def _numbers(self, count: int) -> Tensor:
-        """[count], of no other meaning."""
+        """A tensor with `count` entries. Compiled code reads the number of keys from its length; the values are never read."""
         many = self._many
         if len(many) < count:  # another thread may put a shorter one there meanwhile, which is then made again
             many = self._many = torch.empty(2 * count, dtype=self.spec.dtype)

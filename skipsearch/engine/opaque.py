@@ -1,8 +1,8 @@
-"""How torch's compiler is brought to leave a packed matrix to whoever brings it.
+"""Makes torch's compiler accept packed matrices as arguments of compiled code.
 
-It knows oneDNN's product only of weights that are constants of the compiled code, which it then packs itself; ours are arguments, packed
-already, so that one piece of code serves every layer. Inside `weights_are_arguments` it takes them as they come. Code is made with a
-matrix as stored, since nothing can be traced with one in blocks; it hands its weights on untouched, so that either may come in the end.
+By itself the compiler uses oneDNN's product only for weights that are constants of the compiled code, which it packs itself. Our weights
+are arguments that are packed already, so that one piece of code serves every layer. Inside `weights_are_arguments` the compiler passes
+them on unchanged. Tracing needs a matrix in its plain layout, so code is made with `stand_in`; the compiled code takes either layout.
 """
 
 from __future__ import annotations

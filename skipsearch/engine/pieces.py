@@ -20,15 +20,8 @@ Weights = list[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class RowSums:
+class RowSums(Plain):
     """A `Plain` matrix times one row, as products and sums: a compiler turns that into one loop that reads at memory speed."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    @property
-    def bytes(self) -> int:
-        return self.weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         y = (self.weight.float() * x.float()).sum(dim=-1)

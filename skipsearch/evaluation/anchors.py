@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from skipsearch.cache import PassPlan, Planner
@@ -18,18 +16,11 @@ class AnchoredBatches(Batches):
     """As `Batches`, a text in each. The full model goes over a text token by token, once, or whenever its batch is asked for and was not
     kept; masks are judged at all of its positions in one pass."""
 
-    def _choose(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
-        return [(i,) for i in sorted((i for i, n in enumerate(lengths) if n), key=lengths.__getitem__)]
-
     def _bytes(self, chosen: tuple[int, ...], slot: int) -> int:
         cache = self.model.new_cache(1, 2)
         forward(self.model, torch.zeros(1, 1, dtype=torch.long, device=self.model.spec.device), cache,
                 Planner(2, self.model.spec.device).chain(0, 1))
         return super()._bytes(chosen, slot) + self._shape(chosen)[1] * max(0, cache.bytes - 2 * slot)
-
-    def sample(self, most_prompts: int = 1) -> Batch:
-        """A text of middling length."""
-        return self[len(self) // 2]
 
     @inference
     def _made(self, chosen: tuple[int, ...]) -> Batch:

@@ -16,6 +16,7 @@ from skipsearch.drafters.base import DecodeContext
 from skipsearch.drafters.choosing import MaskPolicy
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.engine import forward, inference
+from skipsearch.evaluation.lookups import Copied
 from skipsearch.evaluation.objectives import LOOKUP_SKIP, Found, ReplayObjective
 from skipsearch.evaluation.replay import Replay
 from skipsearch.evaluation.rounds import Rounds, lay_out, without_passes
@@ -86,10 +87,10 @@ class OneMaskEach:
     def _simulated(self, number: int, mask: SkipMask, policy: DraftPolicy, lookups: Sequence[Lookup]) -> Prediction:
         """A mask that skips nothing drafts nothing."""
         rounds = self._of(number, mask)
-        drafting = (mask, policy) if mask.n_skipped else (None, None)
-        return simulate(rounds, *drafting, self.objective.costs, self._copied(lookups, rounds))
+        drafts = mask.n_skipped > 0
+        return simulate(rounds, mask if drafts else None, policy if drafts else None, self.objective.costs, self._copied(lookups, rounds))
 
-    def _copied(self, lookups: Sequence[Lookup], rounds: Rounds) -> list[object]:
+    def _copied(self, lookups: Sequence[Lookup], rounds: Rounds) -> list[Copied]:
         assert self.objective.lookups is not None or not lookups
         return [self.objective.lookups(spec, rounds.prompts) for spec in lookups] if self.objective.lookups else []
 

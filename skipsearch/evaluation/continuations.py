@@ -96,11 +96,14 @@ class Batches:
     def sample(self, most_prompts: int = MOST_PROMPTS) -> Batch:
         """So many texts of middling length in one batch, made for this call: for whoever looks at hidden states and not at masks."""
         texts = [i for chosen in self.chosen for i in chosen]
+        most_prompts = most_prompts if self.model.spec.together else 1
         start = max(0, (len(texts) - most_prompts) // 2)
         return self._made(tuple(texts[start:start + most_prompts]))
 
     def _choose(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
         """The texts of each batch. lengths: positions to judge, of each text."""
+        if not self.model.spec.together:
+            return [(i,) for i in sorted((i for i, n in enumerate(lengths) if n), key=lengths.__getitem__)]
         return _alike(lengths, most_rows(self.model))
 
     def _bytes(self, chosen: tuple[int, ...], slot: int) -> int:

@@ -24,7 +24,7 @@ from skipsearch.machine import synchronise
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 
-WARM_UP = 1      # way that does not count
+WARM_UP = 1      # first run through all masks, which is not counted: memory and clocks settle in it
 IN_A_ROW = 2     # draft steps of a round behind its first, and plain passes: about what profiles draft
 DWELL = 2        # rounds under a mask in a row
 PLAIN = 3        # runs of plain passes at each end of a way: everything is compared with them
@@ -57,7 +57,7 @@ def plain_seconds(model: ModelAdapter, context: int, repeats: int = 9) -> float:
 
 
 def measure(model: ModelAdapter, max_draft: int, context: int, repeats: int = 3, masks: Sequence[SkipMask] = ()) -> Measured:
-    """The costs for drafts of 1 … max_draft tokens, and how well they foretell a draft step under each of `masks`.
+    """The costs for drafts of 1 … max_draft tokens, and how well they predict a draft step under each of `masks`.
 
     All attentions together cost what leaving them all out saves, and so do all MLPs, scaled so that a mask that skips nothing costs what
     a pass over one token does: a layer timed on its own would hide what the loop around it costs. Among themselves they share that by

@@ -62,9 +62,9 @@ class Replay:
         self.model, self.prompts, self.sampling = model, prompts, sampling
         context = model.spec.context
         self.rooms = [(max_new_tokens if context is None else min(max_new_tokens, context - len(p))) - 1 for p in prompts]
-        if sampling.greedy and not model.spec.recurrent:   # whose rows would have to stand at one place
+        if sampling.greedy and model.spec.together:
             self.tokens = continue_together(model, prompts, max_new_tokens, end_on_repeat, progress)
-        else:  # with each prompt's own seed, as the decoder draws them
+        else:  # where tokens are drawn, with each prompt's own seed, as the decoder draws them
             decoder, self.tokens = Decoder(model), []
             for done, prompt in enumerate(prompts):
                 self.tokens.append(decoder.generate(prompt, max_new_tokens, temperature=sampling.temperature, top_p=sampling.top_p,

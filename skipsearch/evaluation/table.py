@@ -21,7 +21,7 @@ from skipsearch.models.spec import ModelAdapter
 
 CHECKED_MASKS = 20
 FEWER_REPEATS = 1
-METHOD = "rounds"  # how it is measured: a kept table of another way is not this one
+METHOD = "rounds"  # how it is measured. Change it when that changes: tables that were kept under another name are then measured again
 SOUND = 0.1        # relative error of a draft step
 SAME_SPEED = 0.2   # a kept table is believed while a plain pass takes what it says, give or take this share
 STEADY = SAME_SPEED  # quartile range of a plain pass over its median: one that scatters more could not be told from another machine's
@@ -55,13 +55,13 @@ class LatencyTable:
 
     @property
     def sound(self) -> bool:
-        """Whether predictions from it mean much: its masks are foretold to a tenth, most of them, and plain passes hardly scatter."""
+        """Whether predictions from it mean much: it predicts most of its masks within a tenth, and plain passes hardly vary."""
         return median(self.errors) <= SOUND and max(m.spread for m in self.measured) <= STEADY
 
     def __str__(self) -> str:
-        """`foretells a draft step to 1.8 % (median of 20 random masks, worst 4.1 %)`"""
-        return (f"foretells a draft step to {100 * median(self.errors):.1f} % (median of {CHECKED_MASKS} random masks, worst "
-                f"{100 * max(self.errors):.1f} %); a plain pass scatters by {100 * max(m.spread for m in self.measured):.0f} %")
+        """`predicts a draft step within 1.8 % (median of 20 random masks; worst 4.1 %)`"""
+        return (f"predicts a draft step within {100 * median(self.errors):.1f} % (median of {CHECKED_MASKS} random masks; worst "
+                f"{100 * max(self.errors):.1f} %); plain passes vary by {100 * max(m.spread for m in self.measured):.0f} %")
 
 
 _JSON = TypeAdapter(tuple[Measured, ...])

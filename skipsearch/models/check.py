@@ -194,9 +194,10 @@ class _Trial:
         return cache, planner
 
     def _draft(self, text: Tensor, start: int, cache: KVCache, planner: Planner) -> None:
+        """Two tokens, by half of each kind of sub-layer; by all but the first layer, since later ones may want something from there."""
         n = self.model.spec.n_layers
-        mask = SkipMask(n, attn=tuple(range(n // 2, n)), mlp=tuple(range(n // 2 % 2, n, 2)))   # layer n // 2 as a whole
-        for i in range(start, start + 2):
+        masks = SkipMask(n, attn=tuple(range(n // 2, n)), mlp=tuple(range(0, n, 2))), SkipMask.whole_layers(n, [0])
+        for i, mask in enumerate(masks, start):
             self._pass(text[:, i:i + 1], cache, planner.chain(i, 1), mask)
 
     def siblings(self) -> tuple[Tensor, Tensor]:

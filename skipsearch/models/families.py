@@ -47,6 +47,8 @@ class Family:
     cache_argument: str = "past_key_values"
     extra_arguments: Mapping[str, Any] | None = None  # of the attention, the same in every pass
     rotary_by_type: bool = False            # rotary(h, positions, layer type) instead of rotary(h, positions)
+    turned: Callable[[Any], bool] | None = None  # of an attention: whether it turns its heads by position; None: all of them do
+    interleaved: bool = False               # which pairs of a head it turns: neighbours instead of halves
     alibi: bool = False                     # a bias for each head, linear in the key's position
     window: Literal["none", "all", "typed"] = "none"  # layers that see `sliding_window` tokens; typed: as config.layer_types says
     attention: Literal["sdpa", "eager"] = "sdpa"      # what the family is loaded with
@@ -64,6 +66,9 @@ class Family:
 # Norms before and after each branch.
 _SANDWICH = Family(attn_post_norm="post_attention_layernorm", mlp_norm="pre_feedforward_layernorm",
                    mlp_post_norm="post_feedforward_layernorm", window="typed", logit_cap_key="final_logit_softcapping")
+
+# Norms behind each branch alone.
+_BEHIND = Family(attn_norm=None, attn_post_norm="post_attention_layernorm", mlp_norm=None, mlp_post_norm="post_feedforward_layernorm")
 
 
 def _inside(family: Family, prefix: str) -> Family:
@@ -112,6 +117,8 @@ _GEMMA3 = replace(_SANDWICH, rotary_by_type=True)
 FAMILIES: dict[str, Family] = {
     "cohere": Family(parallel=True, mlp_norm="input_layernorm", logit_scale_key="logit_scale"),
     "cwm": Family(window="typed"),
+    "ernie4_5": Family(interleaved=True),
+    "exaone4": replace(_BEHIND, window="typed", turned=lambda attention: attention.sliding_window is None or attention.is_sliding),
     "falcon": Family(embed="transformer.word_embeddings", rotary="transformer.rotary_emb", layers="transformer.h",
                      norm="transformer.ln_f", attn="self_attention", cache_argument="layer_past", extra_arguments={"alibi": None},
                      variant=_falcon),
@@ -119,6 +126,8 @@ FAMILIES: dict[str, Family] = {
     "gemma2": replace(_SANDWICH, attention="eager"),  # its attention caps scores, which sdpa cannot
     "gemma3": _inside(_GEMMA3, "model.language_model"),
     "gemma3_text": _GEMMA3,
+    "glm": Family(interleaved=True),
+    "glm4": Family(interleaved=True, attn_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm"),
     "gpt2": Family(embed="transformer.wte", positions="transformer.wpe", rotary=None, layers="transformer.h",
                    norm="transformer.ln_f", attn="attn", attn_norm="ln_1", mlp_norm="ln_2"),
     "gpt_neox": Family(embed="gpt_neox.embed_in", rotary="gpt_neox.rotary_emb", layers="gpt_neox.layers",
@@ -129,8 +138,8 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(window="all"),
     "mixtral": Family(window="all"),
     "nemotron": Family(),
-    "olmo2": Family(attn_norm=None, attn_post_norm="post_attention_layernorm",
-                    mlp_norm=None, mlp_post_norm="post_feedforward_layernorm"),
+    "olmo2": _BEHIND,
+    "olmo3": replace(_BEHIND, window="typed", rotary_by_type=True),
     "opt": Family(embed="model.decoder.embed_tokens", embed_project="model.decoder.project_in", positions=_opt_positions,
                   rotary=None, layers="model.decoder.layers", norm="model.decoder.final_layer_norm",
                   head_project="model.decoder.project_out",
@@ -141,6 +150,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(window="typed"),
     "qwen3": Family(window="typed"),
     "qwen3_moe": Family(window="all"),
+    "seed_oss": Family(),
+    "smollm3": Family(window="typed", turned=lambda attention: bool(attention.use_rope)),
     "stablelm": Family(variant=_stablelm),
 }
 

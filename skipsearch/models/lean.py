@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,9 @@ from skipsearch.models.norms import Norm, norm_of
 from skipsearch.models.rope import Angles
 from skipsearch.models.spec import ModelSpec, PassRunner
 
-LEAN = frozenset({"gemma", "gemma3", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"})
+LEAN = frozenset({"ernie4_5", "exaone4", "gemma", "gemma3", "gemma3_text", "glm", "glm4", "llama", "mistral", "olmo2", "olmo3", "phi3",
+                  "qwen2", "qwen3", "seed_oss", "smollm3"})
+UNTURNED = "unturned"   # in the place of a layer type, of layers whose heads are not turned by position
 
 
 def why_not(config: Any, quantization: str | None, n_devices: int) -> str | None:
@@ -45,7 +47,10 @@ def why_not(config: Any, quantization: str | None, n_devices: int) -> str | None
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """h + post_norm(out(attention(rotary(qkv(norm(h)))))); heads of q, then of k, then of v in one matrix."""
+    """h + post_norm(out(attention(rotary(qkv(norm(h)))))); heads of q, then of k, then of v in one matrix.
+
+    order: of its rows, as the module's own have it, where that is another one; its heads are turned by halves in any case.
+    """
 
     index: int
     kind: LayerKind
@@ -59,6 +64,7 @@ class Attention:
     kv_heads: int
     head_dim: int
     scale: float
+    order: Tensor | None = None
 
     def __call__(self, h: Tensor, cache: KVCache, step: Pass) -> Tensor:
         """[B, T, H] -> [B, T, H]."""
@@ -236,20 +242,45 @@ def fuse(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = Non
     """The fused form of a model of which `why_not` has nothing to say. The model is used up: its matrices are emptied."""
     config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
     layout = take_apart(model, family)
-    tables = {kind.layer_type: Angles(layout.rotary, kind.layer_type, spec) for kind in layout.kinds}
-    layers = [(_attention(i, layer.attn, layout.kinds[i], config), _mlp(layer.mlp)) for i, layer in enumerate(layout.layers)]
+    kinds = [kind if family.turned is None or family.turned(layer.attn.run) else replace(kind, layer_type=UNTURNED)
+             for kind, layer in zip(layout.kinds, layout.layers, strict=True)]
+    tables = {kind: Angles(*((_still(layout.rotary), None) if kind == UNTURNED else (layout.rotary, kind)), spec)
+              for kind in dict.fromkeys(kind.layer_type for kind in kinds)}
+    layers = [(_attention(i, layer.attn, kinds[i], config, tables[kinds[i].layer_type].width if family.interleaved else 0), _mlp(layer.mlp))
+              for i, layer in enumerate(layout.layers)]
     norm, unembed, *after = layout.after
     embedding, matrix = _ends(layout, unembed)
     return LeanAdapter(spec, embedding, layers, tables, norm_of(norm), matrix, after, tokenizer)
 
 
-def _attention(i: int, sublayer: SubLayer, kind: LayerKind, config: Any) -> Attention:
+def _attention(i: int, sublayer: SubLayer, kind: LayerKind, config: Any, interleaved: int) -> Attention:
+    """interleaved: dimensions of a head that are turned in pairs of neighbours."""
     module: Any = sublayer.run
     projections = [module.qkv_proj] if hasattr(module, "qkv_proj") else [module.q_proj, module.k_proj, module.v_proj]
     q_norm, k_norm = (_norm(getattr(module, name, None)) for name in ("q_norm", "k_norm"))
-    return Attention(i, kind, _norm(sublayer.norm), fused(projections), q_norm, k_norm, fused([module.o_proj]),
-                     _norm(sublayer.post_norm), config.num_attention_heads, config.num_key_value_heads, module.head_dim,
-                     module.scaling)
+    heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, module.head_dim
+    order = _by_halves(heads, kv_heads, size, interleaved, projections[0].weight.device) if interleaved else None
+    return Attention(i, kind, _norm(sublayer.norm), fused(projections, order), q_norm, k_norm, fused([module.o_proj]),
+                     _norm(sublayer.post_norm), heads, kv_heads, size, module.scaling, order)
+
+
+def _by_halves(heads: int, kv_heads: int, size: int, turned: int, device: torch.device) -> Tensor:
+    """Rows of q, k and v in an order in which the first of each pair of neighbours come first, then the second ones: products of q and k
+    stay as they are, and turning pairs of halves is then what turning neighbours was."""
+    head = torch.arange(size, device=device)
+    head = torch.cat([head[:turned:2], head[1:turned:2], head[turned:]])
+    starts = torch.arange(heads + kv_heads, device=device)[:, None] * size
+    rest = torch.arange((heads + kv_heads) * size, (heads + 2 * kv_heads) * size, device=device)
+    return torch.cat([(starts + head).flatten(), rest])
+
+
+def _still(rotary: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Angles of layers that turn nothing, in the shape of those that do."""
+    def angles(like: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = rotary(like, places)
+        return torch.ones_like(cos), torch.zeros_like(sin)
+
+    return angles
 
 
 def _mlp(sublayer: SubLayer) -> MLP:

@@ -122,12 +122,14 @@ def _packs(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def fused(modules: Sequence[Any]) -> Linear:
-    """Several `nn.Linear` of one input as one matrix, their outputs side by side. Empties the modules: no second copy stays behind."""
+def fused(modules: Sequence[Any], order: Tensor | None = None) -> Linear:
+    """Several `nn.Linear` of one input as one matrix, their outputs side by side, in another order if one is given. Empties the modules:
+    no second copy stays behind."""
     biases = [m.bias for m in modules]
     bias = None if all(b is None for b in biases) else torch.cat(
         [b if b is not None else m.weight.new_zeros(m.out_features) for b, m in zip(biases, modules, strict=True)])
-    matrix = laid_out(torch.cat([m.weight for m in modules]) if len(modules) > 1 else modules[0].weight.detach(), bias)
+    weight = torch.cat([m.weight for m in modules]) if len(modules) > 1 else modules[0].weight.detach()
+    matrix = laid_out(weight, bias) if order is None else laid_out(weight[order], None if bias is None else bias[order])
     for module in modules:
         emptied(module)
     return matrix

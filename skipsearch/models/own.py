@@ -7,6 +7,7 @@ the port runs its layers one by one, with the arguments that its forward hands t
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -75,9 +76,10 @@ class OwnAdapter(Weighed):
 
     def __init__(self, model: nn.Module, spec: ModelSpec, tokenizer: Any = None, own: OwnForward | None = None):
         """own: the model as it was read already. Raises: ModelError for a model whose layers need more than the states before them."""
-        self.model, self.spec, self.tokenizer = model, spec, tokenizer
-        self.passes: PassRunner | None = self
         self._own = own or read(model, spec)
+        one_bias = any("position_bias" in names for names in self._own.skeleton.arguments)   # for all rows of a batch
+        self.model, self.spec, self.tokenizer = model, replace(spec, together=not (spec.recurrent or one_bias)), tokenizer
+        self.passes: PassRunner | None = self
         self.parts, self.sights = self._own.parts, self._own.sights
         self._latest = _Latest()
         self._own.refuse_other_inputs()
@@ -126,8 +128,8 @@ class OwnAdapter(Weighed):
             h = hidden(args, kwargs)
             given["attention_mask"] = walk.mask(sight, h.dtype, h.device)
         if not plan.chain and given.get("position_bias") is not None and len(masks.key_positions(plan)) > 1:
-            raise ModelError(f"{self.spec.family} models take one bias for all rows of a batch, so texts of several lengths cannot be "
-                             "judged together: they can be decoded and not tuned; give a profile or a mask")
+            raise ModelError(f"{self.spec.family} models take one bias for all rows of a batch, so texts of several lengths cannot go "
+                             "through one pass")
         if not plan.chain:
             given |= {name: by_position(given[name], plan) for name in BIASES if given.get(name) is not None}
         positional = names[:len(args)]

@@ -20,7 +20,8 @@ class ModelSpec:
     dtype: of activations, and of weights that are not quantised. device: where tokens go in and logits come out.
     n_devices: GPUs that the layers are spread over. engine: what drives it: "hf", the unmodified modules; "lean", fused weights; …
 
-    recurrent: layers keep a state that stands at one place of the text, so passes are chains (`models/recurrent.py`).
+    recurrent: layers keep a state that stands at one place of the text, so passes are chains (`models/recurrent.py`). together: texts of
+    several lengths can go through one pass.
 
     config_sha256, weights_sha256: of the canonical config and of the weight files; None where there are no files.
     """
@@ -41,6 +42,7 @@ class ModelSpec:
     n_devices: int = 1
     engine: str = "hf"
     recurrent: bool = False
+    together: bool = True
 
     @property
     def dtype_name(self) -> str:

@@ -162,6 +162,8 @@ def _lean_weights(model: LeanAdapter, i: int, kind: str, like: set[str]) -> Iter
         one = f"{i}.{kind}.run.{fused}.weight" in like
         for what, whole in (("weight", getattr(part, last).dense()), ("bias", getattr(part, last).bias)):
             if whole is not None:
+                if last == "qkv" and part.order is not None:
+                    whole = whole[part.order.argsort()]
                 pieces = {fused: whole} if one else dict(zip(names, whole.split(sizes), strict=True))
                 yield from ((f"{i}.{kind}.run.{name}.{what}", piece) for name, piece in pieces.items())
 
@@ -171,7 +173,8 @@ def _matrices(part: Attention | MLP) -> list[tuple[str, tuple[str, ...], str, li
     if isinstance(part, Attention):
         rows = [n * part.head_dim for n in (part.heads, part.kv_heads, part.kv_heads)]
         return [("qkv_proj", QKV, "qkv", rows), ("o_proj", ("o_proj",), "out", [part.out.shape[0]])]
-    return [("gate_up_proj", GATE_UP, "gate_up", [part.gate_up.shape[0] // 2] * 2), ("down_proj", ("down_proj",), "down", [part.down.shape[0]])]
+    return [("gate_up_proj", GATE_UP, "gate_up", [part.gate_up.shape[0] // 2] * 2),
+            ("down_proj", ("down_proj",), "down", [part.down.shape[0]])]
 
 
 def _stored(norm: Norm) -> Tensor:
@@ -210,6 +213,8 @@ def _lean_part(part: Any, prefix: str, weights: Mapping[str, Tensor], device: to
         names = (fused,) if prefix + f"run.{fused}.weight" in weights else names
         rows = [weights[f"{prefix}run.{name}.weight"].to(device) for name in names]
         biases = [given(f"run.{name}.bias") for name in names]
-        bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
-        fields[field] = getattr(part, field).like(torch.cat(rows), bias)
+        weight, bias = torch.cat(rows), torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
+        if field == "qkv" and part.order is not None:
+            weight, bias = weight[part.order], None if bias is None else bias[part.order]
+        fields[field] = getattr(part, field).like(weight, bias)
     return replace(part, **fields)

@@ -64,6 +64,12 @@ def _stream(found: Measured) -> list[str]:
             for when, part in parts if part is not None]
 
 
+def side_by_side(found: Measured) -> str:
+    """`1.34× of 1, 1.08× of 4, 0.91× of 8; plain from 8 on`"""
+    sizes = ", ".join(f"{row.speedup.mean:.2f}× of {row.requests}" for row in found.by_batch)
+    return sizes if found.plain_from is None else f"{sizes}; plain from {found.plain_from} on"
+
+
 def _measured(found: Measured) -> list[str]:
     figures = {"α": found.alpha, "accepted": found.accepted_fraction, "τ": found.tau, "β": found.beta, "v": found.verify_ratio}
     rounds = ", ".join(f"{name} {value:g}" for name, value in figures.items() if value is not None)
@@ -75,4 +81,5 @@ def _measured(found: Measured) -> list[str]:
         *([f"choosing {found.choosing_share:.1%} of the time, for masks chosen while decoding"] if found.choosing_share else []),
         *_stream(found),
         *([f"copied   {found.copied_from_prompt:.0%} of the tokens, from the prompt"] if found.copied_from_prompt else []),
+        *([f"batches  {side_by_side(found)}"] if found.by_batch else []),
         f"lossless {found.lossless.identical} of {found.lossless.prompts} prompts identical to plain decoding"]

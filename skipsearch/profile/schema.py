@@ -38,11 +38,11 @@ from skipsearch.fields import (
     left_out,
 )
 from skipsearch.mask import SkipMask
-from skipsearch.profile.measured import ContextTokens, DrafterCounts, Lossless, Measured, Stream, StreamPart
+from skipsearch.profile.measured import BatchSpeed, ContextTokens, DrafterCounts, Lossless, Measured, Stream, StreamPart
 from skipsearch.recipe import DRAFTERS, DrafterSpec, Recipe, union_of
 from skipsearch.stats import Price
 
-__all__ = ["ContextTokens", "DrafterCounts", "Lossless", "Measured", "Profile", "Stream", "StreamPart", "json_schema"]
+__all__ = ["BatchSpeed", "ContextTokens", "DrafterCounts", "Lossless", "Measured", "Profile", "Stream", "StreamPart", "json_schema"]
 
 SCHEMA_VERSION = 2
 UNMEASURED_VERIFY_RATIO = 1.2   # of a few rows, where nobody measured it; about what CPUs and GPUs take at batch size one

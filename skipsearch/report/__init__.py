@@ -4,6 +4,7 @@
     recorded         what the attributes of a study hold
     searches         convergence, speedup by skipped sub-layers, predicted against measured
     maps             layer map, policy surface
+    moved            how masks moved that a drafter chose while decoding
     closed_form      a profile's times, and what α, β and v alone predict
     drafters         what each drafter of a profile brought
     drawn            a figure with its numbers, as SVG or PNG
@@ -15,9 +16,10 @@ from skipsearch.report.closed_form import closed_form, token_times
 from skipsearch.report.drafters import by_certainty, by_drafter
 from skipsearch.report.drawn import Drawn, NothingToDraw
 from skipsearch.report.maps import layer_map, policy_surface
+from skipsearch.report.moved import masks_over_rounds
 from skipsearch.report.page import write_report
 from skipsearch.report.searches import convergence, predicted_measured, speedup_by_skipped
 from skipsearch.report.study import Judged, Study, read_study
 
 __all__ = ["Drawn", "Judged", "NothingToDraw", "Study", "by_certainty", "by_drafter", "closed_form", "convergence", "layer_map",
-           "policy_surface", "predicted_measured", "read_study", "speedup_by_skipped", "token_times", "write_report"]
+           "masks_over_rounds", "policy_surface", "predicted_measured", "read_study", "speedup_by_skipped", "token_times", "write_report"]

@@ -72,10 +72,12 @@ def _shown(section: Section) -> Shown:
 
 def _summary(study: Study) -> list[str]:
     best, held = study.best, study.confirmed
-    trial = best.trial
-    return [study.label, ", ".join(study.searchers), str(len(study.judged)), str(study.left_out),
-            f"{times(best.speedup)} ± {best.half_width:.2f}", f"{trial.mask.n_skipped} of {2 * study.n_layers}", number(trial.alpha),
-            number(trial.tau), number(trial.beta), best.recipe,
+    about = ["", "", "", "", "", "" if held is None else str(held)]
+    if best is not None:
+        trial = best.trial
+        about = [f"{times(best.speedup)} ± {best.half_width:.2f}", f"{trial.mask.n_skipped} of {2 * study.n_layers}", number(trial.alpha),
+                 number(trial.tau), number(trial.beta), best.recipe]
+    return [study.label, ", ".join(study.searchers), str(len(study.judged)), str(study.left_out), *about,
             f"{times(held.speedup.mean)} ({held.speedup.low:.2f}–{held.speedup.high:.2f})" if held else "not recorded"]
 
 

@@ -12,6 +12,8 @@ from skipsearch.recipe import Recipe
 MAX_LAYERS = 1024          # as in a profile
 
 Ratio = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
+Round = Annotated[int, Field(ge=0, le=10**6)]
+Bit = Annotated[int, Field(ge=0, le=1)]
 Number = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 
 
@@ -46,6 +48,24 @@ class BroughtGroup(Part):
     high: Number
     positions: Annotated[int, Field(ge=1, le=10**12)]
     right: Annotated[int, Field(ge=0, le=10**12)]
+
+
+class MovedMasks(Part):
+    """How the winner's masks moved over one generation. masks: (round from which it was in force, bits); rounds: (drafter, drafted,
+    accepted), drafter -1 where nobody drafted."""
+
+    drafter: Annotated[int, Field(ge=0, le=63)]
+    masks: Annotated[tuple[tuple[Round, tuple[Bit, ...]], ...], Field(min_length=1, max_length=100_000)]
+    rounds: Annotated[tuple[tuple[Annotated[int, Field(ge=-1, le=63)], Round, Round], ...], Field(min_length=1, max_length=100_000)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> MovedMasks:
+        starts = [at for at, _ in self.masks]
+        if starts != sorted(set(starts)) or starts[0] != 0 or starts[-1] >= len(self.rounds):
+            raise ValueError("its masks do not follow one another from round 0 within its rounds")
+        if len({len(bits) for _, bits in self.masks}) != 1:
+            raise ValueError("its masks are of models of different depth")
+        return self
 
 
 class RacedRecipe(Part):

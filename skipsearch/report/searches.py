@@ -16,7 +16,7 @@ from skipsearch.report.study import Judged, Study
 from skipsearch.report.theme import INK, MUTED, PAPER, series, style
 from skipsearch.stats import Estimate
 
-NO_STUDY = "It needs a search: give the journal that `skipsearch tune` wrote beside the profile with --study."
+NO_STUDY = "It needs a search of masks: give the journal that `skipsearch tune` wrote beside the profile with --study."
 
 
 def groups(studies: Sequence[Study]) -> list[tuple[str, list[Judged]]]:

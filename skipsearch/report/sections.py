@@ -11,6 +11,7 @@ from skipsearch.report.closed_form import closed_form, token_times
 from skipsearch.report.drafters import by_certainty, by_drafter
 from skipsearch.report.drawn import Drawn
 from skipsearch.report.maps import BEST, layer_map, policy_surface
+from skipsearch.report.moved import WORDS, masks_over_rounds
 from skipsearch.report.searches import convergence, predicted_measured, speedup_by_skipped
 from skipsearch.report.study import Study
 
@@ -26,19 +27,20 @@ class Section:
 
 
 def sections(studies: Sequence[Study], profile: Profile | None) -> Iterator[Section]:
+    searched = [study for study in studies if study.judged]
     yield Section("convergence", "Convergence by searcher",
                   "A point is a judged mask, a line the best so far. The predicted speedup is over plain decoding, the line at 1.",
-                  partial(convergence, studies))
+                  partial(convergence, searched))
     yield Section("skipped", "Speedup against skipped sub-layers",
                   "The dashed line joins the best mask of each number of skipped sub-layers (figure 4 of Draft & Verify). Points above "
-                  "each other differ only in which sub-layers they skip.", partial(speedup_by_skipped, studies))
+                  "each other differ only in which sub-layers they skip.", partial(speedup_by_skipped, searched))
     yield Section("predicted", "Predicted against measured",
                   "A point is a recipe that really decoded prompts, with its 95 % interval. Above the dashed line it did better than "
                   "predicted; above 1 it beat plain decoding.", partial(predicted_measured, studies, profile))
     yield Section("layers", "Layer map by searcher",
                   "A full cell is a sub-layer that the draft skips, an empty one that it keeps; shades say in how many of a searcher's "
                   f"best {BEST} masks.",
-                  partial(layer_map, studies, profile))
+                  partial(layer_map, searched, profile))
     for study, name, of in _each(studies, "surface", lambda study: study.surface):
         yield Section(name, f"Policy surface{of}",
                       "The predicted speedup of the winner's mask under each draft policy: at most so many tokens a round (across), "
@@ -53,6 +55,8 @@ def sections(studies: Sequence[Study], profile: Profile | None) -> Iterator[Sect
                       "A drafter knows something before its tokens are verified: lookup, how many tokens matched; the skipped model, how "
                       "sure it is. A bar is the share of positions in the calibration text whose next token was right, at the positions "
                       "that the drafters before leave over.", partial(by_certainty, study, name))
+    for study, name, of in _each(studies, "moved", lambda study: study.moved):
+        yield Section(name, f"How masks moved{of}", WORDS, partial(masks_over_rounds, study, name))
     yield Section("closed-form", "Closed form beside the measurement",
                   "What draft length should give if each drafted token were accepted with the same probability α, a draft pass cost β of a "
                   "full pass and a verify pass v of one. v is that of the rounds as measured, so the curve flatters long drafts.",

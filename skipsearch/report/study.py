@@ -1,8 +1,8 @@
 """A study as a report reads it: every judged mask, the race and the policy surface, and never a byte written.
 
 `Ledger` cannot do this: it opens a study to go on with it, creates what is missing and marks as failed what a killed process left.
-What was added to studies later (`searcher`, `search_seconds`, `raced`, `surface`, `brought`) may be missing; a figure that needs it says
-so. Older studies have a draft policy in words (`policy`) where newer ones have a recipe.
+What was added to studies later (`searcher`, `search_seconds`, `raced`, `surface`, `brought`, `moved`) may be missing; a figure that needs
+it says so. Older studies have a draft policy in words (`policy`) where newer ones have a recipe.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sqlalchemy.exc import ArgumentError
 from skipsearch.errors import MaskError, SearchError
 from skipsearch.ledger import parameter_names
 from skipsearch.mask import SkipMask
-from skipsearch.report.recorded import MAX_LAYERS, BroughtGroup, Facts, RacedRecipe, Surface, SurfacePoint, in_words
+from skipsearch.report.recorded import MAX_LAYERS, BroughtGroup, Facts, MovedMasks, RacedRecipe, Surface, SurfacePoint, in_words
 from skipsearch.stats import Trial
 from skipsearch.storage import JOURNAL_START, STUDY, is_url, reason, shown, study_name, with_driver
 
@@ -62,10 +62,12 @@ class Study:
     raced: tuple[RacedRecipe, ...] = ()
     surface: tuple[SurfacePoint, ...] = ()
     brought: tuple[BroughtGroup, ...] = ()
+    moved: MovedMasks | None = None
 
     @property
-    def best(self) -> Judged:
-        return max(self.judged, key=lambda j: j.speedup)
+    def best(self) -> Judged | None:
+        """None where no mask was judged, since what was searched for has none of its own."""
+        return max(self.judged, key=lambda j: j.speedup, default=None)
 
     @property
     def searchers(self) -> tuple[str, ...]:
@@ -124,13 +126,17 @@ def read_study(where: str | Path, label: str | None = None) -> Study:
     judged = tuple(j for t in trials if (j := _judged(t, n_layers, name)) is not None)
     if not judged and identity.get("drafters") == "lookup":
         raise SearchError(f"the study {name} was for lookup alone, which has no masks to judge: --profile draws what was measured")
-    if not judged:
+    searches_masks = "skip" in (drafters := str(identity.get("drafters", "skip"))) or drafters == "auto"
+    if not judged and (searches_masks or not attributes.get("raced")):
         raise SearchError(f"the study {name} holds no judged mask ({len(trials)} trials, none of them finished with a time): let the "
                           "search go on with `skipsearch tune --resume`")
     raced: tuple[RacedRecipe, ...] = _parsed(tuple[RacedRecipe, ...], attributes.get("raced", []), f"the race in {name}")
     surface: Surface = _parsed(Surface, attributes.get("surface", {}), f"the policy surface in {name}")
     groups: tuple[BroughtGroup, ...] = _parsed(tuple[BroughtGroup, ...], attributes.get("brought", []), f"what drafters brought in {name}")
-    study = Study(label or _label(name), n_layers, identity, judged, len(trials) - len(judged), raced, surface.policies, groups)
+    masks: MovedMasks | None = _parsed(MovedMasks | None, attributes.get("moved"), f"how masks moved in {name}")
+    if masks is not None and len(masks.masks[0][1]) != 2 * n_layers:
+        raise SearchError(f"how masks moved in {name} is of another model than its {n_layers} layers: another version may have written it")
+    study = Study(label or _label(name), n_layers, identity, judged, len(trials) - len(judged), raced, surface.policies, groups, masks)
     try:
         for contender in raced:
             study.mask_of(contender)

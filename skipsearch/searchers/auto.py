@@ -20,7 +20,7 @@ ONE_SHOT = {"clasp": 12, "sensitivity": 3, "knapsack": 3, "asd": 3, "middle": 3,
 ADAPTIVE = ("exchange", "evolution", "tpe", "gp")
 TURN = 12          # masks that one adaptive searcher proposes before another may take over
 WAITING_TURN = 5   # every fifth turn is that of whoever waited longest
-LEAST = 1e-3       # what a turn counts for if it gained less: of searchers that gain nothing, the cheap ones go on more often
+LEAST = 1e-3       # least gain that a turn is credited with, so that among searchers that gain nothing the cheap ones get more turns
 FADING = 0.7       # weight of a turn beside that of the same searcher's next one
 
 

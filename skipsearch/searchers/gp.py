@@ -26,7 +26,7 @@ from skipsearch.stats import Trial
 
 START = 10   # random masks before the first model, unless told masks stand in for them
 RESTARTS, RAW_SAMPLES, MC_SAMPLES = 4, 256, 64
-BASELINE = 16   # masks that noise may have hidden the best one among
+BASELINE = 16   # best masks in the acquisition's baseline. Timings are noisy, so the best mask may be any of these; more cost time
 
 
 class GP:

@@ -133,6 +133,26 @@ def test_bench_compares_peers_on_the_same_tokens(tuned, capsys, monkeypatch):
     assert all(row["identical"] == row["prompts"] == 2 for row in rows)
 
 
+def test_bench_of_batches_tells_the_profile_from_which_size_plain_decoding_is_faster(tuned, capsys, monkeypatch, tmp_path):
+    task, _, out, _ = tuned
+    kept = tmp_path / "kept.yaml"
+    kept.write_bytes(Path(out).read_bytes())
+    code, printed, shown = in_process(capsys, monkeypatch, "bench", "--profile", kept, "--task", task, "--prompts", 2, "--repeats", 1,
+                                      "--threads", 1, "--batch", "1,2", "--save", "--json")
+    assert code == 0, shown
+    rows = json.loads(printed)["rows"]
+    assert [(row["requests"], row["peer"]) for row in rows] == [(1, "plain"), (1, "profile"), (2, "plain"), (2, "profile")]
+    found = load_profile(kept).measured
+    assert [row.requests for row in found.by_batch] == [1, 2]
+    assert found.model_copy(update={"by_batch": ()}) == load_profile(out).measured
+    monkeypatch.setattr(common, "out", common.Terminal(width=160))
+    code, printed, shown = in_process(capsys, monkeypatch, "bench", "--model", "synthetic:2x64", "--prompts", 2, "--repeats", 1, "--peers",
+                                      "plain,skip", "--batch", "3")
+    assert code == 0, shown
+    for heading in ("side by side", "throughput", "× plain"):
+        assert heading in printed, heading
+
+
 def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(capsys, monkeypatch, tmp_path):
     code, printed, shown = in_process(capsys, monkeypatch, "bench", "--model", "synthetic:2x64", "--device", "cpu", "--prompts", "2",
                                       "--repeats", "1", "--peers", "plain,skip,plain@hf,hf-generate", "--costs", "--contexts", "16,64",
@@ -196,7 +216,11 @@ def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, eng
     (["decode", "--model", "demo", "--prompts", "no-such.jsonl"], 1, "no-such.jsonl"),
     (["bench"], 2, "give --profile FILE or --model M"),
     (["bench", "--model", "demo", "--peers", "plain,plian"], 1, "did you mean plain"),
-    (["bench", "--model", "demo", "--contexts", "128,long"], 2, "write numbers of tokens"),
+    (["bench", "--model", "demo", "--contexts", "128,long"], 2, "write numbers with commas"),
+    (["bench", "--model", "demo", "--batch", "8,many"], 2, "--batch is '8,many'; write numbers with commas between them, such as 1,2,4,8"),
+    (["bench", "--model", "demo", "--batch", "8", "--save"], 2, "--save goes with --batch and --profile"),
+    (["bench", "--model", "demo", "--batch", "8", "--costs"], 2, "--batch goes without --contexts"),
+    (["bench", "--model", "demo", "--batch", "8", "--peers", "plain,hf-generate"], 2, "--batch compares our own peers"),
     (["bench", "--model", "synthetic:llama-2-14b"], 1, "did you mean llama-2-13b"),
     (["tune", "--model", "synthetic:2x64", "--task", "pycode"], 1, "so a profile could not say which weights it is for"),
     (["decode", "--model", "demo", "--prompt", "x", "--device", "cpu", "--engine", "graph"], 1, "use --device cuda, or --engine lean"),

@@ -23,17 +23,17 @@ def test_the_embedded_model(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert (status, found["healthy"]) == (0, True)
     assert found["read as"] == "by the row llama of the table of families"
     assert found["checked"].startswith(
-        "as its own forward whole, layer by layer, in pieces, after a rollback, with siblings, and its own masks")
+        "as its own forward whole, layer by layer, in pieces, after a rollback, after half a rollback, with siblings, and its own masks")
     assert found["engine"] == "lean; --engine compiled may be faster"
     assert found["next"].startswith("skipsearch tune --model demo")
 
 
 def test_a_model_without_a_row_and_one_without_fused_weights(
         tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    build("glm").save_pretrained(tmp_path / "glm")
-    found = looked_at(capsys, monkeypatch, tmp_path / "glm")[1]
+    build("arcee").save_pretrained(tmp_path / "arcee")
+    found = looked_at(capsys, monkeypatch, tmp_path / "arcee")[1]
     assert found["read as"] == "by structure: layers at model.layers, attention self_attn, MLP mlp"
-    assert found["engine"] == "hf: glm models have no row in the table of families, so their own forward drives them"
+    assert found["engine"] == "hf: arcee models have no row in the table of families, so their own forward drives them"
     assert found["chat template"] == "it has no tokenizer, so it takes token ids only"
     new_hf_model("gpt2").save_pretrained(tmp_path / "gpt2")
     assert "since gpt2 models are not of its shape" in looked_at(capsys, monkeypatch, tmp_path / "gpt2")[1]["engine"]
@@ -41,7 +41,7 @@ def test_a_model_without_a_row_and_one_without_fused_weights(
 
 def test_a_model_that_is_refused_says_why_and_fails(
         tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mamba2"}')
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     status, found = looked_at(capsys, monkeypatch, tmp_path)
     assert (status, found["healthy"]) == (1, False)
-    assert "keep a recurrent state" in found["model"]
+    assert "an encoder feeds its decoder" in found["model"]

@@ -19,7 +19,13 @@ from skipsearch.profile import load_profile, save_profile
 
 __all__ = ["made_up_costs", "one_thread"]
 
-BY_STRUCTURE = ["starcoder2", "gpt_oss", "bloom", "deepseek_v3", "llama4_text"]   # plain, sinks, ALiBi, latent, chunks
+# Plain, sinks, ALiBi, latent, chunks; and what takes longer: short convolutions, other scores, experts, linear attention, Mamba beside
+# attention, in layers of its own, row by row, and alone.
+BY_STRUCTURE = ["starcoder2", "gpt_oss", "bloom", "deepseek_v3", "llama4_text"]
+FUSED = ["ernie4_5", "exaone4", "glm", "glm4", "olmo3", "seed_oss", "smollm3"]   # rows that others before them stand for
+LONGER = [*FUSED, "lfm2", "mpt", "qwen2_moe", "qwen3_5_text", "qwen3_next", "falcon_h1", "nemotron_h", "granitemoehybrid", "jamba",
+          "mamba2"]
+NAMES = [*(name for name in TINY if name not in FUSED), *BY_STRUCTURE]
 
 TASK = """\
 name: openings
@@ -55,7 +61,7 @@ def drafting(tuned: Path) -> Path:
 
 
 @pytest.mark.usefixtures("made_up_costs")
-@pytest.mark.parametrize("name", [*TINY, *BY_STRUCTURE])
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.thorough) for name in LONGER)])
 def test_tune_writes_a_profile_and_decode_gives_the_full_models_tokens(
         name: str, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, tuned = tmp_path / name, tmp_path / "tuned.yaml"

@@ -45,7 +45,7 @@ def test_a_study_becomes_a_page_and_what_it_lacks_is_said(journal: Path, tmp_pat
     status, told, err = run(capsys, monkeypatch, "--study", journal, "--out", out)
     assert (status, told) == (0, f"{out}: open it in a browser\n")
     assert err == ("not drawn, and the page says why: Predicted against measured, Policy surface, Time a token, What each drafter brought, "
-                   "How often drafts are right, Closed form beside the measurement")
+                   "How often drafts are right, How masks moved, Closed form beside the measurement")
     page = out.read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert page.count("<svg") == 3

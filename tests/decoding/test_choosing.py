@@ -41,13 +41,14 @@ from .sampling_checks import Warp, check_sampling
 # --- lossless ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["hf", "lean", "graph"])
+@pytest.mark.parametrize("engine", ["hf", "lean", "graph", pytest.param("native", marks=pytest.mark.xdist_group("native"))])
 def test_greedy_text_is_the_full_models_own(engine: str) -> None:
     with driven_by(engine):
         assert_partly_accepted(check_choosing())
 
 
-@pytest.mark.parametrize("engine", ["hf", pytest.param("compiled", marks=[pytest.mark.xdist_group("compiled"), pytest.mark.thorough])])
+@pytest.mark.parametrize("engine", ["hf", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled")),
+                                    pytest.param("native", marks=pytest.mark.xdist_group("native"))])
 def test_requests_that_interleave_share_no_mask_and_stay_lossless(engine: str) -> None:
     total = DecodeStats()
     with driven_by(engine):
@@ -70,18 +71,19 @@ def test_requests_that_interleave_share_no_mask_and_stay_lossless(engine: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "compiled"])
+@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "compiled", "native"])
 def test_that_holds_of_thousands_of_requests(engine: str) -> None:
     """By hand, `pytest -m slow tests/decoding/test_choosing.py -s`."""
     with driven_by(engine):
         model, full = small_world()
     total, cases = DecodeStats(), 0
 
-    @examples(700)
-    @given(st.sampled_from(CHOOSING), st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), min_size=3, max_size=3))
-    def holds(spec, prompts) -> None:
+    @examples(700 if engine == "hf" else 120)
+    @given(st.sampled_from(CHOOSING), st.sampled_from([(), (Lookup(min_match=1, draft_length=3),)]),
+           st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), min_size=3, max_size=3))
+    def holds(spec, before, prompts) -> None:
         nonlocal total, cases
-        decoder = Decoder(model, Recipe((spec,)))
+        decoder = Decoder(model, Recipe((*before, spec)))
         for prompt in prompts:
             result = decoder.generate(prompt, 20)
             assert result.tokens == full.greedy(prompt, 20)

@@ -1,6 +1,7 @@
 """The tables of the documents that are made from the code.
 
-A document marks the place of a table with `<!-- name -->` and `<!-- /name -->`. Run as a program, this rewrites them all:
+A document marks the place of a table with `<!-- name -->` and `<!-- /name -->`. Run as a program, this rewrites them all, and the bar chart
+of results:
 
     PYTHONPATH=tests python -m docs.tables
 """
@@ -11,14 +12,13 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from skipsearch.bench.methods import MethodRow, as_markdown
 from skipsearch.cli.catalogue import rows
+
+from . import results
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-TASKS = ("pycode", "prose")   # of the tables of methods
 BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n(?P<text>.*?)<!-- /(?P=name) -->", re.DOTALL)
 
 
@@ -40,25 +40,18 @@ def commands() -> str:
     return table("command", "what it does", found)
 
 
-def measured(task: str) -> Callable[[], str]:
-    """What `bench --methods --json` gave, kept in `docs/measured/`."""
-    return lambda: as_markdown([MethodRow.from_dict(row) for row in methods_of(task)["rows"]])
-
-
-def methods_of(task: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "docs/measured" / f"methods-{task}.json").read_text("utf-8"))
-    return found
-
-
-def table(first: str, second: str, entries: Mapping[str, str]) -> str:
-    """Two columns, the first of them as code."""
-    lines = [f"| {first} | {second} |", "|---|---|"]
-    lines += [f"| `{name}` | {note.replace('|', chr(92) + '|')} |" for name, note in entries.items()]
+def table(first: str, second: str, entries: Mapping[str, str | Mapping[str, str]]) -> str:
+    """The names as code, and what is said of each: a note under the heading `second`, or several under headings of their own."""
+    notes = {name: {second: note} if isinstance(note, str) else note for name, note in entries.items()}
+    heads = [head or second for head in next(iter(notes.values()))]
+    lines = [f"| {' | '.join([first, *heads])} |", "|---" * (1 + len(heads)) + "|"]
+    lines += [" | ".join([f"| `{name}`", *(note.replace("|", r"\|") for note in of_it.values())]) + " |" for name, of_it in notes.items()]
     return "\n".join(lines) + "\n"
 
 
 TABLES: dict[str, Callable[[], str]] = {"drafters": listed("drafters"), "exits": listed("exits"), "searchers": listed("searchers"),
-                                        "engines": listed("engines"), "commands": commands, **{f"methods-{task}": measured(task) for task in TASKS}}
+                                        "engines": listed("engines"), "commands": commands,
+                                        "recipes": results.table}
 
 
 def filled(text: str) -> str:
@@ -69,3 +62,4 @@ def filled(text: str) -> str:
 if __name__ == "__main__":
     for page in PAGES:
         page.write_text(filled(page.read_text("utf-8")), "utf-8")
+    results.PICTURE.write_text(results.picture(), "utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from . import results
 from .tables import BLOCK, PAGES, ROOT, TABLES, filled
 
 FOLDERS = ("profiles", "calibration_data", "docs", "tests", "skipsearch")
@@ -54,3 +55,16 @@ def test_every_page_is_linked_from_the_index_and_says_what_it_is_for() -> None:
 def test_what_github_reads_is_yaml_with_a_title(path: str) -> None:
     found = yaml.safe_load((ROOT / path).read_text("utf-8"))
     assert found.get("title") or (found["name"] and found["description"] and found["body"])
+
+
+def test_the_bar_chart_shows_the_figures_of_the_table_in_light_and_dark() -> None:
+    drawn = results.PICTURE.read_text("utf-8")
+    for task in results.TASKS:
+        for row in results.measured(task):
+            assert f">{row['speedup']['mean']:.2f}×<" in drawn
+    assert "prefers-color-scheme: dark" in drawn
+    assert "#1f2328" not in drawn.partition("</style>")[2], "every colour follows the scheme"
+
+
+def test_the_results_are_of_texts_that_no_draft_changed() -> None:
+    assert all(row["identical"] == row["of"] > 300 for task in results.TASKS for row in results.measured(task))

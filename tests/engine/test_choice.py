@@ -16,6 +16,7 @@ from skipsearch.engine import choice, compiled, fastest, load_model, ready
 from skipsearch.engine.choice import LEAST, MARGIN, Choice, pass_seconds
 from skipsearch.engine.compiled import CompiledAdapter
 from skipsearch.engine.graph import GraphAdapter
+from skipsearch.engine.native import NativeAdapter, library
 from skipsearch.errors import ModelError
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.families import family_of
@@ -26,6 +27,8 @@ from skipsearch.models.lean import LeanAdapter, fuse
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for compiled code in which nothing is kept yet."""
     monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("SKIPSEARCH_NATIVE")
+    monkeypatch.setattr(library, "_loaded", {})
     return tmp_path / "cache"
 
 
@@ -98,8 +101,8 @@ def test_ready_takes_no_second_copy_of_the_weights(lean: LeanAdapter) -> None:
     hf, _ = small_world()
     assert ready(lean, "lean") is lean
     assert ready(hf, "hf") is hf
-    assert [ready(lean, engine) for engine in ("hf", "graph", "compiled", "warp")] == [None] * 4
-    assert [ready(hf, engine) for engine in ("lean", "graph", "compiled")] == [None] * 3
+    assert [ready(lean, engine) for engine in ("hf", "graph", "compiled", "native", "warp")] == [None] * 5
+    assert [ready(hf, engine) for engine in ("lean", "graph", "compiled", "native")] == [None] * 4
 
 
 @pytest.fixture
@@ -136,6 +139,27 @@ def test_it_is_not_ready_where_code_is_missing_or_not_to_be_run(lean: LeanAdapte
         warnings.simplefilter("error")   # nobody asked for it, so nobody is told
         assert ready(lean, "compiled") is None
         assert fastest(lean, never) == Choice(lean)
+
+
+@pytest.fixture
+def built(lean: LeanAdapter, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native library, such as another process left it, which nothing here calls."""
+    monkeypatch.setattr(library, "load", lambda code, instructions: object())
+    library.open_shelf().keep(library._name(library.best_set()), b"code")
+
+
+@pytest.mark.usefixtures("built")
+def test_native_is_taken_where_it_was_built_and_nothing_is_measured(lean: LeanAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = fastest(lean, never)
+    assert isinstance(found.model, NativeAdapter)
+    assert (found.model.lean, found.seconds) == (lean, {})
+    assert ready(found.model, "native") is found.model
+
+
+@pytest.mark.usefixtures("built")
+def test_native_is_left_alone_where_the_environment_says_so(lean: LeanAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKIPSEARCH_NATIVE", "0")
+    assert fastest(lean, never).model is lean
 
 
 def test_asking_makes_no_folder(lean: LeanAdapter, cache: Path) -> None:

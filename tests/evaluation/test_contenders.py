@@ -81,7 +81,7 @@ def test_contenders_have_the_shape_asked_for_and_differ(shape: str, monkeypatch:
     assert len(done) > 4
     exact = [contender.found.seconds_per_token for contender in found if contender.exact]
     assert exact == sorted(exact)
-    assert bool(exact) == (kind != "swift"), "nothing foretells what a search finds"
+    assert bool(exact) == (kind != "swift"), "nothing predicts what a search finds"
     last = [recipe.drafters[-1] for recipe in recipes]
     if kind == "clasp":
         assert {spec.unit for spec in last} <= {"layer", "sublayer"}

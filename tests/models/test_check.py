@@ -23,8 +23,8 @@ from skipsearch.models.own import OwnAdapter
 from .every_class import build
 from .tiny import ADAPTED, adapted, hf_model
 
-FAMILIES = ["starcoder2", "glm4", "gpt_oss", "olmo3", "smollm3", "cohere2"]
-WINDOWED = ["starcoder2", "gpt_oss", "olmo3", "cohere2", "ministral3", "phimoe"]
+FAMILIES = ["starcoder2", "arcee", "gpt_oss", "ministral3", "helium", "cohere2"]
+WINDOWED = ["starcoder2", "gpt_oss", "ministral", "cohere2", "ministral3", "phimoe"]
 RECURRENT = ["qwen3_5_text", "qwen3_next", "falcon_h1", "granitemoehybrid", "lfm2", "jamba"]
 Plant = Callable[[OwnAdapter], None]
 

@@ -62,13 +62,14 @@ def test_it_costs_no_attention_that_is_off() -> None:
 def test_a_fused_engine_and_trained_drafts_need_a_row() -> None:
     from skipsearch.engine.variants import underneath
 
-    with pytest.raises(ModelError, match=r"needs a family of the table.* is a glm model driven by hf"):
-        underneath(own("glm"))
+    with pytest.raises(ModelError, match=r"needs a family of the table.* is a arcee model driven by hf"):
+        underneath(own("arcee"))
 
 
 @torch.no_grad()
 def test_texts_of_several_lengths_are_refused_where_one_bias_serves_a_batch() -> None:
     model = own("mpt")
+    assert (model.spec.together, own("bloom").spec.together) == (False, True)
     cache, planner = model.new_cache(2, 16), Planner(16, model.spec.device)
     tokens = some_tokens(6).repeat(2, 1)
     forward(model, tokens, cache, planner.chain(0, 6, batch=2))

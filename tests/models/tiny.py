@@ -48,6 +48,8 @@ TINY: dict[str, Tiny] = {
     "cohere": Tiny("cohere", {"logit_scale": 0.7, "use_qk_norm": True}),
     "cwm": Tiny("cwm", {"sliding_window": 8, "head_dim": 8, "bos_token_id": 0,
                         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "ernie4_5": Tiny("ernie4_5", {"use_bias": True, "head_dim": 8}),
+    "exaone4": Tiny("exaone4", {"sliding_window": 8, "sliding_window_pattern": 2, "layer_types": TYPES, "head_dim": 8}),
     "falcon-7b": Tiny("falcon", {"new_decoder_architecture": False, "parallel_attn": True, "multi_query": True, "bias": True,
                                  "alibi": False}, *FALCON),
     "falcon-40b": Tiny("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False}, *FALCON),
@@ -67,6 +69,8 @@ TINY: dict[str, Tiny] = {
                    "model.language_model.layers"),
     "gemma3_text": Tiny("gemma3_text", {"head_dim": 8, "sliding_window": 8, "layer_types": TYPES,
                                         "final_logit_softcapping": 2.0}),
+    "glm": Tiny("glm", {"head_dim": 8, "attention_bias": True}),
+    "glm4": Tiny("glm4", {"head_dim": 8, "attention_bias": True}),
     "gpt2": Tiny("gpt2", layers="transformer.h", attn="attn"),
     "gpt_neox": Tiny("gpt_neox", {"use_parallel_residual": True}, "gpt_neox.layers", "attention"),
     "gpt_neox-sequential": Tiny("gpt_neox", {"use_parallel_residual": False}, "gpt_neox.layers", "attention"),
@@ -79,6 +83,7 @@ TINY: dict[str, Tiny] = {
     "mixtral": Tiny("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
     "nemotron": Tiny("nemotron", {"head_dim": 8, "attention_bias": True}),
     "olmo2": Tiny("olmo2"),
+    "olmo3": Tiny("olmo3", {"sliding_window": 8, "layer_types": TYPES}),
     "opt": Tiny("opt", {"ffn_dim": 48}, "model.decoder.layers", mlp="fc2"),
     "opt-350m": Tiny("opt", {"ffn_dim": 48, "do_layer_norm_before": False, "word_embed_proj_dim": 24},
                      "model.decoder.layers", mlp="fc2",
@@ -93,6 +98,8 @@ TINY: dict[str, Tiny] = {
     "qwen3": Tiny("qwen3", {"head_dim": 8}),
     "qwen3_moe": Tiny("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8,
                                     "mlp_only_layers": [1]}),
+    "seed_oss": Tiny("seed_oss", {"head_dim": 8, "attention_bias": True, "attention_out_bias": True}),
+    "smollm3": Tiny("smollm3", {"use_sliding_window": True, "sliding_window": 8, "layer_types": TYPES, "no_rope_layers": [1, 0, 1]}),
     "stablelm": Tiny("stablelm", {"use_parallel_residual": False, "qk_layernorm": True, "use_qkv_bias": True}),
     "stablelm-parallel": Tiny("stablelm", {"use_parallel_residual": True}),
 }
@@ -174,7 +181,7 @@ def logits_of(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPla
 
 
 def adapted(name: str) -> ModelAdapter:
-    """The adapter over the shared model's modules, or, for a fused name, over the weights of a model of its own."""
+    """The adapter over the shared model's modules, or, for a name with an engine behind it, over the weights of a model of its own."""
     return copy.copy(_fused(name)) if ":" in name else adapt(hf_model(name))
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.modules import MASK, card_of, changes, copies, folder, saved
 from helpers.tiny import driven_by, small_world, tiny_llama
+from models.tiny import new_hf_model
 
 from skipsearch.cache import Planner
 from skipsearch.engine import forward
@@ -13,6 +16,9 @@ from skipsearch.engine.variants import underneath, with_weights
 from skipsearch.errors import ModuleError
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, adapt, variants
+from skipsearch.models.families import family_of
+from skipsearch.models.hf import HFAdapter
+from skipsearch.models.lean import fuse
 from skipsearch.modules.weights import adapted, drafting_model, whole_weights
 
 TOKENS = torch.tensor([[5, 17, 40, 3, 22, 5]])
@@ -24,7 +30,7 @@ def logits(model: ModelAdapter, mask: SkipMask | None = None) -> torch.Tensor:
     return forward(model, TOKENS, cache, planner.chain(0, 6), mask)
 
 
-@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "compiled"])
+@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "compiled", "native"])
 def test_copies_that_nobody_changed_are_the_plain_mask(engine: str) -> None:
     with driven_by(engine):
         model, _ = small_world()
@@ -41,7 +47,7 @@ def test_every_engine_drafts_alike_with_the_same_module_and_the_model_itself_sta
     model, _ = small_world()
     tensors = changes(model, MASK, rank, 0.1) if rank else copies(model, MASK, 0.3)
     drafts = []
-    for engine in ("hf", "lean", "graph", "compiled"):
+    for engine in ("hf", "lean", "graph", "compiled", "native"):
         with driven_by(engine):
             base, _ = small_world()
         before = logits(base).clone()
@@ -108,3 +114,20 @@ def test_a_module_of_another_model_is_refused() -> None:
     other, _ = small_world()
     with pytest.raises(ModuleError, match=r"a llama of 3 layers, and .* a llama of 5"):
         adapted(other, card_of(model, mask), copies(model, mask, 0.0), "x")
+
+
+def test_heads_that_are_turned_in_pairs_of_neighbours_go_by_the_names_and_rows_that_their_modules_have() -> None:
+    model = new_hf_model("glm4")
+    whole = adapt(model)
+    assert isinstance(whole, HFAdapter)
+    expected = {name: weight.clone() for name, weight in variants.weights_of(whole, 1, "attn").items()}
+    lean = fuse(model, replace(whole.spec, engine="lean"), family_of(model.config))
+    mine = variants.weights_of(lean, 1, "attn", expected)
+    assert mine.keys() == expected.keys()
+    assert all(torch.equal(mine[name], weight) for name, weight in expected.items())
+    before = logits(lean)
+    torch.testing.assert_close(logits(variants.with_weights(lean, expected)), before)
+    other = expected | {"1.attn.run.q_proj.weight": 0.5 * expected["1.attn.run.q_proj.weight"]}
+    changed = variants.with_weights(adapt(new_hf_model("glm4")), other)  # type: ignore[arg-type]
+    torch.testing.assert_close(logits(variants.with_weights(lean, other)), logits(changed), rtol=1e-5, atol=1e-5)
+    assert (logits(changed) - before).abs().max() > 1e-4

@@ -13,13 +13,14 @@ from skipsearch.drafters.kangaroo import Kangaroo
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.s3d import S3D
 from skipsearch.drafters.skip import Skip
-from skipsearch.drafters.swift import SWIFT
+from skipsearch.drafters.swift import SWIFT, Tree, Warm
 from skipsearch.exits.adaptive import Adaptive
 from skipsearch.exits.confidence import Confidence
 from skipsearch.exits.fixed import Fixed
 from skipsearch.fields import Interval, ModuleRef
 from skipsearch.profile.schema import (
     MOST_DRAFTERS,
+    BatchSpeed,
     ContextTokens,
     DrafterCounts,
     Hardware,
@@ -30,6 +31,8 @@ from skipsearch.profile.schema import (
     Provenance,
     Sampling,
     Software,
+    Stream,
+    StreamPart,
     TaskInfo,
 )
 from skipsearch.recipe import DrafterSpec, Siblings
@@ -82,7 +85,10 @@ def mixed() -> Profile:
         "measured": measured.model_copy(update={
             "by_drafter": (DrafterCounts(kind="lookup", rounds=400, drafted=3200, accepted=1900),
                            DrafterCounts(kind="skip", rounds=700, drafted=2100, accepted=1500)),
-            "copied_from_prompt": 0.31})})
+            "copied_from_prompt": 0.31,
+            "by_batch": (BatchSpeed(requests=1, speedup=Interval.rounded(1.34, 1.31, 1.37)),
+                         BatchSpeed(requests=4, speedup=Interval.rounded(1.08, 1.02, 1.13)),
+                         BatchSpeed(requests=8, speedup=Interval.rounded(0.91, 0.88, 0.95)))})})
 
 
 def every() -> Profile:
@@ -99,6 +105,18 @@ def choosing() -> Profile:
         CLaSp(skip=20, unit="sublayer", interval=64, interval_unit="tokens", never_skip=(0, 39), draft_length=8, exit=exit_policy),
         ASD(threshold=0.985, every=3, keep_last=2, draft_length=12, exit=SKIP.exit),
         SWIFT(skip_ratio=0.45, window=32, draft_length=12, exit=exit_policy))})
+
+
+def streamed() -> Profile:
+    """A drafter that learns from request to request, measured on a stream."""
+    measured = speculate().measured
+    assert measured is not None
+    swift = SWIFT(skip_ratio=0.45, window=32, faithful=True, tree=Tree(thresholds=(0.95, 0.8, 0.5), widths=(3, 5, 8, 10)),
+                  warm=Warm(attn=(3, 5), mlp=(5, 7)), draft_length=25, exit=Confidence(threshold=0.8))
+    parts = (StreamPart(prompts=n, speedup=Interval.rounded(*speedup), choosing_share=share) for n, speedup, share in
+             ((measured.prompts - 20, (1.02, 0.97, 1.07), 0.062), (20, (1.24, 1.16, 1.31), 0.0)))
+    return speculate().model_copy(update={"drafters": (swift,), "measured": measured.model_copy(update={
+        "choosing_share": 0.023, "stream": Stream(learning=next(parts), settled=next(parts))})})
 
 
 def lost() -> Profile:
@@ -135,7 +153,7 @@ def unmeasured() -> Profile:
 
 
 VERDICTS = {"speculate": speculate, "plain": plain, "unmeasured": unmeasured}
-SAMPLES = VERDICTS | {"mixed": mixed, "every": every, "choosing": choosing, "lost": lost}
+SAMPLES = VERDICTS | {"mixed": mixed, "every": every, "choosing": choosing, "streamed": streamed, "lost": lost}
 
 _SHA = st.binary(min_size=32, max_size=32).map(bytes.hex)
 _NAME = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
@@ -196,7 +214,8 @@ def _measured(draw: st.DrawFn, kinds: tuple[str, ...]) -> Measured:
         ended_on_repeat=draw(st.integers(0, prompts)), split="holdout",
         lossless=Lossless(prompts=compared, identical=identical,
                           first_divergence_logit_gap=None if identical == compared else draw(st.floats(0, 1e6))),
-        by_drafter=tuple(draw(_counts(kind)) for kind in kinds) if counted else (), copied_from_prompt=draw(st.none() | _FRACTION))
+        by_drafter=tuple(draw(_counts(kind)) for kind in kinds) if counted else (), copied_from_prompt=draw(st.none() | _FRACTION),
+        by_batch=tuple(BatchSpeed(requests=n, speedup=draw(_interval())) for n in sorted(draw(st.sets(st.integers(1, 64), max_size=3)))))
 
 
 @st.composite

@@ -21,7 +21,8 @@ SNIPPETS = [
     b"\xed\xa0\x80", b"%YAML 1.1\n---\n", b"---\n", b"...\n", b"#", b"\t", b"\r", b"\n", b".inf", b".nan", b"~", b"1e999",
     b"-0.0", b"0x1F", b"0o17", b"1:30", b"1_000", b"true", b"null", b"9" * 5000, b"[" * 50, b"{a: " * 50, b"schema_version: 0\n",
     b"schema_version: 1\n", b"schema_version: 99\n", b"kind: lookup", b"kind: skip", b"exit: {kind: fixed}", b"drafters:\n", b"lost: ",
-    b"min_match: 1", b"per_match: null", b"by_drafter: []", b"copied_from_prompt: 0.0", b"across_requests: false", b"2026-01-31",
+    b"min_match: 1", b"per_match: null", b"by_drafter: []", b"by_batch: []", b"copied_from_prompt: 0.0", b"across_requests: false",
+    b"2026-01-31",
     b"\xf0\x9f\x98\x80", b" " * 3000]
 
 

@@ -83,7 +83,7 @@ def test_unordered_layers_and_keys_come_out_in_canonical_order() -> None:
 
 def test_what_says_nothing_is_left_out() -> None:
     text, full = dump_profile(speculate()), dump_profile(mixed())
-    for key in ("across_requests", "per_match", "by_drafter", "copied_from_prompt"):
+    for key in ("across_requests", "per_match", "by_drafter", "copied_from_prompt", "by_batch"):
         assert key not in text
         assert key in full
     assert "across_requests: true" in full

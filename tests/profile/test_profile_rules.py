@@ -74,6 +74,8 @@ def test_a_profile_is_a_value(name: str) -> None:
     ({"measured__by_drafter": [{"kind": "skip", "rounds": 2, "drafted": 1, "accepted": 1}]}, "at least the rounds"),
     ({"measured__by_drafter": [{"kind": "skip", "rounds": 1, "drafted": 1, "accepted": 2}]}, "at least the accepted tokens"),
     ({"measured__copied_from_prompt": 1.1}, "less than or equal to 1"),
+    ({"measured__by_batch": [{"requests": n, "speedup": {"mean": 1.1, "ci95": [1.0, 1.2]}} for n in (4, 2)]}, "its sizes ascend"),
+    ({"measured__by_batch": [{"requests": 0, "speedup": {"mean": 1.1, "ci95": [1.0, 1.2]}}]}, "greater than or equal to 1"),
     ({"measured__ended_on_repeat": 33}, "no more than the 32 prompts measured"),
     ({"measured__lossless__identical": 33}, "no more than the 32 prompts compared"),
     ({"measured__lossless__identical": 31}, "null exactly when all are identical, here 31 of 32"),
@@ -86,6 +88,15 @@ def test_a_profile_is_a_value(name: str) -> None:
 def test_a_measured_profile_must_show_its_evidence(changes: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValidationError, match=rule):
         rebuilt(speculate(), **changes)
+
+
+@pytest.mark.parametrize(("speedups", "size"), [
+    ({}, None), ({1: 1.4, 8: 1.1}, None), ({1: 1.4, 4: 1.1, 8: 0.9}, 8), ({1: 1.4, 4: 0.9, 8: 0.7}, 4), ({2: 0.9, 4: 1.2, 8: 1.0}, 8),
+    ({1: 0.9, 2: 0.8}, 1)], ids=str)
+def test_plain_decoding_wins_from_the_size_behind_the_last_at_which_drafting_does(speedups: dict[int, float], size: int | None) -> None:
+    by_batch = [{"requests": n, "speedup": {"mean": mean, "ci95": [mean, mean]}} for n, mean in speedups.items()]
+    assert rebuilt(speculate(), measured__by_batch=by_batch).plain_from == size
+    assert unmeasured().plain_from is None
 
 
 def test_a_plain_verdict_may_keep_the_best_mask_that_lost_or_none() -> None:

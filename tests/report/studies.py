@@ -45,6 +45,13 @@ BROUGHT = [{"drafter": 0, "by": "match length", "low": 2, "high": 3, "positions"
              for k in range(10))]
 
 
+def moved(n_layers: int) -> dict[str, Any]:
+    """Twelve rounds of which lookup drafted two and nobody one, under three masks."""
+    masks = [[int((s + k) % 3 == 0) for s in range(2 * n_layers)] for k in range(3)]
+    rounds = [[1, 4, k % 5] for k in range(9)] + [[0, 8, 6], [0, 2, 0], [-1, 0, 0]]
+    return {"drafter": 1, "masks": [[0, masks[0]], [4, masks[1]], [9, masks[2]]], "rounds": rounds}
+
+
 def make_study(where: Path | str, searchers: dict[str, int] = SEARCHERS, *, recorded: bool = True, failed: int = 0, seed: int = 0,
                raced: Any = RACED, surface: Any = SURFACE, policy: str = "", **identity: Any) -> Ledger:
     """searchers: how many masks each judged. recorded: as studies are written now, with searchers, seconds, race and surface.
@@ -67,4 +74,5 @@ def make_study(where: Path | str, searchers: dict[str, int] = SEARCHERS, *, reco
         ledger.note("raced", raced)
         ledger.note("surface", surface)
         ledger.note("brought", BROUGHT)
+        ledger.note("moved", moved(n_layers))
     return ledger

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 LAYERS = 16
-FIGURES = ("convergence", "skipped", "predicted", "layers", "surface", "times", "drafters", "certainty", "closed-form")
+FIGURES = ("convergence", "skipped", "predicted", "layers", "surface", "times", "drafters", "certainty", "moved", "closed-form")
 # Of a group of marks: how many lie in their figure and have a size there.
 VISIBLE = """selector => {
   const outside = document.querySelector(selector).closest('svg').getBoundingClientRect();
@@ -89,6 +89,7 @@ def test_every_figure_is_drawn_with_the_marks_of_its_data(full: Path, opened: Op
                 "predicted-raced-0": 2, "predicted-raced-1": 1, "predicted-raced-2": 1, "predicted-intervals-0": 2, "predicted-diagonal": 1,
                 "layers-cells": 4 * 2 * LAYERS, "surface-gain": 20, "surface-loss": 2, "times-bar-0": 1, "times-bar-1": 1,
                 "drafters-drafted-0": 1, "drafters-accepted-0": 1, "certainty-group-0-1": 1, "certainty-group-1-9": 1,
+                "moved-skipped": 32, "moved-drafted-own": 9, "moved-accepted-own": 7, "moved-drafted-others": 2, "moved-accepted-others": 1,
                 "closed-form-measured": 1, "closed-form-closed-form": 17}
     assert {group: found.marks(group) for group in expected} == expected
 
@@ -113,7 +114,7 @@ def test_a_screen_reader_is_told_what_each_figure_is(full: Path, opened: Open) -
     page = opened(full).page
     for title in ("Convergence by searcher", "Speedup against skipped sub-layers", "Predicted against measured", "Layer map by searcher",
                   "Policy surface", "Time a token", "What each drafter brought", "How often drafts are right",
-                  "Closed form beside the measurement"):
+                  "How masks moved", "Closed form beside the measurement"):
         assert page.get_by_role("heading", name=title).count() == 1
         assert page.get_by_role("img", name=title).count() == 1
 
@@ -160,7 +161,7 @@ def test_a_page_of_two_old_studies_draws_what_they_hold_and_says_what_they_lack(
         make_study(tmp_path / f"{name}.journal", {"gp": 7 + seed}, recorded=False, seed=seed, device=name)
     missing = write_report(tmp_path / "report.html", read_studies([tmp_path / "one.journal", tmp_path / "two.journal"]))
     assert missing == ["Predicted against measured", "Policy surface", "Time a token", "What each drafter brought",
-                       "How often drafts are right", "Closed form beside the measurement"]
+                       "How often drafts are right", "How masks moved", "Closed form beside the measurement"]
     found = opened(tmp_path / "report.html")
     assert found.complaints == []
     assert [found.marks(f"convergence-trials-0-{k}") for k in (0, 1)] == [7, 8]

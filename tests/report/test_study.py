@@ -12,10 +12,12 @@ from helpers.sqlite import unsynced_sqlite
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from report.studies import LAYERS, LOOKUP, OLD_RACED, RACED, SURFACE, make_study
+from report.studies import IDENTITY, LAYERS, LOOKUP, OLD_RACED, RACED, SURFACE, make_study, moved
 from skipsearch.errors import SearchError
+from skipsearch.ledger import Ledger
 from skipsearch.mask import SkipMask
 from skipsearch.report import read_study
+from skipsearch.report.page import render
 from skipsearch.report.study import UNKNOWN, read_studies
 from skipsearch.stats import Trial, TrialState
 from skipsearch.storage import STUDY
@@ -238,3 +240,26 @@ def test_a_data_base_without_a_study_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(SearchError, match="cannot be read"):
         read_study(f"sqlite:///{file}")
     assert file.read_bytes() == b""
+
+
+def test_a_search_without_masks_of_its_own_is_shown_by_its_race_and_by_how_masks_moved(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "x.journal", IDENTITY | {"drafters": "clasp"})
+    ledger.note("raced", RACED)
+    ledger.note("moved", moved(LAYERS))
+    study = read_study(tmp_path / "x.journal")
+    assert study.best is None
+    assert study.moved is not None
+    assert [at for at, _ in study.moved.masks] == [0, 4, 9]
+    html, missing = render([study], None)
+    assert "How masks moved" not in missing
+    assert "Predicted against measured" not in missing
+    assert {"Convergence by searcher", "Layer map by searcher"} <= set(missing)
+    assert "lookup from 2, up to 8" in html
+
+
+@pytest.mark.parametrize("change", [{"masks": [[1, [0] * 2 * LAYERS]]}, {"masks": [[0, [0, 1]]]}, {"masks": []}, {"rounds": []},
+                                    {"masks": [[0, [0, 1] * LAYERS], [40, [0, 1] * LAYERS]]}])
+def test_masks_that_cannot_have_moved_so_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    make_study(tmp_path / "x.journal").note("moved", moved(LAYERS) | change)
+    with pytest.raises(SearchError, match="how masks moved in"):
+        read_study(tmp_path / "x.journal")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 
 from skipsearch.engine.native.adapter import NativeAdapter, in_its_layout, why_not
-from skipsearch.engine.native.library import NoCompiler, Progress, kept_library, library
-from skipsearch.errors import OtherEngine
+from skipsearch.engine.native.library import NoCompiler, Progress, kept_library, open_library
+from skipsearch.errors import ModelError, OtherEngine
 from skipsearch.models.lean import LeanAdapter
 
-__all__ = ["NativeAdapter", "kept_library", "native_model", "why_not"]
+__all__ = ["NativeAdapter", "kept_library", "native_model", "prepare", "ready_model", "why_not"]
 
 
 def native_model(lean: LeanAdapter, progress: Progress = lambda done, total: None) -> NativeAdapter | LeanAdapter:
@@ -20,9 +21,23 @@ def native_model(lean: LeanAdapter, progress: Progress = lambda done, total: Non
     reason = why_not(lean)
     if reason is None:
         try:
-            return in_its_layout(lean, library(progress))
+            return in_its_layout(lean, open_library(progress))
         except NoCompiler as error:
             warnings.warn(OtherEngine(f"{error}; until then the engine lean takes its place"), stacklevel=2)
             return lean
     warnings.warn(OtherEngine(f"the engine native cannot drive {lean.spec.id}: {reason}; the engine lean takes its place"), stacklevel=2)
     return lean
+
+
+def ready_model(lean: LeanAdapter) -> NativeAdapter | None:
+    """The model under the native engine, which takes its weights over, where the library was built before; None otherwise."""
+    if why_not(lean) is not None or (built := kept_library()) is None:
+        return None
+    return in_its_layout(lean, built)
+
+
+def prepare(model: object, progress: Progress) -> None:
+    """Builds the library for a model that it can drive, so that `ready_model` finds it. Where it cannot be built nothing is said."""
+    if isinstance(model, LeanAdapter) and why_not(model) is None and kept_library() is None:
+        with suppress(ModelError):
+            open_library(progress)

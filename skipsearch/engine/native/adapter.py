@@ -1,7 +1,7 @@
 """The native engine: one call of C++ for a whole pass, over the weights of a fused model laid out anew for it.
 
-What it computes is what `models.lean` says, sum by sum in one order: an output's inputs chunk by chunk, a row's keys block by block, whatever
-the number of rows, threads and keys. So a row has the same bits in a pass of one token and in one of many.
+What it computes is what `models.lean` says, sum by sum in one order: an output's inputs chunk by chunk, a row's keys block by block,
+whatever the number of rows, threads and keys. So a row has the same bits in a pass of one token and in one of many.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class NativeAdapter:
         self.passes: PassRunner | None = self
         self.new_cache, self.embed = lean.new_cache, lean.embed
         self._kinds = list(lean.tables)
+        self._turns: dict[str | None, tuple[Tensor, Tensor, Tensor]] = {}
         self._model, self._held = _described(lean, self._kinds)
         self._skips: dict[SkipMask, Any] = {}
 
@@ -99,7 +100,7 @@ class NativeAdapter:
         return logits
 
     def _pass(self, given: Tensor, cache: KVCache, plan: PassPlan, first: int, last: int, skipped: SkipMask | bytes | None) -> abi.Pass:
-        """given: tokens [B, T], or hidden states [B, T, H]. What is returned points into it, `cache` and `plan`, and holds what else it needs."""
+        """given: tokens [B, T], or hidden states [B, T, H]. What is returned points into `cache`, and holds all else that it points to."""
         skip = self._skip(skipped)
         for i in range(first, last):
             if cache.keys[i] is None and not (skip and skip[2 * i]):
@@ -109,11 +110,11 @@ class NativeAdapter:
         given = given.contiguous()
         hidden = given if given.is_floating_point() else None if self._model.embed_scale else self.embed(given)
         positions, slots, key_positions = _rows(plan.positions), _rows(plan.slots), _rows(plan.key_positions)
-        visible = None if plan.chain else plan.visible if plan.visible is None or plan.visible.stride(-1) == 1 else plan.visible.contiguous()
+        visible = None if plan.chain else _rows(plan.visible)
         tables = (abi.Table * len(self._kinds))()
         held: list[Any] = [given, hidden, positions, slots, key_positions, visible, tables, skip]
         for table, kind in zip(tables, self._kinds, strict=True):
-            cos, sin = self.lean.tables[kind].table
+            cos, sin = self._angles(kind)
             table.cos, table.sin, table.width, table.length = cos.data_ptr(), sin.data_ptr(), cos.shape[-1], cos.shape[1]
             held += [cos, sin]
         step = abi.Pass(
@@ -126,6 +127,15 @@ class NativeAdapter:
             tables=ctypes.addressof(tables), threads=torch.get_num_threads())
         step.held = [*held, keys, values]
         return step
+
+    def _angles(self, kind: str | None) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of all positions, in float32 or better: families keep them in their own dtype or not."""
+        of, sin = self.lean.tables[kind].table
+        known = self._turns.get(kind)
+        if known is None or known[0] is not of:
+            wide = torch.promote_types(self.spec.dtype, torch.float32)
+            known = self._turns[kind] = (of, of.to(wide).contiguous(), sin.to(wide).contiguous())
+        return known[1], known[2]
 
     def _skip(self, skipped: SkipMask | bytes | None) -> Any:
         """[2 · layers] bytes, attention and MLP in turn, 1 where one is left out."""
@@ -234,7 +244,7 @@ def _described(lean: LeanAdapter, kinds: list[str | None]) -> tuple[abi.Model, l
 
 
 def _rows(table: Tensor | None) -> Tensor | None:
-    """[B or 1, N] with neighbours in memory."""
+    """[…, N] with neighbours in memory."""
     return table if table is None or table.stride(-1) == 1 or table.shape[-1] == 1 else table.contiguous()
 
 

@@ -1,4 +1,4 @@
-"""The native library: built from the sources beside this file on first use, then kept as compiled code is, and loaded by later processes."""
+"""The native library: built from the sources beside this file on first use, kept as compiled code is, loaded by later processes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _loaded: dict[str, Library] = {}
 _loading = threading.Lock()
 
 
-def library(progress: Progress = lambda done, total: None, instructions: str | None = None) -> Library:
+def open_library(progress: Progress = lambda done, total: None, instructions: str | None = None) -> Library:
     """Loaded, after it was built where it was not kept. instructions: of `SETS`; the best that this processor has, if not given.
 
     progress(done, total): of files compiled. Raises: NoCompiler; ModelError where the library cannot be kept or loaded.
@@ -172,7 +172,8 @@ def _run(command: Sequence[str], folder: Path) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoCompiler(f"the engine native needs a C++ compiler that works ({error}): install g++") from None
     if ran.returncode:
-        lines = [line for line in ran.stderr.splitlines() if "error" in line] or ran.stderr.splitlines() or [f"exit status {ran.returncode}"]
+        said = ran.stderr.splitlines() or [f"exit status {ran.returncode}"]
+        lines = [line for line in said if "error" in line] or said
         raise NoCompiler(f"the engine native needs a C++ compiler that works ({lines[0][:160]}): install g++ 11 or newer")
 
 
@@ -185,11 +186,11 @@ def load(code: bytes, instructions: str) -> Library | None:
             path.write_bytes(code)
             handle = ctypes.CDLL(str(path))
     except OSError as error:
-        raise ModelError(f"the engine native could not be loaded ({str(error)[:120]}); the temporary folder may be full, or mounted so that "
-                         "no code in it runs: set TMPDIR to another folder, or use --engine lean") from None
+        raise ModelError(f"the engine native could not be loaded ({str(error)[:120]}); the temporary folder may be full, or mounted so "
+                         "that no code in it runs: set TMPDIR to another folder, or use --engine lean") from None
     return Library(handle, instructions) if handle.skipsearch_runs_here() else None
 
 
 def _no_place(folder: Path, error: OSError) -> ModelError:
-    return ModelError(f"the engine native cannot be kept in {folder} ({error.strerror}): set SKIPSEARCH_CACHE_DIR to a folder with room, or "
-                      "use --engine lean")
+    return ModelError(f"the engine native cannot be kept in {folder} ({error.strerror}): set SKIPSEARCH_CACHE_DIR to a folder with room, "
+                      "or use --engine lean")

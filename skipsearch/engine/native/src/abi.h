@@ -42,7 +42,7 @@ struct Model {
     double embed_scale;
 };
 
-// cos, sin: [length, width], of each position; sin negated in its first half.
+// cos, sin: [length, width], of each position, float or double as biases are; sin negated in its first half.
 struct Table {
     const void *cos, *sin;
     int64_t width, length;

@@ -54,12 +54,12 @@ template <class A> void normed_heads(const Norm &norm, A *x, int64_t width) {
 }
 
 // Rotary embedding of one head: the pairs (a, b) of its first `width` dimensions become (a, b) cos + (b, a) sin.
-template <class T> inline void turned(Sum<T> *x, const T *cos, const T *sin, int64_t width) {
+template <class A> inline void turned(A *x, const A *cos, const A *sin, int64_t width) {
     const int64_t half = width / 2;
     for (int64_t d = 0; d < half; ++d) {
-        const Sum<T> a = x[d], b = x[d + half];
-        x[d] = a * wide(cos[d]) + b * wide(sin[d]);
-        x[d + half] = b * wide(cos[d + half]) + a * wide(sin[d + half]);
+        const A a = x[d], b = x[d + half];
+        x[d] = a * cos[d] + b * sin[d];
+        x[d + half] = b * cos[d + half] + a * sin[d + half];
     }
 }
 

@@ -169,8 +169,8 @@ template <class T> class Runner {
         normed_heads<A>(layer.q_norm, row, layer.heads * width);
         normed_heads<A>(layer.k_norm, row + layer.heads * width, layer.kv_heads * width);
         const Table &table = p.tables[layer.table];
-        const T *cos = (const T *)table.cos + position(r) * table.width, *sin = (const T *)table.sin + position(r) * table.width;
-        for (int64_t n = 0; n < layer.heads + layer.kv_heads; ++n) turned<T>(row + n * width, cos, sin, table.width);
+        const A *cos = (const A *)table.cos + position(r) * table.width, *sin = (const A *)table.sin + position(r) * table.width;
+        for (int64_t n = 0; n < layer.heads + layer.kv_heads; ++n) turned<A>(row + n * width, cos, sin, table.width);
         for (int64_t n = 0; n < layer.kv_heads; ++n) {
             const int64_t at = ((b * layer.kv_heads + n) * p.capacity + slot(r)) * width;
             const A *k = row + (layer.heads + n) * width, *v = k + layer.kv_heads * width;

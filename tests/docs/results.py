@@ -1,0 +1,68 @@
+"""The README's results: a table and a bar chart, both from the files that `tests/benchmarks/recipes.py --out` wrote into docs/results."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from skipsearch.report.theme import COLOURS, GAIN, INK, MUTED, style
+
+ROOT = Path(__file__).parents[2]
+PICTURE = ROOT / "docs" / "pictures" / "recipes.svg"
+TASKS = {"pycode": "continue source code", "prose": "continue documentation"}
+RECIPES = {"skip alone": "skip", "lookup": "lookup", "lookup,skip": "lookup, then skip", "bundled: adapted": "trained sub-layers",
+           "bundled: lookup,adapted": "lookup, then trained sub-layers"}
+
+
+def measured(task: str) -> list[dict[str, Any]]:
+    """A row for each of RECIPES, in their order."""
+    found = json.loads((ROOT / "docs" / "results" / f"recipes-{task}.json").read_text("utf-8"))["rows"]["all"]
+    by_name = {row["name"]: row for row in found}
+    return [by_name[name] for name in RECIPES]
+
+
+def speedup(row: dict[str, Any]) -> str:
+    """Mean and interval, as tables have them."""
+    return f"{row['speedup']['mean']:.2f}× ({row['speedup']['low']:.2f}–{row['speedup']['high']:.2f})"
+
+
+def table() -> str:
+    """Recipes against tasks."""
+    by_task = {task: measured(task) for task in TASKS}
+    heads = [f"`{task}`: {what}, {by_task[task][0]['prompts']} prompts" for task, what in TASKS.items()]
+    lines = ["| recipe | " + " | ".join(heads) + " |", "|---|" + "---|" * len(TASKS)]
+    for k, name in enumerate(RECIPES.values()):
+        lines.append(f"| {name} | " + " | ".join(speedup(by_task[task][k]) for task in TASKS) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def picture() -> str:
+    """The same as bars, an SVG that follows light and dark."""
+    import matplotlib
+
+    with style() as figure_of, matplotlib.rc_context({"svg.hashsalt": "recipes"}):
+        figure = figure_of(figsize=(8.4, 2.5), layout="constrained")
+        for place, task in enumerate(TASKS):
+            axes = figure.add_subplot(1, len(TASKS), place + 1)
+            rows = measured(task)
+            for k, row in enumerate(rows):
+                mean, low, high = (row["speedup"][key] for key in ("mean", "low", "high"))
+                axes.barh([k], [mean], height=0.62, color=GAIN, alpha=0.85)
+                axes.plot([low, high], [k, k], color=INK, linewidth=1.4)
+                axes.annotate(f"{mean:.2f}×", (high, k), (5, 0), textcoords="offset points", va="center", fontweight="bold")
+            axes.axvline(1, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
+            axes.set(xlim=(0, 2.6), title=f"{task}: {TASKS[task]}", xlabel="times as fast as plain decoding", ylim=(len(rows) - 0.5, -0.5))
+            axes.set_yticks(range(len(rows)), list(RECIPES.values()) if not place else [""] * len(rows), color=INK)
+            axes.tick_params(left=False)
+            axes.spines["left"].set_visible(False)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    svg = file.getvalue()
+    for name, (light, _) in COLOURS.items():
+        svg = svg.replace(light, f"var(--{name})")
+    pairs = {dark: " ".join(f"--{name}: {pair[dark]};" for name, pair in COLOURS.items()) for dark in (0, 1)}
+    rules = f"svg {{ {pairs[0]} }} @media (prefers-color-scheme: dark) {{ svg {{ {pairs[1]} }} }}"
+    head, _, rest = svg.partition("<defs>")
+    return f"{head}<style>{rules}</style>\n <defs>{rest}"
