@@ -21,6 +21,7 @@ from skipsearch.evaluation.objectives import CHOOSING, SHAPES, TRAINED, Found, R
 from skipsearch.evaluation.prompts import Workload, workload
 from skipsearch.evaluation.wall import Timings, race
 from skipsearch.exits import make_exit
+from skipsearch.finals import CHOOSING_PROMPTS, Finalist, choosing, run_off
 from skipsearch.machine import this_machine
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
@@ -30,13 +31,11 @@ from skipsearch.search import Listener, Progress, Search, Stage
 from skipsearch.searchers import SearchProblem
 from skipsearch.stats import DecodeStats, Estimate
 from skipsearch.tasks.values import Task
-from skipsearch.tuning import Finalist
 
 TRIALS = 60   # masks that each searcher may judge
 # Searchers of the papers, as offline searches, and what their own systems report.
 SEARCHED = {"clasp": "", "asd": "", "s3d": "", "gp": "1.5–1.6× (13B)", "auto": ""}
 THEIRS = {"hf-generate": "Hugging Face, plain", "hf-early-exit": "Hugging Face, early exit"}
-IN_CONTEXT = {"clasp": "the prompt, then its own rounds", "asd": "the prompt", "swift": "a stream of requests"}   # what each chooses from
 PUBLISHED = {"draft & verify": "1.5–1.6× (13B)", "lookup": "1.66× (7B, Spec-Bench)", "clasp": "1.24× (8B) to 1.67× (70B)",
              "asd": "1.44× (13B, one mask a prompt)", "swift": "1.41× (13B), 1.48× (70B)", "kangaroo": "1.50× (7B), 1.44× (13B)",
              "s3d": "1.76× (7B int8)"}
@@ -100,9 +99,10 @@ def methods(model: ModelAdapter, task: Task, folders: Sequence[Path] = (), promp
             adaptive = make_exit("adaptive", across_requests=True)
             chosen["draft & verify"] = (Finalist(Recipe((Skip.of(mask, tuning.MAX_DRAFT, adaptive),)), None), needs)
     for kind in CHOOSING:
-        racing = tuning.choosing(kind, kind, objective, calibration, listen)
+        racing = choosing(kind, kind, objective, calibration, listen)
         listen(Stage(f"racing settings of {kind}"))
-        chosen[kind] = (tuning.run_off(model, calibration, racing, seed, listen, tuning.CHOOSING_PROMPTS)[0], IN_CONTEXT[kind])
+        fastest, _ = run_off(model, calibration, racing, seed, listen, CHOOSING_PROMPTS)
+        chosen[kind] = (fastest, fastest.recipe.drafters[-1].about.needs)
     for folder, draft in trained:
         card = read_header(find(draft.ref, [folder])).card
         needs = f"{card.trained.seconds / 60:.0f} min of training, {draft.ref.parameters / 1e6:.2g} M values beside the model's"
@@ -111,7 +111,7 @@ def methods(model: ModelAdapter, task: Task, folders: Sequence[Path] = (), promp
         everything += [alone, objective.best_trained(draft, f"lookup,{draft.kind}")]
     best = sorted(everything, key=lambda found: found.seconds_per_token)[:tuning.FINALISTS]
     listen(Stage("racing the best recipes"))
-    chosen["best recipe"] = (tuning.run_off(model, calibration, [finalist(found) for found in best], seed, listen)[0], "all of these")
+    chosen["best recipe"] = (run_off(model, calibration, [finalist(found) for found in best], seed, listen)[0], "all of these")
     return _measured(model, chosen, workload(model, task, task.holdout[:prompts]), seed, listen, theirs)
 
 
