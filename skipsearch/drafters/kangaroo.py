@@ -34,7 +34,7 @@ class Kangaroo(DrafterSpec):
     """
 
     kind: Literal["kangaroo"] = "kangaroo"
-    about = About("Kangaroo (Liu et al. 2024)", "an adapter that `train kangaroo` makes", "lookup before it")
+    about = About("Kangaroo (Liu et al. 2024)", "an adapter that `train kangaroo` makes", "lookup before it; siblings")
     exit_layer: Annotated[int, Field(ge=1, le=1023)] = Field(description="layers that the draft runs")
     exit: AnyExit
     siblings: Siblings | None = Field(default=None, exclude_if=is_none, description="verified beside unsure tokens; left out: none")

@@ -12,6 +12,7 @@ from skipsearch.report.theme import COLOURS, GAIN, INK, MUTED, style
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "recipes.svg"
+METHODS = sorted((ROOT / "docs" / "results").glob("methods-*.json"))
 TASKS = {"pycode": "continue source code", "prose": "continue documentation"}
 RECIPES = {"skip alone": "skip", "lookup": "lookup", "lookup,skip": "lookup, then skip", "bundled: adapted": "trained sub-layers",
            "bundled: lookup,adapted": "lookup, then trained sub-layers"}
