@@ -244,7 +244,7 @@ def fuse(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = Non
     layout = take_apart(model, family)
     kinds = [kind if family.turned is None or family.turned(layer.attn.run) else replace(kind, layer_type=UNTURNED)
              for kind, layer in zip(layout.kinds, layout.layers, strict=True)]
-    tables = {kind: Angles(*((_still(layout.rotary), None) if kind == UNTURNED else (layout.rotary, kind)), spec)
+    tables = {kind: Angles(_still(layout.rotary), None, spec) if kind == UNTURNED else Angles(layout.rotary, kind, spec)
               for kind in dict.fromkeys(kind.layer_type for kind in kinds)}
     layers = [(_attention(i, layer.attn, kinds[i], config, tables[kinds[i].layer_type].width if family.interleaved else 0), _mlp(layer.mlp))
               for i, layer in enumerate(layout.layers)]
