@@ -98,6 +98,9 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
     check_searcher(searcher)
     check_drafters(drafters, modules)
     compiler.check_identifiable(model.spec)
+    if model.spec.recurrent and (kind := drafters.rpartition(",")[2]) in CHOOSING:
+        raise SearchError(f"--drafters {drafters}: {kind} reads hidden states while it decodes, and {model.spec.id}, whose layers keep a "
+                          "recurrent state, shows none; tune skip or lookup")
     started = perf_counter()
     task = load_task(task) if isinstance(task, str) else task
     check_task(task)

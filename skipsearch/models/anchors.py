@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
-from skipsearch.models.recurrent import Standing, States, cloned
+from skipsearch.models.recurrent import Standing, States
+from skipsearch.models.view import cloned
 
 
 class AnchoredCache(KVCache):

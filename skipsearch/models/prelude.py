@@ -19,7 +19,7 @@ from skipsearch.errors import ModelError
 from skipsearch.models.sight import Sight, largest_span, read_sight
 from skipsearch.models.spec import ModelSpec
 from skipsearch.models.structure import Call, Discovery, LayerParts, Skeleton, Step
-from skipsearch.models.view import View
+from skipsearch.models.view import View, cloned
 
 FARTHEST = 1 << 16    # positions at which a model is asked what it sees
 NEAREST = 64          # of a model that names no context
@@ -81,8 +81,11 @@ class OwnForward:
         self._cache = "past_key_values" if "past_key_values" in known else "cache_params"
         self._takes_positions, self._keeps_last = "position_ids" in known, "logits_to_keep" in known
         with torch.no_grad():
+            self._no_states = list(DynamicCache(config=self._config).layers)
             self.parts = self._discovered()
             self.recurrent = any(parts.recurrent for parts in self.parts)
+            if not self.recurrent:
+                self._no_states = []
             self.sights = self._seen()
 
     def during(self, step: Step, tokens: Tensor, positions: Tensor, view: View, last_only: bool = False) -> Tensor:
@@ -109,7 +112,7 @@ class OwnForward:
 
     def no_states(self) -> list[Any]:
         """What layers keep before the first token, as its own cache has it."""
-        return list(DynamicCache(config=self._config).layers)
+        return [cloned(state) for state in self._no_states]
 
     def own_sight(self, start: int) -> list[Any]:
         """The mask that its own forward hands each layer for two tokens behind `start` others."""

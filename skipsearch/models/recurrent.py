@@ -9,7 +9,6 @@ its own are thrown away.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -25,27 +24,10 @@ from skipsearch.models.own import OwnAdapter, Walk, read
 from skipsearch.models.prelude import Given, OwnForward
 from skipsearch.models.spec import ModelSpec
 from skipsearch.models.structure import Call
-from skipsearch.models.view import View
+from skipsearch.models.view import View, cloned, tensors_of
 
 FORGETFUL = 0.1      # standard deviations of logits: what is right differs far less, in any dtype, and what is not far more
 States = list[Any]   # of each layer, as transformers' own cache has it; a layer without a state keeps nothing there
-
-
-def cloned(state: Any) -> Any:
-    """A layer's state that shares no tensor with it."""
-    found = copy.copy(state)
-    for name, value in vars(state).items():
-        if isinstance(value, Tensor):
-            setattr(found, name, value.clone())
-        elif isinstance(value, dict):
-            setattr(found, name, {key: one.clone() if isinstance(one, Tensor) else one for key, one in value.items()})
-    return found
-
-
-def tensors_of(state: Any) -> list[Tensor]:
-    """What a layer's state consists of."""
-    values = [*vars(state).values(), *(one for value in vars(state).values() if isinstance(value, dict) for one in value.values())]
-    return [value for value in values if isinstance(value, Tensor)]
 
 
 @dataclass(frozen=True)

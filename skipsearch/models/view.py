@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,3 +35,20 @@ class View(Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.plan.keys, 0
+
+
+def cloned(state: Any) -> Any:
+    """A layer's state that shares no tensor with it."""
+    found = copy.copy(state)
+    for name, value in vars(state).items():
+        if isinstance(value, Tensor):
+            setattr(found, name, value.clone())
+        elif isinstance(value, dict):
+            setattr(found, name, {key: one.clone() if isinstance(one, Tensor) else one for key, one in value.items()})
+    return found
+
+
+def tensors_of(state: Any) -> list[Tensor]:
+    """What a layer's state consists of."""
+    values = [*vars(state).values(), *(one for value in vars(state).values() if isinstance(value, dict) for one in value.values())]
+    return [value for value in values if isinstance(value, Tensor)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from helpers.tiny import LAYERS
 
 import skipsearch as ss
-from skipsearch.decoding import Decoder
+from skipsearch.decoding import Decoder, Request
+from skipsearch.decoding.batch import generate_batch
 from skipsearch.drafters.asd import ASD
 from skipsearch.errors import DecodeError
 from skipsearch.exits import make_exit
@@ -16,7 +18,7 @@ from .checks import MASKS, PROMPTS, Drafting, assert_partly_accepted
 from .recurrent_checks import CHAINS, KINDS, check_growing_recurrent, check_recurrent, recurrent_world
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", ["lfm2", *(pytest.param(family, marks=pytest.mark.thorough) for family in KINDS if family != "lfm2")])
 def test_greedy_tokens_are_the_full_models_own(family: str) -> None:
     """Linear attention, Mamba beside attention, short convolutions, and Mamba that takes rows one by one."""
     model, _ = recurrent_world(family)
@@ -51,6 +53,20 @@ def test_streams_side_by_side_keep_states_of_their_own() -> None:
     assert read == [full.greedy(prompt, 12) for prompt in PROMPTS[:2]]
 
 
+def test_a_batch_gives_each_request_its_own_text() -> None:
+    model, full = recurrent_world("lfm2")
+    batch = Decoder(model, CHAINS[0].recipe).batch(3)
+    found = generate_batch(batch, [Request(prompt, 10) for prompt in PROMPTS])
+    assert [one.tokens for one in found] == [full.greedy(prompt, 10) for prompt in PROMPTS]
+
+
+def test_generate_takes_the_place_of_the_models_own() -> None:
+    _, full = recurrent_world("lfm2")
+    prompt = torch.tensor([PROMPTS[0]])
+    mine = ss.generate(full.hf, prompt, profile=MASKS[0], max_new_tokens=12)
+    assert mine[0, prompt.shape[1]:].tolist() == full.greedy(PROMPTS[0], 12)
+
+
 @pytest.mark.parametrize(("recipe", "exact", "said"), [
     (Drafting(MASKS[0], siblings=Siblings(below=0.6, most=2)).recipe, False, "leave siblings out"),
     (Recipe((ASD(draft_length=4, exit=make_exit("fixed")),)), False, "draft with skip or lookup"),
@@ -64,7 +80,7 @@ def test_what_needs_more_than_a_chain_is_refused_in_a_sentence(recipe: Recipe, e
 
 def test_a_mask_covers_recurrent_sub_layers() -> None:
     """`attn` stands for the layer's mixer, whatever its kind: leaving one out changes what is drafted."""
-    model, _ = recurrent_world("falcon_h1")
+    model, _ = recurrent_world("lfm2")
     texts = [Decoder(model, ss.SkipMask(LAYERS, attn=(i,)), draft_length=3).generate(PROMPTS[0], 20).stats.accepted for i in range(LAYERS)]
     whole = Decoder(model, ss.SkipMask(LAYERS), draft_length=3).generate(PROMPTS[0], 20).stats
     assert whole.accepted == whole.drafted

@@ -22,7 +22,7 @@ PROMPTS = ([5, 17, 40, 3], [60, 2, 2, 31, 8, 44], [33, 34, 9])
 MASKS = (SkipMask(LAYERS, (1, 3), (2,)), SkipMask(LAYERS, (0,)), SkipMask(LAYERS, (), (1, 4)), SkipMask(LAYERS, (2, 4)))
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text"])
+@pytest.mark.parametrize("family", ["lfm2", pytest.param("qwen3_5_text", marks=pytest.mark.thorough)])
 @torch.no_grad()
 def test_it_says_what_a_draft_at_each_position_names(family: str) -> None:
     """Against a draft pass of one token behind a prefill of all before it, a cache of its own for each position."""

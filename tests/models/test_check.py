@@ -25,7 +25,7 @@ from .tiny import ADAPTED, adapted, hf_model
 
 FAMILIES = ["starcoder2", "arcee", "gpt_oss", "ministral3", "helium", "cohere2"]
 WINDOWED = ["starcoder2", "gpt_oss", "ministral", "cohere2", "ministral3", "phimoe"]
-RECURRENT = ["qwen3_5_text", "qwen3_next", "falcon_h1", "granitemoehybrid", "lfm2", "jamba"]
+RECURRENT = ["lfm2", "qwen3_5_text", "qwen3_next", "falcon_h1", "granitemoehybrid", "jamba"]
 Plant = Callable[[OwnAdapter], None]
 
 
@@ -108,7 +108,7 @@ def test_a_sink_left_out_is_refused() -> None:
     assert "behind layer 0" in refused(model, adapter)
 
 
-@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize("family", ["lfm2", *(pytest.param(family, marks=pytest.mark.thorough) for family in RECURRENT[1:])])
 def test_a_state_that_is_not_restored_or_is_moved_twice_is_refused(family: str) -> None:
     model = build(family)
     adapter = ss.adapt(model)
