@@ -8,5 +8,6 @@ from skipsearch.bench.requests import Request, random_requests, task_requests
 from skipsearch.bench.run import BenchRow, DrafterRow, bench
 from skipsearch.bench.side_by_side import BatchRow, batches, with_batches
 
-__all__ = ["PEERS", "BatchRow", "BenchRow", "CostRow", "DrafterRow", "LlamaGenerate", "Peer", "Request", "TheirPeer", "batches", "bench", "check_picture",
-           "cost_table", "draw", "llama_row", "make_peers", "random_requests", "task_requests", "with_batches"]
+__all__ = ["PEERS", "BatchRow", "BenchRow", "CostRow", "DrafterRow", "LlamaGenerate", "Peer", "Request", "TheirPeer", "batches", "bench",
+           "check_picture", "cost_table", "draw", "llama_row", "make_peers", "random_requests", "task_requests",
+           "with_batches"]
