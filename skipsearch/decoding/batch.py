@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from skipsearch.cache import KVCache, Planner
+from skipsearch.cache import KVCache
 from skipsearch.decoding.loop import Chunk, Generation
-from skipsearch.decoding.prefix import Lender, Prefix, Room, common
+from skipsearch.decoding.prefix import Lender, Prefix
 from skipsearch.decoding.request import Request
+from skipsearch.decoding.rooms import Lent, Rooms
 from skipsearch.decoding.watching import Watch
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
-from skipsearch.engine import RowCache, SharedCache, Wanted, inference, is_steady, together
+from skipsearch.engine import Wanted, inference, is_steady, together
 from skipsearch.errors import DecodeError
-from skipsearch.models.spec import ModelAdapter
 
 if TYPE_CHECKING:
     from skipsearch.decoding.decoder import Decoder
@@ -40,7 +40,6 @@ class Row:
         self.error: Exception | None = None
         self.result: Any = None
         self.ended = False
-        self.cache: RowCache | None = None
         self._work = work
         self._greenlet = greenlet(self._run)
 
@@ -100,7 +99,7 @@ class Batch:
         self._crowded = False
         model, exact = decoder.model, decoder.loop.exact
         joins = type(model.new_cache(1, 1)) is KVCache and model.spec.together and (not exact or is_steady(model))
-        self._room = _Rooms(model, rows) if joins else None
+        self._room = Rooms(model, rows, lambda *wanted: wait_for(Wanted(*wanted))) if joins else None
 
     @property
     def free(self) -> int:
@@ -136,7 +135,7 @@ class Batch:
 
     def lender(self, prefix: Prefix | None = None, owner: str | None = None) -> Lender | None:
         """What a request that runs in this batch gets its cache from, as `join` has it; None: one of its own."""
-        return prefix if self._room is None else _Lent(self._room, prefix, owner)
+        return prefix if self._room is None else Lent(self._room, prefix, owner)
 
     @inference
     def step(self) -> list[Row]:
@@ -209,83 +208,6 @@ def _next_pass(waiting: list[tuple[Row, Wanted]]) -> list[tuple[Row, Any]]:
     except Exception as error:
         answers = [error] * len(chosen)   # raised where each of them waits
     return [(row, answer) for (row, _), answer in zip(chosen, answers, strict=True)]
-
-
-class _Rooms:
-    """The shared cache of a batch and who has which row of it."""
-
-    def __init__(self, model: ModelAdapter, rows: int):
-        self.model, self.rows = model, rows
-        self._shared: SharedCache | None = None
-        self._planner: Planner | None = None
-        self._taken: dict[int, RowCache] = {}
-        self._prompts: dict[RowCache, tuple[str, Sequence[int]]] = {}   # of rows with an owner
-
-    def begin(self, cache: RowCache, prompt: Sequence[int], owner: str) -> None:
-        """K/V of what a prompt begins with as another one of its owner does are copied, where they are more than the cache has already."""
-        known = {other: min(common(prompt, text), other.length, len(prompt) - 1)
-                 for other, (its, text) in self._prompts.items() if its == owner}
-        best = max(known, key=lambda other: known[other], default=None)
-        if best is not None and known[best] > cache.length:
-            cache.take_over(best, known[best])
-            cache.length = known[best]
-        self._prompts[cache] = owner, prompt
-
-    def take(self, slots: int) -> tuple[RowCache, Planner]:
-        """A row that nobody has, empty. Raises: DecodeError where there is none."""
-        capacity = max(256, 1 << (slots - 1).bit_length())
-        if self._shared is None or self._planner is None or self._shared.spare < capacity:
-            self.model.new_cache(1, capacity + 1)   # which lets the engine know how long texts may become
-            self._planner = Planner(capacity, self.model.spec.device)
-            if self._shared is None:
-                self._shared = SharedCache(self.model.spec.n_layers, self.rows, capacity)
-            self._shared.grow(capacity)
-        row = next((i for i in range(self.rows) if i not in self._taken), None)
-        if row is None:
-            raise DecodeError(f"the batch has {self.rows} rows and all are taken")
-        cache = self._taken[row] = RowCache(self._shared, row, lambda *wanted: wait_for(Wanted(*wanted)))
-        return cache, self._planner
-
-    def free(self, cache: RowCache) -> None:
-        del self._taken[cache.first]
-        self._prompts.pop(cache, None)
-
-    def close_ranks(self) -> None:
-        """Rows that are in use stand next to each other, so that a pass over them runs over no empty ones. Between rounds only."""
-        for place in range(len(self._taken)):
-            if place not in self._taken and self._shared is not None:
-                cache = self._taken.pop(max(self._taken))
-                self._shared.move(cache, place)
-                self._taken[place] = cache
-
-
-class _Lent:
-    """Lends a row of a batch. prefix: what an earlier request left, copied into the row, and where this one leaves a copy."""
-
-    def __init__(self, rooms: _Rooms, prefix: Prefix | None, owner: str | None):
-        self._rooms, self._prefix, self._owner = rooms, prefix, owner
-        self._cache: RowCache | None = None
-
-    def lend(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Room:
-        self._cache, planner = self._rooms.take(slots)
-        if self._prefix is not None:
-            try:
-                cache, _ = self._prefix.lend(prompt, slots, model)
-            except BaseException:
-                self._rooms.free(self._cache)
-                raise
-            self._cache.take_over(cache, cache.length)
-            self._cache.length = cache.length
-        if self._owner is not None:
-            self._rooms.begin(self._cache, prompt, self._owner)
-        return self._cache, planner
-
-    def give_back(self, history: Sequence[int]) -> None:
-        assert self._cache is not None
-        if self._prefix is not None:
-            self._prefix.keep(self._cache)
-            self._prefix.give_back(history)
-        self._rooms.free(self._cache)
 
 
 class _Company(Watch):
