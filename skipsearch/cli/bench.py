@@ -84,7 +84,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
         running = bar.add_task("decoding", total=None)
         rows = run(contenders, requests, repeats, lengths, lambda done, total: bar.update(running, completed=done, total=total))
     table = cost_table(list({id(p.model): p.model for p in contenders if p.engine == p.model.spec.engine}.values()), 128) if costs else []
-    table += [llama_row(p.generator.llama, 128) for p in contenders if costs and isinstance(p, TheirPeer) and p.name == "llama-cpp"]
+    llamas = {id(p.llama): p.llama for p in contenders if isinstance(p, TheirPeer) and p.llama is not None}   # its peers share one
+    table += [llama_row(llama, 128) for llama in llamas.values() if costs]
     title = f"{main.spec.id}, {main.spec.dtype_name}, {name}" + (" (random weights: speed only)" if is_synthetic(chosen) else "")
     if picture:
         draw(rows, title, picture)
