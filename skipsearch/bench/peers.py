@@ -61,8 +61,11 @@ class OurPeer:
 
 
 class TheirPeer:
+    """llama: llama.cpp, where that generates."""
+
     def __init__(self, name: str, engine: str, model: ModelAdapter, generator: HFGenerate | LlamaGenerate):
         self.name, self.engine, self.model, self.generator = name, engine, model, generator
+        self.llama = generator.llama if isinstance(generator, LlamaGenerate) else None
 
     def run(self, prompt: Sequence[int], new_tokens: int) -> Run:
         return Run(*self.generator.run(prompt, new_tokens))

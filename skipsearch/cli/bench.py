@@ -61,7 +61,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     lengths, sizes = _numbers(contexts, "--contexts", "128,1024,4096"), _numbers(batch, "--batch", "1,2,4,8")
     require(not (sizes and (lengths or costs or picture)), "--batch goes without --contexts, --costs and --picture")
     require(not save or (bool(sizes) and profile is not None), "--save goes with --batch and --profile")
-    from skipsearch.bench import LlamaGenerate, TheirPeer, check_picture, cost_table, draw, llama_row, make_peers
+    from skipsearch.bench import TheirPeer, check_picture, cost_table, draw, llama_row, make_peers
     from skipsearch.bench import bench as run
     from skipsearch.cli.bench_view import print_costs, print_rows
     from skipsearch.cli.common import err, out, print_json
@@ -97,8 +97,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
         running = bar.add_task("decoding", total=None)
         rows = run(contenders, requests, repeats, lengths, lambda done, total: bar.update(running, completed=done, total=total))
     table = cost_table(list({id(p.model): p.model for p in contenders if p.engine == p.model.spec.engine}.values()), 128) if costs else []
-    table += [llama_row(p.generator.llama, 128) for p in contenders
-              if costs and p.name == "llama-cpp" and isinstance(p, TheirPeer) and isinstance(p.generator, LlamaGenerate)]
+    llamas = {id(p.llama): p.llama for p in contenders if isinstance(p, TheirPeer) and p.llama is not None}   # its peers share one
+    table += [llama_row(llama, 128) for llama in llamas.values() if costs]
     title = f"{main.spec.id}, {main.spec.dtype_name}, {name}" + (" (random weights: speed only)" if is_synthetic(chosen) else "")
     if picture:
         draw(rows, title, picture)

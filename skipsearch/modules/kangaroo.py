@@ -18,7 +18,7 @@ from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
 from skipsearch.engine import onward
-from skipsearch.engine.variants import underneath
+from skipsearch.engine.variants import natively, underneath
 from skipsearch.errors import ModelError, ModuleError
 from skipsearch.fields import ModuleRef
 from skipsearch.mask import SkipMask
@@ -78,7 +78,7 @@ def assembled(model: ModelAdapter, card: Card, tensors: Mapping[str, Tensor], na
         adapter = variants.with_final_norm(variants.with_weights(adapter, placed), norm)
     except (ModelError, ValueError, IndexError) as error:
         raise ModuleError(f"{name}: this module does not fit {model.spec.id}: {error}; train one for this model") from None
-    return Shallow(model, adapter, card.exit_layer, card.form)
+    return Shallow(model, natively(model, adapter), card.exit_layer, card.form)
 
 
 def named(key: str, layer: int) -> str:
