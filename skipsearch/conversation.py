@@ -6,7 +6,7 @@ A model with a chat template gets every turn through it. A base model, which has
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -23,14 +23,16 @@ from skipsearch.stats import DecodeStats
 class Conversation:
     """turns: role and content of each. A base model's text is what its turns say, one after the other.
 
+    decoder_of: makes what decodes with a profile, where that is more than `Decoder`.
     Raises: ModelError for a model without a tokenizer; ProfileError for a profile of another model.
     """
 
     def __init__(self, model: ModelAdapter, profile: Profile | None = None, system: str | None = None, max_new_tokens: int = 512,
-                 settings: Settings | None = None):
+                 settings: Settings | None = None, decoder_of: Callable[[ModelAdapter, Profile | None], Decoder] = Decoder):
         if model.tokenizer is None:
             raise ModelError(f"{model.spec.id} has no tokenizer, so it takes token ids only: use Decoder.generate from Python")
         self.model, self.max_new_tokens, self.system, self.settings = model, max_new_tokens, system, settings or {}
+        self._decoder_of = decoder_of
         self.is_chat = chat_template(model.tokenizer) is not None
         if system is not None and not self.is_chat:
             raise ModelError(f"{model.spec.id} has no chat template, so it takes no system prompt: begin the text with it instead")
@@ -41,7 +43,7 @@ class Conversation:
 
     def choose(self, profile: Profile | None) -> list[str]:
         """Decode with this profile from now on; None: plainly. Returns warnings. What was read so far is read anew, once."""
-        decoder = Decoder(self.model, profile)
+        decoder = self._decoder_of(self.model, profile)
         self.profile, self.session = profile, decoder.session()
         self.decoder: Decoder = decoder
         return decoder.warnings

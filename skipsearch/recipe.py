@@ -82,6 +82,7 @@ class DrafterSpec(Part):
     """One drafter of a recipe, as it is stored. A subclass adds its own fields, first of all `kind`, a Literal of its name in DRAFTERS."""
 
     about: ClassVar[About] = About()
+    moves: ClassVar[bool] = False   # whether its mask changes while it decodes
 
     kind: str
     draft_length: DraftLength

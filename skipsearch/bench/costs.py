@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from skipsearch.bench.llama_cpp import LlamaCpp
 from skipsearch.evaluation.latency import measure_costs
 from skipsearch.models.spec import ModelAdapter
 
@@ -14,16 +15,23 @@ MOST_ROWS = 16
 
 @dataclass(frozen=True)
 class CostRow:
-    """pass_ms: a pass over one token. beta_half: a draft step with half of the sub-layers, over it. v: a pass over 2 … 16 rows, over it."""
+    """pass_ms: a pass over one token. beta_half: a draft step with half of the sub-layers, over it; None without. v: a pass over 2 … 16
+    rows, over it."""
 
     engine: str
     dtype: str
     pass_ms: float
-    beta_half: float
+    beta_half: float | None
     v: tuple[float, ...]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def llama_row(llama: LlamaCpp, context: int) -> CostRow:
+    """What llama.cpp's passes cost; it drafts by no mask."""
+    one, *more = llama.row_costs(MOST_ROWS, context)
+    return CostRow("llama.cpp", llama.dtype, 1e3 * one, None, tuple(x / one for x in more))
 
 
 def cost_table(models: Sequence[ModelAdapter], context: int) -> list[CostRow]:

@@ -1,4 +1,4 @@
-"""Who takes part in a benchmark: this engine plain and with a profile, our other engines, and Hugging Face's own ways to generate."""
+"""Who takes part in a benchmark: this engine plain and with a profile, our other engines, Hugging Face's ways to generate, llama.cpp."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from skipsearch.bench.hugging_face import ALONE, HFGenerate
+from skipsearch.bench.llama_cpp import NAMES as BY_LLAMA_CPP
+from skipsearch.bench.llama_cpp import LlamaCpp, LlamaGenerate
 from skipsearch.decoding import Decoder
 from skipsearch.decoding.matching import check_profile
 from skipsearch.drafters.lookup import Lookup
@@ -24,7 +26,7 @@ PROFILE = ("profile", "recipe", *(f"profile:{kind}" for kind in DRAFTERS))   # r
 ON_OUR_ENGINE = ("plain", "skip", "lookup", "lookup+skip", *PROFILE)
 LOOKUP = Lookup(min_match=2, draft_length=8)   # of the peers `lookup` and `lookup+skip`
 SKIP_DRAFTS = 4                                # of `skip` and `lookup+skip`
-PEERS = (*ON_OUR_ENGINE, *(f"{name}@{engine}" for name in ON_OUR_ENGINE for engine in ENGINES), *ALONE)
+PEERS = (*ON_OUR_ENGINE, *(f"{name}@{engine}" for name in ON_OUR_ENGINE for engine in ENGINES), *ALONE, *BY_LLAMA_CPP)
 Opener = Callable[[str], ModelAdapter]
 
 
@@ -39,7 +41,10 @@ class Run:
 
 
 class Peer(Protocol):
+    """engine: what drives it, by name. model: its weights, as this program holds them."""
+
     name: str
+    engine: str
     model: ModelAdapter
 
     def run(self, prompt: Sequence[int], new_tokens: int) -> Run:
@@ -48,7 +53,7 @@ class Peer(Protocol):
 
 class OurPeer:
     def __init__(self, name: str, decoder: Decoder):
-        self.name, self.model, self.decoder = name, decoder.model, decoder
+        self.name, self.engine, self.model, self.decoder = name, decoder.model.spec.engine, decoder.model, decoder
 
     def run(self, prompt: Sequence[int], new_tokens: int) -> Run:
         result = self.decoder.generate(prompt, new_tokens, ignore_eos=True)
@@ -56,8 +61,11 @@ class OurPeer:
 
 
 class TheirPeer:
-    def __init__(self, name: str, model: ModelAdapter):
-        self.name, self.model, self.generator = name, model, HFGenerate(name, model)
+    """llama: llama.cpp, where that generates."""
+
+    def __init__(self, name: str, engine: str, model: ModelAdapter, generator: HFGenerate | LlamaGenerate):
+        self.name, self.engine, self.model, self.generator = name, engine, model, generator
+        self.llama = generator.llama if isinstance(generator, LlamaGenerate) else None
 
     def run(self, prompt: Sequence[int], new_tokens: int) -> Run:
         return Run(*self.generator.run(prompt, new_tokens))
@@ -70,6 +78,7 @@ def make_peers(names: Sequence[str], engine: str, profile: Profile | None, open_
     cannot drive the model.
     """
     peers: list[Peer] = []
+    llama: LlamaCpp | None = None
     taken: list[str] = []
     for name in names:
         if name not in PEERS:
@@ -80,7 +89,11 @@ def make_peers(names: Sequence[str], engine: str, profile: Profile | None, open_
             raise DecodeError(f"the peer {name} is named twice{' (recipe is profile)' if kind == 'profile' else ''}; one run of it serves")
         taken.append(f"{kind}@{other}")
         if name in ALONE:
-            peers.append(TheirPeer(name, open_model("hf")))
+            peers.append(TheirPeer(name, "hf", open_model("hf"), HFGenerate(name, open_model("hf"))))
+            continue
+        if name in BY_LLAMA_CPP:
+            llama = llama or LlamaCpp(open_model("hf"))
+            peers.append(TheirPeer(name, "llama.cpp", open_model("hf"), LlamaGenerate(name, llama)))
             continue
         if kind in PROFILE and profile is None:
             raise DecodeError(f"the peer `{name}` needs --profile FILE")

@@ -132,10 +132,10 @@ def _row(peer: Peer, peers: Sequence[Peer], requests: Sequence[Request], all_run
     v = mine.a_full / plain if mine and stats.drafted and plain else None
     memory, reference = (None if peaks[p.name] is None else p.model.weight_bytes + (peaks[p.name] or 0) for p in (peer, peers[0]))
     context = sum((len(r.prompt) + r.new_tokens / 2) for r in requests) / len(requests)
-    a_pass_a_token = stats.drafted == 0 if stats.rounds else peer.name in ("hf-generate", "hf-compile")
+    a_pass_a_token = stats.drafted == 0 if stats.rounds else peer.name in ("hf-generate", "hf-compile", "llama-cpp")
     typical = median(pace)
     return BenchRow(
-        peer=peer.name, engine=peer.model.spec.engine, ms_per_token=typical,
+        peer=peer.name, engine=peer.engine, ms_per_token=typical,
         ms_per_token_quartiles=(pace[len(pace) // 4], pace[3 * len(pace) // 4]),
         first_token_ms=1e3 * median(r.first_token for rs in runs for r in rs), tokens_per_second=1e3 / typical,
         end_to_end_tokens_per_second=written / seconds, speedup=speedup,

@@ -26,11 +26,13 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
                                                          "profile:skip (that drafter of the profile's recipe alone); lookup (from 2 "
                                                          "matching tokens, up to 8 drafted); skip (every second sub-layer, unsearched, "
                                                          "4 drafted); lookup+skip; each with @ENGINE behind it for another engine; "
-                                                         "hf-generate, hf-compile, hf-early-exit, hf-lookup. "
+                                                         "hf-generate, hf-compile, hf-early-exit, hf-lookup; llama-cpp, "
+                                                         "llama-cpp-lookup (pip install 'skipsearch[llama-cpp]'). "
                                                          "Default: plain, profile, hf-generate.")] = None,
           methods: Annotated[bool, typer.Option("--methods", help="Instead of peers: every method that drafts, at its best settings by the "
                                                                   "calibration half.")] = False,
-          modules: Annotated[Path | None, typer.Option(help="With --methods: a folder of trained parts that take part.")] = None,
+          modules: Annotated[list[Path] | None, typer.Option(help="With --methods: a folder of trained parts that take part; may be given "
+                                                                  "again.")] = None,
           prompts: Annotated[int, typer.Option(min=1, help="Hold-out prompts.")] = 16,
           repeats: Annotated[int, typer.Option(min=1, help="Angles of each peer on each prompt.")] = 3,
           batch: Annotated[str | None, typer.Option(help="Instead of one request after the other: so many side by side, 1,2,4,8. Peers are "
@@ -50,17 +52,17 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     the first peer; "of bandwidth" the share of what this machine can read in that time; "loop" the share of time outside model passes.
     """
     require(profile is not None or model is not None, "give --profile FILE or --model M")
-    require(methods or modules is None, "--modules goes with --methods")
+    require(methods or not modules, "--modules goes with --methods")
     require(not (methods and (peers or profile or contexts or costs or picture or batch)),
             "--methods has its own peers: give --model and --task")
     if methods:
-        _methods(model or "", task or "pycode", data, modules, prompts, (device, dtype, engine, threads, quantization), as_json)
+        _methods(model or "", task or "pycode", data, modules or [], prompts, (device, dtype, engine, threads, quantization), as_json)
         return
     lengths, sizes = _numbers(contexts, "--contexts", "128,1024,4096"), _numbers(batch, "--batch", "1,2,4,8")
     require(not (sizes and (lengths or costs or picture)), "--batch goes without --contexts, --costs and --picture")
     require(not save or (bool(sizes) and profile is not None), "--save goes with --batch and --profile")
+    from skipsearch.bench import TheirPeer, check_picture, cost_table, draw, llama_row, make_peers
     from skipsearch.bench import bench as run
-    from skipsearch.bench import check_picture, cost_table, draw, make_peers
     from skipsearch.cli.bench_view import print_costs, print_rows
     from skipsearch.cli.common import err, out, print_json
     from skipsearch.cli.progress import Bar
@@ -94,7 +96,9 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     with Bar(err) as bar:
         running = bar.add_task("decoding", total=None)
         rows = run(contenders, requests, repeats, lengths, lambda done, total: bar.update(running, completed=done, total=total))
-    table = cost_table(list({id(p.model): p.model for p in contenders}.values()), 128) if costs else []
+    table = cost_table(list({id(p.model): p.model for p in contenders if p.engine == p.model.spec.engine}.values()), 128) if costs else []
+    llamas = {id(p.llama): p.llama for p in contenders if isinstance(p, TheirPeer) and p.llama is not None}   # its peers share one
+    table += [llama_row(llama, 128) for llama in llamas.values() if costs]
     title = f"{main.spec.id}, {main.spec.dtype_name}, {name}" + (" (random weights: speed only)" if is_synthetic(chosen) else "")
     if picture:
         draw(rows, title, picture)
@@ -135,9 +139,9 @@ def _batches(peers: Sequence[Peer], requests: Sequence[Request], sizes: list[int
     print_batches(out, rows)
 
 
-def _methods(model: str, task: str, data: Path | None, modules: Path | None, prompts: int, how: tuple[Any, ...], as_json: bool) -> None:
+def _methods(model: str, task: str, data: Path | None, modules: list[Path], prompts: int, how: tuple[Any, ...], as_json: bool) -> None:
     """The table of methods, as Markdown for people."""
-    from skipsearch.bench.methods import as_markdown
+    from skipsearch.bench.methods import as_markdown, described
     from skipsearch.bench.methods import methods as run
     from skipsearch.cli.common import err, out, print_json
     from skipsearch.cli.tune_view import TuneView
@@ -146,11 +150,12 @@ def _methods(model: str, task: str, data: Path | None, modules: Path | None, pro
     chosen = load_task(task, data=data)
     warn([*chosen.notes])
     adapter = open_model(model, *how)
+    device, dtype, _, threads, quantization = how
+    theirs = open_model(model, device, dtype, "hf", threads, quantization)
     with TuneView(err) as view:
-        rows = run(adapter, chosen, modules, prompts, listen=view)
+        rows = run(adapter, chosen, modules, prompts, listen=view, theirs=theirs)
     if as_json:
-        print_json({"model": adapter.spec.id, "dtype": adapter.spec.dtype_name, "engine": adapter.spec.engine, "task": chosen.name,
-                    "rows": [row.as_dict() for row in rows]})
+        print_json(described(adapter, chosen.name, modules, rows))
         return
     out.print(as_markdown(rows), end="")
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.opening import AutoFolder, AutoTask, ProfileChoice, look_up, open_both, say_verdict
+from skipsearch.cli.opening import AutoFolder, AutoTask, ProfileChoice, decoder_of, look_up, open_both, say_verdict
 from skipsearch.cli.options import Device, Dtype, Engine, Quantization, Seed, Threads, warn
 
 if TYPE_CHECKING:
     from skipsearch.conversation import Conversation
+    from skipsearch.decoding.request import Settings
 
 HELP = """/reset             forget what was said
 /save FILE         write the conversation down, one line of JSON
@@ -42,7 +43,8 @@ def chat(model: Annotated[str | None, typer.Option(help="Which model; the profil
 
     Sampling(temperature, top_p, top_k)   # a senseless one is told before the model is loaded
     adapter, loaded = open_both(profile, model, task, profiles, device, dtype, quantization, engine, threads)
-    talk = Conversation(adapter, loaded, system, max_new_tokens, {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed})
+    asked: Settings = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    talk = Conversation(adapter, loaded, system, max_new_tokens, asked, decoder_of)
     warn(talk.decoder.warnings)
     say_verdict(loaded)
     kind = "talk to it" if talk.is_chat else "it has no chat template, so it goes on from your text"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.opening import AutoFolder, AutoTask, ProfileChoice, open_both, say_verdict
+from skipsearch.cli.opening import AutoFolder, AutoTask, ProfileChoice, decoder_of, open_both, say_verdict
 from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, require, warn
 
 if TYPE_CHECKING:
@@ -57,10 +57,7 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
         raise ModelError(f"{adapter.spec.id} has no chat template: leave --chat out, and write the prompt as the model expects it")
     if loaded is not None and loaded.task.chat_template_sha256 and not chat:
         warn(["this profile was made for requests in the chat template: with --chat yours go through it too"])
-    from skipsearch.evaluation.prices import prices_here
-
-    prices = None if loaded is None else prices_here(loaded, adapter)
-    decoder = Decoder(adapter, loaded, exact=exact, prices=prices, remember=remember)
+    decoder = decoder_of(adapter, loaded, exact, remember)
     plain = Decoder(adapter, exact=exact) if check else None
     warn(decoder.warnings)
     say_verdict(loaded)

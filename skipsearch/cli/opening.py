@@ -10,6 +10,7 @@ import typer
 from skipsearch.cli.options import load, model_of, require, settle, warn
 
 if TYPE_CHECKING:
+    from skipsearch.decoding import Decoder
     from skipsearch.models import ModelAdapter
     from skipsearch.profile import Profile
 
@@ -33,6 +34,17 @@ def open_both(profile: str, model: str | None, task: str, folder: Path | None, d
     if profile == "auto":
         loaded = look_up(adapter, named, task, folder)
     return settle(adapter, engine, loaded.engine if loaded else None), loaded
+
+
+def decoder_of(model: ModelAdapter, profile: Profile | None, exact: bool = False, remember: int = 0) -> Decoder:
+    """Decodes as the profile says; one that nobody measured is guarded by what this machine's latency table says, where there is one.
+
+    Raises: SkipSearchError.
+    """
+    from skipsearch.decoding import Decoder
+    from skipsearch.evaluation.prices import prices_here
+
+    return Decoder(model, profile, exact=exact, prices=None if profile is None else prices_here(profile, model), remember=remember)
 
 
 def look_up(model: ModelAdapter, named: str, task: str, folder: Path | None) -> Profile | None:

@@ -14,26 +14,31 @@ def report(out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page
            study: Annotated[list[str] | None, typer.Option(metavar="PATH|URL", help="A search's journal or storage URL; several to compare "
                                                                                   "them.")] = None,
            profile: Annotated[Path | None, typer.Option(metavar="FILE", help="A profile; with --study, both.")] = None,
+           methods: Annotated[list[Path] | None, typer.Option(metavar="FILE.json", help="What `bench --methods --json` gave; may be given "
+                                                                                       "again.")] = None,
            force: Annotated[bool, typer.Option("--force", help="Replace a page that exists.")] = False) -> None:
     """Example: skipsearch report --study my-profile.journal --profile my-profile.yaml --out report.html
 
     Draw how the searchers converged, speedup against skipped sub-layers, predicted against measured, which layers are skipped, the policy
-    surface, and what each drafter brought. One file that needs no network. Studies are read only, a search may be running in them.
+    surface, what each drafter brought, and methods side by side. One file that needs no network. Studies are read only, a search may be
+    running in them.
     """
-    require(bool(study or profile), "give --study, --profile, or both")
+    require(bool(study or profile or methods), "give --study, --profile, --methods, or several of them")
     from skipsearch.cli.common import err
     from skipsearch.cli.common import out as console
     from skipsearch.errors import ExportError
     from skipsearch.profile import load_profile
     from skipsearch.profile.dump import check_writable
+    from skipsearch.report.methods import read_methods
     from skipsearch.report.page import write_report
     from skipsearch.report.study import read_studies
     from skipsearch.storage import study_file
 
     studies = [file for file in map(study_file, study or []) if file]
-    check_writable(out, force, ExportError, inputs={"--profile": [profile] if profile else [], "--study": studies})
+    check_writable(out, force, ExportError, inputs={"--profile": [profile] if profile else [], "--study": studies,
+                                                         "--methods": methods or []})
     loaded = load_profile(profile) if profile else None
-    missing = write_report(out, read_studies(study or []), loaded, replace=force)
+    missing = write_report(out, read_studies(study or []), loaded, force, [read_methods(path) for path in methods or []])
     if missing:
         err.print(f"not drawn, and the page says why: {', '.join(missing)}", style="dim")
     console.print(f"{out}: open it in a browser")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skipsearch.cli.opening import AutoFolder, AutoTask, ProfileChoice, open_both, say_verdict
+from skipsearch.cli.opening import AutoFolder, AutoTask, ProfileChoice, decoder_of, open_both, say_verdict
 from skipsearch.cli.options import Device, Dtype, Engine, Quantization, Threads, warn
 
 
@@ -19,6 +19,8 @@ def serve(model: Annotated[str | None, typer.Option(help="Which model; the profi
           waiting: Annotated[int, typer.Option(min=1, help="Requests that may wait; more are answered with 429.")] = 64,
           seconds: Annotated[float, typer.Option(min=1, help="Of decoding one request at most.")] = 600,
           prefixes: Annotated[int, typer.Option(min=0, help="Texts whose K/V is kept for later requests of the same key.")] = 16,
+          together: Annotated[bool, typer.Option("--together", help="Run the passes of running requests as one instead of in turn: more "
+                                                                    "tokens a second of all, each request a little slower.")] = False,
           task: AutoTask = "any", profiles: AutoFolder = None,
           device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
           threads: Threads = None,
@@ -32,7 +34,6 @@ def serve(model: Annotated[str | None, typer.Option(help="Which model; the profi
     prompts begin with. Ctrl-C or SIGTERM takes no more requests and finishes those that it has.
     """
     from skipsearch.cli.common import err
-    from skipsearch.decoding import Decoder
     from skipsearch.serve.keys import Keys
     from skipsearch.serve.limits import Limits
     from skipsearch.serve.run import check_installed, is_loopback
@@ -42,9 +43,9 @@ def serve(model: Annotated[str | None, typer.Option(help="Which model; the profi
     if not Keys.from_environment().asked_for and not is_loopback(host):
         warn([f"everybody who reaches {host} may use this server: set SKIPSEARCH_API_KEY to ask for a key"])
     adapter, loaded = open_both(profile, model, task, profiles, device, dtype, quantization, engine, threads)
-    decoder = Decoder(adapter, loaded, exact=exact)
+    decoder = decoder_of(adapter, loaded, exact)
     warn(decoder.warnings)
     say_verdict(loaded)
     with err.heard():   # with --quiet too: who started it has to know where it is
-        run(decoder, host, port, Limits(running=running, waiting=waiting, seconds=seconds, prefixes=prefixes), name,
+        run(decoder, host, port, Limits(running=running, waiting=waiting, seconds=seconds, prefixes=prefixes, together=together), name,
             lambda address: err.print(f"serving {name or adapter.spec.id} at {address}; Ctrl-C ends it"))

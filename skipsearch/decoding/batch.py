@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from skipsearch.cache import KVCache, Planner
+from skipsearch.cache import KVCache
 from skipsearch.decoding.loop import Chunk, Generation
-from skipsearch.decoding.prefix import Lender, Prefix, Room
+from skipsearch.decoding.prefix import Lender, Prefix
 from skipsearch.decoding.request import Request
+from skipsearch.decoding.rooms import Lent, Rooms
 from skipsearch.decoding.watching import Watch
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
-from skipsearch.engine import RowCache, SharedCache, Wanted, inference, together
+from skipsearch.engine import Wanted, inference, is_steady, together
 from skipsearch.errors import DecodeError
-from skipsearch.models.spec import ModelAdapter
 
 if TYPE_CHECKING:
     from skipsearch.decoding.decoder import Decoder
@@ -40,7 +40,6 @@ class Row:
         self.error: Exception | None = None
         self.result: Any = None
         self.ended = False
-        self.cache: RowCache | None = None
         self._work = work
         self._greenlet = greenlet(self._run)
 
@@ -49,6 +48,13 @@ class Row:
         self._greenlet.parent = getcurrent()
         said = self._greenlet.throw(answer) if isinstance(answer, Exception) else self._greenlet.switch(answer)
         return said if isinstance(said, Wanted) else None
+
+    def latest(self) -> Chunk:
+        """What the latest step added. Raises: what ended it."""
+        if self.error is not None:
+            raise self.error
+        assert self.chunk is not None
+        return self.chunk
 
     def close(self) -> None:
         """Ends it where it is."""
@@ -79,8 +85,9 @@ class Batch:
     plain_from: requests from which on nobody drafts, since plain decoding is faster then; None: they always draft. A sampled request that
     drafts in other rounds than alone gets another sample of the same distribution; apart from that a request's tokens are those that it
     gets alone. A pass over several rows rounds otherwise than one over a single row, so in fp32 and below a near-tie may fall otherwise;
-    not with `exact`, whose passes run row by row, as do those of models that keep more of a text than K/V by slot. The engines compiled and
-    graph run passes over several rows as lean does. Passes whose hidden states a drafter watches run row by row too.
+    not with `exact`, whose passes run row by row, or together where the engine keeps a row's bits in any pass (native). Row by row run also
+    passes of models that keep more of a text than K/V by slot, and passes whose hidden states a drafter watches. The engines compiled and
+    graph run passes over several rows as lean does.
     One thread drives a batch. A row's times count what it waited for others.
     """
 
@@ -90,24 +97,26 @@ class Batch:
         self.decoder, self.most, self.plain_from = decoder, rows, plain_from
         self.rows: list[Row] = []
         self._crowded = False
-        self._room: _Rooms | None = None if decoder.loop.exact else _Rooms(decoder.model, rows)
-        if self._room is not None and not self._room.shares:
-            self._room = None
+        model, exact = decoder.model, decoder.loop.exact
+        joins = type(model.new_cache(1, 1)) is KVCache and model.spec.together and (not exact or is_steady(model))
+        self._room = Rooms(model, rows, lambda *wanted: wait_for(Wanted(*wanted))) if joins else None
 
     @property
     def free(self) -> int:
         """Requests that may join."""
         return self.most - len(self.rows)
 
-    def join(self, request: Request, *, trace: bool = False, prefix: Prefix | None = None) -> Row:
+    def join(self, request: Request, *, trace: bool = False, prefix: Prefix | None = None, owner: str | None = None) -> Row:
         """A request that `step` decodes from now on. trace, prefix: as in `Decoder.stream`; what it leaves in the prefix is a copy.
+
+        owner: what its prompt begins with as that of another row of this owner is computed once; None shares with nobody.
 
         Raises: DecodeError for one that makes no sense, or where there is no room.
         """
         ready = request.ready(self.decoder.model)
 
         def work() -> None:
-            with closing(self.decoder.loop.stream(ready, self.lender(prefix), self._watch(trace))) as stream:  # type: ignore[type-var]
+            with closing(self.decoder.loop.stream(ready, self.lender(prefix, owner), self.watch(trace))) as stream:  # type: ignore[type-var]
                 for chunk in stream:
                     row.chunk = chunk
                     if chunk.finish_reason is None:
@@ -124,9 +133,9 @@ class Batch:
         self.rows.append(row)
         return row
 
-    def lender(self, prefix: Prefix | None = None) -> Lender | None:
-        """What a request that runs in this batch gets its cache from; None: one of its own."""
-        return prefix if self._room is None else _Lent(self._room, prefix)
+    def lender(self, prefix: Prefix | None = None, owner: str | None = None) -> Lender | None:
+        """What a request that runs in this batch gets its cache from, as `join` has it; None: one of its own."""
+        return prefix if self._room is None else Lent(self._room, prefix, owner)
 
     @inference
     def step(self) -> list[Row]:
@@ -158,7 +167,8 @@ class Batch:
         for row in list(self.rows):
             self.drop(row)
 
-    def _watch(self, traced: bool) -> Watch | None:
+    def watch(self, traced: bool = False) -> Watch | None:
+        """What a request that runs in this batch is watched by. traced: it tells what is proposed."""
         return _Company(self, traced) if traced or self.plain_from is not None else None
 
     @property
@@ -174,7 +184,7 @@ def generate_batch(batch: Batch, requests: Sequence[Request]) -> list[Generation
     with closing(batch):
         while True:
             for _, (number, request) in zip(range(batch.free), asked, strict=False):
-                numbers[batch.join(request)] = number
+                numbers[batch.join(request, owner="caller")] = number
             if not batch.rows:
                 return [Generation.of(found) for found in chunks]
             for row in batch.step():
@@ -198,70 +208,6 @@ def _next_pass(waiting: list[tuple[Row, Wanted]]) -> list[tuple[Row, Any]]:
     except Exception as error:
         answers = [error] * len(chosen)   # raised where each of them waits
     return [(row, answer) for (row, _), answer in zip(chosen, answers, strict=True)]
-
-
-class _Rooms:
-    """The shared cache of a batch and who has which row of it. shares: whether this model's requests can share one at all."""
-
-    def __init__(self, model: ModelAdapter, rows: int):
-        self.model, self.rows = model, rows
-        self.shares = type(model.new_cache(1, 1)) is KVCache and model.spec.together
-        self._shared: SharedCache | None = None
-        self._planner: Planner | None = None
-        self._taken: dict[int, RowCache] = {}
-
-    def take(self, slots: int) -> tuple[RowCache, Planner]:
-        """A row that nobody has, empty. Raises: DecodeError where there is none."""
-        capacity = max(256, 1 << (slots - 1).bit_length())
-        if self._shared is None or self._planner is None or self._shared.spare < capacity:
-            self.model.new_cache(1, capacity + 1)   # which lets the engine know how long texts may become
-            self._planner = Planner(capacity, self.model.spec.device)
-            if self._shared is None:
-                self._shared = SharedCache(self.model.spec.n_layers, self.rows, capacity)
-            self._shared.grow(capacity)
-        row = next((i for i in range(self.rows) if i not in self._taken), None)
-        if row is None:
-            raise DecodeError(f"the batch has {self.rows} rows and all are taken")
-        cache = self._taken[row] = RowCache(self._shared, row, lambda *wanted: wait_for(Wanted(*wanted)))
-        return cache, self._planner
-
-    def free(self, cache: RowCache) -> None:
-        del self._taken[cache.first]
-
-    def close_ranks(self) -> None:
-        """Rows that are in use stand next to each other, so that a pass over them runs over no empty ones. Between rounds only."""
-        for place in range(len(self._taken)):
-            if place not in self._taken and self._shared is not None:
-                cache = self._taken.pop(max(self._taken))
-                self._shared.move(cache, place)
-                self._taken[place] = cache
-
-
-class _Lent:
-    """Lends a row of a batch. prefix: what an earlier request left, copied into the row, and where this one leaves a copy."""
-
-    def __init__(self, rooms: _Rooms, prefix: Prefix | None):
-        self._rooms, self._prefix = rooms, prefix
-        self._cache: RowCache | None = None
-
-    def lend(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Room:
-        self._cache, planner = self._rooms.take(slots)
-        if self._prefix is not None:
-            try:
-                cache, _ = self._prefix.lend(prompt, slots, model)
-            except BaseException:
-                self._rooms.free(self._cache)
-                raise
-            self._cache.take_over(cache, cache.length)
-            self._cache.length = cache.length
-        return self._cache, planner
-
-    def give_back(self, history: Sequence[int]) -> None:
-        assert self._cache is not None
-        if self._prefix is not None:
-            self._prefix.keep(self._cache)
-            self._prefix.give_back(history)
-        self._rooms.free(self._cache)
 
 
 class _Company(Watch):

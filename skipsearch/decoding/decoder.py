@@ -70,6 +70,10 @@ class Decoder:
         if not is_whole(remember) or not 0 <= remember <= MOST_REMEMBERED:
             raise DecodeError(f"remember is {remember!r}; it is a number of tokens up to {MOST_REMEMBERED:,}, and 0 remembers nothing")
         self.recipe = profile or Recipe()
+        moving = [drafter.kind for drafter in self.recipe.drafters if drafter.moves]
+        if moving and model.spec.engine == "graph":
+            self.warnings.append(f"{' and '.join(moving)} choose{'s' if len(moving) == 1 else ''} masks while decoding, and the engine "
+                                 "graph records passes under one mask: draft passes run layer by layer until a mask stays")
         self.loop = DecodeLoop(model, self.recipe, exact, prices or (), modules, int(remember))
 
     @property

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from skipsearch.decoding.arguments import shown
+from skipsearch.decoding.batch import Batch
 from skipsearch.decoding.decoder import Decoder
 from skipsearch.decoding.inputs import PromptRow, read_ids, read_prompts
-from skipsearch.decoding.prefix import Prefix
+from skipsearch.decoding.prefix import Lender
 from skipsearch.decoding.processing import OURS, read_criteria, read_processors
 from skipsearch.decoding.request import Request
 from skipsearch.decoding.settings import read_count, read_new_tokens, read_sampling, read_settings
 from skipsearch.decoding.steering import Steering
+from skipsearch.decoding.watching import Watch
 from skipsearch.errors import DecodeError, ModelError, NotCarriedOut
 from skipsearch.mask import SkipMask
 from skipsearch.models import adapt
@@ -31,7 +34,7 @@ def generate(model: nn.Module, input_ids: Any = None, profile: Profile | Recipe 
     """[B, T] prompts -> [B, T + new] prompts and continuations, as `model.generate` returns them, drafted as `profile` says.
 
     input_ids: [B, T], [T], or a list; `inputs` is another name for it. `generate(model, **tokenizer(text, return_tensors="pt"))` works.
-    The rows of a batch, padded on the left, are decoded one after the other.
+    The rows of a batch, padded on the left, are decoded side by side; each gets the tokens that it gets alone.
     generation_config: over the model's own; keyword arguments override its fields (max_new_tokens, do_sample, repetition_penalty, …).
     logits_processor, prefix_allowed_tokens_fn: called once for each emitted token, in order. stopping_criteria: called after each token
     with the tokens so far, and with the scores so far where output_scores asks for them. streamer: gets the prompt, then each token.
@@ -78,9 +81,24 @@ class _Call:
     streamer: Any
     new: int
     batch: int
-    prefix: Prefix = field(default_factory=Prefix)   # rows of one prompt share all of it
 
-    def row(self, prompt: PromptRow, number: int, seed: int) -> _Row:
+    def rows(self, prompts: list[PromptRow], seeds: list[int]) -> list[_Row]:
+        """The continuation of each. What prompts begin with alike is computed once."""
+        if len(prompts) == 1:
+            return [self.row(prompts[0], 0, seeds[0], None)]
+        # Sampled rows draft as they would alone, and so get the samples that their seeds get alone.
+        plain_from = self.decoder.plain_from if read_sampling(self.asked).greedy else None
+        with closing(Batch(self.decoder, len(prompts), plain_from)) as batch:
+            rows = [batch.start(partial(self.row, prompt, number, seed, batch.lender(owner="caller"), batch.watch()))
+                    for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))]
+            while batch.rows:
+                batch.step()
+                failed = next((row.error for row in rows if row.error is not None), None)
+                if failed is not None:
+                    raise failed
+        return [row.result for row in rows]
+
+    def row(self, prompt: PromptRow, number: int, seed: int, lender: Lender | None, watch: Watch | None = None) -> _Row:
         """The continuation of a prompt."""
         keeps = bool(self.asked.get("return_dict_in_generate"))
         scores, logits = (keeps and bool(self.asked.get(f"output_{name}")) for name in ("scores", "logits"))
@@ -97,7 +115,7 @@ class _Call:
         steering = None
         if scores or logits or not {type(processor).__name__ for processor in processors} <= OURS:
             ready.steering = steering = Steering(processors, prompt.ids, self.new, not sampling.greedy, self._last, scores, logits)
-        with closing(self.decoder.loop.stream(ready, self.prefix)) as stream:  # type: ignore[type-var]
+        with closing(self.decoder.loop.stream(ready, lender, watch)) as stream:  # type: ignore[type-var]
             for token in (token for chunk in stream for token in chunk.tokens):
                 ids[0, length] = token
                 length += 1
@@ -141,7 +159,7 @@ def _generate(model: Any, input_ids: Any, profile: Any, inputs: Any, generation_
     call = _Call(model, Decoder(adapter, profile), asked, criteria, streamer, new, len(rows))
     if not isinstance(seed, int) or isinstance(seed, bool):
         Request([0], seed=seed).ready(adapter)   # refuses it
-    done = [call.row(prompt, i, seed if i == 0 else (seed + i) % 2**63) for i, prompt in enumerate(rows)]
+    done = call.rows(rows, [seed, *((seed + i) % 2**63 for i in range(1, len(rows)))])
     if streamer is not None:
         streamer.end()
     sequences = _stacked([row.ids for row in done], asked)
@@ -154,7 +172,10 @@ def _generate(model: Any, input_ids: Any, profile: Any, inputs: Any, generation_
 
 
 def _check_batch(rows: int, asked: Mapping[str, Any], given: Any, criteria: Any, streamer: Any, eos: tuple[int, ...]) -> None:
-    """Rows are decoded one after the other, and transformers decodes them side by side: refuses what could tell. Raises: DecodeError."""
+    """Rows end and accept drafts each for itself, and transformers calls what it is given for all of them at once: refuses what could tell.
+
+    Raises: DecodeError.
+    """
     if streamer is not None:
         raise DecodeError(f"streamer is given, and {rows} sequences are to be written: a streamer takes one")
     watched = {"logits_processor": asked.get("logits_processor"), "stopping_criteria": given,
@@ -163,7 +184,7 @@ def _check_batch(rows: int, asked: Mapping[str, Any], given: Any, criteria: Any,
     if name is None and len(criteria) and not eos:
         name = "stop_strings or max_time without an eos_token_id"   # transformers writes on in a row that has stopped
     if name is not None:
-        raise NotCarriedOut(f"{name} is given, and {rows} sequences are to be written, which are decoded one after the other here: pass "
+        raise NotCarriedOut(f"{name} is given, and {rows} sequences are to be written, each of which is processed for itself here: pass "
                             "one sequence at a time, or fallback=True for transformers' own generate")
 
 

@@ -49,8 +49,7 @@ class Prefix:
 
     def shared(self, prompt: Sequence[int]) -> int:
         """Tokens of a prompt that need no pass. Its last token always does, since the first new one is chosen from its logits."""
-        most = min(len(self.tokens), len(prompt) - 1)
-        same = next((i for i in range(most) if self.tokens[i] != prompt[i]), most)
+        same = min(common(self.tokens, prompt), len(prompt) - 1)
         return 0 if self._room is None else self._room[0].usable(same)
 
     def lend(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Room:
@@ -85,3 +84,9 @@ class Prefix:
         self.tokens = list(history[:self._room[0].length])
         self._room[0].length = len(self.tokens)
         self._lent.release()
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens with which both begin."""
+    most = min(len(one), len(other))
+    return next((i for i in range(most) if one[i] != other[i]), most)

@@ -35,6 +35,7 @@ class ASD(DrafterSpec):
     kind: Literal["asd"] = "asd"
     about = About("Draft on the Fly (Metel et al. 2024)", "states from the prompt's own prefill; no training, no calibration text",
                   "lookup before it")
+    moves = True
     threshold: Fraction = Field(default=0.985, description="mean cosine from which an attention is left out, 0..1")
     every: Annotated[int, Field(ge=0, le=1024)] = Field(default=3, description="every so many layers one is left out; 0 leaves out none")
     keep_last: Annotated[int, Field(ge=0, le=1024)] = Field(default=2, description="last layers that are always kept")

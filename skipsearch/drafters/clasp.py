@@ -36,6 +36,7 @@ class CLaSp(DrafterSpec):
     kind: Literal["clasp"] = "clasp"
     about = About("CLaSp (2025)", "a pass over as many rows as it skips units, at each plan; no training, no calibration text",
                   "lookup before it")
+    moves = True
     skip: Annotated[int, Field(ge=1, le=2047)] = Field(description="units that the draft skips, from 1 to one less than there are")
     unit: Literal["layer", "sublayer"] = Field(default="layer", description="what is skipped as one: layer or sublayer")
     interval: Annotated[int, Field(ge=1, le=100_000)] = Field(default=8, description="rounds or tokens from one plan to the next")

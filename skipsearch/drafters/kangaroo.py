@@ -34,7 +34,7 @@ class Kangaroo(DrafterSpec):
     """
 
     kind: Literal["kangaroo"] = "kangaroo"
-    about = About("Kangaroo (Liu et al. 2024)", "an adapter that `train kangaroo` makes", "lookup before it")
+    about = About("Kangaroo (Liu et al. 2024)", "an adapter that `train kangaroo` makes", "lookup before it; siblings")
     exit_layer: Annotated[int, Field(ge=1, le=1023)] = Field(description="layers that the draft runs")
     exit: AnyExit
     siblings: Siblings | None = Field(default=None, exclude_if=is_none, description="verified beside unsure tokens; left out: none")
@@ -111,7 +111,7 @@ class KangarooSession:
 
         picker = ctx.picker if self.siblings is None else ctx.picker.ranked(1 + self.siblings.most)
         reads_confidence = self.reads_confidence or self.siblings is not None
-        tokens, probs, unsure, start = [], [], [], len(ctx.history) - 1
+        tokens, probs, beside, start = [], [], list[int](), len(ctx.history) - 1
         states = self._behind(ctx)
         reached = [states[:, -1:]]
         for n in range(most):
@@ -123,8 +123,7 @@ class KangarooSession:
             if q is not None:
                 probs.append(q)
             confidence = None if scored.confidence is None else float(scored.confidence)
-            if self.siblings and confidence is not None and confidence < self.siblings.below:
-                unsure.append(n)
+            beside.append(0 if self.siblings is None or confidence is None else self.siblings.beside(confidence))
             if n + 1 == most or (confidence is not None and self.reads_confidence and self.exit.stop(confidence, n + 1)):
                 break
             states = self._features(drawn[:, :1], ctx, start + n + 1)
@@ -132,7 +131,7 @@ class KangarooSession:
         self._begun, self._drafted = start, len(tokens)
         self.known = start   # how many of the drafted tokens stand is told later
         ranked, ways = torch.cat(tokens), torch.cat(probs) if probs else None
-        found = with_siblings(ranked, ways, unsure) if unsure else Draft(ranked[:, 0], ways)
+        found = with_siblings(ranked, ways, beside) if any(beside) else Draft(ranked[:, 0], ways)
         return self._resuming(found, torch.cat(reached, dim=1))
 
     def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:

@@ -73,7 +73,7 @@ class S3D(DrafterSpec):
     """
 
     kind: Literal["s3d"] = "s3d"
-    about = About("S3D (Zhong & Bharadwaj 2024)", "embeddings and changes that `train s3d` makes", "lookup before it")
+    about = About("S3D (Zhong & Bharadwaj 2024)", "embeddings and changes that `train s3d` makes", "lookup before it; a tree of candidates")
     attn: Layers = Field(description="layers whose attention the draft skips, 0..n_layers-1, ascending")
     mlp: Layers = Field(description="layers whose MLP the draft skips, 0..n_layers-1, ascending")
     tree: Tree | None = Field(default=None, exclude_if=is_none, description="what of the draft pass is verified; left out: a chain")

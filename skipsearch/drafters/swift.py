@@ -85,6 +85,7 @@ class SWIFT(DrafterSpec):
     kind: Literal["swift"] = "swift"
     about = About("SWIFT (Xia et al. 2025)", "a stream of requests, or long ones, over which it searches; no training",
                   "lookup before it; a tree of candidates")
+    moves = True
     skip_ratio: Fraction = Field(default=0.45, description="share of the sub-layers between first and last layer to skip, 0..1")
     window: Count = Field(default=32, description="tokens that a mask is tried on")
     interval: Count = Field(default=1, description="rounds from one trial to the next")

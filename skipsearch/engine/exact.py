@@ -32,7 +32,7 @@ def exact_forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, planner: 
     sees what they write. An engine whose rows have the same bits in any pass, as native, takes all of them in one.
     """
     count, parts = tokens.shape[1], []
-    if getattr(model, "steady", False):
+    if is_steady(model):
         plan = planner.chain(start, count)
         return forward(model, tokens, cache, plan, last_only=last_only, tap=None if watch is None else watch(plan, count))
     for at in range(0, count, ROWS):
@@ -48,6 +48,11 @@ def exact_forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, planner: 
         logits = forward(model, filled, cache, plan)[:, :piece.shape[1]]
         parts.append(logits[:, -1:] if last_only else logits)
     return torch.cat(parts, dim=1)
+
+
+def is_steady(model: ModelAdapter) -> bool:
+    """Whether a row has the same bits in any pass, whoever else is in it."""
+    return bool(getattr(model, "steady", False))
 
 
 def padded(planner: Planner, start: int, context: int | None) -> PassPlan:

@@ -65,9 +65,15 @@ def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPla
     """
     if isinstance(cache, RowCache) and cache.joins(plan, last_only=False):
         return cache.join(model, token, cache, plan, mask, scorer, confidence)
+    return step_alone(model, token, cache, plan, mask, scorer, confidence)
+
+
+def step_alone(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer,
+               confidence: bool) -> Scored:
+    """`draft_step` without asking whether others join."""
     if model.passes is not None and (scored := model.passes.run_scored(token, cache, plan, mask, scorer, confidence)) is not None:
         return scored
-    return scorer.score(forward(model, token, cache, plan, mask)[:, -1], confidence)
+    return scorer.score(alone(model, token, cache, plan, mask)[:, -1], confidence)
 
 
 def looped(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,

@@ -1,8 +1,9 @@
 """The graph engine: whole passes over static buffers, recorded once as CUDA graphs and replayed without Python in between.
 
 A pass is recorded for a mask (a draft step) or for none (a verify pass), for a chain or a tree, for a number of rows and of keys, each
-rounded up so that few recordings serve all. What changes from call to call lies in small buffers that the recording reads: the tokens,
-where they start and, of a tree, where each one stands and which keys it sees.
+rounded up so that few recordings serve all. A drafter that moves its mask would record at each move, which takes longer than the passes
+under it: beyond a few masks, one that has not stayed for a while runs layer by layer. What changes from call to call lies in small buffers
+that the recording reads: the tokens, where they start and, of a tree, where each one stands and which keys it sees.
 On a CPU the same body runs directly: shapes, padding and buffers are then tested where there is no GPU.
 """
 
@@ -26,6 +27,8 @@ from skipsearch.models.spec import PassRunner, Scored, Scorer
 RECORDED_ROWS = 32        # of a recorded pass; longer ones are prefills and run as they are
 LEAST_KEYS = 256      # recordings are made for this many keys, then for twice as many, …
 MOST_RECORDINGS = 128  # the least recently used one goes first
+RECORDED_MASKS = 4    # of a cache, that are recorded at once
+SETTLED = 64          # passes in a row under another one before it is recorded, too
 WARM_UP = 2           # runs before a recording, in which kernels are chosen and workspaces made
 
 
@@ -37,6 +40,7 @@ class GraphAdapter:
         self.passes: PassRunner | None = self
         self.spec = replace(lean.spec, engine="graph")
         self._recordings: OrderedDict[tuple[Any, ...], _Recording] = OrderedDict()
+        self._latest: tuple[int, SkipMask | None, int] = (0, None, 0)   # cache and mask of a pass that was not recorded, how many in a row
         self._looking = threading.Lock()
         self.new_cache, self.embed, self.block, self.head = lean.new_cache, lean.embed, lean.block, lean.head
 
@@ -79,12 +83,23 @@ class GraphAdapter:
         with self._looking:  # a recording is of one cache, so of one request: what is shared between threads is the list of them
             recording = self._recordings.get(key)
             if recording is None or recording.cache is not cache:
+                if not self._lasts(cache, mask):
+                    return None
                 then = None if scorer is None else (lambda logits: scorer.score(logits[:, -1], confidence))
                 recording = self._recordings[key] = _Recording(self.lean, cache, mask, plan.chain, rows, keys, then)
                 if len(self._recordings) > MOST_RECORDINGS:
                     self._recordings.popitem(last=False)
             self._recordings.move_to_end(key)
         return recording
+
+    def _lasts(self, cache: KVCache, mask: SkipMask | None) -> bool:
+        """Whether passes under this mask are worth recording: one of the first few, or one that has stayed for a while."""
+        known = {recording.mask for recording in self._recordings.values() if recording.cache is cache} - {None}
+        if mask is None or mask in known or len(known) < RECORDED_MASKS:
+            return True
+        where, which, count = self._latest
+        self._latest = (id(cache), mask, count + 1 if (where, which) == (id(cache), mask) else 1)
+        return self._latest[2] > SETTLED
 
 
 class _Recording:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from skipsearch.cache import PassPlan
-from skipsearch.engine.forward import alone
+from skipsearch.cache import KVCache, PassPlan
+from skipsearch.engine.forward import alone, step_alone
 from skipsearch.engine.rows import RowCache, joined_plan
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter, Scored, Scorer
@@ -39,23 +38,22 @@ def together(wanted: Sequence[Wanted]) -> list[Tensor | Scored]:
     A pass over several rows rounds otherwise than one over a single row, so in fp32 and below a near-tie may fall otherwise.
     """
     one = wanted[0]
-    if len(wanted) == 1:
-        logits, rows = alone(one.model, one.tokens, one.cache, one.plan, one.mask), [0]
-    else:
+    cache: KVCache
+    tokens, cache, plan, rows = one.tokens, one.cache, one.plan, [0]
+    if len(wanted) > 1:
         first = min(w.cache.first for w in wanted)
         rows = [w.cache.first - first for w in wanted]
         plans: list[PassPlan | None] = [None] * (max(rows) + 1)
         for row, w in zip(rows, wanted, strict=True):
             plans[row] = w.plan
-        shared = one.cache.shared
-        plan = joined_plan(plans, shared.spare, one.tokens.device)
+        plan = joined_plan(plans, one.cache.shared.spare, one.tokens.device)
         tokens = one.tokens.new_zeros(plan.positions.shape)
         for row, w in zip(rows, wanted, strict=True):
             tokens[row, :w.tokens.shape[1]] = w.tokens[0]
-        logits = alone(one.model, tokens, shared.part(first, first + len(plans)), plan, one.mask)
-    if one.scorer is None:
+        cache = one.cache.shared.part(first, first + len(plans))
+    if one.scorer is None or one.mask is None:
+        logits = alone(one.model, tokens, cache, plan, one.mask)
         return [logits[row:row + 1, :w.tokens.shape[1]] for row, w in zip(rows, wanted, strict=True)]
-    last = logits[:, -1]
-    scored = one.scorer.score(last if rows == list(range(len(logits))) else last[torch.tensor(rows, device=last.device)], one.confidence)
-    return [Scored(scored.weights[i:i + 1], None if scored.confidence is None else scored.confidence[i:i + 1])
-            for i in range(len(wanted))]
+    scored = step_alone(one.model, tokens, cache, plan, one.mask, one.scorer, one.confidence)
+    sure = scored.confidence
+    return [Scored(scored.weights[row:row + 1], None if sure is None else sure[row:row + 1]) for row in rows]

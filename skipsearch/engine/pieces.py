@@ -56,7 +56,7 @@ def rebuilt(pattern: Attention | MLP, weights: Weights, one_row: bool) -> Any:
     return replace(pattern, **fields)
 
 
-def _matrix(pattern: Linear, weight: Tensor, bias: Tensor | None, one_row: bool) -> Linear:
+def _matrix(pattern: Linear, weight: Tensor, bias: Tensor | None, one_row: bool) -> RowSums | Plain | Packed:
     if isinstance(pattern, Packed):
         return Packed(weight, bias, pattern.bytes)
     return RowSums(weight, bias) if one_row else Plain(weight, bias)

@@ -19,8 +19,8 @@ JOINED_TOKENS = 64   # of a row in a joined pass; a longer one is a prefill, and
 
 
 class SharedCache(KVCache):
-    """K/V of several requests. capacity: slots that a request may use; each row has one more, `spare`, which no pass ever shows: what only
-    fills a pass up is written there."""
+    """K/V of several requests. capacity: slots that a request may use; each row has one more, the last: `spare`. No request's passes reach
+    it, and what only fills a joined pass up is written there."""
 
     def __init__(self, n_layers: int, batch: int, capacity: int):
         super().__init__(n_layers, batch, capacity + 1)
@@ -80,11 +80,11 @@ class _Rows(KVCache):
     lasting = False
 
     def __init__(self, shared: SharedCache, first: int, last: int):
-        super().__init__(len(shared.keys), last - first, shared.spare)
+        super().__init__(len(shared.keys), last - first, shared.capacity)
         self.shared, self.first, self.last = shared, first, last
 
     def renew(self) -> None:
-        self.capacity = self.shared.spare
+        self.capacity = self.shared.capacity
         self.keys = [None if keys is None else keys[self.first:self.last] for keys in self.shared.keys]
         self.values = [None if values is None else values[self.first:self.last] for values in self.shared.values]
 

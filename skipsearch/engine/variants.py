@@ -26,6 +26,11 @@ def underneath(model: ModelAdapter) -> HFAdapter | LeanAdapter:
     return found
 
 
+def natively(model: ModelAdapter, variant: HFAdapter | LeanAdapter) -> ModelAdapter:
+    """A variant of a native model under the native engine, which has its weights in its layout already; any other as it is."""
+    return NativeAdapter(variant, model.library) if isinstance(model, NativeAdapter) and isinstance(variant, LeanAdapter) else variant
+
+
 def with_weights(model: ModelAdapter, weights: Mapping[str, Tensor]) -> ModelAdapter:
     """The model with other weights in some sub-layers, as `models.variants` names them; it shares its cache's layout and all else.
 
@@ -33,11 +38,9 @@ def with_weights(model: ModelAdapter, weights: Mapping[str, Tensor]) -> ModelAda
     Raises: ModelError.
     """
     variant = variants.with_weights(underneath(model), weights)
-    if isinstance(variant, HFAdapter):
-        return variant
-    if isinstance(model, GraphAdapter):
+    if isinstance(model, GraphAdapter) and isinstance(variant, LeanAdapter):
         return GraphAdapter(variant)
-    if isinstance(model, NativeAdapter):
-        return NativeAdapter(variant, model.library)
+    if isinstance(variant, HFAdapter) or isinstance(model, NativeAdapter):
+        return natively(model, variant)
     shelf = existing_shelf() if isinstance(model, CompiledAdapter) else None
     return (None if shelf is None else kept_model(variant, shelf)) or variant

@@ -18,15 +18,14 @@ from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
 from skipsearch.engine import onward
-from skipsearch.engine.variants import underneath
+from skipsearch.engine.variants import natively, underneath
 from skipsearch.errors import ModelError, ModuleError
 from skipsearch.fields import ModuleRef
 from skipsearch.mask import SkipMask
 from skipsearch.models import variants
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.modules.card import Card
-from skipsearch.modules.files import find
-from skipsearch.modules.weights import check_base, load_tensors
+from skipsearch.modules.weights import check_card, found_tensors
 
 KINDS = {"attention": ("attn",), "layer": ("attn", "mlp")}   # of sub-layers that the adapter has, by form
 PREFIX = "adapter."                                          # of its tensors' names in a file, before the names of `models.variants`
@@ -62,16 +61,13 @@ class Shallow:
 
 def shallow(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]) -> Shallow:
     """Raises: ModuleError for a file that is missing, damaged, or made for another model."""
-    path = find(ref, folders)
-    card, tensors = load_tensors(path)
-    return assembled(model, card, tensors, str(path))
+    return assembled(model, *found_tensors(ref, folders))
 
 
 def assembled(model: ModelAdapter, card: Card, tensors: Mapping[str, Tensor], name: str) -> Shallow:
     """As `shallow`, of tensors that are read already. name: the file's, for errors."""
-    check_base(card.base, model.spec, name)
-    if card.kind != "kangaroo" or card.exit_layer is None:
-        raise ModuleError(f"{name}: this module is of the kind {card.kind}, not kangaroo")
+    check_card(card, "kangaroo", model.spec, name)
+    assert card.exit_layer is not None   # a card of this kind has one
     base, n = underneath(model), model.spec.n_layers
     try:
         adapter = variants.with_layer(base, card.exit_layer)
@@ -82,7 +78,7 @@ def assembled(model: ModelAdapter, card: Card, tensors: Mapping[str, Tensor], na
         adapter = variants.with_final_norm(variants.with_weights(adapter, placed), norm)
     except (ModelError, ValueError, IndexError) as error:
         raise ModuleError(f"{name}: this module does not fit {model.spec.id}: {error}; train one for this model") from None
-    return Shallow(model, adapter, card.exit_layer, card.form)
+    return Shallow(model, natively(model, adapter), card.exit_layer, card.form)
 
 
 def named(key: str, layer: int) -> str:

@@ -23,8 +23,7 @@ from skipsearch.fields import ModuleRef
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.modules.card import Card
-from skipsearch.modules.files import find
-from skipsearch.modules.weights import adapted, check_base, load_tensors
+from skipsearch.modules.weights import adapted, check_card, found_tensors
 
 UNKNOWN = "unknown.weight"   # [γ − 1, H]: the embeddings of the tokens that a row does not know
 
@@ -49,16 +48,12 @@ class Simultaneous:
 
 def simultaneous(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]) -> Simultaneous:
     """Raises: ModuleError for a file that is missing, damaged, or made for another model."""
-    path = find(ref, folders)
-    card, tensors = load_tensors(path)
-    return assembled(model, card, tensors, str(path))
+    return assembled(model, *found_tensors(ref, folders))
 
 
 def assembled(model: ModelAdapter, card: Card, tensors: Mapping[str, Tensor], name: str) -> Simultaneous:
     """As `simultaneous`, of tensors that are read already. name: the file's, for errors."""
-    check_base(card.base, model.spec, name)
-    if card.kind != "s3d":
-        raise ModuleError(f"{name}: this module is of the kind {card.kind}, not s3d")
+    check_card(card, "s3d", model.spec, name)
     changes = {key: tensor for key, tensor in tensors.items() if key != UNKNOWN}
     unknown = tensors.get(UNKNOWN)
     if unknown is None or unknown.ndim != 2 or unknown.shape[1] != model.spec.hidden or not len(unknown):

@@ -50,14 +50,18 @@ def load_tensors(path: Path) -> tuple[Card, dict[str, Tensor]]:
     return header.card, tensors
 
 
+def found_tensors(ref: ModuleRef, folders: Sequence[Path]) -> tuple[Card, dict[str, Tensor], str]:
+    """The card and the tensors of the file that a profile names, and its path, for errors. Raises: ModuleError."""
+    path = find(ref, folders)
+    return *load_tensors(path), str(path)
+
+
 def drafting_model(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]) -> ModelAdapter:
     """The model with the trained weights of a module in the sub-layers that they are for; the model itself stays as it is.
 
     Raises: ModuleError for a file that is missing, damaged, or made for another model.
     """
-    path = find(ref, folders)
-    card, tensors = load_tensors(path)
-    return adapted(model, card, tensors, str(path))
+    return adapted(model, *found_tensors(ref, folders))
 
 
 def adapted(model: ModelAdapter, card: Card, tensors: Mapping[str, Tensor], name: str) -> ModelAdapter:
@@ -111,6 +115,13 @@ def merged(weight: Tensor, down: Tensor, up: Tensor, name: str) -> Tensor:
 
 def base_of(spec: ModelSpec) -> Base:
     return Base(id=spec.id, family=spec.family, n_layers=spec.n_layers, weights_sha256=spec.weights_sha256)
+
+
+def check_card(card: Card, kind: str, spec: ModelSpec, name: str) -> None:
+    """Raises: ModuleError for a module of another kind, or of another model."""
+    check_base(card.base, spec, name)
+    if card.kind != kind:
+        raise ModuleError(f"{name}: this module is of the kind {card.kind}, not {kind}")
 
 
 def check_base(base: Base, spec: ModelSpec, name: str) -> None:

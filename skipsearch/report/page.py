@@ -14,6 +14,7 @@ from skipsearch.profile import Profile
 from skipsearch.profile.describe import describe
 from skipsearch.profile.dump import check_writable, save_text
 from skipsearch.report.drawn import NothingToDraw, clean, number, times
+from skipsearch.report.methods import Table
 from skipsearch.report.searches import check_comparable
 from skipsearch.report.sections import Section, sections
 from skipsearch.report.study import Study
@@ -36,7 +37,8 @@ class Shown:
     missing: str = ""
 
 
-def write_report(out: str | Path, studies: Sequence[Study] = (), profile: Profile | None = None, replace: bool = False) -> list[str]:
+def write_report(out: str | Path, studies: Sequence[Study] = (), profile: Profile | None = None, replace: bool = False,
+                 tables: Sequence[Table] = ()) -> list[str]:
     """Write the page; returns the titles of the figures that could not be drawn, for which the page says why.
 
     out: a reader sees the old file or the new one, never a part. replace: there may be an old one.
@@ -44,19 +46,19 @@ def write_report(out: str | Path, studies: Sequence[Study] = (), profile: Profil
     """
     target = Path(out)
     check_writable(target, replace, ExportError)
-    html, missing = render(studies, profile)
+    html, missing = render(studies, profile, tables)
     save_text(html, target, ExportError)
     return missing
 
 
-def render(studies: Sequence[Study], profile: Profile | None) -> tuple[str, list[str]]:
+def render(studies: Sequence[Study], profile: Profile | None, tables: Sequence[Table] = ()) -> tuple[str, list[str]]:
     """The page, and the titles of the figures that could not be drawn. Text is escaped by the template, where it is put in."""
     check_comparable(studies, profile)
-    figures = [_shown(section) for section in sections(studies, profile)]
+    figures = [_shown(section) for section in sections(studies, profile, tables)]
     environment = Environment(loader=PackageLoader("skipsearch.report", "."), autoescape=True, undefined=StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True)
     html = environment.get_template("page.html").render(
-        title=_title(studies, profile), facts=_facts(studies, profile), differing=_differing(studies, profile), columns=SUMMARY,
+        title=_title(studies, profile, tables), facts=_facts(studies, profile), differing=_differing(studies, profile), columns=SUMMARY,
         summary=[_summary(study) for study in studies], figures=figures, version=__version__,
         light=Markup(css_variables(dark=False)), dark=Markup(css_variables(dark=True)))
     return clean(html), [figure.section.title for figure in figures if figure.missing]
@@ -81,11 +83,13 @@ def _summary(study: Study) -> list[str]:
             f"{times(held.speedup.mean)} ({held.speedup.low:.2f}–{held.speedup.high:.2f})" if held else "not recorded"]
 
 
-def _title(studies: Sequence[Study], profile: Profile | None) -> str:
+def _title(studies: Sequence[Study], profile: Profile | None, tables: Sequence[Table]) -> str:
     if profile is not None:
         return f"{profile.model.id} on {profile.task.name}"
     tasks = dict.fromkeys(str(study.identity.get("task")) for study in studies)
-    return f"{studies[0].identity.get('model')} on {', '.join(tasks)}" if studies else "nothing to show"
+    if studies:
+        return f"{studies[0].identity.get('model')} on {', '.join(tasks)}"
+    return ", ".join(table.title for table in tables) or "nothing to show"
 
 
 def _facts(studies: Sequence[Study], profile: Profile | None) -> list[tuple[str, list[tuple[str, str]]]]:

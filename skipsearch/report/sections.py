@@ -11,6 +11,7 @@ from skipsearch.report.closed_form import closed_form, token_times
 from skipsearch.report.drafters import by_certainty, by_drafter
 from skipsearch.report.drawn import Drawn
 from skipsearch.report.maps import BEST, layer_map, policy_surface
+from skipsearch.report.methods import Table, methods_side_by_side
 from skipsearch.report.moved import WORDS, masks_over_rounds
 from skipsearch.report.searches import convergence, predicted_measured, speedup_by_skipped
 from skipsearch.report.study import Study
@@ -26,7 +27,15 @@ class Section:
     draw: Callable[[], Drawn]
 
 
-def sections(studies: Sequence[Study], profile: Profile | None) -> Iterator[Section]:
+def sections(studies: Sequence[Study], profile: Profile | None, tables: Sequence[Table] = ()) -> Iterator[Section]:
+    """Those of tables of methods first; alone where there is neither a study nor a profile."""
+    for k, table in enumerate(tables):
+        yield Section(f"methods-{k}", f"Methods side by side, {table.title}",
+                      "Each method at the settings that calibration text calls best, on hold-out prompts in one interleaved run, "
+                      f"{table.how}, with 95 % intervals. What its paper reports, on other models and machines, stands among the numbers.",
+                      partial(methods_side_by_side, table, f"methods-{k}"))
+    if tables and not studies and profile is None:
+        return
     searched = [study for study in studies if study.judged]
     yield Section("convergence", "Convergence by searcher",
                   "A point is a judged mask, a line the best so far. The predicted speedup is over plain decoding, the line at 1.",

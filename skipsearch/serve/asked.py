@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skipsearch.serve.faults import Fault
-from skipsearch.serve.penalties import Penalties
+from skipsearch.serve.penalties import MinP, Penalties
 
 MOST_ANSWERS = 32    # of one request: prompts times n
 Token = Annotated[int, Field(strict=True, ge=0)]
@@ -21,7 +21,7 @@ NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "prompt_cach
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",), "tools": ([],), "tool_choice": ("none",),
     "functions": ([],), "function_call": ("none",), "parallel_tool_calls": (True, False), "response_format": ({"type": "text"},),
-    "modalities": (["text"],), "audio": (), "prediction": (), "min_p": (0,), "repetition_penalty": (1,), "reasoning_effort": ("none",),
+    "modalities": (["text"],), "audio": (), "prediction": (), "repetition_penalty": (1,), "reasoning_effort": ("none",),
     "verbosity": ("medium",), "web_search_options": (), "use_beam_search": (False,), "length_penalty": (1,), "min_tokens": (0,)}
 
 
@@ -49,6 +49,7 @@ class Asked(_Part):
     temperature: Annotated[float, Field(ge=0, le=100, strict=True)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, strict=True)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, strict=True)] | None = None
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_ANSWERS)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
     seed: Annotated[int, Field(strict=True, ge=-2**63, lt=2**64)] | None = None
@@ -86,7 +87,7 @@ class Asked(_Part):
         return {"temperature": 1.0 if self.temperature is None else self.temperature, "top_p": self.top_p or 1.0,
                 "top_k": max(0, self.top_k or 0), "stop": self.stop or None, "ignore_eos": bool(self.ignore_eos)}
 
-    def processors(self, prompt: int, vocab: int) -> tuple[Penalties, ...]:
+    def processors(self, prompt: int, vocab: int) -> tuple[Penalties | MinP, ...]:
         """What stands between the logits of this request and its tokens. prompt: tokens of it. Raises: Fault 400."""
         bias = {}
         for token, value in (self.logit_bias or {}).items():
@@ -94,7 +95,9 @@ class Asked(_Part):
                 raise Fault(400, f"logit_bias names {token[:20]!r}; its keys are token ids, 0..{vocab - 1}", "logit_bias")
             bias[int(token)] = value
         presence, frequency = self.presence_penalty or 0.0, self.frequency_penalty or 0.0
-        return (Penalties(prompt, presence, frequency, bias),) if presence or frequency or bias else ()
+        penalties = (Penalties(prompt, presence, frequency, bias),) if presence or frequency or bias else ()
+        temperature = self.sampling["temperature"]
+        return (*penalties, MinP(self.min_p, temperature)) if self.min_p and temperature else penalties
 
     def seed_of(self, answer: int) -> int:
         """Of the n answers to a prompt each has its own seed."""

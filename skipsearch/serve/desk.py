@@ -1,4 +1,4 @@
-"""The one thread that decodes: requests wait in a queue, and those that run take turns, a round of each."""
+"""The one thread that decodes: requests wait in a queue, and those that run take turns, a round of each, or run in one batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
-from skipsearch.decoding import Chunk, Decoder, Request
+from skipsearch.decoding import Chunk, Decoder, Request, Row
 from skipsearch.decoding.prefix import Prefix
 from skipsearch.errors import SkipSearchError
 from skipsearch.serve.faults import Fault
@@ -53,7 +53,7 @@ class Job:
 @dataclass(eq=False)
 class _Running:
     job: Job
-    stream: Iterator[Chunk]
+    stream: Iterator[Chunk] | Row   # a row of the batch, which has been given its round when its turn comes
     prefix: Prefix
     ends: float
     scorer: Scorer | None
@@ -61,11 +61,13 @@ class _Running:
 
 
 class Desk:
-    """Takes jobs, decodes them, delivers pieces. Interleaved requests share nothing but time."""
+    """Takes jobs, decodes them, delivers pieces. Interleaved requests share nothing but time; those of one batch share their passes too, so
+    that each waits for the others of its round, and those of one key what their prompts begin with."""
 
     def __init__(self, decoder: Decoder, limits: Limits):
         self.decoder, self.limits = decoder, limits
         self.plain = decoder if not decoder.recipe.drafters else Decoder(decoder.model)
+        self._batches = {each: each.batch(limits.running) for each in (decoder, self.plain)} if limits.together else {}
         self._waiting: deque[Job] = deque()
         self._running: list[_Running] = []
         self._prefixes = Prefixes(limits.prefixes)
@@ -118,6 +120,8 @@ class Desk:
                 begun = [self._waiting.popleft() for _ in range(min(len(self._waiting), self.limits.running - len(self._running)))]
             for job in begun:
                 self._begin(job)
+            for batch in self._batches.values():
+                batch.step()
             for running in list(self._running):
                 if not self._advance(running):
                     self._running.remove(running)
@@ -126,7 +130,7 @@ class Desk:
         decoder = self.plain if job.plain else self.decoder
         try:
             prefix = self._prefixes.take(job.key, job.prompt)
-            stream = decoder.stream(job.request, trace=True, prefix=prefix)
+            stream = self._stream(decoder, job, prefix)
             scorer = None
             if job.top is not None:
                 most = len(job.prompt) + job.request.max_new_tokens
@@ -136,6 +140,18 @@ class Desk:
             return
         self._running.append(_Running(job, stream, prefix, monotonic() + self.limits.seconds, scorer))
 
+    def _stream(self, decoder: Decoder, job: Job, prefix: Prefix) -> Iterator[Chunk] | Row:
+        if decoder in self._batches:
+            return self._batches[decoder].join(job.request, trace=True, prefix=prefix, owner=job.key)
+        return decoder.stream(job.request, trace=True, prefix=prefix)
+
+    def _end(self, running: _Running) -> None:
+        if isinstance(running.stream, Row):
+            for batch in self._batches.values():
+                batch.drop(running.stream)
+        else:
+            running.stream.close()  # type: ignore[attr-defined]
+
     def _advance(self, running: _Running) -> bool:
         """One round; whether there will be another."""
         job = running.job
@@ -143,7 +159,7 @@ class Desk:
         try:
             if not job.gone.is_set():
                 if monotonic() <= running.ends:
-                    chunk = next(running.stream)
+                    chunk = running.stream.latest() if isinstance(running.stream, Row) else next(running.stream)
                     job.deliver(Piece(chunk, self._scores(running, chunk)))
                     if chunk.finish_reason is None:
                         return True
@@ -151,7 +167,7 @@ class Desk:
                     last = Piece(None)
         except Exception as error:
             last = _fault(error)
-        running.stream.close()  # type: ignore[attr-defined]
+        self._end(running)
         self._prefixes.give_back(job.key, running.prefix)
         self._took = 0.8 * self._took + 0.2 * max(0.0, monotonic() - (running.ends - self.limits.seconds))
         if last is not None:

@@ -1,8 +1,9 @@
-"""OpenAI's penalties and biases on logits."""
+"""What stands between logits and tokens at a client's wish: OpenAI's penalties and biases, and min_p."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log
 
 import torch
 from torch import Tensor
@@ -27,3 +28,16 @@ class Penalties:
             tokens = torch.tensor(list(self.bias), device=scores.device)
             scores[0, tokens] += torch.tensor(list(self.bias.values()), device=scores.device, dtype=scores.dtype)
         return scores
+
+
+class MinP:
+    """A processor of one request: tokens less likely than min_p times the likeliest one, at this temperature, are ruled out before top_k
+    and top_p look. Source: Nguyen et al. 2024, "Turning up the heat: min-p sampling".
+    """
+
+    def __init__(self, min_p: float, temperature: float):
+        self.below = temperature * log(min_p)   # of logits that temperature has not divided yet
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """ids: [1, T]; scores: [1, V] -> [1, V]"""
+        return scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + self.below, -torch.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from helpers.threads import one_thread
 
 from skipsearch import tuning
 from skipsearch.bench import methods as table
-from skipsearch.bench.methods import as_markdown, methods
+from skipsearch.bench.methods import MethodRow, as_markdown, described, methods
+from skipsearch.modules.files import sha256
 from skipsearch.modules.weights import save_module
+from skipsearch.recipe import DRAFTERS
 
 __all__ = ["one_thread"]
 
@@ -28,16 +31,22 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_method_takes_part_and_no_token_changes(tmp_path: Path) -> None:
     model = small_model()
     save_module(tmp_path / "adapted-6.safetensors", card_of(model, MASK), copies(model, MASK, 0.05))
-    rows = methods(model, small_task(), tmp_path)
+    rows = methods(model, small_task(), [tmp_path], theirs=model)
     masks = [f"mask by {name}" for name in ("clasp", "asd", "s3d", "gp")]
-    others = ["draft & verify", "mask by auto", "adapted (adapted-6)", "best recipe"]
-    assert [row.method for row in rows] == ["plain", "lookup", *masks, *others]
+    others = ["draft & verify", "mask by auto", "clasp", "asd", "swift", "adapted (adapted-6)"]
+    theirs = ["Hugging Face, plain", "Hugging Face, early exit"]
+    assert [row.method for row in rows] == ["plain", "lookup", *masks, *others, *theirs, "best recipe"]
+    assert {row.method.partition(" ")[0] for row in rows} >= set(DRAFTERS) - {"skip", "kangaroo", "s3d"}, "every kind that needs no module"
     assert all(row.identical == row.prompts == 3 for row in rows)
     assert rows[0].speedup.mean == 1
     assert rows[0].alpha is None
-    assert all(row.alpha is not None and row.tau is not None for row in rows[2:])
+    assert all(row.alpha is not None and row.tau is not None for row in (*rows[2:12], rows[-1]))
     assert "adaptive" in rows[6].recipe
-    assert rows[8].needs == "0 min of training, 0.028 M values"
+    assert rows[11].needs == "0 min of training, 0.028 M values beside the model's"
+    assert [MethodRow.from_dict(json.loads(json.dumps(row.as_dict()))) for row in rows] == rows
+    found = json.loads(json.dumps(described(model, "small", [tmp_path], rows)))
+    assert found["modules"] == {"adapted-6.safetensors": sha256(tmp_path / "adapted-6.safetensors")}
+    assert len(found["rows"]) == len(rows)
     lines = as_markdown(rows).splitlines()
     assert len(lines) == 2 + len(rows)
     assert lines[2].startswith("| plain | 1.00× (1.00–1.00) |")

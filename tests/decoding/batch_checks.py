@@ -115,7 +115,7 @@ def check_batch_that_grows() -> None:
 
 
 def check_passes_of_a_batch() -> None:
-    """Whoever has ended or was dropped costs nothing more: as many passes are asked for as these requests have rounds and draft steps."""
+    """Whoever has ended costs nothing more: as many passes are asked for as these requests have rounds and draft steps."""
     decoder = DRAFTINGS[0].decoder(small_world()[0])
     asked = [Request(PROMPTS[0], 3), Request(PROMPTS[1], 9), Request(PROMPTS[2], 22), Request(PROMPTS[3], 1)]
     wanted, widest, real = 0, 0, batch.together
@@ -129,3 +129,21 @@ def check_passes_of_a_batch() -> None:
         found = decoder.generate_batch(asked, 4)
     assert wanted == sum(one.stats.rounds + one.stats.drafted for one in found)
     assert widest == 3, "the request for one token ends with its prefill; the others share their passes"
+
+
+def check_owners() -> None:
+    """What a prompt shares is computed once for its owner, beside others who are decoded, and never for anybody else."""
+    model, full = small_world()
+    text = PROMPTS[2] * 3
+    asked = (("one", text), ("other", (*text, 5)), ("one", text), ("one", (*text[:20], 1, 2, 3, 4, 5)), (None, text))
+    batch = DRAFTINGS[0].decoder(model).batch(len(asked))
+    rows = [batch.join(Request(prompt, 10), owner=owner) for owner, prompt in asked]
+    read: dict[Row, list[int]] = {row: [] for row in rows}
+    known: dict[Row, int] = {}
+    while batch.rows:
+        for row in batch.step():
+            chunk = row.latest()
+            read[row] += chunk.tokens
+            known |= {row: chunk.stats.cached_tokens} if chunk.stats else {}
+    assert [known[row] for row in rows] == [0, 0, len(text) - 1, 20, 0]
+    assert [read[row] for row in rows] == [full.greedy(prompt, 10) for _, prompt in asked]

@@ -11,12 +11,20 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
-from skipsearch.decoding import Batch, Request, Row, batch
+from skipsearch.decoding import Batch, Request, Row, batch, rooms
 from skipsearch.decoding.prefix import Prefix
+from skipsearch.decoding.rooms import Rooms
 from skipsearch.drafters.lookup import LookupDrafter
 from skipsearch.engine import RowCache, SharedCache, Wanted, joined
 
-from .batch_checks import check_batch, check_batch_of_lookups, check_batch_of_trees, check_batch_that_grows, check_passes_of_a_batch
+from .batch_checks import (
+    check_batch,
+    check_batch_of_lookups,
+    check_batch_of_trees,
+    check_batch_that_grows,
+    check_owners,
+    check_passes_of_a_batch,
+)
 from .planted_bugs import caught_by
 
 
@@ -211,3 +219,18 @@ def lookups_of_one_row_answered_by_another() -> Iterator[None]:
     with patch.object(LookupDrafter, "begin", begin):
         yield
 
+
+
+@caught_by(check_owners)
+def prompt_shared_with_everybody() -> Iterator[None]:
+    """Who sends what another one is just asking gets its first token sooner, and knows."""
+    real = Rooms.begin
+    with patch.object(Rooms, "begin", lambda self, cache, prompt, owner: real(self, cache, prompt, "all")):
+        yield
+
+
+@caught_by(check_owners)
+def prompt_of_another_taken_whole() -> Iterator[None]:
+    """K/V of a row's prompt are taken without a look at where the two part."""
+    with patch.object(rooms, "common", lambda one, other: min(len(one), len(other))):
+        yield

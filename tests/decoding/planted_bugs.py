@@ -16,6 +16,7 @@ import torch
 from helpers.tiny import small_world
 from torch import Tensor
 
+from skipsearch import programme
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding import acceptance, loop, trees
 from skipsearch.decoding.guard import Guard
@@ -34,6 +35,7 @@ from skipsearch.drafters.lookup import LookupDrafter, LookupSession
 from skipsearch.drafters.memory import Memory
 from skipsearch.drafters.skip import SkipSession
 from skipsearch.drafters.suffixes import Match, SuffixIndex
+from skipsearch.drafters.swift import OnTheFly
 from skipsearch.engine import Scored, forward
 from skipsearch.models.recurrent import RecurrentCache, Standing
 from skipsearch.modules.kangaroo import Shallow
@@ -42,7 +44,7 @@ from skipsearch.modules.s3d import Simultaneous
 from .acceptance_checks import check_acceptance
 from .adapted_checks import check_adapted, check_adapted_drafts
 from .checks import MASKS, Drafting, check_endings, check_greedy, check_streams_side_by_side
-from .choosing_checks import check_asd, check_choosing, check_clasp, check_swift
+from .choosing_checks import check_asd, check_choosing, check_clasp, check_swift, check_swift_as_published
 from .count_checks import check_counts
 from .kangaroo_checks import check_kangaroo_drafts, check_kangaroo_passes, check_kangaroo_siblings
 from .prefix_checks import check_growing, check_prefixes
@@ -731,6 +733,35 @@ def any_sibling_of_a_right_token_stands() -> Iterator[None]:
         yield
 
 
+@caught_by(check_trees)
+def padding_taken_for_a_token() -> Iterator[None]:
+    """Paths of a tree are padded to one length by a token, and the padding stands where the full model chooses that very token, as in
+    SWIFT's code."""
+    padding = 34   # which the texts of the check have
+    real = trees.accept_tree_greedy
+
+    def accept(drafted: Tensor, parents: Sequence[int], logits: Tensor) -> tuple[list[int], int]:
+        path, following = real(drafted, parents, logits)
+        if following == padding:
+            return [*path, len(parents)], int(logits[-1].argmax())
+        return path, following
+
+    with patch.object(loop, "accept_tree_greedy", accept):
+        yield
+
+
+@caught_by(check_tree_acceptance)
+def residual_over_a_little_more_than_its_sum() -> Iterator[None]:
+    """What is left of p is divided by its sum and a little, so that it is no distribution, as in SWIFT's code."""
+    def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
+        left = acceptance.residual(p, q, token)
+        total = (p - q).clamp(min=0).sum() if q is not None else 1 - p[token]
+        return left * total / (total + 1e-6)
+
+    with patch.object(trees, "residual", residual):
+        yield
+
+
 @caught_by(check_tree_acceptance)
 def residual_against_the_first_q_again() -> Iterator[None]:
     """A second sibling is weighed as if the first one could have been drawn once more."""
@@ -878,6 +909,58 @@ def mask_of_the_request_before() -> Iterator[None]:
         return kept.setdefault(self.spec, real(self, ctx))
 
     with patch.object(PromptCosines, "first", first):
+        yield
+
+
+@caught_by(check_asd)
+def generated_tokens_in_the_mean() -> Iterator[None]:
+    """The cosines of the text written so far move the mask, which is to be the prompt's alone."""
+    real = PromptCosines.tap
+
+    def tap(self: PromptCosines, *of_the_pass: Any) -> Any:
+        self.decided = False
+        return real(self, *of_the_pass)
+
+    with patch.object(PromptCosines, "tap", tap), patch.object(PromptCosines, "next", lambda self, ctx, path: self.mask(self.spec)):
+        yield
+
+
+@caught_by(check_clasp)
+def states_of_the_thinned_model() -> Iterator[None]:
+    """The plan aims at what the model makes under the mask of the plan before, and not at what the full model makes."""
+    real, skipped = programme.solve_token, list[Any]()
+
+    def solve(states: Tensor, steps: Any, run: Any, count: int) -> Any:
+        rows = states.clone()
+        for step in steps:
+            before = rows[step.layer]
+            rows[step.layer + 1] = before if step in skipped else run(step.layer, before.expand(count + 1, -1), step.attn, step.mlp)[0]
+        skipped[:] = real(rows, steps, run, count)
+        return list(skipped)
+
+    with patch.object(programme, "solve_token", solve):
+        yield
+
+
+@caught_by(check_swift_as_published)
+def latest_tokens_judged_as_published() -> Iterator[None]:
+    """The published rule reads the first tokens behind the prompt."""
+    with patch.object(OnTheFly, "_named_at_the_start", OnTheFly._named):
+        yield
+
+
+@caught_by(check_swift_as_published)
+def mask_at_the_start_judged_as_published() -> Iterator[None]:
+    """The published search has no score of the mask that it starts with."""
+    real = OnTheFly._try
+
+    def tried(self: OnTheFly, ctx: DecodeContext) -> None:
+        stream = self.drafter.stream
+        if not stream.tried:
+            stream.named, stream.tried = self._named_at_the_start(ctx, stream.mask), self.drafter.spec.window
+        real(self, ctx)
+
+    with patch.object(OnTheFly, "_try", tried):
         yield
 
 

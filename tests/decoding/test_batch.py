@@ -11,12 +11,19 @@ import torch
 from helpers.threads import one_thread
 from helpers.tiny import driven_by, small_world, tiny_llama
 
+from skipsearch.cache import Planner
 from skipsearch.decoding import Batch, Decoder, Request
+from skipsearch.decoding import batch as batch_module
+from skipsearch.engine import RowCache, SharedCache, Wanted, inference, together
+from skipsearch.engine.forward import alone
+from skipsearch.engine.load import driven
 from skipsearch.errors import DecodeError, ModelError
 from skipsearch.models import adapt
+from skipsearch.models.families import family_of
+from skipsearch.models.lean import fuse
 from skipsearch.stats import DecodeStats
 
-from .batch_checks import GUESTS, check_batch, check_batch_that_grows, check_passes_of_a_batch, guests
+from .batch_checks import GUESTS, check_batch, check_batch_that_grows, check_owners, check_passes_of_a_batch, guests
 from .checks import DRAFTINGS, MASKS, PROMPTS, Drafting, assert_partly_accepted
 
 __all__ = ["one_thread"]
@@ -40,7 +47,7 @@ def test_a_thousand_batches_give_each_request_what_it_gets_alone() -> None:
     assert_partly_accepted(fuzz(range(1000)))
 
 
-@pytest.mark.parametrize("engine", ["lean", "graph"])
+@pytest.mark.parametrize("engine", ["lean", "graph", "native"])
 def test_on_other_engines_too(engine: str) -> None:
     with driven_by(engine):
         world = small_world()
@@ -59,6 +66,10 @@ def test_a_request_that_needs_a_larger_cache_may_join() -> None:
 
 def test_who_has_ended_costs_no_pass() -> None:
     check_passes_of_a_batch()
+
+
+def test_what_prompts_share_is_computed_once_for_one_owner() -> None:
+    check_owners()
 
 
 def test_one_row_is_a_batch_too() -> None:
@@ -82,6 +93,49 @@ def test_in_exact_passes_a_row_is_the_same_to_the_bit_in_bfloat16() -> None:
     found = drafted.generate_batch(asked, 4)
     assert [one.tokens for one in found] == alone
     assert_partly_accepted(sum((one.stats for one in found), DecodeStats()))
+
+
+@pytest.mark.xdist_group("native")
+def test_an_engine_that_keeps_bits_decodes_exactly_in_joined_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, where sums in another order would show, with passes of several rows in fact."""
+    model, _ = tiny_native()
+    decoder = Decoder(model, MASKS[0], draft_length=3, exact=True)
+    asked = [replace(guest.request, end_on_repeat=None) for guest in GUESTS]
+    alone = [decoder.generate(one) for one in asked]
+    widest, real = 0, batch_module.together
+
+    def counting(wanted: Any) -> Any:
+        nonlocal widest
+        widest = max(widest, len(wanted))
+        return real(wanted)
+
+    monkeypatch.setattr(batch_module, "together", counting)
+    found = decoder.generate_batch(asked, 4)
+    assert [one.tokens for one in found] == [one.tokens for one in alone]
+    assert widest == 4
+    logits = [logits_of_rows(model, [prompt]) for prompt in PROMPTS]
+    assert all(torch.equal(one[0], other) for one, other in zip(logits, logits_of_rows(model, PROMPTS), strict=True))
+
+
+def tiny_native() -> tuple[Any, Any]:
+    hf = tiny_llama().float()
+    model = adapt(hf)
+    lean = fuse(hf, replace(model.spec, engine="lean"), family_of(hf.config))
+    return driven(lean, "native"), hf
+
+
+@inference
+def logits_of_rows(model: Any, prompts: Any) -> list[torch.Tensor]:
+    """Of each prompt behind its first two tokens, in one joined pass."""
+    shared = SharedCache(model.spec.n_layers, len(prompts), 64)
+    model.new_cache(1, 65)
+    planner, rows = Planner(64, model.spec.device), []
+    for i, prompt in enumerate(prompts):
+        text = [*prompt, 7, 8, 9]
+        row = RowCache(shared, i, lambda *wanted: None)
+        alone(model, torch.tensor([text[:2]]), row, planner.chain(0, 2))
+        rows.append(Wanted(model, torch.tensor([text[2:]]), row, planner.chain(2, len(text) - 2), None))
+    return [logits[0] for logits in together(rows)]
 
 
 def test_a_request_that_makes_no_sense_is_refused_and_the_others_go_on() -> None:
@@ -125,8 +179,6 @@ def test_what_ends_one_row_ends_no_other() -> None:
 
 
 def test_a_model_that_breaks_ends_every_row_that_waited_for_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    from skipsearch.decoding import batch as module
-
     batch = Decoder(small_world()[0]).batch(2)
     rows = [batch.join(Request(prompt, 9)) for prompt in PROMPTS[:2]]
     batch.step()
@@ -135,7 +187,7 @@ def test_a_model_that_breaks_ends_every_row_that_waited_for_the_pass(monkeypatch
         raise ModelError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "together", breaks)
+        patch.setattr(batch_module, "together", breaks)
         batch.step()
     assert [str(row.error) for row in rows] == ["broken"] * 2
     assert batch.free == 2

@@ -1,4 +1,5 @@
-"""The README's results: a table and a bar chart, both from the files that `tests/benchmarks/recipes.py --out` wrote into docs/results."""
+"""The documents' results: the README's table and bar chart from the files that `tests/benchmarks/recipes.py --out` wrote into docs/results,
+and the table of masks chosen while decoding from those of `tests/benchmarks/in_context.py`."""
 
 from __future__ import annotations
 
@@ -11,9 +12,16 @@ from skipsearch.report.theme import COLOURS, GAIN, INK, MUTED, style
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "recipes.svg"
+METHODS = sorted((ROOT / "docs" / "results").glob("methods-*.json"))
 TASKS = {"pycode": "continue source code", "prose": "continue documentation"}
 RECIPES = {"skip alone": "skip", "lookup": "lookup", "lookup,skip": "lookup, then skip", "bundled: adapted": "trained sub-layers",
            "bundled: lookup,adapted": "lookup, then trained sub-layers"}
+
+# Of `in_context.py`, with what the papers report, on other models, machines and text.
+CHOSEN = {"skip": ("skip", "1.5–1.6× (13B)"), "lookup": ("lookup", "1.66× (7B)"), "lookup,skip": ("lookup, then skip", ""),
+          "clasp": ("clasp", "1.24–1.67× (8B–70B)"), "lookup,clasp": ("lookup, then clasp", ""),
+          "asd": ("asd", "1.38–1.44× (13B)"), "lookup,asd": ("lookup, then asd", ""),
+          "swift": ("swift", "1.41× (13B), 1.48× (70B)"), "lookup,swift": ("lookup, then swift", "")}
 
 
 def measured(task: str) -> list[dict[str, Any]]:
@@ -35,6 +43,23 @@ def table() -> str:
     lines = ["| recipe | " + " | ".join(heads) + " |", "|---|" + "---|" * len(TASKS)]
     for k, name in enumerate(RECIPES.values()):
         lines.append(f"| {name} | " + " | ".join(speedup(by_task[task][k]) for task in TASKS) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def chosen() -> str:
+    """Drafters that choose their masks while they decode, beside those that do not."""
+    files = {task: ROOT / "docs" / "results" / f"in-context-{task}.json" for task in TASKS}
+    by_task = {task: {row["name"]: row for row in json.loads(file.read_text("utf-8"))["rows"]} for task, file in files.items()}
+    heads = [f"`{task}`, {by_task[task]['skip']['prompts']} prompts | α | τ | β | choosing" for task in TASKS]
+    lines = [f"| recipe | {' | '.join(heads)} | as published, elsewhere |", "|---|" + "---|---|---|---|---|" * len(TASKS) + "---|"]
+    for name, (said, published) in CHOSEN.items():
+        cells = []
+        for task in TASKS:
+            row = by_task[task][name]
+            figures = " | ".join(f"{row[key]:.2f}" for key in ("alpha", "tau", "beta"))
+            cells.append(f"{speedup(row)} | {figures} | {row['choosing']:.1%}" if name not in ("skip", "lookup", "lookup,skip") else
+                         f"{speedup(row)} | {figures} | ")
+        lines.append(f"| {said} | {' | '.join(cells)} | {published} |")
     return "\n".join(lines) + "\n"
 
 

@@ -8,17 +8,19 @@ of results:
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from skipsearch.bench.methods import MethodRow, as_markdown
 from skipsearch.cli.catalogue import rows
 
 from . import results
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-BLOCK = re.compile(r"<!-- (?P<name>[a-z]+) -->\n(?P<text>.*?)<!-- /(?P=name) -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n(?P<text>.*?)<!-- /(?P=name) -->", re.DOTALL)
 
 
 def listed(what: str) -> Callable[[], str]:
@@ -48,9 +50,15 @@ def table(first: str, second: str, entries: Mapping[str, str | Mapping[str, str]
     return "\n".join(lines) + "\n"
 
 
+def methods(path: Path) -> Callable[[], str]:
+    """What `skipsearch bench --methods --json` wrote into docs/results."""
+    return lambda: as_markdown([MethodRow.from_dict(row) for row in json.loads(path.read_text("utf-8"))["rows"]])
+
+
 TABLES: dict[str, Callable[[], str]] = {"drafters": listed("drafters"), "exits": listed("exits"), "searchers": listed("searchers"),
                                         "engines": listed("engines"), "commands": commands,
-                                        "recipes": results.table}
+                                        "recipes": results.table, "chosen": results.chosen,
+                                        **{path.stem: methods(path) for path in results.METHODS}}
 
 
 def filled(text: str) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from skipsearch.modules.files import sha256
+from skipsearch.profile import load_profile
+
 from . import results
+from .results import METHODS
 from .tables import BLOCK, PAGES, ROOT, TABLES, filled
 
 FOLDERS = ("profiles", "calibration_data", "docs", "tests", "skipsearch")
@@ -38,6 +43,13 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_are_those_of_the_code(page: Path) -> None:
     assert filled(page.read_text("utf-8")) == page.read_text("utf-8"), "PYTHONPATH=tests python -m docs.tables rewrites them"
+
+
+@pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
+def test_the_methods_were_measured_with_the_model_and_the_modules_that_are_bundled(path: Path) -> None:
+    found, bundled = json.loads(path.read_text("utf-8")), ROOT / "skipsearch" / "demo" / "profiles" / "demo"
+    assert found["weights_sha256"] == load_profile(next(bundled.glob("pycode/*.yaml"))).model.weights_sha256
+    assert found["modules"] == {file.name: sha256(file) for file in bundled.glob("*/*.safetensors")}
 
 
 def test_each_table_stands_somewhere() -> None:

@@ -11,12 +11,14 @@ from helpers.tiny import LAYERS, driven_by, small_world
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
+from skipsearch.drafters.clasp import CLaSp
 from skipsearch.engine import forward, inference, load_model
 from skipsearch.engine import graph as graph_module
 from skipsearch.engine.graph import LEAST_KEYS, RECORDED_ROWS, GraphAdapter
 from skipsearch.errors import ModelError
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
+from skipsearch.recipe import Recipe
 
 CAPACITY = 4 * LEAST_KEYS
 MASK = SkipMask(LAYERS, (1,), (2,))
@@ -121,6 +123,28 @@ def test_another_mask_and_another_cache_are_recorded_anew_and_the_oldest_goes_fi
     assert len(model._recordings) == 3
     assert first in model._recordings
     assert (id(text.cache), MASK, 1, LEAST_KEYS) not in model._recordings
+
+
+def test_masks_that_move_are_not_recorded_until_one_stays(model: GraphAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_module, "RECORDED_MASKS", 2)
+    monkeypatch.setattr(graph_module, "SETTLED", 3)
+    text = Text(model, 20)
+    masks = [SkipMask(LAYERS, (i,), ()) for i in range(4)]
+    assert [text.run(1, mask) is not None for mask in masks] == [True, True, False, False]
+    assert text.run(1) is not None, "full passes are no mask's"
+    assert text.run(2, masks[0]) is not None, "one that is known may be recorded in other shapes"
+    assert [text.run(1, masks[2]) is not None for _ in range(5)] == [False, False, False, True, True]
+    assert [text.run(1, mask) is not None for mask in (masks[3], masks[2], masks[3])] == [False, True, False]
+    assert Text(model, 20).run(1, masks[3]) is not None, "another cache begins anew"
+
+
+def test_a_decoder_says_that_masks_which_move_are_not_recorded(model: GraphAdapter) -> None:
+    clasp = CLaSp(skip=2, interval=1, draft_length=3, exit=make_exit("fixed"))
+    [warning] = Decoder(model, Recipe((clasp,))).warnings
+    assert "clasp chooses masks while decoding" in warning
+    assert Decoder(model, MASK).warnings == []
+    assert Decoder(model.lean, Recipe((clasp,))).warnings == []
+
 
 
 @pytest.mark.parametrize("what", ["prefill", "long", "end of the cache", "replay", "batch"])

@@ -6,18 +6,24 @@ import inspect
 import itertools
 import os
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from decoding.checks import MASKS, Drafting, check_greedy
+from helpers.tiny import driven_by
 from models import test_contract
 from models.tiny import FUSED, full_logits, new_hf_model, some_tokens
 from torch import Tensor
 
-from skipsearch.cache import PassPlan, Planner
+from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import GreedyPicker
 from skipsearch.engine import draft_step, exact_forward, forward, inference
@@ -32,6 +38,7 @@ from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, adapt, load_adapter
 from skipsearch.models.families import family_of
 from skipsearch.models.lean import LeanAdapter, fuse
+from skipsearch.recipe import Siblings
 
 pytestmark = pytest.mark.xdist_group("native")
 FAMILIES = [name.removesuffix(":lean") for name in FUSED]
@@ -136,6 +143,81 @@ def test_what_would_lead_outside_of_memory_is_refused(tokens: list[list[int]]) -
         forward(model, torch.tensor([[1]]), cache, PassPlan(plan.positions + 99, plan.slots, 1, None, None))
     with pytest.raises(IndexError, match="out of range"):
         forward(model, torch.tensor([[1]]), cache, PassPlan(plan.positions, plan.slots + 8, 1, None, None))
+
+
+# --- bugs that the suites of decoding would find, planted into what the native engine does itself --------------------------------
+
+@contextmanager
+def stale_kv_at_accepted_positions() -> Iterator[None]:
+    """A verify pass leaves what the draft wrote."""
+    real = NativeAdapter.run
+
+    def run(self: NativeAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor:
+        slots = plan.slots[0, :-1]
+        is_verify = mask is None and len(slots) > 0 and int(slots[0]) > 0
+        before = [(buffer, buffer[:, :, slots].clone()) for buffer in (*cache.keys, *cache.values) if buffer is not None and is_verify]
+        logits = real(self, tokens, cache, plan, mask, last_only)
+        for buffer, old in before:
+            if bool(old.any()):
+                buffer[:, :, slots] = old
+        return logits
+
+    with patch.object(NativeAdapter, "run", run):
+        yield
+
+
+@contextmanager
+def full_model_kv_missing() -> Iterator[None]:
+    """A verify pass leaves no K/V behind in the layers that the draft skips."""
+    real = NativeAdapter.run
+
+    def run(self: NativeAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor:
+        logits = real(self, tokens, cache, plan, mask, last_only)
+        if tokens.shape[1] > 1 and int(plan.slots[0, 0]) > 0:
+            for layer in MASKS[0].attn:
+                for buffer in (cache.keys[layer], cache.values[layer]):
+                    assert buffer is not None
+                    buffer[:, :, plan.slots[0]] = 0
+        return logits
+
+    with patch.object(NativeAdapter, "run", run):
+        yield
+
+
+@contextmanager
+def siblings_that_see_each_other() -> Iterator[None]:
+    real = NativeAdapter._pass
+
+    def blind(self: NativeAdapter, given: Tensor, cache: KVCache, plan: PassPlan, *rest: Any) -> Any:
+        return real(self, given, cache, replace(plan, visible=None), *rest)
+
+    with patch.object(NativeAdapter, "_pass", blind):
+        yield
+
+
+@contextmanager
+def masks_that_are_mixed_up() -> Iterator[None]:
+    """The full model leaves out what the last draft did."""
+    real, last = NativeAdapter.run_scored, list[SkipMask]()
+
+    def run_scored(self: NativeAdapter, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, *rest: Any) -> Any:
+        last[:] = [mask]
+        return real(self, token, cache, plan, mask, *rest)
+
+    skip = NativeAdapter._skip
+    with (patch.object(NativeAdapter, "run_scored", run_scored),
+          patch.object(NativeAdapter, "_skip", lambda self, skipped: skip(self, last[0] if skipped is None and last else skipped))):
+        yield
+
+
+@pytest.mark.parametrize("bug", [stale_kv_at_accepted_positions, full_model_kv_missing, siblings_that_see_each_other,
+                                 masks_that_are_mixed_up], ids=lambda bug: bug.__name__)
+def test_a_check_fails_while_the_bug_is_planted(bug: Callable[[], AbstractContextManager[None]]) -> None:
+    drafting = Drafting(MASKS[0], 5, siblings=Siblings(below=1.0, most=2)) if bug is siblings_that_see_each_other else Drafting()
+    with driven_by("native"):
+        check_greedy([drafting])
+        with bug(), pytest.raises(AssertionError):
+            check_greedy([drafting])
 
 
 # --- one order of sums -------------------------------------------------------------------------------------------------------
@@ -247,6 +329,7 @@ def test_no_weight_is_held_twice() -> None:
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A process that has loaded nothing, and a folder in which nothing is kept."""
+    code()   # built before anything is moved: builds inside one another would wait for their own lock
     monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(building, "_loaded", {})
     return tmp_path / "compiled"
@@ -372,7 +455,5 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), model.spec.engine)
 """
     building.open_library()
-    import sys
-
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=os.environ)
     assert ran.stdout.split() == ["0", "native"], ran.stderr[-500:]

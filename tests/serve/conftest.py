@@ -32,12 +32,13 @@ class Running:
 
 
 @contextmanager
-def running_server(folder: Path, keys: str | None = ",".join(KEYS)) -> Iterator[Running]:
+def running_server(folder: Path, keys: str | None = ",".join(KEYS), *words: str) -> Iterator[Running]:
     folder.mkdir(parents=True, exist_ok=True)
     told, log = folder / "address", folder / "log"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | ({} if keys is None else {"SKIPSEARCH_API_KEY": keys})
     with log.open("wb") as errors:
-        process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("tiny_server.py")), str(told)], stderr=errors,
+        process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("tiny_server.py")), str(told), *words],
+                                   stderr=errors,
                                    env=environment)
         try:
             deadline = time.monotonic() + 120

@@ -190,6 +190,24 @@ def test_penalties_and_biases_move_the_full_models_logits(client: openai.OpenAI)
     assert answer.choices[0].text != expected("a b c", 30)
 
 
+def test_min_p_rules_out_what_is_far_less_likely_than_the_likeliest_token() -> None:
+    """At this temperature, and as transformers' own warper does it behind the temperature."""
+    import torch
+    from transformers import MinPLogitsWarper
+
+    from skipsearch.serve.penalties import MinP
+
+    logits = torch.tensor([[2.0, 1.0, 0.0, -3.0, 1.9]], dtype=torch.float64)
+    for temperature in (0.5, 1.0, 3.0):
+        theirs = MinPLogitsWarper(0.2)(None, logits / temperature)
+        assert torch.equal(MinP(0.2, temperature)(logits[:, :1], logits).isinf(), theirs.isinf())
+
+
+def test_min_p_of_one_leaves_the_likeliest_token_alone(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="tiny", prompt="Hello", max_tokens=30, temperature=2.0, extra_body={"min_p": 1.0})
+    assert answer.choices[0].text == expected("Hello", 30)
+
+
 def test_hugging_faces_client(server: Running) -> None:
     client = InferenceClient(base_url=f"{server.address}/v1", api_key=KEYS[1])
     asked: Any = [{"role": "user", "content": "say it"}]

@@ -87,7 +87,8 @@ def quiet(server: Running) -> None:
     (ASKED | {"logit_bias": {"500": 1}}, 400, "logit_bias", "logit_bias names '500'; its keys are token ids"),
     (ASKED | {"logit_bias": {"5": 101}}, 400, "logit_bias", "logit_bias is not"),
     (ASKED | {"frequency_penalty": 3}, 400, "frequency_penalty", "frequency_penalty is not"),
-    (ASKED | {"min_p": 0.1}, 400, "min_p", "min_p is 0.1, which this server does not carry out"),
+    (ASKED | {"min_p": 1.1}, 400, "min_p", "min_p is not"),
+    (ASKED | {"repetition_penalty": 1.1}, 400, "repetition_penalty", "repetition_penalty is 1.1, which this server does not carry out"),
     (ASKED | {"max_token": 3}, 400, "max_token", "max_token is no field of this request"),
     (ASKED | {"model": "other"}, 404, "model", "there is no model 'other' here"),
     (ASKED | {"user": "me", "presence_penalty": 0, "logit_bias": {}}, 200, None, ""),
@@ -135,6 +136,10 @@ def test_a_key_is_asked_for(server: Running, key: str | None) -> None:
 
 
 def test_a_prefix_is_reused_by_requests_of_the_same_key_alone(server: Running) -> None:
+    check_whose_prefixes(server)
+
+
+def check_whose_prefixes(server: Running) -> None:
     asked = ASKED | {"prompt": "a secret that only the first one knows, word for word"}
 
     def cached(key: str) -> int:
@@ -267,6 +272,22 @@ def test_a_client_that_reads_slowly_gets_everything(server: Running) -> None:
 
 def test_three_hundred_requests_of_sixteen_clients_some_of_which_go_away(server: Running) -> None:
     """Nothing is lost, nothing is wrong, and the memory is what it was."""
+    check_load(server, 19)
+
+
+def test_requests_that_run_together_get_the_same_answers(tmp_path: Path) -> None:
+    """With the passes of running requests as one: under load, with clients that go away, samples by seed, and plain requests."""
+    with running_server(tmp_path, ",".join(KEYS), "together") as server:
+        check_load(server, 5)
+        samples = [post(server, ASKED | {"temperature": 1.0, "seed": 7, "n": 3, "max_tokens": 20})[2]["choices"] for _ in range(2)]
+        assert samples[0] == samples[1]
+        assert len({choice["text"] for choice in samples[0]}) == 3
+        plain = post(server, ASKED | {"skipsearch": {"profile": "none"}, "max_tokens": 30})[2]
+        assert plain["choices"][0]["text"] == expected("Hello", 30)
+        check_whose_prefixes(server)
+
+
+def check_load(server: Running, rounds: int) -> None:
     prompts = ["def f(x):", "a b c a b c", "Hello", "zzz", "one two one two one", "x", "import os", "Q"]
     process = psutil.Process(server.process.pid)
     wrong: list[Any] = []
@@ -311,12 +332,12 @@ def test_three_hundred_requests_of_sixteen_clients_some_of_which_go_away(server:
     load(3)   # what is allocated once is there
     quiet(server)
     before = process.memory_info().rss
-    load(19)
+    load(rounds)
     quiet(server)
     after = process.memory_info().rss
     assert not wrong
-    assert counts["answered"] + counts["left"] == 16 * 22
-    assert counts["left"] > 30
+    assert counts["answered"] + counts["left"] == 16 * (3 + rounds)
+    assert counts["left"] > 1.5 * rounds
     assert after < 1.05 * before, f"{before / 1e6:.0f} MB before, {after / 1e6:.0f} MB after"
     serves_on(server)
 

@@ -1,8 +1,9 @@
-"""A server of a tiny chat model that drafts well but not perfectly, as a process of its own: `python tiny_server.py PORT_FILE`."""
+"""A server of a tiny chat model that drafts well but not perfectly, as a process: `python tiny_server.py PORT_FILE [together]`."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -31,4 +32,5 @@ def model() -> ModelAdapter:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    serve(Decoder(model(), RECIPE), "127.0.0.1", 0, LIMITS, "tiny", ready=lambda address: Path(sys.argv[1]).write_text(address) and None)
+    limits = replace(LIMITS, together="together" in sys.argv)
+    serve(Decoder(model(), RECIPE), "127.0.0.1", 0, limits, "tiny", ready=lambda address: Path(sys.argv[1]).write_text(address) and None)

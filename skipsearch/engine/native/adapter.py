@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from skipsearch.cache import KVCache, PassPlan
 from skipsearch.engine.native import abi
 from skipsearch.engine.native.library import Library
-from skipsearch.engine.native.panels import Panels, TiedEmbedding, in_panels
+from skipsearch.engine.native.panels import Panels, Room, TiedEmbedding, in_panels, room_for
 from skipsearch.mask import SkipMask
 from skipsearch.models.lean import MLP, Attention, LeanAdapter
 from skipsearch.models.linear import Linear
@@ -167,20 +167,24 @@ def in_its_layout(lean: LeanAdapter, library: Library) -> NativeAdapter:
 
     lean: a model of which `why_not` has nothing to say.
     """
+    matrices = [(matrix, halves) for attention, mlp in lean.layers
+                for matrix, halves in ((attention.qkv, 1), (attention.out, 1), (mlp.gate_up, 2), (mlp.down, 1))] + [(lean.unembed, 1)]
+    room = Room(sum(room_for(matrix.shape, halves, lean.spec.dtype) for matrix, halves in matrices))
+    del matrices
+
+    def moved(matrix: Linear, halves: int = 1) -> Panels:
+        return in_panels(matrix.dense(), matrix.bias, halves, library, room)
+
     for i, (attention, mlp) in enumerate(lean.layers):
-        lean.layers[i] = (replace(attention, qkv=_moved(attention.qkv, 1, library), out=_moved(attention.out, 1, library)), mlp)
-        lean.layers[i] = (lean.layers[i][0], replace(mlp, gate_up=_moved(mlp.gate_up, 2, library), down=_moved(mlp.down, 1, library)))
+        attention = replace(attention, qkv=moved(attention.qkv), out=moved(attention.out))
+        lean.layers[i] = attention, mlp   # so that no more than one matrix is there twice
+        lean.layers[i] = attention, replace(mlp, gate_up=moved(mlp.gate_up, 2), down=moved(mlp.down))
     table: Any = lean._embedding
     tied = isinstance(table, nn.Embedding) and table.weight.data_ptr() == _address(lean.unembed)
-    lean.unembed = _moved(lean.unembed, 1, library)
+    lean.unembed = head = moved(lean.unembed)
     if tied:
-        assert isinstance(lean.unembed, Panels)
-        lean._embedding = TiedEmbedding(lean.unembed, _scale(table))
+        lean._embedding = TiedEmbedding(head, _scale(table))
     return NativeAdapter(lean, library)
-
-
-def _moved(matrix: Linear, halves: int, library: Library) -> Panels:
-    return matrix if isinstance(matrix, Panels) else in_panels(matrix.dense(), matrix.bias, halves, library)
 
 
 def _address(matrix: Linear) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +15,8 @@ from torch import Tensor
 from skipsearch.engine.native import abi
 from skipsearch.engine.native.abi import PANEL
 from skipsearch.engine.native.library import Library
+
+HUGE, LINE = 2 << 20, 64   # bytes of a large page and of a cache line
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +92,42 @@ class TiedEmbedding:
         return rows if self.scale == 1 else rows * self.scale
 
 
-def in_panels(weight: Tensor, bias: Tensor | None, halves: int, library: Library) -> Panels:
-    """weight: [out, in]. The caller lets go of it, or there are two copies."""
+class Room:
+    """Memory for all matrices of a model in pages as large as the system gives: a pass reads all of it, and each page costs a look-up."""
+
+    def __init__(self, size: int):
+        self._memory = mmap.mmap(-1, max(size + HUGE, 1))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)   # which keeps the memory
+        self._at = -self._bytes.data_ptr() % HUGE
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Of memory that nobody else has, on a cache line."""
+        size = math.prod(shape) * dtype.itemsize
+        found = self._bytes[self._at:self._at + size].view(dtype).view(*shape)
+        self._at += -(-size // LINE) * LINE
+        return found
+
+
+def room_for(shape: tuple[int, int], halves: int, dtype: torch.dtype) -> int:
+    """Bytes of a matrix (out, in) in panels, up to the next cache line."""
+    size = math.prod(_panels(shape, halves, dtype)) * dtype.itemsize
+    return -(-size // LINE) * LINE
+
+
+def in_panels(weight: Tensor, bias: Tensor | None, halves: int, library: Library, room: Room | None = None) -> Panels:
+    """weight: [out, in]. The caller lets go of it, or there are two copies. room: where it goes; None for memory of its own."""
     out, width = weight.shape
-    half, together = out // halves, 2 if weight.dtype == torch.bfloat16 else 1
-    rows = F.pad(weight.reshape(halves, half, width), (0, -width % together, 0, -half % PANEL))
-    turns = rows.unflatten(2, (-1, together)).unflatten(1, (-1, PANEL)).transpose(2, 3).transpose(0, 1)
-    return Panels(turns.flatten(0, 1).contiguous(), bias, (out, width), halves, library)   # of [panels, halves, in / s, PANEL, s]
+    shape = _panels((out, width), halves, weight.dtype)
+    rows = F.pad(weight.reshape(halves, out // halves, width), (0, -width % shape[-1], 0, -(out // halves) % PANEL))
+    turns = rows.unflatten(2, (-1, shape[-1])).unflatten(1, (-1, PANEL)).transpose(2, 3).transpose(0, 1)
+    panels = weight.new_empty(shape) if room is None else room.take(shape, weight.dtype)
+    panels.view(turns.shape).copy_(turns)                       # [panels, halves, in / s, PANEL, s]
+    return Panels(panels, bias, (out, width), halves, library)
+
+
+def _panels(shape: tuple[int, int], halves: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """[panels, in / s, PANEL, s]"""
+    together = 2 if dtype == torch.bfloat16 else 1
+    return halves * -(-shape[0] // halves // PANEL), -(-shape[1] // together), PANEL, together

@@ -7,7 +7,7 @@
 namespace {
 
 constexpr int64_t BLOCK = KEYS_AT_ONCE;
-constexpr int TOGETHER = 4;   // heads of queries that share what is read
+constexpr int TOGETHER = 4;            // heads of queries that share what is read
 
 // One head of one row.
 template <class T> struct Query {
@@ -22,13 +22,26 @@ template <class A> struct Part {
     A *values;
 };
 
-template <class T> inline Sum<T> dot(const Sum<T> *q, const T *key, int64_t width) {
+template <class T, int WIDTH> inline Sum<T> dot(const Sum<T> *q, const T *key, int64_t any_width) {
+    const int64_t width = WIDTH ? WIDTH : any_width;
     Vec<T> acc = {};
     int64_t d = 0;
+#pragma GCC unroll 16
     for (; d + LANES<T> <= width; d += LANES<T>) acc += load(q + d) * load(key + d);
     Sum<T> found = lanes_sum(acc);
     for (; d < width; ++d) found += q[d] * wide(key[d]);
     return found;
+}
+
+// Scores of the keys from ... to - 1. The usual widths have loops of their own, of the same sums.
+template <class T, int WIDTH> void score_all(const Sum<T> *q, const T *keys, int64_t width, int64_t from, int64_t to, Sum<T> scale, Sum<T> *scores) {
+#pragma GCC unroll 4
+    for (int64_t i = from; i < to; ++i) scores[i] = scale * dot<T, WIDTH>(q, keys + i * width, width);
+}
+template <class T> void score(const Sum<T> *q, const T *keys, int64_t width, int64_t from, int64_t to, Sum<T> scale, Sum<T> *scores) {
+    if (width == 64) score_all<T, 64>(q, keys, width, from, to, scale, scores);
+    else if (width == 128) score_all<T, 128>(q, keys, width, from, to, scale, scores);
+    else score_all<T, 0>(q, keys, width, from, to, scale, scores);
 }
 
 // V vectors of the values from d on, by N weights each [BLOCK] of the entries from ... to - 1.
@@ -64,52 +77,128 @@ void weigh(const T *values, int64_t width, int64_t from, int64_t to, const Sum<T
             for (int64_t i = from; i < to; ++i) into[n][d] += weights[n][i] * wide(values[i * width + d]);
 }
 
+// The same of N queries at once, N a power of two: keys are read once for all of them, and sums of lanes are taken together.
+template <class T, int WIDTH, int N>
+void score_tiles(const Query<T> *queries, const T *keys, int64_t from, int64_t to, Sum<T> scale, Sum<T> (*scores)[BLOCK]) {
+    constexpr int KEYS = LANES<T> / N, VECTORS = WIDTH / LANES<T>;
+    for (int64_t i = from; i < to; i += KEYS) {
+        Vec<T> sums[LANES<T>] = {};
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; ++v) {
+            Vec<T> q[N];
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) q[n] = load(queries[n].q + v * LANES<T>);
+#pragma GCC unroll 16
+            for (int k = 0; k < KEYS; ++k) {
+                const Vec<T> key = load(keys + (i + k) * WIDTH + v * LANES<T>);
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) sums[n * KEYS + k] += q[n] * key;
+            }
+        }
+        Sum<T> found[LANES<T>];
+        store(found, all_lanes_sums(sums) * scale);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) __builtin_memcpy(scores[n] + i, found + n * KEYS, KEYS * sizeof(Sum<T>));
+    }
+}
+
+// Scores of N queries, from[n] ... to[n] - 1 of each.
+template <class T, int N>
+void score_some(const Query<T> *queries, const T *keys, int64_t width, const int64_t *from, const int64_t *to, Sum<T> scale,
+                Sum<T> (*scores)[BLOCK]) {
+    int64_t low = 0, high = BLOCK;   // what all have
+    for (int n = 0; n < N; ++n) low = from[n] > low ? from[n] : low, high = to[n] < high ? to[n] : high;
+    if (low > high || (N & (N - 1)) || N > LANES<T> || (width != 64 && width != 128)) high = low;
+    if constexpr ((N & (N - 1)) == 0 && N <= LANES<T>) {
+        high = low + (high - low) / (LANES<T> / N) * (LANES<T> / N);
+        if (width == 64 && low < high) score_tiles<T, 64, N>(queries, keys, low, high, scale, scores);
+        if (width == 128 && low < high) score_tiles<T, 128, N>(queries, keys, low, high, scale, scores);
+    }
+    for (int n = 0; n < N; ++n) {
+        if (low < high && from[n] < low) score<T>(queries[n].q, keys, width, from[n], low, scale, scores[n]);
+        const int64_t rest = low < high && high > from[n] ? high : from[n];
+        if (rest < to[n]) score<T>(queries[n].q, keys, width, rest, to[n], scale, scores[n]);
+    }
+}
+
+// What one query has in a block: slots that are entries of the same number, from low to high, then `extra` ones up to last.
+struct Stretch {
+    int64_t low, high, last;
+    const int32_t *extra;
+
+    Stretch(const Seen &seen, int64_t begin) : extra(seen.extra) {
+        low = within(seen.first - begin), high = within(seen.prefix - begin), last = within(seen.count - begin);
+        if (low > high) low = high;
+        if (extra) extra += begin + high - seen.prefix;
+    }
+
+  private:
+    static int64_t within(int64_t n) { return n < 0 ? 0 : n > BLOCK ? BLOCK : n; }
+};
+
+// Turns scores [from, to) into e^(score - largest). The vectors that they lie in are filled up with scores of nothing.
+template <class T> void weights_of(Sum<T> *scores, int64_t from, int64_t to, Part<Sum<T>> &part) {
+    using A = Sum<T>;
+    const int64_t low = from / LANES<T> * LANES<T>, high = (to + LANES<T> - 1) / LANES<T> * LANES<T>;
+    for (int64_t i = low; i < from; ++i) scores[i] = -A(__builtin_inf());
+    for (int64_t i = to; i < high; ++i) scores[i] = -A(__builtin_inf());
+    Vec<T> tops = Vec<T>{} - A(__builtin_inf()), sums = {};
+    for (int64_t i = low; i < high; i += LANES<T>) {
+        const Vec<T> s = load(scores + i);
+        tops = s > tops ? s : tops;
+    }
+    part.most = tops[0];
+    for (int lane = 1; lane < LANES<T>; ++lane) part.most = tops[lane] > part.most ? tops[lane] : part.most;
+    const A most = part.most > -A(__builtin_inf()) ? part.most : A(0);   // of nothing but hidden entries
+    for (int64_t i = low; i < high; i += LANES<T>) {
+        const Vec<T> e = exps(load(scores + i) - most);
+        store(scores + i, e);
+        sums += e;
+    }
+    part.sum = lanes_sum(sums);
+}
+
 // Up to TOGETHER queries over entries block * BLOCK ... of one head of keys and values [capacity, D]. parts[n].values are overwritten.
 template <class T, int N>
 void attend(const Query<T> *queries, const T *keys, const T *values, int64_t width, int64_t block, Sum<T> scale, Part<Sum<T>> *parts) {
     using A = Sum<T>;
-    const int64_t begin = block * BLOCK, end = begin + BLOCK;
-    alignas(64) A weights[N][BLOCK], extra[N][BLOCK];   // of the slots that are entries of the same number, and of the others
+    const int64_t begin = block * BLOCK;
+    keys += begin * width, values += begin * width;
+    alignas(64) A weights[N][BLOCK], extra[N][BLOCK];
     const A *shared[N];
     A *into[N];
-    int64_t from = end, to = begin;
+    int64_t from = BLOCK, to = 0;
+    int64_t lows[N], highs[N];
     for (int n = 0; n < N; ++n) {
-        const Seen &seen = *queries[n].seen;
-        const int64_t low = seen.first > begin ? seen.first : begin, high = seen.prefix < end ? seen.prefix : end;
-        const int64_t last = seen.count < end ? seen.count : end;
-        for (int64_t i = 0; i < BLOCK; ++i) weights[n][i] = -A(__builtin_inf());
-        for (int64_t i = low; i < high; ++i) weights[n][i - begin] = scale * dot<T>(queries[n].q, keys + i * width, width);
-        for (int64_t i = begin > seen.prefix ? begin : seen.prefix; i < last; ++i) {
-            const int32_t slot = seen.extra[i - seen.prefix];
-            if (slot >= 0) weights[n][i - begin] = scale * dot<T>(queries[n].q, keys + slot * width, width);
-        }
-        Part<A> &part = parts[n];
-        part.most = -A(__builtin_inf());
-        for (int64_t i = 0; i < BLOCK; ++i) part.most = weights[n][i] > part.most ? weights[n][i] : part.most;
-        const A most = part.most > -A(__builtin_inf()) ? part.most : A(0);
-        Vec<T> sum = {};
-        for (int64_t i = 0; i < BLOCK; i += LANES<T>) {
-            const Vec<T> e = exps(load(&weights[n][i]) - most);
-            store(&weights[n][i], e);
-            sum += e;
-        }
-        part.sum = lanes_sum(sum);
-        for (int64_t i = begin > seen.prefix ? begin : seen.prefix; i < last; ++i) {
-            extra[n][i - begin] = weights[n][i - begin];
-            weights[n][i - begin] = 0;
-        }
-        for (int64_t d = 0; d < width; ++d) part.values[d] = 0;
-        shared[n] = weights[n], into[n] = part.values;
-        if (low < high) from = low < from ? low : from, to = high > to ? high : to;
+        const Stretch own(*queries[n].seen, begin);
+        lows[n] = own.low, highs[n] = own.high;
     }
-    if (from < to) weigh<T, N>(values + begin * width, width, from - begin, to - begin, shared, into);
+    score_some<T, N>(queries, keys, width, lows, highs, scale, weights);
     for (int n = 0; n < N; ++n) {
-        const Seen &seen = *queries[n].seen;
-        const int64_t last = seen.count < end ? seen.count : end;
-        for (int64_t i = begin > seen.prefix ? begin : seen.prefix; i < last; ++i) {
-            const int32_t slot = seen.extra[i - seen.prefix];
-            const A *one = &extra[n][i - begin];
-            if (slot >= 0) weigh<T, 1>(values + slot * width, width, 0, 1, &one, &into[n]);
+        const Stretch own(*queries[n].seen, begin);
+        for (int64_t i = own.high; i < own.last; ++i) {
+            const int32_t slot = own.extra[i - own.high];
+            weights[n][i] = -A(__builtin_inf());
+            if (slot >= 0) score<T>(queries[n].q, keys + (slot - begin - i) * width, width, i, i + 1, scale, weights[n]);
+        }
+        weights_of<T>(weights[n], own.low, own.last, parts[n]);
+        for (int64_t i = own.high; i < own.last; ++i) extra[n][i] = weights[n][i];
+        for (int64_t d = 0; d < width; ++d) parts[n].values[d] = 0;
+        shared[n] = weights[n], into[n] = parts[n].values;
+        if (own.low < own.high) from = own.low < from ? own.low : from, to = own.high > to ? own.high : to;
+    }
+    for (int n = 0; n < N; ++n) {   // where others have entries and this one has none
+        const Stretch own(*queries[n].seen, begin);
+        for (int64_t i = from; i < own.low && i < to; ++i) weights[n][i] = 0;
+        for (int64_t i = own.high > from ? own.high : from; i < to; ++i) weights[n][i] = 0;
+    }
+    if (from < to) weigh<T, N>(values, width, from, to, shared, into);
+    for (int n = 0; n < N; ++n) {
+        const Stretch own(*queries[n].seen, begin);
+        for (int64_t i = own.high; i < own.last; ++i) {
+            const int32_t slot = own.extra[i - own.high];
+            const A *one = &extra[n][i];
+            if (slot >= 0) weigh<T, 1>(values + (slot - begin) * width, width, 0, 1, &one, &into[n]);
         }
     }
 }

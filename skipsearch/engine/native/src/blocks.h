@@ -27,6 +27,13 @@ template <class A> inline A root(A x);
 template <> inline float root(float x) { return __builtin_sqrtf(x); }
 template <> inline double root(double x) { return __builtin_sqrt(x); }
 
+// `count` sums as they are stored.
+template <class T> inline void written(T *to, const Sum<T> *x, int64_t count) {
+    int64_t d = 0;
+    for (; d + LANES<T> <= count; d += LANES<T>) store_as(to + d, load(x + d));
+    for (; d < count; ++d) to[d] = narrow<T>(x[d]);
+}
+
 // 1 / rms(x).
 template <class A> inline A rms_scale(const A *x, int64_t width, double eps) {
     Vec<A> squares = {};
@@ -40,8 +47,10 @@ template <class A> inline A rms_scale(const A *x, int64_t width, double eps) {
 template <class T> void normed_row(const Norm &norm, const Sum<T> *x, int64_t width, In<T> *to, int64_t step) {
     using A = Sum<T>;
     const A *weight = (const A *)norm.weight, scale = weight ? rms_scale<A>(x, width, norm.eps) : A(1);
-    for (int64_t d = 0; d < width; ++d) to[d] = input<T>(weight ? x[d] * scale * weight[d] : x[d]);
-    for (int64_t d = width; d < step; ++d) to[d] = input<T>(0);
+    int64_t d = 0;
+    for (; d + LANES<T> <= width; d += LANES<T>) store_input<T>(to + d, weight ? load(x + d) * scale * load(weight + d) : load(x + d));
+    for (; d < width; ++d) to[d] = input<T>(weight ? x[d] * scale * weight[d] : x[d]);
+    for (; d < step; ++d) to[d] = input<T>(0);
 }
 
 // Each stretch of the norm's width, in place.
@@ -71,9 +80,7 @@ template <class T> void biased(const Matrix &matrix, int64_t n, int64_t rows, Su
 
 // act(gate) * up, of a panel of one row.
 template <class T> inline void gated(int64_t act, const Sum<T> *gate, const Sum<T> *up, In<T> *to) {
-    Sum<T> found[PANEL];
-    for (int64_t j = 0; j < PANEL; j += LANES<T>) store(found + j, activated(load(gate + j), act) * load(up + j));
-    for (int64_t j = 0; j < PANEL; ++j) to[j] = input<T>(found[j]);
+    for (int64_t j = 0; j < PANEL; j += LANES<T>) store_input<T>(to + j, activated(load(gate + j), act) * load(up + j));
 }
 
 // One weight of a matrix in panels.
@@ -98,7 +105,8 @@ template <class A> struct Best {
     // A panel of logits, as they are handed on: rounded to T.
     template <class T> void look(const A *logits, int64_t first, int64_t width) {
         A l[PANEL];
-        for (int64_t j = 0; j < PANEL; ++j) l[j] = j < width ? rounded<T>(logits[j]) : -A(__builtin_inf());
+        for (int64_t j = 0; j < PANEL; j += LANES<T>) store(l + j, rounded_all<T>(load(logits + j)));
+        for (int64_t j = width; j < PANEL; ++j) l[j] = -A(__builtin_inf());
         Best here;
         for (int64_t j = 0; j < width; ++j)
             if (l[j] > here.most || l[j] != l[j]) here.most = l[j], here.index = first + j;

@@ -23,6 +23,12 @@ template <> inline In<bf16> input<bf16>(float x) {
 #endif
 }
 
+// The same of a vector.
+template <class T> inline void store_input(In<T> *to, Vec<T> x) {
+    if constexpr (sizeof(In<T>) == sizeof(T)) store_as(to, x);
+    else store(to, rounded_all<T>(x));
+}
+
 constexpr int64_t CHUNK_BYTES = 16384;
 template <class T> constexpr int64_t STEP = sizeof(T) == 2 ? 2 : 1;               // inputs that lie together
 template <class T> constexpr int64_t CHUNK = CHUNK_BYTES / (PANEL * sizeof(T));   // inputs of a chunk

@@ -79,7 +79,7 @@ template <class T> class Runner {
         }
         if (p.hidden_out)
             for (auto [r, end] = me.share(total); r < end; ++r)
-                for (int64_t d = 0; d < m.hidden; ++d) ((T *)p.hidden_out)[r * m.hidden + d] = narrow<T>(h[r * h_step + d]);
+                written<T>((T *)p.hidden_out + r * m.hidden, h + r * h_step, m.hidden);
         if (p.logits || p.choice) head(me);
     }
 
@@ -121,7 +121,10 @@ template <class T> class Runner {
         product(me, matrix, mid, mid_step, rows, [&](int64_t n, const A *sums) {
             for (int64_t i = 0; i < rows; ++i) {
                 A *to = into + i * h_step + n * PANEL;
-                for (int64_t j = 0; j < PANEL; ++j) to[j] = post.weight ? sums[i * PANEL + j] : rounded<T>(to[j] + sums[i * PANEL + j]);
+                for (int64_t j = 0; j < PANEL; j += LANES<T>) {
+                    const Vec<T> sum = load(sums + i * PANEL + j);
+                    store(to + j, post.weight ? sum : rounded_all<T>(load(to + j) + sum));
+                }
             }
         });
         me.barrier.wait();
@@ -129,7 +132,7 @@ template <class T> class Runner {
         for (auto [i, end] = me.share(rows); i < end; ++i) {
             A *to = h + (r + i) * h_step, *row = branch + i * h_step;
             normed_heads<A>(post, row, m.hidden);
-            for (int64_t d = 0; d < m.hidden; ++d) to[d] = rounded<T>(to[d] + row[d]);
+            for (int64_t d = 0; d < h_step; d += LANES<T>) store(to + d, rounded_all<T>(load(to + d) + load(row + d)));
         }
         me.barrier.wait();
     }
@@ -151,8 +154,7 @@ template <class T> class Runner {
     void attention(Me me, const Layer &layer, int64_t index, int64_t r, int64_t rows) {
         const In<T> *x = normed(me, layer.attn_norm, r, rows);
         product(me, layer.qkv, x, x_step, rows, [&](int64_t n, const A *sums) {
-            for (int64_t i = 0; i < rows; ++i)
-                for (int64_t j = 0; j < PANEL; ++j) qkv[i * qkv_step + n * PANEL + j] = sums[i * PANEL + j];
+            for (int64_t i = 0; i < rows; ++i) __builtin_memcpy(qkv + i * qkv_step + n * PANEL, sums + i * PANEL, PANEL * sizeof(A));
         });
         me.barrier.wait();
         for (auto [i, end] = me.share(rows); i < end; ++i) turn_and_keep(layer, index, r + i, qkv + i * qkv_step);
@@ -174,7 +176,7 @@ template <class T> class Runner {
         for (int64_t n = 0; n < layer.kv_heads; ++n) {
             const int64_t at = ((b * layer.kv_heads + n) * p.capacity + slot(r)) * width;
             const A *k = row + (layer.heads + n) * width, *v = k + layer.kv_heads * width;
-            for (int64_t d = 0; d < width; ++d) ((T *)p.k[index])[at + d] = narrow<T>(k[d]), ((T *)p.v[index])[at + d] = narrow<T>(v[d]);
+            written<T>((T *)p.k[index] + at, k, width), written<T>((T *)p.v[index] + at, v, width);
         }
     }
 
@@ -195,7 +197,9 @@ template <class T> class Runner {
 
     void finish(const Layer &layer, const Query<T> &query, int64_t r, const Part<A> &part) {
         In<T> *to = mid + (query.row - r) * mid_step + query.head * layer.head_dim;
-        for (int64_t d = 0; d < layer.head_dim; ++d) to[d] = input<T>(part.values[d] / part.sum);
+        int64_t d = 0;
+        for (; d + LANES<T> <= layer.head_dim; d += LANES<T>) store_input<T>(to + d, load(part.values + d) / part.sum);
+        for (; d < layer.head_dim; ++d) to[d] = input<T>(part.values[d] / part.sum);
     }
 
     // A thread takes whole rows, block after block.
@@ -267,8 +271,7 @@ template <class T> class Runner {
             product(me, m.head, x, x_step, rows, [&](int64_t n, A *sums) {
                 const int64_t width = m.vocab - n * PANEL < PANEL ? m.vocab - n * PANEL : PANEL;
                 for (int64_t i = 0; i < rows; ++i) {
-                    T *to = (T *)p.logits + (r + i) * m.vocab + n * PANEL;
-                    for (int64_t j = 0; p.logits && j < width; ++j) to[j] = narrow<T>(sums[i * PANEL + j]);
+                    if (p.logits) written<T>((T *)p.logits + (r + i) * m.vocab + n * PANEL, sums + i * PANEL, width);
                     if (p.choice && (r + i + 1) * step % p.rows == 0) best[(r + i) * step / p.rows].template look<T>(sums + i * PANEL, n * PANEL, width);
                 }
             });

@@ -1,5 +1,7 @@
 // Vectors of this file's instruction set, and the arithmetic that no sum depends on.
 #pragma once
+#include <utility>
+
 #include "abi.h"
 
 #if defined(SS_BF16_DOT)
@@ -70,15 +72,61 @@ template <> inline bf16 narrow<bf16>(float x) {  // to the nearest, ties to even
 // As a value of T, in the wider type.
 template <class T> inline Sum<T> rounded(Sum<T> x) { return wide(narrow<T>(x)); }
 
-// The sum of the lanes, always in the same order.
+// The same of vectors.
+template <class T> inline Vec<T> rounded_all(Vec<T> x) { return x; }
+template <> inline FloatVec rounded_all<bf16>(FloatVec x) {
+    const WordVec bits = (WordVec)x, near = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+    return x != x ? (FloatVec)((bits | 0x400000u) & 0xffff0000u) : (FloatVec)near;
+}
+inline void store_as(float *to, FloatVec x) { store(to, x); }
+inline void store_as(double *to, DoubleVec x) { store(to, x); }
+inline void store_as(bf16 *to, FloatVec x) { store(to, __builtin_convertvector((WordVec)rounded_all<bf16>(x) >> 16, HalfVec)); }
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define SS_SHUFFLES
+#endif
+#endif
+
+// The sum of the lanes, always in the same order: halves are added until one lane is left.
+template <int HALF, class V, int... I> inline V folded(V value, std::integer_sequence<int, I...> lanes) {
+#if defined(SS_SHUFFLES)
+    value += __builtin_shufflevector(value, value, (I ^ HALF)...);
+#else
+    V other;
+    ((other[I] = value[I ^ HALF]), ...);
+    value += other;
+#endif
+    if constexpr (HALF > 1) return folded<HALF / 2>(value, lanes);
+    return value;
+}
 template <class V> inline auto lanes_sum(V value) {
-    using A = __typeof__(value[0] + value[0]);
-    A a[sizeof(V) / sizeof(A)];
-    store(a, value);
-#pragma GCC unroll 8
-    for (int half = sizeof(V) / sizeof(A) / 2; half; half /= 2)
-        for (int i = 0; i < half; ++i) a[i] += a[i + half];
-    return a[0];
+    constexpr int N = sizeof(V) / sizeof(value[0]);
+    return folded<N / 2>(value, std::make_integer_sequence<int, N>{})[0];
+}
+
+// Stretches of S lanes of one vector and of another, their halves added: stretches of half the length, those of the first vector first.
+template <int S, class V, int... I> inline V halved(V p, V q, std::integer_sequence<int, I...>) {
+    constexpr int N = sizeof...(I);
+#define SS_FROM(lane) ((lane) / (N / 2) * N + (lane) % (N / 2) / (S / 2) * S + (lane) % (S / 2))
+#if defined(SS_SHUFFLES)
+    return __builtin_shufflevector(p, q, SS_FROM(I)...) + __builtin_shufflevector(p, q, (SS_FROM(I) + S / 2)...);
+#else
+    V sums;
+    ((sums[I] = (I < N / 2 ? p : q)[SS_FROM(I) % N] + (I < N / 2 ? p : q)[SS_FROM(I) % N + S / 2]), ...);
+    return sums;
+#endif
+#undef SS_FROM
+}
+
+// lanes_sum of as many vectors as they have lanes, each in the order that it has alone. They are overwritten.
+template <class V, int N, int S = N> inline V all_lanes_sums(V (&values)[N]) {
+    if constexpr (S == 1) return values[0];
+    else {
+#pragma GCC unroll 16
+        for (int i = 0; i < S / 2; ++i) values[i] = halved<S>(values[2 * i], values[2 * i + 1], std::make_integer_sequence<int, N>{});
+        return all_lanes_sums<V, N, S / 2>(values);
+    }
 }
 
 // e^x to about two units in the last place; 0 below -87. Cephes' polynomial.

@@ -1,0 +1,93 @@
+"""llama.cpp beside us: the same weights, the same greedy tokens, and a sentence where it cannot take part."""
+
+from __future__ import annotations
+
+import builtins
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from models.tiny import new_hf_model
+
+import skipsearch as ss
+from skipsearch.bench import llama_row, make_peers
+from skipsearch.bench.gguf_file import why_not, write_gguf
+from skipsearch.bench.llama_cpp import NAMES, LlamaCpp
+from skipsearch.decoding import Decoder
+from skipsearch.errors import DecodeError
+from skipsearch.models import ModelAdapter
+
+
+@cache
+def demo() -> ModelAdapter:
+    return ss.load_model("demo", device="cpu", dtype="float32", engine="hf")
+
+
+def prompt() -> list[int]:
+    return (list(demo().tokenizer("import os\n\ndef main(argv=None):")["input_ids"]) * 6)[:60]
+
+
+@pytest.mark.thorough
+def test_it_writes_our_greedy_tokens_with_drafts_and_without() -> None:
+    pytest.importorskip("llama_cpp")
+    ours = Decoder(demo()).generate(prompt(), 30, ignore_eos=True).tokens
+    peers = make_peers(NAMES, "hf", None, lambda engine: demo())
+    assert [peer.engine for peer in peers] == ["llama.cpp"] * 2
+    for peer in (*peers, *peers):   # a text leaves nothing behind
+        run = peer.run(prompt(), 30)
+        assert run.tokens == ours, peer.name
+        assert min(run.first_token, run.decode) > 0
+
+
+@pytest.mark.thorough
+def test_its_passes_by_rows_are_timed() -> None:
+    pytest.importorskip("llama_cpp")
+    row = llama_row(LlamaCpp(demo()), 20)
+    assert (row.engine, row.dtype, row.beta_half, len(row.v)) == ("llama.cpp", "float32", None, 15)
+    assert min(row.v) > 0 < row.pass_ms
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_file_holds_every_weight_in_the_order_of_llama_cpp(tmp_path: Path, dtype: torch.dtype) -> None:
+    gguf = pytest.importorskip("gguf")
+    model = new_hf_model("llama").to(dtype)
+    write_gguf(model, tmp_path / "x.gguf")
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors}
+    assert len(found) == len(list(model.parameters()))
+    attention = model.model.layers[1].self_attn   # type: ignore[union-attr,index]
+    for name, weight, heads in (("blk.1.attn_q", attention.q_proj.weight, 4), ("blk.1.attn_v", attention.v_proj.weight, 0)):
+        raw = torch.from_numpy(found[f"{name}.weight"].data.copy())
+        mine = (raw.view(torch.bfloat16) if dtype == torch.bfloat16 else raw).view(weight.shape)
+        if heads:   # neighbours there are halves here
+            mine = mine.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        assert torch.equal(mine, weight)
+    assert str(torch.from_numpy(found["output_norm.weight"].data.copy()).dtype) == "torch.float32"
+
+
+@pytest.mark.parametrize(("family", "changes", "reason"), [
+    ("qwen3", {}, "for llama models alone, and this is a qwen3 model"),
+    ("llama", {"hidden_act": "gelu"}, "no activation gelu"),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}, "rotary angles are scaled"),
+    ("llama", {}, "GGUF has no float64"),
+])
+def test_a_model_that_it_is_not_written_for_is_refused(tmp_path: Path, family: str, changes: dict, reason: str) -> None:
+    pytest.importorskip("gguf")
+    model = new_hf_model(family, **changes)
+    assert reason in str(why_not(model))
+    with pytest.raises(DecodeError, match=f"llama.cpp cannot take part: .*{reason}"):
+        write_gguf(model, tmp_path / "x.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_its_packages_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: object) -> object:
+        if name == "llama_cpp":
+            raise ImportError(name)
+        return real(name, *rest)   # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(DecodeError, match=r"needs llama-cpp-python and gguf: pip install 'skipsearch\[llama-cpp\]'"):
+        make_peers(["llama-cpp"], "hf", None, lambda engine: demo())
