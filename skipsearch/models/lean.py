@@ -22,7 +22,7 @@ from skipsearch.models.families import Family
 from skipsearch.models.layout import LayerKind, Layout, SubLayer, take_apart
 from skipsearch.models.linear import Linear, fused, laid_out
 from skipsearch.models.norms import Norm, norm_of
-from skipsearch.models.rope import Angles
+from skipsearch.models.rope import Angles, by_halves, still
 from skipsearch.models.spec import ModelSpec, PassRunner
 
 LEAN = frozenset({"ernie4_5", "exaone4", "gemma", "gemma3", "gemma3_text", "glm", "glm4", "llama", "mistral", "olmo2", "olmo3", "phi3",
@@ -244,8 +244,8 @@ def fuse(model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = Non
     layout = take_apart(model, family)
     kinds = [kind if family.turned is None or family.turned(layer.attn.run) else replace(kind, layer_type=UNTURNED)
              for kind, layer in zip(layout.kinds, layout.layers, strict=True)]
-    tables = {kind: Angles(_still(layout.rotary), None, spec) if kind == UNTURNED else Angles(layout.rotary, kind, spec)
-              for kind in dict.fromkeys(kind.layer_type for kind in kinds)}
+    tables = {name: Angles(still(layout.rotary), None, spec) if name == UNTURNED else Angles(layout.rotary, name, spec)
+              for name in dict.fromkeys(kind.layer_type for kind in kinds)}
     layers = [(_attention(i, layer.attn, kinds[i], config, tables[kinds[i].layer_type].width if family.interleaved else 0), _mlp(layer.mlp))
               for i, layer in enumerate(layout.layers)]
     norm, unembed, *after = layout.after
@@ -259,28 +259,9 @@ def _attention(i: int, sublayer: SubLayer, kind: LayerKind, config: Any, interle
     projections = [module.qkv_proj] if hasattr(module, "qkv_proj") else [module.q_proj, module.k_proj, module.v_proj]
     q_norm, k_norm = (_norm(getattr(module, name, None)) for name in ("q_norm", "k_norm"))
     heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, module.head_dim
-    order = _by_halves(heads, kv_heads, size, interleaved, projections[0].weight.device) if interleaved else None
+    order = by_halves(heads, kv_heads, size, interleaved, projections[0].weight.device) if interleaved else None
     return Attention(i, kind, _norm(sublayer.norm), fused(projections, order), q_norm, k_norm, fused([module.o_proj]),
                      _norm(sublayer.post_norm), heads, kv_heads, size, module.scaling, order)
-
-
-def _by_halves(heads: int, kv_heads: int, size: int, turned: int, device: torch.device) -> Tensor:
-    """Rows of q, k and v in an order in which the first of each pair of neighbours come first, then the second ones: products of q and k
-    stay as they are, and turning pairs of halves is then what turning neighbours was."""
-    head = torch.arange(size, device=device)
-    head = torch.cat([head[:turned:2], head[1:turned:2], head[turned:]])
-    starts = torch.arange(heads + kv_heads, device=device)[:, None] * size
-    rest = torch.arange((heads + kv_heads) * size, (heads + 2 * kv_heads) * size, device=device)
-    return torch.cat([(starts + head).flatten(), rest])
-
-
-def _still(rotary: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Angles of layers that turn nothing, in the shape of those that do."""
-    def angles(like: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = rotary(like, places)
-        return torch.ones_like(cos), torch.zeros_like(sin)
-
-    return angles
 
 
 def _mlp(sublayer: SubLayer) -> MLP:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,3 +54,22 @@ class Angles:
         b, t = plan.positions.shape
         flat = plan.positions.flatten()
         return tuple(x.index_select(1, flat).view(b, t, 1, -1) for x in (cos, sin))  # type: ignore[return-value]
+
+
+def by_halves(heads: int, kv_heads: int, size: int, turned: int, device: torch.device) -> Tensor:
+    """Rows of q, k and v in an order in which the first of each pair of neighbours come first, then the second ones: products of q and k
+    stay as they are, and turning pairs of halves is then what turning neighbours was."""
+    head = torch.arange(size, device=device)
+    head = torch.cat([head[:turned:2], head[1:turned:2], head[turned:]])
+    starts = torch.arange(heads + kv_heads, device=device)[:, None] * size
+    rest = torch.arange((heads + kv_heads) * size, (heads + 2 * kv_heads) * size, device=device)
+    return torch.cat([(starts + head).flatten(), rest])
+
+
+def still(rotary: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Angles of layers that turn nothing, in the shape of those that do."""
+    def angles(like: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = rotary(like, places)
+        return torch.ones_like(cos), torch.zeros_like(sin)
+
+    return angles

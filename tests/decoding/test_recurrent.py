@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.tiny import LAYERS
@@ -10,7 +13,7 @@ import skipsearch as ss
 from skipsearch.decoding import Decoder, Request
 from skipsearch.decoding.batch import generate_batch
 from skipsearch.drafters.asd import ASD
-from skipsearch.errors import DecodeError
+from skipsearch.errors import DecodeError, SearchError
 from skipsearch.exits import make_exit
 from skipsearch.recipe import Recipe, Siblings
 
@@ -76,6 +79,13 @@ def test_what_needs_more_than_a_chain_is_refused_in_a_sentence(recipe: Recipe, e
     with pytest.raises(DecodeError, match=said) as caught:
         Decoder(model, recipe, exact=exact)
     assert "\n" not in str(caught.value)
+
+
+def test_tuning_refuses_drafters_that_read_hidden_states_before_any_work() -> None:
+    model = copy.copy(recurrent_world("lfm2")[0])
+    model.spec = replace(model.spec, config_sha256="0" * 64, weights_sha256="0" * 64)
+    with pytest.raises(SearchError, match="tune skip or lookup"):
+        ss.tune(model, "no task is read", drafters="clasp")
 
 
 def test_a_mask_covers_recurrent_sub_layers() -> None:

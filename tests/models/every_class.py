@@ -78,6 +78,7 @@ REASONS = (   # why a class is refused, one of these
     "does not take our cache", "cannot be driven after a rollback", "transformers has no model of them")
 
 
+REFUSED_RECURRENT = ("deepseek_v4", "qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba2")   # for reasons that others have too
 NO_DECODER = ("an encoder feeds its decoder", "its tokens look ahead", "fails on tokens alone", "transformers has no model of them")
 
 
@@ -200,9 +201,8 @@ def table(walked: list[Walked]) -> str:
 
 def recurrent_ones(walked: list[Walked]) -> list[Walked]:
     """Those that keep recurrent states, and were built."""
-    stateful = {config.model_type for config, kind in MODEL_FOR_CAUSAL_LM_MAPPING.items() if getattr(kind, "_is_stateful", False)}
-    return [one for one in walked if one.outcome != "unbuilt" and (
-        one.how in ("structure, recurrent", "both attends and keeps a recurrent state") or one.family in stateful | {"lfm2", "lfm2_moe"})]
+    hows = ("structure, recurrent", "both attends and keeps a recurrent state")
+    return [one for one in walked if one.outcome != "unbuilt" and (one.how in hows or one.family in REFUSED_RECURRENT)]
 
 
 def plain_ones(walked: list[Walked]) -> list[Walked]:
