@@ -63,6 +63,17 @@ def chosen() -> str:
     return "\n".join(lines) + "\n"
 
 
+def long() -> str:
+    """The same recipes over long texts of one task."""
+    found = {row["name"]: row for row in json.loads((ROOT / "docs" / "results" / "in-context-long.json").read_text("utf-8"))["rows"]}
+    lines = ["| recipe | speedup | α | τ | β | choosing |", "|---|---|---|---|---|---|"]
+    for name, (said, _) in CHOSEN.items():
+        row = found[name]
+        choosing = "" if name in ("skip", "lookup", "lookup,skip") else f"{row['choosing']:.1%}"
+        lines.append(f"| {said} | {speedup(row)} | {row['alpha']:.2f} | {row['tau']:.2f} | {row['beta']:.2f} | {choosing} |")
+    return "\n".join(lines) + "\n"
+
+
 def picture() -> str:
     """The same as bars, an SVG that follows light and dark."""
     import matplotlib

@@ -57,7 +57,7 @@ def methods(path: Path) -> Callable[[], str]:
 
 TABLES: dict[str, Callable[[], str]] = {"drafters": listed("drafters"), "exits": listed("exits"), "searchers": listed("searchers"),
                                         "engines": listed("engines"), "commands": commands,
-                                        "recipes": results.table, "chosen": results.chosen,
+                                        "recipes": results.table, "chosen": results.chosen, "long": results.long,
                                         **{path.stem: methods(path) for path in results.METHODS}}
 
 
