@@ -72,13 +72,12 @@ template <> struct Step<bf16> {
     }
 };
 
-// R rows times a chunk, added to `sums` [R, PANEL]. ahead: what to fetch meanwhile, `pace` bytes a step.
+// R rows times a chunk, added to `sums` [R, PANEL]. ahead: what to fetch meanwhile, `pace` bytes a step; none if 0.
 template <class T, int R>
 void tile(const T *w, const In<T> *x, int64_t next, int64_t inputs, Sum<T> *sums, const char *ahead, int64_t pace) {
     Vec<T> acc[R][VECS<T>] = {};
     for (int64_t k = 0; k < inputs; k += STEP<T>) {
-        __builtin_prefetch(ahead, 0, 2);
-        ahead += pace;
+        if (pace) __builtin_prefetch(ahead, 0, 2), ahead += pace;
         Step<T>::template add<R>(acc, w + k * PANEL, x + k, next);
     }
 #pragma GCC unroll 16
@@ -102,11 +101,13 @@ void tiles(int64_t rows, const T *w, const In<T> *x, int64_t next, int64_t input
 template <class T> void panel(const Matrix &m, int64_t p, const In<T> *x, int64_t next, int64_t rows, Sum<T> *sums) {
     const int64_t inputs = (m.in + STEP<T> - 1) / STEP<T> * STEP<T>;
     const T *weight = (const T *)m.weight + p * inputs * PANEL;
-    const int64_t groups = (rows + GROUP<T> - 1) / GROUP<T>, pace = STEP<T> * PANEL * int64_t(sizeof(T)) / groups;
+    // The processor fetches best alone for one row. While several groups use a chunk, nothing would be read; so they fetch the next one.
+    const int64_t groups = (rows + GROUP<T> - 1) / GROUP<T>, pace = rows == 1 ? 0 : STEP<T> * PANEL * int64_t(sizeof(T)) / groups;
+    const int64_t distance = groups == 1 ? CHUNK_BYTES / 4 : CHUNK_BYTES;
     for (int64_t i = 0; i < rows * PANEL; ++i) sums[i] = 0;
     for (int64_t k = 0; k < inputs; k += CHUNK<T>) {
         const int64_t count = inputs - k < CHUNK<T> ? inputs - k : CHUNK<T>;
-        const char *ahead = (const char *)(weight + k * PANEL) + CHUNK_BYTES;
+        const char *ahead = (const char *)(weight + k * PANEL) + distance;
         for (int64_t g = 0; g < groups; ++g) {
             const int64_t r = g * GROUP<T>, left = rows - r < GROUP<T> ? rows - r : GROUP<T>;
             tiles<T>(left, weight + k * PANEL, x + r * next + k, next, count, sums + r * PANEL, ahead + g * pace * (count / STEP<T>), pace);
