@@ -43,6 +43,7 @@ class Fake:
     def __init__(self, name: str, seconds_per_token: float, drafted: int = 0):
         self.name, self.pace, self.drafted = name, seconds_per_token, drafted
         self.model = small_world()[0]
+        self.engine = self.model.spec.engine
         self.calls: list[tuple[int, int]] = []
 
     def run(self, prompt: Sequence[int], new_tokens: int) -> Run:
