@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipsearch.cli.options import said_plainly
-from skipsearch.engine import kept, native
+from skipsearch.engine import kept, package
 from skipsearch.engine.kept import Shelf, open_shelf
 from skipsearch.errors import ModelError, UntrustedFolder
 
@@ -186,14 +186,14 @@ def test_a_private_folder_lasts_as_long_as_the_process() -> None:
 def test_torch_compiles_in_a_private_folder_and_its_own_setting_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own, /tmp/torchinductor_NAME, may be anybody's, and it loads what it finds there."""
     for before in ("/what/was/set", None):
-        monkeypatch.delenv(native.TORCH_FOLDER, raising=False)
+        monkeypatch.delenv(package.TORCH_FOLDER, raising=False)
         if before:
-            monkeypatch.setenv(native.TORCH_FOLDER, before)
-        with native._private_torch_folder():
-            folder = Path(os.environ[native.TORCH_FOLDER])
+            monkeypatch.setenv(package.TORCH_FOLDER, before)
+        with package._private_torch_folder():
+            folder = Path(os.environ[package.TORCH_FOLDER])
             assert folder == kept.private_folder("torch")
             assert mode(folder) == mode(folder.parent) == 0o700
-        assert os.environ.get(native.TORCH_FOLDER) == before
+        assert os.environ.get(package.TORCH_FOLDER) == before
 
 
 def test_headers_that_torch_compiles_beforehand_lie_in_a_private_folder_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,14 +201,14 @@ def test_headers_that_torch_compiles_beforehand_lie_in_a_private_folder_too(monk
     from torch._inductor import codecache, config
 
     before = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
-    with native._private_torch_folder():
+    with package._private_torch_folder():
         assert str(kept.private_folder("headers")) == codecache._HEADER_DIR
         assert mode(Path(codecache._HEADER_DIR)) == 0o700
         assert Path(codecache._HEADER_LOCK_DIR).parent == Path(codecache._HEADER_DIR)
         assert config.aot_inductor.precompile_headers
     assert before == (codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR)
     monkeypatch.delattr(codecache, "_HEADER_DIR")
-    with native._private_torch_folder():
+    with package._private_torch_folder():
         assert not config.aot_inductor.precompile_headers
         assert not config.cpp_cache_precompile_headers
 
@@ -217,7 +217,7 @@ def test_without_a_temporary_folder_loading_says_so(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(ModelError, match=r"could not be loaded \(No such file or directory\); the temporary folder may be full or not "
                                          r"writable: set TMPDIR to a folder with room, or use --engine lean; if there is room, remove it"):
-        native.load_package(CODE, "; if there is room, remove it")
+        package.load_package(CODE, "; if there is room, remove it")
 
 
 def test_the_command_line_says_it_in_one_sentence_and_lets_others_warn_as_they_do(capsys: pytest.CaptureFixture[str],
