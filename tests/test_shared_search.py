@@ -323,6 +323,7 @@ def two_at_work(url: str, judged: list[SkipMask], fidelity: str, trials: int = 8
     return Search(TOY.problem(), Judge(), ledger, ledger.trials(), listen, perf_counter(), None, trials)
 
 
+@pytest.mark.thorough
 def test_four_processes_one_killed_in_the_middle_of_a_measurement_lose_nothing_and_measure_nothing_twice(postgresql: str,
                                                                                                          tmp_path: Path) -> None:
     paths = os.pathsep.join([str(Path(__file__).parent), *map(os.path.abspath, sys.path)])

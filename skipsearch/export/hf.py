@@ -63,6 +63,8 @@ def _cut(source: Source, kept: list[int]) -> dict[str, Any]:
     types = getattr(config, "layer_types", None) or []
     if "layer_types" in data or len(set(types)) > 1:  # left out, they follow a pattern of layer numbers, which no longer holds
         data["layer_types"] = [types[i] for i in kept]
+    if getattr(config, "no_rope_layers", None):   # a flag a layer, as SmolLM3 has them
+        data["no_rope_layers"] = [config.no_rope_layers[i] for i in kept]
     if "max_window_layers" in data:  # the first layers, which see everything
         data["max_window_layers"] = sum(i < data["max_window_layers"] for i in kept)
     if hasattr(config, "decoder_sparse_step"):  # every n-th layer has experts, but for those listed

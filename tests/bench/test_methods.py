@@ -28,6 +28,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skipsearch.search.SEEDS", {})
 
 
+@pytest.mark.thorough
 def test_every_method_takes_part_and_no_token_changes(tmp_path: Path) -> None:
     model = small_model()
     save_module(tmp_path / "adapted-6.safetensors", card_of(model, MASK), copies(model, MASK, 0.05))

@@ -153,6 +153,7 @@ def test_bench_of_batches_tells_the_profile_from_which_size_plain_decoding_is_fa
         assert heading in printed, heading
 
 
+@pytest.mark.thorough
 def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(capsys, monkeypatch, tmp_path):
     code, printed, shown = in_process(capsys, monkeypatch, "bench", "--model", "synthetic:2x64", "--device", "cpu", "--prompts", "2",
                                       "--repeats", "1", "--peers", "plain,skip,plain@hf,hf-generate", "--costs", "--contexts", "16,64",
@@ -283,6 +284,7 @@ def test_a_full_disk_is_one_sentence():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("made_up_costs")
 def test_an_interrupted_search_keeps_its_trials_and_resumes(tuned, tmp_path, capsys, monkeypatch):
     """By Ctrl-C; tests/test_tuning.py kills searches outright."""

@@ -95,6 +95,7 @@ def test_in_exact_passes_a_row_is_the_same_to_the_bit_in_bfloat16() -> None:
     assert_partly_accepted(sum((one.stats for one in found), DecodeStats()))
 
 
+@pytest.mark.thorough
 @pytest.mark.xdist_group("native")
 def test_an_engine_that_keeps_bits_decodes_exactly_in_joined_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, where sums in another order would show, with passes of several rows in fact."""

@@ -246,6 +246,7 @@ def threads(request: pytest.FixtureRequest):
     torch.set_num_threads(before)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_a_row_has_the_same_bits_in_any_pass_and_by_any_number_of_threads(dtype: str, threads: Callable[[int], None]) -> None:
     """Across the borders of blocks of 256 keys, which threads share where the rows are few."""
@@ -433,6 +434,7 @@ def test_every_set_of_instructions_computes_the_same(instructions: str, dtype: t
         assert torch.equal(whole, layers)
 
 
+@pytest.mark.thorough
 def test_a_forked_child_decodes_too() -> None:
     """None of the parent's threads live in it."""
     script = """

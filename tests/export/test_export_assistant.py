@@ -56,6 +56,7 @@ def test_assisted_generation_writes_what_the_model_writes_alone_in_fewer_passes(
         assert emitted / (DRAFT_LENGTH + 1) < passes < emitted, "some drafts were accepted, and not all"
 
 
+@pytest.mark.thorough
 def test_the_transformers_lines_of_its_readme_run_as_they_stand(draft_folder: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (draft_folder / "README.md").read_text(), re.DOTALL)
     ran = subprocess.run([sys.executable, "-c", code], cwd=draft_folder.parent, capture_output=True, text=True, timeout=300, check=False)

@@ -42,6 +42,7 @@ def own_weights(model: ModelAdapter) -> dict[str, torch.Tensor]:
     return {name: weight for i, kind in variants.kept(MASK) for name, weight in variants.weights_of(underneath(model), i, kind).items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rank", [None, 2])
 def test_every_engine_drafts_alike_with_the_same_module_and_the_model_itself_stays_as_it_was(rank: int | None) -> None:
     model, _ = small_world()

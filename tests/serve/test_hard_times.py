@@ -270,11 +270,13 @@ def test_a_client_that_reads_slowly_gets_everything(server: Running) -> None:
     assert text == expected("Hello", 60)
 
 
+@pytest.mark.thorough
 def test_three_hundred_requests_of_sixteen_clients_some_of_which_go_away(server: Running) -> None:
     """Nothing is lost, nothing is wrong, and the memory is what it was."""
     check_load(server, 19)
 
 
+@pytest.mark.thorough
 def test_requests_that_run_together_get_the_same_answers(tmp_path: Path) -> None:
     """With the passes of running requests as one: under load, with clients that go away, samples by seed, and plain requests."""
     with running_server(tmp_path, ",".join(KEYS), "together") as server:
