@@ -330,7 +330,6 @@ def test_no_weight_is_held_twice() -> None:
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A process that has loaded nothing, and a folder in which nothing is kept."""
-    code()   # built before anything is moved: builds inside one another would wait for their own lock
     monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(building, "_loaded", {})
     return tmp_path / "compiled"
