@@ -108,11 +108,14 @@ def test_families_with_norms_of_their_own_and_a_parallel_residual_stay_lossless(
 
 
 @pytest.mark.parametrize("spec", [CLaSp(skip=1, interval=1, draft_length=2, exit=FIXED),
-                                  ASD(threshold=1.0, every=2, keep_last=0, draft_length=2, exit=FIXED)], ids=lambda s: s.kind)
+                                  ASD(threshold=1.0, every=2, keep_last=0, draft_length=2, exit=FIXED),
+                                  SWIFT(skip_ratio=0.5, window=2, bayes_interval=2, max_score=1.0, tolerance=10_000, draft_length=2,
+                                        exit=FIXED)], ids=lambda s: s.kind)
 def test_samples_are_distributed_as_the_full_models_own(spec) -> None:
     from helpers.table import TableModel
 
-    assert_partly_accepted(check_sampling(Warp(0.8), samples=1200, recipe=Recipe((spec,)), model=TableModel(branch=0.6)))
+    model = TableModel(vocab=4, branch=0.5, layers=4)   # SWIFT keeps the first layer and the last
+    assert_partly_accepted(check_sampling(Warp(0.8), samples=1200, recipe=Recipe((spec,)), model=model, prompt=(2, 0, 1, 2, 0, 1)))
 
 
 # --- the rules ---------------------------------------------------------------------------------------------------------------

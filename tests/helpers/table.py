@@ -1,6 +1,7 @@
 """A language model of a few small tables: quick enough to be sampled thousands of times, and in need of its K/V cache.
 
-Two layers. Attention adds what the token before wrote, so that logits depend on the last three tokens; an MLP bends the state.
+Two layers, or as many as asked for. Attention adds what the token before wrote, so that two layers make logits depend on the last three
+tokens; an MLP bends the state.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ class TableModel:
 
     passes = None
 
-    def __init__(self, vocab: int = 5, seed: int = 0, sharpness: float = 1.6, branch: float = 1.0):
+    def __init__(self, vocab: int = 5, seed: int = 0, sharpness: float = 1.6, branch: float = 1.0, layers: int = TABLE_LAYERS):
         rng = np.random.default_rng(seed)
-        self.spec = ModelSpec("table", None, "table", TABLE_LAYERS, vocab, vocab, None, torch.float64, torch.device("cpu"))
+        self.spec = ModelSpec("table", None, "table", layers, vocab, vocab, None, torch.float64, torch.device("cpu"))
         self.tokenizer: Any = None
         self.branch = branch
         self.embedding = rng.normal(size=(vocab, vocab)) * sharpness
-        self.weights = {kind: rng.normal(size=(TABLE_LAYERS, vocab, vocab)) for kind in ("attn", "mlp")}
+        self.weights = {kind: rng.normal(size=(layers, vocab, vocab)) for kind in ("attn", "mlp")}
         self._embedding = torch.from_numpy(self.embedding)
         self._weights = {kind: torch.from_numpy(w) for kind, w in self.weights.items()}
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        return KVCache(TABLE_LAYERS, batch, capacity)
+        return KVCache(self.spec.n_layers, batch, capacity)
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         return self._embedding[tokens]
