@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,9 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path, monkeypatch) -> No
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(run.SkipSearchError, match=f"cannot listen at 127.0.0.1 port {taken.getsockname()[1]}: choose another --port"):
-            run.serve(Decoder(adapt(tiny_llama(), letter_tokenizer())), "127.0.0.1", taken.getsockname()[1], Limits())
+            # in a thread of its own: tests of pages may have left this one with a running event loop
+            ThreadPoolExecutor(1).submit(run.serve, Decoder(adapt(tiny_llama(), letter_tokenizer())), "127.0.0.1", taken.getsockname()[1],
+                                         Limits()).result()
 
 
 def test_the_worker_outlives_a_request_that_breaks_it(monkeypatch, caplog) -> None:
