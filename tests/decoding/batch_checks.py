@@ -93,7 +93,8 @@ ROWS = 4
 
 
 def check_batch(asked: Sequence[Guest] = GUESTS, drafting: Drafting | Trained | None = DRAFTINGS[0], rows: int = ROWS,
-                world: tuple[ModelAdapter, FullModel] | None = None, eos: Sequence[int] = (), seen: Counter[str] | None = None) -> DecodeStats:
+                world: tuple[ModelAdapter, FullModel] | None = None, eos: Sequence[int] = (),
+                seen: Counter[str] | None = None) -> DecodeStats:
     """Greedy rows get the full model's own tokens, sampled rows those that their seed gets alone, in as many rounds as alone.
 
     seen: counts requests that joined while others were decoded, that ended, and that left before their end.
