@@ -1,4 +1,4 @@
-"""Mistakes of decoders that decode several requests side by side, planted into the real code; `planted_bugs.py` says how."""
+"""Mistakes of decoders that decode several requests side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from skipsearch.mask import SkipMask
 from skipsearch.models import masks
 from skipsearch.modules.kangaroo import Shallow
 
-from .batch_checks import (
+from ..batch_checks import (
     check_batch,
     check_batch_of_clasps,
     check_batch_of_kangaroos,
@@ -32,7 +32,7 @@ from .batch_checks import (
     check_owners,
     check_passes_of_a_batch,
 )
-from .planted_bugs import caught_by
+from .register import caught_by
 
 
 @caught_by(check_batch)
