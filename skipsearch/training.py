@@ -212,7 +212,7 @@ def train(lessons: Lessons, text: Text, out: Path, settings: Settings, extra_mem
     before = measured(pupil, text)
     listen(Stage(f"training {sum(p.numel() for p in trainer.parameters.values()) / 1e6:.3g} M values"))
     trainer.run(checkpoint, listen)
-    trained = Trained(text=text.what[:300], licence=text.licence[:300], tokens=trainer.done * settings.batch * text.windows.shape[1],
+    trained = Trained(text=text.what[:300], licence=text.licence[:300], tokens=trainer.read,
                       rows=trainer.rows, steps=trainer.done, seconds=round(trainer.seconds, 1), seed=settings.seed,
                       device=this_machine(model.spec.device).description[:300], dtype=model.spec.dtype_name,
                       created=datetime.now(UTC).isoformat(timespec="seconds"), before=before, after=measured(pupil, text))

@@ -9,7 +9,7 @@ from torch import Tensor
 from skipsearch.engine import inference
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
-from skipsearch.modules.rows import Lesson, draft_states, head_rows, lesson
+from skipsearch.modules.rows import Lesson, draft_states, head_rows, lesson, read
 
 BATCH = 16
 
@@ -21,7 +21,7 @@ def thin_mask(model: ModelAdapter, texts: Tensor, keep: int, progress: Callable[
     Forward selection: the sub-layer that helps most is added, again and again; then each is exchanged for a better one, where there is any.
     """
     n = model.spec.n_layers
-    lessons = [lesson(model, some.to(model.spec.device), 1, 0, 1) for some in texts.split(BATCH)]
+    lessons = [lesson(read(model, some.to(model.spec.device), 1), 1, 0) for some in texts.split(BATCH)]
     known: dict[frozenset[int], float] = {}
     total = keep * 2 * n * 2
 
