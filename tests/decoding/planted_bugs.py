@@ -41,6 +41,7 @@ from skipsearch.models.recurrent import RecurrentCache, Standing
 from skipsearch.modules.kangaroo import Shallow
 from skipsearch.modules.s3d import Simultaneous
 
+from . import tree_checks
 from .acceptance_checks import check_acceptance
 from .adapted_checks import check_adapted, check_adapted_drafts
 from .checks import MASKS, Drafting, check_endings, check_greedy, check_streams_side_by_side
@@ -769,6 +770,18 @@ def residual_against_the_first_q_again() -> Iterator[None]:
         return p if q is None else acceptance.residual(p, q, token)
 
     with patch.object(trees, "residual", residual):
+        yield
+
+
+@caught_by(check_tree_acceptance)
+def residual_against_another_branch() -> Iterator[None]:
+    """A rejected token is weighed by the distribution that the tokens of another branch were drawn from."""
+    real = trees.accept_tree_sampled
+
+    def accept(drafted: Tensor, parents: Sequence[int], q: Tensor | None, p: Tensor, generator: torch.Generator) -> tuple[list[int], int]:
+        return real(drafted, parents, None if q is None else q.flip(0), p, generator)
+
+    with patch.object(tree_checks, "accept_tree_sampled", accept):
         yield
 
 
