@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -57,6 +57,13 @@ class AdaptedPupil:
         self.draft = variants.with_copies(model, sublayers)
         self.parameters = dict(trainable(self.draft, sublayers, rank, seed))
         self.facts = {"kind": "adapted", "attn": mask.attn, "mlp": mask.mlp, "rank": rank, "ahead": ahead}
+
+    @torch.no_grad()
+    def go_on_from(self, tensors: Mapping[str, Tensor], sha256: str) -> None:
+        """Begin with those tensors of a module that this draft has too. sha256: of its file."""
+        for name, parameter in self.parameters.items():
+            parameter.copy_(tensors[name])
+        self.facts["start"] = sha256
 
     def read(self, texts: Tensor, likeliest: int) -> Reading:
         return read(self.model, texts, likeliest, _attending(self.mask))
