@@ -70,8 +70,9 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
     from skipsearch.training import train as run
     from skipsearch.tuning import seconds
 
-    settings = limited(Settings(batch=batch, rate=rate, seed=seed), steps, seconds(budget))
     chosen = load_task(task) if task else None
+    sampled = chosen.sampling.temperature if chosen else 0.0
+    settings = limited(Settings(batch=batch, rate=rate, seed=seed, temperature=max(Settings.temperature, sampled)), steps, seconds(budget))
     warn([*chosen.notes] if chosen else [])
     mask = _mask_of(profile)
     adapter = load(model, device, _fast_dtype(device) if dtype == "auto" else dtype, "hf", threads)

@@ -1,7 +1,7 @@
 """Training a draft's own weights towards what the full model says, on the draft's own rows; the model's weights are never touched.
 
-The loss is cross-entropy towards the full model's distribution, of which its likeliest tokens carry nearly all: distillation (Hinton et al.
-2015) of a model into a part of itself. AdamW; the rate warms up and falls as a cosine over the steps or the time there is.
+The loss is cross-entropy towards the full model's distribution at a temperature, of which its likeliest tokens carry nearly all:
+distillation (Hinton et al. 2015) of a model into a part of itself. AdamW; the rate warms up and falls as a cosine over the steps or the time there is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ SMOOTH = 0.95          # of the shown loss and agreement
 class Settings:
     """steps, seconds: whichever comes first ends the training; None is no limit. batch: texts of a step. likeliest: of the full model's
     tokens, those that are taught. uses: steps that learn from one reading of the full model, which is half of what a step would take; not
-    one behind the other, and with drafts that start elsewhere.
+    one behind the other, and with drafts that start elsewhere. temperature: at which the full model's distribution is taught. Greedy
+    drafts learn more from a sharp one, drafts of samples from that which they are sampled at.
     """
 
     steps: int | None = None
@@ -44,6 +45,7 @@ class Settings:
     rate: float = 3e-3
     likeliest: int = 64
     uses: int = 3
+    temperature: float = 0.5
     seed: int = 0
 
 
@@ -143,7 +145,8 @@ class Trainer:
         """(loss, agreement, rows) of what was read; gradients are added to the parameters'. A few rows of logits are held at a time."""
         states, taught_here = self.pupil.rows(reading, first)
         flat = states.detach().flatten(0, 1).requires_grad_()
-        tokens, shares = taught_here.tokens.flatten(0, 1), taught_here.shares.flatten(0, 1)
+        tokens = taught_here.tokens.flatten(0, 1)
+        shares = (taught_here.shares.flatten(0, 1).log() / self.settings.temperature).softmax(dim=-1)
         total, right, most = 0.0, 0, head_rows(self.pupil.model)
         for at in range(0, len(flat), most):
             logits = self.pupil.head(flat[None, at:at + most])[0].float()

@@ -101,6 +101,23 @@ def test_steps_take_turns_with_the_last_few_readings() -> None:
     assert trainer.read == 3 * QUICK.batch * texts().shape[1]
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_the_loss_is_cross_entropy_towards_the_models_likeliest_tokens_at_a_temperature(temperature: float) -> None:
+    model, draft, some = model_here(), draft_here(), texts(2).long()
+    trainer = trainer_here(replace(QUICK, likeliest=5, temperature=temperature))
+    with torch.no_grad():
+        for name, weight in copies(model, MASK, 0.2).items():
+            trainer.parameters[name].copy_(weight)
+    found, _, rows = trainer.gradients(trainer.pupil.read(some, 5), 1)
+    given = lesson(read(model, some, VOCAB), DEPTH, 1)
+    with torch.no_grad():
+        said = draft.head(draft_states(draft, MASK, given)).log_softmax(-1)
+        top = given.targets.shares[..., :5].log() / temperature
+        wanted = -(top.softmax(-1) * said.gather(-1, given.targets.tokens[..., :5])).sum(-1)
+    assert rows == wanted.numel()
+    assert found == pytest.approx(float(wanted.mean()), abs=1e-5)
+
+
 def test_only_the_drafts_own_weights_learn() -> None:
     model = model_here()
     before = {name: weight.clone() for name, weight in model.model.state_dict().items()}
