@@ -1,7 +1,8 @@
 """Training a draft's own weights towards what the full model says, on the draft's own rows; the model's weights are never touched.
 
 The loss is cross-entropy towards the full model's distribution at a temperature, of which its likeliest tokens carry nearly all:
-distillation (Hinton et al. 2015) of a model into a part of itself. AdamW; the rate warms up and falls as a cosine over the steps or the time there is.
+distillation (Hinton et al. 2015) of a model into a part of itself. AdamW; the rate warms up and falls as a cosine over the steps or the
+time there is.
 """
 
 from __future__ import annotations
