@@ -24,11 +24,6 @@ gpu: .venv/installed
 demo: .venv/installed
 	@mkdir -p $(DEMO)
 	$(BIN)/skipsearch tune --model demo --task pycode --budget 30s --threads 1 --out $(DEMO)/profile.yaml --force
-	@echo
-	@cat $(DEMO)/profile.yaml
-	@echo
-	@echo "A prompt decoded plainly, then with the profile and compared token by token:"
-	$(BIN)/skipsearch decode --profile none --model demo --threads 1 --prompt 'def parse_arguments(argv=None):' --end-on-repeat 6
 	$(BIN)/skipsearch decode --profile $(DEMO)/profile.yaml --threads 1 --prompt 'def parse_arguments(argv=None):' --end-on-repeat 6 --check
 
 test: .venv/installed

@@ -69,9 +69,10 @@ class MethodRow:
 
 
 def methods(model: ModelAdapter, task: Task, folders: Sequence[Path] = (), prompts: int | None = None, seed: int = 0,
-            listen: Listener = lambda event: None, theirs: ModelAdapter | None = None) -> list[MethodRow]:
+            listen: Listener = lambda event: None, theirs: ModelAdapter | None = None, trials: int = TRIALS) -> list[MethodRow]:
     """folders: of trained parts, which take part alone and, the best of them, behind lookup. prompts: of the hold-out half, all if None.
     theirs: the same model under the engine hf, by which Hugging Face's own ways to generate take part, too.
+    trials: masks that each searcher may judge.
 
     Raises: SearchError, TaskError, ModuleError.
     """
@@ -90,7 +91,7 @@ def methods(model: ModelAdapter, task: Task, folders: Sequence[Path] = (), promp
     for name in SEARCHED:
         listen(Stage(f"searching a mask with {name}"))
         began = perf_counter()
-        mask = _searched(model, objective, name, evidence, seed)
+        mask = _searched(model, objective, name, evidence, seed, trials)
         needs = f"{perf_counter() - began:.0f} s of search"
         found = objective.best_recipe(mask, "skip", fine=True)
         chosen[f"mask by {name}"] = (finalist(found), needs)
@@ -115,9 +116,9 @@ def methods(model: ModelAdapter, task: Task, folders: Sequence[Path] = (), promp
     return _measured(model, chosen, workload(model, task, task.holdout[:prompts]), seed, listen, theirs)
 
 
-def _searched(model: ModelAdapter, objective: ReplayObjective, name: str, evidence: Any, seed: int) -> SkipMask:
+def _searched(model: ModelAdapter, objective: ReplayObjective, name: str, evidence: Any, seed: int, trials: int) -> SkipMask:
     problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed)
-    search = Search(problem, objective.afresh(), None, (), lambda event: None, perf_counter(), None, TRIALS)
+    search = Search(problem, objective.afresh(), None, (), lambda event: None, perf_counter(), None, trials)
     search.run(name)
     return search.finalists(1)[0].mask
 

@@ -1,4 +1,17 @@
-"""The engine: the one loop over layers, and what makes it fast: compiled pieces, recorded passes; and passes exact to the bit."""
+"""Engines: what runs a pass of the model.
+
+Full pass, draft pass and verify pass are one function, `forward`, with another mask and another plan:
+
+    forward(model, tokens, cache, planner.chain(cache.length, 5))               # verify: the pending token and a draft of four
+    forward(model, token, cache, planner.chain(cache.length, 1), mask=mask)     # a draft step
+
+It walks over the layers of an adapter, unless the engine has the whole pass ready in one piece (`ModelAdapter.passes`).
+
+forward          the one layer loop                      load, choice        engines by name; which is fastest here
+exact            passes that are exact to the bit        rows, joined        passes of several requests as one
+native/          C++ for CPUs                            compiled, pieces    layers compiled once for a CPU
+graph            passes recorded on a GPU                kept, package       where compiled code lies, and what is believed of it
+"""
 
 from skipsearch.engine.choice import Choice, fastest, native_is_wanted, ready
 from skipsearch.engine.exact import KEY_BLOCK as EXACT_KEYS

@@ -44,19 +44,11 @@ class CompiledAdapter:
     def __init__(self, lean: LeanAdapter, progress: Progress = lambda done, total: None, kept: Shelf | None = None):
         """kept: where all of its code lies; None: what is missing is compiled. Raises: ModelError, _Missing."""
         self.lean, self.tokenizer, self.spec = lean, lean.tokenizer, replace(lean.spec, engine="compiled")
-        self.new_cache, self.embed = lean.new_cache, lean.embed
+        self.new_cache, self.embed, self.weight_bytes, self.read_bytes = lean.new_cache, lean.embed, lean.weight_bytes, lean.read_bytes
         shop = _Shop(lean, progress)
         self._layers = [(shop.attention(a), shop.mlp(m), shop.layer(a, m)) for a, m in lean.layers]
         self._head, self._many = shop.head(), torch.empty(1024, dtype=self.spec.dtype)
         shop.make(kept)
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.lean.weight_bytes
-
-    @property
-    def read_bytes(self) -> int:
-        return self.lean.read_bytes
 
     def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
         rows = h.shape[1]

@@ -43,14 +43,7 @@ class GraphAdapter:
         self._latest: tuple[int, SkipMask | None, int] = (0, None, 0)   # cache and mask of a pass that was not recorded, how many in a row
         self._looking = threading.Lock()
         self.new_cache, self.embed, self.block, self.head = lean.new_cache, lean.embed, lean.block, lean.head
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.lean.weight_bytes
-
-    @property
-    def read_bytes(self) -> int:
-        return self.lean.read_bytes
+        self.weight_bytes, self.read_bytes = lean.weight_bytes, lean.read_bytes
 
     def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor | None:
         """Logits of a pass, or None for one that is not recorded: a batch, a replay, a prefill, one at the end of the cache.

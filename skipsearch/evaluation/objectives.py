@@ -50,7 +50,18 @@ BEHIND = 1.0           # standard errors: of two masks that are alike, the new o
 
 
 class Objective(Protocol):
-    """Judges a mask. fidelity: what its trials are marked with."""
+    """Judges a mask: the driver of a search hands each mask that a searcher asks for to one of these, and tells the searcher the trial.
+
+    fidelity: what its trials are marked with. An objective that believed in skipping exactly half would be
+
+        class Half:
+            fidelity = "belief"
+
+            def judge(self, mask: SkipMask) -> Trial:
+                return Trial(mask, seconds_per_token=1 + abs(mask.n_skipped - mask.n_layers), fidelity=self.fidelity)
+
+    `ReplayObjective` predicts, `WallObjective` measures.
+    """
 
     fidelity: str
 

@@ -90,7 +90,15 @@ class PassRunner(Protocol):
 
 class ModelAdapter(Protocol):
     """A decoder-only model as an embedding, a list of blocks and a head. Its unit is the block, because families with a
-    parallel residual compute attention and MLP from one input.
+    parallel residual compute attention and MLP from one input. A pass over tokens [B, T] without the MLP of layer 2 is
+
+        h = model.embed(tokens, plan.positions)
+        for i in range(model.spec.n_layers):
+            h = model.block(i, h, cache, plan, mlp=i != 2)
+        logits = model.head(h)   # [B, T, V]
+
+    which is what `engine.forward` does. plan (`cache.PassPlan`) says where each row stands, in which slot of the cache its K/V go, and
+    what it may see.
 
     One adapter serves any number of threads, each with a cache of its own. passes: whole passes that the engine has ready; None: it has
     none, and every pass goes layer by layer.

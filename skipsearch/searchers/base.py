@@ -1,4 +1,20 @@
-"""The searcher port: propose masks (`ask`), learn from judged ones (`tell`). No model is ever seen from here."""
+"""The searcher port: propose masks (`ask`), learn from judged ones (`tell`). No model is ever seen from here.
+
+A searcher is built from a `SearchProblem`: how many layers there are, what may be skipped, and what was measured beforehand, as plain
+numbers. The driver asks for a mask, judges it, and tells the trial, until its budget ends or `ask` returns None. This one proposes to skip
+the first of what may be skipped, then the first two, and so on (CONTRIBUTING.md goes the whole way):
+
+    class Growing:
+        def __init__(self, problem: SearchProblem):
+            self.masks = (problem.mask_of(range(count)) for count in range(1, len(problem.units)))
+            self.told = set[SkipMask]()
+
+        def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
+            return next((mask for mask in self.masks if mask not in pending and mask not in self.told), None)
+
+        def tell(self, trial: Trial) -> None:
+            self.told.add(trial.mask)   # one that learns also looks at trial.seconds_per_token
+"""
 
 from __future__ import annotations
 

@@ -8,12 +8,12 @@ Every prompt is continued four times, by turns: plainly and with drafts, in pass
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass, field
 
+from options import loaded, options
+
 from skipsearch.decoding import Decoder
-from skipsearch.engine import load_model
 from skipsearch.evaluation.prompts import workload
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
@@ -32,17 +32,12 @@ class Way:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--task", default="pycode")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--engine", default="auto")
-    parser.add_argument("--device", default="cpu")
+    parser = options(__doc__, dtype="bfloat16", engine="auto")
     parser.add_argument("--tokens", type=int, default=10_000, help="of each way, at least")
     parser.add_argument("--length", type=int, default=256, help="tokens of a prompt, loops included")
     parser.add_argument("--draft-length", type=int, default=6)
     args = parser.parse_args()
-    model = load_model(args.model, args.device, args.dtype, engine=args.engine)
+    model = loaded(args)
     task = load_task(args.task)
     prompts = workload(model, task, task.calibration).prompts
     thirds = tuple(range(model.spec.n_layers // 3, model.spec.n_layers, 3))

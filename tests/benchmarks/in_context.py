@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from options import loaded, options
 from recipes import interval, row, searched
 
 from skipsearch import tuning
@@ -31,7 +32,6 @@ from skipsearch.drafters.asd import ASD
 from skipsearch.drafters.clasp import CLaSp
 from skipsearch.drafters.skip import Skip
 from skipsearch.drafters.swift import SWIFT
-from skipsearch.engine import load_model
 from skipsearch.evaluation.objectives import CHOOSING
 from skipsearch.evaluation.prompts import Workload, workload
 from skipsearch.evaluation.wall import Timings, race
@@ -127,17 +127,10 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--task", default="pycode")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--engine", default="lean")
-    parser.add_argument("--threads", type=int, default=1)
+    parser = options(__doc__)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--calibration", type=int, help="calibration prompts, all if not given")
     parser.add_argument("--prompts", type=int, help="hold-out prompts, all if not given")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--holdout", type=Path)
     parser.add_argument("--settings", type=Path, help="what an earlier run wrote: its settings are taken, and nothing is tuned")
     parser.add_argument("--long", type=int, help="decode so many tokens, repeats allowed")
@@ -147,9 +140,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parsed(arguments)
-    torch.set_num_threads(args.threads)
     began = perf_counter()
-    model = load_model(args.model, args.device, args.dtype, engine=args.engine)
+    model = loaded(args)
     if is_synthetic(args.model):
         entries, work = dict(published(model.spec.n_layers)), random_prompts(model, args.prompts or 4, args.long or 128)
     else:

@@ -10,18 +10,16 @@ Source: Draft & Verify, section 3.3 and appendix B.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 from bayes_opt import BayesianOptimization
+from options import loaded, options
 
 from skipsearch.decoding import Decoder
-from skipsearch.engine import load_model
 from skipsearch.evaluation.prompts import Workload, workload
 from skipsearch.exits import make_exit
 from skipsearch.mask import SkipMask
@@ -77,18 +75,12 @@ class PublishedSearch:
 
 def main() -> None:
     started = perf_counter()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--task", default="pycode")
-    parser.add_argument("--dtype", default="float32")
+    parser = options(__doc__, engine="auto")
     parser.add_argument("--minutes", type=float, default=30, help="at least so long")
     parser.add_argument("--evaluations", type=int, default=300, help="at least so many")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
-    model, task = load_model(chosen.model, device="cpu", dtype=chosen.dtype), load_task(chosen.task)
+    model, task = loaded(chosen), load_task(chosen.task)
     prompts = workload(model, task, task.calibration).first(PROMPTS)
     search = PublishedSearch(model, prompts, chosen.seed, started)
     search.run(chosen.minutes, chosen.evaluations, chosen.out, {"model": chosen.model, "task": chosen.task, "seed": chosen.seed})

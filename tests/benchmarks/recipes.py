@@ -21,12 +21,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
+from options import loaded, options
 from scipy.stats import spearmanr
 
 from skipsearch import tuning
 from skipsearch.decoding import Decoder
-from skipsearch.engine import load_model
 from skipsearch.evaluation.evidence import gather
 from skipsearch.evaluation.objectives import SHAPES, ReplayObjective
 from skipsearch.evaluation.prompts import Workload, workload
@@ -169,16 +168,10 @@ def show(found: dict[str, Any]) -> None:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--task", default="pycode")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--engine", default="lean")
-    parser.add_argument("--threads", type=int, default=1)
+    parser = options(__doc__)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--prompts", type=int, help="hold-out prompts, all if not given")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--holdout", type=Path)
     parser.add_argument("--also", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--predictions", type=int, default=0)
@@ -189,8 +182,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parsed(arguments)
-    torch.set_num_threads(args.threads)
-    model, task = load_model(args.model, "cpu", args.dtype, engine=args.engine), load_task(args.task)
+    model, task = loaded(args), load_task(args.task)
     if args.guard:
         found: dict[str, Any] = guarded(model, task, args.guard, args.prompts, args.seed)
     else:

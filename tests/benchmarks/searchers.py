@@ -13,7 +13,6 @@ Thirty prompts cannot tell the best answers apart. The same answers can be measu
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,12 +20,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
+from options import loaded, options
 
 from skipsearch import tuning
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.skip import Skip
-from skipsearch.engine import load_model
 from skipsearch.evaluation.evidence import gather
 from skipsearch.evaluation.objectives import ReplayObjective
 from skipsearch.evaluation.prompts import Workload, workload
@@ -141,10 +139,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--task", default="pycode")
-    parser.add_argument("--dtype", default="float32")
+    parser = options(__doc__, engine="auto")
     parser.add_argument("--searchers", default=",".join(searcher_names()))
     parser.add_argument("--budget", type=float, default=15, help="seconds of each search")
     parser.add_argument("--published", type=Path, help="what published_method.py wrote")
@@ -154,13 +149,10 @@ def main() -> None:
     parser.add_argument("--holdout", default=None, help="a task whose hold-out prompts are measured on, the task's own by default: "
                                                         "tests/benchmarks/many/TASK/task.yaml has more of them")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--studies", type=Path, help="a folder for the journals, for `skipsearch report`")
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
-    model, task = load_model(chosen.model, device="cpu", dtype=chosen.dtype), load_task(chosen.task)
+    model, task = loaded(chosen), load_task(chosen.task)
     entries = [published(chosen.published, model.spec.n_layers)] if chosen.published else []
     entries += answers(chosen.answers, chosen.of.split(","), model.spec.n_layers) if chosen.answers else []
     entries += [from_profile(path) for path in chosen.profile]

@@ -15,7 +15,8 @@ from skipsearch.stats import DecodeStats
 
 from .checks import MASKS, PROMPTS, Drafting, assert_partly_accepted, check_endings, check_greedy, check_streams_side_by_side
 from .count_checks import check_counts
-from .planted_bugs import BUGS, check_greedy_on_padded_passes
+from .planted import BUGS
+from .planted.cache import check_greedy_on_padded_passes
 from .test_greedy_losslessness import draftings, requests
 
 # These bugs are planted into `KVCache.write`, which compiled and native code do not go through: they write K/V themselves.

@@ -6,10 +6,7 @@ import pytest
 
 from skipsearch.errors import ModelError
 
-from . import planted_batch_bugs
-from .planted_bugs import BUGS, Check
-
-assert planted_batch_bugs   # which enters its own
+from .planted import BUGS, Check
 
 CHECKS = {check.__name__: check for _, check in BUGS.values()}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoding.planted_bugs import recurrent_state_not_restored, riding_rows_counted_twice, states_of_a_draft_verify
+from decoding.planted.recurrent import recurrent_state_not_restored, riding_rows_counted_twice, states_of_a_draft_verify
 from torch import Tensor, nn
 
 import skipsearch as ss

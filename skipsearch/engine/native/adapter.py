@@ -40,7 +40,7 @@ class NativeAdapter:
         self.lean, self.tokenizer, self.library = lean, lean.tokenizer, library
         self.spec = replace(lean.spec, engine="native")
         self.passes: PassRunner | None = self
-        self.new_cache, self.embed = lean.new_cache, lean.embed
+        self.new_cache, self.embed, self.weight_bytes, self.read_bytes = lean.new_cache, lean.embed, lean.weight_bytes, lean.read_bytes
         self._kinds = list(lean.tables)
         self._turns: dict[str | None, tuple[Tensor, Tensor, Tensor]] = {}
         self._model, self._held = _described(lean, self._kinds)
@@ -49,14 +49,6 @@ class NativeAdapter:
     @property
     def spans(self) -> list[tuple[int | None, int | None]]:
         return self.lean.spans
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.lean.weight_bytes
-
-    @property
-    def read_bytes(self) -> int:
-        return self.lean.read_bytes
 
     def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor:
         """As `engine.forward`, in one call."""

@@ -1,4 +1,4 @@
-"""Mistakes of decoders that decode several requests side by side, planted into the real code; `planted_bugs.py` says how."""
+"""Mistakes of decoders that decode several requests side by side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from skipsearch.decoding.rooms import Rooms
 from skipsearch.drafters.lookup import LookupDrafter
 from skipsearch.engine import RowCache, SharedCache, Wanted, joined
 
-from .batch_checks import (
+from ..batch_checks import (
     check_batch,
     check_batch_of_lookups,
     check_batch_of_trees,
@@ -25,7 +25,7 @@ from .batch_checks import (
     check_owners,
     check_passes_of_a_batch,
 )
-from .planted_bugs import caught_by
+from .register import caught_by
 
 
 @caught_by(check_batch)

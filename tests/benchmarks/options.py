@@ -1,0 +1,29 @@
+"""The options that these scripts share."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from skipsearch.engine import load_model
+from skipsearch.models.spec import ModelAdapter
+
+
+def options(description: str | None, *, dtype: str = "float32", engine: str = "lean") -> argparse.ArgumentParser:
+    """A parser that knows which model, task, dtype, engine, threads and seed to take."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--task", default="pycode")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default=dtype)
+    parser.add_argument("--engine", default=engine)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def loaded(args: argparse.Namespace) -> ModelAdapter:
+    """The model, on the threads that were asked for."""
+    torch.set_num_threads(args.threads)
+    return load_model(args.model, args.device, args.dtype, engine=args.engine)

@@ -1,0 +1,152 @@
+"""Mistakes: acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from skipsearch.decoding import acceptance, loop
+from skipsearch.decoding.sampling import SamplingPicker
+from skipsearch.drafters import DecodeContext, Draft
+from skipsearch.drafters.skip import SkipSession
+from skipsearch.engine import Scored
+
+from ..acceptance_checks import check_acceptance
+from ..checks import check_greedy
+from ..sampling_checks import Warp, check_sampling
+from .register import caught_by
+
+
+def check_sampling_of_likely_tokens() -> None:
+    check_sampling(Warp(0.7, top_p=0.8, top_k=3))
+
+
+@caught_by(check_greedy)
+def first_wrong_token_accepted() -> Iterator[None]:
+    def accept(drafted: Tensor, logits: Tensor) -> tuple[int, int]:
+        accepted, _ = acceptance.accept_greedy(drafted, logits)
+        accepted = min(accepted + 1, len(drafted))
+        return accepted, int(logits[accepted].argmax())
+
+    with patch.object(loop, "accept_greedy", accept):
+        yield
+
+
+@caught_by(check_greedy)
+def correction_read_from_the_row_behind() -> Iterator[None]:
+    def accept(drafted: Tensor, logits: Tensor) -> tuple[int, int]:
+        accepted, _ = acceptance.accept_greedy(drafted, logits)
+        return accepted, int(logits[-1].argmax())
+
+    with patch.object(loop, "accept_greedy", accept):
+        yield
+
+
+def _swapped(drafted: Tensor, q: Tensor | None, p: Tensor, generator: torch.Generator) -> tuple[int, int]:
+    n = len(drafted)
+    px = p[:n].gather(1, drafted[:, None])[:, 0]
+    qx = torch.ones_like(px) if q is None else q.gather(1, drafted[:, None])[:, 0]
+    u = torch.rand(n, generator=generator, dtype=p.dtype)
+    accepted = int((u * px < qx).long().cumprod(dim=0).sum())
+    weights = p[n] if accepted == n else acceptance.residual(p[accepted], None if q is None else q[accepted], drafted[accepted])
+    return accepted, int(torch.multinomial(weights, 1, generator=generator))
+
+
+@caught_by(check_sampling)
+def p_and_q_swapped() -> Iterator[None]:
+    with patch.object(loop, "accept_sampled", _swapped), patch.object(acceptance, "accept_sampled", _swapped):
+        yield
+
+
+@caught_by(check_acceptance)
+def p_and_q_swapped_in_the_rule_alone() -> Iterator[None]:
+    with patch.object(acceptance, "accept_sampled", _swapped):
+        yield
+
+
+@caught_by(check_acceptance)
+def residual_not_renormalised() -> Iterator[None]:
+    """torch.multinomial forgives it; any other way to draw would not, so it is the rule's own check that has to see it."""
+    def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
+        if q is None:
+            q = torch.zeros_like(p)
+            q[token] = 1
+        left = (p - q).clamp(min=0)
+        return left if bool(left.sum() > 0) else p
+
+    with patch.object(acceptance, "residual", residual):
+        yield
+
+
+@caught_by(check_sampling)
+def residual_replaced_by_p() -> Iterator[None]:
+    with patch.object(acceptance, "residual", lambda p, q, token: p):
+        yield
+
+
+@caught_by(check_acceptance)
+def residual_keeps_the_certain_token() -> Iterator[None]:
+    """A one-hot draft is handled as if it had no distribution at all."""
+    real = acceptance.residual
+    with patch.object(acceptance, "residual", lambda p, q, token: p if q is None else real(p, q, token)):
+        yield
+
+
+@caught_by(check_sampling)
+def greedy_draft_entered_as_its_softmax() -> Iterator[None]:
+    real = SkipSession.draft
+
+    class Greedy(SamplingPicker):
+        def __init__(self, inner: SamplingPicker):
+            self.key, self.generator, self.warpers = inner.key, inner.generator, inner.warpers
+
+        def draw(self, scored: Scored) -> tuple[Tensor, Tensor | None]:
+            return scored.weights.argmax(dim=-1, keepdim=True), scored.weights
+
+    def draft(self: SkipSession, ctx: DecodeContext, most: int) -> Draft | None:
+        assert isinstance(ctx.picker, SamplingPicker)
+        return real(self, replace(ctx, picker=Greedy(ctx.picker)), most)
+
+    with patch.object(SkipSession, "draft", draft):
+        yield
+
+
+@caught_by(check_sampling)
+def bonus_token_without_temperature() -> Iterator[None]:
+    real = SamplingPicker.probs
+
+    def probs(self: SamplingPicker, logits: Tensor) -> Tensor:
+        warped = real(self, logits)
+        if len(logits) > 1:   # a verify pass
+            warped[-1] = logits[-1].softmax(dim=-1)
+        return warped
+
+    with patch.object(SamplingPicker, "probs", probs):
+        yield
+
+
+@caught_by(check_sampling)
+def draft_judged_at_another_temperature() -> Iterator[None]:
+    real = SamplingPicker.draw
+
+    def draw(self: SamplingPicker, scored: Scored) -> tuple[Tensor, Tensor | None]:
+        hotter = scored.weights**0.5
+        return real(self, scored)[0], hotter / hotter.sum(dim=-1, keepdim=True)
+
+    with patch.object(SamplingPicker, "draw", draw):
+        yield
+
+
+@caught_by(check_sampling_of_likely_tokens)
+def top_p_and_top_k_left_out_of_the_verify_pass() -> Iterator[None]:
+    real = SamplingPicker.probs
+
+    def probs(self: SamplingPicker, logits: Tensor) -> Tensor:
+        return (logits / 0.7).softmax(dim=-1) if len(logits) > 1 else real(self, logits)
+
+    with patch.object(SamplingPicker, "probs", probs):
+        yield

@@ -1,0 +1,123 @@
+"""Mistakes: kangaroo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from skipsearch.cache import KVCache, PassPlan
+from skipsearch.decoding import loop
+from skipsearch.drafters import DecodeContext, Draft
+from skipsearch.drafters.kangaroo import KangarooSession, ResumingSession
+from skipsearch.modules.kangaroo import Shallow
+
+from ..kangaroo_checks import check_kangaroo_drafts, check_kangaroo_passes, check_kangaroo_siblings
+from .register import caught_by
+
+
+@caught_by(check_kangaroo_drafts)
+def adapter_does_not_catch_up() -> Iterator[None]:
+    """The last token of a round that was accepted whole, and what other drafters brought, never reach the adapter's cache."""
+    real = ResumingSession._behind
+
+    def behind(self: ResumingSession, ctx: DecodeContext) -> Tensor:
+        return real(self, ctx)[:, -1:]
+
+    with patch.object(ResumingSession, "_behind", behind):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def adapter_is_not_rolled_back() -> Iterator[None]:
+    """What the adapter wrote for rejected tokens is taken for that of the tokens in their places."""
+    real = ResumingSession.verified
+
+    def verified(self: ResumingSession, ctx: DecodeContext, path: Sequence[int]) -> None:
+        real(self, ctx, path)
+        self.known = self._begun + self._drafted
+
+    with patch.object(ResumingSession, "verified", verified):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def rows_of_rejected_tokens_are_kept() -> Iterator[None]:
+    """The adapter reads the states of all rows of a verify pass, those of tokens that fell included."""
+    def committed(self: ResumingSession, ctx: DecodeContext, path: Sequence[int]) -> None:
+        states = torch.cat(self._seen, dim=1)
+        start = ctx.cache.length - 1 - len(path)
+        self._owed.append(states[:, max(0, self.known - start):])
+        self._seen = []
+
+    with patch.object(ResumingSession, "committed", committed):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def verification_resumes_from_stale_rows() -> Iterator[None]:
+    """The rows that a draft hands over are those of the round before."""
+    real, kept = ResumingSession._resuming, dict[tuple[int, ...], Tensor]()
+
+    def resuming(self: ResumingSession, draft: Draft, reached: Tensor) -> Draft:
+        stale = kept.get(reached.shape, reached)
+        kept[reached.shape] = reached
+        return real(self, draft, stale)
+
+    with patch.object(ResumingSession, "_resuming", resuming):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def verification_resumes_a_layer_too_late() -> Iterator[None]:
+    real = loop.resumed
+
+    def resumed(model: Any, hidden: Tensor, first: int, rest: Tensor, cache: KVCache, plan: PassPlan, tap: Any) -> Tensor:
+        return real(model, hidden, first + 1, rest, cache, plan, lambda i, h: tap(i - 1, h))
+
+    with patch.object(loop, "resumed", resumed):
+        yield
+
+
+@caught_by(check_kangaroo_siblings)
+def siblings_skip_the_layers_below_the_exit() -> Iterator[None]:
+    """Rows that no draft pass went through take a row in their place that one did."""
+    real = loop.resumed
+
+    def resumed(model: Any, hidden: Tensor, first: int, rest: Tensor, *arguments: Any) -> Tensor:
+        return real(model, hidden, first, rest[:, :1].expand_as(rest), *arguments)
+
+    with patch.object(loop, "resumed", resumed):
+        yield
+
+
+@caught_by(check_kangaroo_passes)
+def verification_begins_at_layer_0() -> Iterator[None]:
+    """Right tokens, and the work below the exit done twice."""
+    with patch.object(ResumingSession, "_resuming", lambda self, draft, reached: draft):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def unsure_token_is_dropped() -> Iterator[None]:
+    """The token at which a round stops is not verified, although its feature is computed."""
+    real = KangarooSession.draft
+
+    def draft(self: KangarooSession, ctx: DecodeContext, most: int) -> Draft | None:
+        found = real(self, ctx, most)
+        if found is None or len(found.tokens) in (1, most):
+            return found
+        self._drafted -= 1
+        return Draft(found.tokens[:-1], None if found.probs is None else found.probs[:-1])
+
+    with patch.object(KangarooSession, "draft", draft):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def final_norm_in_the_place_of_the_adapters() -> Iterator[None]:
+    with patch.object(Shallow, "head", lambda self, h: self.model.head(h)):
+        yield

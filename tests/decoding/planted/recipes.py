@@ -1,0 +1,154 @@
+"""Mistakes: recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from skipsearch.decoding import acceptance, loop
+from skipsearch.decoding.guard import Guard
+from skipsearch.decoding.loop import DecodeLoop
+from skipsearch.drafters import DecodeContext, Draft
+from skipsearch.drafters.lookup import LookupDrafter, LookupSession
+from skipsearch.drafters.memory import Memory
+from skipsearch.drafters.suffixes import Match, SuffixIndex
+
+from ..checks import check_greedy
+from ..recipe_checks import check_certain_sampling, check_guard, check_lookup, check_memory
+from .register import caught_by
+
+
+@caught_by(check_lookup)
+def lookup_one_place_off() -> Iterator[None]:
+    """What is proposed starts one token behind the one that followed the match."""
+    real = SuffixIndex.match
+
+    def match(self: SuffixIndex) -> Match | None:
+        found = real(self)
+        return None if found is None else Match(found.length, min(found.position + 1, len(self) - 1))
+
+    with patch.object(SuffixIndex, "match", match):
+        yield
+
+
+@caught_by(check_lookup)
+def lookup_across_requests() -> Iterator[None]:
+    """One index for all requests of a drafter: what one user wrote speeds up, and so betrays itself to, another."""
+    real = LookupDrafter.begin
+
+    def begin(self: LookupDrafter, ctx: DecodeContext) -> Any:
+        session = real(self, ctx)
+        kept = self.__dict__.setdefault("kept", session)
+        kept.index.extend(ctx.history)
+        session.index = kept.index
+        return session
+
+    with patch.object(LookupDrafter, "begin", begin):
+        yield
+
+
+@caught_by(check_lookup)
+def answers_remembered_unasked() -> Iterator[None]:
+    """Every decoder keeps a memory: one user's answers speed up another's requests."""
+    real = DecodeLoop.__init__
+
+    def init(self: DecodeLoop, *args: Any) -> None:
+        real(self, *args)
+        self.memory = Memory(1000)
+
+    with patch.object(DecodeLoop, "__init__", init):
+        yield
+
+
+@caught_by(check_memory)
+def memory_reaches_into_the_next_answer() -> Iterator[None]:
+    """Nothing stands between two answers of the memory."""
+    def add(self: Memory, answer: Sequence[int]) -> None:
+        self._index.extend(answer)
+
+    with patch.object(Memory, "add", add):
+        yield
+
+
+@caught_by(check_lookup)
+def pending_token_not_looked_up() -> Iterator[None]:
+    """The index lags one token behind the text, so what it proposes belongs one place earlier."""
+    real = LookupSession.draft
+
+    def draft(self: LookupSession, ctx: DecodeContext, most: int) -> Draft | None:
+        return real(self, replace(ctx, history=ctx.history[:-1]), most)
+
+    with patch.object(LookupSession, "draft", draft):
+        yield
+
+
+@caught_by(check_lookup)
+def rejected_tokens_enter_the_index() -> Iterator[None]:
+    real = LookupSession.draft
+
+    def draft(self: LookupSession, ctx: DecodeContext, most: int) -> Draft | None:
+        found = real(self, ctx, most)
+        if found is not None:
+            self.index.extend(found.tokens.tolist())
+        return found
+
+    with patch.object(LookupSession, "draft", draft):
+        yield
+
+
+@caught_by(check_greedy)
+def guard_that_loses_a_token() -> Iterator[None]:
+    """While a drafter rests, its round is left out instead of being a plain one."""
+    real = loop.DecodeLoop._round
+
+    def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
+        tokens = real(self, request, room)
+        resting = request.guard is not None and request.guard.rests(0)
+        return tokens if not resting else tokens[1:] or tokens + tokens
+
+    with patch.object(loop.DecodeLoop, "_round", rounds):
+        yield
+
+
+@caught_by(check_guard)
+def guard_shared_by_requests() -> Iterator[None]:
+    """What one request taught the guard is held against the next one."""
+    kept: list[Guard] = []
+
+    def guard(prices: Any) -> Guard:
+        kept.append(kept[0] if kept else Guard(prices))
+        return kept[-1]
+
+    with patch.object(loop, "Guard", guard):
+        yield
+
+
+@caught_by(check_guard)
+def guard_told_of_nobody() -> Iterator[None]:
+    """Rounds are weighed as if nobody had drafted, so nobody ever rests."""
+    real = Guard.passed
+
+    def passed(self: Guard, drafter: int | None, drafted: int = 0, accepted: int = 0, siblings: int = 0) -> None:
+        real(self, None)
+
+    with patch.object(Guard, "passed", passed):
+        yield
+
+
+@caught_by(check_certain_sampling)
+def certain_token_kept_whatever_its_chance() -> Iterator[None]:
+    """A looked-up token counts as drawn from p itself, so it always stands."""
+    real = acceptance.accept_sampled
+
+    def accept(drafted: Tensor, q: Tensor | None, p: Tensor, generator: torch.Generator) -> tuple[int, int]:
+        if q is not None or not len(drafted):
+            return real(drafted, q, p, generator)
+        return len(drafted), int(torch.multinomial(p[len(drafted)], 1, generator=generator))
+
+    with patch.object(loop, "accept_sampled", accept):
+        yield
