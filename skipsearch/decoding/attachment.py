@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from torch import nn
 
 from skipsearch.decoding.arguments import wrong_profile
 from skipsearch.decoding.dropin import generate
+from skipsearch.decoding.keeping import let_go
 from skipsearch.errors import ModelError, ProfileError
 from skipsearch.mask import SkipMask
 from skipsearch.profile import Profile
@@ -25,6 +27,8 @@ def attach(model: nn.Module, profile: Profile | Recipe | SkipMask, fallback: boo
     if not isinstance(profile, Profile | Recipe | SkipMask):
         raise wrong_profile(profile) if profile is not None else ProfileError("attach needs a profile: skipsearch.load_profile(path)")
 
+    found = weakref.ref(model)   # a model that held itself would stay in memory until the garbage collector runs
+
     def attached(inputs: Any = None, generation_config: Any = None, logits_processor: Any = None, stopping_criteria: Any = None,
                  prefix_allowed_tokens_fn: Any = None, synced_gpus: Any = None, assistant_model: Any = None, streamer: Any = None,
                  negative_prompt_ids: Any = None, negative_prompt_attention_mask: Any = None, custom_generate: Any = None,
@@ -33,7 +37,10 @@ def attach(model: nn.Module, profile: Profile | Recipe | SkipMask, fallback: boo
         positional = {"logits_processor": logits_processor, "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
                       "synced_gpus": synced_gpus, "assistant_model": assistant_model, "negative_prompt_ids": negative_prompt_ids,
                       "negative_prompt_attention_mask": negative_prompt_attention_mask, "custom_generate": custom_generate}
-        return generate(model, profile=profile, inputs=inputs, generation_config=generation_config, stopping_criteria=stopping_criteria,
+        own = found()
+        if own is None:
+            raise ModelError("the model that this generate was attached to is gone: hold on to it while it is called")
+        return generate(own, profile=profile, inputs=inputs, generation_config=generation_config, stopping_criteria=stopping_criteria,
                         streamer=streamer, fallback=fallback, **settings,
                         **{name: value for name, value in positional.items() if value is not None})
 
@@ -41,5 +48,6 @@ def attach(model: nn.Module, profile: Profile | Recipe | SkipMask, fallback: boo
 
 
 def detach(model: nn.Module) -> None:
-    """Give the model its own `generate` back; one that was never attached stays as it is."""
+    """Give the model its own `generate` back, and let go of what was kept for drafting; one that was never attached stays as it is."""
     model.__dict__.pop("generate", None)
+    let_go(model)

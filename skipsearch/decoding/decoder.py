@@ -81,6 +81,12 @@ class Decoder:
         """Whether a drafter still learns from one request for the next (`swift` does), so that the order of requests matters for speed."""
         return any(drafter.learning for drafter in self._learning().values())
 
+    @property
+    def lasting(self) -> bool:
+        """Whether requests leave something behind that drafts of later ones depend on, and a later sample with them."""
+        shared = any(getattr(getattr(drafter, "exit", None), "shared", False) for drafter in self.recipe.drafters)
+        return shared or bool(self._learning()) or self.loop.memory is not None
+
     def state(self) -> dict[str, Any]:
         """What its drafters have learned from requests so far, as plain data for JSON; it holds nothing of their text. Greedy tokens do not
         depend on it. A sample does, within the same distribution: with a seed and the same state it comes again."""

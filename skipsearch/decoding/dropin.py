@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from skipsearch.decoding.arguments import shown
 from skipsearch.decoding.batch import Batch
 from skipsearch.decoding.decoder import Decoder
 from skipsearch.decoding.inputs import PromptRow, read_ids, read_prompts
+from skipsearch.decoding.keeping import kept_decoder, rest
 from skipsearch.decoding.prefix import Lender
 from skipsearch.decoding.processing import OURS, read_criteria, read_processors
 from skipsearch.decoding.request import Request
@@ -23,7 +25,8 @@ from skipsearch.decoding.steering import Steering
 from skipsearch.decoding.watching import Watch
 from skipsearch.errors import DecodeError, ModelError, NotCarriedOut
 from skipsearch.mask import SkipMask
-from skipsearch.models import adapt
+from skipsearch.models.loader import described
+from skipsearch.models.spec import ModelAdapter
 from skipsearch.profile import Profile
 from skipsearch.recipe import Recipe
 
@@ -72,10 +75,11 @@ class _Row:
 
 @dataclass
 class _Call:
-    """What all rows of a call have in common."""
+    """What all rows of a call have in common. adapter: the decoder's model with the end-of-sequence tokens of this call."""
 
     model: Any
     decoder: Decoder
+    adapter: ModelAdapter
     asked: Mapping[str, Any]
     criteria: Any
     streamer: Any
@@ -107,7 +111,7 @@ class _Call:
         processors = read_processors(self.model, self.asked, prompt.ids, seen, self.new, number)
         sampling = read_sampling(self.asked)
         ready = Request(prompt.seen, self.new, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
-                        seed=seed).ready(self.decoder.model)
+                        seed=seed).ready(self.adapter)
         if self.streamer is not None:
             self.streamer.put(prompt.ids.cpu())
         ids = torch.cat([prompt.ids, prompt.ids.new_zeros(1, self.new)], dim=1)
@@ -125,7 +129,7 @@ class _Call:
 
     def _last(self, ids: Tensor, scores: list[Tensor] | None) -> bool:
         """As `_emitted`; an end-of-sequence token, which the loop sees by itself elsewhere, is the last too."""
-        return self._emitted(ids, scores) or int(ids[0, -1]) in self.decoder.model.spec.eos_token_ids
+        return self._emitted(ids, scores) or int(ids[0, -1]) in self.adapter.spec.eos_token_ids
 
     def _emitted(self, ids: Tensor, scores: list[Tensor] | None) -> bool:
         """A token is emitted: show it, and ask whether it is the last."""
@@ -136,8 +140,19 @@ class _Call:
 
 def _generate(model: Any, input_ids: Any, profile: Any, inputs: Any, generation_config: Any, stopping_criteria: Any, streamer: Any,
               tokenizer: Any, seed: int | None, settings: Mapping[str, Any]) -> Any:
-    adapter = adapt(model)
+    _, spec = described(model)   # a model that cannot be driven is refused before settings are read against it
     asked = read_settings(model, generation_config, settings)
+    decoder = kept_decoder(model, spec, profile, repeatable=not read_sampling(asked).greedy)
+    try:
+        return _generated(model, decoder, asked, input_ids, inputs, stopping_criteria, streamer, tokenizer, seed)
+    finally:
+        rest(decoder)
+
+
+def _generated(model: Any, decoder: Decoder, asked: Mapping[str, Any], input_ids: Any, inputs: Any, stopping_criteria: Any, streamer: Any,
+               tokenizer: Any, seed: int | None) -> Any:
+    adapter = copy.copy(decoder.model)   # other calls may have other end-of-sequence tokens
+    adapter.spec = replace(adapter.spec, eos_token_ids=read_ids("eos_token_id", asked.get("eos_token_id")))
     prompts = read_prompts(model, adapter.spec.device, input_ids, inputs, asked)
     length = prompts[0].ids.shape[1]
     new = read_new_tokens(asked, length, getattr(model.config, "max_position_embeddings", None))
@@ -151,12 +166,11 @@ def _generate(model: Any, input_ids: Any, profile: Any, inputs: Any, generation_
         raise DecodeError(f"streamer is {shown(streamer)}; give an object with `put` and `end`, such as a transformers.TextStreamer")
     criteria = read_criteria(asked, stopping_criteria, tokenizer)
     rows = [prompt for prompt in prompts for _ in range(count)]
-    adapter.spec = replace(adapter.spec, eos_token_ids=read_ids("eos_token_id", asked.get("eos_token_id")))
     if len(rows) > 1:
         _check_batch(len(rows), asked, stopping_criteria, criteria, streamer, adapter.spec.eos_token_ids)
     if seed is None:
         seed = 0 if sampling.greedy else int(torch.randint(2**63 - 1, (1,)))
-    call = _Call(model, Decoder(adapter, profile), asked, criteria, streamer, new, len(rows))
+    call = _Call(model, decoder, adapter, asked, criteria, streamer, new, len(rows))
     if not isinstance(seed, int) or isinstance(seed, bool):
         Request([0], seed=seed).ready(adapter)   # refuses it
     done = call.rows(rows, [seed, *((seed + i) % 2**63 for i in range(1, len(rows)))])

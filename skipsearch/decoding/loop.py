@@ -96,7 +96,7 @@ class DecodeLoop:
         built = zip(recipe.drafters, (drafter for _, drafter in self.drafters), strict=True)
         refuse_more_than_chains(model.spec, [*built], exact)
         self._scratch = max((spec.scratch for spec in recipe.drafters), default=0)
-        self._spare: list[tuple[KVCache, Planner]] = []   # the cache of the last request that ended
+        self.spare: list[tuple[KVCache, Planner]] = []   # the cache of the last request that ended
 
     def stream(self, asked: ReadyRequest, prefix: Lender | None = None, watch: Watch | None = None) -> Iterator[Chunk]:
         """Chunks of committed tokens, a round each, the prefill's first token alone in the first.
@@ -133,7 +133,7 @@ class DecodeLoop:
             if prefix is not None:
                 prefix.give_back(history)
             else:
-                self._spare = [(cache, planner)]
+                self.spare = [(cache, planner)]
 
     @inference
     def _prefill(self, prompt: Sequence[int], sampling: Sampling, stopper: Stopper, seed: int, cache: KVCache, planner: Planner,
@@ -278,7 +278,7 @@ class DecodeLoop:
         """
         slots = self._slots(tokens)
         try:
-            cache, planner = self._spare.pop()  # in one step, so that no two threads take the same one
+            cache, planner = self.spare.pop()  # in one step, so that no two threads take the same one
             if cache.capacity >= slots:
                 cache.reset()
                 return cache, planner

@@ -119,11 +119,13 @@ class MLP:
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x: [B, T, heads, D]; cos, sin: [B or 1, T, 1, R], R ≤ D, sin with the sign that its half of the pair takes."""
+    """x: [B, T, heads, D]; cos, sin: [B or 1, T, 1, R], R ≤ D, sin with the sign that its half of the pair takes.
+
+    Some families keep angles in float32, whatever the dtype of their weights; the heads stay in theirs."""
     r = cos.shape[-1]
     part = x if r == x.shape[-1] else x[..., :r]
     swapped = part.unflatten(-1, (2, r // 2)).flip(-2).flatten(-2)
-    turned = torch.addcmul(part * cos, swapped, sin)
+    turned = torch.addcmul(part * cos, swapped, sin).to(x.dtype)
     return turned if r == x.shape[-1] else torch.cat([turned, x[..., r:]], dim=-1)
 
 

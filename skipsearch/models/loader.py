@@ -150,6 +150,19 @@ def adapt(model: nn.Module, tokenizer: Any = None, fuse: bool = False) -> ModelA
     fuse: take it apart for the engine lean, which is faster: its weights are moved into fused ones, and the model itself is of no use
     afterwards. Raises: ModelError, before anything is taken apart.
     """
+    family, spec = described(model)
+    if fuse:
+        return drive(model, spec, family, tokenizer, "lean")
+    adapter = drive(model, spec, family, tokenizer, "hf")
+    by_hand = spec.n_devices > 1 and not getattr(model, "hf_device_map", None)   # its own forward knows nothing of several devices
+    if model not in _SOUND and not by_hand:
+        compared(adapter, reference(model, spec))
+        _SOUND.add(model)
+    return adapter
+
+
+def described(model: nn.Module) -> tuple[Family, ModelSpec]:
+    """What is known of a Hugging Face model in memory before anything of it runs. Raises: ModelError where `adapt` would."""
     config: Any = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         raise ModelError(f"a {type(model).__name__} is not a Hugging Face model: give an AutoModelForCausalLM")
@@ -161,16 +174,8 @@ def adapt(model: nn.Module, tokenizer: Any = None, fuse: bool = False) -> ModelA
     if model.training:
         raise ModelError("this model is in training mode, where dropout changes its output: call model.eval() first")
     refuse_offload("this model", getattr(model, "hf_device_map", None) or {})
-    spec = _spec(model, config, id=getattr(config, "_name_or_path", "") or config.model_type,
-                 quantization=stored_quantization(config))
-    if fuse:
-        return drive(model, spec, family, tokenizer, "lean")
-    adapter = drive(model, spec, family, tokenizer, "hf")
-    by_hand = spec.n_devices > 1 and not getattr(model, "hf_device_map", None)   # its own forward knows nothing of several devices
-    if model not in _SOUND and not by_hand:
-        compared(adapter, reference(model, spec))
-        _SOUND.add(model)
-    return adapter
+    return family, _spec(model, config, id=getattr(config, "_name_or_path", "") or config.model_type,
+                         quantization=stored_quantization(config))
 
 
 def _spec(model: Any, config: Any, **identity: Any) -> ModelSpec:

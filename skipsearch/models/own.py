@@ -79,10 +79,13 @@ class OwnAdapter(Weighed):
         self._own = own or read(model, spec)
         one_bias = any("position_bias" in names for names in self._own.skeleton.arguments)   # for all rows of a batch
         self.model, self.spec, self.tokenizer = model, replace(spec, together=not (spec.recurrent or one_bias)), tokenizer
-        self.passes: PassRunner | None = self
         self.parts, self.sights = self._own.parts, self._own.sights
         self._latest = _Latest()
         self._own.refuse_other_inputs()
+
+    @property
+    def passes(self) -> PassRunner | None:
+        return self
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         return KVCache(self.spec.n_layers, batch, capacity)

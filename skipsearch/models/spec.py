@@ -106,7 +106,8 @@ class ModelAdapter(Protocol):
 
     spec: ModelSpec
     tokenizer: Any
-    passes: PassRunner | None
+    @property
+    def passes(self) -> PassRunner | None: ...
 
     @property
     def weight_bytes(self) -> int:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -93,10 +95,11 @@ class Skeleton:
         self.arguments = [list(inspect.signature(type(layer).forward).parameters)[1:] for layer in self.layers]
 
     def _asking(self, module: Any, i: int, name: str | None) -> Any:
-        call, now = module.forward, self._now
+        # A module that held itself, by a bound method, would stay in memory until the garbage collector runs.
+        function, found, now = type(module).forward, weakref.ref(module), self._now
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            step = now.step
+            step, call = now.step, MethodType(function, found())
             if step is None:
                 return call(*args, **kwargs)
             return step.layer(i, call, args, kwargs) if name is None else step.part(i, name, call, args, kwargs)

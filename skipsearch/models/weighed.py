@@ -1,16 +1,27 @@
-"""How many bytes the weights of an unmodified Hugging Face model take, and how many of them a pass reads."""
+"""What adapters over unmodified Hugging Face models have in common."""
 
 from __future__ import annotations
 
+import threading
+import weakref
 from typing import Any
 
 from torch import nn
 
 
 class Weighed:
-    """What an adapter over an unmodified model says of its weights."""
+    """An adapter over an unmodified model, which somebody else may hold too."""
 
     model: nn.Module
+    _latest: threading.local   # what the layers of a pass share
+
+    def loosen(self) -> None:
+        """From now on this adapter does not keep the model alive. It is of no use without it."""
+        self.model = weakref.proxy(self.model)  # type: ignore[assignment]
+
+    def forget(self) -> None:
+        """Let go of the pass that this thread ran last, and with it of that pass's cache."""
+        vars(self._latest).clear()
 
     @property
     def weight_bytes(self) -> int:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
+from helpers.modules import folder, small_kangaroo, small_module, small_s3d
 from helpers.tiny import VOCAB, FullModel, small_world, tiny_llama, with_eos
+from models.tiny import adapted, hf_model
 
 from skipsearch.decoding import Batch, Decoder, Request, Row, batch
 from skipsearch.decoding.prefix import Prefix
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter, adapt
+from skipsearch.recipe import DrafterSpec, Recipe, Siblings
 from skipsearch.stats import DecodeStats
 
 from .checks import DRAFTINGS, PROMPTS, Drafting
+from .choosing_checks import CHOOSING
+from .s3d_checks import TREE
 
 
 @dataclass(frozen=True)
@@ -29,13 +38,47 @@ class Guest:
     prefix: int | None = None
 
 
-def guests(seed: int, most: int = 8, longest: int = 24) -> list[Guest]:
+@dataclass(frozen=True)
+class Trained:
+    """A decoder that drafts with anything, trained parts included. learns: from one request for the next, so that rounds depend on who
+    decodes beside it, and samples with them."""
+
+    drafters: tuple[DrafterSpec, ...]
+    exact: bool = False
+    learns: bool = False
+
+    def decoder(self, model: ModelAdapter) -> Decoder:
+        return Decoder(model, Recipe(self.drafters), exact=self.exact, modules=[folder()])
+
+
+LOOKUP = Lookup(min_match=1, draft_length=4)
+
+
+@cache
+def trained() -> dict[str, Trained]:
+    """Drafters with weights of their own, those that choose masks while they decode, and some beside one another."""
+    module, early, ahead = small_module(0.1, 4), small_kangaroo("attention", 0.1, 4), small_s3d(2)
+    beside = {"siblings": Siblings(below=0.7, most=2)}
+    return {
+        "adapted": Trained((module,)),
+        "adapted that drafts nonsense, behind lookup": Trained((LOOKUP, small_module(30.0, 4))),
+        "adapted with siblings": Trained((module.model_copy(update=beside),)),
+        "kangaroo": Trained((early,)),
+        "kangaroo with siblings, behind lookup": Trained((LOOKUP, early.model_copy(update=beside))),
+        "s3d, behind lookup": Trained((LOOKUP, ahead)),
+        "s3d with a tree": Trained((ahead.model_copy(update={"tree": TREE}),)),
+        "kangaroo, then clasp": Trained((small_kangaroo("attention", 0.1, 3, 0.9), CHOOSING[0])),
+        **{f"{spec.kind} {i}": Trained((LOOKUP, spec), learns=spec.kind == "swift") for i, spec in enumerate(CHOOSING)},
+    }
+
+
+def guests(seed: int, most: int = 8, longest: int = 24, vocab: int = VOCAB, context: int | None = None) -> list[Guest]:
     """Ragged: long and short prompts and answers, greedy ones among sampled ones, some late, some dropped."""
     draw = random.Random(seed)
     found = []
     for number in range(draw.randint(1, most)):
-        size = draw.choice((1, 2, 5, 9, 30, 70))
-        prompt = tuple(draw.randrange(VOCAB) for _ in range(draw.randint(1, size)))
+        size = min(draw.choice((1, 2, 5, 9, 30, 70)), (context or 94) - longest)
+        prompt = tuple(draw.randrange(vocab) for _ in range(draw.randint(1, size)))
         asked = Request(prompt, draw.randint(1, longest), temperature=draw.choice((0.0, 0.0, 0.8)), seed=number,
                         top_k=draw.choice((0, 20)), end_on_repeat=draw.choice((None, None, 3)))
         found.append(Guest(asked, draw.choice((0, 0, 0, 1, 4, 9)), draw.choice((None, None, None, 3)), draw.choice((None, None, 0, 1))))
@@ -49,18 +92,24 @@ GUESTS = (Guest(Request(PROMPTS[0], 16)), Guest(Request(PROMPTS[2], 5), prefix=0
 ROWS = 4
 
 
-def check_batch(asked: Sequence[Guest] = GUESTS, drafting: Drafting | None = DRAFTINGS[0], rows: int = ROWS,
-                world: tuple[ModelAdapter, FullModel] | None = None, eos: Sequence[int] = ()) -> DecodeStats:
-    """Greedy rows get the full model's own tokens, sampled rows those that their seed gets alone, in as many rounds as alone."""
+def check_batch(asked: Sequence[Guest] = GUESTS, drafting: Drafting | Trained | None = DRAFTINGS[0], rows: int = ROWS,
+                world: tuple[ModelAdapter, FullModel] | None = None, eos: Sequence[int] = (),
+                seen: Counter[str] | None = None) -> DecodeStats:
+    """Greedy rows get the full model's own tokens, sampled rows those that their seed gets alone, in as many rounds as alone.
+
+    seen: counts requests that joined while others were decoded, that ended, and that left before their end.
+    """
     model, full = world or small_world()
-    model = with_eos(model, *eos)
+    model, learns = with_eos(model, *eos), isinstance(drafting, Trained) and drafting.learns
+    asked = [guest for guest in asked if guest.request.temperature == 0] if learns else asked
     decoder = drafting.decoder(model) if drafting else Decoder(model)
     alone = {guest: decoder.generate(guest.request) for guest in asked}
     prefixes, busy = [Prefix(), Prefix()], dict[int, Guest]()
     waiting, inside, read, total, steps = list(asked), dict[Row, Guest](), dict[Guest, list[int]](), DecodeStats(), 0
-    side_by_side = Batch(decoder, rows)
+    side_by_side, tally = Batch(decoder, rows), Counter[str]() if seen is None else seen
     while waiting or inside:
         for guest in [guest for guest in waiting if guest.after <= steps][:side_by_side.free]:
+            tally["joined later" if inside and steps else "joined at the start"] += 1
             own = guest.prefix if guest.prefix not in busy else None   # a prefix serves one request at a time
             inside[side_by_side.join(guest.request, prefix=None if own is None else prefixes[own])] = guest
             if own is not None:
@@ -76,13 +125,14 @@ def check_batch(asked: Sequence[Guest] = GUESTS, drafting: Drafting | None = DRA
             if gone:
                 side_by_side.drop(row)
             if gone or row.ended:
+                tally["left" if gone else "ended"] += 1
                 del inside[row]
                 busy = {own: owner for own, owner in busy.items() if owner is not guest}
             if row.ended and not gone:
                 result, stats = alone[guest], row.chunk.stats
                 assert (read[guest], row.chunk.finish_reason) == (result.tokens, result.finish_reason), (asked, guest, read[guest], result)
                 assert stats is not None
-                if guest.prefix is None:   # K/V that others left change which draft a near-tie takes
+                if guest.prefix is None and not learns:   # K/V that others left change which draft a near-tie takes
                     assert replace(stats, cached_tokens=0) == replace(result.stats, **_times(stats)), guest
                 total += stats
             assert read[guest] == alone[guest].tokens[:len(read[guest])], (asked, guest)
@@ -103,6 +153,23 @@ def check_batch_of_trees() -> None:
 
 def check_batch_of_lookups() -> None:
     check_batch(drafting=DRAFTINGS[4])
+
+
+def check_batch_of_windows() -> None:
+    """Rows of different lengths, of which each sees its own latest eight tokens."""
+    name = "mistral-window"
+    world = with_eos(adapted(name)), FullModel(hf_model(name))
+    asked = [replace(guest, request=replace(guest.request, input_ids=tuple(token % 61 for token in guest.request.input_ids)))
+             for guest in GUESTS if len(guest.request.input_ids) < 60]
+    check_batch(asked, Drafting(SkipMask(3, (1,)), 3), world=world)
+
+
+def check_batch_of_kangaroos() -> None:
+    check_batch(drafting=trained()["kangaroo"])
+
+
+def check_batch_of_clasps() -> None:
+    check_batch(drafting=trained()["clasp 0"])
 
 
 def check_batch_that_grows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -31,10 +32,13 @@ __all__ = ["one_thread"]
 
 def fuzz(seeds: range, longest: int = 24) -> DecodeStats:
     """Every seed a batch of 1 to 8 rows, with one of the draftings, some with an end-of-sequence token."""
-    total = DecodeStats()
+    total, seen = DecodeStats(), Counter[str]()
     for seed in seeds:
         drafting = (None, *DRAFTINGS)[seed % (1 + len(DRAFTINGS))]
-        total += check_batch(guests(seed, 10, longest), drafting, rows=1 + seed * 5 % 8, eos=(7, 41) if seed % 3 == 0 else ())
+        total += check_batch(guests(seed, 10, longest), drafting, rows=1 + seed * 5 % 8, eos=(7, 41) if seed % 3 == 0 else (), seen=seen)
+    print(f"{len(seeds)} batches: {dict(seen)}, {total.drafted} drafted, {total.accepted} accepted, {total.rejecting_rounds} rejections")
+    assert seen["joined later"]
+    assert seen["left"]
     return total
 
 

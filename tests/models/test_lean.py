@@ -16,7 +16,7 @@ from skipsearch.models.families import FAMILIES, family_of
 from skipsearch.models.lean import LEAN, fuse, why_not
 from skipsearch.models.linear import Packed, Plain, laid_out
 
-from .tiny import TINY, adapted, new_hf_model
+from .tiny import FUSED, TINY, Run, adapted, new_hf_model, some_tokens
 
 
 def test_a_family_that_it_takes_has_a_row_and_a_tiny_model() -> None:
@@ -48,6 +48,17 @@ def test_asked_for_by_name_it_says_why_it_cannot(tmp_path) -> None:
     with pytest.raises(ModelError, match=r"engine lean cannot drive .*phi models are not of its shape.*use --engine hf"):
         load_adapter(str(tmp_path), device="cpu", dtype="float64", engine="lean")
     assert load_adapter(str(tmp_path), device="cpu", dtype="float64").spec.engine == "hf"
+
+
+@pytest.mark.parametrize("name", [name.partition(":")[0] for name in FUSED])
+@torch.no_grad()
+def test_in_bfloat16_it_is_as_near_to_the_model_as_the_models_own_modules(name: str) -> None:
+    """Some families keep rotary angles in float32 whatever their weights are."""
+    exact, tokens = new_hf_model(name).bfloat16().double()(some_tokens(20)).logits[0], some_tokens(20)
+    rounded = adapt(new_hf_model(name).bfloat16())
+    lean = adapt(new_hf_model(name).bfloat16(), fuse=True)
+    errors = [float((Run(model)(tokens).double() - exact).abs().mean()) for model in (rounded, lean)]
+    assert errors[1] < 1.5 * errors[0]
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen3", "phi3", "gemma3_text"])

@@ -14,13 +14,20 @@ from skipsearch.cache import KVCache, PassPlan
 from skipsearch.decoding import Batch, Request, Row, batch, rooms
 from skipsearch.decoding.prefix import Prefix
 from skipsearch.decoding.rooms import Rooms
+from skipsearch.drafters.choosing import ChoosingSession
 from skipsearch.drafters.lookup import LookupDrafter
 from skipsearch.engine import RowCache, SharedCache, Wanted, joined
+from skipsearch.mask import SkipMask
+from skipsearch.models import masks
+from skipsearch.modules.kangaroo import Shallow
 
 from ..batch_checks import (
     check_batch,
+    check_batch_of_clasps,
+    check_batch_of_kangaroos,
     check_batch_of_lookups,
     check_batch_of_trees,
+    check_batch_of_windows,
     check_batch_that_grows,
     check_owners,
     check_passes_of_a_batch,
@@ -219,6 +226,55 @@ def lookups_of_one_row_answered_by_another() -> Iterator[None]:
     with patch.object(LookupDrafter, "begin", begin):
         yield
 
+
+@caught_by(check_batch_of_windows)
+def window_of_the_first_row_for_all() -> Iterator[None]:
+    """How far back a row sees is counted from where another one stands."""
+    real = masks.windowed
+
+    def windowed(plan: PassPlan, window: int | None) -> Tensor | None:
+        return real(replace(plan, positions=plan.positions[:1].expand_as(plan.positions)), window)
+
+    with patch.object(masks, "windowed", windowed):
+        yield
+
+
+@caught_by(check_batch_of_windows)
+def window_left_out_of_joined_passes() -> Iterator[None]:
+    real = masks.windowed
+    with patch.object(masks, "windowed", lambda plan, window: real(plan, None if len(plan.positions) > 1 else window)):
+        yield
+
+
+@caught_by(check_batch_of_kangaroos)
+def adapters_kv_of_another_row() -> Iterator[None]:
+    """One cache for the adapter, whoever drafts."""
+    caches: dict[int, KVCache] = {}
+    real = Shallow.new_cache
+
+    def new_cache(self: Shallow, capacity: int) -> KVCache:
+        return caches.setdefault(capacity, real(self, capacity))
+
+    with patch.object(Shallow, "new_cache", new_cache):
+        yield
+
+
+@caught_by(check_batch_of_clasps)
+def one_mask_for_all_rows() -> Iterator[None]:
+    """The mask that any request chose last is in force in all."""
+    latest = [SkipMask(1)]
+    chosen, real = ChoosingSession._adopt, ChoosingSession.draft
+
+    def adopt(self: ChoosingSession, mask: SkipMask) -> None:
+        chosen(self, mask)
+        latest[0] = mask
+
+    def draft(self: ChoosingSession, ctx: Any, most: int) -> Any:
+        self._skip.skipped = latest[0]
+        return real(self, ctx, most)
+
+    with patch.object(ChoosingSession, "_adopt", adopt), patch.object(ChoosingSession, "draft", draft):
+        yield
 
 
 @caught_by(check_owners)

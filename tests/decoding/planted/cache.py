@@ -126,7 +126,7 @@ def one_cache_for_two_streams() -> Iterator[None]:
 
     def shared(self: loop.DecodeLoop, tokens: int) -> tuple[KVCache, Planner]:
         lent = real(self, tokens)
-        self._spare.append(lent)
+        self.spare.append(lent)
         return lent
 
     with patch.object(loop.DecodeLoop, "_room_for", shared):
