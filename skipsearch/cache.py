@@ -128,7 +128,9 @@ class Planner:
         Raises: DecodeError if that passes the end of the cache.
         """
         end = self._end(start, tokens)
-        slots = self.slots[:, start:end].expand(batch, tokens)
+        slots = self.slots.narrow(1, start, tokens)
+        if batch > 1:
+            slots = slots.expand(batch, tokens)
         plain = tokens == 1 or start == 0
         visible = None if plain else (self.slots[:, :end] <= self.slots[0, start:end, None])[None, None]
         return PassPlan(slots, slots, end, visible, start, chain=True)

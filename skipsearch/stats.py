@@ -126,8 +126,8 @@ class DecodeStats:
 
     tokens: emitted, the prefill's own first one included. round_tokens: emitted by rounds.
     A round of plain decoding is one full pass over one token with nothing drafted. by_drafter: of each drafter of the recipe, in its order.
-    choosing_seconds: of drafters that choose their masks while they decode, the time that it took, also while the prompt was read. It is
-    part of decode_seconds.
+    watching_seconds: of drafters that read hidden states of the full model's passes, what that took beside their drafts, also while the
+    prompt was read. It is part of decode_seconds. choosing_seconds: of those among them that choose their masks so.
     cached_tokens: of the prompt, those whose K/V an earlier request of the session had left.
     """
 
@@ -141,6 +141,7 @@ class DecodeStats:
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    watching_seconds: float = 0.0
     choosing_seconds: float = 0.0
     decode_seconds: float = 0.0
     by_drafter: list[DrafterStats] = field(default_factory=list)
@@ -170,6 +171,12 @@ class DecodeStats:
     def seconds_per_token(self) -> float | None:
         """Decode seconds per verified token, the prefill and the token it yields left out."""
         return self.decode_seconds / self.round_tokens if self.round_tokens else None
+
+    def watched(self, seconds: float, chooses: bool) -> None:
+        """A session read hidden states. chooses: to choose its mask."""
+        self.watching_seconds += seconds
+        if chooses:
+            self.choosing_seconds += seconds
 
     def __add__(self, other: DecodeStats) -> DecodeStats:
         both = [a + b for a, b in zip_longest(self.by_drafter, other.by_drafter, fillvalue=DrafterStats())]

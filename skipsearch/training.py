@@ -29,13 +29,13 @@ from skipsearch.models.families import FAMILIES
 from skipsearch.models.hf import HFAdapter
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.modules.card import Card, Trained
-from skipsearch.modules.files import reference
+from skipsearch.modules.files import reference, sha256
 from skipsearch.modules.pupils import AdaptedPupil, KangarooPupil, Pupil, S3DPupil, agreement
 from skipsearch.modules.rows import head_rows
 from skipsearch.modules.text import documents, windows, written
-from skipsearch.modules.thin import thin_mask
+from skipsearch.modules.thin import pruned, thin_mask
 from skipsearch.modules.trainer import Settings, Step, Trainer, precision
-from skipsearch.modules.weights import base_of, save_module
+from skipsearch.modules.weights import adapted, base_of, check_card, load_tensors, save_module
 from skipsearch.search import Noted, Progress, Stage
 from skipsearch.tasks.values import Task
 
@@ -134,21 +134,29 @@ def memory_limit(extra: str, model_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Lessons:
-    """What is to be trained. card: of its module, less how it was trained. name: of its file. extra_bytes: memory that a draft takes."""
+    """What is to be trained. card: of its module, less how it was trained. name: of its file. extra_bytes: memory that a draft takes.
+
+    begun: what it goes on from, for the card.
+    """
 
     pupil: Pupil
     card: dict[str, Any]
     name: str
     extra_bytes: int
+    begun: str = ""
 
 
 def adapted_lessons(model: ModelAdapter, text: Text, mask: SkipMask | None = None, keep: int | None = None, rank: int | None = None,
-                    ahead: int = 5, seed: int = 0, listen: Listener = lambda event: None) -> Lessons:
+                    ahead: int = 5, seed: int = 0, listen: Listener = lambda event: None, start: Path | None = None) -> Lessons:
     """The kept sub-layers of a mask; None looks for a thin one that keeps `keep` of them, an eighth if None. rank: of low-rank changes.
 
+    start: a module to go on from; its mask loses the sub-layers that it misses least, down to `keep`.
     Raises: ModuleError, ModelError.
     """
     base = _unmodified(model)
+    begun: dict[str, Tensor] = {}
+    if start is not None:
+        mask, begun = _begun(base, text, start, keep, rank, ahead, listen)
     if mask is None:
         count = keep or max(1, 2 * model.spec.n_layers // KEPT_SHARE)
         if not 1 <= count < 2 * model.spec.n_layers:
@@ -160,7 +168,28 @@ def adapted_lessons(model: ModelAdapter, text: Text, mask: SkipMask | None = Non
     card = {"kind": "adapted", "attn": mask.attn, "mlp": mask.mlp, "form": "copy" if rank is None else "lora", "rank": rank}
     name = f"adapted-{len(kept)}{'' if rank is None else f'-lora{rank}'}.safetensors"
     listen(Noted(f"trained: {', '.join(f'{kind} {i}' for i, kind in kept)}"))
-    return Lessons(AdaptedPupil(base, mask, rank, ahead, seed), card, name, values * model.spec.dtype.itemsize)
+    pupil = AdaptedPupil(base, mask, rank, ahead, seed)
+    if start is not None:
+        pupil.go_on_from(begun, sha256(start))
+    return Lessons(pupil, card, name, values * model.spec.dtype.itemsize, "" if start is None else f"from {start.name} on: ")
+
+
+def _begun(base: HFAdapter, text: Text, start: Path, keep: int | None, rank: int | None, ahead: int,
+           listen: Listener) -> tuple[SkipMask, dict[str, Tensor]]:
+    """(the mask to train, the tensors to begin with) of a module of the same form. Raises: ModuleError."""
+    card, tensors = load_tensors(start)
+    check_card(card, "adapted", base.spec, str(start))
+    if (card.rank, card.form) != (rank, "copy" if rank is None else "lora"):
+        form = f"low-rank changes of rank {card.rank}" if card.rank else "whole copies"
+        raise ModuleError(f"{start} has {form}, and goes on as that: {f'give --rank {card.rank}' if card.rank else 'leave --rank out'}")
+    mask, kept = card.mask, 2 * card.mask.n_layers - card.mask.n_skipped
+    if keep is not None and keep > kept:
+        raise ModuleError(f"--keep {keep} is more than the {kept} sub-layers that {start} has")
+    if keep is not None and keep < kept:
+        listen(Stage(f"choosing {keep} of {kept} sub-layers to keep"))
+        mask = pruned(base, adapted(base, card, tensors, str(start)), mask, text.aside[:THIN_ON], keep, ahead,
+                      lambda done, total: listen(Progress(done, total)))
+    return mask, tensors
 
 
 def kangaroo_lessons(model: ModelAdapter, exit_layer: int, form: str = "attention") -> Lessons:
@@ -212,7 +241,7 @@ def train(lessons: Lessons, text: Text, out: Path, settings: Settings, extra_mem
     before = measured(pupil, text)
     listen(Stage(f"training {sum(p.numel() for p in trainer.parameters.values()) / 1e6:.3g} M values"))
     trainer.run(checkpoint, listen)
-    trained = Trained(text=text.what[:300], licence=text.licence[:300], tokens=trainer.done * settings.batch * text.windows.shape[1],
+    trained = Trained(text=(lessons.begun + text.what)[:300], licence=text.licence[:300], tokens=trainer.read,
                       rows=trainer.rows, steps=trainer.done, seconds=round(trainer.seconds, 1), seed=settings.seed,
                       device=this_machine(model.spec.device).description[:300], dtype=model.spec.dtype_name,
                       created=datetime.now(UTC).isoformat(timespec="seconds"), before=before, after=measured(pupil, text))

@@ -28,8 +28,11 @@ from skipsearch.mask import SkipMask
 from skipsearch.models import adapt
 from skipsearch.models.hf import HFAdapter
 from skipsearch.modules.files import read_header, reference
+from skipsearch.modules.rows import lesson, read
 from skipsearch.modules.text import documents, windows, written
+from skipsearch.modules.thin import agreed
 from skipsearch.modules.trainer import Settings
+from skipsearch.modules.weights import adapted, load_tensors
 from skipsearch.recipe import Recipe
 from skipsearch.tasks import Prompt
 from skipsearch.training import Text, adapted_lessons, kangaroo_lessons, memory_limit, read_text, train
@@ -161,6 +164,33 @@ def test_a_thin_mask_is_looked_for_where_none_is_given(tmp_path: Path) -> None:
         adapted_lessons(lettered(), text_here(), keep=10)
 
 
+def test_a_training_goes_on_from_a_module_without_what_that_misses_least(tmp_path: Path) -> None:
+    model, text = lettered(), text_here()
+    first = train(adapted_lessons(model, text, MASK, ahead=3), text, tmp_path / "a", replace(QUICK, steps=20), "90%")
+    whole = adapted_lessons(model, text, ahead=3, start=first.path)
+    card, tensors = load_tensors(first.path)
+    assert all(torch.equal(parameter, tensors[name]) for name, parameter in whole.pupil.parameters.items())
+    thinner = adapted_lessons(model, text, keep=4, ahead=3, start=first.path)
+    draft = adapted(model, card, tensors, "x")
+    given = [lesson(read(model, text.aside.long(), 1), 3, 0)]
+    by_what_is_left = {s: agreed(draft, MASK.flipped(s), given) for s in range(10) if s not in MASK.sublayers}
+    mask = SkipMask(5, thinner.card["attn"], thinner.card["mlp"])
+    dropped = mask.sublayers - MASK.sublayers
+    assert len(by_what_is_left) == 6
+    assert len(dropped) == 2
+    assert max(by_what_is_left, key=lambda s: by_what_is_left[s]) in dropped
+    assert {name.rsplit(".", 3)[0] for name in thinner.pupil.parameters} < {name.rsplit(".", 3)[0] for name in whole.pupil.parameters}
+    assert all(torch.equal(parameter, tensors[name]) for name, parameter in thinner.pupil.parameters.items())
+    assert whole.pupil.facts != adapted_lessons(model, text, MASK, ahead=3).pupil.facts, "another training, for its checkpoint"
+    second = train(thinner, text, tmp_path / "b", QUICK, "90%")
+    assert second.card.mask == mask
+    assert second.card.trained.text == f"from {first.path.name} on: random letters"
+    with pytest.raises(ModuleError, match="--keep 7 is more than the 6 sub-layers"):
+        adapted_lessons(model, text, keep=7, start=first.path)
+    with pytest.raises(ModuleError, match="has whole copies, and goes on as that: leave --rank out"):
+        adapted_lessons(model, text, rank=2, start=first.path)
+
+
 def test_memory_is_bounded(tmp_path: Path) -> None:
     with pytest.raises(ModuleError, match="more than --extra-memory 10%"):
         train(adapted_lessons(lettered(), text_here(), MASK), text_here(), tmp_path, QUICK, "10%")
@@ -189,7 +219,7 @@ def test_the_command_trains_prints_alpha_and_the_next_command(tmp_path: Path, ca
 @pytest.mark.parametrize(("arguments", "code", "reason"), [
     (("nonsense", "--self"), 2, "cannot be trained"), (("adapted",), 2, "say what to train on"),
     (("adapted", "--self", "--keep", "3", "--profile", "x.yaml"), 2, "give one of them"),
-    (("adapted", "--self", "--rate", "7"), 2, "no learning rate"),
+    (("adapted", "--self", "--rate", "7"), 2, "no learning rate"), (("kangaroo", "--self", "--start", "x"), 2, "--start is for adapted"),
     (("adapted", "--data", "/nowhere"), 1, "no such file or folder"), (("adapted", "--self", "--budget", "soon"), 1, "is not a time")])
 def test_mistakes_are_one_sentence(arguments: tuple[str, ...], code: int, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                    monkeypatch: pytest.MonkeyPatch) -> None:

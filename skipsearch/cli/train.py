@@ -27,6 +27,8 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
           = None,
           keep: Annotated[int | None, typer.Option(min=1, help="adapted: sub-layers that the mask keeps, one in eight if not "
                                                               "given; s3d: layers, one in three.")] = None,
+          start: Annotated[Path | None, typer.Option(help="adapted: a module to go on from; with a smaller --keep it does without the "
+                                                          "sub-layers that it misses least.")] = None,
           rank: Annotated[int | None, typer.Option(min=1, help="Low-rank changes of this rank: adapted, instead of whole copies; "
                                                               "s3d, beside its embeddings.")] = None,
           exit_layer: Annotated[int | None, typer.Option(min=1, help="kangaroo: layers that it runs. Default: one in eight.")] = None,
@@ -56,6 +58,7 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
     require(method in METHODS, f"{method!r} cannot be trained; {', '.join(METHODS)} can")
     require(bool(task or data or own), "say what to train on: --task, --data or --self")
     require(not (profile and keep), "--profile brings a mask and --keep looks for one: give one of them")
+    require(not start or (method == "adapted" and not profile), "--start is for adapted, and brings its mask: leave --profile out")
     require(form in ("attention", "layer"), f"--form {form!r} is attention or layer")
     require(0 < rate < 1, f"--rate {rate} is no learning rate; try 0.001")
     from skipsearch.cli.common import err, print_json
@@ -67,8 +70,9 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
     from skipsearch.training import train as run
     from skipsearch.tuning import seconds
 
-    settings = limited(Settings(batch=batch, rate=rate, seed=seed), steps, seconds(budget))
     chosen = load_task(task) if task else None
+    sampled = chosen.sampling.temperature if chosen else 0.0
+    settings = limited(Settings(batch=batch, rate=rate, seed=seed, temperature=max(Settings.temperature, sampled)), steps, seconds(budget))
     warn([*chosen.notes] if chosen else [])
     mask = _mask_of(profile)
     adapter = load(model, device, _fast_dtype(device) if dtype == "auto" else dtype, "hf", threads)
@@ -79,7 +83,7 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
         elif method == "s3d":
             lessons = s3d_lessons(adapter, keep, ahead or 4, rank, seed)
         else:
-            lessons = adapted_lessons(adapter, text, mask, keep, rank, ahead or 5, seed, view)
+            lessons = adapted_lessons(adapter, text, mask, keep, rank, ahead or 5, seed, view, start)
         result = run(lessons, text, out, settings, extra_memory, view, force)
     before, after = result.alpha
     following = f"skipsearch tune --model {model} --task {task or 'TASK'} --modules {out}"

@@ -154,18 +154,17 @@ class DecodeLoop:
         ctx.pending = rows.new_tensor([[token]])
         request.sessions = [watching[i] if isinstance(drafter, WatchingDrafter) else drafter.begin(ctx)
                             for i, (_, drafter) in enumerate(self.drafters)]
-        prefilled = self._clock() if request.watching else 0.0
-        for session in request.watching:
-            session.begin(ctx)
         stats = request.stats
+        for session in request.watching:
+            began = self._clock()
+            session.begin(ctx)
+            stats.watched(self._clock() - began, session.chooses)
         stats.prompt_tokens, stats.cached_tokens = len(prompt), known
         stats.by_drafter = [DrafterStats() for _ in self.drafters]
         ended = self._clock()
-        if request.watching:
-            stats.choosing_seconds += ended - prefilled
-        # A mask that is chosen while the prompt is read belongs to the drafts: plain decoding would not have spent that time.
-        stats.prefill_seconds = ended - started - stats.choosing_seconds
-        stats.decode_seconds = stats.choosing_seconds
+        # What is watched while the prompt is read belongs to the drafts: plain decoding would not have spent that time.
+        stats.prefill_seconds = ended - started - stats.watching_seconds
+        stats.decode_seconds = stats.watching_seconds
         return request, token
 
     @inference
@@ -175,7 +174,7 @@ class DecodeLoop:
         started = perf_counter()
         by, draft = self._draft(request, room - 1)
         rows = ctx.pending if draft is None else torch.cat([ctx.pending, draft.tokens[None]], dim=1)  # [1, 1 + N]
-        drafted_at, chosen = perf_counter(), stats.choosing_seconds
+        drafted_at, watched = perf_counter(), stats.watching_seconds
 
         n_drafted = rows.shape[1] - 1 if draft is None or draft.trunk is None else draft.trunk
         n_siblings = rows.shape[1] - 1 - n_drafted
@@ -191,12 +190,11 @@ class DecodeLoop:
             request.guard.passed(None if draft is None else by, n_drafted, accepted, n_siblings)
 
         verified_at = ended = perf_counter()
-        verifying = verified_at - drafted_at - (stats.choosing_seconds - chosen)   # without what was shown to sessions meanwhile
-        if request.watching:
-            for session in request.watching:
-                session.committed(ctx, path)
-            ended = perf_counter()
-            stats.choosing_seconds += ended - verified_at
+        verifying = verified_at - drafted_at - (stats.watching_seconds - watched)   # without what was shown to sessions meanwhile
+        for session in request.watching:
+            session.committed(ctx, path)
+            began, ended = ended, perf_counter()
+            stats.watched(ended - began, session.chooses)
         if draft is not None:
             stats.by_drafter[by].draft_seconds += drafted_at - started
             stats.by_drafter[by].verify_seconds += verifying
@@ -253,7 +251,8 @@ class DecodeLoop:
 
     def _tap(self, request: _Request, plan: PassPlan, rows: int) -> Tap | None:
         """For all sessions that want to see this pass."""
-        taps = [tap for session in request.watching if (tap := session.tap(self.model, request.ctx.cache, plan, rows)) is not None]
+        taps = [(tap, session.chooses) for session in request.watching
+                if (tap := session.tap(self.model, request.ctx.cache, plan, rows)) is not None]
         return Shown(taps, request.stats) if taps else None
 
     def _accept(self, request: _Request, drafted: Tensor, q: Tensor | None, logits: Tensor) -> tuple[int, int]:

@@ -86,21 +86,24 @@ class _Watched:
 
 
 class Shown:
-    """Shows a pass to every session that watches it, and counts the time that they take as that of choosing masks."""
+    """Shows a pass to every session that watches it, and counts the time that they take. taps: each with whether it chooses masks."""
 
-    def __init__(self, taps: Sequence[Tap], stats: DecodeStats):
+    def __init__(self, taps: Sequence[tuple[Tap, bool]], stats: DecodeStats):
         self.taps, self.stats = taps, stats
-        self._between: list[Between] = []
+        self._between: list[tuple[Between, bool]] = []
 
     def __call__(self, i: int, h: Tensor) -> Between | None:
-        began = perf_counter()
-        self._between = [between for tap in self.taps if (between := tap(i, h)) is not None]
-        self.stats.choosing_seconds += perf_counter() - began
+        self._between = []
+        for tap, chooses in self.taps:
+            began = perf_counter()
+            if (between := tap(i, h)) is not None:
+                self._between.append((between, chooses))
+            self.stats.watched(perf_counter() - began, chooses)
         return self.between if self._between else None
 
     def between(self, h: Tensor) -> None:
         """The state between attention and MLP of the layer that was shown last."""
-        began = perf_counter()
-        for show in self._between:
+        for show, chooses in self._between:
+            began = perf_counter()
             show(h)
-        self.stats.choosing_seconds += perf_counter() - began
+            self.stats.watched(perf_counter() - began, chooses)

@@ -127,7 +127,9 @@ class DraftSession(Protocol):
 
 
 class WatchingSession(DraftSession, Protocol):
-    """A session that reads hidden states of the full model's passes, such as one that chooses its mask by them."""
+    """A session that reads hidden states of the full model's passes. chooses: to choose its mask by them, which is counted apart."""
+
+    chooses: bool
 
     def tap(self, model: ModelAdapter, cache: KVCache, plan: PassPlan, rows: int) -> Tap | None:
         """Asked before each pass of the full model over this request's text: what the pass shows its hidden states to (`engine.onward`);

@@ -47,6 +47,8 @@ class ChoosingDrafter:
 class ChoosingSession:
     """masks: every mask that it drafted under, with the number of the round from which it was in force."""
 
+    chooses = True
+
     def __init__(self, policy: MaskPolicy, skip: SkipSession):
         self.policy, self.masks, self.round = policy, list[tuple[int, SkipMask]](), 0
         self._skip = skip   # under a mask of no model, until the first is chosen

@@ -157,6 +157,8 @@ class ResumingSession(KangarooSession):
     where verification then finds them. What goes into the adapter of tokens that others drafted is seen in the passes that verified them.
     """
 
+    chooses = False
+
     def __init__(self, drafter: _Early):
         super().__init__(drafter)
         self._seen: list[Tensor] = []     # [1, rows, H] at the exit layer, of the pass that is under way

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from skipsearch.mask import SkipMask
 from skipsearch.models import variants
 from skipsearch.models.hf import HFAdapter
 from skipsearch.modules.kangaroo import KINDS, PREFIX, Shallow
-from skipsearch.modules.rows import Targets, draft_states, lesson, targets
+from skipsearch.modules.rows import Reading, Targets, draft_states, lesson, read, targets
 from skipsearch.modules.s3d import UNKNOWN, Simultaneous
 from skipsearch.modules.weights import DOWN, UP
 
@@ -31,10 +31,13 @@ class Pupil(Protocol):
     facts: dict[str, Any]
     ahead: int
 
-    def rows(self, texts: Tensor, first: int, likeliest: int) -> tuple[Tensor, Targets]:
-        """What goes into the draft's head at every row that texts [B, T] have, [B, R, H], and what the full model says there.
+    def read(self, texts: Tensor, likeliest: int) -> Any:
+        """What the full model makes of texts [B, T]; any number of draft passes may learn from it."""
 
-        first: 0 … ahead − 1, where drafts start.
+    def rows(self, reading: Any, first: int) -> tuple[Tensor, Targets]:
+        """What goes into the draft's head at every row that the texts have, [B, R, H], and what the full model says there.
+
+        reading: of `read`. first: 0 … ahead − 1, where drafts start.
         """
 
     def head(self, h: Tensor) -> Tensor: ...
@@ -55,8 +58,18 @@ class AdaptedPupil:
         self.parameters = dict(trainable(self.draft, sublayers, rank, seed))
         self.facts = {"kind": "adapted", "attn": mask.attn, "mlp": mask.mlp, "rank": rank, "ahead": ahead}
 
-    def rows(self, texts: Tensor, first: int, likeliest: int) -> tuple[Tensor, Targets]:
-        given = lesson(self.model, texts, self.ahead, first, likeliest)
+    @torch.no_grad()
+    def go_on_from(self, tensors: Mapping[str, Tensor], sha256: str) -> None:
+        """Begin with those tensors of a module that this draft has too. sha256: of its file."""
+        for name, parameter in self.parameters.items():
+            parameter.copy_(tensors[name])
+        self.facts["start"] = sha256
+
+    def read(self, texts: Tensor, likeliest: int) -> Reading:
+        return read(self.model, texts, likeliest, _attending(self.mask))
+
+    def rows(self, reading: Reading, first: int) -> tuple[Tensor, Targets]:
+        given = lesson(reading, self.ahead, first)
         return draft_states(self.draft, self.mask, given), given.targets
 
     def head(self, h: Tensor) -> Tensor:
@@ -83,16 +96,17 @@ class KangarooPupil:
             self.parameters[name] = parameter
         self.facts = {"kind": "kangaroo", "exit_layer": exit_layer, "form": form}
 
-    def rows(self, texts: Tensor, first: int, likeliest: int) -> tuple[Tensor, Targets]:
-        features, taught = self._read(texts, likeliest)
-        plan = Planner(texts.shape[1], texts.device).chain(0, texts.shape[1], len(texts))
-        return self.shallow.adapted(features, KVCache(self.model.spec.n_layers + 1, len(texts), texts.shape[1]), plan), taught
+    def rows(self, reading: tuple[Tensor, Targets], first: int) -> tuple[Tensor, Targets]:
+        features, taught = reading
+        batch, length, _ = features.shape
+        plan = Planner(length, features.device).chain(0, length, batch)
+        return self.shallow.adapted(features, KVCache(self.model.spec.n_layers + 1, batch, length), plan), taught
 
     def head(self, h: Tensor) -> Tensor:
         return self.shallow.head(h)
 
     @inference
-    def _read(self, texts: Tensor, likeliest: int) -> tuple[Tensor, Targets]:
+    def read(self, texts: Tensor, likeliest: int) -> tuple[Tensor, Targets]:
         """(what goes into the exit layer, what the full model says) at every position."""
         model, seen = self.model, dict[int, Tensor]()
         plan = Planner(texts.shape[1], texts.device).chain(0, texts.shape[1], len(texts))
@@ -122,8 +136,11 @@ class S3DPupil:
         self.parameters = {UNKNOWN: unknown, **dict(trainable(draft, sublayers, rank, seed))}
         self.facts = {"kind": "s3d", "attn": mask.attn, "mlp": mask.mlp, "rank": rank, "ahead": ahead}
 
-    def rows(self, texts: Tensor, first: int, likeliest: int) -> tuple[Tensor, Targets]:
-        given = lesson(self.model, texts, self.ahead, first, likeliest)
+    def read(self, texts: Tensor, likeliest: int) -> Reading:
+        return read(self.model, texts, likeliest, _attending(self.mask))
+
+    def rows(self, reading: Reading, first: int) -> tuple[Tensor, Targets]:
+        given = lesson(reading, self.ahead, first)
         h = self.model.embed(given.fed, given.plan.positions)
         groups = given.fed.shape[1] // self.ahead
         nobody = self.simultaneous.unknown.to(h).repeat(groups, 1, 1)                                 # [groups, ahead − 1, H]
@@ -132,6 +149,11 @@ class S3DPupil:
 
     def head(self, h: Tensor) -> Tensor:
         return self.simultaneous.model.head(h)
+
+
+def _attending(mask: SkipMask) -> frozenset[int]:
+    """Layers whose attention a draft runs."""
+    return frozenset(range(mask.n_layers)) - frozenset(mask.attn)
 
 
 def trainable(model: HFAdapter, sublayers: list[tuple[int, str]], rank: int | None, seed: int) -> Iterator[tuple[str, nn.Parameter]]:
@@ -176,7 +198,7 @@ def agreement(pupil: Pupil, texts: Tensor, head_rows: int) -> float:
     """At which share of all rows of texts [N, T] the draft names the token that the full model does."""
     right = rows = 0
     for some in texts.split(16):
-        states, taught = pupil.rows(some.long().to(pupil.model.spec.device), 0, 1)
+        states, taught = pupil.rows(pupil.read(some.long().to(pupil.model.spec.device), 1), 0)
         wanted = taught.tokens[..., 0].flatten()
         for part, tokens in zip(states.flatten(0, 1).split(head_rows), wanted.split(head_rows), strict=True):
             right += int((pupil.head(part[None])[0].argmax(dim=-1) == tokens).sum())

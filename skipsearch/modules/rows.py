@@ -7,6 +7,8 @@ That is what a round of decoding sees, so nothing has to be carried over from tr
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +32,16 @@ class Targets:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Texts that the full model has read. texts: [B, T]; cache: their K/V, and room for as many rows behind them; targets: at all T
+    positions."""
+
+    texts: Tensor
+    cache: KVCache
+    targets: Targets
+
+
+@dataclass(frozen=True)
 class Lesson:
     """Texts that the full model has read, ready for a draft pass. fed: [B, R] tokens of the rows; depth: rows of a group."""
 
@@ -41,20 +53,42 @@ class Lesson:
 
 
 @inference
-def lesson(model: ModelAdapter, texts: Tensor, depth: int, first: int, likeliest: int) -> Lesson:
-    """texts: [B, T]. first: where the first group starts, 0 … ; all positions behind it are fed, as far as whole groups go."""
+def read(model: ModelAdapter, texts: Tensor, likeliest: int, layers: Collection[int] | None = None) -> Reading:
+    """texts: [B, T]. layers: whose attention drafts run, so that no other K/V are kept; None keeps all."""
     batch, length = texts.shape
-    groups = (length - first) // depth
-    rows = groups * depth
-    planner = Planner(length + rows, model.spec.device)
-    cache = model.new_cache(batch, length + rows)
-    plan = planner.chain(0, length, batch)
+    cache = model.new_cache(batch, 2 * length)
+    plan = Planner(length, model.spec.device).chain(0, length, batch)
     states = onward(model, model.embed(texts, plan.positions), cache, plan)
+    if layers is not None:
+        cache = _of(cache, lambda i, buffer: buffer if i in layers else None)
+    return Reading(texts, cache, targets(model, states, likeliest))
+
+
+@inference
+def lesson(reading: Reading, depth: int, first: int) -> Lesson:
+    """first: where the first group starts, 0 … ; all positions behind it are fed, as far as whole groups go.
+
+    Lessons of one reading take turns: a draft pass writes its rows where the last one's were.
+    """
+    texts, taught = reading.texts, reading.targets
+    batch, length = texts.shape
+    rows = (length - first) // depth * depth
+    planner = Planner(length + rows, texts.device)
     positions = torch.arange(first, first + rows, device=texts.device)
     group = torch.arange(rows, device=texts.device) // depth
     anchors = first + group * depth
     anchored = planner.anchored(length, positions.expand(batch, rows).contiguous(), anchors.expand(batch, rows), group)
-    return Lesson(texts[:, first:first + rows], cache, anchored, targets(model, states[:, first:first + rows], likeliest), depth)
+    cache = _of(reading.cache, lambda i, buffer: buffer.detach())   # without what autograd noted of an earlier lesson's rows
+    some = slice(first, first + rows)
+    return Lesson(texts[:, some], cache, anchored, Targets(taught.tokens[:, some], taught.shares[:, some]), depth)
+
+
+def _of(cache: KVCache, choose: Callable[[int, Tensor], Tensor | None]) -> KVCache:
+    """The same cache with another choice of its buffers. choose: given a layer and one of its buffers."""
+    found = copy(cache)
+    found.keys, found.values = ([None if buffer is None else choose(i, buffer) for i, buffer in enumerate(buffers)]
+                                for buffers in (cache.keys, cache.values))
+    return found
 
 
 def draft_states(model: ModelAdapter, mask: SkipMask, given: Lesson) -> Tensor:

@@ -1,7 +1,8 @@
 """Training a draft's own weights towards what the full model says, on the draft's own rows; the model's weights are never touched.
 
-The loss is cross-entropy towards the full model's distribution, of which its likeliest tokens carry nearly all: distillation (Hinton et al.
-2015) of a model into a part of itself. AdamW; the rate warms up and falls as a cosine over the steps or the time there is.
+The loss is cross-entropy towards the full model's distribution at a temperature, of which its likeliest tokens carry nearly all:
+distillation (Hinton et al. 2015) of a model into a part of itself. AdamW; the rate warms up and falls as a cosine over the steps or the
+time there is.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ SMOOTH = 0.95          # of the shown loss and agreement
 @dataclass(frozen=True)
 class Settings:
     """steps, seconds: whichever comes first ends the training; None is no limit. batch: texts of a step. likeliest: of the full model's
-    tokens, those that are taught.
+    tokens, those that are taught. uses: steps that learn from one reading of the full model, which is half of what a step would take; not
+    one behind the other, and with drafts that start elsewhere. temperature: at which the full model's distribution is taught. Greedy
+    drafts learn more from a sharp one, drafts of samples from that which they are sampled at.
     """
 
     steps: int | None = None
@@ -42,6 +45,8 @@ class Settings:
     batch: int = 16
     rate: float = 3e-3
     likeliest: int = 64
+    uses: int = 3
+    temperature: float = 0.5
     seed: int = 0
 
 
@@ -70,6 +75,7 @@ class Trainer:
         self.parameters = pupil.parameters
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0)
         self.done, self.seconds, self.rows, self.loss, self.agreement = 0, 0.0, 0, 0.0, 0.0
+        self._readings: dict[int, Any] = {}
 
     @property
     def fingerprint(self) -> str:
@@ -100,12 +106,9 @@ class Trainer:
     def step(self, share: float) -> None:
         """One step of the optimizer. share: of the training that is over."""
         settings = self.settings
-        random = torch.Generator().manual_seed(settings.seed * 1_000_003 + self.done)   # so that a checkpoint needs no state of it
-        chosen = torch.randint(len(self.texts), (settings.batch,), generator=random)
-        first = int(torch.randint(self.pupil.ahead, (), generator=random))
-        texts = self.texts[chosen].long().to(self.pupil.model.spec.device)
+        first = int(torch.randint(self.pupil.ahead, (), generator=self._random(self.done)))
         with precision(self.pupil.model):
-            loss, right, rows = self.gradients(texts, first)
+            loss, right, rows = self.gradients(self._reading(), first)
         clip_grad_norm_(self.parameters.values(), CLIP)
         rate = settings.rate * min(1.0, (self.done + 1) / WARM_UP) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
         for group in self.optimizer.param_groups:
@@ -119,11 +122,32 @@ class Trainer:
         self.done += 1
         self.rows += rows
 
-    def gradients(self, texts: Tensor, first: int) -> tuple[float, float, int]:
-        """(loss, agreement, rows) of texts [B, T]; gradients are added to the parameters'. A few rows of logits are held at a time."""
-        states, taught_here = self.pupil.rows(texts, first, self.settings.likeliest)
+    def _reading(self) -> Any:
+        """For this step. Steps take turns with the last few readings, so that two of them in a row seldom see the same texts."""
+        newest, turn = divmod(self.done, self.settings.uses)
+        wanted = max(0, newest - turn)
+        self._readings = {n: reading for n, reading in self._readings.items() if n > newest - self.settings.uses}
+        if wanted not in self._readings:
+            chosen = torch.randint(len(self.texts), (self.settings.batch,), generator=self._random(wanted))
+            texts = self.texts[chosen].long().to(self.pupil.model.spec.device)
+            self._readings[wanted] = self.pupil.read(texts, self.settings.likeliest)
+        return self._readings[wanted]
+
+    def _random(self, number: int) -> torch.Generator:
+        """Of a step or a reading, so that a checkpoint needs no state of it."""
+        return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
+
+    @property
+    def read(self) -> int:
+        """Tokens of text that the full model has read."""
+        return -(-self.done // self.settings.uses) * self.settings.batch * self.texts.shape[1]
+
+    def gradients(self, reading: Any, first: int) -> tuple[float, float, int]:
+        """(loss, agreement, rows) of what was read; gradients are added to the parameters'. A few rows of logits are held at a time."""
+        states, taught_here = self.pupil.rows(reading, first)
         flat = states.detach().flatten(0, 1).requires_grad_()
-        tokens, shares = taught_here.tokens.flatten(0, 1), taught_here.shares.flatten(0, 1)
+        tokens = taught_here.tokens.flatten(0, 1)
+        shares = (taught_here.shares.flatten(0, 1).log() / self.settings.temperature).softmax(dim=-1)
         total, right, most = 0.0, 0, head_rows(self.pupil.model)
         for at in range(0, len(flat), most):
             logits = self.pupil.head(flat[None, at:at + most])[0].float()

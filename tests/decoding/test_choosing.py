@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import combinations, zip_longest
 
 import pytest
@@ -14,11 +16,15 @@ from hypothesis import strategies as st
 from models.tiny import adapted, hf_model
 from torch.nn.functional import cosine_similarity
 
+from skipsearch.cache import KVCache, Planner
 from skipsearch.decoding import Decoder
+from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.asd import ASD
+from skipsearch.drafters.choosing import ChoosingSession
 from skipsearch.drafters.clasp import CLaSp
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.swift import SWIFT, Tree, Warm
+from skipsearch.engine import forward
 from skipsearch.errors import DecodeError, MaskError
 from skipsearch.mask import SkipMask
 from skipsearch.programme import Step, solve_token
@@ -118,6 +124,50 @@ def test_samples_are_distributed_as_the_full_models_own(spec) -> None:
     assert_partly_accepted(check_sampling(Warp(0.8), samples=1200, recipe=Recipe((spec,)), model=model, prompt=(2, 0, 1, 2, 0, 1)))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("engine", ["hf", "lean", pytest.param("native", marks=pytest.mark.xdist_group("native"))])
+def test_choosing_leaves_what_is_committed_as_it_is_which_is_what_a_fresh_prefill_writes(engine: str) -> None:
+    with driven_by(engine):
+        model, full = small_world()
+    looked = Counter[str]()
+
+    class Checked(ChoosingSession):
+        def __init__(self, inner: ChoosingSession):
+            self.__dict__ = inner.__dict__
+
+        def begin(self, ctx: DecodeContext) -> None:
+            self.unmoved(ctx, "begin", super().begin)
+
+        def committed(self, ctx: DecodeContext, path: Sequence[int]) -> None:
+            self.unmoved(ctx, "committed", super().committed, path)
+
+        def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
+            fresh, planner, n = model.new_cache(1, 128), Planner(128, torch.device("cpu")), ctx.cache.length
+            forward(model, torch.tensor([ctx.history[:n]]), fresh, planner.chain(0, n))
+            for mine, theirs in zip(kv(ctx.cache, n), kv(fresh, n), strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
+            looked["draft"] += 1
+            return super().draft(ctx, most)
+
+        def unmoved(self, ctx: DecodeContext, what: str, call: Callable[..., None], *more: object) -> None:
+            before = kv(ctx.cache, ctx.cache.length)
+            call(ctx, *more)
+            assert all(map(torch.equal, before, kv(ctx.cache, ctx.cache.length)))
+            looked[what] += 1
+
+    def kv(cache: KVCache, n: int) -> list[torch.Tensor]:
+        return [t[:, :, :n].clone() for t in (*cache.keys, *cache.values) if t is not None]
+
+    for spec in CHOOSING:
+        decoder, [drafter] = noted(model, Recipe((Lookup(min_match=2, draft_length=3), spec)))
+        watch = drafter.watch
+        drafter.watch = lambda watch=watch: Checked(watch())   # type: ignore[method-assign]
+        for prompt in PROMPTS[1:]:
+            assert decoder.generate(prompt, 20).tokens == full.greedy(prompt, 20)
+    assert min(looked.values()) >= len(CHOOSING)
+    assert len(looked) == 3
+
+
 # --- the rules ---------------------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +250,7 @@ def test_choosing_is_paid_for_by_the_drafts_and_not_by_the_prompt() -> None:
     model, _ = small_world()
     for spec in CHOOSING:
         stats = Decoder(model, Recipe((spec,))).generate(PROMPTS[2] * 4, 12).stats
-        assert 0 < stats.choosing_seconds < stats.decode_seconds
+        assert 0 < stats.choosing_seconds == stats.watching_seconds < stats.decode_seconds
     assert Decoder(model).generate(PROMPTS[2], 12).stats.choosing_seconds == 0
 
 
@@ -244,8 +294,18 @@ def test_on_any_network_it_is_no_better_than_trying_every_mask_and_its_mask_is_w
             g = g if i in skipped else run(i, g[None], True, True)[0]
         return float(cosine_similarity(g, states[-1], dim=0))
 
+    def by_equation_2() -> float:
+        """D(n, count), one state at a time; g[j] has skipped j of the layers so far."""
+        g = {0: states[0]}
+        for i in range(n):
+            run_on = {j: run(i, state[None], True, True)[0] for j, state in g.items()}
+            ways = {j: [of[k] for of, k in ((g, j - 1), (run_on, j)) if k in of] for j in range(min(i + 1, count) + 1)}
+            g = {j: max(some, key=lambda way: float(cosine_similarity(way, states[i + 1], dim=0))) for j, some in ways.items()}
+        return float(cosine_similarity(g[count], states[-1], dim=0))
+
     found = {step.layer for step in solve_token(torch.stack(states), [Step(i, True, True, True) for i in range(n)], run, count)}
     assert len(found) == count
+    assert closeness(found) == pytest.approx(by_equation_2(), abs=1e-10), "the mask reproduces the state that the programme ended with"
     assert closeness(found) <= max(closeness(set(some)) for some in combinations(range(n), count)) + 1e-12
 
 
@@ -290,6 +350,24 @@ def test_swift_adopts_a_better_mask_that_is_proposed(monkeypatch: pytest.MonkeyP
     for prompt in PROMPTS:
         decoder.generate(prompt, 40)
     assert drafter.inner.stream.mask == planted
+
+
+def test_a_search_that_finds_nothing_better_leaves_a_sample_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search and sampling have random numbers of their own."""
+    model, _ = small_world()
+    spec = SWIFT(skip_ratio=0.5, window=4, max_score=1.0, tolerance=10_000, draft_length=3, exit=FIXED)
+    decoder, [drafter] = noted(model, Recipe((spec,)))
+    start = drafter.inner.stream.mask
+    policy = type(drafter.inner.watch().policy)
+    monkeypatch.setattr(policy, "_named", lambda self, ctx, mask: int(mask == start))
+    off, [unlearned] = noted(model, Recipe((spec.model_copy(update={"most_trials": 1}),)))
+    unlearned.inner.stream.trials = 1
+    for seed in range(4):
+        both = [d.generate(PROMPTS[2], 24, temperature=1.1, seed=seed).tokens for d in (decoder, off)]
+        assert both[0] == both[1]
+    assert (drafter.inner.stream.mask, unlearned.inner.stream.mask) == (start, start)
+    assert drafter.inner.stream.trials > 5
+    assert not unlearned.inner.stream.results
 
 
 def test_greedy_text_is_the_same_with_the_search_on_and_off() -> None:

@@ -102,6 +102,12 @@ def test_a_prompt_that_goes_on_from_the_last_one_drafts_as_if_it_were_the_first(
     assert found.stats.cached_tokens
 
 
+def test_what_kangaroo_reads_of_the_verify_pass_is_no_choosing_of_masks() -> None:
+    model, _ = small_world()
+    stats = Decoder(model, Recipe((small_kangaroo(),)), modules=[folder()]).generate(PROMPTS[2], 20).stats
+    assert 0 == stats.choosing_share < stats.watching_seconds < stats.decode_seconds
+
+
 def test_two_drafters_that_watch_leave_each_other_the_states_they_want() -> None:
     model, full = small_world()
     recipe = Recipe((small_kangaroo("attention", 0.1, 3, 0.9), CLaSp(skip=2, interval=1, draft_length=4, exit=make_exit("fixed"))))
@@ -109,6 +115,7 @@ def test_two_drafters_that_watch_leave_each_other_the_states_they_want() -> None
     assert [Decoder(model, recipe, modules=[folder()]).generate(prompt, 18).tokens for prompt in PROMPTS] == [
         full.greedy(prompt, 18) for prompt in PROMPTS]
     assert_partly_accepted(total)
+    assert 0 < total.choosing_seconds < total.watching_seconds, "of which only one chooses masks"
 
 
 def test_samples_of_adapted_drafts_are_distributed_as_the_full_models_own() -> None:

@@ -22,7 +22,7 @@ from skipsearch.recipe import Recipe, Siblings
 
 from .acceptance_checks import Row, assert_same_distribution
 from .checks import MASKS, PROMPTS, check_greedy
-from .tree_checks import BUSHY, Tree, check_tree_acceptance, check_tree_sampling, check_trees, tree_outcomes
+from .tree_checks import BUSHY, Tree, check_tree_acceptance, check_tree_sampling, check_trees, shapes_of_trees, tree_outcomes
 
 cuts = st.tuples(st.integers(0, 10), st.integers(0, 10)).map(sorted)
 tenths = cuts.map(lambda c: (c[0] / 10, (c[1] - c[0]) / 10, (10 - c[1]) / 10))
@@ -53,6 +53,11 @@ def test_samples_are_distributed_as_the_full_models_own() -> None:
 
 def test_texts_of_a_round_have_the_full_models_own_probabilities() -> None:
     check_tree_acceptance()
+
+
+@pytest.mark.parametrize("kids", shapes_of_trees(5), ids=str)
+def test_that_holds_of_every_tree_of_up_to_five_nodes(kids: tuple[int, ...]) -> None:
+    check_tree_acceptance(shapes=[kids])
 
 
 @examples(10)

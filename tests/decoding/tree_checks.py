@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -117,12 +118,20 @@ def tree_outcomes(tree: Tree, p: Callable[[Tokens], Row], certain: bool = False)
     return found
 
 
-def emitted_by_trees(q: Callable[[Tokens], Row], p: Callable[[Tokens], Row], children: int, below_the_sibling: bool) -> dict[Tokens, float]:
-    """Probability of every text of three tokens: a root with children, and children below its first child, or below its second."""
+def filled(tree: Tree, q: Callable[[Tokens], Row], kids: Sequence[int], below: int = 1) -> Iterator[Tree]:
+    """A root's children, all drawn, and then so many below each of them. below: the child whose turn it is."""
+    if below > min(len(kids), tree.parents.count(0)):
+        yield tree
+        return
+    for more in drawn_below(tree, below, q((tree.tokens[below - 1],)), kids[below - 1]):
+        yield from filled(more, q, kids, below + 1)
+
+
+def emitted_by_trees(q: Callable[[Tokens], Row], p: Callable[[Tokens], Row], kids: Sequence[int]) -> dict[Tokens, float]:
+    """Probability of every text of three tokens. kids: of each child of the root, how many are drawn below it."""
     texts: dict[Tokens, float] = defaultdict(float)
-    for first in drawn_below(Tree(), 0, q(()), children):
-        below = 2 if below_the_sibling and len(first.tokens) > 1 else 1
-        for tree in drawn_below(first, below, q((first.tokens[below - 1],)), children):
+    for first in drawn_below(Tree(), 0, q(()), len(kids)):
+        for tree in filled(first, q, kids):
             for text, share in tree_outcomes(tree, p).items():
                 completed = {text: tree.chance * share}
                 while len(next(iter(completed))) < 3:
@@ -132,7 +141,13 @@ def emitted_by_trees(q: Callable[[Tokens], Row], p: Callable[[Tokens], Row], chi
     return {text: mass for text, mass in texts.items() if mass > 1e-12}
 
 
-def check_tree_acceptance(rows: Sequence[Row] = ((0.5, 0.25, 0.25), (0.1, 0.2, 0.7), (0.25, 0.75, 0.0), (0.6, 0.1, 0.3))) -> None:
+def shapes_of_trees(most: int) -> list[tuple[int, ...]]:
+    """Every tree of three tokens, two levels and up to `most` nodes, as `emitted_by_trees` has it."""
+    return [kids for children in (1, 2, 3) for kids in product(range(4), repeat=children) if children + sum(kids) <= most]
+
+
+def check_tree_acceptance(rows: Sequence[Row] = ((0.5, 0.25, 0.25), (0.1, 0.2, 0.7), (0.25, 0.75, 0.0), (0.6, 0.1, 0.3)),
+                          shapes: Sequence[Sequence[int]] = ((1,), (2, 0), (0, 2), (3, 0, 0), (0, 3, 0))) -> None:
     """Whatever p and q, texts of a round with siblings have the full model's own probabilities."""
     def p(text: Tokens) -> Row:
         return rows[(len(text) + sum(text)) % len(rows)]
@@ -141,6 +156,5 @@ def check_tree_acceptance(rows: Sequence[Row] = ((0.5, 0.25, 0.25), (0.1, 0.2, 0
         return rows[(1 + 2 * len(text) + sum(text)) % len(rows)]
 
     wanted = text_distribution(3, 3, p)
-    for children in (1, 2, 3):
-        for below_the_sibling in (False, True):
-            assert_same_distribution(emitted_by_trees(q, p, children, below_the_sibling), wanted)
+    for kids in shapes:
+        assert_same_distribution(emitted_by_trees(q, p, kids), wanted)

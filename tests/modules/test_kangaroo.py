@@ -96,7 +96,7 @@ def test_a_row_of_training_is_what_decoding_drafts_from_and_only_the_adapter_lea
     before = {name: weight.clone() for name, weight in model.model.state_dict().items()}
     pupil = KangarooPupil(model, 2, "layer")
     texts = torch.tensor([TEXT, TEXT[::-1]])
-    states, taught = pupil.rows(texts, 0, 4)
+    states, taught = pupil.rows(pupil.read(texts, 4), 0)
     early = assembled(model, early_card(model, 2, "layer"), {name: p.detach() for name, p in pupil.parameters.items()}, "x")
     for b in range(2):
         torch.testing.assert_close(pupil.head(states)[b], predictions(early, texts[b].tolist()), rtol=0, atol=1e-10)

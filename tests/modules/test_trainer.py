@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter
 from skipsearch.models.hf import HFAdapter
 from skipsearch.modules.pupils import AdaptedPupil
-from skipsearch.modules.rows import draft_states, lesson
+from skipsearch.modules.rows import draft_states, lesson, read
 from skipsearch.modules.trainer import Settings, Step, Trainer
 from skipsearch.modules.weights import adapted
 
@@ -48,7 +49,7 @@ def draft_here(noise: float = 0.2) -> ModelAdapter:
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_row_of_training_is_the_draft_pass_that_decoding_runs_there(first: int) -> None:
     model, draft, some = model_here(), draft_here(), texts(2).long()
-    given = lesson(model, some, DEPTH, first, 4)
+    given = lesson(read(model, some, 4), DEPTH, first)
     found = draft.head(draft_states(draft, MASK, given))
     for b in range(2):
         for start in range(first, first + given.fed.shape[1], DEPTH):
@@ -66,12 +67,55 @@ def test_a_row_of_training_is_the_draft_pass_that_decoding_runs_there(first: int
 @torch.no_grad()
 def test_what_is_taught_is_what_the_full_model_says_there() -> None:
     model, some = model_here(), texts(2).long()
-    given = lesson(model, some, DEPTH, 1, 5)
+    given = lesson(read(model, some, 5), DEPTH, 1)
     cache, planner = model.new_cache(2, 20), Planner(20, torch.device("cpu"))
     whole = forward(model, some, cache, planner.chain(0, 20, 2))[:, 1:1 + given.fed.shape[1]]
     assert torch.equal(given.targets.tokens[..., 0], whole.argmax(-1))
     top = whole.softmax(-1).topk(5).values
     torch.testing.assert_close(given.targets.shares.double(), top / top.sum(-1, keepdim=True), rtol=0, atol=1e-6)
+
+
+def test_the_lessons_of_one_reading_are_those_of_fresh_ones() -> None:
+    pupil, some = trainer_here().pupil, texts(2).long()
+    reading = pupil.read(some, 4)
+    held = [i for i, keys in enumerate(reading.cache.keys) if keys is not None]
+    assert held == [i for i in range(MASK.n_layers) if i not in MASK.attn]   # and no other layer's K/V
+    for first in (0, 2, 1):
+        states, taught = pupil.rows(reading, first)
+        fresh, same = pupil.rows(pupil.read(some, 4), first)
+        assert torch.equal(states, fresh)
+        assert torch.equal(taught.tokens, same.tokens)
+        states.square().sum().backward()   # what autograd noted of one lesson is over before the next
+
+
+def test_steps_take_turns_with_the_last_few_readings() -> None:
+    trainer, read = trainer_here(replace(QUICK, steps=9, uses=3)), list[int]()
+    of_the_model, used = trainer.pupil.read, list[int]()
+    trainer.pupil.read = lambda some, likeliest: read.append(trainer.done) or of_the_model(some, likeliest)   # type: ignore[method-assign]
+    rows = trainer.pupil.rows
+    trainer.pupil.rows = lambda reading, first: used.append(id(reading)) or rows(reading, first)   # type: ignore[method-assign]
+    trainer.run()
+    assert read == [0, 3, 6]
+    first, second, third = used[0], used[3], used[6]
+    assert used == [first, first, first, second, first, first, third, second, first]
+    assert trainer.read == 3 * QUICK.batch * texts().shape[1]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_the_loss_is_cross_entropy_towards_the_models_likeliest_tokens_at_a_temperature(temperature: float) -> None:
+    model, draft, some = model_here(), draft_here(), texts(2).long()
+    trainer = trainer_here(replace(QUICK, likeliest=5, temperature=temperature))
+    with torch.no_grad():
+        for name, weight in copies(model, MASK, 0.2).items():
+            trainer.parameters[name].copy_(weight)
+    found, _, rows = trainer.gradients(trainer.pupil.read(some, 5), 1)
+    given = lesson(read(model, some, VOCAB), DEPTH, 1)
+    with torch.no_grad():
+        said = draft.head(draft_states(draft, MASK, given)).log_softmax(-1)
+        top = given.targets.shares[..., :5].log() / temperature
+        wanted = -(top.softmax(-1) * said.gather(-1, given.targets.tokens[..., :5])).sum(-1)
+    assert rows == wanted.numel()
+    assert found == pytest.approx(float(wanted.mean()), abs=1e-5)
 
 
 def test_only_the_drafts_own_weights_learn() -> None:
@@ -100,7 +144,7 @@ def test_training_brings_the_draft_closer_to_the_model(rank: int | None) -> None
     draft = adapted(model, card_of(model, MASK, rank), trainer.tensors(), "x")
 
     def agreed(of: ModelAdapter) -> float:
-        given = lesson(model, texts().long(), 3, 0, 1)
+        given = lesson(read(model, texts().long(), 1), 3, 0)
         with torch.no_grad():
             return float((of.head(draft_states(of, MASK, given)).argmax(-1) == given.targets.tokens[..., 0]).double().mean())
 
@@ -111,9 +155,9 @@ def test_low_rank_changes_begin_as_nothing() -> None:
     model = model_here()
     tensors = trainer_here(rank=2).tensors()
     fresh = adapted(model, card_of(model, MASK, 2), tensors, "x")
-    given = lesson(model, texts().long(), 3, 0, 1)
+    given = lesson(read(model, texts().long(), 1), 3, 0)
     with torch.no_grad():
-        assert torch.equal(draft_states(fresh, MASK, given), draft_states(model, MASK, lesson(model, texts().long(), 3, 0, 1)))
+        assert torch.equal(draft_states(fresh, MASK, given), draft_states(model, MASK, lesson(read(model, texts().long(), 1), 3, 0)))
 
 
 class Killed(Exception):

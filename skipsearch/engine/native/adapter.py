@@ -7,9 +7,10 @@ whatever the number of rows, threads and keys. So a row has the same bits in a p
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from operator import is_
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +43,8 @@ class NativeAdapter:
         self.passes: PassRunner | None = self
         self.new_cache, self.embed, self.weight_bytes, self.read_bytes = lean.new_cache, lean.embed, lean.weight_bytes, lean.read_bytes
         self._kinds = list(lean.tables)
-        self._turns: dict[str | None, tuple[Tensor, Tensor, Tensor]] = {}
+        self._turns = self._new_turns()
+        self._buffers: WeakKeyDictionary[KVCache, _Buffers] = WeakKeyDictionary()
         self._model, self._held = _described(lean, self._kinds)
         self._skips: dict[SkipMask, Any] = {}
 
@@ -93,41 +95,49 @@ class NativeAdapter:
 
     def _pass(self, given: Tensor, cache: KVCache, plan: PassPlan, first: int, last: int, skipped: SkipMask | bytes | None) -> abi.Pass:
         """given: tokens [B, T], or hidden states [B, T, H]. What is returned points into `cache`, and holds all else that it points to."""
-        skip = self._skip(skipped)
-        for i in range(first, last):
-            if cache.keys[i] is None and not (skip and skip[2 * i]):
-                part = self.lean.layers[i][0]
-                like = torch.empty(1, part.kv_heads, 0, part.head_dim, dtype=self.spec.dtype)
-                cache.buffers(i, like, like)
+        skip, buffers = self._skip(skipped), self._buffers.get(cache)
+        if buffers is None or not buffers.those_of(cache):
+            buffers = self._new_buffers(cache, first, last, skip)
+        turns = self._turns
+        if not all(map(is_, turns.of, [self.lean.tables[kind].table[0] for kind in self._kinds])):
+            turns = self._turns = self._new_turns()
         given = given.contiguous()
         hidden = given if given.is_floating_point() else None if self._model.embed_scale else self.embed(given)
-        positions, slots, key_positions = _rows(plan.positions), _rows(plan.slots), _rows(plan.key_positions)
+        positions, key_positions = _rows(plan.positions), _rows(plan.key_positions)
+        slots = positions if plan.slots is plan.positions else _rows(plan.slots)
         visible = None if plan.chain else _rows(plan.visible)
-        tables = (abi.Table * len(self._kinds))()
-        held: list[Any] = [given, hidden, positions, slots, key_positions, visible, tables, skip]
-        for table, kind in zip(tables, self._kinds, strict=True):
-            cos, sin = self._angles(kind)
-            table.cos, table.sin, table.width, table.length = cos.data_ptr(), sin.data_ptr(), cos.shape[-1], cos.shape[1]
-            held += [cos, sin]
         step = abi.Pass(
             tokens=None if hidden is not None else given.data_ptr(), hidden=_at(hidden), batch=given.shape[0], rows=given.shape[1],
             first=first, last=last, skip=None if skip is None else ctypes.addressof(skip),
             positions=_at(positions), positions_step=_step(positions), slots=_at(slots), slots_step=_step(slots),
             visible=_at(visible), visible_step=_step(visible), visible_row=0 if visible is None else visible.stride(-2),
             key_positions=_at(key_positions), key_positions_step=_step(key_positions), keys=plan.keys, capacity=cache.capacity,
-            k=ctypes.addressof(keys := _pointers(cache.keys)), v=ctypes.addressof(values := _pointers(cache.values)),
-            tables=ctypes.addressof(tables), threads=torch.get_num_threads())
-        step.held = [*held, keys, values]
+            k=buffers.at_keys, v=buffers.at_values, tables=ctypes.addressof(turns.tables), threads=torch.get_num_threads())
+        step.held = [given, hidden, positions, slots, key_positions, visible, skip, buffers, turns]
         return step
 
-    def _angles(self, kind: str | None) -> tuple[Tensor, Tensor]:
-        """(cos, sin) of all positions, in float32 or better: families keep them in their own dtype or not."""
-        of, sin = self.lean.tables[kind].table
-        known = self._turns.get(kind)
-        if known is None or known[0] is not of:
-            wide = torch.promote_types(self.spec.dtype, torch.float32)
-            known = self._turns[kind] = (of, of.to(wide).contiguous(), sin.to(wide).contiguous())
-        return known[1], known[2]
+    def _new_buffers(self, cache: KVCache, first: int, last: int, skip: Any) -> _Buffers:
+        """Makes what the layers first … last − 1 have none of yet."""
+        for i in range(first, last):
+            if cache.keys[i] is None and not (skip and skip[2 * i]):
+                part = self.lean.layers[i][0]
+                like = torch.empty(1, part.kv_heads, 0, part.head_dim, dtype=self.spec.dtype)
+                cache.buffers(i, like, like)
+        buffers = _Buffers(cache)
+        if all(keys is not None for keys in buffers.keys):
+            self._buffers[cache] = buffers
+        return buffers
+
+    def _new_turns(self) -> _Turns:
+        """Angles of all positions, in float32 or better: families keep them in their own dtype or not."""
+        wide, of, held = torch.promote_types(self.spec.dtype, torch.float32), list[Tensor](), list[Tensor]()
+        tables = (abi.Table * len(self._kinds))()
+        for table, kind in zip(tables, self._kinds, strict=True):
+            angles = self.lean.tables[kind].table
+            cos, sin = (x.to(wide).contiguous() for x in angles)
+            table.cos, table.sin, table.width, table.length = cos.data_ptr(), sin.data_ptr(), cos.shape[-1], cos.shape[1]
+            of, held = [*of, angles[0]], [*held, cos, sin]
+        return _Turns(of, held, tables)
 
     def _skip(self, skipped: SkipMask | bytes | None) -> Any:
         """[2 · layers] bytes, attention and MLP in turn, 1 where one is left out."""
@@ -193,6 +203,28 @@ def _act(mlp: MLP) -> int | None:
     return abi.SILU if mlp.act is F.silu else ACTS.get(type(mlp.act).__name__)
 
 
+class _Turns(NamedTuple):
+    """Tables of angles for the kernels. of: the cosines that they were made of; held: what they point to."""
+
+    of: list[Tensor]
+    held: list[Tensor]
+    tables: Any
+
+
+class _Buffers:
+    """Where the keys and values of a cache lie. What was found out in an earlier pass costs less than asking every tensor again."""
+
+    def __init__(self, cache: KVCache):
+        self.keys, self.values = list(cache.keys), list(cache.values)
+        self._at = [(ctypes.c_void_p * len(side))(*(0 if buffer is None else buffer.data_ptr() for buffer in side))
+                    for side in (self.keys, self.values)]
+        self.at_keys, self.at_values = map(ctypes.addressof, self._at)
+
+    def those_of(self, cache: KVCache) -> bool:
+        """Whether the cache still has the very tensors."""
+        return all(map(is_, self.keys, cache.keys)) and all(map(is_, self.values, cache.values))
+
+
 class _Describing:
     """Makes the structs of a model, and holds what they point to."""
 
@@ -251,8 +283,3 @@ def _at(tensor: Tensor | None) -> int | None:
 def _step(tensor: Tensor | None) -> int:
     """From one text to the next; 0 where they share it."""
     return 0 if tensor is None or tensor.shape[0] == 1 else tensor.stride(0)
-
-
-def _pointers(buffers: Iterable[Tensor | None]) -> Any:
-    found = [0 if buffer is None else buffer.data_ptr() for buffer in buffers]
-    return (ctypes.c_void_p * len(found))(*found)

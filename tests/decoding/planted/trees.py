@@ -15,6 +15,7 @@ from skipsearch.decoding import acceptance, loop, trees
 from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.engine import Scored
 
+from .. import tree_checks
 from ..tree_checks import check_tree_acceptance, check_tree_sampling, check_trees
 from .register import caught_by
 
@@ -119,6 +120,18 @@ def residual_against_the_first_q_again() -> Iterator[None]:
         return p if q is None else acceptance.residual(p, q, token)
 
     with patch.object(trees, "residual", residual):
+        yield
+
+
+@caught_by(check_tree_acceptance)
+def residual_against_another_branch() -> Iterator[None]:
+    """A rejected token is weighed by the distribution that the tokens of another branch were drawn from."""
+    real = trees.accept_tree_sampled
+
+    def accept(drafted: Tensor, parents: Sequence[int], q: Tensor | None, p: Tensor, generator: torch.Generator) -> tuple[list[int], int]:
+        return real(drafted, parents, None if q is None else q.flip(0), p, generator)
+
+    with patch.object(tree_checks, "accept_tree_sampled", accept):
         yield
 
 

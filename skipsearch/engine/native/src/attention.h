@@ -44,9 +44,19 @@ template <class T> void score(const Sum<T> *q, const T *keys, int64_t width, int
     else score_all<T, 0>(q, keys, width, from, to, scale, scores);
 }
 
-// V vectors of the values from d on, by N weights each [BLOCK] of the entries from ... to - 1.
+// Fetches BYTES of the entry that stands DISTANCE behind entry i: one of `entries`, or behind `to` one of `then`; null for none.
+template <class T, int BYTES> inline void fetch(const T *entries, const T *then, int64_t width, int64_t i, int64_t to) {
+    const int64_t distance = AHEAD / (width * int64_t(sizeof(T)));
+    if (i + distance >= to && !then) return;
+    const char *at = (const char *)(i + distance < to ? entries + (i + distance) * width : then + (i + distance - to) * width);
+#pragma GCC unroll 16
+    for (int line = 0; line < BYTES; line += LINE) __builtin_prefetch(at + line, 0, 3);
+}
+
+// V vectors of the values from d on, by N weights each [BLOCK] of the entries from ... to - 1. then: what is read next.
 template <class T, int N, int V>
-inline void gather(const T *values, int64_t width, int64_t d, int64_t from, int64_t to, const Sum<T> *const *weights, Sum<T> *const *into) {
+inline void gather(const T *values, const T *then, int64_t width, int64_t d, int64_t from, int64_t to, const Sum<T> *const *weights,
+                   Sum<T> *const *into) {
     Vec<T> acc[N][V];
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n)
@@ -54,6 +64,7 @@ inline void gather(const T *values, int64_t width, int64_t d, int64_t from, int6
         for (int v = 0; v < V; ++v) acc[n][v] = load(into[n] + d + v * LANES<T>);
     for (int64_t i = from; i < to; ++i) {
         const T *value = values + i * width + d;
+        fetch<T, V * LANES<T> * int(sizeof(T))>(values + d, then ? then + d : nullptr, width, i, to);
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) {
             const Vec<T> read = load(value + v * LANES<T>);
@@ -68,10 +79,10 @@ inline void gather(const T *values, int64_t width, int64_t d, int64_t from, int6
 }
 
 template <class T, int N>
-void weigh(const T *values, int64_t width, int64_t from, int64_t to, const Sum<T> *const *weights, Sum<T> *const *into) {
+void weigh(const T *values, const T *then, int64_t width, int64_t from, int64_t to, const Sum<T> *const *weights, Sum<T> *const *into) {
     int64_t d = 0;
-    for (; d + 4 * LANES<T> <= width; d += 4 * LANES<T>) gather<T, N, 4>(values, width, d, from, to, weights, into);
-    for (; d + LANES<T> <= width; d += LANES<T>) gather<T, N, 1>(values, width, d, from, to, weights, into);
+    for (; d + 4 * LANES<T> <= width; d += 4 * LANES<T>) gather<T, N, 4>(values, then, width, d, from, to, weights, into);
+    for (; d + LANES<T> <= width; d += LANES<T>) gather<T, N, 1>(values, then, width, d, from, to, weights, into);
     for (; d < width; ++d)
         for (int n = 0; n < N; ++n)
             for (int64_t i = from; i < to; ++i) into[n][d] += weights[n][i] * wide(values[i * width + d]);
@@ -79,10 +90,11 @@ void weigh(const T *values, int64_t width, int64_t from, int64_t to, const Sum<T
 
 // The same of N queries at once, N a power of two: keys are read once for all of them, and sums of lanes are taken together.
 template <class T, int WIDTH, int N>
-void score_tiles(const Query<T> *queries, const T *keys, int64_t from, int64_t to, Sum<T> scale, Sum<T> (*scores)[BLOCK]) {
+void score_tiles(const Query<T> *queries, const T *keys, const T *then, int64_t from, int64_t to, Sum<T> scale, Sum<T> (*scores)[BLOCK]) {
     constexpr int KEYS = LANES<T> / N, VECTORS = WIDTH / LANES<T>;
     for (int64_t i = from; i < to; i += KEYS) {
         Vec<T> sums[LANES<T>] = {};
+        fetch<T, KEYS * WIDTH * int(sizeof(T))>(keys, then, WIDTH, i, to);
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; ++v) {
             Vec<T> q[N];
@@ -104,15 +116,15 @@ void score_tiles(const Query<T> *queries, const T *keys, int64_t from, int64_t t
 
 // Scores of N queries, from[n] ... to[n] - 1 of each.
 template <class T, int N>
-void score_some(const Query<T> *queries, const T *keys, int64_t width, const int64_t *from, const int64_t *to, Sum<T> scale,
+void score_some(const Query<T> *queries, const T *keys, const T *then, int64_t width, const int64_t *from, const int64_t *to, Sum<T> scale,
                 Sum<T> (*scores)[BLOCK]) {
     int64_t low = 0, high = BLOCK;   // what all have
     for (int n = 0; n < N; ++n) low = from[n] > low ? from[n] : low, high = to[n] < high ? to[n] : high;
     if (low > high || (N & (N - 1)) || N > LANES<T> || (width != 64 && width != 128)) high = low;
     if constexpr ((N & (N - 1)) == 0 && N <= LANES<T>) {
         high = low + (high - low) / (LANES<T> / N) * (LANES<T> / N);
-        if (width == 64 && low < high) score_tiles<T, 64, N>(queries, keys, low, high, scale, scores);
-        if (width == 128 && low < high) score_tiles<T, 128, N>(queries, keys, low, high, scale, scores);
+        if (width == 64 && low < high) score_tiles<T, 64, N>(queries, keys, then, low, high, scale, scores);
+        if (width == 128 && low < high) score_tiles<T, 128, N>(queries, keys, then, low, high, scale, scores);
     }
     for (int n = 0; n < N; ++n) {
         if (low < high && from[n] < low) score<T>(queries[n].q, keys, width, from[n], low, scale, scores[n]);
@@ -159,8 +171,10 @@ template <class T> void weights_of(Sum<T> *scores, int64_t from, int64_t to, Par
 }
 
 // Up to TOGETHER queries over entries block * BLOCK ... of one head of keys and values [capacity, D]. parts[n].values are overwritten.
+// then: the keys that are read next; null for none.
 template <class T, int N>
-void attend(const Query<T> *queries, const T *keys, const T *values, int64_t width, int64_t block, Sum<T> scale, Part<Sum<T>> *parts) {
+void attend(const Query<T> *queries, const T *keys, const T *values, const T *then, int64_t width, int64_t block, Sum<T> scale,
+            Part<Sum<T>> *parts) {
     using A = Sum<T>;
     const int64_t begin = block * BLOCK;
     keys += begin * width, values += begin * width;
@@ -173,7 +187,7 @@ void attend(const Query<T> *queries, const T *keys, const T *values, int64_t wid
         const Stretch own(*queries[n].seen, begin);
         lows[n] = own.low, highs[n] = own.high;
     }
-    score_some<T, N>(queries, keys, width, lows, highs, scale, weights);
+    score_some<T, N>(queries, keys, values, width, lows, highs, scale, weights);
     for (int n = 0; n < N; ++n) {
         const Stretch own(*queries[n].seen, begin);
         for (int64_t i = own.high; i < own.last; ++i) {
@@ -192,23 +206,23 @@ void attend(const Query<T> *queries, const T *keys, const T *values, int64_t wid
         for (int64_t i = from; i < own.low && i < to; ++i) weights[n][i] = 0;
         for (int64_t i = own.high > from ? own.high : from; i < to; ++i) weights[n][i] = 0;
     }
-    if (from < to) weigh<T, N>(values, width, from, to, shared, into);
+    if (from < to) weigh<T, N>(values, then, width, from, to, shared, into);
     for (int n = 0; n < N; ++n) {
         const Stretch own(*queries[n].seen, begin);
         for (int64_t i = own.high; i < own.last; ++i) {
             const int32_t slot = own.extra[i - own.high];
             const A *one = &extra[n][i];
-            if (slot >= 0) weigh<T, 1>(values + (slot - begin) * width, width, 0, 1, &one, &into[n]);
+            if (slot >= 0) weigh<T, 1>(values + (slot - begin) * width, nullptr, width, 0, 1, &one, &into[n]);
         }
     }
 }
 
 template <class T, int N = TOGETHER>
-void attend_some(int64_t count, const Query<T> *queries, const T *keys, const T *values, int64_t width, int64_t block, Sum<T> scale,
-                 Part<Sum<T>> *parts) {
+void attend_some(int64_t count, const Query<T> *queries, const T *keys, const T *values, const T *then, int64_t width, int64_t block,
+                 Sum<T> scale, Part<Sum<T>> *parts) {
     if constexpr (N > 0) {
-        if (count == N) return attend<T, N>(queries, keys, values, width, block, scale, parts);
-        attend_some<T, N - 1>(count, queries, keys, values, width, block, scale, parts);
+        if (count == N) return attend<T, N>(queries, keys, values, then, width, block, scale, parts);
+        attend_some<T, N - 1>(count, queries, keys, values, then, width, block, scale, parts);
     }
 }
 

@@ -29,7 +29,7 @@ template <class T> inline void store_input(In<T> *to, Vec<T> x) {
     else store(to, rounded_all<T>(x));
 }
 
-constexpr int64_t CHUNK_BYTES = 16384;
+constexpr int64_t CHUNK_BYTES = 16384, AHEAD = 8192, LINE = 64;   // AHEAD: how far a group that is alone fetches
 template <class T> constexpr int64_t STEP = sizeof(T) == 2 ? 2 : 1;               // inputs that lie together
 template <class T> constexpr int64_t CHUNK = CHUNK_BYTES / (PANEL * sizeof(T));   // inputs of a chunk
 template <class T> constexpr int VECS = PANEL / LANES<T>;                         // vectors of a panel
@@ -72,12 +72,14 @@ template <> struct Step<bf16> {
     }
 };
 
-// R rows times a chunk, added to `sums` [R, PANEL]. ahead: what to fetch meanwhile, `pace` bytes a step; none if 0.
+// R rows times a chunk, added to `sums` [R, PANEL]. ahead: what to fetch meanwhile, `pace` bytes a step.
 template <class T, int R>
 void tile(const T *w, const In<T> *x, int64_t next, int64_t inputs, Sum<T> *sums, const char *ahead, int64_t pace) {
     Vec<T> acc[R][VECS<T>] = {};
     for (int64_t k = 0; k < inputs; k += STEP<T>) {
-        if (pace) __builtin_prefetch(ahead, 0, 2), ahead += pace;
+        __builtin_prefetch(ahead, 0, 3);
+        if (pace > LINE) __builtin_prefetch(ahead + LINE, 0, 3);
+        ahead += pace;
         Step<T>::template add<R>(acc, w + k * PANEL, x + k, next);
     }
 #pragma GCC unroll 16
@@ -101,9 +103,9 @@ void tiles(int64_t rows, const T *w, const In<T> *x, int64_t next, int64_t input
 template <class T> void panel(const Matrix &m, int64_t p, const In<T> *x, int64_t next, int64_t rows, Sum<T> *sums) {
     const int64_t inputs = (m.in + STEP<T> - 1) / STEP<T> * STEP<T>;
     const T *weight = (const T *)m.weight + p * inputs * PANEL;
-    // The processor fetches best alone for one row. While several groups use a chunk, nothing would be read; so they fetch the next one.
-    const int64_t groups = (rows + GROUP<T> - 1) / GROUP<T>, pace = rows == 1 ? 0 : STEP<T> * PANEL * int64_t(sizeof(T)) / groups;
-    const int64_t distance = groups == 1 ? CHUNK_BYTES / 4 : CHUNK_BYTES;
+    // The more rows, the fewer steps the processor looks ahead by itself. Groups that share a chunk fetch a part of the next one each.
+    const int64_t groups = (rows + GROUP<T> - 1) / GROUP<T>, pace = STEP<T> * PANEL * int64_t(sizeof(T)) / groups;
+    const int64_t distance = groups == 1 ? AHEAD : CHUNK_BYTES;
     for (int64_t i = 0; i < rows * PANEL; ++i) sums[i] = 0;
     for (int64_t k = 0; k < inputs; k += CHUNK<T>) {
         const int64_t count = inputs - k < CHUNK<T> ? inputs - k : CHUNK<T>;

@@ -8,6 +8,7 @@
 namespace {
 
 constexpr int64_t SPLIT_ROWS = 16;   // up to so many rows, threads share the keys of a row too
+constexpr int64_t SPAN = 16;         // queries that read a block of a long text in turn
 
 template <class T> class Runner {
     using A = Sum<T>;
@@ -65,7 +66,7 @@ template <class T> class Runner {
         desks = arena.take<Desk<T>>(threads), bests = arena.take<Best<A>>(threads * p.batch);
         for (int t = 0; t < threads; ++t) {
             Desk<T> desk{arena.take<In<T>>(most_rows * x_step), arena.take<A>(most_rows * PANEL), arena.take<A>(most_rows * PANEL),
-                         arena.take<A>(2 * TOGETHER * part_step)};
+                         arena.take<A>((TOGETHER + SPAN) * part_step)};
             if (real) desks[t] = desk;
         }
     }
@@ -202,34 +203,48 @@ template <class T> class Runner {
         for (; d < layer.head_dim; ++d) to[d] = input<T>(part.values[d] / part.sum);
     }
 
-    // A thread takes whole rows, block after block.
+    // A thread takes whole rows, block after block; of a long text some more of them, so that they read a block while it is in the cache.
     void attend_whole(Me me, const Layer &layer, int64_t index, int64_t r, int64_t rows) {
-        const int64_t group = layer.heads / layer.kv_heads;
-        A *mine = desks[me.thread].values;
+        const int64_t group = layer.heads / layer.kv_heads, span = job.blocks > 1 ? SPAN : TOGETHER;
         int64_t item = 0;
         for (int64_t at = r; at < r + rows;) {
             const int64_t b = at / p.rows, end = (b + 1) * p.rows < r + rows ? (b + 1) * p.rows : r + rows, count = (end - at) * group;
             for (int64_t head = 0; head < layer.kv_heads; ++head)
-                for (int64_t n = 0; n < count; n += TOGETHER) {
-                    if (item++ % me.threads != me.thread) continue;
-                    Query<T> some[TOGETHER];
-                    Part<A> whole[TOGETHER], part[TOGETHER];
-                    const int64_t got = queries(layer, head, at, qkv + (at - r) * qkv_step, n, count, some);
-                    int64_t blocks = 0, first = job.blocks;
-                    for (int64_t q = 0; q < got; ++q) {
-                        whole[q] = {0, 0, mine + q * part_step}, part[q] = {0, 0, mine + (TOGETHER + q) * part_step};
-                        grow(blocks, blocks_of(*some[q].seen));
-                        first = some[q].seen->first / BLOCK < first ? some[q].seen->first / BLOCK : first;
-                    }
-                    for (int64_t block = first; block < blocks; ++block) {
-                        attend_some<T>(got, some, kept(p.k, layer, index, b, head), kept(p.v, layer, index, b, head), layer.head_dim, block,
-                                       A(layer.scale), part);
-                        for (int64_t q = 0; q < got; ++q) merge(whole[q], part[q], layer.head_dim);
-                    }
-                    for (int64_t q = 0; q < got; ++q) finish(layer, some[q], r, whole[q]);
+                for (int64_t n = 0; n < count; n += span, ++item) {
+                    if (item % me.threads != me.thread) continue;
+                    const bool last = n + span < count || head + me.threads >= layer.kv_heads;
+                    attend_head(me, layer, index, b, head, r, at, n, n + span < count ? n + span : count,
+                                last ? nullptr : kept(p.k, layer, index, b, head + me.threads));
                 }
             at = end;
         }
+    }
+
+    // The queries n ... end - 1 of one head of keys, of the rows from `at` on. next: the keys that are read afterwards.
+    void attend_head(Me me, const Layer &layer, int64_t index, int64_t b, int64_t head, int64_t r, int64_t at, int64_t n, int64_t end,
+                     const T *next) {
+        Query<T> some[SPAN];
+        Part<A> whole[SPAN], part[TOGETHER];
+        A *mine = desks[me.thread].values;
+        const int64_t width = layer.head_dim, all = end - n;
+        int64_t blocks = 0, first = job.blocks;
+        for (int64_t q = 0; q < all; q += TOGETHER) queries(layer, head, at, qkv + (at - r) * qkv_step, n + q, end, some + q);
+        for (int64_t q = 0; q < all; ++q) {
+            whole[q] = {0, 0, mine + (TOGETHER + q) * part_step};
+            grow(blocks, blocks_of(*some[q].seen));
+            first = some[q].seen->first / BLOCK < first ? some[q].seen->first / BLOCK : first;
+        }
+        for (int64_t q = 0; q < TOGETHER; ++q) part[q] = {0, 0, mine + q * part_step};
+        const T *keys = kept(p.k, layer, index, b, head), *values = kept(p.v, layer, index, b, head);
+        for (int64_t block = first; block < blocks; ++block)
+            for (int64_t q = 0; q < all; q += TOGETHER) {
+                const bool again = q + TOGETHER < all;
+                const T *then = again ? keys + block * BLOCK * width : block + 1 < blocks ? keys + (block + 1) * BLOCK * width : next;
+                const int64_t got = again ? TOGETHER : all - q;
+                attend_some<T>(got, some + q, keys, values, then, width, block, A(layer.scale), part);
+                for (int64_t i = 0; i < got; ++i) merge(whole[q + i], part[i], width);
+            }
+        for (int64_t q = 0; q < all; ++q) finish(layer, some[q], r, whole[q]);
     }
 
     // A thread takes some blocks of keys of all rows, and then merges what all threads found of some rows.
@@ -242,8 +257,8 @@ template <class T> class Runner {
                 Part<A> part[TOGETHER];
                 const int64_t got = queries(layer, head, b * p.rows, qkv + b * p.rows * qkv_step, n, count, some);
                 for (int64_t q = 0; q < got; ++q) part[q] = part_of(layer, some[q], block);
-                attend_some<T>(got, some, kept(p.k, layer, index, b, head), kept(p.v, layer, index, b, head), layer.head_dim, block,
-                               A(layer.scale), part);
+                const T *keys = kept(p.k, layer, index, b, head), *then = item + 1 < end ? keys + (block + 1) * BLOCK * layer.head_dim : nullptr;
+                attend_some<T>(got, some, keys, kept(p.v, layer, index, b, head), then, layer.head_dim, block, A(layer.scale), part);
                 for (int64_t q = 0; q < got; ++q) parts[(some[q].row * layer.heads + some[q].head) * job.blocks + block] = part[q];
             }
         }

@@ -4,7 +4,7 @@
 
 #include "abi.h"
 
-#if defined(SS_BF16_DOT)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -49,7 +49,16 @@ template <class V, class P> inline V raw(const P *from) {
 
 inline FloatVec load(const float *from) { return raw<FloatVec>(from); }
 inline DoubleVec load(const double *from) { return raw<DoubleVec>(from); }
-inline FloatVec load(const bf16 *from) { return (FloatVec)(__builtin_convertvector(raw<HalfVec>(from), WordVec) << 16); }
+inline FloatVec load(const bf16 *from) {
+#if defined(__AVX512F__)   // compilers make two halves of it, and join them
+    const WordVec bits = (WordVec)_mm512_cvtepu16_epi32((__m256i)raw<HalfVec>(from));
+#elif defined(__AVX2__)
+    const WordVec bits = (WordVec)_mm256_cvtepu16_epi32((__m128i)raw<HalfVec>(from));
+#else
+    const WordVec bits = __builtin_convertvector(raw<HalfVec>(from), WordVec);
+#endif
+    return (FloatVec)(bits << 16);
+}
 
 template <class V, class P> inline void store(P *to, V value) { __builtin_memcpy(to, &value, sizeof value); }
 
@@ -80,7 +89,14 @@ template <> inline FloatVec rounded_all<bf16>(FloatVec x) {
 }
 inline void store_as(float *to, FloatVec x) { store(to, x); }
 inline void store_as(double *to, DoubleVec x) { store(to, x); }
-inline void store_as(bf16 *to, FloatVec x) { store(to, __builtin_convertvector((WordVec)rounded_all<bf16>(x) >> 16, HalfVec)); }
+inline void store_as(bf16 *to, FloatVec x) {
+    const WordVec bits = (WordVec)rounded_all<bf16>(x) >> 16;
+#if defined(__AVX512F__)
+    store(to, _mm512_cvtepi32_epi16((__m512i)bits));
+#else
+    store(to, __builtin_convertvector(bits, HalfVec));
+#endif
+}
 
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
