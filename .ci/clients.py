@@ -113,8 +113,8 @@ def with_lm_eval(address: str, environment: dict[str, str], folder: Path) -> Non
 def with_guidellm(address: str, environment: dict[str, str], folder: Path) -> None:
     """A short load of streamed completions: none fails, and each answer has as many tokens as were asked for.
 
-    What guidellm counts as incomplete (one request, once, on a machine that stood still for minutes) is told and no failure; that nothing
-    is lost is what the load in tests/serve/test_hard_times.py is for."""
+    Up to three that guidellm itself calls incomplete are told and are no failure: that nothing is lost is what the load in
+    tests/serve/test_hard_times.py is for."""
     out = folder / "load.json"
     run("guidellm", "run", "--backend", f"kind=openai_http,target={address},model=demo,api_key={KEY},request_format=/v1/completions",
         "--tokenizer", f"kind=huggingface_auto,model={MODEL}", "--data", f"kind=synthetic_text,prompt_tokens=24,output_tokens={ANSWER}",
