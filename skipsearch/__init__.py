@@ -10,10 +10,17 @@ Names are resolved on first use: reading a profile does not load torch.
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from skipsearch.version import __version__
+
+# Threads of torch that have nothing to do spin by default. They take the cores from the threads of the engine native between its passes: on
+# two threads, drafting was then three times as slow. OpenMP reads this once, when torch is loaded.
+if "torch" not in sys.modules:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from skipsearch.decoding import Chunk, Decoder, Generation, Request, Session, attach, detach, generate

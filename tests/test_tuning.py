@@ -141,7 +141,7 @@ def test_modules_are_weighed_alone_and_behind_lookup_and_those_of_other_models_a
 
 def test_a_choice_of_drafters_may_be_the_module_alone(tmp_path: Path) -> None:
     model = small_model()
-    profile = searched(drafters="lookup,adapted", modules=modules_of(model, tmp_path))
+    profile = searched(drafters="lookup,adapted", modules=modules_of(model, tmp_path), study=tmp_path / "its.journal")
     assert [drafter.kind for drafter in profile.candidate.drafters] == ["lookup", "adapted"]
     assert profile.provenance.trials == 0
     tokens = Decoder(model, profile.candidate, modules=[tmp_path]).generate([1, 2, 3], 12).tokens

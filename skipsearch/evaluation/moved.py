@@ -38,10 +38,10 @@ class _Noting:
 
 def moved(model: ModelAdapter, recipe: Recipe, work: Workload) -> Moved | None:
     """Of the first prompts the one under which the masks moved most, and of equals the longest; None for a recipe whose masks stay."""
-    decoder = Decoder(model, recipe)
-    place = next((i for i, (_, drafter) in enumerate(decoder.loop.drafters) if isinstance(drafter, ChoosingDrafter)), None)
+    place = next((i for i, spec in enumerate(recipe.drafters) if spec.moves), None)
     if place is None:
         return None
+    decoder = Decoder(model, recipe)
     length, inner = decoder.loop.drafters[place]
     noting = _Noting(inner)  # type: ignore[arg-type]
     decoder.loop.drafters[place] = (length, noting)  # type: ignore[assignment]
