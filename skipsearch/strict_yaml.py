@@ -85,7 +85,7 @@ def reads_as_text(text: str) -> bool:
 
 
 class _Reader:
-    """Angles a stream of parser events into plain values, refusing what is clever."""
+    """Turns a stream of parser events into plain values, refusing what is clever."""
 
     def __init__(self, text: str, name: str, reading: Reading) -> None:
         self.name, self.reading = name, reading

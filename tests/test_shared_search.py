@@ -219,7 +219,7 @@ def test_a_server_that_is_lost_ends_the_search_with_a_sentence_and_when_it_is_ba
 
 
 def waiting(seconds: float = 300) -> Iterator[None]:
-    """Angles of a loop that waits for something; it fails if that does not come."""
+    """Rounds of a loop that waits for something; it fails if that does not come."""
     began = monotonic()
     while monotonic() - began < seconds:
         yield

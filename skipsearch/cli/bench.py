@@ -34,7 +34,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
           modules: Annotated[list[Path] | None, typer.Option(help="With --methods: a folder of trained parts that take part; may be given "
                                                                   "again.")] = None,
           prompts: Annotated[int, typer.Option(min=1, help="Hold-out prompts.")] = 16,
-          repeats: Annotated[int, typer.Option(min=1, help="Angles of each peer on each prompt.")] = 3,
+          repeats: Annotated[int, typer.Option(min=1, help="Times that each peer decodes each prompt.")] = 3,
           batch: Annotated[str | None, typer.Option(help="Instead of one request after the other: so many side by side, 1,2,4,8. Peers are "
                                                          "ours alone; default: plain, profile.")] = None,
           save: Annotated[bool, typer.Option("--save", help="With --batch and --profile: write what was found into the profile, so that "

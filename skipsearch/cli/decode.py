@@ -31,7 +31,8 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
            device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
            threads: Threads = None,
            exact: Annotated[bool, typer.Option("--exact", help="Greedy tokens equal to the bit with any profile and none, in every "
-                                                               "dtype; costs passes of eight rows.")] = False,
+                                                               "dtype. Free on the engine native; elsewhere every pass "
+                                                               "has eight rows.")] = False,
            remember: Annotated[int, typer.Option(min=0, help="Lookup may copy from so many tokens of this run's earlier answers: for "
                                                              "prompts that resemble one another.")] = 0,
            check: Annotated[bool, typer.Option("--check", help="Decode plainly too and compare the tokens.")] = False,

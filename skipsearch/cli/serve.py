@@ -24,8 +24,9 @@ def serve(model: Annotated[str | None, typer.Option(help="Which model; the profi
           task: AutoTask = "any", profiles: AutoFolder = None,
           device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
           threads: Threads = None,
-          exact: Annotated[bool, typer.Option("--exact", help="Greedy answers equal to the bit whatever was drafted or known before; costs "
-                                                              "passes of eight rows.")] = False) -> None:
+          exact: Annotated[bool, typer.Option("--exact", help="Greedy answers equal to the bit whatever was drafted or known before. Free "
+                                                              "on the engine native; elsewhere every pass has eight "
+                                                              "rows.")] = False) -> None:
     """Example: skipsearch serve --model demo --profile auto --task pycode
 
     Serve a model to OpenAI's clients: /v1/models, /v1/completions, /v1/chat/completions, streaming or not; /health, /metrics for

@@ -36,7 +36,8 @@ class Decoder:
 
     profile: a Profile; a Recipe; a SkipMask, which is a recipe of one skip drafter with `draft_length` (12) and `exit_policy` (Draft &
     Verify's adaptive one); None for plain decoding on the same engine, which is also what a profile with `verdict: plain` asks for.
-    exact: greedy tokens are the same to the bit with any profile and with none, in every dtype; costs passes of eight rows.
+    exact: greedy tokens are the same to the bit with any profile and with none, in every dtype. Free on the engine native;
+    elsewhere every pass has eight rows.
     prices: what the guard weighs each drafter's rounds by (`decoding/guard.py`), a profile's own if None; () is no guard. A bare mask or
     recipe has none. modules: folders in which the trained parts that a recipe names are looked for; a profile that was loaded from a file
     knows its own. remember: tokens of earlier answers that lookup may copy from, as for many requests that resemble one another; 0, the

@@ -12,7 +12,7 @@ from skipsearch.repeats import RepeatDetector
 
 
 class TextStream:
-    """Angles tokens into text as they come: never half a character, never a piece of what may become a stop string.
+    """Turns tokens into text as they come: never half a character, never a piece of what may become a stop string.
 
     The text depends on the tokens alone, not on how many come between two looks at it. Special tokens show as nothing.
     """

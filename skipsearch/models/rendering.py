@@ -33,13 +33,15 @@ class Renderer:
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, template: str, tokens: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, template: str, tokens: Mapping[str, Any], messages: Sequence[Mapping[str, Any]],
+               tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """A conversation, up to where the model's answer begins. tokens: the special tokens by name. messages: role and content of each
-        turn.
+        turn. tools: JSON schemas of functions that the model may call; None where nothing is said of tools.
 
         Raises: ValueError with what the template says where it fails; TimeoutError if it had to be stopped; ModelError without a process.
         """
-        request = {"template": template, "tokens": dict(tokens), "messages": [dict(turn) for turn in messages], "seconds": self.seconds}
+        request = {"template": template, "tokens": dict(tokens), "messages": [dict(turn) for turn in messages],
+                   "tools": None if tools is None else [dict(tool) for tool in tools], "seconds": self.seconds}
         with self._lock:
             process = self._process if self._process is not None and self._process.poll() is None else self._start()
             self._process = None  # until it has answered: what breaks off in between must not leave its answer to the next request

@@ -30,7 +30,8 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_REAL, 2 * request["seconds"])
         try:
             texts, _ = render_jinja_template(
-                conversations=[request["messages"]], chat_template=request["template"], add_generation_prompt=True, **request["tokens"])
+                conversations=[request["messages"]], tools=request["tools"], chat_template=request["template"],
+                add_generation_prompt=True, **request["tokens"])
             if len(texts[0]) > LONGEST:
                 raise ValueError(f"it makes {len(texts[0])} characters of a request")
             result = {"text": texts[0]}

@@ -9,16 +9,20 @@ from skipsearch.errors import ModelError
 from skipsearch.models.rendering import renderer
 from skipsearch.models.telling import in_short, no_panic
 
+Tools = Sequence[Mapping[str, Any]] | None
 
-def chat_template(tokenizer: Any) -> str | None:
+
+def chat_template(tokenizer: Any, tools: Tools = None) -> str | None:
     """The template (Jinja) that requests to a chat model are put into; None for a base model, which has none.
+
+    tools: where they are given, a model with several templates is asked for the one that is called `tool_use`.
 
     Raises: ModelError for several templates of which none is the default, and for what is no text.
     """
     if not getattr(tokenizer, "chat_template", None):
         return None
     try:
-        template = tokenizer.get_chat_template()
+        template = tokenizer.get_chat_template() if tools is None else tokenizer.get_chat_template(tools=list(tools))
     except (ValueError, TypeError) as error:
         raise ModelError(f"the chat templates in {tokenizer.name_or_path} leave open which one is meant ({in_short(error)}): name one "
                          "default") from None
@@ -32,16 +36,18 @@ def as_request(tokenizer: Any, text: str) -> str:
     return as_conversation(tokenizer, [{"role": "user", "content": text}], "a single request")
 
 
-def as_conversation(tokenizer: Any, messages: Sequence[Mapping[str, str]], what: str = "this conversation") -> str:
+def as_conversation(tokenizer: Any, messages: Sequence[Mapping[str, Any]], what: str = "this conversation", tools: Tools = None) -> str:
     """messages: role and content of each turn, in the chat template, up to where the model's answer begins.
 
-    what: what the messages are, in an error. Raises: ModelError for a template that refuses them, or takes too long or too much memory for
-    them."""
+    what: what the messages are, in an error. tools: as transformers' `apply_chat_template` has them, JSON schemas.
+
+    Raises: ModelError for a template that refuses them, or takes too long or too much memory for them."""
     way_out = "mend it, or remove it to give the model its prompts as they are"
     try:
         if _own_way(tokenizer):
-            return str(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
-        return renderer().render(chat_template(tokenizer) or "", tokenizer.special_tokens_map, messages)
+            more = {} if tools is None else {"tools": list(tools)}
+            return str(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **more))
+        return renderer().render(chat_template(tokenizer, tools) or "", tokenizer.special_tokens_map, messages, tools)
     except ModelError:
         raise
     except TimeoutError as error:
@@ -74,12 +80,14 @@ def token_ids(tokenizer: Any, text: str, *, chat: bool = False, most: int | None
     return ids
 
 
-def conversation_ids(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Token ids of a conversation in the chat template. Raises: ModelError, also for a model that has no template."""
+def conversation_ids(tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> list[int]:
+    """Token ids of a conversation in the chat template. tools: as of `as_conversation`.
+
+    Raises: ModelError, also for a model that has no template."""
     if chat_template(tokenizer) is None:
         raise ModelError(f"the model in {tokenizer.name_or_path} has no chat template, so nothing says how it reads a conversation: give "
                          "it a plain prompt")
-    return _encoded(tokenizer, as_conversation(tokenizer, messages), special=False)
+    return _encoded(tokenizer, as_conversation(tokenizer, messages, tools=tools), special=False)
 
 
 def _whole(tokenizer: Any, text: str, chat: bool) -> list[int]:

@@ -1,7 +1,8 @@
 """`--profile auto`: down a ladder from the profile that fits best to one that fits at all, telling what each rung held.
 
 Model → task → device → dtype: the wanted task before `any`; within a task this device before others, and recipes that were never
-measured last; within a device the same dtype first. On one rung the earlier folder wins.
+measured last; within a device the same dtype first. On one rung the earlier folder wins. Where no task is named and only one was measured
+on this device, its profile comes before those that were never measured.
 """
 
 from __future__ import annotations
@@ -83,6 +84,9 @@ def _climb(files: list[Path], model: ModelFacts, machine: MachineFacts, task: st
             except ProfileError as error:
                 refusals.append(f"refused {path} ({error})")
                 continue
+            if path.parent.name not in (task, ANY):
+                warnings = [f"no task was named, so this is the profile for {path.parent.name}, the only task that was measured on this "
+                            "device; --task names another", *warnings]
             others = len(candidates) - len(refusals) - 1   # a rung says nothing about which of its files is better
             first = f", the first of {others + 1} in the order of the folders" if others else ""
             rungs.append(Rung(wanted, "; ".join([*refusals, f"using {path}{first}"])))
@@ -114,9 +118,18 @@ def _ladder(files: list[Path], model: ModelFacts, machine: MachineFacts, task: s
         return f"{'this' if made_on == here else 'another'} device, {dtype if made_in == dtype else 'another dtype'}"
 
     rungs = [f"{device} device, {kind}" for device in ("this", "another") for kind in (dtype, "another dtype")] + ["unmeasured"]
-    for name in dict.fromkeys([task, ANY]):
+
+    def on(name: str, wanted: list[str]) -> Iterator[tuple[str, list[Path]]]:
         of_task = [path for path in files if path.parent.name == name]
-        yield from ((f"task {name}, {rung}", [path for path in of_task if fit(path) == rung]) for rung in rungs)
+        return ((f"task {name}, {rung}", [path for path in of_task if fit(path) == rung]) for rung in wanted)
+
+    if task != ANY:
+        yield from on(task, rungs)
+    yield from on(ANY, rungs[:2])
+    measured_here = {path.parent.name for path in files if fit(path).startswith("this")} - {ANY}
+    if task == ANY and len(measured_here) == 1:
+        yield from on(*measured_here, rungs[:2])
+    yield from on(ANY, rungs[2:])
 
 
 def list_profiles(folder: Path | None = None) -> Iterator[Listed]:

@@ -192,9 +192,10 @@ async def _events(asking: Asking) -> AsyncIterator[bytes]:
                     yield KEEP_ALIVE
                     continue
                 more = {"skipsearch": added.trace()} if asked.skipsearch.trace else {}
+                so_far = {"usage": usage(asking.choices, asking.prompt_tokens)} if asked.usage_in_each else {}
                 finish = added.choice.finish
                 if added.text or added.scores or finish or more:
-                    yield event(envelope.streamed(added, finish, **more))
+                    yield event(envelope.streamed(added, finish, **more, **so_far))
         except Fault as error:   # the status is sent already
             yield event(error.body)
             return

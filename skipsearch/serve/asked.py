@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from skipsearch.serve.faults import Fault
 from skipsearch.serve.penalties import MinP, Penalties
+from skipsearch.serve.tools import Tool, Turn, read_calls, read_tools
 
 MOST_ANSWERS = 32    # of one request: prompts times n
 Token = Annotated[int, Field(strict=True, ge=0)]
@@ -31,6 +32,7 @@ class _Part(BaseModel):
 
 class StreamOptions(_Part):
     include_usage: bool = False
+    continuous_usage_stats: bool = False   # vLLM's: with include_usage, the usage so far in every event; guidellm asks for it
     include_obfuscation: bool = False   # padding against eavesdroppers on packet sizes; there is no network between here and localhost
 
 
@@ -70,7 +72,7 @@ class Asked(_Part):
         for name, value in data.items():
             if name in NO_EFFECT:
                 continue
-            if name in NEUTRAL:
+            if name in NEUTRAL and name not in cls.model_fields:
                 if value is not None and not any(value == neutral for neutral in NEUTRAL[name]):
                     raise Fault(400, f"{name} is {json.dumps(value)[:60]}, which this server does not carry out: leave it out", name)
                 continue
@@ -108,6 +110,11 @@ class Asked(_Part):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def usage_in_each(self) -> bool:
+        """Whether every event tells the usage so far."""
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
 
 class CompletionAsked(Asked):
     """/v1/completions"""
@@ -144,29 +151,46 @@ class TextPart(_Part):
 
 
 class Message(_Part):
-    """A turn. Clients send more than role and content for turns of the assistant; what is null or empty there says nothing."""
+    """A turn. Clients send more than role and content for turns of the assistant; what is null or empty there says nothing.
+
+    tool_calls: what the assistant called; its content may then be null. tool_call_id: which call a turn of the tool answers, for templates
+    that write it down; in those that do not, the order of the turns says it."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     role: Annotated[str, Field(min_length=1, max_length=64, strict=True)]
-    content: Text | list[TextPart]
+    content: Text | list[TextPart] | None = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: Text | None = None
 
     @model_validator(mode="after")
     def _nothing_else(self) -> Message:
         said = next((name for name, value in (self.model_extra or {}).items() if value not in (None, [], "") and name != "name"), None)
         if said is not None:
             raise Fault(400, f"a message has {said!r}, which this server does not carry out: leave it out", "messages")
+        if self.content is None and not self.tool_calls:
+            raise Fault(400, f"a message of the {self.role} has no content", "messages")
         return self
 
     @property
-    def turn(self) -> dict[str, str]:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text}
+    def turn(self) -> Turn:
+        """Raises: Fault 400."""
+        text = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
+        turn: Turn = {"role": self.role, "content": text}
+        if self.tool_calls:
+            turn["tool_calls"] = read_calls(self.tool_calls)
+        if self.role == "tool":
+            more = {"tool_call_id": self.tool_call_id, "name": (self.model_extra or {}).get("name")}
+            turn |= {name: value for name, value in more.items() if isinstance(value, str)}
+        return turn
 
 
 class ChatAsked(Asked):
     """/v1/chat/completions"""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: Annotated[bool, Field(strict=True)] | None = None
     max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
     logprobs: Annotated[bool, Field(strict=True)] | None = None
@@ -176,7 +200,18 @@ class ChatAsked(Asked):
     def _together(self) -> ChatAsked:
         if self.top_logprobs is not None and not self.logprobs:
             raise Fault(400, "top_logprobs needs logprobs to be true", "top_logprobs")
+        _ = self.offered, self.turns   # what is amiss there is said at once
         return self
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the prompt tells of. Raises: Fault 400."""
+        return read_tools(self.tools or [], self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Raises: Fault 400."""
+        return [message.turn for message in self.messages]
 
 
 A = TypeVar("A", bound=Asked)

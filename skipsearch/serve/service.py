@@ -12,7 +12,7 @@ from typing import Any
 
 from skipsearch.decoding import Decoder, Request
 from skipsearch.errors import ModelError, SkipSearchError
-from skipsearch.models.text import chat_template, conversation_ids, token_ids
+from skipsearch.models.text import chat_template, token_ids
 from skipsearch.serve.answers import Added, Choice, Envelope
 from skipsearch.serve.asked import Asked, ChatAsked, CompletionAsked
 from skipsearch.serve.desk import Desk, Job, Piece
@@ -20,6 +20,7 @@ from skipsearch.serve.faults import Fault
 from skipsearch.serve.keys import Keys
 from skipsearch.serve.limits import Limits
 from skipsearch.serve.metrics import Metrics
+from skipsearch.serve.tools import prompt_ids
 
 DEFAULT_TOKENS = 16   # of a completion, as OpenAI has it; a chat's answer may fill the context
 
@@ -146,7 +147,7 @@ class Service:
             if not self.is_chat:
                 raise Fault(400, f"{self.name} has no chat template, so nothing says how it reads a conversation: use /v1/completions",
                             "messages", "no_chat_template")
-            return [Prompt(conversation_ids(self.tokenizer, [message.turn for message in asked.messages]))]
+            return [Prompt(prompt_ids(self.tokenizer, asked.turns, asked.offered))]
         assert isinstance(asked, CompletionAsked)
         prompts = []
         for given in asked.prompts:

@@ -77,6 +77,16 @@ REASONS = (   # why a class is refused, one of these
     "writes nothing to transformers' own cache", "which is made from the tokens", "no list of modules in it", "fails on tokens alone",
     "does not take our cache", "cannot be driven after a rollback", "transformers has no model of them")
 
+IN_WORDS = {   # of those that are cut out of a longer sentence
+    "no rule here says what layers of the kind": "has a kind of layer that no rule here describes",
+    "otherwise than its own forward with siblings": "computes something else when siblings are in a pass",
+    "which is made from the tokens": "its layers need something that is made from the tokens",
+    "its tokens look ahead": "its tokens see later ones, so it is no decoder",
+    "no list of modules in it": "its layers are not in one list of modules",
+    "is no module of its own": "its attention is no module of its own",
+    "fails on tokens alone": "its forward needs more than tokens",
+    "does not take our cache": "its forward does not take a cache of ours",
+    "structure": "read from the model itself", "structure, recurrent": "read from the model itself, with recurrent layers"}
 
 REFUSED_RECURRENT = ("deepseek_v4", "qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba2")   # for reasons that others have too
 NO_DECODER = ("an encoder feeds its decoder", "its tokens look ahead", "fails on tokens alone", "transformers has no model of them")
@@ -195,7 +205,7 @@ def table(walked: list[Walked]) -> str:
     for one in walked:
         if one.outcome != "unbuilt":
             rows.setdefault((one.outcome, one.how), []).append(one.family)
-    lines = [f"| {outcome} | {how} | {', '.join(names)} ({len(names)}) |" for (outcome, how), names in sorted(rows.items())]
+    lines = [f"| {outcome} | {IN_WORDS.get(how, how)} | {', '.join(names)} ({len(names)}) |" for (outcome, how), names in sorted(rows.items())]
     return "\n".join(["| decoded | how, or why not | families |", "|---|---|---|", *lines])
 
 

@@ -165,6 +165,22 @@ def test_where_no_task_fits_the_answer_names_those_that_there_are(tmp_path: Path
     assert (found.profile, found.tasks) == (None, ("prose", "pycode"))
 
 
+def test_where_no_task_is_named_the_only_one_measured_here_comes_before_what_nobody_measured(tmp_path: Path) -> None:
+    """Whoever tunes a model and then says `--profile auto` gets that profile, and not somebody's published mask."""
+    put(tmp_path, imported(), variant("cnndm"), variant("cnndm", device="NVIDIA L4"))
+    found = find_profile(MODEL, MACHINE, folder=tmp_path)
+    assert found.profile == variant("cnndm")
+    assert "this is the profile for cnndm, the only task that was measured on this device" in found.warnings[0]
+    put(tmp_path, variant("any"))
+    assert find_profile(MODEL, MACHINE, folder=tmp_path).profile == variant("any"), "what was measured here for any task comes before it"
+
+
+def test_where_no_task_is_named_and_two_were_measured_nobody_guesses(tmp_path: Path) -> None:
+    put(tmp_path, variant("cnndm"), variant("prose"))
+    found = find_profile(MODEL, MACHINE, folder=tmp_path)
+    assert (found.profile, found.tasks) == (None, ("cnndm", "prose"))
+
+
 def test_the_folder_named_by_the_user_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"--profiles .*nowhere is not a folder"):
         find_profile(MODEL, MACHINE, folder=tmp_path / "nowhere")

@@ -69,6 +69,21 @@ def test_chats_are_the_models_own(client: openai.OpenAI) -> None:
     assert events[-1].usage.completion_tokens == 30
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_usage_so_far_is_in_every_event_for_those_who_ask(client: openai.OpenAI, chat: bool) -> None:
+    """vLLM's option, which load generators take."""
+    asked: Any = {"model": "tiny", "max_tokens": 40, "temperature": 0, "stream": True,
+                  "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    events: Any = list(client.chat.completions.create(messages=[{"role": "user", "content": "say it"}], **asked) if chat else
+                       client.completions.create(prompt="a b c a b c a", **asked))
+    told = [event.usage.completion_tokens for event in events if event.usage is not None]
+    assert len(told) >= len(events) - 1, "the event that says whose turn it is has none"
+    assert told == sorted(told)
+    assert told[0] < told[-1] == 40
+    asked["stream_options"] = {"continuous_usage_stats": True}
+    assert all(event.usage is None for event in client.completions.create(prompt="x", **asked))
+
+
 def test_a_second_turn_finds_the_first_in_the_cache(client: openai.OpenAI) -> None:
     asked: Any = [{"role": "system", "content": "be kind and answer in words of one syllable"}, {"role": "user", "content": "say it"}]
     first = client.chat.completions.create(model="tiny", messages=asked, max_tokens=20, temperature=0)

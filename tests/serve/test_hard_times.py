@@ -105,10 +105,10 @@ def test_what_cannot_be_carried_out_gets_its_status_and_a_sentence(server: Runni
 
 
 @pytest.mark.parametrize(("body", "sentence"), [
-    ({"messages": []}, "messages"), ({"messages": [{"role": "user"}]}, "content"),
+    ({"messages": []}, "messages"), ({"messages": [{"role": "user"}]}, "no content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools is"),
-    ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "a message has 'tool_calls'"),
+    ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "a tool is not"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "tool_calls is not a list"),
     ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs needs logprobs"),
     ({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}, "response_format is"),
 ], ids=lambda value: f"{value!s:.40}")
