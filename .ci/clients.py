@@ -1,4 +1,4 @@
-"""`llm` and `lm-eval`, unmodified, against a server of the embedded model. Run by .ci/clients; exit status 1 if anything differs."""
+"""`llm`, `lm-eval` and `guidellm`, unmodified, against a server of the embedded model. Run by .ci/clients; fails if anything differs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "skipsearch" / "demo" / "model"
 BIN = Path(sys.executable).parent
 KEY = "a-key"
+LOAD, STREAMS, ANSWER = 24, 4, 12   # of guidellm: requests, how many at a time, tokens of each answer
 QUESTIONS = [("import", [" os", " zebra"], 0), ("for i in range(", ["10", "def"], 0), ("def __init__(self", ["):", " banana"], 0),
              ("return self", [".", "("], 1), ("class A(object", ["):", "=="], 0), ("try:\n    import", [" json", " else"], 0),
              ("if __name__ ==", [" '__main__'", " None"], 0), ("while True", [":", "import"], 0)]
@@ -46,6 +47,7 @@ def main() -> None:
             address = wait_for(server, log)
             with_llm(address, environment, folder)
             with_lm_eval(address, environment, folder)
+            with_guidellm(address, environment, folder)
         finally:
             server.terminate()
             server.wait(60)
@@ -106,6 +108,24 @@ def with_lm_eval(address: str, environment: dict[str, str], folder: Path) -> Non
         raise SystemExit(f"lm-eval: accuracy {ours} through the server and {theirs} through transformers, log-likelihoods up to "
                          f"{apart:.2g} apart")
     print(f"lm-eval: accuracy {ours} by both backends, log-likelihoods at most {apart:.1g} apart")
+
+
+def with_guidellm(address: str, environment: dict[str, str], folder: Path) -> None:
+    """A short load of streamed completions: none fails, and each answer has as many tokens as were asked for.
+
+    Up to three that guidellm itself calls incomplete are told and are no failure: that nothing is lost is what the load in
+    tests/serve/test_hard_times.py is for."""
+    out = folder / "load.json"
+    run("guidellm", "run", "--backend", f"kind=openai_http,target={address},model=demo,api_key={KEY},request_format=/v1/completions",
+        "--tokenizer", f"kind=huggingface_auto,model={MODEL}", "--data", f"kind=synthetic_text,prompt_tokens=24,output_tokens={ANSWER}",
+        "--profile", f"kind=concurrent,streams={STREAMS}", "--constraint", f"kind=max_requests,count={LOAD}",
+        "--output", f"kind=json,path={out}", "--disable-console", environment=environment)
+    requests = json.loads(out.read_text())["benchmarks"][0]["requests"]
+    answered = [request["output_metrics"]["text_tokens"] for request in requests["successful"]]
+    if requests["errored"] or set(answered) != {ANSWER} or len(answered) <= LOAD - STREAMS:
+        raise SystemExit(f"guidellm: {len(answered)} of {LOAD} requests were answered and {len(requests['errored'])} failed; tokens of the "
+                         f"answers: {answered}")
+    print(f"guidellm: {len(answered)} of {LOAD} requests answered, {STREAMS} at a time; {len(requests['incomplete'])} incomplete")
 
 
 if __name__ == "__main__":

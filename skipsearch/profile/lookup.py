@@ -128,7 +128,7 @@ def _ladder(files: list[Path], model: ModelFacts, machine: MachineFacts, task: s
     yield from on(ANY, rungs[:2])
     measured_here = {path.parent.name for path in files if fit(path).startswith("this")} - {ANY}
     if task == ANY and len(measured_here) == 1:
-        yield from on(*measured_here, rungs[:2])
+        yield from on(measured_here.pop(), rungs[:2])
     yield from on(ANY, rungs[2:])
 
 

@@ -24,10 +24,15 @@ CHOSEN = {"skip": ("skip", "1.5–1.6× (13B)"), "lookup": ("lookup", "1.66× (7
           "swift": ("swift", "1.41× (13B), 1.48× (70B)"), "lookup,swift": ("lookup, then swift", "")}
 
 
+def recipes(task: str) -> dict[str, Any]:
+    """What `recipes.py --out` wrote."""
+    found: dict[str, Any] = json.loads((ROOT / "docs" / "results" / f"recipes-{task}.json").read_text("utf-8"))
+    return found
+
+
 def measured(task: str) -> list[dict[str, Any]]:
     """A row for each of RECIPES, in their order."""
-    found = json.loads((ROOT / "docs" / "results" / f"recipes-{task}.json").read_text("utf-8"))["rows"]["all"]
-    by_name = {row["name"]: row for row in found}
+    by_name = {row["name"]: row for row in recipes(task)["rows"]["all"]}
     return [by_name[name] for name in RECIPES]
 
 
@@ -37,10 +42,11 @@ def speedup(row: dict[str, Any]) -> str:
 
 
 def table() -> str:
-    """Recipes against tasks."""
+    """Recipes against tasks, and what a token of plain decoding takes."""
     by_task = {task: measured(task) for task in TASKS}
     heads = [f"`{task}`: {what}, {by_task[task][0]['prompts']} prompts" for task, what in TASKS.items()]
     lines = ["| recipe | " + " | ".join(heads) + " |", "|---|" + "---|" * len(TASKS)]
+    lines.append("| plain | " + " | ".join(f"{1e3 * recipes(task)['plain_ms_per_token']['mean']:.2f} ms a token" for task in TASKS) + " |")
     for k, name in enumerate(RECIPES.values()):
         lines.append(f"| {name} | " + " | ".join(speedup(by_task[task][k]) for task in TASKS) + " |")
     return "\n".join(lines) + "\n"

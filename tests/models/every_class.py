@@ -205,7 +205,8 @@ def table(walked: list[Walked]) -> str:
     for one in walked:
         if one.outcome != "unbuilt":
             rows.setdefault((one.outcome, one.how), []).append(one.family)
-    lines = [f"| {outcome} | {IN_WORDS.get(how, how)} | {', '.join(names)} ({len(names)}) |" for (outcome, how), names in sorted(rows.items())]
+    lines = [f"| {outcome} | {IN_WORDS.get(how, how)} | {', '.join(names)} ({len(names)}) |"
+             for (outcome, how), names in sorted(rows.items())]
     return "\n".join(["| decoded | how, or why not | families |", "|---|---|---|", *lines])
 
 

@@ -55,4 +55,4 @@ def test_the_page_of_models_shows_the_table_of_the_walk() -> None:
 
 def test_the_table_names_what_was_built_and_no_more() -> None:
     walked = [Walked("a", "exact", "structure"), Walked("b", "exact", "structure"), Walked("c", "unbuilt", "TypeError: no")]
-    assert table(walked).splitlines()[2:] == ["| exact | structure | a, b (2) |"]
+    assert table(walked).splitlines()[2:] == ["| exact | read from the model itself | a, b (2) |"]
