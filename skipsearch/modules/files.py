@@ -121,12 +121,13 @@ def _opened(path: Path) -> BufferedReader:
 def _entries(file: BinaryIO, size: int, name: str) -> dict[str, Any]:
     """The header's JSON, whose tensors are floats and fill the file to its end. Raises: ModuleError."""
     start = file.read(8)
-    if start[:2] == b"PK" or start[:1] == b"\x80":
-        raise ModuleError(f"{name}: this is a pickle, which can run code when it is opened, so it is not; modules are safetensors files")
     if start == b"version ":
         raise ModuleError(f"{name}: this is a Git LFS pointer and not the module: run `git lfs pull` where it came from")
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > min(size - 8, MOST_HEADER):
+        if start[:2] == b"PK" or start[:1] == b"\x80":   # asked only here: a header's length may begin with the same bytes
+            raise ModuleError(f"{name}: this is a pickle, which can run code when it is opened, so it is not; modules are safetensors "
+                              "files")
         raise ModuleError(f"{name}: this is no safetensors file, or it is cut short ({size} bytes); {WAY_OUT}")
     try:
         entries = json.loads(file.read(length))

@@ -102,6 +102,21 @@ def test_a_damaged_or_hostile_file_is_one_sentence_that_names_it(path: Path, cha
     assert len(str(error.value)) < 500
 
 
+@pytest.mark.parametrize("change", ["a pickle", "a torch file"])
+def test_a_pickle_is_called_one(path: Path, change: str) -> None:
+    with pytest.raises(ModuleError, match="this is a pickle"):
+        read_header(mangled(path, change))
+
+
+@pytest.mark.parametrize("start", [b"\x80\x20", b"PK"], ids=["pickle", "zip"])
+def test_a_header_whose_length_begins_as_pickles_do_is_read(path: Path, start: bytes) -> None:
+    content, wanted = path.read_bytes(), int.from_bytes(start, "little")
+    length = int.from_bytes(content[:8], "little")
+    assert length < wanted
+    path.write_bytes(wanted.to_bytes(8, "little") + content[8:8 + length].ljust(wanted) + content[8 + length:])
+    assert read_header(path).card.mask == MASK
+
+
 def test_values_that_are_no_numbers_are_refused(path: Path, tmp_path: Path) -> None:
     model, _ = small_world()
     tensors = copies(model, MASK, 0.1)
