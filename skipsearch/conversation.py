@@ -21,7 +21,7 @@ from skipsearch.stats import DecodeStats
 
 
 class Conversation:
-    """turns: role and content of each. A base model's text is what its turns say, one after the other.
+    """turns: role and content of each. A base model's text is what its turns say, one after the other, each question on a line of its own.
 
     decoder_of: makes what decodes with a profile, where that is more than `Decoder`.
     Raises: ModelError for a model without a tokenizer; ProfileError for a profile of another model.
@@ -79,11 +79,19 @@ class Conversation:
     def _prompt(self) -> list[int]:
         if self.is_chat:
             return conversation_ids(self.model.tokenizer, self.turns)
-        return token_ids(self.model.tokenizer, "".join(turn["content"] for turn in self.turns))
+        return token_ids(self.model.tokenizer, self._text())
+
+    def _text(self) -> str:
+        """What a base model goes on from: what was asked stands on a line of its own, behind the answers so far."""
+        text = ""
+        for turn in self.turns:
+            behind = turn["role"] == "user" and text and not text.endswith("\n")
+            text += f"\n{turn['content']}" if behind else turn["content"]
+        return text
 
     def save(self, path: Path) -> None:
         """Write the turns as one line of JSON, as `decode --prompts` reads it; nothing is replaced. Raises: OSError."""
-        line = json.dumps({"messages": self.turns} if self.is_chat else {"prompt": "".join(turn["content"] for turn in self.turns)},
+        line = json.dumps({"messages": self.turns} if self.is_chat else {"prompt": self._text()},
                           ensure_ascii=False)
         with path.open("x", encoding="utf-8") as file:
             file.write(line + "\n")

@@ -9,6 +9,11 @@ from typing import Any
 from skipsearch.errors import MaskError
 
 
+def sublayers(count: int) -> str:
+    """`1 sub-layer`, `3 sub-layers`"""
+    return f"{count} sub-layer{'' if count == 1 else 's'}"
+
+
 @dataclass(frozen=True, slots=True)
 class SkipMask:
     """The sub-layers that the draft skips; the verify pass always runs all of them.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
+from os import PathLike
 from typing import Any
 
 from skipsearch.errors import SkipSearchError
@@ -16,6 +18,16 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"there is no {kind} called {name!r}; {hint}available: {', '.join(names)}"
+
+
+def near_file(path: str | PathLike[str]) -> str:
+    """`did you mean X? ` for a path that is not there, where something in its folder has nearly this name; else nothing."""
+    folder, name = os.path.split(os.fspath(path))
+    try:
+        near = get_close_matches(name, os.listdir(folder or "."), n=1, cutoff=0.75)
+    except (OSError, ValueError):
+        return ""
+    return f"did you mean {os.path.join(folder, near[0])}? " if near else ""
 
 
 def resolve(kind: str, name: str, table: Mapping[str, str], error: type[SkipSearchError]) -> Any:

@@ -143,7 +143,7 @@ class Recipe:
         return ",".join(drafter.kind for drafter in self.drafters) or "plain"
 
     def __str__(self) -> str:
-        """`lookup from 2, up to 8; skip 3 sub-layers, confidence 0.6, up to 5`"""
+        """`lookup: 2 tokens must match, copies up to 8; skip 3 sub-layers, confidence 0.6, up to 5`"""
         return "; ".join(map(str, self.drafters)) or "plain"
 
 

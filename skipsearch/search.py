@@ -54,6 +54,13 @@ class Raced:
 
 
 @dataclass(frozen=True)
+class ToBeat:
+    """The speedup predicted of lookup alone: a mask that brings no more is no reason to draft with it."""
+
+    speedup: float
+
+
+@dataclass(frozen=True)
 class Noted:
     """Something worth knowing that is no step forward. doubtful: it puts what this search measures in doubt."""
 
@@ -61,7 +68,7 @@ class Noted:
     doubtful: bool = False
 
 
-Event = Stage | Progress | Raced | Noted
+Event = Stage | Progress | ToBeat | Raced | Noted
 Listener = Callable[[Event], None]
 
 

@@ -49,7 +49,7 @@ from skipsearch.models.spec import ModelAdapter
 from skipsearch.modules.files import modules_in, reference
 from skipsearch.names import unknown
 from skipsearch.profile import Profile
-from skipsearch.search import Listener, Noted, Progress, Raced, Search, Stage
+from skipsearch.search import Listener, Noted, Progress, Raced, Search, Stage, ToBeat
 from skipsearch.searchers import SearchProblem, searcher_names
 from skipsearch.stats import Trial
 from skipsearch.tasks import Task, load_task
@@ -126,6 +126,8 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
         judge: Objective = by_replay
         if objective == "wall":
             judge = WallObjective(model, calibration.first(WALL_PROMPTS), by_replay, by_replay.costs.verify[0])
+        elif by_replay.ranked_lookups:
+            listen(ToBeat(by_replay.costs.verify[0] / by_replay.ranked_lookups[0][1]))
         listen(Stage(f"searching masks with {searcher} ({objective} objective)"))
         search = Search(problem, judge, ledger, told, listen, perf_counter(), limit, trials)
         search.run(searcher)
@@ -186,7 +188,9 @@ def check_objective(name: str) -> None:
 def check_drafters(name: str, modules: Path | None = None) -> None:
     """Raises: SearchError."""
     if name not in SHAPES:
-        raise SearchError(unknown("choice of drafters", name, SHAPES))
+        turned = ",".join(reversed([kind.strip() for kind in name.split(",")]))
+        raise SearchError(f"--drafters {name}: lookup stands before the other drafter; write --drafters {turned}" if turned in SHAPES else
+                          unknown("choice of drafters", name, SHAPES))
     kind = name.rpartition(",")[2]
     if kind in TRAINED and modules is None:
         raise SearchError(f"--drafters {name} drafts with trained weights: name the folder of what `skipsearch train {kind}` made with "

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md keeps its word: a drafter and an exit policy are one file and one line each, and the code that stands there works."""
+"""CONTRIBUTING.md keeps its word: a searcher, a drafter and an exit policy are one file and one line each, and the code there works."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def blocks(title: str, kind: str = "python") -> list[str]:
     return [dedent(code) for code in re.findall(rf"^ *```{kind}\n(.*?)^ *```$", section(title), re.DOTALL | re.MULTILINE)]
 
 
+RANKED, LEARNING, SEARCHER_LINE = blocks("Adding a searcher")
 DRAFTER, DRAFTER_LINE, SPEC = blocks("Adding a drafter")
 RECIPE, = blocks("Adding a drafter", "yaml")
 EXIT, EXIT_LINE = blocks("Adding an exit policy")
@@ -44,11 +45,16 @@ def add_line(source: str, table: str, line: str) -> str:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    """A folder with a copy of the package, changed as the two sections say and in no other way."""
+    """A folder with a copy of the package, changed as the three sections say and in no other way."""
     package = tmp_path / "skipsearch"
     shutil.copytree(ROOT / "skipsearch", package, ignore=shutil.ignore_patterns("__pycache__", "model"))
     (package / "drafters" / "again.py").write_text(DRAFTER)
     (package / "exits" / "joint.py").write_text(EXIT)
+    (package / "searchers" / "mine.py").write_text(RANKED)
+    (package / "searchers" / "climber.py").write_text(LEARNING)
+    searchers = package / "searchers" / "__init__.py"
+    learning_line = SEARCHER_LINE.replace("mine", "climber").replace("Mine", "Climber")
+    searchers.write_text(add_line(add_line(searchers.read_text(), "SEARCHERS", SEARCHER_LINE), "SEARCHERS", learning_line))
     tables = package / "recipe.py"
     tables.write_text(add_line(add_line(tables.read_text(), "DRAFTERS", DRAFTER_LINE), "EXITS", EXIT_LINE))
     profile = (ROOT / "tests" / "profile" / "golden" / "v2_unmeasured.yaml").read_text()
@@ -78,6 +84,15 @@ def test_a_drafter_and_an_exit_policy_are_one_file_and_one_line_each(house: Path
     assert found["lossless"] == [True, True]
     assert found["drafted"] == [[True, False], [True]], "the first that proposes something drafts"
     assert all("joint" in kinds for kinds in found["swept"])
+
+
+def test_both_searchers_pass_the_conformance_suite(house: Path) -> None:
+    shutil.copytree(ROOT / "tests" / "searchers", house / "conforming", ignore=shutil.ignore_patterns("__pycache__"))
+    said = python(house, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", "--rootdir", ".", "-k", "mine or climber",
+                  "conforming/test_conformance.py")
+    for name in ("mine", "climber"):
+        for test in ("never_proposes_a_mask_twice", "telling_everything_again_resumes_the_search"):
+            assert re.search(rf"PASSED .*test_{test}\[{name}\]", said), said
 
 
 @pytest.mark.slow

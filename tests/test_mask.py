@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipsearch.errors import MaskError, SkipSearchError
-from skipsearch.mask import SkipMask
+from skipsearch.mask import SkipMask, sublayers
 
 masks = st.integers(1, 12).flatmap(
     lambda n: st.lists(st.integers(0, 1), min_size=2 * n, max_size=2 * n).map(SkipMask.from_bits))
@@ -94,3 +94,7 @@ def test_what_no_model_can_have_is_refused_in_one_sentence(build: Any, sentence:
     assert isinstance(refused.value, SkipSearchError)
     assert isinstance(refused.value, ValueError)
     assert "\n" not in str(refused.value)
+
+
+def test_sublayers_are_counted_in_words() -> None:
+    assert [sublayers(n) for n in (0, 1, 2)] == ["0 sub-layers", "1 sub-layer", "2 sub-layers"]

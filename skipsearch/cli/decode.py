@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.opening import AutoFolder, AutoTask, ProfileChoice, decoder_of, open_both, say_verdict
+from skipsearch.cli.opening import AutoFolder, AutoTask, ProfileChoice, decoder_of, open_both, require_model, say_verdict
 from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, require, warn
 
 if TYPE_CHECKING:
     from skipsearch.decoding import Decoder, Generation
     from skipsearch.models import ModelAdapter
+    from skipsearch.tasks.rows import Row
+
+    Asked = tuple[str, str | list[dict[str, str]]]
 
 
 def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-` reads .jsonl from standard input, line by line.")] = None,
@@ -46,13 +49,14 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
     require(sum(given) == 1, "give exactly one of --prompt TEXT, --prompts FILE.jsonl or - (standard input)")
     require(source in (None, "-"), f"{source!r} is not understood here: use --prompt TEXT, or - for standard input")
     require(not check or temperature == 0, "--check compares greedy tokens; at a temperature above 0 two runs draw different ones")
-    require(not (profile in ("auto", "none") and model is None), f"--profile {profile} needs --model")
+    require_model(profile, model)
     from skipsearch.decoding import Decoder
     from skipsearch.decoding.sampling import Sampling
     from skipsearch.errors import ModelError
     from skipsearch.models.text import chat_template
 
     Sampling(temperature, top_p, top_k)   # a senseless one is told before the model is loaded
+    requests = _requests(prompt, prompts)
     adapter, loaded = open_both(profile, model, task, profiles, device, dtype, quantization, engine, threads)
     if chat and chat_template(adapter.tokenizer) is None:
         raise ModelError(f"{adapter.spec.id} has no chat template: leave --chat out, and write the prompt as the model expects it")
@@ -68,24 +72,26 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
         for either in (decoder, plain):
             either.generate([0, 0], 16, ignore_eos=True)
     differing = 0
-    for name, asked in _requests(prompt, prompts):
+    for name, asked in requests:
         differing += _one(adapter, decoder, plain, name, asked, chat, options, as_json, titled=prompt is None)
     if differing:
         raise typer.Exit(1)
 
 
-def _requests(prompt: str | None, prompts: Path | None) -> Iterator[tuple[str, str | list[dict[str, str]]]]:
-    """(id, text or turns of a conversation) of every request; those of standard input as soon as their line is there."""
+def _requests(prompt: str | None, prompts: Path | None) -> Iterable[Asked]:
+    """(id, text or turns of a conversation) of every request; those of a file at once, so that a faulty one is told before the model is
+    loaded, those of standard input as soon as their line is there. Raises: TaskError."""
     import sys
 
     from skipsearch.tasks.prompts import bare_prompt, conversation
     from skipsearch.tasks.sources.jsonl import each_row, read_rows
 
+    def asked(rows: Iterable[Row]) -> Iterator[Asked]:
+        return ((row.id, conversation(row) or bare_prompt(row).text) for row in rows)
+
     if prompt is not None:
-        yield "prompt", prompt
-        return
-    for row in each_row(sys.stdin.buffer, "standard input") if prompts is None else read_rows(prompts):
-        yield row.id, conversation(row) or bare_prompt(row).text
+        return [("prompt", prompt)]
+    return asked(each_row(sys.stdin.buffer, "standard input")) if prompts is None else list(asked(read_rows(prompts)))
 
 
 def _one(model: ModelAdapter, decoder: Decoder, plain: Decoder | None, name: str, asked: str | list[dict[str, str]], chat: bool,
@@ -144,9 +150,10 @@ def _report(name: str, result: Generation, checked: dict | None, kinds: list[str
     from skipsearch.cli.common import err
 
     stats, pace = result.stats, result.stats.seconds_per_token
-    line = f"{name}: {stats.tokens} tokens ({result.finish_reason})"
+    ended = ", ended at its first repeat" if result.finish_reason == "repeat" else f" ({result.finish_reason})"
+    line = f"{name}: {stats.tokens} token{'' if stats.tokens == 1 else 's'}{ended}{'' if kinds else ', decoded plainly'}"
     if pace:
-        line += f", {1 / pace:.0f} tokens/s after a prefill of {stats.prefill_seconds:.2f} s, τ {stats.tau:.2f}"
+        line += f", {1 / pace:.0f} tokens/s after a prefill of {stats.prefill_seconds:.2f} s{f', τ {stats.tau:.2f}' if kinds else ''}"
     if stats.alpha is not None:
         line += f", α {stats.alpha:.2f}"
     if len(stats.by_drafter) > 1:
@@ -155,9 +162,8 @@ def _report(name: str, result: Generation, checked: dict | None, kinds: list[str
     err.print(line, style="dim")
     if checked and checked["identical"]:
         plain = checked["plain_seconds_per_token"]
-        ratio = f": {plain / pace:.2f}× of plain decoding's {1 / plain:.0f} tokens/s, on this one prompt, where one run is mostly noise" \
-            if plain and pace else ""
-        err.print(f"tokens identical to plain decoding{ratio}", style="green")
+        pace_of_plain = f", which made {1 / plain:.0f} tokens/s" if plain else ""   # no ratio: one run of one prompt is mostly noise
+        err.print(f"tokens identical to plain decoding{pace_of_plain}", style="green")
     elif checked:
         err.print(f"tokens differ from plain decoding at {checked['first_difference']}, where the two likeliest tokens are "
                   f"{checked['logit_gap']:.2g} apart in logits", style="red")

@@ -25,15 +25,35 @@ def open_both(profile: str, model: str | None, task: str, folder: Path | None, d
 
     Raises: SkipSearchError, before a model is loaded where that is possible.
     """
-    require(not (profile in ("auto", "none") and model is None), f"--profile {profile} needs --model")
+    require_model(profile, model)
     from skipsearch.profile import load_profile
 
     loaded = load_profile(profile) if profile not in ("auto", "none") else None
     named = model or (model_of(loaded) if loaded else "")
+    if loaded is not None and model is not None:
+        _refuse_another(loaded, model)
     adapter = load(named, device, dtype, engine, threads, quantization, loaded.engine if loaded else None)
     if profile == "auto":
         loaded = look_up(adapter, named, task, folder)
     return settle(adapter, engine, loaded.engine if loaded else None), loaded
+
+
+def _refuse_another(profile: Profile, named: str) -> None:
+    """What the config of a model that lies here says against the profile, before its weights are read. Raises: ProfileError, ModelError."""
+    from skipsearch.models.config import known_config
+    from skipsearch.models.hub import locate
+    from skipsearch.profile.match import ModelFacts, check
+
+    if named == "demo" or Path(named).expanduser().is_dir():
+        folder, identity, _ = locate(named)
+        config = known_config(folder, named)
+        check(profile, ModelFacts(identity, config.model_type, config.get_text_config(decoder=True).num_hidden_layers))
+
+
+def require_model(profile: str, model: str | None) -> None:
+    """Raises: BadParameter where nothing says which model is meant."""
+    require(model is not None or profile != "auto", "--profile auto needs --model")
+    require(model is not None or profile != "none", "give --model, or --profile FILE, which names its model")
 
 
 def decoder_of(model: ModelAdapter, profile: Profile | None, exact: bool = False, remember: int = 0) -> Decoder:

@@ -13,11 +13,13 @@ from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Se
 def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")],
          task: Annotated[str, typer.Option(help="A task's name, a folder with a task.yaml, or a .jsonl of prompts.")],
          data: Annotated[Path | None, typer.Option(help="A .jsonl to take the task's text from.")] = None,
-         drafters: Annotated[str, typer.Option(help="What may draft: lookup, skip, lookup,skip (in this order), adapted, "
-                                                    "lookup,adapted, or auto, which weighs all of these.")] = "auto",
+         drafters: Annotated[str, typer.Option(help="What may draft: lookup; skip; adapted, kangaroo or s3d, which are trained and "
+                                                    "need --modules; clasp, asd or swift, which choose masks while decoding. Each but "
+                                                    "lookup also behind lookup: lookup,skip. auto weighs lookup, skip, lookup,skip and "
+                                                    "what is in --modules.")] = "auto",
          modules: Annotated[Path | None, typer.Option(help="A folder of trained parts (`skipsearch train`), weighed too.")] = None,
          searcher: Annotated[str, typer.Option(help="See `skipsearch list searchers`.")] = "auto",
-         budget: Annotated[str | None, typer.Option(help="Time for the search: 90s, 20m, 1.5h.")] = None,
+         budget: Annotated[str | None, typer.Option(help="Time for the search: 90s, 20m, 1.5h; a number alone is seconds.")] = None,
          trials: Annotated[int | None, typer.Option(min=1, help="Masks to judge at most. Default, without a budget: 200.")] = None,
          objective: Annotated[str, typer.Option(help="replay (predicted, fast) or wall (timed decoding).")] = "replay",
          device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",

@@ -13,12 +13,15 @@ from skipsearch.cli.progress import Bar
 from skipsearch.profile import Profile
 from skipsearch.profile.describe import brought
 from skipsearch.profile.draw import draw_mask
-from skipsearch.search import Event, Noted, Progress, Raced, Stage
+from skipsearch.search import Event, Noted, Progress, Raced, Stage, ToBeat
 from skipsearch.stats import Trial
+
+WORTH = 1.01   # times the speedup of lookup alone: less could not be told from lookup alone
 
 
 class TuneView:
-    """Listens to `tune`. A terminal gets a live bar a stage; a pipe gets a line a stage and one for each new best mask."""
+    """Listens to `tune`. A terminal gets a live bar a stage; a pipe gets a line a stage and one for each new best mask
+    that is better than lookup alone."""
 
     def __init__(self, console: Terminal):
         self.console = console
@@ -28,6 +31,7 @@ class TuneView:
         self.title = ""
         self.best: Trial | None = None
         self.judged = 0
+        self.to_beat = 0.0
         self.raced: list[Raced] = []
         self.doubtful = False
 
@@ -52,8 +56,10 @@ class TuneView:
                     self.judged += 1
                     self._judged(best)
                 if self.stage is not None:   # the best so far belongs to the search, and not to the stages behind it
-                    said = self.title if judged is None else f"trial {self.judged}, best {_trial(self.best)}"
+                    said = self.title if judged is None else f"trial {self.judged}, {self._found()}"
                     self.bar.update(self.stage, completed=min(done, total), total=total, description=said)
+            case ToBeat(speedup):
+                self.to_beat = WORTH * speedup
             case Noted(sentence, doubtful):
                 self.doubtful |= doubtful
                 self.console.print(sentence, style="dim")
@@ -68,14 +74,22 @@ class TuneView:
     def _judged(self, best: Trial) -> None:
         if self.best is None or best.mask != self.best.mask:
             self.best = best
-            if not self.live:
+            if not self.live and self._worth_telling():
                 self.console.print(f"  trial {self.judged}: best so far {_trial(best)}")
 
+    def _worth_telling(self) -> bool:
+        return self.best is not None and (self.best.speedup or 0.0) > self.to_beat
+
+    def _found(self) -> str:
+        return f"best {_trial(self.best)}" if self._worth_telling() or not self.to_beat else "no mask better than lookup alone"
+
     def summary(self, console: Terminal, profile: Profile, path: Path) -> None:
-        """The race, the hold-out measurement, the mask where there is one, what each drafter brought, and what to do with it."""
+        """The race, the mask where there is one, what each drafter brought, the verdict on hold-out prompts, and what to do with it."""
         table = Table("recipe", "predicted", "measured (95 %)", "prompts", box=None, pad_edge=False)
         for r in self.raced:
-            predicted = f"{r.predicted:.2f}×" if r.predicted else ""
+            if r.split == "holdout":   # what the verdict says
+                continue
+            predicted = f"{r.predicted:.2f}×{' (unreliable)' if self.doubtful else ''}" if r.predicted else ""
             table.add_row(str(r.recipe), predicted,
                           f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", f"{r.prompts} {r.split}")
         console.print(table)
@@ -106,7 +120,11 @@ class TuneView:
         if self.doubtful:
             console.print("[yellow]this was measured on a machine that was busy with something else[/]: tune again on a quiet one before "
                           "you share it", markup=True)
-        console.print(f"written to {path}; skipsearch decode --profile {path} uses it")
+        if profile.verdict == "speculate":
+            console.print(f"written to {path}; skipsearch decode --profile {path} --prompt '…' uses it")
+        else:
+            console.print(f"written to {path}; what may help: more prompts, a quiet machine, or a trained draft (`skipsearch train`, then "
+                          "tune with --modules)")
 
 
 def _trial(trial: Trial | None) -> str:

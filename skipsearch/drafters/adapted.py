@@ -13,7 +13,7 @@ from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
 from skipsearch.drafters.skip import Skip, SkipDrafter
 from skipsearch.exits import Exit
 from skipsearch.fields import ModuleRef
-from skipsearch.mask import SkipMask
+from skipsearch.mask import SkipMask, sublayers
 from skipsearch.recipe import About, Siblings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Adapted(Skip):
         n, unit = next((self.module.parameters / size, unit) for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1, ""))
                        if self.module.parameters >= size)
         beside = f", {self.siblings}" if self.siblings else ""
-        return (f"adapted, skips {len(self.attn) + len(self.mlp)} sub-layers, {n:.3g}{unit} trained values, {self.exit}, up to "
+        return (f"adapted, skips {sublayers(len(self.attn) + len(self.mlp))}, {n:.3g}{unit} trained values, {self.exit}, up to "
                 f"{self.draft_length}{beside}")
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
 from skipsearch.drafters.skip import ascending
 from skipsearch.fields import Layers, ModuleRef, Part, broken_rule, is_none
-from skipsearch.mask import SkipMask
+from skipsearch.mask import SkipMask, sublayers
 from skipsearch.recipe import About, DrafterSpec
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class S3D(DrafterSpec):
 
     def __str__(self) -> str:
         shape = f", a tree of {len(self.tree.parents)}" if self.tree else ""
-        return f"s3d, skips {len(self.attn) + len(self.mlp)} sub-layers, up to {self.draft_length} in one pass{shape}"
+        return f"s3d, skips {sublayers(len(self.attn) + len(self.mlp))}, up to {self.draft_length} in one pass{shape}"
 
 
 class S3DDrafter:

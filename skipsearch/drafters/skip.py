@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
 from skipsearch.exits import Exit
 from skipsearch.fields import Layers, is_none
-from skipsearch.mask import SkipMask
+from skipsearch.mask import SkipMask, sublayers
 from skipsearch.recipe import EXITS, About, DrafterSpec, Siblings, union_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Skip(DrafterSpec):
 
     def __str__(self) -> str:
         beside = f", {self.siblings}" if self.siblings else ""
-        return f"skip {len(self.attn) + len(self.mlp)} sub-layers, {self.exit}, up to {self.draft_length}{beside}"
+        return f"skip {sublayers(len(self.attn) + len(self.mlp))}, {self.exit}, up to {self.draft_length}{beside}"
 
 
 def ascending(layers: tuple[int, ...]) -> tuple[int, ...]:

@@ -66,8 +66,8 @@ class Finding:
 
     def __str__(self) -> str:
         masks = ", and its own masks far behind" if self.spans else ""
-        return (f"as its own forward {', '.join(self.differences)}{masks}: logits differ by {max(self.differences.values()):.1e} of their "
-                f"standard deviation at most; a hidden key makes {self.hidden_key:.1e}, and more than {self.tolerance:.0e} is refused")
+        return (f"as its own forward {', '.join(self.differences)}{masks}: logits agree to {max(self.differences.values()):.0e} of their "
+                f"standard deviation (limit {self.tolerance:.0e}; a planted fault gives {self.hidden_key:.0e})")
 
 
 @torch.no_grad()

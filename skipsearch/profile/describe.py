@@ -31,7 +31,7 @@ def describe(profile: Profile) -> list[str]:
 
 
 def _drafts(profile: Profile) -> list[str]:
-    """`drafts   lookup from 2, up to 8`, and for each drafter that is asked after it `or else  …`."""
+    """`drafts   lookup: 2 tokens must match, copies up to 8`, and for each drafter that is asked after it `or else  …`."""
     drafters = [str(drafter) for drafter in profile.candidate.drafters] or ["nothing"]
     return [f"{'or else' if i else 'drafts':<8} {drafter}" for i, drafter in enumerate(drafters)]
 

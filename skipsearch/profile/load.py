@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from skipsearch.errors import ProfileError
+from skipsearch.names import near_file
 from skipsearch.profile.dump import as_dict
 from skipsearch.profile.migrate import as_written, migrate
 from skipsearch.profile.schema import Profile
@@ -71,7 +73,8 @@ def read_file(path: str | Path) -> bytes:
         # O_NONBLOCK: opening a pipe would otherwise wait for a writer
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
-        raise ProfileError(f"{path}: there is no such file or folder; `skipsearch profile list` shows the profiles there are") from None
+        raise ProfileError(f"{path}: there is no such file or folder; {near_file(path)}`skipsearch profile list` shows the profiles "
+                           "there are") from None
     except (OSError, ValueError) as error:
         if os.path.islink(path):
             raise ProfileError(f"{path}: this is a symbolic link, and links are not followed; name the file itself") from None
@@ -108,8 +111,19 @@ def _explain(error: ValidationError, data: dict[str, Any], document: Document, n
     missing = [detail["loc"] for detail in details if detail["type"] == "missing"]
     paths, lines = zip(*(_place(document, _path(data, detail)) for detail in details), strict=True)
     first = min(range(len(details)), key=lambda i: (lines[i], details[i]["type"] != "extra_forbidden"))
-    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    meant = _meant(details[first], missing)
+    others = sum(detail is not details[first] and (detail["type"] != "missing" or detail["loc"] != meant) for detail in details)
+    more = f" (and {others} more)" if others else ""
     return f"{where(name, lines[first], paths[first])}: {broken(details[first], missing)}{more}"
+
+
+def _meant(detail: ErrorDetails, missing: Sequence[tuple[int | str, ...]]) -> tuple[int | str, ...] | None:
+    """The missing key that an unknown one was meant to be; None if none is near."""
+    if detail["type"] != "extra_forbidden":
+        return None
+    *parent, wrong = detail["loc"]
+    near = get_close_matches(str(wrong), [str(loc[-1]) for loc in missing if list(loc[:-1]) == parent], n=1)
+    return (*parent, near[0]) if near else None
 
 
 def _path(data: Any, detail: ErrorDetails) -> KeyPath:
@@ -144,11 +158,12 @@ def broken(detail: ErrorDetails, missing: Sequence[tuple[int | str, ...]] = ()) 
     """What stands there and the rule it breaks, in a profile's words; `missing` are the keys that a wrong one may have meant."""
     kind = detail["type"]
     if kind == "extra_forbidden":
-        *parent, wrong = detail["loc"]
-        near = get_close_matches(str(wrong), [str(loc[-1]) for loc in missing if list(loc[:-1]) == parent], n=1)
-        return f"unknown key; did you mean {near[0]}?" if near else "unknown key; remove it, or update skipsearch"
+        meant = _meant(detail, missing)
+        return f"unknown key; did you mean {meant[-1]}?" if meant else "unknown key; remove it, or update skipsearch"
     if kind == "union_tag_invalid":
-        return f"its kind must be one of {detail['ctx']['expected_tags']}"
+        known = str(detail["ctx"]["expected_tags"])
+        near = get_close_matches(str(detail["ctx"]["tag"]), re.findall(r"'(\w+)'", known), n=1)
+        return f"its kind must be one of {known}{f'; did you mean {near[0]}?' if near else ''}"
     if kind == "too_long":
         return f"there are too many; {detail['ctx']['max_length']} are the most"
     rule = _PLAINER.get(kind) or detail["msg"].removeprefix("Value error, ")

@@ -102,7 +102,8 @@ def _machine_differences(profile: Profile, machine: MachineFacts) -> Iterator[st
     if there.count != machine.count:
         yield f"measured on {there.count} device(s), used on {machine.count}: the speedup may differ"
     if _differ(there.threads, machine.threads):
-        yield f"measured with {there.threads} threads, used with {machine.threads}: the speedup may differ"
+        threads = f"{there.threads} thread{'' if there.threads == 1 else 's'}"
+        yield f"measured with {threads}, used with {machine.threads}: the speedup may differ"
     if _differ(profile.engine, machine.engine):
         yield f"measured with engine {profile.engine}, used with {machine.engine}: the speedup may be smaller, or none"
     for package, version in profile.software.model_dump().items():

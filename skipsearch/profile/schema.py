@@ -203,8 +203,10 @@ class Profile(Part):
                 if drafter in drafters[:i]:
                     raise broken_rule(f"{key}.{i}", f"it is the same as {key}[{drafters.index(drafter)}], which is asked before it, so it "
                                                     "never drafts; remove it")
-        if (self.verdict == "plain") != (not self.drafters):
-            raise broken_rule("drafters", "it is empty exactly if the verdict is plain")
+        if self.verdict == "plain" and self.drafters:
+            raise broken_rule("drafters", "the verdict is plain, so drafters must be []; or set verdict: speculate")
+        if self.verdict != "plain" and not self.drafters:
+            raise broken_rule("drafters", f"the verdict is {self.verdict}, so drafters must not be []; or set verdict: plain")
         if self.lost and self.verdict != "plain":
             raise broken_rule("lost", "only a plain verdict has candidates that lost")
         return self

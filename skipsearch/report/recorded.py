@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from skipsearch.errors import DecodeError
+from skipsearch.mask import sublayers
 from skipsearch.recipe import Recipe
 
 MAX_LAYERS = 1024          # as in a profile
@@ -99,7 +100,7 @@ class RacedRecipe(Part):
 
 def in_words(recipe: Recipe | None, skipped: int, policy: str) -> str:
     """A recipe or, of an older study, what would be one: `skip 3 sub-layers, confidence 0.6, up to 5`."""
-    return str(recipe) if recipe is not None else ", ".join(filter(None, [f"skip {skipped} sub-layers", policy]))
+    return str(recipe) if recipe is not None else ", ".join(filter(None, [f"skip {sublayers(skipped)}", policy]))
 
 
 class SurfacePoint(Part):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from skipsearch.errors import TaskError
+from skipsearch.names import near_file
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -18,7 +19,8 @@ def open_regular(path: Path) -> BinaryIO:
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))   # without it, a pipe waits for its writer already here
     except (OSError, ValueError) as error:
-        raise TaskError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        near = near_file(path).rstrip() if isinstance(error, FileNotFoundError) else ""
+        raise TaskError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}){near and '; '}{near}") from error
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(handle, "rb")

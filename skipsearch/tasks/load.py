@@ -10,7 +10,7 @@ from skipsearch.errors import TaskError
 from skipsearch.names import unknown
 from skipsearch.tasks.manifest import MANIFEST, HubSource, JsonlSource, Manifest, StdlibSource, read_manifest
 from skipsearch.tasks.prompts import bare_prompt, rendered, with_shots, without_line_break
-from skipsearch.tasks.rows import Pools, prepare
+from skipsearch.tasks.rows import Pools, Row, prepare
 from skipsearch.tasks.sources import hub, jsonl, stdlib
 from skipsearch.tasks.split import cut_in_two, shortfall, take_both
 from skipsearch.tasks.values import Sampling, Task
@@ -55,7 +55,7 @@ def load_task(name_or_path: str | Path, *, data: str | Path | None = None) -> Ta
     manifest = read_manifest(path)
     if data is None:
         return _assemble(manifest, _pools(manifest, path), str(path), ())
-    return _assemble(manifest, Pools(jsonl.read_rows(Path(data)), None), str(data),
+    return _assemble(manifest, Pools(_rows(Path(data)), None), str(data),
                      (f"text from {Path(data).name} instead of the task's own source",))
 
 
@@ -82,6 +82,9 @@ def manifest_path(name_or_path: str | Path) -> Path:
         return path / MANIFEST
     if path.is_file() and path.suffix in (".yaml", ".yml"):
         return path
+    if path.is_file():
+        raise TaskError(f"{path} is a file whose name does not end in .jsonl (prompts, one JSON object a line) or .yaml (a manifest); "
+                        "rename it if it is one of them")
     raise TaskError(unknown("task", given, names) + "; a folder with a task.yaml or a .jsonl file is a task too")
 
 
@@ -93,6 +96,15 @@ def _pools(manifest: Manifest, path: Path) -> Pools:
             return jsonl.read(source, path.parent)
         case HubSource() as source:
             return hub.read(source, manifest)
+
+
+def _rows(data: Path) -> list[Row]:
+    try:
+        return jsonl.read_rows(data)
+    except TaskError as error:
+        if data.suffix == ".jsonl" or not data.is_file():
+            raise
+        raise TaskError(f"{error}; and {data.name} does not end in .jsonl: is it the right file?") from error
 
 
 def _bare(path: Path) -> Task:

@@ -129,6 +129,20 @@ def test_each_turn_goes_through_the_template_and_pays_for_what_is_new() -> None:
     assert talk.turns == [{"role": "system", "content": "be"}]
 
 
+def test_what_is_said_to_a_base_model_stands_on_a_line_of_its_own(tmp_path: Path) -> None:
+    talk = Conversation(adapt(new_hf_model("llama"), letter_tokenizer()), max_new_tokens=4)
+    first = "".join(talk.ask("hi"))
+    assert first
+    "".join(talk.ask("ho\n"))
+    talk.turns[-1]["content"] = "a line\n"
+    "".join(talk.ask("hu"))
+    talk.save(tmp_path / "talk.json")
+    said = json.loads((tmp_path / "talk.json").read_text())["prompt"]
+    assert said == f"hi{first}\nho\na line\nhu{talk.turns[-1]['content']}"
+    assert talk.last is not None
+    assert talk.last.prompt_tokens == len(said) - len(talk.turns[-1]["content"]) + 1
+
+
 def test_a_conversation_that_has_no_room_left_stands_as_it_did() -> None:
     talk = Conversation(chatty(), max_new_tokens=4)
     "".join(talk.ask("hi"))

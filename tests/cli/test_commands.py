@@ -113,8 +113,18 @@ def test_decode_streams_text_to_stdout_and_figures_to_stderr():
     done = skipsearch("decode", "--model", "demo", "--prompt", "import os\nimport", "--max-new-tokens", 8)
     assert done.returncode == 0
     assert done.stdout.strip()
-    assert "8 tokens (length)" in done.stderr
+    assert "8 tokens (length), decoded plainly, " in done.stderr
+    assert "τ" not in done.stderr, "plain decoding has no rounds to speak of"
     assert "tokens/s" not in done.stdout
+
+
+def test_decode_says_that_a_text_ended_at_its_first_repeat_and_what_plain_decoding_took_but_no_ratio(capsys, monkeypatch):
+    code, _, shown = in_process(capsys, monkeypatch, "decode", "--model", "demo", "--prompt", "import os\nimport", "--threads", 1,
+                                "--max-new-tokens", 200, "--end-on-repeat", 2, "--check")
+    assert code == 0, shown
+    assert "tokens, ended at its first repeat, decoded plainly, " in shown
+    assert "tokens identical to plain decoding, which made " in shown
+    assert "×" not in shown
 
 
 def test_decode_reads_standard_input(capsys, monkeypatch):
@@ -213,8 +223,9 @@ def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, eng
     (["decode", "--model", "demo", "--prompt", "x", "--chat"], 1, "demo has no chat template: leave --chat out"),
     (["decode", "--model", "demo", "--prompt", "word " * 3000], 1, "shorten it"),
     (["decode", "--profile", "no-such-file.yaml", "--prompt", "x"], 1, "no-such-file.yaml"),
-    (["decode", "--profile", "none", "--prompt", "x"], 2, "needs --model"),
-    (["decode", "--model", "demo", "--prompts", "no-such.jsonl"], 1, "no-such.jsonl"),
+    (["decode", "--prompt", "x"], 2, "give --model, or --profile FILE, which names its model"),
+    (["decode", "--model", "no/model", "--prompts", "no-such.jsonl"], 1, "no-such.jsonl: cannot be read"),
+    (["tune", "--model", "demo", "--task", "pycode", "--drafters", "skip,lookup"], 1, "write --drafters lookup,skip"),
     (["bench"], 2, "give --profile FILE or --model M"),
     (["bench", "--model", "demo", "--peers", "plain,plian"], 1, "did you mean plain"),
     (["bench", "--model", "demo", "--contexts", "128,long"], 2, "write numbers with commas"),

@@ -11,6 +11,9 @@ from helpers.command import in_process
 from models.every_class import build
 from models.tiny import new_hf_model
 
+from skipsearch.engine import native
+from skipsearch.engine.native import library
+
 
 def looked_at(capsys: Any, monkeypatch: Any, model: object) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
@@ -24,8 +27,25 @@ def test_the_embedded_model(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert found["read as"] == "by the row llama of the table of families"
     assert found["checked"].startswith(
         "as its own forward whole, layer by layer, in pieces, after a rollback, after half a rollback, with siblings, and its own masks")
-    assert found["engine"] == "lean; --engine compiled may be faster"
-    assert found["next"].startswith("skipsearch tune --model demo")
+    assert "(limit 2e-03; a planted fault gives " in found["checked"]
+    assert found["next"] == "skipsearch tune --model demo --task pycode, or your own prompts.jsonl"
+
+
+def test_the_engine_is_what_auto_would_take_and_nothing_is_built_for_the_answer(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def engine() -> str:
+        return str(looked_at(capsys, monkeypatch, "demo")[1]["engine"])
+
+    monkeypatch.setattr(library, "build", lambda *_: pytest.fail("built"))
+    monkeypatch.setattr(native, "kept_library", lambda: None)
+    monkeypatch.delenv("SKIPSEARCH_NATIVE", raising=False)
+    monkeypatch.setenv("CXX", "g++")
+    assert engine() == "native (C++, built once for this CPU)"
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert engine() == "lean; native cannot: there is no C++ compiler: install g++"
+    monkeypatch.setenv("SKIPSEARCH_NATIVE", "0")
+    assert engine() == "lean: SKIPSEARCH_NATIVE=0 forbids native"
 
 
 def test_a_model_without_a_row_and_one_without_fused_weights(

@@ -11,9 +11,10 @@ from helpers.profiles import GOLDEN
 import skipsearch
 from skipsearch.cli.outside import Terminal
 from skipsearch.cli.tune_view import TuneView
+from skipsearch.mask import SkipMask
 from skipsearch.profile import load_profile
-from skipsearch.search import Noted, Raced
-from skipsearch.stats import Estimate
+from skipsearch.search import Noted, Progress, Raced, ToBeat
+from skipsearch.stats import Estimate, Trial
 
 PROFILE = min((Path(skipsearch.__file__).parent / "demo" / "profiles" / "demo" / "pycode").glob("*.yaml"))
 
@@ -42,3 +43,43 @@ def test_the_summary_of_any_recipe(name: str, drawn: bool, told: str) -> None:
     assert told in said.getvalue()
     assert str(profile.candidate) in said.getvalue()
     assert ("attn  " in said.getvalue()) == drawn
+
+
+def test_a_mask_is_told_of_where_it_is_better_than_lookup_alone() -> None:
+    told = StringIO()
+
+    def trial(*layers: int, speedup: float, alpha: float) -> Trial:
+        return Trial(SkipMask(20, layers), 0.01 / speedup, baseline_seconds_per_token=0.01, alpha=alpha)
+
+    with TuneView(Terminal(file=told)) as view:
+        view(ToBeat(2.46))
+        view(Progress(1, 9, none := trial(*range(20), speedup=2.461, alpha=0.0), none))
+        view(Progress(2, 9, good := trial(1, speedup=2.6, alpha=0.7), good))
+    assert told.getvalue().splitlines() == ["  trial 2: best so far 2.60×, α 0.70, 1 of 40 skipped"]
+
+
+@pytest.mark.parametrize("doubtful", [True, False])
+def test_predictions_of_an_unreliable_table_say_so(doubtful: bool) -> None:
+    said, profile = StringIO(), load_profile(GOLDEN / "v2_speculate.yaml")
+    with TuneView(Terminal(file=StringIO())) as view:
+        view(Noted("the machine is what it is", doubtful))
+        view(Raced(profile.candidate, 1.3, Estimate(1.2, 1.1, 1.3), "calibration", 6))
+    view.summary(Terminal(file=said, width=200), profile, Path("here.yaml"))
+    assert ("1.30× (unreliable)" in said.getvalue()) == doubtful
+
+
+def test_one_measurement_has_one_interval() -> None:
+    said, profile = StringIO(), load_profile(GOLDEN / "v2_speculate.yaml")
+    with TuneView(Terminal(file=StringIO())) as view:
+        view(Raced(profile.candidate, 1.3, Estimate(1.2, 1.1, 1.3), "calibration", 6))
+        view(Raced(profile.candidate, None, Estimate(1.3372, 1.3101, 1.3664), "holdout", 32))
+    view.summary(Terminal(file=said, width=200), profile, Path("here.yaml"))
+    assert said.getvalue().count("1.31–1.3") == 1
+
+
+@pytest.mark.parametrize(("name", "next_step"), [("speculate", "skipsearch decode --profile here.yaml --prompt '…' uses it"),
+                                                 ("lost", "what may help: more prompts, a quiet machine, or a trained draft")])
+def test_the_last_line_says_what_to_do_next(name: str, next_step: str) -> None:
+    said = StringIO()
+    TuneView(Terminal(file=StringIO())).summary(Terminal(file=said, width=200), load_profile(GOLDEN / f"v2_{name}.yaml"), Path("here.yaml"))
+    assert next_step in said.getvalue().splitlines()[-1]

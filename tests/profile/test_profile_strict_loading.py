@@ -108,6 +108,7 @@ def test_a_refusal_names_file_line_key_and_rule(old: str, new: str, line: int, k
 
 
 @pytest.mark.parametrize(("old", "new", "line", "key", "rule"), [
+    ("kind: lookup", "kind: lokup", 8, "drafters[0]", "; did you mean lookup?"),
     ("kind: lookup", "kind: look", 8, "drafters[0]", "its kind must be one of 'lookup', 'skip'"),
     ("min_match: 2", "min_match: 0", 8, "drafters[0].min_match", "greater than or equal to 1"),
     ("min_match: 2", "min_match: 17", 8, "drafters[0].min_match", "less than or equal to 16"),
@@ -123,7 +124,7 @@ def test_a_refusal_names_file_line_key_and_rule(old: str, new: str, line: int, k
     ("{kind: lookup, rounds: 400", "{kind: skip, rounds: 400", 26, "measured.by_drafter",
      "it counts the drafters of the recipe, in their order"),
     ("rounds: 400", "rounds: 3201", 26, "measured.by_drafter[0].drafted", "it is at least the rounds and at least the accepted tokens"),
-    ("verdict:    speculate", "verdict:    plain", 7, "drafters", "it is empty exactly if the verdict is plain"),
+    ("verdict:    speculate", "verdict:    plain", 7, "drafters", "the verdict is plain, so drafters must be []"),
 ])
 def test_so_does_one_of_a_recipe_of_several_drafters(old: str, new: str, line: int, key: str, rule: str) -> None:
     sentence = refusal(changed(old, new, MIXED))
@@ -225,3 +226,9 @@ def test_the_package_loads_without_torch_and_numpy() -> None:
     code = "import skipsearch.profile, sys; print(sorted({'torch', 'transformers', 'numpy', 'rich'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     assert done.stdout.strip() == "[]"
+
+
+def test_a_misspelt_key_and_what_it_leaves_missing_are_one_fault() -> None:
+    assert refusal(changed("draft_length: 8", "draft_lenght: 8")).endswith("draft_lenght: unknown key; did you mean draft_length?")
+    both = changed("draft_length: 8", "draft_lenght: 8").replace("n_layers: 16", "n_layers: 0")
+    assert refusal(both).endswith("(and 1 more)")

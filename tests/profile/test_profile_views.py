@@ -90,7 +90,7 @@ def test_recipes_of_different_shape_are_told_apart_by_drafter_and_their_masks_co
     assert found.masks.jaccard == 1.0
     assert found.changed == {"drafters": ("skip", "lookup,skip"), "drafters.skip.draft_length": (8, 6),
                              "drafters.skip.exit.across_requests": (None, True),
-                             "drafters.lookup": (None, "lookup from 2, up to 16, 4 a matched token")}
+                             "drafters.lookup": (None, "lookup: 2 tokens must match, copies up to 16, at most 4 for each token matched")}
     assert "drafters: skip → \"lookup,skip\"" in found.lines()
 
 
@@ -99,7 +99,7 @@ def test_two_drafters_of_a_kind_are_told_apart_by_their_order() -> None:
     without_counts = mixed().model_copy(update={"measured": speculate().measured})
     two = changed(without_counts, line, line + "  - {kind: lookup, min_match: 1, draft_length: 2}\n")
     assert compare(without_counts, two).changed == {"drafters": ("lookup,skip", "lookup,lookup,skip"),
-                                                    "drafters.lookup-2": (None, "lookup from 1, up to 2")}
+                                                    "drafters.lookup-2": (None, "lookup: 1 token must match, copies up to 2")}
 
 
 def test_without_a_mask_on_both_sides_only_the_rest_is_compared() -> None:
@@ -121,7 +121,7 @@ def test_what_lost_is_compared_with_what_won() -> None:
 
 def test_a_profile_names_its_drafters_in_their_order_and_what_each_brought() -> None:
     told = describe(mixed())
-    first = told.index("drafts   lookup from 2, up to 16, 4 a matched token")
+    first = told.index("drafts   lookup: 2 tokens must match, copies up to 16, at most 4 for each token matched")
     assert told[first + 1] == "or else  skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8"
     assert "lookup   400 rounds, 3200 tokens drafted, 1900 accepted (59%)" in told
     assert "skip     700 rounds, 2100 tokens drafted, 1500 accepted (71%)" in told

@@ -14,6 +14,7 @@ from helpers.profiles import GOLDEN, demo_profile
 
 from report.studies import BROUGHT, LOOKUP, OLD_RACED, RACED, SURFACE, make_study
 from skipsearch.errors import ExportError, SearchError
+from skipsearch.mask import sublayers
 from skipsearch.profile import Profile, load_profile
 from skipsearch.report import (
     Drawn,
@@ -167,7 +168,8 @@ def test_what_each_drafter_brought_is_a_bar_of_accepted_in_one_of_drafted_tokens
     drawn = by_drafter(mixed)
     root = parsed(drawn)
     assert [len(marks(root, f"drafters-{gid}-{k}")) for gid in ("drafted", "accepted") for k in (0, 1)] == [1] * 4
-    assert [[*row] for row in drawn.rows] == [["1. lookup from 2, up to 16, 4 a matched token", "400", "3200", "1900", "59%"],
+    first = "1. lookup: 2 tokens must match, copies up to 16, at most 4 for each token matched"
+    assert [[*row] for row in drawn.rows] == [[first, "400", "3200", "1900", "59%"],
                                               ["2. skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8", "700", "2100", "1500", "71%"]]
     (tip,) = [mark[0].text for mark in marks(root, "drafters-accepted-1")]
     assert tip == "2. skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8: 1500 of 2100 drafted tokens accepted, in 700 rounds"
@@ -196,7 +198,7 @@ def test_what_has_no_mask_has_no_row_in_the_layer_map(mixed: Profile, tmp_path: 
     make_study(tmp_path / "a.journal", {"gp": 2}, raced=[entry | {"recipe": [LOOKUP]} for entry in RACED], n_layers=LAYERS)
     study = read_study(tmp_path / "a.journal")
     assert [row.name for row in map_rows([study], lookups)] == ["gp"]
-    assert [(p.skipped, p.recipe) for p in compared([study])] == [(0, "lookup from 2, up to 8")] * 3
+    assert [(p.skipped, p.recipe) for p in compared([study])] == [(0, "lookup: 2 tokens must match, copies up to 8")] * 3
 
 
 def test_one_mask_is_enough(tmp_path: Path) -> None:
@@ -286,7 +288,8 @@ def test_every_mark_says_what_it_is_under_the_pointer(study: Study) -> None:
     said = [mark[0].text for mark in marks(parsed(convergence([study])), "convergence-trials-0-1")]
     own = [j for j in study.judged if j.searcher == "gp"]
     assert said == [f"gp: {j.speedup:.2f}×, {j.trial.mask.n_skipped} skipped, α 0.80, τ 2.10, β {j.trial.beta:.2f}, "
-                    f"lookup from 2, up to 8; skip {j.trial.mask.n_skipped} sub-layers, confidence 0.4, up to 6" for j in own]
+                    f"lookup: 2 tokens must match, copies up to 8; skip {sublayers(j.trial.mask.n_skipped)}, confidence 0.4, up to 6"
+                    for j in own]
 
 
 def test_a_notebook_shows_a_picture(study: Study) -> None:

@@ -62,9 +62,9 @@ def test_what_a_mask_was_judged_in_is_told_of_new_studies_and_old_ones_alike(tmp
     for ours, theirs in zip(new.judged, old.judged, strict=True):
         assert ours.trial.mask == theirs.trial.mask
         assert theirs.recipe == f"skip {theirs.trial.mask.n_skipped} sub-layers, confidence 0.4, up to 6"
-        assert ours.recipe == f"lookup from 2, up to 8; {theirs.recipe}"
+        assert ours.recipe == f"lookup: 2 tokens must match, copies up to 8; {theirs.recipe}"
     assert [str(r) for r in old.raced[:2]] == ["skip 3 sub-layers, confidence 0.4, up to 6", "skip 2 sub-layers, fixed, up to 3"]
-    assert str(new.raced[0]) == f"lookup from 2, up to 8; {old.raced[0]}"
+    assert str(new.raced[0]) == f"lookup: 2 tokens must match, copies up to 8; {old.raced[0]}"
 
 
 def test_a_winner_without_a_mask_has_none(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_search_without_masks_of_its_own_is_shown_by_its_race_and_by_how_masks
     assert "How masks moved" not in missing
     assert "Predicted against measured" not in missing
     assert {"Convergence by searcher", "Layer map by searcher"} <= set(missing)
-    assert "lookup from 2, up to 8" in html
+    assert "lookup: 2 tokens must match, copies up to 8" in html
 
 
 @pytest.mark.parametrize("change", [{"masks": [[1, [0] * 2 * LAYERS]]}, {"masks": [[0, [0, 1]]]}, {"masks": []}, {"rounds": []},

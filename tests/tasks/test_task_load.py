@@ -178,3 +178,17 @@ def test_placeholders_reach_into_a_column(template: str, columns: dict[str, obje
 def test_a_placeholder_without_text_is_named(template: str, columns: dict[str, object], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         render(template, columns)
+
+
+def test_a_file_of_another_name_is_told_what_names_there_are(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("one\n")
+    with pytest.raises(TaskError, match=r"prompts.txt is a file whose name does not end in .jsonl"):
+        load_task(tmp_path / "prompts.txt")
+    with pytest.raises(TaskError, match=r"not JSON .*; and prompts.txt does not end in .jsonl: is it the right file\?"):
+        load_task("pycode", data=tmp_path / "prompts.txt")
+
+
+def test_a_misspelt_file_has_the_nearest_name_suggested(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text("one\n")
+    with pytest.raises(TaskError, match=r"promts.jsonl: cannot be read \(No such file or directory\); did you mean .*/prompts.jsonl\?$"):
+        load_task(tmp_path / "promts.jsonl")

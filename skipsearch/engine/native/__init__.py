@@ -6,11 +6,11 @@ import warnings
 from contextlib import suppress
 
 from skipsearch.engine.native.adapter import NativeAdapter, in_its_layout, why_not
-from skipsearch.engine.native.library import NoCompiler, Progress, kept_library, open_library
+from skipsearch.engine.native.library import NoCompiler, Progress, compiler_here, kept_library, open_library
 from skipsearch.errors import ModelError, OtherEngine
 from skipsearch.models.lean import LeanAdapter
 
-__all__ = ["NativeAdapter", "kept_library", "native_model", "prepare", "ready_model", "why_not"]
+__all__ = ["NativeAdapter", "kept_library", "native_model", "prepare", "ready_model", "why_not", "why_not_here"]
 
 
 def native_model(lean: LeanAdapter, progress: Progress = lambda done, total: None) -> NativeAdapter | LeanAdapter:
@@ -34,6 +34,15 @@ def ready_model(lean: LeanAdapter) -> NativeAdapter | None:
     if why_not(lean) is not None or (built := kept_library()) is None:
         return None
     return in_its_layout(lean, built)
+
+
+def why_not_here(lean: LeanAdapter) -> str | None:
+    """What keeps `auto` from this engine here, as half a sentence; None if nothing does: it was built, or a compiler was found. Builds
+    nothing."""
+    reason = why_not(lean)
+    if reason is None and kept_library() is None and compiler_here() is None:
+        return "there is no C++ compiler: install g++"
+    return reason
 
 
 def prepare(model: object, progress: Progress) -> None:

@@ -140,9 +140,14 @@ def _made(name: str, instructions: str, shelf: Shelf, progress: Progress) -> Lib
     return found
 
 
+def compiler_here() -> str | None:
+    """What would compile the library; None where no C++ compiler was found."""
+    return os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+
+
 def build(instructions: str, progress: Progress = lambda done, total: None) -> bytes:
     """Raises: NoCompiler; OSError where the temporary folder has no room."""
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+    compiler = compiler_here()
     if compiler is None:
         raise NoCompiler("the engine native needs a C++ compiler and there is none: install g++")
     flags = (*FLAGS, *SETS[instructions][1])
