@@ -34,7 +34,7 @@ its round (CONTRIBUTING.md goes the whole way):
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from skipsearch.recipe import ExitSpec
 
@@ -50,6 +50,15 @@ class ExitSession(Protocol):
 
     def observe(self, n_accepted: int, n_drafted: int) -> None:
         """Told after each verify pass of a round that drafted something."""
+
+
+@runtime_checkable
+class ThresholdSession(Protocol):
+    """A session whose rule may be a threshold that stays the same while a round is drafted. An engine can then draft the whole round in one
+    call, and nobody asks the session after each token. It has all that an `ExitSession` has."""
+
+    def threshold_now(self) -> float | None:
+        """Until the next `observe`, `stop(confidence, n)` is `confidence < threshold` for every n. None: another rule for now."""
 
 
 class LearningExits(Protocol):
