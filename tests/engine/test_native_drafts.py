@@ -169,7 +169,8 @@ def step_by_step() -> Any:
 UNSURE = make_exit("confidence", threshold=0.3)
 LEARNING = make_exit("adaptive", threshold=0.4, target_acceptance=0.7, step=0.5, beta2=0.1)
 RECIPES = [Skip.of(MASKS[0], 4, make_exit("fixed")), Skip.of(MASKS[1], 1, UNSURE), Skip.of(MASKS[2], 12, UNSURE),
-           Skip.of(MASKS[3], 7, LEARNING), Skip.of(MASKS[2], 5, UNSURE, Siblings(below=0.6, most=2)), Skip.of(MASKS[0], 6, LEARNING, Siblings(below=0.3, most=3)),
+           Skip.of(MASKS[3], 7, LEARNING), Skip.of(MASKS[2], 5, UNSURE, Siblings(below=0.6, most=2)),
+           Skip.of(MASKS[0], 6, LEARNING, Siblings(below=0.3, most=3)),
            small_module(0.1, 4)]
 
 
