@@ -26,6 +26,8 @@ from torch import Tensor
 from skipsearch.cache import KVCache, Planner
 from skipsearch.decoding import Decoder
 from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
+from skipsearch.drafters.asd import ASD
+from skipsearch.drafters.clasp import CLaSp
 from skipsearch.drafters.skip import Skip, SkipDrafter
 from skipsearch.engine import RowCache, SharedCache, draft_chain, draft_step, forward, inference
 from skipsearch.engine.load import driven
@@ -171,7 +173,8 @@ LEARNING = make_exit("adaptive", threshold=0.4, target_acceptance=0.7, step=0.5,
 RECIPES = [Skip.of(MASKS[0], 4, make_exit("fixed")), Skip.of(MASKS[1], 1, UNSURE), Skip.of(MASKS[2], 12, UNSURE),
            Skip.of(MASKS[3], 7, LEARNING), Skip.of(MASKS[2], 5, UNSURE, Siblings(below=0.6, most=2)),
            Skip.of(MASKS[0], 6, LEARNING, Siblings(below=0.3, most=3)),
-           small_module(0.1, 4)]
+           small_module(0.1, 4), CLaSp(skip=2, draft_length=4, exit=UNSURE),
+           ASD(threshold=0.9, every=2, keep_last=1, draft_length=4, exit=LEARNING)]
 
 
 @pytest.mark.parametrize("spec", RECIPES, ids=str)
