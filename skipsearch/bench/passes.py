@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from skipsearch.bench.requests import Request
-from skipsearch.cache import KVCache, PassPlan
-from skipsearch.engine import Scored, draft_step, forward
+from skipsearch.cache import KVCache, PassPlan, Planner
+from skipsearch.engine import Scored, draft_chain, draft_step, forward
 from skipsearch.machine import synchronise
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import PassRunner
@@ -76,6 +76,17 @@ class _Timed:
         scored = draft_step(self._model, token, cache, plan, mask, scorer, confidence)
         synchronise(device)
         times.draft, times.drafts = times.draft + perf_counter() - started, times.drafts + 1
+        return scored
+
+    def run_draft(self, token: Tensor, cache: KVCache, planner: Planner, mask: SkipMask, scorer: Any, most: int,
+                  threshold: float) -> Scored | None:
+        device, times = self._model.spec.device, self._times
+        synchronise(device)
+        started = perf_counter()
+        scored = draft_chain(self._model, token, cache, planner, mask, scorer, most, threshold)
+        if scored is not None:
+            synchronise(device)
+            times.draft, times.drafts = times.draft + perf_counter() - started, times.drafts + len(scored.weights)
         return scored
 
 

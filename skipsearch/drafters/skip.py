@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field, field_validator
 
-from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
-from skipsearch.exits import Exit
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession, TokenPicker
+from skipsearch.exits import Exit, ThresholdSession
 from skipsearch.fields import Layers, is_none
 from skipsearch.mask import SkipMask, sublayers
 from skipsearch.recipe import EXITS, About, DrafterSpec, Siblings, union_of
@@ -93,6 +93,7 @@ class SkipSession:
 
     def __init__(self, mask: SkipMask, exit_session: Any, reads_confidence: bool, siblings: Beside | None):
         self.skipped, self.exit, self.reads_confidence, self.siblings = mask, exit_session, reads_confidence, siblings
+        self._keeps_threshold = isinstance(exit_session, ThresholdSession)
         self._drafted = 0
 
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
@@ -101,6 +102,8 @@ class SkipSession:
         from skipsearch.engine import draft_step
 
         picker = ctx.picker if self.siblings is None else ctx.picker.ranked(1 + self.siblings.most)
+        if (draft := self._at_once(ctx, picker, most)) is not None:
+            return draft
         reads_confidence = self.reads_confidence or self.siblings is not None
         token, tokens, probs, beside = ctx.pending, list[torch.Tensor](), list[torch.Tensor](), list[int]()
         for n in range(most):
@@ -122,6 +125,23 @@ class SkipSession:
         self._drafted = len(tokens)
         ranked, ways = torch.cat(tokens), torch.cat(probs) if probs else None
         return with_siblings(ranked, ways, beside) if any(beside) else Draft(ranked[:, 0], ways)
+
+    def _at_once(self, ctx: DecodeContext, picker: TokenPicker, most: int) -> Draft | None:
+        """The same draft in one call of the engine; None where it has none, or somebody has to be asked between tokens."""
+        from skipsearch.engine import draft_chain
+
+        threshold = self.exit.threshold_now() if self._keeps_threshold else None
+        if threshold is None:
+            return None
+        scored = draft_chain(ctx.model, ctx.pending, ctx.cache, ctx.planner, self.skipped, picker, most, threshold)
+        if scored is None:
+            return None
+        ranked, self._drafted = scored.weights, len(scored.weights)
+        if self.siblings is not None and scored.confidence is not None:
+            beside = [self.siblings.beside(confidence) for confidence in scored.confidence.tolist()]
+            if any(beside):
+                return with_siblings(ranked, None, beside)
+        return Draft(ranked[:, 0])
 
     def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
         self.exit.observe(sum(node <= self._drafted for node in path), self._drafted)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from skipsearch.cache import KVCache, PassPlan
+from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.engine.rows import RowCache
 from skipsearch.errors import ModelError
 from skipsearch.mask import SkipMask
@@ -74,6 +74,19 @@ def step_alone(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPla
     if model.passes is not None and (scored := model.passes.run_scored(token, cache, plan, mask, scorer, confidence)) is not None:
         return scored
     return scorer.score(alone(model, token, cache, plan, mask)[:, -1], confidence)
+
+
+def draft_chain(model: ModelAdapter, token: Tensor, cache: KVCache, planner: Planner, mask: SkipMask, scorer: Scorer, most: int,
+                threshold: float) -> Scored | None:
+    """Draft steps one after another, each with the token that the one before scored highest, in one call of the engine.
+
+    token: [1, 1], to be written behind the cache. They end behind the first token whose top probability is under the threshold, or at
+    `most`. Returns the scores of N steps: weights [N, choices], the choice first, and confidence [N]. None: the engine has no such call
+    for them, or each step may join those of other requests.
+    """
+    if model.passes is None or isinstance(cache, RowCache):
+        return None
+    return model.passes.run_draft(token, cache, planner, mask, scorer, most, threshold)
 
 
 def looped(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,

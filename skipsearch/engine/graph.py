@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skipsearch.cache import KVCache, PassPlan
+from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.engine.forward import looped
 from skipsearch.mask import SkipMask
 from skipsearch.models.lean import LeanAdapter
@@ -63,6 +63,10 @@ class GraphAdapter:
             return None
         scored: Scored = recording(token, plan)
         return Scored(scored.weights.clone(), scored.confidence)  # drafts are gathered while the next call overwrites them
+
+    def run_draft(self, token: Tensor, cache: KVCache, planner: Planner, mask: SkipMask, scorer: Scorer, most: int,
+                  threshold: float) -> Scored | None:
+        return None
 
     def _recording(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, scorer: Scorer | None = None,
                    confidence: bool = False) -> _Recording | None:

@@ -7,8 +7,8 @@ with the third, which is still verified. `recipe.EXITS` lists them, a file each;
 
 from __future__ import annotations
 
-from skipsearch.exits.base import Exit, ExitSession
+from skipsearch.exits.base import Exit, ExitSession, ThresholdSession
 from skipsearch.exits.policy import DraftPolicy
 from skipsearch.recipe import EXITS, make_exit
 
-__all__ = ["EXITS", "DraftPolicy", "Exit", "ExitSession", "make_exit"]
+__all__ = ["EXITS", "DraftPolicy", "Exit", "ExitSession", "ThresholdSession", "make_exit"]

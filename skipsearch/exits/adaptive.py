@@ -68,6 +68,9 @@ class AdaptiveSession:
     def stop(self, confidence: float, n_drafted: int) -> bool:
         return confidence < self.threshold
 
+    def threshold_now(self) -> float:
+        return self.threshold
+
     def observe(self, n_accepted: int, n_drafted: int) -> None:
         s, rate = self.settings, n_accepted / n_drafted
         self.acceptance = rate if self.acceptance is None else s.beta1 * self.acceptance + (1 - s.beta1) * rate

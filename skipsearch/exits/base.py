@@ -29,12 +29,15 @@ its round (CONTRIBUTING.md goes the whole way):
 
         def observe(self, n_accepted: int, n_drafted: int) -> None:
             pass
+
+A session whose rule within a round is a plain threshold says so (`ThresholdSession`), and is then not asked token by token where the engine
+drafts in one call. The threshold of `JointSession` is one for a product, so it does not say so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from skipsearch.recipe import ExitSpec
 
@@ -50,6 +53,15 @@ class ExitSession(Protocol):
 
     def observe(self, n_accepted: int, n_drafted: int) -> None:
         """Told after each verify pass of a round that drafted something."""
+
+
+@runtime_checkable
+class ThresholdSession(ExitSession, Protocol):
+    """A session whose rule may be a threshold that stays the same while a round is drafted. An engine can then draft the whole round in one
+    call, and nobody asks the session after each token."""
+
+    def threshold_now(self) -> float | None:
+        """Until the next `observe`, `stop(confidence, n)` is `confidence < threshold` for every n. None: another rule for now."""
 
 
 class LearningExits(Protocol):

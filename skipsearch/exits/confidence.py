@@ -29,6 +29,9 @@ class Confidence(Exit):
     def stop(self, confidence: float, n_drafted: int) -> bool:
         return confidence < self.threshold
 
+    def threshold_now(self) -> float:
+        return self.threshold
+
     def observe(self, n_accepted: int, n_drafted: int) -> None:
         pass
 

@@ -23,6 +23,9 @@ class Fixed(Exit):
     def stop(self, confidence: float, n_drafted: int) -> bool:
         return False
 
+    def threshold_now(self) -> float:
+        return 0.0
+
     def observe(self, n_accepted: int, n_drafted: int) -> None:
         pass
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skipsearch.cache import KVCache, PassPlan
+from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.errors import ModelError
 from skipsearch.mask import SkipMask
 from skipsearch.models import masks
@@ -94,6 +94,10 @@ class OwnAdapter(Weighed):
         return self._own.during(Walk(self, plan, mask), tokens, plan.positions, View(plan, cache), last_only)
 
     def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, confidence: bool) -> Scored | None:
+        return None
+
+    def run_draft(self, token: Tensor, cache: KVCache, planner: Planner, mask: SkipMask, scorer: Scorer, most: int,
+                  threshold: float) -> Scored | None:
         return None
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from skipsearch.cache import KVCache, PassPlan
+from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.mask import SkipMask
 
 
@@ -86,6 +86,10 @@ class PassRunner(Protocol):
 
     def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, confidence: bool) -> Scored | None:
         """As `engine.draft_step`; None leaves it to a pass and the scorer."""
+
+    def run_draft(self, token: Tensor, cache: KVCache, planner: Planner, mask: SkipMask, scorer: Scorer, most: int,
+                  threshold: float) -> Scored | None:
+        """As `engine.draft_chain`; None leaves it to draft steps."""
 
 
 class ModelAdapter(Protocol):

@@ -198,14 +198,14 @@ def siblings_that_see_each_other() -> Iterator[None]:
 @contextmanager
 def masks_that_are_mixed_up() -> Iterator[None]:
     """The full model leaves out what the last draft did."""
-    real, last = NativeAdapter.run_scored, list[SkipMask]()
+    real, last = NativeAdapter.run_draft, list[SkipMask]()
 
-    def run_scored(self: NativeAdapter, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, *rest: Any) -> Any:
+    def run_draft(self: NativeAdapter, token: Tensor, cache: KVCache, planner: Planner, mask: SkipMask, *rest: Any) -> Any:
         last[:] = [mask]
-        return real(self, token, cache, plan, mask, *rest)
+        return real(self, token, cache, planner, mask, *rest)
 
     skip = NativeAdapter._skip
-    with (patch.object(NativeAdapter, "run_scored", run_scored),
+    with (patch.object(NativeAdapter, "run_draft", run_draft),
           patch.object(NativeAdapter, "_skip", lambda self, skipped: skip(self, last[0] if skipped is None and last else skipped))):
         yield
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipsearch.errors import DecodeError
-from skipsearch.exits import EXITS, DraftPolicy, Exit, make_exit
+from skipsearch.exits import EXITS, DraftPolicy, Exit, ThresholdSession, make_exit
 from skipsearch.exits.adaptive import Adaptive
 
 rounds = st.lists(st.integers(1, 12).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), max_size=30)
@@ -54,6 +54,22 @@ def test_a_more_confident_draft_is_never_stopped_where_a_less_confident_one_goes
     for accepted, of in told:
         session.observe(accepted, of)
     assert session.stop(min(low, high), 1) >= session.stop(max(low, high), 1)
+
+
+@pytest.mark.parametrize("kind", EXITS)
+@examples(40)
+@given(told=rounds, confidence=st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_the_threshold_that_it_names_is_its_whole_rule_until_it_is_told_of_a_round(kind: str, told: list[tuple[int, int]],
+                                                                                  confidence: list[float]) -> None:
+    session = make_exit(kind).begin()
+    for accepted, of in [(1, 1), *told]:
+        session.observe(accepted, of)
+        threshold = session.threshold_now() if isinstance(session, ThresholdSession) else None
+        if threshold is None:
+            return
+        for n, top in enumerate([*confidence, threshold], 1):
+            assert session.stop(top, n) == (top < threshold)
+            assert session.threshold_now() == threshold, "asking changes nothing"
 
 
 @pytest.mark.parametrize("kind", EXITS)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from skipsearch.cache import KVCache, PassPlan
+from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.engine.native import abi
 from skipsearch.engine.native.library import Library
 from skipsearch.engine.native.panels import Panels, Room, TiedEmbedding, in_panels, room_for
@@ -70,6 +70,24 @@ class NativeAdapter:
         step = self._pass(token, cache, plan, 0, self.spec.n_layers, mask)
         step.choice, step.last_only, step.confidence = choice.data_ptr(), 1, None if sure is None else sure.data_ptr()
         self.library.whole_pass(self._model, step)
+        return Scored(choice, sure)
+
+    def run_draft(self, token: Tensor, cache: KVCache, planner: Planner, mask: SkipMask, scorer: Scorer, most: int,
+                  threshold: float) -> Scored | None:
+        """Greedy drafts alone, where the embedding is known. Siblings are found in the logits of all steps at once."""
+        key: Any = scorer.key
+        greedy, known = isinstance(key, tuple) and key[0] == GREEDY[0], self._model.embed_scale and not self.lean.after
+        if not greedy or not known or len(token) > 1 or cache.length + most > cache.capacity:
+            return None
+        choice, sure, siblings = torch.empty(most, 1, dtype=torch.long), torch.empty(most), min(key[1], self.spec.vocab) - 1
+        logits = torch.empty(most, self.spec.vocab, dtype=self.spec.dtype) if siblings else None
+        step = self._pass(token, cache, planner.chain(cache.length, 1), 0, self.spec.n_layers, mask)
+        step.choice, step.confidence, step.logits, step.last_only = choice.data_ptr(), sure.data_ptr(), _at(logits), 1
+        count = self.library.draft(self._model, step, most, threshold)
+        choice, sure = choice[:count], sure[:count]
+        if logits is not None:
+            others = logits[:count].scatter(1, choice, float("-inf")).topk(siblings).indices
+            choice = torch.cat([choice, others], dim=1)
         return Scored(choice, sure)
 
     def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:

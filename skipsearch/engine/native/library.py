@@ -48,19 +48,31 @@ class Library:
         self.instructions = instructions
         self.run_pass = handle.skipsearch_pass
         self.run_pass.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self.run_draft = handle.skipsearch_draft
+        self.run_draft.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_double)
         self.run_product = handle.skipsearch_product
         self.run_product.argtypes = (ctypes.c_int64, ctypes.c_void_p)
 
     def whole_pass(self, model: abi.Model, step: abi.Pass) -> None:
         """Raises: MemoryError; IndexError for a token, slot or position that the model or the cache has no room for."""
-        failed = self.run_pass(ctypes.byref(model), ctypes.byref(step))
-        if failed:
-            raise MemoryError("no memory for what a pass works in") if failed == 1 else IndexError("a token, slot or position out of range")
+        if failed := self.run_pass(ctypes.byref(model), ctypes.byref(step)):
+            raise _failure(failed)
+
+    def draft(self, model: abi.Model, first: abi.Pass, most: int, threshold: float) -> int:
+        """Passes of one token each, of which the first is given; how many there were. Raises: as `whole_pass`."""
+        count: int = self.run_draft(ctypes.byref(model), ctypes.byref(first), most, threshold)
+        if count < 0:
+            raise _failure(-count)
+        return count
 
     def product(self, dtype: torch.dtype, product: abi.Product) -> None:
         """Raises: MemoryError."""
         if self.run_product(abi.DTYPES[str(dtype).removeprefix("torch.")], ctypes.byref(product)):
             raise MemoryError("no memory for a matrix product")
+
+
+def _failure(code: int) -> Exception:
+    return MemoryError("no memory for what a pass works in") if code == 1 else IndexError("a token, slot or position out of range")
 
 
 class NoCompiler(ModelError):

@@ -1,4 +1,5 @@
-// What Python calls. Each function returns 0, 1 where there is no memory for it, or 2 for numbers that would lead outside of it.
+// What Python calls. Each function returns 0, 1 where there is no memory for it, or 2 for numbers that would lead outside of it; a draft
+// returns its length, or one of these two negated.
 #include <algorithm>
 #include <new>
 #include <vector>
@@ -54,6 +55,14 @@ int64_t look(const Model &model, const Pass &pass, Sights &sights) {
 
 const Kernels &of(int64_t dtype) { return dtype == F64 ? kernels_double : dtype == BF16 ? kernels_bf16 : kernels_float; }
 
+bool run(const Model &model, const Pass &pass) {
+    static thread_local Sights sights;
+    if (!sound(model, pass)) return false;
+    const int64_t blocks = look(model, pass, sights);
+    of(model.dtype).pass(Job{&model, &pass, sights.found.data(), blocks});
+    return true;
+}
+
 }  // namespace
 
 #define EXPORT __attribute__((visibility("default")))
@@ -76,13 +85,31 @@ EXPORT int skipsearch_runs_here() {
 
 EXPORT int skipsearch_pass(const Model *model, const Pass *pass) {
     try {
-        static thread_local Sights sights;
-        if (!sound(*model, *pass)) return 2;
-        const int64_t blocks = look(*model, *pass, sights);
-        of(model->dtype).pass(Job{model, pass, sights.found.data(), blocks});
-        return 0;
+        return run(*model, *pass) ? 0 : 2;
     } catch (const std::bad_alloc &) {
         return 1;
+    }
+}
+
+// A greedy draft: `most` passes of one token, the first as it is given, each other one with the token that the one before chose, a position
+// and a slot on. It ends behind the first token that is less sure than `threshold`. choice, confidence: [most]; logits: [most, vocab] or null.
+EXPORT int skipsearch_draft(const Model *model, const Pass *first, int64_t most, double threshold) {
+    try {
+        Pass pass = *first;
+        if (pass.batch != 1 || pass.rows != 1 || pass.visible || pass.key_positions || !pass.tokens) return -2;
+        int64_t position = *pass.positions, slot = *pass.slots, count = 0;
+        const int64_t row = model->vocab * (model->dtype == F64 ? 8 : model->dtype == BF16 ? 2 : 4);   // bytes of logits
+        pass.positions = &position, pass.slots = &slot;
+        while (count < most) {
+            if (!run(*model, pass)) return -2;
+            ++count;
+            if (double(*pass.confidence) < threshold) break;
+            pass.tokens = pass.choice++, ++pass.confidence, ++position, ++slot, ++pass.keys;
+            if (pass.logits) pass.logits = (char *)pass.logits + row;
+        }
+        return int(count);
+    } catch (const std::bad_alloc &) {
+        return -1;
     }
 }
 
