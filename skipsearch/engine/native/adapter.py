@@ -79,9 +79,12 @@ class NativeAdapter:
         greedy, known = isinstance(key, tuple) and key[0] == GREEDY[0], self._model.embed_scale and not self.lean.after
         if not greedy or not known or len(token) > 1 or cache.length + most > cache.capacity:
             return None
+        plan = planner.chain(cache.length, 1)
+        if not plan.chain:   # a planner that says slot by slot what a pass may see
+            return None
         choice, sure, siblings = torch.empty(most, 1, dtype=torch.long), torch.empty(most), min(key[1], self.spec.vocab) - 1
         logits = torch.empty(most, self.spec.vocab, dtype=self.spec.dtype) if siblings else None
-        step = self._pass(token, cache, planner.chain(cache.length, 1), 0, self.spec.n_layers, mask)
+        step = self._pass(token, cache, plan, 0, self.spec.n_layers, mask)
         step.choice, step.confidence, step.logits, step.last_only = choice.data_ptr(), sure.data_ptr(), _at(logits), 1
         count = self.library.draft(self._model, step, most, threshold)
         choice, sure = choice[:count], sure[:count]
