@@ -256,9 +256,11 @@ def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[in
     """The latency table's costs at the middle one of three context lengths of the calibration text."""
     table = latency_table(model, MAX_DRAFT, contexts, progress, fresh)
     listen(Noted(f"the latency table{', kept from an earlier search,' if table.kept else ''} {table}"))
-    if not table.sound:
+    if not table.steady:
         listen(Noted("so this machine is busy with something else: predictions are worth little now, the race has to tell the masks "
                      "apart, and the table is not kept", doubtful=True))
+    elif not table.sound:
+        listen(Noted("so predictions are rough here; the race, which decodes for real, tells the recipes apart, and the table is not kept"))
     return table.at(main_context(contexts))
 
 
