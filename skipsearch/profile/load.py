@@ -111,8 +111,8 @@ def _explain(error: ValidationError, data: dict[str, Any], document: Document, n
     missing = [detail["loc"] for detail in details if detail["type"] == "missing"]
     paths, lines = zip(*(_place(document, _path(data, detail)) for detail in details), strict=True)
     first = min(range(len(details)), key=lambda i: (lines[i], details[i]["type"] != "extra_forbidden"))
-    meant = _meant(details[first], missing)
-    others = sum(detail is not details[first] and (detail["type"] != "missing" or detail["loc"] != meant) for detail in details)
+    meant = {_meant(detail, missing) for detail in details}
+    others = sum(detail is not details[first] and (detail["type"] != "missing" or detail["loc"] not in meant) for detail in details)
     more = f" (and {others} more)" if others else ""
     return f"{where(name, lines[first], paths[first])}: {broken(details[first], missing)}{more}"
 

@@ -13,22 +13,20 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.engine.native import abi
+from skipsearch.engine.native.described import act_of, described, scale_of
 from skipsearch.engine.native.library import Library
 from skipsearch.engine.native.panels import Panels, Room, TiedEmbedding, in_panels, room_for
 from skipsearch.mask import SkipMask
-from skipsearch.models.lean import MLP, Attention, LeanAdapter
+from skipsearch.models.lean import LeanAdapter
 from skipsearch.models.linear import Linear
-from skipsearch.models.norms import Norm
 from skipsearch.models.spec import PassRunner, Scored, Scorer
 
 GREEDY = ("greedy", 1)           # the key of a scorer that wants the most likely token alone
 MOST_MASKS = 1024                # whose bytes are remembered
-ACTS = {"GELUTanh": abi.GELU_TANH, "NewGELUActivation": abi.GELU_TANH, "GELUActivation": abi.GELU}
 
 
 class NativeAdapter:
@@ -45,7 +43,7 @@ class NativeAdapter:
         self._kinds = list(lean.tables)
         self._turns = self._new_turns()
         self._buffers: WeakKeyDictionary[KVCache, _Buffers] = WeakKeyDictionary()
-        self._model, self._held = _described(lean, self._kinds)
+        self._model, self._held = described(lean, self._kinds)
         self._skips: dict[SkipMask, Any] = {}
 
     @property
@@ -181,7 +179,7 @@ def why_not(lean: LeanAdapter) -> str | None:
         return f"it is for CPUs and {lean.spec.id} is on {lean.spec.device}"
     if lean.spec.dtype_name not in abi.DTYPES:
         return f"it computes in {', '.join(abi.DTYPES)} and {lean.spec.id} is in {lean.spec.dtype_name}"
-    odd = next((mlp.act for _, mlp in lean.layers if _act(mlp) is None), None)
+    odd = next((mlp.act for _, mlp in lean.layers if act_of(mlp) is None), None)
     return None if odd is None else f"it has no activation {getattr(odd, '__name__', None) or type(odd).__name__}"
 
 
@@ -206,22 +204,12 @@ def in_its_layout(lean: LeanAdapter, library: Library) -> NativeAdapter:
     tied = isinstance(table, nn.Embedding) and table.weight.data_ptr() == _address(lean.unembed)
     lean.unembed = head = moved(lean.unembed)
     if tied:
-        lean._embedding = TiedEmbedding(head, _scale(table))
+        lean._embedding = TiedEmbedding(head, scale_of(table))
     return NativeAdapter(lean, library)
 
 
 def _address(matrix: Linear) -> int:
     return 0 if matrix.weight.is_mkldnn else matrix.weight.data_ptr()
-
-
-def _scale(table: nn.Embedding) -> float:
-    """What an embedding multiplies its rows by, as it rounds it."""
-    found: Any = getattr(table, "embed_scale", None)
-    return 1.0 if found is None else float(torch.as_tensor(found).to(table.weight.dtype))
-
-
-def _act(mlp: MLP) -> int | None:
-    return abi.SILU if mlp.act is F.silu else ACTS.get(type(mlp.act).__name__)
 
 
 class _Turns(NamedTuple):
@@ -244,52 +232,6 @@ class _Buffers:
     def those_of(self, cache: KVCache) -> bool:
         """Whether the cache still has the very tensors."""
         return all(map(is_, self.keys, cache.keys)) and all(map(is_, self.values, cache.values))
-
-
-class _Describing:
-    """Makes the structs of a model, and holds what they point to."""
-
-    def __init__(self, dtype: torch.dtype):
-        self.wide, self.held = torch.promote_types(dtype, torch.float32), list[Any]()
-
-    def norm(self, norm: Norm | None) -> abi.Norm:
-        if norm is None:
-            return abi.Norm(None, 0.0, 0)
-        weight = self._kept(norm.weight.to(self.wide).contiguous())
-        return abi.Norm(weight.data_ptr(), norm.eps, norm.width)
-
-    def matrix(self, matrix: Linear) -> abi.Matrix:
-        assert isinstance(matrix, Panels)
-        found, bias = self._kept(matrix).matrix, matrix.wide_bias
-        found.bias = None if bias is None else self._kept(bias).data_ptr()
-        return found
-
-    def layer(self, attention: Attention, mlp: MLP, window: int, table: int) -> abi.Layer:
-        return abi.Layer(
-            self.norm(attention.norm), self.norm(attention.q_norm), self.norm(attention.k_norm), self.norm(attention.post_norm),
-            self.norm(mlp.norm), self.norm(mlp.post_norm), self.matrix(attention.qkv), self.matrix(attention.out), self.matrix(mlp.gate_up),
-            self.matrix(mlp.down), attention.heads, attention.kv_heads, attention.head_dim, window, table, _act(mlp), attention.scale)
-
-    def _kept(self, thing: Any) -> Any:
-        self.held.append(thing)
-        return thing
-
-
-def _described(lean: LeanAdapter, kinds: list[str | None]) -> tuple[abi.Model, list[Any]]:
-    """(the model for the kernels, what it points to)."""
-    spec, all_of = lean.spec, _Describing(lean.spec.dtype)
-    windows = sorted({attention.kind.window or 0 for attention, _ in lean.layers})
-    layers = (abi.Layer * len(lean.layers))(*(
-        all_of.layer(attention, mlp, windows.index(attention.kind.window or 0), kinds.index(attention.kind.layer_type))
-        for attention, mlp in lean.layers))
-    table: Any = lean._embedding
-    known = isinstance(table, TiedEmbedding) or (isinstance(table, nn.Embedding) and table.max_norm is None)
-    rows = table.weight.data_ptr() if known and not isinstance(table, TiedEmbedding) else None
-    scale = (table.scale if isinstance(table, TiedEmbedding) else _scale(table)) if known else 0.0
-    numbers = (ctypes.c_int64 * len(windows))(*windows)
-    model = abi.Model(abi.DTYPES[spec.dtype_name], spec.hidden, spec.vocab, len(layers), len(windows), layers, numbers,
-                      all_of.norm(lean.norm), all_of.matrix(lean.unembed), rows, scale)
-    return model, [*all_of.held, layers, numbers, table]
 
 
 def _rows(table: Tensor | None) -> Tensor | None:
