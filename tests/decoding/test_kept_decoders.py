@@ -161,7 +161,8 @@ def test_a_model_that_nobody_holds_goes_at_once(name: str) -> None:
     _goes(new_hf_model(name))
 
 
-@pytest.mark.parametrize("family", ["starcoder2", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("bloom", "lfm2", "gpt_oss"))])
+@pytest.mark.parametrize("family", ["starcoder2",
+                                    *(pytest.param(name, marks=pytest.mark.thorough) for name in ("bloom", "lfm2", "gpt_oss"))])
 def test_a_model_read_from_its_structure_does_too(family: str) -> None:
     _goes(build(family))
 
