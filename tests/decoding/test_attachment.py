@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,10 +12,11 @@ from helpers.tiny import LAYERS, tiny_llama
 from transformers import GenerationConfig, LogitsProcessorList, pipeline
 
 import skipsearch as ss
-from skipsearch.decoding import loop
 from skipsearch.errors import ModelError, NotCarriedOut, ProfileError
 from skipsearch.export.run import export
 from skipsearch.profile import dump_profile, load_profile
+
+from .round_counts import counted
 
 MASK = ss.SkipMask(LAYERS, (1, 3), (2,))
 IDS = torch.tensor([[5, 17, 40, 3]])
@@ -27,17 +26,8 @@ GOLDEN = Path(__file__).parents[1] / "profile" / "golden"
 @pytest.fixture
 def drafted() -> Iterator[list[int]]:
     """Tokens drafted by each request since."""
-    counts: list[int] = []
-    real = loop.DecodeLoop._round
-
-    def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
-        before = request.stats.drafted
-        tokens = real(self, request, room)
-        counts.append(request.stats.drafted - before)
-        return tokens
-
-    with patch.object(loop.DecodeLoop, "_round", rounds):
-        yield counts
+    with counted("drafted") as found:
+        yield found
 
 
 def test_generate_drafts_until_it_is_detached(drafted: list[int]) -> None:

@@ -22,7 +22,7 @@ from models.tiny import TINY, new_hf_model
 
 import skipsearch as ss
 from skipsearch.cache import KVCache
-from skipsearch.decoding import keeping, loop
+from skipsearch.decoding import keeping
 from skipsearch.drafters.adapted import Adapted
 from skipsearch.drafters.skip import Skip
 from skipsearch.drafters.swift import SWIFT
@@ -32,6 +32,8 @@ from skipsearch.models import adapt
 from skipsearch.modules import weights
 from skipsearch.profile import load_profile
 from skipsearch.recipe import Recipe
+
+from .round_counts import counted
 
 IDS = torch.tensor([[5, 17, 40, 3]])
 MASK = ss.SkipMask(LAYERS, (1, 3), (2,))
@@ -64,16 +66,7 @@ def reads() -> Iterator[list[Path]]:
 @pytest.fixture
 def accepted() -> Iterator[list[int]]:
     """Of each round: how many drafted tokens stood."""
-    found: list[int] = []
-    real = loop.DecodeLoop._round
-
-    def rounds(self: Any, request: Any, room: int) -> list[int]:
-        before = request.stats.accepted
-        tokens = real(self, request, room)
-        found.append(request.stats.accepted - before)
-        return tokens
-
-    with patch.object(loop.DecodeLoop, "_round", rounds):
+    with counted("accepted") as found:
         yield found
 
 

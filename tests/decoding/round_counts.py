@@ -1,0 +1,26 @@
+"""What each round adds to a request's counters, for tests that see a decoder only through what calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from skipsearch.decoding import loop
+
+
+@contextmanager
+def counted(counter: str) -> Iterator[list[int]]:
+    """What `counter` of `DecodeStats` gains in each round of any request since, a number a round."""
+    gained: list[int] = []
+    real = loop.DecodeLoop._round
+
+    def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
+        before = getattr(request.stats, counter)
+        tokens = real(self, request, room)
+        gained.append(getattr(request.stats, counter) - before)
+        return tokens
+
+    with patch.object(loop.DecodeLoop, "_round", rounds):
+        yield gained
