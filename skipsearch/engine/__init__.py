@@ -24,5 +24,5 @@ from skipsearch.engine.rows import RowCache, SharedCache
 from skipsearch.models.spec import Scored
 
 __all__ = ["ENGINES", "EXACT_KEYS", "EXACT_ROWS", "Between", "Choice", "RowCache", "Scored", "SharedCache", "Tap", "Wanted", "current",
-           "draft_chain", "draft_step", "exact_forward", "fastest", "forward", "inference", "is_steady", "load_model", "native_is_wanted", "onward",
-           "ready", "resumed", "together"]
+           "draft_chain", "draft_step", "exact_forward", "fastest", "forward", "inference", "is_steady", "load_model", "native_is_wanted",
+           "onward", "ready", "resumed", "together"]
