@@ -92,7 +92,7 @@ class TuneView:
                 continue
             predicted = f"{r.predicted:.2f}×{' (unreliable)' if self.doubtful else ''}" if r.predicted else ""
             table.add_row(str(r.recipe), predicted,
-                          f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", f"{r.prompts} {r.split}")
+                          f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", str(r.prompts))
         console.print(table)
         if profile.mask.n_skipped:
             console.print(draw_mask(profile.mask))
