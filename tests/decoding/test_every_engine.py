@@ -25,7 +25,7 @@ CHECKS = (check_greedy, check_greedy_on_padded_passes, check_streams_side_by_sid
 
 
 @pytest.fixture(params=["lean", "graph", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled")),
-                        pytest.param("native", marks=pytest.mark.xdist_group("native"))], autouse=True)
+                        *(pytest.param(name, marks=pytest.mark.xdist_group("native")) for name in ("native", "native-8bit"))], autouse=True)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with driven_by(request.param):
         yield request.param
@@ -33,7 +33,8 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def test_the_engine_of_the_moment_is_used(engine: str) -> None:
     model, full = small_world()
-    assert type(model).__name__.lower().startswith(engine)
+    assert type(model).__name__.lower().startswith(engine.removesuffix("-8bit"))
+    assert model.spec.quantization == (engine if engine == "native-8bit" else None)
     assert isinstance(full, FullModel)
 
 
@@ -44,7 +45,7 @@ def test_a_check_passes(check) -> None:
 
 @pytest.mark.parametrize("bug", [name for name, (_, check) in BUGS.items() if check in CHECKS])
 def test_a_check_fails_while_the_bug_is_planted(bug: str, engine: str) -> None:
-    if engine in ("compiled", "native") and bug in IN_WRITE:
+    if engine in ("compiled", "native", "native-8bit") and bug in IN_WRITE:
         pytest.skip(f"{engine} code writes K/V itself")
     plant, check = BUGS[bug]
     with plant(), pytest.raises((AssertionError, ModelError)):

@@ -39,7 +39,7 @@ requests = st.lists(st.tuples(st.sampled_from(PROMPTS) | st.lists(st.integers(0,
 
 
 @pytest.fixture(params=["hf", "lean", "graph", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled")),
-                        pytest.param("native", marks=pytest.mark.xdist_group("native"))])
+                        *(pytest.param(name, marks=pytest.mark.xdist_group("native")) for name in ("native", "native-8bit"))])
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with driven_by(request.param):
         yield request.param
