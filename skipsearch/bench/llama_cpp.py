@@ -28,7 +28,7 @@ class LlamaCpp:
     """A model that llama.cpp holds, by as many threads as torch uses, and one text in its cache. Its K/V are float16, as it has them."""
 
     def __init__(self, model: ModelAdapter, eight_bits: bool = False):
-        """model: held by Hugging Face's modules. eight_bits: its weights as Q8_0, by which llama.cpp rounds what goes into a matrix to 8 bits
+        """model: held by Hugging Face's modules. eight_bits: its weights as Q8_0; llama.cpp then rounds what goes into a matrix to 8 bits,
         too, so that its tokens may differ. Raises: DecodeError where llama.cpp is not there or cannot run it."""
         hf = getattr(model, "model", None)
         if hf is None or model.spec.device.type != "cpu":

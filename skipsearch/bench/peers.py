@@ -74,8 +74,8 @@ class TheirPeer:
 
 
 def make_peers(names: Sequence[str], engine: str, profile: Profile | None, open_model: Opener, exact: bool = False) -> list[Peer]:
-    """engine: of the peers that name none. open_model: a model by engine, the same object for the same name; `PLAIN_WEIGHTS` are those of Hugging
-    Face's modules whatever the quantization, of which llama.cpp makes its own where the engine has 8 bits. exact: of ours.
+    """engine: of the peers that name none. open_model: a model by engine, the same object for the same name. Of `PLAIN_WEIGHTS`, in Hugging
+    Face's modules whatever the quantization, llama.cpp makes its 8 bits where the engine has 8 bits. exact: of ours.
 
     Raises: DecodeError for an unknown peer, one named twice, or one that the profile does not say how to make; ModelError where an engine
     cannot drive the model.

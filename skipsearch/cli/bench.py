@@ -102,11 +102,13 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     table = cost_table(list({id(p.model): p.model for p in contenders if p.engine == p.model.spec.engine}.values()), 128) if costs else []
     llamas = {id(p.llama): p.llama for p in contenders if isinstance(p, TheirPeer) and p.llama is not None}   # its peers share one
     table += [llama_row(llama, 128) for llama in llamas.values() if costs]
-    title = ", ".join(filter(None, (main.spec.id, main.spec.dtype_name, main.spec.quantization, name))) + (" (random weights: speed only)" if is_synthetic(chosen) else "")
+    title = ", ".join(filter(None, (main.spec.id, main.spec.dtype_name, main.spec.quantization, name)))
+    title += " (random weights: speed only)" if is_synthetic(chosen) else ""
     if picture:
         draw(rows, title, picture)
     if as_json:
-        print_json({"model": main.spec.id, "dtype": main.spec.dtype_name, "quantization": main.spec.quantization, "task": name, "synthetic": is_synthetic(chosen), "exact": exact,
+        print_json({"model": main.spec.id, "dtype": main.spec.dtype_name, "quantization": main.spec.quantization, "task": name,
+                    "synthetic": is_synthetic(chosen), "exact": exact,
                     "rows": [row.as_dict() for row in rows], "costs": [row.as_dict() for row in table]})
         return
     print_rows(out, rows)

@@ -58,9 +58,8 @@ def load(name: str, device: str, dtype: str, engine: str, threads: int | None, q
         def tell(done: int, total: int) -> None:
             bar.update(compiling, completed=done, total=total, visible=True)
 
-        model = load_model(name, device=device, dtype=dtype, quantization=quantization,
-                           engine="hf" if (engine, wanted) == ("auto", "hf") and quantization != NATIVE else engine,   # weights in another form
-                           progress=tell)
+        of_hf = (engine, wanted) == ("auto", "hf") and quantization != NATIVE   # which holds the weights in another form
+        model = load_model(name, device=device, dtype=dtype, quantization=quantization, engine="hf" if of_hf else engine, progress=tell)
         if engine == "auto" and wanted in (None, "native") and native_is_wanted():
             prepare(model, tell)
     folder = Path(name).expanduser()

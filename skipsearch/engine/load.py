@@ -52,8 +52,8 @@ def _in_eight_bits(name: str, device: str, dtype: str, engine: str, progress: Ca
         config = found.model.config if isinstance(found, HFAdapter) else None
         reason = why_not(config, found.spec.quantization, found.spec.n_devices) if config else \
             f"{found.spec.family} models have no row in the table of families"
-        raise ModelError(f"quantization {NATIVE} is for models that the engine native drives, and {found.spec.id} is none of them: {reason}; "
-                         "leave it out")
+        raise ModelError(f"quantization {NATIVE} is for models that the engine native drives, and {found.spec.id} is none of them: "
+                         f"{reason}; leave it out")
     return eight_bit_model(found, progress)
 
 

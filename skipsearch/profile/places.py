@@ -23,7 +23,8 @@ def profile_path(profile: Profile) -> Path:
     """
     hardware = profile.hardware
     device = device_slug(hardware.name, hardware.count) if hardware else ANY
-    return Path("profiles", model_folder(profile.model.id), profile.task.name, f"{device}--{weights_slug(profile.model.dtype, profile.model.quantization)}.yaml")
+    weights = weights_slug(profile.model.dtype, profile.model.quantization)
+    return Path("profiles", model_folder(profile.model.id), profile.task.name, f"{device}--{weights}.yaml")
 
 
 def model_folder(model_id: str) -> str:

@@ -88,7 +88,8 @@ def test_what_was_quantised_is_quantised_to_the_same_again() -> None:
 def check_products(library: building.Library, dtype: torch.dtype, shape: tuple[int, int], halves: int) -> None:
     """Of 1 … 16 rows and of 19, with a bias and without: each row has the same bits in all of them."""
     generator = torch.Generator().manual_seed(0)
-    weight, bias, x = random_weight(*shape).to(dtype), *(torch.randn(*s, generator=generator).to(dtype) for s in ((shape[0],), (19, shape[1])))
+    bias, x = (torch.randn(*size, generator=generator).to(dtype) for size in ((shape[0],), (19, shape[1])))
+    weight = random_weight(*shape).to(dtype)
     rounded = dequantised(*quantised(weight))
     for b in (bias, None):
         matrix = in_eights(weight, b, halves, library)
@@ -230,10 +231,11 @@ def test_drafting_changes_no_token(dtype: str) -> None:
 # --- what cannot be ------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("options", "sentence"), [
-    ({"engine": "lean"}, "quantization native-8bit is run by the engine native alone, and not by lean: leave that engine out, or the quantization"),
+    ({"engine": "lean"}, "quantization native-8bit is run by the engine native alone, and not by lean: leave that engine out, or the "
+                         "quantization"),
     ({"engine": "hf"}, "run by the engine native alone, and not by hf"),
-    ({"dtype": "float16"}, "quantization native-8bit cannot be had of demo, since the engine native cannot drive it: it computes in float32, "
-                           "bfloat16, float64 and demo is in float16"),
+    ({"dtype": "float16"}, "quantization native-8bit cannot be had of demo, since the engine native cannot drive it: it computes in "
+                           "float32, bfloat16, float64 and demo is in float16"),
     ({"quantization": "native-4bit"}, "there is no quantization called 'native-4bit'; did you mean native-8bit"),
 ])
 def test_what_it_cannot_be_is_said_in_a_sentence(options: dict[str, str], sentence: str) -> None:
@@ -243,15 +245,15 @@ def test_what_it_cannot_be_is_said_in_a_sentence(options: dict[str, str], senten
 
 def test_it_is_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skipsearch.engine.load.pick_device", lambda name: torch.device("cuda:1"))
-    with pytest.raises(ModelError, match="quantization native-8bit is for CPUs, and not for cuda:1: use --device cpu, or another quantization"):
+    with pytest.raises(ModelError, match="native-8bit is for CPUs, and not for cuda:1: use --device cpu, or another quantization"):
         ss.load_model("demo", quantization="native-8bit")
 
 
 def test_a_family_that_native_cannot_drive_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     other = adapt(new_hf_model("gpt2"))
     monkeypatch.setattr("skipsearch.engine.load.models.load_adapter", lambda *_: other)
-    with pytest.raises(ModelError, match=r"is for models that the engine native drives, and gpt2 is none of them: gpt2 models are not of its "
-                                         r"shape .*; leave it out"):
+    with pytest.raises(ModelError, match=r"is for models that the engine native drives, and gpt2 is none of them: gpt2 models are "
+                                         r"not of its shape .*; leave it out"):
         ss.load_model("gpt2", device="cpu", quantization="native-8bit")
 
 

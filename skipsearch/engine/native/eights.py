@@ -1,6 +1,7 @@
-"""Weights of 8 bits in panels: whole numbers up to 127, and a scale in bfloat16 for each 32 inputs of an output. Activations keep their dtype.
+"""Weights of 8 bits in panels: whole numbers up to 127, and a scale in bfloat16 for 32 inputs of an output. Activations keep their dtype.
 
-The blocks and their bytes are those of GGUF's Q8_0. A product of number and scale has 15 bits, so float32 holds each weight exactly.
+Numbers and scales are those of GGUF's Q8_0, whose scales are float16. A product of number and scale has 15 bits, so float32 holds each weight
+exactly.
 """
 
 from __future__ import annotations
@@ -103,4 +104,5 @@ def _blocks(panels: Tensor, width: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     for start, part, count in ((0, panels[:, :whole], BLOCK_BYTES), (width // SCALED * SCALED, panels[:, whole:], panels.shape[1] - whole)):
         if part.shape[1]:
             blocks = part.unflatten(1, (-1, count))
-            yield (start, blocks[..., SCALE_BYTES:].view(torch.int8).unflatten(2, (-1, PANEL)), blocks[..., :SCALE_BYTES].view(torch.bfloat16))
+            scales, numbers = blocks[..., :SCALE_BYTES], blocks[..., SCALE_BYTES:]
+            yield start, numbers.view(torch.int8).unflatten(2, (-1, PANEL)), scales.view(torch.bfloat16)
