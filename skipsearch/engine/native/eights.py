@@ -1,7 +1,6 @@
 """Weights of 8 bits in panels: whole numbers up to 127, and a scale in bfloat16 for 32 inputs of an output. Activations keep their dtype.
 
-Numbers and scales are those of GGUF's Q8_0, whose scales are float16. A product of number and scale has 15 bits, so float32 holds each weight
-exactly.
+Numbers and scales are those of GGUF's Q8_0, whose scales are float16. The product of a number and a scale has 15 bits, which float32 holds.
 """
 
 from __future__ import annotations
