@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 from skipsearch.version import __version__
 
 # Threads of torch that have nothing to do spin by default. They take the cores from the threads of the engine native between its passes: on
-# two threads, drafting was then three times as slow. OpenMP reads this once, when torch is loaded.
-if "torch" not in sys.modules:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# two threads, drafting was then three times as slow. OpenMP reads this once, when torch is loaded. They spin for some microseconds first:
+# llama.cpp, which shares torch's OpenMP where `bench` runs it, waits for its threads many times a token, and took 13 ms instead of 0.6.
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:
     from skipsearch.decoding import Chunk, Decoder, Generation, Request, Session, attach, detach, generate

@@ -10,12 +10,12 @@ methods                     every method that works here, in one table          
 """
 
 from skipsearch.bench.costs import CostRow, cost_table, llama_row
-from skipsearch.bench.peers import PEERS, Peer, TheirPeer, make_peers
+from skipsearch.bench.peers import PEERS, PLAIN_WEIGHTS, Peer, TheirPeer, make_peers
 from skipsearch.bench.picture import check_picture, draw
 from skipsearch.bench.requests import Request, random_requests, task_requests
 from skipsearch.bench.run import BenchRow, DrafterRow, bench
 from skipsearch.bench.side_by_side import BatchRow, batches, with_batches
 
-__all__ = ["PEERS", "BatchRow", "BenchRow", "CostRow", "DrafterRow", "Peer", "Request", "TheirPeer", "batches", "bench",
+__all__ = ["PEERS", "PLAIN_WEIGHTS", "BatchRow", "BenchRow", "CostRow", "DrafterRow", "Peer", "Request", "TheirPeer", "batches", "bench",
            "check_picture", "cost_table", "draw", "llama_row", "make_peers", "random_requests", "task_requests",
            "with_batches"]

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skipsearch.engine.native.eights import SCALED, quantised
 from skipsearch.errors import DecodeError
 
 TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}
+EIGHT_BITS = "Q8_0"
 
 
-def why_not(model: Any) -> str | None:
+def why_not(model: Any, eight_bits: bool = False) -> str | None:
     """What keeps a Hugging Face model from being written, as half a sentence; None if nothing does."""
     config = model.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
@@ -24,23 +26,27 @@ def why_not(model: Any) -> str | None:
         return "its rotary angles are scaled"
     if config.hidden_act != "silu":
         return f"llama.cpp's llama has no activation {config.hidden_act}"
+    if eight_bits and any(weight.ndim == 2 and weight.shape[1] % SCALED for weight in model.parameters()):
+        return f"{EIGHT_BITS} takes {SCALED} inputs together, and a matrix has another number of them"
     dtype = next(model.parameters()).dtype
     return None if dtype in TYPES else f"GGUF has no {str(dtype).removeprefix('torch.')}"
 
 
-def write_gguf(model: Any, path: Path) -> None:
+def write_gguf(model: Any, path: Path, eight_bits: bool = False) -> None:
     """model: a LlamaForCausalLM. Matrices keep their dtype, vectors become float32, as llama.cpp's own converter has it.
+
+    eight_bits: matrices become Q8_0, of the very numbers and scales that the engine native has of them; an embedding of its own stays.
 
     Raises: DecodeError for a model that it is not written for; ImportError without the package gguf.
     """
     import gguf
 
-    if reason := why_not(model):
+    if reason := why_not(model, eight_bits):
         raise DecodeError(f"llama.cpp cannot take part: {reason}")
     config: Any = model.config
     kind = TYPES[next(model.parameters()).dtype]
     writer: Any = gguf.GGUFWriter(path, "llama")
-    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[kind]])
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{EIGHT_BITS}" if eight_bits else FILE_TYPES[kind]])
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -59,7 +65,9 @@ def write_gguf(model: Any, path: Path) -> None:
     for name, weight in model.named_parameters():   # a tied head is none of them
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         of = next((count for part, count in heads.items() if f".{part}." in name), None)
-        _add(writer, found, weight.detach() if of is None else _interleaved(weight.detach(), of), kind)
+        weight = weight.detach() if of is None else _interleaved(weight.detach(), of)
+        matrix = weight.ndim == 2 and (config.tie_word_embeddings or "embed_tokens" not in name)
+        _add(writer, found, weight, EIGHT_BITS if eight_bits and matrix else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -75,8 +83,18 @@ def _add(writer: Any, name: str, weight: Tensor, kind: str) -> None:
     import gguf
     import numpy as np
 
+    if kind == EIGHT_BITS:
+        writer.add_tensor(name, q8_0(weight), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        return
     if weight.ndim == 1 or kind != "BF16":
         writer.add_tensor(name, (weight.float() if weight.ndim == 1 else weight).contiguous().numpy())
         return
     raw = weight.contiguous().view(torch.uint16).numpy().view(np.uint8)   # numpy has no bfloat16
     writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+
+def q8_0(weight: Tensor) -> Any:
+    """[out, in] as GGUF has it: bytes [out, n], of each block of 32 inputs a scale in float16 and the numbers."""
+    numbers, scales = quantised(weight)
+    blocks = numbers.view(torch.uint8).unflatten(1, (-1, SCALED))
+    return torch.cat([scales.half()[..., None].view(torch.uint8), blocks], dim=-1).flatten(1).numpy()

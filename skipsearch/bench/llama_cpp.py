@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skipsearch.bench.gguf_file import write_gguf
+from skipsearch.bench.gguf_file import EIGHT_BITS, write_gguf
 from skipsearch.errors import DecodeError
 from skipsearch.models.spec import ModelAdapter
 
@@ -27,8 +27,9 @@ REPEATS = 9          # of each timing of `row_costs`
 class LlamaCpp:
     """A model that llama.cpp holds, by as many threads as torch uses, and one text in its cache. Its K/V are float16, as it has them."""
 
-    def __init__(self, model: ModelAdapter):
-        """model: held by Hugging Face's modules. Raises: DecodeError where llama.cpp is not there or cannot run it."""
+    def __init__(self, model: ModelAdapter, eight_bits: bool = False):
+        """model: held by Hugging Face's modules. eight_bits: its weights as Q8_0; llama.cpp then rounds what goes into a matrix to 8 bits,
+        too, so that its tokens may differ. Raises: DecodeError where llama.cpp is not there or cannot run it."""
         hf = getattr(model, "model", None)
         if hf is None or model.spec.device.type != "cpu":
             raise DecodeError(f"llama.cpp takes part on a CPU, with weights of Hugging Face's modules, and {model.spec.id} has none there")
@@ -38,14 +39,15 @@ class LlamaCpp:
         except ImportError:
             raise DecodeError("the peer llama-cpp needs llama-cpp-python and gguf: pip install 'skipsearch[llama-cpp]'") from None
         self.api: Any = llama_cpp
-        self.dtype, self.vocab = model.spec.dtype_name, model.spec.vocab
+        self.eight_bits = eight_bits
+        self.dtype, self.vocab = EIGHT_BITS if eight_bits else model.spec.dtype_name, model.spec.vocab
         self.context, self.room, self.threads = None, 0, 0
         self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)   # held, or C would call what is gone
         llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
-            write_gguf(hf, path)
+            write_gguf(hf, path, eight_bits)
             params: Any = llama_cpp.llama_model_default_params()
             params.use_mmap = False   # the file is gone in a moment
             self.model: Any = llama_cpp.llama_model_load_from_file(str(path).encode(), params)

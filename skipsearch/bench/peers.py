@@ -16,6 +16,7 @@ from skipsearch.drafters.skip import Skip
 from skipsearch.engine import ENGINES, current
 from skipsearch.errors import DecodeError
 from skipsearch.exits.fixed import Fixed
+from skipsearch.models.quantize import NATIVE
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.names import unknown
 from skipsearch.profile import Profile
@@ -27,6 +28,7 @@ ON_OUR_ENGINE = ("plain", "skip", "lookup", "lookup+skip", *PROFILE)
 LOOKUP = Lookup(min_match=2, draft_length=8)   # of the peers `lookup` and `lookup+skip`
 SKIP_DRAFTS = 4                                # of `skip` and `lookup+skip`
 PEERS = (*ON_OUR_ENGINE, *(f"{name}@{engine}" for name in ON_OUR_ENGINE for engine in ENGINES), *ALONE, *BY_LLAMA_CPP)
+PLAIN_WEIGHTS = "plain weights"   # in the place of an engine
 Opener = Callable[[str], ModelAdapter]
 
 
@@ -72,7 +74,8 @@ class TheirPeer:
 
 
 def make_peers(names: Sequence[str], engine: str, profile: Profile | None, open_model: Opener, exact: bool = False) -> list[Peer]:
-    """engine: of the peers that name none. open_model: a model by engine, the same object for the same name. exact: of ours.
+    """engine: of the peers that name none. open_model: a model by engine, the same object for the same name. Of `PLAIN_WEIGHTS`, in Hugging
+    Face's modules whatever the quantization, llama.cpp makes its 8 bits where the engine has 8 bits. exact: of ours.
 
     Raises: DecodeError for an unknown peer, one named twice, or one that the profile does not say how to make; ModelError where an engine
     cannot drive the model.
@@ -93,8 +96,12 @@ def make_peers(names: Sequence[str], engine: str, profile: Profile | None, open_
             peers.append(TheirPeer(name, "hf", open_model("hf"), HFGenerate(name, open_model("hf"))))
             continue
         if name in BY_LLAMA_CPP:
-            llama = llama or LlamaCpp(open_model("hf"))
-            peers.append(TheirPeer(name, "llama.cpp", open_model("hf"), LlamaGenerate(name, llama)))
+            theirs = open_model(engine)
+            eight_bits = theirs.spec.quantization == NATIVE
+            if not eight_bits:
+                theirs = open_model("hf")
+            llama = llama or LlamaCpp(open_model(PLAIN_WEIGHTS) if eight_bits else theirs, eight_bits)
+            peers.append(TheirPeer(name, "llama.cpp", theirs, LlamaGenerate(name, llama)))   # its weights take as many bytes
             continue
         if kind in PROFILE and profile is None:
             raise DecodeError(f"the peer `{name}` needs --profile FILE")

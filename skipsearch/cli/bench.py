@@ -64,11 +64,12 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     lengths, sizes = _numbers(contexts, "--contexts", "128,1024,4096"), _numbers(batch, "--batch", "1,2,4,8")
     require(not (sizes and (lengths or costs or picture)), "--batch goes without --contexts, --costs and --picture")
     require(not save or (bool(sizes) and profile is not None), "--save goes with --batch and --profile")
-    from skipsearch.bench import TheirPeer, check_picture, cost_table, draw, llama_row, make_peers
+    from skipsearch.bench import PLAIN_WEIGHTS, TheirPeer, check_picture, cost_table, draw, llama_row, make_peers
     from skipsearch.bench import bench as run
     from skipsearch.cli.bench_view import print_costs, print_rows
     from skipsearch.cli.common import err, out, print_json
     from skipsearch.cli.progress import Bar
+    from skipsearch.models.quantize import NATIVE
     from skipsearch.models.synthetic import is_synthetic
     from skipsearch.profile import load_profile
 
@@ -79,6 +80,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     opened: dict[str, ModelAdapter] = {}
 
     def by_engine(name: str) -> ModelAdapter:
+        if name == PLAIN_WEIGHTS:
+            return open_model(chosen, device, dtype, "hf", threads)   # not held any longer than it is needed
         if name not in opened:
             adapter = open_model(chosen, device, dtype, name, threads, quantization, loaded.engine if loaded else None)
             opened[name] = opened.setdefault(adapter.spec.engine, adapter)
@@ -87,7 +90,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     main = by_engine(engine)
     if is_synthetic(chosen):
         warn([f"{chosen} has random weights: every figure below is of speed only, and its acceptance is made up"])
-    usual = ["plain", *(["profile"] if loaded else []), *([] if sizes else ["hf-generate"])]
+    usual = ["plain", *(["profile"] if loaded else []), *([] if sizes or quantization == NATIVE else ["hf-generate"])]
     names = [n.strip() for n in peers.split(",")] if peers else usual
     contenders = make_peers(names, engine, loaded, by_engine, exact)
     name, requests = _requests(main, task or (loaded.task.name if loaded else "pycode"), data, prompts)
@@ -103,15 +106,19 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     llamas = {id(p.llama): p.llama for p in contenders if isinstance(p, TheirPeer) and p.llama is not None}   # its peers share one
     table = [row for context in sorted({CONTEXT, *lengths} if costs else ())
              for row in (*cost_table(list(ours.values()), context), *(llama_row(llama, context) for llama in llamas.values()))]
-    title = f"{main.spec.id}, {main.spec.dtype_name}, {name}" + (" (random weights: speed only)" if is_synthetic(chosen) else "")
+    title = ", ".join(filter(None, (main.spec.id, main.spec.dtype_name, main.spec.quantization, name)))
+    title += " (random weights: speed only)" if is_synthetic(chosen) else ""
     if picture:
         draw(rows, title, picture)
     if as_json:
-        print_json({"model": main.spec.id, "dtype": main.spec.dtype_name, "task": name, "synthetic": is_synthetic(chosen), "exact": exact,
+        print_json({"model": main.spec.id, "dtype": main.spec.dtype_name, "quantization": main.spec.quantization, "task": name,
+                    "synthetic": is_synthetic(chosen), "exact": exact,
                     "rows": [row.as_dict() for row in rows], "costs": [row.as_dict() for row in table]})
         return
     print_rows(out, rows)
     print_costs(out, table)
+    if any(llama.eight_bits for llama in llamas.values()):
+        warn(["llama.cpp has the same weights as Q8_0, and rounds what goes into a matrix to 8 bits too, so its tokens may differ"])
 
 
 def _batches(peers: Sequence[Peer], requests: Sequence[Request], sizes: list[int], repeats: int, task: str,
@@ -149,13 +156,14 @@ def _methods(model: str, task: str, data: Path | None, modules: list[Path], prom
     from skipsearch.bench.methods import methods as run
     from skipsearch.cli.common import err, out, print_json
     from skipsearch.cli.tune_view import TuneView
+    from skipsearch.models.quantize import NATIVE
     from skipsearch.tasks import load_task
 
     chosen = load_task(task, data=data)
     warn([*chosen.notes])
     adapter = open_model(model, *how)
     device, dtype, _, threads, quantization = how
-    theirs = open_model(model, device, dtype, "hf", threads, quantization)
+    theirs = None if adapter.spec.quantization == NATIVE else open_model(model, device, dtype, "hf", threads, quantization)
     with TuneView(err) as view:
         rows = run(adapter, chosen, modules, prompts, listen=view, theirs=theirs)
     if as_json:

@@ -86,7 +86,7 @@ def _memory() -> str:
 def _quantization() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
-    from skipsearch.models.quantize import QUANTIZATIONS
+    from skipsearch.models.quantize import NATIVE, QUANTIZATIONS
 
     found = {}
     for library in dict.fromkeys(library for library, _ in QUANTIZATIONS.values()):
@@ -94,7 +94,7 @@ def _quantization() -> str:
             found[library] = version(library)
         except PackageNotFoundError:
             found[library] = "not installed"
-    return ", ".join(f"{library} {state}" for library, state in found.items())
+    return ", ".join([*(f"{library} {state}" for library, state in found.items()), f"{NATIVE} by the engine native on a CPU"])
 
 
 def _demo() -> str:

@@ -21,7 +21,8 @@ Device = Annotated[str, typer.Option(help="auto (a CUDA device if there is one, 
                                           "by the engine hf; not run yet).")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on a GPU, float32 on a CPU), float32, bfloat16, float16 or float64.")]
 Quantization = Annotated[str | None, typer.Option(help="Load the weights as bitsandbytes-4bit, bitsandbytes-8bit, torchao-4bit or "
-                                                       "torchao-8bit, by that library.")]
+                                                       "torchao-8bit, by that library; or as native-8bit, by the engine native on "
+                                                       "a CPU.")]
 Engine = Annotated[str, typer.Option(help="auto (the fastest of those ready here at plain decoding), hf (the unmodified Hugging Face "
                                           "modules), lean (fused weights), native (C++ for CPUs, built once) or graph (CUDA graphs). "
                                           "Ready is native on a CPU with a C++ compiler, else lean where it applies, else hf; graph on a "
@@ -46,6 +47,7 @@ def load(name: str, device: str, dtype: str, engine: str, threads: int | None, q
     from skipsearch.cli.progress import Bar
     from skipsearch.engine import current, load_model, native_is_wanted
     from skipsearch.engine.native import prepare
+    from skipsearch.models.quantize import NATIVE
     from skipsearch.profile.whereabouts import remember
 
     if threads:
@@ -56,9 +58,8 @@ def load(name: str, device: str, dtype: str, engine: str, threads: int | None, q
         def tell(done: int, total: int) -> None:
             bar.update(compiling, completed=done, total=total, visible=True)
 
-        model = load_model(name, device=device, dtype=dtype, quantization=quantization,
-                           engine="hf" if (engine, wanted) == ("auto", "hf") else engine,   # which holds the weights in another form
-                           progress=tell)
+        of_hf = (engine, wanted) == ("auto", "hf") and quantization != NATIVE   # which holds the weights in another form
+        model = load_model(name, device=device, dtype=dtype, quantization=quantization, engine="hf" if of_hf else engine, progress=tell)
         if engine == "auto" and current(wanted or "native") == "native" and native_is_wanted():
             prepare(model, tell)
     folder = Path(name).expanduser()

@@ -79,9 +79,9 @@ def _as_claimed(profile: Profile, device: str, dtype: str, engine: str, threads:
 
 def _by_loader(quantization: str | None) -> str | None:
     """A quantization that loading does; any other is how the weights are stored."""
-    from skipsearch.models.quantize import QUANTIZATIONS
+    from skipsearch.models.quantize import NAMES
 
-    return quantization if quantization in QUANTIZATIONS else None
+    return quantization if quantization in NAMES else None
 
 
 def _target(file: Path, adapter: object, task: str) -> Path:

@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 from skipsearch import models
 from skipsearch.errors import ModelError
-from skipsearch.models.lean import LeanAdapter
+from skipsearch.models.hf import HFAdapter
+from skipsearch.models.lean import LeanAdapter, why_not
+from skipsearch.models.place import pick_device
+from skipsearch.models.quantize import NATIVE
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.names import unknown
 
@@ -28,6 +31,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
                engine: str = "auto", progress: Callable[[int, int], None] = lambda done, total: None) -> ModelAdapter:
     """As `skipsearch.models.load_adapter`, driven by an engine of `ENGINES`; auto takes lean where it applies and hf elsewhere.
 
+    quantization native-8bit is the engine native's: weights of 8 bits and activations in `dtype`, on a CPU.
     `engine.fastest` compares what that gives with the other engines that are ready, as the commands do with --engine auto.
     progress(done, total): of files compiled.
     Raises: ModelError for an unknown engine, or one that cannot drive this model here.
@@ -35,7 +39,28 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
     engine = current(engine)
     if engine not in ("auto", *ENGINES):
         raise ModelError(f"{unknown('engine', engine, ENGINES)}; or auto")
+    if quantization == NATIVE:
+        return _in_eight_bits(name, device, dtype, engine, progress)
     return driven(models.load_adapter(name, device, dtype, quantization, engine), engine, progress)
+
+
+def _in_eight_bits(name: str, device: str, dtype: str, engine: str, progress: Callable[[int, int], None]) -> ModelAdapter:
+    """Raises: ModelError."""
+    from skipsearch.engine.native import eight_bit_model
+
+    if engine not in ("auto", "native"):
+        raise ModelError(f"quantization {NATIVE} is run by the engine native alone, and not by {engine}: leave that engine out, or the "
+                         "quantization")
+    if (place := pick_device(device)).type != "cpu":   # before a download
+        raise ModelError(f"quantization {NATIVE} is for CPUs, and not for {place}: use --device cpu, or another quantization")
+    found = models.load_adapter(name, device, dtype)
+    if not isinstance(found, LeanAdapter):
+        config = found.model.config if isinstance(found, HFAdapter) else None
+        reason = why_not(config, found.spec.quantization, found.spec.n_devices) if config else \
+            f"{found.spec.family} models have no row in the table of families"
+        raise ModelError(f"quantization {NATIVE} is for models that the engine native drives, and {found.spec.id} is none of them: "
+                         f"{reason}; leave it out")
+    return eight_bit_model(found, progress)
 
 
 def driven(model: ModelAdapter, engine: str, progress: Callable[[int, int], None] = lambda done, total: None) -> ModelAdapter:

@@ -1,4 +1,5 @@
-"""8-bit and 4-bit weights, by the libraries that transformers knows for that. A quantization is part of a profile's model key."""
+"""8-bit and 4-bit weights, by the libraries that transformers knows for that or by the engine native. A quantization is part of a profile's
+model key."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ QUANTIZATIONS: dict[str, tuple[str, float]] = {
     "torchao-8bit": ("torchao", 1.0),
     "torchao-4bit": ("torchao", 0.57),
 }
+NATIVE = "native-8bit"   # by the engine native, once the plain weights are loaded
+NAMES = (*QUANTIZATIONS, NATIVE)
 
 
 def quantization_config(name: str | None, dtype: torch.dtype, device: torch.device) -> Any:
@@ -27,8 +30,10 @@ def quantization_config(name: str | None, dtype: torch.dtype, device: torch.devi
     """
     if name is None:
         return None
-    if name not in QUANTIZATIONS:
-        raise ModelError(f"{unknown('quantization', name, QUANTIZATIONS)}; or none at all")
+    if name not in NAMES:
+        raise ModelError(f"{unknown('quantization', name, NAMES)}; or none at all")
+    if name == NATIVE:
+        raise ModelError(f"quantization {NATIVE} is made by the engine native and not by this loader: use skipsearch.load_model")
     library, _ = QUANTIZATIONS[name]
     if find_spec(library) is None:
         raise ModelError(f"quantization {name} needs the library {library}, which is not installed: `pip install {library}`, "

@@ -15,7 +15,7 @@ from pathlib import Path
 from skipsearch.errors import ProfileError
 from skipsearch.profile.load import load_profile
 from skipsearch.profile.match import MachineFacts, ModelFacts, check
-from skipsearch.profile.places import ANY, Source, device_slug, model_folder, sources
+from skipsearch.profile.places import ANY, Source, device_slug, model_folder, sources, weights_slug
 from skipsearch.profile.schema import Profile
 
 
@@ -109,7 +109,7 @@ def _of_these_weights(folders: list[Path], known: list[Path], model: ModelFacts)
 
 def _ladder(files: list[Path], model: ModelFacts, machine: MachineFacts, task: str) -> Iterator[tuple[str, list[Path]]]:
     """(what this rung wants, the files on it), best first; `files` are in the order in which their folders are searched."""
-    here, dtype = device_slug(machine.name, machine.count), model.dtype or ANY
+    here, dtype = device_slug(machine.name, machine.count), weights_slug(model.dtype, model.quantization)
 
     def fit(path: Path) -> str:
         made_on, _, made_in = path.stem.rpartition("--")

@@ -17,13 +17,14 @@ ANY = "any"  # the task, device or dtype of a profile that is for no particular 
 
 
 def profile_path(profile: Profile) -> Path:
-    """Where it belongs in a repository: profiles/<org>--<model>/<task>/<device-slug>--<dtype>.yaml.
+    """Where it belongs in a repository: profiles/<org>--<model>/<task>/<device-slug>--<dtype>.yaml, quantised weights behind the dtype.
 
     An unmeasured profile is for no device; where its dtype is not known either it is called any--any.yaml.
     """
     hardware = profile.hardware
     device = device_slug(hardware.name, hardware.count) if hardware else ANY
-    return Path("profiles", model_folder(profile.model.id), profile.task.name, f"{device}--{profile.model.dtype or ANY}.yaml")
+    weights = weights_slug(profile.model.dtype, profile.model.quantization)
+    return Path("profiles", model_folder(profile.model.id), profile.task.name, f"{device}--{weights}.yaml")
 
 
 def model_folder(model_id: str) -> str:
@@ -36,6 +37,11 @@ def model_folder(model_id: str) -> str:
 def device_slug(name: str, count: int = 1) -> str:
     """`NVIDIA H200` is nvidia-h200, two of them 2x-nvidia-h200."""
     return _slug(f"{count}x {name}" if count > 1 else name).lower()
+
+
+def weights_slug(dtype: str | None, quantization: str | None) -> str:
+    """bfloat16; bfloat16-native-8bit, where the weights are quantised: a profile of these is for another model."""
+    return _slug("-".join(filter(None, (dtype, quantization)))) if dtype or quantization else ANY
 
 
 def _slug(text: str) -> str:

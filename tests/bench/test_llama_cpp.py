@@ -6,15 +6,17 @@ import builtins
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from models.tiny import new_hf_model
 
 import skipsearch as ss
-from skipsearch.bench import llama_row, make_peers
+from skipsearch.bench import PLAIN_WEIGHTS, llama_row, make_peers
 from skipsearch.bench.gguf_file import why_not, write_gguf
 from skipsearch.bench.llama_cpp import NAMES, LlamaCpp
 from skipsearch.decoding import Decoder
+from skipsearch.engine.native.eights import dequantised, quantised
 from skipsearch.errors import DecodeError
 from skipsearch.models import ModelAdapter
 
@@ -63,6 +65,39 @@ def test_a_file_holds_every_weight_in_the_order_of_llama_cpp(tmp_path: Path, dty
             mine = mine.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         assert torch.equal(mine, weight)
     assert str(torch.from_numpy(found["output_norm.weight"].data.copy()).dtype) == "torch.float32"
+
+
+def test_a_file_of_8_bits_holds_the_numbers_and_scales_of_the_engine_native(tmp_path: Path) -> None:
+    """Whatever reads the file gets the very weights that `native-8bit` computes with; an embedding of its own keeps its dtype."""
+    gguf = pytest.importorskip("gguf")
+    shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    for name, kind in (("llama", "F32"), ("llama-tied", "Q8_0")):
+        model = new_hf_model(name, **shape).float()
+        write_gguf(model, tmp_path / "x.gguf", eight_bits=True)
+        found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors}
+        assert found["token_embd.weight"].tensor_type.name == kind
+        down = found["blk.1.ffn_down.weight"]
+        mine = torch.from_numpy(gguf.quants.dequantize(down.data, down.tensor_type).copy())
+        assert torch.equal(mine, dequantised(*quantised(model.model.layers[1].mlp.down_proj.weight)))   # type: ignore[union-attr,index]
+        again = gguf.quants.quantize(mine.numpy(), gguf.GGMLQuantizationType.Q8_0)
+        assert np.array_equal(again, down.data)   # as gguf's own rounding has it
+    reason = "Q8_0 takes 32 inputs together, and a matrix has another number of them"
+    assert why_not(new_hf_model("llama", hidden_size=48).float(), eight_bits=True) == reason
+
+
+@pytest.mark.thorough
+def test_it_takes_part_with_8_bits_where_the_engine_has_them() -> None:
+    """It rounds more than we do, so only the first tokens are sure to agree."""
+    pytest.importorskip("llama_cpp")
+    ours = ss.load_model("demo", device="cpu", dtype="float32", quantization="native-8bit")
+    opened: list[str] = []
+    plain, theirs, lookup = make_peers(["plain", *NAMES], "native", None,
+                                       lambda name: opened.append(name) or (demo() if name == PLAIN_WEIGHTS else ours))
+    assert opened.count(PLAIN_WEIGHTS) == 1
+    assert theirs.llama.eight_bits   # type: ignore[attr-defined]
+    assert theirs.model is lookup.model is ours
+    assert theirs.run(prompt(), 8).tokens == plain.run(prompt(), 8).tokens
+    assert llama_row(theirs.llama, 20).dtype == "Q8_0"   # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("family", "changes", "reason"), [

@@ -106,7 +106,7 @@ def test_write_gives_the_measured_profile_of_a_repository_a_file_of_its_own(tmp_
 
 def test_write_keeps_out_of_pulled_repositories_since_the_next_pull_replaces_them(tmp_path: Path) -> None:
     pulled = tmp_path / "data/skipsearch/pulled/somebody/profiles/demo/any/any--any.yaml"
-    model = SimpleNamespace(spec=SimpleNamespace(id="demo", device=torch.device("cpu"), dtype_name="float32"))
+    model = SimpleNamespace(spec=SimpleNamespace(id="demo", device=torch.device("cpu"), dtype_name="float32", quantization=None))
     assert _target(pulled, model, "pycode").parent == tmp_path / "data/skipsearch/profiles/demo/pycode"
 
 
@@ -126,6 +126,15 @@ def test_what_is_left_open_is_as_it_was_claimed(given: tuple[object, ...], taken
         "hardware": golden.hardware.model_copy(update={"kind": "cpu", "threads": 6}), "engine": "compiled",  # type: ignore[union-attr]
         "model": golden.model.model_copy(update={"dtype": "bfloat16", "quantization": "torchao-8bit"})})
     assert _as_claimed(claim, *given) == taken  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("quantization", "taken"), [("native-8bit", "native-8bit"), ("gptq-4bit", None), (None, None)])
+def test_a_quantization_that_loading_makes_is_as_it_was_claimed(quantization: str | None, taken: str | None) -> None:
+    golden = load_profile(SPECULATE)
+    claim = golden.model_copy(update={
+        "hardware": golden.hardware.model_copy(update={"kind": "cpu", "threads": 1}), "engine": "native",  # type: ignore[union-attr]
+        "model": golden.model.model_copy(update={"quantization": quantization})})
+    assert _as_claimed(claim, *OPEN)[2:] == ("native", 1, taken)
 
 
 def test_nothing_is_taken_from_a_claim_that_this_machine_has_no_such_device_for(monkeypatch: pytest.MonkeyPatch) -> None:

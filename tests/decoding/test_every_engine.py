@@ -21,10 +21,11 @@ from .test_greedy_losslessness import draftings, requests
 
 # These bugs are planted into `KVCache.write`, which native code does not go through: it writes K/V itself.
 IN_WRITE = {"nan_left_in_an_unwritten_slot", "stale_kv_at_accepted_positions", "full_model_kv_missing"}
+NATIVE = ("native", "native-8bit")
 CHECKS = (check_greedy, check_greedy_on_padded_passes, check_streams_side_by_side, check_endings, check_counts)
 
 
-@pytest.fixture(params=["lean", "graph", pytest.param("native", marks=pytest.mark.xdist_group("native"))], autouse=True)
+@pytest.fixture(params=["lean", "graph", *(pytest.param(name, marks=pytest.mark.xdist_group("native")) for name in NATIVE)], autouse=True)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with driven_by(request.param):
         yield request.param
@@ -32,7 +33,8 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def test_the_engine_of_the_moment_is_used(engine: str) -> None:
     model, full = small_world()
-    assert type(model).__name__.lower().startswith(engine)
+    assert type(model).__name__.lower().startswith(engine.removesuffix("-8bit"))
+    assert model.spec.quantization == (engine if engine == "native-8bit" else None)
     assert isinstance(full, FullModel)
 
 
@@ -43,7 +45,7 @@ def test_a_check_passes(check) -> None:
 
 @pytest.mark.parametrize("bug", [name for name, (_, check) in BUGS.items() if check in CHECKS])
 def test_a_check_fails_while_the_bug_is_planted(bug: str, engine: str) -> None:
-    if engine == "native" and bug in IN_WRITE:
+    if engine in NATIVE and bug in IN_WRITE:
         pytest.skip(f"{engine} code writes K/V itself")
     plant, check = BUGS[bug]
     with plant(), pytest.raises((AssertionError, ModelError)):

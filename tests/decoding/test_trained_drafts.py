@@ -27,6 +27,7 @@ from .kangaroo_checks import check_kangaroo_drafts, check_kangaroo_passes, check
 from .s3d_checks import TREE, check_s3d_drafts, check_s3d_tree_sampling, check_s3d_trees
 from .sampling_checks import Warp, check_sampling
 
+NATIVE = ("native", "native-8bit")
 CHECKS = (check_adapted, check_adapted_drafts, check_kangaroo_drafts, check_kangaroo_siblings, check_kangaroo_side_by_side,
           check_s3d_drafts, check_s3d_trees)
 trained = st.sampled_from([0.0, 0.1, 0.5, 30.0]).flatmap(lambda noise: st.sampled_from(
@@ -38,7 +39,7 @@ requests = st.lists(st.tuples(st.sampled_from(PROMPTS) | st.lists(st.integers(0,
                               st.integers(1, 18)), min_size=2, max_size=3)
 
 
-@pytest.fixture(params=["hf", "lean", "graph", pytest.param("native", marks=pytest.mark.xdist_group("native"))])
+@pytest.fixture(params=["hf", "lean", "graph", *(pytest.param(name, marks=pytest.mark.xdist_group("native")) for name in NATIVE)])
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with driven_by(request.param):
         yield request.param

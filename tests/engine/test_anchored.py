@@ -39,7 +39,8 @@ def anchored(model: ModelAdapter, rows: Tensor, mask: SkipMask | None) -> Tensor
 
 @torch.no_grad()
 @pytest.mark.parametrize("mask", MASKS, ids=["whole", "thinned"])
-@pytest.mark.parametrize("engine", ["hf", "lean", pytest.param("native", marks=pytest.mark.xdist_group("native"))])
+@pytest.mark.parametrize("engine", ["hf", "lean", *(pytest.param(name, marks=pytest.mark.xdist_group("native"))
+                                                   for name in ("native", "native-8bit"))])
 def test_a_group_is_a_draft_behind_the_text_before_its_anchor(engine: str, mask: SkipMask | None) -> None:
     with driven_by(engine):
         model, _ = small_world()

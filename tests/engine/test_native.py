@@ -210,11 +210,12 @@ def masks_that_are_mixed_up() -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("engine", ["native", "native-8bit"])
 @pytest.mark.parametrize("bug", [stale_kv_at_accepted_positions, full_model_kv_missing, siblings_that_see_each_other,
                                  masks_that_are_mixed_up], ids=lambda bug: bug.__name__)
-def test_a_check_fails_while_the_bug_is_planted(bug: Callable[[], AbstractContextManager[None]]) -> None:
+def test_a_check_fails_while_the_bug_is_planted(bug: Callable[[], AbstractContextManager[None]], engine: str) -> None:
     drafting = Drafting(MASKS[0], 5, siblings=Siblings(below=1.0, most=2)) if bug is siblings_that_see_each_other else Drafting()
-    with driven_by("native"):
+    with driven_by(engine):
         check_greedy([drafting])
         with bug(), pytest.raises(AssertionError):
             check_greedy([drafting])
@@ -412,7 +413,7 @@ def test_the_set_is_the_best_that_the_processor_has(monkeypatch: pytest.MonkeyPa
     assert building.best_set.__wrapped__() == "plain"
     monkeypatch.setattr(building.platform, "machine", lambda: "x86_64")
     for flags, best in (("sse2", "plain"), ("sse2 avx2 fma", "avx2"), ("avx2 fma avx512f avx512bw avx512vl avx512dq", "avx512"),
-                        ("avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16", "avx512bf16")):
+                        ("avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16 avx512vbmi", "avx512bf16")):
         monkeypatch.setattr(Path, "read_text", lambda *_, flags=flags: f"model name: x\nflags\t\t: fpu {flags}\n")
         assert building.best_set.__wrapped__() == best
 

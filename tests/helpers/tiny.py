@@ -20,9 +20,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipsearch.engine.graph import GraphAdapter
 from skipsearch.engine.load import driven
+from skipsearch.engine.native import eight_bit_model
+from skipsearch.engine.native.eights import dequantised, quantised
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.families import family_of
 from skipsearch.models.lean import fuse
+from skipsearch.models.quantize import NATIVE
 
 LAYERS = 5
 VOCAB = 64
@@ -43,6 +46,15 @@ def tiny_llama(seed: int = 0, *, layers: int = LAYERS, vocab: int = VOCAB, hidde
             fan_in = 1 if module in ("embed_tokens", "lm_head") else weight.shape[1]
             noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
             weight.copy_(noise * scales.get(module, 1.0) * fan_in**-0.5)
+    return model
+
+
+@torch.no_grad()
+def in_eight_bits(model: Any) -> Any:
+    """The model itself, each matrix of it, head included, rounded to what 8 bits are of it. A tied embedding is rounded with the head."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.copy_(dequantised(*quantised(module.weight)))
     return model
 
 
@@ -79,12 +91,14 @@ class FullModel:
 
 def small_world(seed: int = 0) -> tuple[ModelAdapter, FullModel]:
     """The model that most tests share, driven by the engine of the moment, and the full model's own view of it."""
-    return _driven(seed, _engine.get()), _full(seed)
+    engine = _engine.get()
+    return _driven(seed, engine), _full(seed, engine == NATIVE)
 
 
 @contextmanager
 def driven_by(engine: str) -> Iterator[None]:
-    """While it lasts, `small_world` is driven by this engine, which may be `graph` on a CPU."""
+    """While it lasts, `small_world` is driven by this engine, which may be `graph` on a CPU, or native with weights of 8 bits by their
+    name: another model, so the full model is another one too."""
     token = _engine.set(engine)
     try:
         yield
@@ -96,8 +110,8 @@ _engine: ContextVar[str] = ContextVar("engine", default="hf")
 
 
 @cache
-def _full(seed: int) -> FullModel:
-    return FullModel(tiny_llama(seed))
+def _full(seed: int, eight_bits: bool = False) -> FullModel:
+    return FullModel(in_eight_bits(tiny_llama(seed)) if eight_bits else tiny_llama(seed))
 
 
 @cache
@@ -107,4 +121,6 @@ def _driven(seed: int, engine: str) -> ModelAdapter:
     if engine == "hf":
         return model
     lean = fuse(hf, replace(model.spec, engine="lean"), family_of(hf.config))
+    if engine == NATIVE:
+        return eight_bit_model(lean)
     return GraphAdapter(lean) if engine == "graph" else driven(lean, engine)

@@ -30,7 +30,7 @@ def logits(model: ModelAdapter, mask: SkipMask | None = None) -> torch.Tensor:
     return forward(model, TOKENS, cache, planner.chain(0, 6), mask)
 
 
-@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "native"])
+@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "native", "native-8bit"])
 def test_copies_that_nobody_changed_are_the_plain_mask(engine: str) -> None:
     with driven_by(engine):
         model, _ = small_world()

@@ -30,10 +30,11 @@ def _nothing_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "__file__", str(tmp_path / "site-packages" / "skipsearch" / "profile" / "places.py"))
 
 
-def variant(task: str = "pycode", device: str = "NVIDIA H200", dtype: str = "float32", base: Profile | None = None) -> Profile:
+def variant(task: str = "pycode", device: str = "NVIDIA H200", dtype: str = "float32", base: Profile | None = None,
+            quantization: str | None = None) -> Profile:
     data = (base or speculate()).model_dump()
     data["task"]["name"] = task
-    data["model"]["dtype"] = dtype
+    data["model"] |= {"dtype": dtype, "quantization": quantization}
     data["hardware"]["name"] = device
     return Profile.model_validate(data)
 
@@ -54,6 +55,19 @@ def put(folder: Path, *profiles: Profile) -> Path:
 def test_a_profile_says_where_it_belongs() -> None:
     assert profile_path(speculate()) == Path("profiles/demo/pycode/nvidia-h200--float32.yaml")
     assert profile_path(unmeasured()) == Path("profiles/meta-llama--Llama-2-13b-hf/any/any--any.yaml")
+    assert profile_path(variant(quantization="native-8bit")) == Path("profiles/demo/pycode/nvidia-h200--float32-native-8bit.yaml")
+
+
+def test_quantised_weights_have_profiles_of_their_own(tmp_path: Path) -> None:
+    """Each model takes its own, whichever comes first by name; another's only where there is none, and a warning says so."""
+    plain, quantised = variant(), variant(quantization="native-8bit")
+    both = put(tmp_path / "both", plain, quantised)
+    eight_bits = replace(MODEL, quantization="native-8bit")
+    assert find_profile(eight_bits, MACHINE, "pycode", both).profile == quantised
+    assert find_profile(MODEL, MACHINE, "pycode", both).profile == plain
+    found = find_profile(eight_bits, MACHINE, "pycode", put(tmp_path / "one", plain))
+    assert found.profile == plain
+    assert any("measured with quantisation none, used with native-8bit" in warning for warning in found.warnings)
 
 
 @pytest.mark.parametrize(("model_id", "folder"), [

@@ -9,8 +9,9 @@ from skipsearch.engine.native.adapter import NativeAdapter, in_its_layout, why_n
 from skipsearch.engine.native.library import NoCompiler, Progress, compiler_here, kept_library, open_library
 from skipsearch.errors import ModelError, OtherEngine
 from skipsearch.models.lean import LeanAdapter
+from skipsearch.models.quantize import NATIVE
 
-__all__ = ["NativeAdapter", "kept_library", "native_model", "prepare", "ready_model", "why_not", "why_not_here"]
+__all__ = ["NativeAdapter", "eight_bit_model", "kept_library", "native_model", "prepare", "ready_model", "why_not", "why_not_here"]
 
 
 def native_model(lean: LeanAdapter, progress: Progress = lambda done, total: None) -> NativeAdapter | LeanAdapter:
@@ -27,6 +28,14 @@ def native_model(lean: LeanAdapter, progress: Progress = lambda done, total: Non
             return lean
     warnings.warn(OtherEngine(f"the engine native cannot drive {lean.spec.id}: {reason}; the engine lean takes its place"), stacklevel=2)
     return lean
+
+
+def eight_bit_model(lean: LeanAdapter, progress: Progress = lambda done, total: None) -> NativeAdapter:
+    """The model with weights of 8 bits, which takes the place of its own. Raises: ModelError where there is none, since nothing else is the
+    same model."""
+    if (reason := why_not(lean)) is not None:
+        raise ModelError(f"quantization {NATIVE} cannot be had of {lean.spec.id}, since the engine native cannot drive it: {reason}")
+    return in_its_layout(lean, open_library(progress), eight_bits=True)
 
 
 def ready_model(lean: LeanAdapter) -> NativeAdapter | None:

@@ -7,12 +7,16 @@ from ctypes import POINTER, c_double, c_int64, c_void_p
 from typing import Any
 
 PANEL = 32                     # output rows that lie side by side
+SCALED = 32                    # inputs that share a scale, in 8 bits
+SCALE_BYTES = 2 * PANEL        # of a block's scales
+BLOCK_BYTES = SCALE_BYTES + SCALED * PANEL
 DTYPES = {"float32": 0, "bfloat16": 1, "float64": 2}
+AS_DTYPE, EIGHT_BITS = range(2)   # kinds of matrices
 SILU, GELU_TANH, GELU = range(3)
 
 
 class Matrix(ctypes.Structure):
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("out", c_int64), ("in", c_int64))
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("out", c_int64), ("in", c_int64), ("kind", c_int64))
 
 
 class Norm(ctypes.Structure):

@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.engine.native import abi
 from skipsearch.engine.native.described import act_of, described, scale_of
+from skipsearch.engine.native.eights import eights_room, in_eights
 from skipsearch.engine.native.library import Library
 from skipsearch.engine.native.panels import Panels, Room, TiedEmbedding, in_panels, room_for
 from skipsearch.mask import SkipMask
 from skipsearch.models.lean import LeanAdapter
 from skipsearch.models.linear import Linear
+from skipsearch.models.quantize import NATIVE
 from skipsearch.models.spec import PassRunner, Scored, Scorer
 
 GREEDY = ("greedy", 1)           # the key of a scorer that wants the most likely token alone
@@ -183,18 +185,20 @@ def why_not(lean: LeanAdapter) -> str | None:
     return None if odd is None else f"it has no activation {getattr(odd, '__name__', None) or type(odd).__name__}"
 
 
-def in_its_layout(lean: LeanAdapter, library: Library) -> NativeAdapter:
+def in_its_layout(lean: LeanAdapter, library: Library, eight_bits: bool = False) -> NativeAdapter:
     """The native model, whose weights `lean` shares from now on: each matrix is laid out anew and the old one let go of at once.
 
-    lean: a model of which `why_not` has nothing to say.
+    lean: a model of which `why_not` has nothing to say. eight_bits: its matrices become int8, as `eights` has it, and a tied embedding with
+    the head; the model is then another one, and its spec says so. An embedding of its own stays as it is: few of its rows are read.
     """
     matrices = [(matrix, halves) for attention, mlp in lean.layers
                 for matrix, halves in ((attention.qkv, 1), (attention.out, 1), (mlp.gate_up, 2), (mlp.down, 1))] + [(lean.unembed, 1)]
-    room = Room(sum(room_for(matrix.shape, halves, lean.spec.dtype) for matrix, halves in matrices))
+    room = Room(sum(eights_room(matrix.shape, halves) if eight_bits else room_for(matrix.shape, halves, lean.spec.dtype)
+                    for matrix, halves in matrices))
     del matrices
 
     def moved(matrix: Linear, halves: int = 1) -> Panels:
-        return in_panels(matrix.dense(), matrix.bias, halves, library, room)
+        return (in_eights if eight_bits else in_panels)(matrix.dense(), matrix.bias, halves, library, room)
 
     for i, (attention, mlp) in enumerate(lean.layers):
         attention = replace(attention, qkv=moved(attention.qkv), out=moved(attention.out))
@@ -205,6 +209,8 @@ def in_its_layout(lean: LeanAdapter, library: Library) -> NativeAdapter:
     lean.unembed = head = moved(lean.unembed)
     if tied:
         lean._embedding = TiedEmbedding(head, scale_of(table))
+    if eight_bits:
+        lean.spec = replace(lean.spec, quantization=NATIVE)
     return NativeAdapter(lean, library)
 
 

@@ -33,8 +33,8 @@ SETS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "plain": (frozenset(), ()),
     "avx2": (frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
     "avx512": (frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq"}), AVX512),
-    "avx512bf16": (frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}),
-                   (*AVX512, "-mavx512bf16", "-DSS_BF16_DOT")),
+    "avx512bf16": (frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512vbmi"}),
+                   (*AVX512, "-mavx512bf16", "-mavx512vbmi", "-DSS_BF16_DOT")),
 }
 KERNELS = ("float", "bf16", "double")        # compiled with the flags of the set, each a file of its own
 AROUND = ("main", "rows", "threads")

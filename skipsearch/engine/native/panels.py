@@ -39,7 +39,12 @@ class Panels:
     @property
     def matrix(self) -> abi.Matrix:
         """For the kernels, without the bias; valid as long as this object."""
-        return abi.Matrix(self.weight.data_ptr(), None, len(self.weight) * PANEL if self.halves > 1 else self.shape[0], self.shape[1])
+        return abi.Matrix(self.weight.data_ptr(), None, len(self.weight) * PANEL if self.halves > 1 else self.shape[0], self.shape[1],
+                          self.kind)
+
+    @property
+    def kind(self) -> int:
+        return abi.AS_DTYPE
 
     @property
     def wide_bias(self) -> Tensor | None:
@@ -55,6 +60,10 @@ class Panels:
         out, width = self.shape
         rows = self.weight.unflatten(0, (-1, self.halves)).transpose(0, 1).transpose(2, 3)   # [halves, panels, PANEL, in / s, s]
         return rows.flatten(3).flatten(1, 2)[:, :out // self.halves, :width].reshape(out, width)
+
+    def rows(self, which: Tensor) -> Tensor:
+        """[…] -> […, in], a copy of these rows of the weight, where `halves` is 1."""
+        return self.weight[which // PANEL, :, which % PANEL].flatten(-2)[..., :self.shape[1]]
 
     def like(self, weight: Tensor, bias: Tensor | None) -> Panels:
         return in_panels(weight, bias, self.halves, self.library)
@@ -88,7 +97,7 @@ class TiedEmbedding:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """[B, T] -> [B, T, H]."""
-        rows = self.head.weight[tokens // PANEL, :, tokens % PANEL].flatten(-2)[..., :self.head.shape[1]]
+        rows = self.head.rows(tokens)
         return rows if self.scale == 1 else rows * self.scale
 
 

@@ -3,17 +3,22 @@
 #include <cstdint>
 
 enum Dtype : int64_t { F32, BF16, F64 };
+enum Kind : int64_t { AS_DTYPE, EIGHT_BITS };   // of a matrix
 enum Act : int64_t { SILU, GELU_TANH, GELU };
 
 // Output rows lie in panels of so many, side by side for each input: weight[panel][input][PANEL], padded with zeros. In bfloat16 two inputs
 // of one output are neighbours: weight[panel][input / 2][PANEL][2].
 constexpr int64_t PANEL = 32;
 
+// Weights of 8 bits: so many inputs of an output share a scale. Block after block: a scale in bfloat16 for each output of the panel, then the
+// inputs one by one, int8[input][PANEL]. The last block may be shorter, an even number of inputs.
+constexpr int64_t SCALED = 32, SCALE_BYTES = 2 * PANEL, BLOCK_BYTES = SCALE_BYTES + SCALED * PANEL;
+
 // bias: float, or double for F64, padded to whole panels; null for none.
 struct Matrix {
     const void *weight;
     const void *bias;
-    int64_t out, in;
+    int64_t out, in, kind;
 };
 
 // x / rms(x) * weight. weight: float, or double for F64; null where there is no norm.

@@ -1,6 +1,6 @@
 // The small steps of a sub-layer, a row or a head at a time.
 #pragma once
-#include "matrix.h"
+#include "eights.h"
 
 namespace {
 
@@ -85,6 +85,11 @@ template <class T> inline void gated(int64_t act, const Sum<T> *gate, const Sum<
 
 // One weight of a matrix in panels.
 template <class T> inline Sum<T> weight_at(const Matrix &matrix, int64_t out, int64_t in) {
+    if (matrix.kind == EIGHT_BITS) {
+        const char *block = (const char *)matrix.weight + out / PANEL * bytes_of<int8_t>((matrix.in + 1) / 2 * 2) + in / SCALED * BLOCK_BYTES;
+        const float scale = wide(((const bf16 *)block)[out % PANEL]);
+        return rounded<T>(Sum<T>(scale * float(((const int8_t *)block)[SCALE_BYTES + in % SCALED * PANEL + out % PANEL])));
+    }
     const int64_t inputs = (matrix.in + STEP<T> - 1) / STEP<T> * STEP<T>;
     return wide(((const T *)matrix.weight)[(out / PANEL * inputs + in / STEP<T> * STEP<T>) * PANEL + out % PANEL * STEP<T> + in % STEP<T>]);
 }

@@ -72,7 +72,7 @@ extern "C" {
 // Whether this processor has the instructions that the kernels were compiled to: SS_SET is 0 for plain C++, 1 for AVX2, 2 for AVX-512, 3 with bfloat16.
 EXPORT int skipsearch_runs_here() {
 #if SS_SET == 3
-    if (!__builtin_cpu_supports("avx512bf16")) return 0;
+    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vbmi")) return 0;
 #endif
 #if SS_SET >= 2
     if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq")) return 0;

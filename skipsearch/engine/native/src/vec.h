@@ -26,6 +26,8 @@ typedef float FloatVec __attribute__((vector_size(SS_BYTES)));
 typedef double DoubleVec __attribute__((vector_size(SS_BYTES)));
 typedef int32_t IntVec __attribute__((vector_size(SS_BYTES)));
 typedef uint32_t WordVec __attribute__((vector_size(SS_BYTES)));
+typedef int8_t FloatBytes __attribute__((vector_size(SS_BYTES / 4)));
+typedef int8_t DoubleBytes __attribute__((vector_size(SS_BYTES / 8)));
 typedef uint16_t HalfVec __attribute__((vector_size(SS_BYTES / 2)));
 
 // Of a stored type: what is computed in, its vectors, how many lanes these have.
@@ -58,6 +60,19 @@ inline FloatVec load(const bf16 *from) {
     const WordVec bits = __builtin_convertvector(raw<HalfVec>(from), WordVec);
 #endif
     return (FloatVec)(bits << 16);
+}
+
+// Integers of 8 bits as numbers of a wider type.
+template <class V> inline V widened(const int8_t *from);
+template <> inline DoubleVec widened(const int8_t *from) { return __builtin_convertvector(raw<DoubleBytes>(from), DoubleVec); }
+template <> inline FloatVec widened(const int8_t *from) {
+#if defined(__AVX512F__)
+    return (FloatVec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif defined(__AVX2__)
+    return (FloatVec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+    return __builtin_convertvector(raw<FloatBytes>(from), FloatVec);
+#endif
 }
 
 template <class V, class P> inline void store(P *to, V value) { __builtin_memcpy(to, &value, sizeof value); }
