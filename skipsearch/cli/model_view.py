@@ -13,7 +13,7 @@ def looked_at(named: str, device: str, dtype: str) -> dict[str, str]:
     from skipsearch.engine import load_model
     from skipsearch.models.checked import kept_finding
 
-    model = load_model(named, device=device, dtype=dtype)
+    model = load_model(named, device=device, dtype=dtype, settled=False)
     found = kept_finding(model.spec)
     return {
         "model": str(model.spec),

@@ -59,7 +59,8 @@ def load(name: str, device: str, dtype: str, engine: str, threads: int | None, q
             bar.update(compiling, completed=done, total=total, visible=True)
 
         of_hf = (engine, wanted) == ("auto", "hf") and quantization != NATIVE   # which holds the weights in another form
-        model = load_model(name, device=device, dtype=dtype, quantization=quantization, engine="hf" if of_hf else engine, progress=tell)
+        model = load_model(name, device=device, dtype=dtype, quantization=quantization, engine="hf" if of_hf else engine,
+                           progress=tell, settled=False)
         if engine == "auto" and current(wanted or "native") == "native" and native_is_wanted():
             prepare(model, tell)
     folder = Path(name).expanduser()

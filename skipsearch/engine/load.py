@@ -28,11 +28,13 @@ def current(engine: str) -> str:
 
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None,
-               engine: str = "auto", progress: Callable[[int, int], None] = lambda done, total: None) -> ModelAdapter:
-    """As `skipsearch.models.load_adapter`, driven by an engine of `ENGINES`; auto takes lean where it applies and hf elsewhere.
+               engine: str = "auto", progress: Callable[[int, int], None] = lambda done, total: None,
+               settled: bool = True) -> ModelAdapter:
+    """As `skipsearch.models.load_adapter`, driven by an engine of `ENGINES`. auto takes native where a command, or engine="native", built it
+    on this machine before, else lean where it applies, and hf elsewhere. It builds and measures nothing.
 
     quantization native-8bit is the engine native's: weights of 8 bits and activations in `dtype`, on a CPU.
-    `engine.fastest` compares what that gives with the other engines that are ready, as the commands do with --engine auto.
+    settled: False keeps auto to lean and hf, for a caller that asks `engine.fastest` or `engine.ready` for another, as the commands do.
     progress(done, total): of files compiled.
     Raises: ModelError for an unknown engine, or one that cannot drive this model here.
     """
@@ -41,7 +43,12 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
         raise ModelError(f"{unknown('engine', engine, ENGINES)}; or auto")
     if quantization == NATIVE:
         return _in_eight_bits(name, device, dtype, engine, progress)
-    return driven(models.load_adapter(name, device, dtype, quantization, engine), engine, progress)
+    model = driven(models.load_adapter(name, device, dtype, quantization, engine), engine, progress)
+    if engine == "auto" and settled:
+        from skipsearch.engine.choice import native_is_wanted, ready
+
+        return (ready(model, "native") if native_is_wanted() else None) or model
+    return model
 
 
 def _in_eight_bits(name: str, device: str, dtype: str, engine: str, progress: Callable[[int, int], None]) -> ModelAdapter:

@@ -150,8 +150,18 @@ def test_native_is_not_ready_where_its_code_is_missing_or_not_to_be_run(lean: Le
         assert fastest(lean, never) == Choice(lean)
 
 
-def test_load_model_itself_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_model_itself_measures_and_builds_nothing(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setattr(choice, "pass_seconds", never)
+    assert load_model("synthetic:2x64", device="cpu").spec.engine == "lean"
+    assert not (cache / "compiled").exists()
+
+
+@pytest.mark.skipif(library.compiler_here() is None, reason="needs a C++ compiler")
+def test_load_model_takes_native_where_it_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_model("synthetic:2x64", device="cpu", engine="compiled")   # which is another name for it
+    assert load_model("synthetic:2x64", device="cpu").spec.engine == "native"
+    assert load_model("synthetic:2x64", device="cpu", settled=False).spec.engine == "lean"
+    monkeypatch.setenv("SKIPSEARCH_NATIVE", "0")
     assert load_model("synthetic:2x64", device="cpu").spec.engine == "lean"
 
 
@@ -190,4 +200,3 @@ def test_a_short_context_is_kept_to() -> None:
 def test_the_name_of_an_engine_that_is_gone_stands_for_the_one_in_its_place() -> None:
     assert current("compiled") == "native"
     assert all(current(engine) == engine for engine in ENGINES)
-    assert load_model("synthetic:2x64", device="cpu", engine="compiled").spec.engine in ("native", "lean"), "lean without a compiler"
