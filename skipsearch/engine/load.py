@@ -30,8 +30,8 @@ def current(engine: str) -> str:
 def load_model(name: str, device: str = "auto", dtype: str = "auto", quantization: str | None = None,
                engine: str = "auto", progress: Callable[[int, int], None] = lambda done, total: None,
                settled: bool = True) -> ModelAdapter:
-    """As `skipsearch.models.load_adapter`, driven by an engine of `ENGINES`. auto takes native where a command, or engine="native", built it
-    on this machine before, else lean where it applies, and hf elsewhere. It builds and measures nothing.
+    """As `skipsearch.models.load_adapter`, driven by an engine of `ENGINES`. auto takes native where a command or engine="native" built
+    it on this machine before, else lean where it applies, and hf elsewhere. It builds and measures nothing.
 
     quantization native-8bit is the engine native's: weights of 8 bits and activations in `dtype`, on a CPU.
     settled: False keeps auto to lean and hf, for a caller that asks `engine.fastest` or `engine.ready` for another, as the commands do.
