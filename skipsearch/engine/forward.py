@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -102,22 +103,38 @@ def looped(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, 
     return model.head(h[:, -1:] if last_only else h)
 
 
+def in_parts(model: ModelAdapter) -> bool:
+    """Whether a pass may begin and end at any layer without losing what the engine has ready of whole ones."""
+    return model.passes is None or model.passes.run_layers is not None
+
+
 def onward(model: ModelAdapter, h: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None, first: int = 0,
            tap: Tap | None = None) -> Tensor:
     """The layers from `first` on. h: [B, T, H], as it goes into that layer; returned as it goes into the head.
 
     tap(i, h): shown what goes into each layer i that is walked over, and last what goes into the head, i being the number of layers. It may
     return what is to be shown the state between attention and MLP of layer i, where the MLP reads that: the two are run one by one then.
+    A tap that names what it wants to see in `layers`, and nothing between, is shown that alone; an engine that runs several layers in one
+    piece then does so from one of them to the next.
     """
     n = model.spec.n_layers
+    wanted: Collection[int] | None = () if tap is None else getattr(tap, "layers", None)
+    if model.passes is not None and wanted is not None and (run := model.passes.run_layers) is not None:
+        for i, j in pairwise(sorted({first, n, *(at for at in wanted if first < at < n)})):
+            if tap is not None and i in wanted:
+                tap(i, h)
+            h = run(h, cache, plan, mask, i, j)
+        if tap is not None and n in wanted:
+            tap(n, h)
+        return h
     no_attn, no_mlp = (frozenset(mask.attn), frozenset(mask.mlp)) if mask is not None else (frozenset[int](), frozenset[int]())
     for i in range(first, n):
         attn, mlp = i not in no_attn, i not in no_mlp
-        if tap is not None and (between := tap(i, h)) is not None and attn:
+        if tap is not None and (wanted is None or i in wanted) and (between := tap(i, h)) is not None and attn:
             h, attn = model.block(i, h, cache, plan, attn=True, mlp=False), False
             between(h)
         if attn or mlp:
             h = model.block(i, h, cache, plan, attn=attn, mlp=mlp)
-    if tap is not None:
+    if tap is not None and (wanted is None or n in wanted):
         tap(n, h)
     return h

@@ -78,8 +78,16 @@ class Scorer(Protocol):
         """logits: [B, V]."""
 
 
+class LayerRunner(Protocol):
+    def __call__(self, h: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, first: int, last: int) -> Tensor:
+        """The layers first … last − 1 of a pass, in one piece: [B, T, H] as it goes into the first -> as it leaves the last."""
+
+
 class PassRunner(Protocol):
-    """An engine that may have a whole pass ready."""
+    """An engine that may have a whole pass ready. run_layers: None for one whose passes neither begin nor end in the middle."""
+
+    @property
+    def run_layers(self) -> LayerRunner | None: ...
 
     def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor | None:
         """As `engine.forward`; None leaves the pass to the layer loop."""

@@ -91,14 +91,18 @@ class NativeAdapter:
             choice = torch.cat([choice, others], dim=1)
         return Scored(choice, sure)
 
-    def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
+    def run_layers(self, h: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | bytes | None, first: int, last: int) -> Tensor:
+        """In one call. The kernels round the state to its dtype behind every sub-layer, so a pass in parts has the bits of a whole one."""
         h, out = h.contiguous(), torch.empty_like(h, memory_format=torch.contiguous_format)
-        skip = bytearray(2 * len(self.lean.layers))
-        skip[2 * i], skip[2 * i + 1] = not attn, not mlp
-        step = self._pass(h, cache, plan, i, i + 1, bytes(skip))
+        step = self._pass(h, cache, plan, first, last, mask)
         step.hidden_out = out.data_ptr()
         self.library.whole_pass(self._model, step)
         return out
+
+    def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
+        skip = bytearray(2 * len(self.lean.layers))
+        skip[2 * i], skip[2 * i + 1] = not attn, not mlp
+        return self.run_layers(h, cache, plan, bytes(skip), i, i + 1)
 
     def head(self, h: Tensor) -> Tensor:
         h, rows = h.contiguous(), h.numel() // self.spec.hidden
