@@ -117,8 +117,8 @@ class KangarooSession:
         reached = [states[:, -1:]]
         for n in range(most):
             rows = states.shape[1]
-            h = self.shallow.adapted(states, self.cache, ctx.planner.chain(start + n + 1 - rows, rows))
-            scored = picker.score(self.shallow.head(h[:, -1:])[:, -1], reads_confidence)
+            logits = self.shallow.logits(states, self.cache, ctx.planner.chain(start + n + 1 - rows, rows))
+            scored = picker.score(logits, reads_confidence)
             drawn, q = picker.draw(scored)   # [1, 1 + siblings]
             tokens.append(drawn)
             if q is not None:

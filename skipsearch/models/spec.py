@@ -79,8 +79,13 @@ class Scorer(Protocol):
 
 
 class LayerRunner(Protocol):
-    def __call__(self, h: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, first: int, last: int) -> Tensor:
-        """The layers first … last − 1 of a pass, in one piece: [B, T, H] as it goes into the first -> as it leaves the last."""
+    def __call__(self, given: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, first: int, last: int,
+                 logits: bool = False, last_only: bool = False) -> Tensor:
+        """The layers first … last − 1 of a pass, in one piece.
+
+        given: what goes into the first of them, [B, T, H], or tokens [B, T] where that is layer 0. Returns what leaves the last one; with
+        `logits`, what the head makes of it: [B, T, V], or [B, 1, V] with last_only.
+        """
 
 
 class PassRunner(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -42,10 +43,10 @@ class Shown(list[Tensor]):
 def calls() -> Iterator[list[Call]]:
     found, real = list[Call](), NativeAdapter.run_layers
 
-    def run_layers(self: NativeAdapter, h: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | bytes | None, first: int,
-                   last: int) -> Tensor:
-        found.append((first, last, h.shape[1]))
-        return real(self, h, cache, plan, mask, first, last)
+    def run_layers(self: NativeAdapter, given: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | bytes | None, first: int,
+                   last: int, *rest: bool) -> Tensor:
+        found.append((first, last, given.shape[1]))
+        return real(self, given, cache, plan, mask, first, last, *rest)
 
     with patch.object(NativeAdapter, "run_layers", run_layers):
         yield found
@@ -71,6 +72,12 @@ def test_a_pass_that_is_shown_or_goes_on_in_the_middle_has_the_bits_of_a_whole_o
             h = model.run_layers(h, parts, plan, mask, 1, n)
             assert torch.equal(h, look[-1])
             assert torch.equal(model.head(h), wanted)
+            assert torch.equal(model.run_layers(look[-2], parts, plan, mask, 1, n, True), wanted)
+            assert torch.equal(model.run_layers(piece, parts, plan, mask, 0, n, True, True), wanted[:, -1:])
+            look.layers = (1,)
+            assert torch.equal(forward(model, piece, shown, plan, mask, tap=look), wanted)
+            assert torch.equal(look[-1], look[-3])
+            look.layers = (0, 1, n)
         for a, b, c in zip((*whole.keys, *whole.values), (*shown.keys, *shown.values), (*parts.keys, *parts.values), strict=True):
             assert (a is None) == (b is None) == (c is None)
             assert a is None or (torch.equal(a, b) and torch.equal(a, c))
@@ -103,7 +110,7 @@ def test_kangaroo_is_verified_from_the_exit_layer_on_in_one_call() -> None:
         undrafted = stats.rounds - len(rounds)
         assert verified == [len(prompt), *lengths, *[1] * undrafted], "the prefill, a pass a round, and a last token that nobody drafted"
         assert made.count((0, out, len(prompt))) >= 1
-        assert not [rows for first, last, rows in made if (first, last) == (0, n) and rows != 1], "but for single rows of drafts"
+        assert (0, n) not in {(first, last) for first, last, _ in made}
 
 
 def test_drafts_of_kangaroo_follow_the_definition_with_what_others_drafted_between() -> None:
@@ -119,8 +126,8 @@ def test_drafts_of_kangaroo_follow_the_definition_with_what_others_drafted_betwe
 def test_a_part_that_begins_a_layer_too_late_is_noticed() -> None:
     real = NativeAdapter.run_layers
 
-    def late(self: NativeAdapter, h: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, first: int, last: int) -> Tensor:
-        return real(self, h, cache, plan, mask, first + (1 < first + 1 < last), last)
+    def late(self: NativeAdapter, given: Tensor, cache: KVCache, plan: PassPlan, mask: Any, first: int, last: int, *rest: bool) -> Tensor:
+        return real(self, given, cache, plan, mask, first + (1 < first + 1 < last), last, *rest)
 
     with driven_by("native"), patch.object(NativeAdapter, "run_layers", late), pytest.raises(AssertionError):
         check_kangaroo_drafts()
