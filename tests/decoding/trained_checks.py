@@ -15,6 +15,7 @@ from helpers.tiny import small_world, tiny_llama, world_of
 from skipsearch.cache import KVCache, Planner
 from skipsearch.decoding import Decoder
 from skipsearch.drafters import DecodeContext, Draft, WatchingDrafter
+from skipsearch.drafters.kangaroo import KangarooSession
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.s3d import Tree
 from skipsearch.engine import forward
@@ -115,11 +116,25 @@ class ComparedSession:
         forward(model, torch.tensor([ctx.history[:n]]), fresh, planner.chain(0, n))
         for mine, theirs in zip(kv(ctx.cache, n), kv(fresh, n), strict=True):
             assert torch.allclose(mine, theirs, rtol=0, atol=1e-6), "what is committed is what a fresh prefill writes"
+        if isinstance(self.inner, KangarooSession):
+            self.adapters_kv(self.inner, ctx.history[:n])
         before = kv(ctx.cache, n)
         draft = self.inner.draft(ctx, most)
         assert all(map(torch.equal, before, kv(ctx.cache, n))), "a draft leaves what is committed alone"
         self.notes.looked += 1
         return draft
+
+
+    def adapters_kv(self, session: KangarooSession, history: Sequence[int]) -> None:
+        """What the adapter keeps of the text that it knows is what it writes when it reads that anew."""
+        shallow, layer, known = session.shallow, session.shallow.model.spec.n_layers, session.known
+        assert known <= len(history), "it knows nothing that is not committed"
+        if not known:   # nothing was drafted yet
+            return
+        fresh, plan = shallow.new_cache(128), Planner(128, torch.device("cpu")).chain(0, known)
+        shallow.adapted(shallow.features(torch.tensor([history[:known]]), fresh, plan), fresh, plan)
+        for mine, theirs in ((session.cache.keys, fresh.keys), (session.cache.values, fresh.values)):
+            assert torch.allclose(mine[layer][:, :, :known], theirs[layer][:, :, :known], rtol=0, atol=1e-6)   # type: ignore[index]
 
 
 def check_committed(specs: Sequence[DrafterSpec]) -> DecodeStats:

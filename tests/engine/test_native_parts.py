@@ -97,6 +97,13 @@ def test_rows_that_were_drafted_one_by_one_are_verified_to_the_bit_from_there_on
     assert torch.equal(resumed(model, torch.cat(reached, dim=1), 1, tokens[:, 22:], cache, planner.chain(20, 4)), wanted)
 
 
+def test_a_pass_over_nothing_is_nothing() -> None:
+    model = native(FAMILIES[0])
+    cache, plan = model.new_cache(1, 64), Planner(64, CPU).chain(0, 0)
+    assert forward(model, torch.empty(1, 0, dtype=torch.long), cache, plan).shape == (1, 0, model.spec.vocab)
+    assert model.run_layers(torch.empty(1, 0, model.spec.hidden, dtype=model.spec.dtype), cache, plan, None, 1, 2).shape[1] == 0
+
+
 def test_kangaroo_is_verified_from_the_exit_layer_on_in_one_call() -> None:
     spec = small_kangaroo("attention", 0.1, 5, UNSURE)
     with driven_by("native"):

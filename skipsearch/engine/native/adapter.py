@@ -91,6 +91,8 @@ class NativeAdapter:
         """In one call. The kernels round the state to its dtype behind every sub-layer, so a pass in parts has the bits of a whole one."""
         batch, rows = given.shape[:2]
         out = torch.empty(batch, 1 if last_only else rows, self.spec.vocab if logits else self.spec.hidden, dtype=self.spec.dtype)
+        if not rows:   # the kernels take one row at least
+            return out
         step = self._pass(given, cache, plan, first, last, mask)
         if logits:
             step.logits, step.last_only = out.data_ptr(), last_only

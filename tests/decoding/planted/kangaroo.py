@@ -36,6 +36,10 @@ def adapter_does_not_catch_up() -> Iterator[None]:
 @caught_by(check_kangaroo_drafts)
 def adapter_is_not_rolled_back() -> Iterator[None]:
     """What the adapter wrote for rejected tokens is taken for that of the tokens in their places."""
+    yield from _not_rolled_back()
+
+
+def _not_rolled_back() -> Iterator[None]:
     real = ResumingSession.verified
 
     def verified(self: ResumingSession, ctx: DecodeContext, path: Sequence[int]) -> None:
@@ -134,6 +138,11 @@ def both_norms_before_the_head() -> Iterator[None]:
 
     with patch.object(Shallow, "head", head):
         yield
+
+
+@caught_by(check_kangaroo_committed)
+def adapter_keeps_what_it_wrote_of_rejected_tokens() -> Iterator[None]:
+    yield from _not_rolled_back()
 
 
 @caught_by(check_kangaroo_committed)
