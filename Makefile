@@ -1,6 +1,6 @@
 # make demo   tune, write a profile and decode with it, on the model that comes with the package
 # make test   lint, type-check, test
-# make thorough   the tests that compile or decode for long, which `make test` leaves to CI
+# make thorough   the tests that decode for long, which `make test` leaves to CI
 # make gpu    the GPU tests, and a benchmark of a synthetic Llama-2-13B; by hand, where there is a GPU
 # All install what they need into .venv/ first. PYTHON=… chooses the interpreter (3.11 or newer).
 PYTHON ?= python3

@@ -16,6 +16,10 @@ class Costs:
     overhead: what every pass pays (embedding, head, the loop itself). verify[n]: a full pass over n + 1 tokens, all weights just used.
     first: by what share the first draft step of a round takes longer than those behind it; cold: by what share a verify pass does behind
     drafts that skip everything. In both cases weights have left the caches meanwhile.
+    call: seconds that a draft takes beyond its steps, where the engine runs them all in one call. A draft step under a mask that skips
+    nothing is then that much shorter than a plain pass; elsewhere the two cost the same.
+    curve: what is left of a pass costs its share of the sub-layers' time to this power. It is 1 where the weights come from memory, and
+    more where few of them fit into a faster cache than all of them do.
     """
 
     sublayers: tuple[float, ...]
@@ -23,14 +27,20 @@ class Costs:
     verify: tuple[float, ...]
     first: float = 0.0
     cold: float = 0.0
+    call: float = 0.0
+    curve: float = 1.0
 
     def draft(self, mask: SkipMask) -> float:
-        """Seconds of one draft pass under `mask`, behind another."""
-        return self.overhead + sum(s for s, skipped in zip(self.sublayers, mask.bits, strict=True) if not skipped)
+        """Seconds of one draft step under `mask`, behind another."""
+        kept = sum(s for s, skipped in zip(self.sublayers, mask.bits, strict=True) if not skipped)
+        if self.curve != 1.0 and kept:
+            every = sum(self.sublayers)
+            kept = every * (kept / every) ** self.curve
+        return self.overhead + kept
 
     def drafting(self, mask: SkipMask, tokens: int) -> float:
-        """Seconds of drafting so many tokens under `mask`, one pass each."""
-        return tokens * self.draft(mask)
+        """Seconds of drafting so many tokens under `mask`, one step each."""
+        return self.call + tokens * self.draft(mask)
 
     def spared(self, mask: SkipMask) -> float:
         """The share of a plain pass's time that a draft pass under `mask` leaves out."""
@@ -81,7 +91,7 @@ class InOnePass(Costs):
         return cls(**_pieces(costs), nodes=nodes)
 
     def drafting(self, mask: SkipMask, tokens: int) -> float:
-        return self.draft(mask) * self.verifying(max(tokens, 1) - 1) / self.verify[0]
+        return self.call + self.draft(mask) * self.verifying(max(tokens, 1) - 1) / self.verify[0]
 
     def judging(self, drafted: int, siblings: int) -> float:
         return self.verifying((self.nodes[min(drafted, len(self.nodes)) - 1] if self.nodes else drafted) + siblings)
@@ -89,8 +99,8 @@ class InOnePass(Costs):
 
 @dataclass(frozen=True)
 class Resumed(Costs):
-    """The same machine, for drafts whose verify pass goes on where they left the model. below: the share of a pass that lies before that
-    layer; there it runs the last drafted token and the siblings alone."""
+    """The same machine, for drafts whose verify pass goes on where they left the model, and whose steps are a call each. below: the share
+    of a pass that lies before that layer; there it runs the last drafted token and the siblings alone."""
 
     below: float = 0.0
 
@@ -98,6 +108,9 @@ class Resumed(Costs):
     def of(cls, costs: Costs, layer: int) -> Resumed:
         """layer: where the drafts leave the model."""
         return cls(**_pieces(costs), below=sum(costs.sublayers[:2 * layer]) / (costs.overhead + sum(costs.sublayers)))
+
+    def drafting(self, mask: SkipMask, tokens: int) -> float:
+        return tokens * (self.call + self.draft(mask))
 
     def judging(self, drafted: int, siblings: int) -> float:
         return (1 - self.below) * self.verifying(drafted + siblings) + self.below * self.verifying(siblings)

@@ -19,6 +19,7 @@ from skipsearch.search import Listener, Progress, Raced, Stage
 from skipsearch.stats import Price
 
 RACE_PROMPTS = (5, 11)      # of the first round with all finalists, of the second with the faster half
+FURTHER = 32                # more prompts, at most, for the two fastest while neither is measurably faster
 CHOOSING_PROMPTS = (4, 8, 12, 24)   # the same where replay cannot say which settings are the best, so that more of them are raced
 
 
@@ -53,7 +54,8 @@ def run_off(model: ModelAdapter, prompts: Workload, finalists: list[Finalist], s
     in the proportion that replay predicts, since recipes differ in which prompts suit them."""
     winner, timings = knock_out(Decoder(model), [f.decoder(model) for f in finalists], prompts, rungs, seed,
                                 lambda done, total: listen(Progress(done, total)),
-                                [f.foreseen.from_some_to_all if f.foreseen else lambda _: 1.0 for f in finalists])
+                                [f.foreseen.from_some_to_all if f.foreseen else lambda _: 1.0 for f in finalists],
+                                FURTHER)
     raced = [Raced(f.recipe, f.predicted, ours.speedup_over(plain), "calibration", ours.prompts)
              for f, (plain, ours) in zip(finalists, timings, strict=True)]
     for entry in raced:

@@ -28,15 +28,6 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) 
         yield
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """What compiles takes long, so `make thorough` runs it: tests of the engine `compiled`, and those in the group of this name."""
-    of_engine = isinstance(item, pytest.Function) and hasattr(item, "callspec") and "compiled" in item.callspec.params.values()
-    group = item.get_closest_marker("xdist_group")
-    if of_engine or (group is not None and group.args == ("compiled",)):
-        item.add_marker(pytest.mark.thorough)
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """pytest-xdist tells the group of a test by a suffix of its id. Where the suffix is lost (pytest 9.2 with pytest-xdist 3.8), what the

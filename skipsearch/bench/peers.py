@@ -13,7 +13,7 @@ from skipsearch.decoding import Decoder
 from skipsearch.decoding.matching import check_profile
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.skip import Skip
-from skipsearch.engine import ENGINES
+from skipsearch.engine import ENGINES, current
 from skipsearch.errors import DecodeError
 from skipsearch.exits.fixed import Fixed
 from skipsearch.models.spec import ModelAdapter
@@ -81,9 +81,10 @@ def make_peers(names: Sequence[str], engine: str, profile: Profile | None, open_
     llama: LlamaCpp | None = None
     taken: list[str] = []
     for name in names:
-        if name not in PEERS:
+        kind, at, other = name.partition("@")
+        other = current(other)
+        if f"{kind}{at}{other}" not in PEERS:
             raise DecodeError(unknown("peer", name, PEERS))
-        kind, _, other = name.partition("@")
         kind = "profile" if kind == "recipe" else kind
         if f"{kind}@{other}" in taken:
             raise DecodeError(f"the peer {name} is named twice{' (recipe is profile)' if kind == 'profile' else ''}; one run of it serves")

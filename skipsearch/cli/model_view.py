@@ -39,7 +39,7 @@ def _engine(model: ModelAdapter) -> str:
         return f"hf: {model.spec.family} models have no row in the table of families, so their own forward drives them"
     if isinstance(model, HFAdapter):
         config = model.model.config
-        return f"hf: lean, native, compiled and graph cannot, since {why_not(config, model.spec.quantization, model.spec.n_devices)}"
+        return f"hf: lean, native and graph cannot, since {why_not(config, model.spec.quantization, model.spec.n_devices)}"
     if model.spec.device.type != "cpu":
         return "graph (CUDA graphs) where it is faster than lean, which is measured when the model is loaded"
     if not native_is_wanted():

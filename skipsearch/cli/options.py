@@ -23,9 +23,9 @@ Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on a GPU, float32 on a 
 Quantization = Annotated[str | None, typer.Option(help="Load the weights as bitsandbytes-4bit, bitsandbytes-8bit, torchao-4bit or "
                                                        "torchao-8bit, by that library.")]
 Engine = Annotated[str, typer.Option(help="auto (the fastest of those ready here at plain decoding), hf (the unmodified Hugging Face "
-                                          "modules), lean (fused weights), native (C++ for CPUs, built once), compiled (for this CPU) or "
-                                          "graph (CUDA graphs). Ready is native on a CPU with a C++ compiler, else lean where it applies, "
-                                          "else hf; compiled where it was compiled before; graph on a GPU.")]
+                                          "modules), lean (fused weights), native (C++ for CPUs, built once) or graph (CUDA graphs). "
+                                          "Ready is native on a CPU with a C++ compiler, else lean where it applies, else hf; graph on a "
+                                          "GPU.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of torch; its own choice if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print data only, on stdout.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
@@ -44,7 +44,7 @@ def load(name: str, device: str, dtype: str, engine: str, threads: int | None, q
 
     from skipsearch.cli.common import err
     from skipsearch.cli.progress import Bar
-    from skipsearch.engine import load_model, native_is_wanted
+    from skipsearch.engine import current, load_model, native_is_wanted
     from skipsearch.engine.native import prepare
     from skipsearch.profile.whereabouts import remember
 
@@ -59,7 +59,7 @@ def load(name: str, device: str, dtype: str, engine: str, threads: int | None, q
         model = load_model(name, device=device, dtype=dtype, quantization=quantization,
                            engine="hf" if (engine, wanted) == ("auto", "hf") else engine,   # which holds the weights in another form
                            progress=tell)
-        if engine == "auto" and wanted in (None, "native") and native_is_wanted():
+        if engine == "auto" and current(wanted or "native") == "native" and native_is_wanted():
             prepare(model, tell)
     folder = Path(name).expanduser()
     if name != "demo" and model.spec.weights_sha256 is not None and folder.is_dir():
@@ -89,8 +89,7 @@ def _wanted(model: ModelAdapter, engine: str | None) -> ModelAdapter | None:
 
     found = None if engine is None else ready(model, engine)
     if engine is not None and found is None:
-        compilable = engine == "compiled" and model.spec.engine == "lean" and model.spec.device.type == "cpu"
-        warn([f"the engine {engine} is not ready here{': --engine compiled compiles it, once' if compilable else ''}"])
+        warn([f"the engine {engine} is not ready here"])
     return found
 
 
@@ -105,7 +104,7 @@ def _fastest(model: ModelAdapter) -> ModelAdapter:
 
 
 def in_words(choice: Choice) -> str:
-    """`engine compiled: 1.62 times as fast as lean at plain decoding here; --engine lean to choose otherwise`"""
+    """`engine graph: 1.62 times as fast as lean at plain decoding here; --engine lean to choose otherwise`"""
     chosen = choice.model.spec.engine
     other = min((engine for engine in choice.seconds if engine != chosen), key=lambda engine: choice.seconds[engine])
     ratio = choice.seconds[other] / choice.seconds[chosen]

@@ -114,9 +114,6 @@ class TuneView:
         else:
             console.print(f"[bold yellow]plain[/]: nothing beat plain decoding beyond doubt here; the best recipe measured "
                           f"{measured.speedup.in_words('×')}, and this profile decodes plainly", markup=True)
-        if profile.engine == "lean" and profile.hardware is not None and profile.hardware.kind == "cpu":
-            console.print("on some CPUs --engine compiled decodes faster, plainly and with a profile tuned on it; to see: skipsearch bench "
-                          f"--profile {path} --peers plain,profile,plain@compiled", style="dim")
         if self.doubtful:
             console.print("[yellow]this was measured on a machine that was busy with something else[/]: tune again on a quiet one before "
                           "you share it", markup=True)

@@ -86,8 +86,8 @@ class Batch:
     drafts in other rounds than alone gets another sample of the same distribution; apart from that a request's tokens are those that it
     gets alone. A pass over several rows rounds otherwise than one over a single row, so in fp32 and below a near-tie may fall otherwise;
     not with `exact`, whose passes run row by row, or together where the engine keeps a row's bits in any pass (native). Row by row run also
-    passes of models that keep more of a text than K/V by slot, and passes whose hidden states a drafter watches. The engines compiled and
-    graph run passes over several rows as lean does.
+    passes of models that keep more of a text than K/V by slot, and passes whose hidden states a drafter watches. The engine graph
+    runs passes over several rows as lean does.
     One thread drives a batch. A row's times count what it waited for others.
     """
 

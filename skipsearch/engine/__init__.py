@@ -9,8 +9,8 @@ It walks over the layers of an adapter, unless the engine has the whole pass rea
 
 forward          the one layer loop                      load, choice        engines by name; which is fastest here
 exact            passes that are exact to the bit        rows, joined        passes of several requests as one
-native/          C++ for CPUs                            compiled, pieces    layers compiled once for a CPU
-graph            passes recorded on a GPU                kept, package       where compiled code lies, and what is believed of it
+native/          C++ for CPUs                            kept                where built code lies, and what is believed of it
+graph            passes recorded on a GPU
 """
 
 from skipsearch.engine.choice import Choice, fastest, native_is_wanted, ready
@@ -31,10 +31,10 @@ from skipsearch.engine.forward import (
     states_at,
 )
 from skipsearch.engine.joined import Wanted, together
-from skipsearch.engine.load import ENGINES, load_model
+from skipsearch.engine.load import ENGINES, current, load_model
 from skipsearch.engine.rows import RowCache, SharedCache
 from skipsearch.models.spec import Scored
 
-__all__ = ["ENGINES", "EXACT_KEYS", "EXACT_ROWS", "Between", "Choice", "RowCache", "Scored", "SharedCache", "Tap", "Wanted", "draft_chain",
-           "draft_step", "exact_forward", "fastest", "forward", "in_one_piece", "in_parts", "inference", "is_steady", "load_model",
-           "native_is_wanted", "onward", "ready", "resumed", "states_at", "together"]
+__all__ = ["ENGINES", "EXACT_KEYS", "EXACT_ROWS", "Between", "Choice", "RowCache", "Scored", "SharedCache", "Tap", "Wanted", "current",
+           "draft_chain", "draft_step", "exact_forward", "fastest", "forward", "in_one_piece", "in_parts", "inference", "is_steady",
+           "load_model", "native_is_wanted", "onward", "ready", "resumed", "states_at", "together"]

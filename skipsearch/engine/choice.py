@@ -12,10 +12,10 @@ import torch
 
 from skipsearch.cache import Planner
 from skipsearch.engine.forward import forward, inference
+from skipsearch.engine.load import current
 from skipsearch.models.lean import LeanAdapter
 from skipsearch.models.spec import ModelAdapter
 
-ON_LEAN = ("compiled", "graph")   # engines that drive the weights of lean
 MARGIN = 0.05                     # by which another has to be faster than lean: less may be noise
 CONTEXT = 128                     # tokens before the one of each pass
 LEAST, MOST, SECONDS = 3, 60, 1.0   # passes of each engine: so many at least, at most, and for so long
@@ -33,27 +33,25 @@ class Choice:
 
 def fastest(model: ModelAdapter, timing: Timing | None = None) -> Choice:
     """The engine that is fastest at plain decoding: native where it was built, which takes the weights over and is compared with nothing,
-    having been the fastest wherever it was measured; else lean, unless another is faster by more than 5 %.
+    having been the fastest wherever it was measured; else lean, unless graph, which drives lean's weights on a GPU, is faster by more
+    than 5 %.
 
-    model: as `load_model` with engine auto gives it. What is compared are lean and the engines that drive its weights: compiled, where
-    code for this model was kept, and graph, on a GPU. Nothing is compiled. hf holds the weights in another form, so comparing it would cost
-    a second copy of them: it is ready only where lean cannot drive the model.
+    model: as `load_model` with engine auto gives it. hf holds the weights in another form, so comparing it would cost a second copy of
+    them: it is ready only where lean cannot drive the model.
     """
     if native_is_wanted() and (native := ready(model, "native")) is not None:
         return Choice(native)
-    others = [found for engine in ON_LEAN if (found := ready(model, engine)) is not None and found is not model]
-    if not others:
+    graph = ready(model, "graph")
+    if graph is None or graph is model:
         return Choice(model)
-    rivals = [model, *others]
     try:
-        seconds = dict(zip((rival.spec.engine for rival in rivals), (timing or pass_seconds)(rivals), strict=True))
+        seconds = dict(zip((model.spec.engine, "graph"), (timing or pass_seconds)([model, graph]), strict=True))
     except torch.OutOfMemoryError:   # no room to record
         return Choice(model)
-    best = min(others, key=lambda rival: seconds[rival.spec.engine])
-    if seconds[model.spec.engine] <= (1 + MARGIN) * seconds[best.spec.engine]:
+    if seconds[model.spec.engine] <= (1 + MARGIN) * seconds["graph"]:
         return Choice(model, seconds)
     # A graph adapter holds what it recorded, and the cache that it measured in with it: another one begins with nothing.
-    return Choice((ready(model, "graph") or best) if best.spec.engine == "graph" else best, seconds)
+    return Choice(ready(model, "graph") or graph, seconds)
 
 
 def ready(model: ModelAdapter, engine: str) -> ModelAdapter | None:
@@ -61,6 +59,7 @@ def ready(model: ModelAdapter, engine: str) -> ModelAdapter | None:
 
     native takes the weights of `model` over, which goes on computing with them, more slowly than before.
     """
+    engine = current(engine)
     if model.spec.engine == engine:
         return model
     if not isinstance(model, LeanAdapter):
@@ -73,13 +72,6 @@ def ready(model: ModelAdapter, engine: str) -> ModelAdapter | None:
         from skipsearch.engine.native import ready_model
 
         return ready_model(model)
-    if engine == "compiled" and model.spec.device.type == "cpu":
-        from skipsearch.engine.kept import existing_shelf
-
-        if (shelf := existing_shelf()) is not None:
-            from skipsearch.engine.compiled import kept_model
-
-            return kept_model(model, shelf)
     return None
 
 

@@ -77,7 +77,7 @@ def open_shelf() -> Shelf:
     if flaw is None:
         return Shelf(folder)
     warnings.warn(UntrustedFolder(f"{folder} {flaw}; until then code is compiled anew by every process"), stacklevel=2)
-    return Shelf(private_folder("code"))
+    return Shelf(_private_folder())
 
 
 def existing_shelf() -> Shelf | None:
@@ -107,11 +107,9 @@ def _is_own(found: os.stat_result) -> bool:
     return found.st_uid == os.geteuid() and not found.st_mode & OTHERS_WRITE
 
 
-def private_folder(name: str) -> Path:
+def _private_folder() -> Path:
     """One of this process (mode 0700), removed when it ends. Raises: OSError."""
-    folder = Path(_private().name) / name
-    make_folder(folder)
-    return folder
+    return Path(_private().name)
 
 
 @cache

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from skipsearch.engine.compiled import CompiledAdapter, kept_model
 from skipsearch.engine.graph import GraphAdapter
-from skipsearch.engine.kept import existing_shelf
 from skipsearch.engine.native import NativeAdapter
 from skipsearch.errors import ModelError
 from skipsearch.models import variants
@@ -19,9 +17,9 @@ from skipsearch.models.spec import ModelAdapter
 
 def underneath(model: ModelAdapter) -> HFAdapter | LeanAdapter:
     """What holds the weights of a model that an engine drives. Raises: ModelError for an engine that is not known here."""
-    found = model.lean if isinstance(model, CompiledAdapter | GraphAdapter | NativeAdapter) else model
+    found = model.lean if isinstance(model, GraphAdapter | NativeAdapter) else model
     if not isinstance(found, HFAdapter | LeanAdapter):
-        raise ModelError(f"a draft with weights of its own needs a family of the table, driven by hf, lean, compiled, native or graph, and "
+        raise ModelError(f"a draft with weights of its own needs a family of the table, driven by hf, lean, native or graph, and "
                          f"{model.spec.id} is a {model.spec.family} model driven by {model.spec.engine}")
     return found
 
@@ -34,13 +32,9 @@ def natively(model: ModelAdapter, variant: HFAdapter | LeanAdapter) -> ModelAdap
 def with_weights(model: ModelAdapter, weights: Mapping[str, Tensor]) -> ModelAdapter:
     """The model with other weights in some sub-layers, as `models.variants` names them; it shares its cache's layout and all else.
 
-    Compiled code serves any weights of its shapes. Where it was not kept, these drafts run under lean: correct, and slower.
     Raises: ModelError.
     """
     variant = variants.with_weights(underneath(model), weights)
     if isinstance(model, GraphAdapter) and isinstance(variant, LeanAdapter):
         return GraphAdapter(variant)
-    if isinstance(variant, HFAdapter) or isinstance(model, NativeAdapter):
-        return natively(model, variant)
-    shelf = existing_shelf() if isinstance(model, CompiledAdapter) else None
-    return (None if shelf is None else kept_model(variant, shelf)) or variant
+    return natively(model, variant)

@@ -14,14 +14,14 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from skipsearch.costs import Costs
-from skipsearch.evaluation.latency import MOST_COLD, Measured, measure, plain_seconds
+from skipsearch.evaluation.latency import MOST_COLD, STEEPEST, Measured, measure, plain_seconds
 from skipsearch.machine import cache_folder, make_folder, software, this_machine, write_whole
 from skipsearch.mask import SkipMask
 from skipsearch.models.spec import ModelAdapter
 
 CHECKED_MASKS = 20
 FEWER_REPEATS = 1
-METHOD = "rounds"  # how it is measured. Change it when that changes: tables that were kept under another name are then measured again
+METHOD = "calls"  # how it is measured. Change it when that changes: tables that were kept under another name are then measured again
 SOUND = 0.1        # relative error of a draft step
 SAME_SPEED = 0.2   # a kept table is believed while a plain pass takes what it says, give or take this share
 STEADY = SAME_SPEED  # quartile range of a plain pass over its median: one that scatters more could not be told from another machine's
@@ -45,8 +45,8 @@ class LatencyTable:
             return tuple(float(np.interp(context, contexts, column)) for column in zip(*values, strict=True))
 
         costs = [m.costs for m in self.measured]
-        overhead, first, cold = between([[c.overhead, c.first, c.cold] for c in costs])
-        return Costs(between([c.sublayers for c in costs]), overhead, between([c.verify for c in costs]), first, cold)
+        overhead, *rest = between([[c.overhead, c.first, c.cold, c.call, c.curve] for c in costs])
+        return Costs(between([c.sublayers for c in costs]), overhead, between([c.verify for c in costs]), *rest)
 
     @property
     def errors(self) -> tuple[float, ...]:
@@ -149,12 +149,14 @@ def _whole(kept: Sequence[Measured], sublayers: int, max_draft: int, contexts: S
 
 def _plausible(measured: Measured) -> bool:
     costs = measured.costs
-    pieces = (*costs.sublayers, costs.overhead)
-    if not np.isfinite((*pieces, *costs.verify, costs.first, costs.cold, measured.spread, *measured.errors)).all():
+    pieces, extra = (*costs.sublayers, costs.overhead), (costs.first, costs.cold, costs.call, costs.curve - 1)
+    if not np.isfinite((*pieces, *costs.verify, *extra, measured.spread, *measured.errors)).all():
         return False
-    if min(*pieces, costs.first, costs.cold, measured.spread, *measured.errors) < 0 or min(costs.verify) <= 0:
+    if min(*pieces, *extra, measured.spread, *measured.errors) < 0 or min(costs.verify) <= 0:
         return False
-    return (abs(sum(pieces) / costs.verify[0] - 1) < 1e-6   # a pass costs what its pieces cost
+    one = sum(pieces) / costs.verify[0]   # a pass costs what its pieces cost, and less of it within a call
+    return ((_near(one, 1.0, 1) if costs.call else abs(one - 1) < 1e-6) and costs.call <= ABSURD * costs.verify[0]
+            and costs.curve <= STEEPEST
             and all(_near(seconds, costs.verify[0], rows) for rows, seconds in enumerate(costs.verify, 1))
             and max((costs.first, *measured.errors)) <= ABSURD and costs.cold <= MOST_COLD)
 

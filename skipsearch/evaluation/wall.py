@@ -14,6 +14,8 @@ from skipsearch.evaluation.prompts import Workload
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.stats import DecodeStats, Estimate, bootstrap_ratio
 
+LOOK = 8   # prompts between two looks at whether the two fastest can be told apart
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -96,26 +98,34 @@ def race(decoders: Sequence[Decoder], workload: Workload, repeats: int = 1, seed
 
 def knock_out(plain: Decoder, contenders: Sequence[Decoder], workload: Workload, rungs: Sequence[int], seed: int = 0,
               progress: Callable[[int, int], None] = lambda done, total: None,
-              corrections: Sequence[Callable[[Collection[int]], float]] = ()) -> tuple[int, list[tuple[Timings, Timings]]]:
+              corrections: Sequence[Callable[[Collection[int]], float]] = (),
+              further: int = 0) -> tuple[int, list[tuple[Timings, Timings]]]:
     """Successive halving: all contenders on the first rungs[0] prompts, the faster half of them on the next rungs[1], and so on.
 
     corrections: one a contender: what its seconds per token on some prompts are multiplied by to be those of all, for the chance in which
     prompts come first (a control variate). None at all: seconds as measured.
+    further: prompts that the two fastest go on to, at most, for as long as the interval of one over the other holds 1.
 
     Returns the winner, and for each contender (plain decoding's timings, its own) over the prompts that it got to see.
     Source: Jamieson & Talwalkar 2016.
     """
     left = list(range(len(contenders)))
     seen: list[tuple[Timings, Timings]] = [(Timings(), Timings()) for _ in contenders]
-    begins = [sum(rungs[:i]) for i in range(len(rungs))]
-    spans = [range(begin, min(begin + rung, len(workload.prompts))) for begin, rung in zip(begins, rungs, strict=True)]
+    sizes = [*rungs, *[LOOK] * (further // LOOK)]
+    begins = [sum(sizes[:i]) for i in range(len(sizes))]
+    spans = [range(begin, min(begin + size, len(workload.prompts))) for begin, size in zip(begins, sizes, strict=True)]
     total, done = sum(map(len, spans)), 0
 
     def factor(i: int) -> float:
         return corrections[i]({sample.prompt for sample in seen[i][1].samples}) if corrections else 1.0
 
-    for span in spans:
-        if not span or (len(left) == 1 and done):
+    def decided() -> bool:
+        one, other = (seen[i][1] for i in left)
+        ratio = one.speedup_over(other)
+        return not ratio.low <= factor(left[0]) / factor(left[1]) <= ratio.high
+
+    for rung, span in enumerate(spans):
+        if not span or (len(left) == 1 and done) or (rung >= len(rungs) and decided()):
             break
         beside, *ours = race([plain, *(contenders[i] for i in left)], workload, 1, seed,
                              lambda n, _, before=done: progress(before + n, total), only=span)  # type: ignore[misc]
@@ -123,7 +133,8 @@ def knock_out(plain: Decoder, contenders: Sequence[Decoder], workload: Workload,
             seen[i][0].samples.extend(beside.samples)
             seen[i][1].samples.extend(timings.samples)
         left.sort(key=lambda i: -seen[i][1].speedup_over(seen[i][0]).mean / factor(i))
-        left, done = left[:max(1, len(left) // 2)] if span is not spans[-1] else left[:1], done + len(span)
+        keep = max(1, len(left) // 2) if rung + 1 < len(rungs) else 2 if further else 1
+        left, done = left[:keep], done + len(span)
     return left[0], seen
 
 

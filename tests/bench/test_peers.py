@@ -148,5 +148,5 @@ def test_the_unsearched_mask_leaves_out_every_second_sub_layer() -> None:
 
 
 def test_every_engine_has_a_plain_and_a_drafting_peer() -> None:
-    assert {"plain", "profile", "plain@hf", "plain@lean", "plain@compiled", "plain@graph", "profile@compiled"} < set(PEERS)
+    assert {"plain", "profile", "plain@hf", "plain@lean", "plain@native", "plain@graph", "profile@native"} < set(PEERS)
     assert {f"profile:{kind}@hf" for kind in DRAFTERS} < set(PEERS)

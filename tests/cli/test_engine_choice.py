@@ -39,24 +39,24 @@ def never(*_: object) -> Choice:
 
 
 @pytest.mark.parametrize(("chosen", "seconds", "line"), [
-    ("compiled", {"lean": 1.62, "compiled": 1.0},
-     "engine compiled: 1.62 times as fast as lean at plain decoding here; --engine lean to choose otherwise"),
+    ("graph", {"lean": 1.62, "graph": 1.0},
+     "engine graph: 1.62 times as fast as lean at plain decoding here; --engine lean to choose otherwise"),
     ("lean", {"lean": 1.0, "graph": 1.25},
      "engine lean: 1.25 times as fast as graph at plain decoding here; --engine graph to choose otherwise"),
-    ("lean", {"lean": 1.0, "compiled": 0.97},
-     "engine lean: 0.97 times as fast as compiled at plain decoding here, which may be noise; --engine compiled to choose otherwise"),
+    ("lean", {"lean": 1.0, "graph": 0.97},
+     "engine lean: 0.97 times as fast as graph at plain decoding here, which may be noise; --engine graph to choose otherwise"),
 ])
 def test_a_choice_is_one_line(chosen: str, seconds: dict[str, float], line: str) -> None:
     assert in_words(Choice(named(chosen), seconds)) == line
 
 
 def test_auto_measures_and_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = named("compiled")
-    monkeypatch.setattr(engines, "fastest", lambda model: Choice(taken, {"lean": 2.0, "compiled": 1.0}))
+    taken = named("graph")
+    monkeypatch.setattr(engines, "fastest", lambda model: Choice(taken, {"lean": 2.0, "graph": 1.0}))
     assert settle(named("lean"), "auto") is taken
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in said] == ["engine compiled", "llama"]
-    assert said[1].endswith("engine compiled")
+    assert [line.split(":")[0] for line in said] == ["engine graph", "llama"]
+    assert said[1].endswith("engine graph")
 
 
 def test_where_nothing_was_measured_nothing_is_said_of_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,19 +68,19 @@ def test_where_nothing_was_measured_nothing_is_said_of_it(capsys: pytest.Capture
 def test_an_engine_that_was_asked_for_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "fastest", never)
     model = named("lean")
-    assert settle(model, "lean", wanted="compiled") is model
+    assert settle(model, "lean", wanted="graph") is model
 
 
 def test_a_wanted_engine_is_taken_unmeasured_where_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, compiled = named("lean"), named("compiled")
+    model, graph = named("lean"), named("graph")
     monkeypatch.setattr(engines, "fastest", never)
-    monkeypatch.setattr(engines, "ready", lambda _, engine: {"lean": model, "compiled": compiled}.get(engine))
-    assert settle(model, "auto", wanted="compiled") is compiled
+    monkeypatch.setattr(engines, "ready", lambda _, engine: {"lean": model, "graph": graph}.get(engine))
+    assert settle(model, "auto", wanted="graph") is graph
     assert settle(model, "auto", wanted="lean") is model
 
 
 @pytest.mark.parametrize(("wanted", "warning"), [
-    ("compiled", "warning: the engine compiled is not ready here: --engine compiled compiles it, once"),
+    ("native", "warning: the engine native is not ready here"),
     ("graph", "warning: the engine graph is not ready here"),
 ])
 def test_the_fastest_stands_in_for_a_wanted_engine_that_is_not_ready(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
@@ -106,7 +106,7 @@ def measured_with(engine: str, file: Path) -> Path:
 
 
 @pytest.mark.usefixtures("nothing_kept")
-@pytest.mark.parametrize(("engine", "taken"), [("hf", "hf"), ("lean", "lean"), ("compiled", "lean")])
+@pytest.mark.parametrize(("engine", "taken"), [("hf", "hf"), ("lean", "lean"), ("graph", "lean")])
 def test_decode_takes_the_engine_that_the_profile_was_measured_with(tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                                                     monkeypatch: pytest.MonkeyPatch, engine: str, taken: str) -> None:
     file = measured_with(engine, tmp_path / "profile.yaml")
@@ -114,7 +114,7 @@ def test_decode_takes_the_engine_that_the_profile_was_measured_with(tmp_path: Pa
                                "--max-new-tokens", "4")
     assert code == 0, said
     assert f"engine {taken}" in said
-    assert ("the engine compiled is not ready here" in said) == (engine == "compiled") == ("measured with engine" in said)
+    assert ("the engine graph is not ready here" in said) == (engine == "graph") == ("measured with engine" in said)
 
 
 @pytest.mark.usefixtures("nothing_kept")

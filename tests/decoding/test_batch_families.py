@@ -91,17 +91,17 @@ def cases(names: Sequence[str], engines: Sequence[str]) -> list[ParameterSet]:
     """(engine, name); what takes long is thorough."""
     return [pytest.param(engine, name, id=f"{engine}-{name}", marks=[
         *([] if engine == "hf" or (name in ALWAYS and engine in ("lean", "native")) else [pytest.mark.thorough]),
-        *([pytest.mark.xdist_group(engine)] if engine in ("native", "compiled") else [])]) for engine in engines for name in names]
+        *([pytest.mark.xdist_group(engine)] if engine == "native" else [])]) for engine in engines for name in names]
 
 
-@pytest.mark.parametrize(("engine", "name"), cases(list(trained()), ("hf", "lean", "native", "graph", "compiled")))
+@pytest.mark.parametrize(("engine", "name"), cases(list(trained()), ("hf", "lean", "native", "graph")))
 def test_rows_with_any_drafter_get_what_they_get_alone(engine: str, name: str) -> None:
     with driven_by(engine):
         assert_partly_accepted(check_batch(drafting=trained()[name], world=small_world()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["hf", "lean", "native", "graph", "compiled"])
+@pytest.mark.parametrize("engine", ["hf", "lean", "native", "graph"])
 def test_hundreds_of_batches_with_any_drafter(engine: str) -> None:
     total, names, seen = DecodeStats(), list(trained()), Counter[str]()
     with driven_by(engine):

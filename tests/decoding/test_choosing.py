@@ -53,8 +53,7 @@ def test_greedy_text_is_the_full_models_own(engine: str) -> None:
         assert_partly_accepted(check_choosing())
 
 
-@pytest.mark.parametrize("engine", ["hf", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled")),
-                                    pytest.param("native", marks=pytest.mark.xdist_group("native"))])
+@pytest.mark.parametrize("engine", ["hf", pytest.param("native", marks=pytest.mark.xdist_group("native"))])
 def test_requests_that_interleave_share_no_mask_and_stay_lossless(engine: str) -> None:
     total = DecodeStats()
     with driven_by(engine):
@@ -77,7 +76,7 @@ def test_requests_that_interleave_share_no_mask_and_stay_lossless(engine: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "compiled", "native"])
+@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "native"])
 def test_that_holds_of_thousands_of_requests(engine: str) -> None:
     """By hand, `pytest -m slow tests/decoding/test_choosing.py -s`."""
     with driven_by(engine):

@@ -19,13 +19,12 @@ from .planted import BUGS
 from .planted.cache import check_greedy_on_padded_passes
 from .test_greedy_losslessness import draftings, requests
 
-# These bugs are planted into `KVCache.write`, which compiled and native code do not go through: they write K/V themselves.
+# These bugs are planted into `KVCache.write`, which native code does not go through: it writes K/V itself.
 IN_WRITE = {"nan_left_in_an_unwritten_slot", "stale_kv_at_accepted_positions", "full_model_kv_missing"}
 CHECKS = (check_greedy, check_greedy_on_padded_passes, check_streams_side_by_side, check_endings, check_counts)
 
 
-@pytest.fixture(params=["lean", "graph", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled")),
-                        pytest.param("native", marks=pytest.mark.xdist_group("native"))], autouse=True)
+@pytest.fixture(params=["lean", "graph", pytest.param("native", marks=pytest.mark.xdist_group("native"))], autouse=True)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with driven_by(request.param):
         yield request.param
@@ -44,7 +43,7 @@ def test_a_check_passes(check) -> None:
 
 @pytest.mark.parametrize("bug", [name for name, (_, check) in BUGS.items() if check in CHECKS])
 def test_a_check_fails_while_the_bug_is_planted(bug: str, engine: str) -> None:
-    if engine in ("compiled", "native") and bug in IN_WRITE:
+    if engine == "native" and bug in IN_WRITE:
         pytest.skip(f"{engine} code writes K/V itself")
     plant, check = BUGS[bug]
     with plant(), pytest.raises((AssertionError, ModelError)):

@@ -26,8 +26,7 @@ RECIPES = {
 }
 
 
-@pytest.fixture(params=["hf", "lean", "graph", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled")),
-                        pytest.param("native", marks=pytest.mark.xdist_group("native"))], autouse=True)
+@pytest.fixture(params=["hf", "lean", "graph", pytest.param("native", marks=pytest.mark.xdist_group("native"))], autouse=True)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)   # threads take turns within a pass, not once in a while

@@ -48,8 +48,7 @@ requests = st.lists(st.tuples(st.sampled_from(PROMPTS) | st.lists(st.integers(0,
                               st.integers(1, 18)), min_size=2, max_size=3)
 
 
-@pytest.fixture(params=["hf", "lean", "graph", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled")),
-                        pytest.param("native", marks=pytest.mark.xdist_group("native"))])
+@pytest.fixture(params=["hf", "lean", "graph", pytest.param("native", marks=pytest.mark.xdist_group("native"))])
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with driven_by(request.param):
         yield request.param

@@ -12,9 +12,8 @@ import pytest
 import torch
 from helpers.tiny import small_world, tiny_llama
 
-from skipsearch.engine import choice, compiled, fastest, load_model, ready
+from skipsearch.engine import ENGINES, choice, current, fastest, load_model, ready
 from skipsearch.engine.choice import LEAST, MARGIN, Choice, pass_seconds
-from skipsearch.engine.compiled import CompiledAdapter
 from skipsearch.engine.graph import GraphAdapter
 from skipsearch.engine.native import NativeAdapter, library
 from skipsearch.errors import ModelError
@@ -25,7 +24,7 @@ from skipsearch.models.lean import LeanAdapter, fuse
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for compiled code in which nothing is kept yet."""
+    """A folder for built code in which nothing is kept yet."""
     monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("SKIPSEARCH_NATIVE")
     monkeypatch.setattr(library, "_loaded", {})
@@ -48,7 +47,7 @@ def full(*_: object) -> None:
 
 
 def never(*_: object) -> list[float]:
-    raise AssertionError("nothing is to be measured, or compiled, here")
+    raise AssertionError("nothing is to be measured here")
 
 
 @pytest.fixture
@@ -101,44 +100,8 @@ def test_ready_takes_no_second_copy_of_the_weights(lean: LeanAdapter) -> None:
     hf, _ = small_world()
     assert ready(lean, "lean") is lean
     assert ready(hf, "hf") is hf
-    assert [ready(lean, engine) for engine in ("hf", "graph", "compiled", "native", "warp")] == [None] * 5
+    assert [ready(lean, engine) for engine in ("hf", "graph", "compiled", "native", "warp")] == [None] * 5, "nothing is built"
     assert [ready(hf, engine) for engine in ("lean", "graph", "compiled", "native")] == [None] * 4
-
-
-@pytest.fixture
-def kept(lean: LeanAdapter, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Code of all pieces, such as a compiler left it; nothing is compiled from here on."""
-    monkeypatch.setattr(compiled, "load_package", lambda code, otherwise="": code)
-    monkeypatch.setattr(compiled, "_compile", lambda piece, rows: b"code")
-    compiled.compile_model(lean)
-    monkeypatch.setattr(compiled, "_compile", never)
-    return cache / "compiled"
-
-
-def test_compiled_is_ready_where_all_its_code_was_kept(lean: LeanAdapter, kept: Path) -> None:
-    found = ready(lean, "compiled")
-    assert isinstance(found, CompiledAdapter)
-    assert found.lean is lean
-    assert fastest(lean, taking(lean=1.0, compiled=0.6)).model.spec.engine == "compiled"
-    assert fastest(lean, taking(lean=1.0, compiled=0.99)).model is lean
-
-
-@pytest.mark.parametrize("flaw", ["missing", "damaged", "not loadable", "others may write"])
-def test_it_is_not_ready_where_code_is_missing_or_not_to_be_run(lean: LeanAdapter, kept: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                flaw: str) -> None:
-    one = min(kept.iterdir())
-    if flaw == "missing":
-        one.unlink()
-    elif flaw == "damaged":
-        one.write_bytes(one.read_bytes() + b"x")
-    elif flaw == "not loadable":
-        monkeypatch.setattr(compiled, "load_package", full)
-    else:
-        kept.chmod(0o777)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")   # nobody asked for it, so nobody is told
-        assert ready(lean, "compiled") is None
-        assert fastest(lean, never) == Choice(lean)
 
 
 @pytest.fixture
@@ -154,6 +117,7 @@ def test_native_is_taken_where_it_was_built_and_nothing_is_measured(lean: LeanAd
     assert isinstance(found.model, NativeAdapter)
     assert (found.model.lean, found.seconds) == (lean, {})
     assert ready(found.model, "native") is found.model
+    assert ready(found.model, "compiled") is found.model, "an engine that native took the place of"
 
 
 @pytest.mark.usefixtures("built")
@@ -163,8 +127,27 @@ def test_native_is_left_alone_where_the_environment_says_so(lean: LeanAdapter, m
 
 
 def test_asking_makes_no_folder(lean: LeanAdapter, cache: Path) -> None:
-    assert ready(lean, "compiled") is None
+    assert ready(lean, "native") is None
     assert not cache.exists()
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("flaw", ["missing", "damaged", "not loadable", "others may write"])
+def test_native_is_not_ready_where_its_code_is_missing_or_not_to_be_run(lean: LeanAdapter, cache: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                        flaw: str) -> None:
+    one, = (cache / "compiled").iterdir()
+    if flaw == "missing":
+        one.unlink()
+    elif flaw == "damaged":
+        one.write_bytes(one.read_bytes() + b"x")
+    elif flaw == "not loadable":
+        monkeypatch.setattr(library, "load", full)
+    else:
+        one.parent.chmod(0o777)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")   # nobody asked for it, so nobody is told
+        assert ready(lean, "native") is None
+        assert fastest(lean, never) == Choice(lean)
 
 
 def test_load_model_itself_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,3 +185,9 @@ def test_fast_passes_are_run_for_a_second_at_most(lean: LeanAdapter, monkeypatch
 def test_a_short_context_is_kept_to() -> None:
     short = fuse(hf := tiny_llama(context=16), replace(adapt(hf).spec, engine="lean"), family_of(hf.config))
     assert all(seconds > 0 for seconds in pass_seconds([short, GraphAdapter(short)]))
+
+
+def test_the_name_of_an_engine_that_is_gone_stands_for_the_one_in_its_place() -> None:
+    assert current("compiled") == "native"
+    assert all(current(engine) == engine for engine in ENGINES)
+    assert load_model("synthetic:2x64", device="cpu", engine="compiled").spec.engine in ("native", "lean"), "lean without a compiler"

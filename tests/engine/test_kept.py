@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipsearch.cli.options import said_plainly
-from skipsearch.engine import kept, package
+from skipsearch.engine import kept
 from skipsearch.engine.kept import Shelf, open_shelf
-from skipsearch.errors import ModelError, UntrustedFolder
+from skipsearch.errors import UntrustedFolder
 
 CODE = b"\x7fELF and what is behind it"
 
@@ -178,46 +178,9 @@ def test_two_that_keep_the_same_at_once_never_leave_a_half(cache: Path) -> None:
 
 
 def test_a_private_folder_lasts_as_long_as_the_process() -> None:
-    assert kept.private_folder("code") == kept.private_folder("code")
-    assert kept.private_folder("code").is_dir()
+    assert kept._private_folder() == kept._private_folder()
+    assert kept._private_folder().is_dir()
     assert kept._private()._finalizer.atexit  # type: ignore[attr-defined]
-
-
-def test_torch_compiles_in_a_private_folder_and_its_own_setting_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own, /tmp/torchinductor_NAME, may be anybody's, and it loads what it finds there."""
-    for before in ("/what/was/set", None):
-        monkeypatch.delenv(package.TORCH_FOLDER, raising=False)
-        if before:
-            monkeypatch.setenv(package.TORCH_FOLDER, before)
-        with package._private_torch_folder():
-            folder = Path(os.environ[package.TORCH_FOLDER])
-            assert folder == kept.private_folder("torch")
-            assert mode(folder) == mode(folder.parent) == 0o700
-        assert os.environ.get(package.TORCH_FOLDER) == before
-
-
-def test_headers_that_torch_compiles_beforehand_lie_in_a_private_folder_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """g++ reads them whoever wrote them, and torch looks for them in /tmp/torchinductor_NAME whatever its setting says."""
-    from torch._inductor import codecache, config
-
-    before = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
-    with package._private_torch_folder():
-        assert str(kept.private_folder("headers")) == codecache._HEADER_DIR
-        assert mode(Path(codecache._HEADER_DIR)) == 0o700
-        assert Path(codecache._HEADER_LOCK_DIR).parent == Path(codecache._HEADER_DIR)
-        assert config.aot_inductor.precompile_headers
-    assert before == (codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR)
-    monkeypatch.delattr(codecache, "_HEADER_DIR")
-    with package._private_torch_folder():
-        assert not config.aot_inductor.precompile_headers
-        assert not config.cpp_cache_precompile_headers
-
-
-def test_without_a_temporary_folder_loading_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(ModelError, match=r"could not be loaded \(No such file or directory\); the temporary folder may be full or not "
-                                         r"writable: set TMPDIR to a folder with room, or use --engine lean; if there is room, remove it"):
-        package.load_package(CODE, "; if there is room, remove it")
 
 
 def test_the_command_line_says_it_in_one_sentence_and_lets_others_warn_as_they_do(capsys: pytest.CaptureFixture[str],

@@ -7,13 +7,13 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from helpers.tiny import LAYERS, small_world, tiny_llama
+from helpers.tiny import LAYERS, driven_by, small_world, tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skipsearch.costs import Costs
-from skipsearch.evaluation.latency import _cold, _ways, _weights, measure, measure_costs
-from skipsearch.evaluation.table import random_masks
+from skipsearch.costs import Costs, Resumed
+from skipsearch.evaluation.latency import _cold, _shares, _ways, _weights, measure, measure_costs
+from skipsearch.evaluation.table import _plausible, random_masks
 from skipsearch.mask import SkipMask
 from skipsearch.models import adapt
 
@@ -113,6 +113,46 @@ def test_a_round_is_its_draft_steps_the_first_of_them_dearer_and_a_verify_pass_d
     for drafted in range(1, longest + 1):
         verify = (9.0 + drafted) * (1 + cold * spared)   # beyond the longest that was measured, by the row
         assert rounds[drafted] == pytest.approx((drafted + first) * costs.draft(mask) + verify)
+
+
+@given(st.floats(0.05, 0.95), st.floats(1.0, 1.9))
+def test_a_faster_cache_for_what_is_left_is_read_off_two_masks(attention: float, truth: float) -> None:
+    """Without attention the MLPs' share of the time is left, and without MLPs that of attention, each to the power of the curve."""
+    curve, shares = _shares([(1 - attention) ** truth, attention ** truth])
+    assert curve == pytest.approx(truth, abs=0.01)
+    np.testing.assert_allclose(shares, [attention, 1 - attention], atol=0.01)
+
+
+@pytest.mark.parametrize("left", [[0.8, 0.7], [1.0, 1.0], [1.0, 0.3]])
+def test_what_leaves_more_than_its_part_has_no_curve(left: list[float]) -> None:
+    curve, shares = _shares(left)
+    assert curve == 1.0
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_a_curve_makes_light_drafts_cheaper_and_the_whole_pass_stays_what_it_was() -> None:
+    straight, curved = (Costs((1.0,) * 2 * LAYERS, 1.0, (9.0,), curve=c) for c in (1.0, 1.3))
+    assert curved.draft(SkipMask(LAYERS)) == pytest.approx(straight.draft(SkipMask(LAYERS)))
+    half = SkipMask(LAYERS, tuple(range(LAYERS)))
+    assert curved.draft(half) == pytest.approx(1 + 2 * LAYERS * 0.5 ** 1.3)
+    every = tuple(range(LAYERS))
+    assert curved.draft(SkipMask(LAYERS, every, every)) == straight.draft(SkipMask(LAYERS, every, every)) == 1.0
+
+
+def test_a_draft_in_one_call_pays_for_the_call_once_and_kangaroo_for_each_of_its_steps() -> None:
+    costs, mask = Costs((1.0,) * 2 * LAYERS, 1.0, (9.0, 10.0), call=0.5), SkipMask(LAYERS, (0,))
+    assert costs.drafting(mask, 3) == pytest.approx(0.5 + 3 * costs.draft(mask))
+    assert Resumed.of(costs, 1).drafting(mask, 3) == pytest.approx(3 * (0.5 + costs.draft(mask)))
+    assert costs.rounds(mask, 1)[1] == pytest.approx(0.5 + costs.draft(mask) + 10)
+
+
+@pytest.mark.xdist_group("native")
+def test_an_engine_that_drafts_in_one_call_is_timed_in_one_call() -> None:
+    with driven_by("native"):
+        measured = measure(small_world()[0], 4, 20, repeats=3)
+    assert measured.costs.call > 0
+    assert table().call == 0
+    assert _plausible(measured)
 
 
 @given(bits, st.integers(0, 2 * LAYERS - 1))

@@ -195,11 +195,12 @@ class Paced(Recorder):
 
 
 def knocked_out(paces: dict[str, Sequence[float]], rungs: Sequence[int],
-                corrections: Sequence[Callable[[Collection[int]], float]] = ()) -> tuple[int, list[int], list[tuple[str, int]]]:
+                corrections: Sequence[Callable[[Collection[int]], float]] = (),
+                further: int = 0) -> tuple[int, list[int], list[tuple[str, int]]]:
     """(winner, prompts that each contender got to see, who met which prompt, warm-up left out)."""
     log: list[tuple[str, int]] = []
     plain_one, *others = [Paced(name, log, small_world()[0], pace) for name, pace in {"plain": (1.0,) * 4, **paces}.items()]
-    winner, seen = knock_out(plain_one, others, WORK, rungs, corrections=corrections)
+    winner, seen = knock_out(plain_one, others, WORK, rungs, corrections=corrections, further=further)
     return winner, [len(ours.samples) for _, ours in seen], log
 
 
@@ -236,3 +237,22 @@ def test_a_prediction_that_lacks_a_prompt_corrects_nothing() -> None:
 def test_rungs_end_with_the_prompts_and_with_the_last_contender(rungs: Sequence[int], seen: list[int]) -> None:
     winner, found, _ = knocked_out({"a": (0.5,) * 4, "b": (0.8,) * 4}, rungs)
     assert (winner, found) == (0, seen)
+
+
+@pytest.mark.parametrize(("b", "seen"), [((0.9, 0.9, 0.9, 0.9), [2, 2, 1, 1]),      # slower on both prompts
+                                         ((0.4, 0.7, 0.7, 0.7), [4, 4, 1, 1])])     # faster on one of two, and it stays so
+def test_the_two_fastest_go_on_while_neither_is_measurably_faster(monkeypatch: pytest.MonkeyPatch, b: Sequence[float],
+                                                                    seen: list[int]) -> None:
+    monkeypatch.setattr("skipsearch.evaluation.wall.LOOK", 1)
+    paces = {"a": (0.5, 0.5, 0.5, 0.5), "b": b, "c": (1.0,) * 4, "d": (1.1,) * 4}
+    _, found, log = knocked_out(paces, (1, 1), further=2)
+    assert found == seen
+    assert {name for name, prompt in log if prompt == 3} in (set(), {"plain", "a", "b"})
+
+
+def test_prompts_that_only_the_first_rounds_had_do_not_decide_between_equals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skipsearch.evaluation.wall.LOOK", 1)
+    paces = {"a": (0.5, 0.6, 0.8, 0.8), "b": (0.6, 0.51, 0.5, 0.5)}
+    assert knocked_out(paces, (2,))[0] == 0
+    winner, seen, _ = knocked_out(paces, (2,), further=2)
+    assert (winner, seen) == (1, [4, 4])

@@ -131,7 +131,7 @@ def test_a_folder_in_its_place_is_left_and_measured_past(folder: Path) -> None:
 @pytest.mark.parametrize("entry", [0, 1])
 def test_a_number_that_no_measurement_finds_is_measured_over(entry: int, value: Any, folder: Path) -> None:
     """entry: at the shortest context, and at the main one, where masks were checked."""
-    for place in ("sublayers", "overhead", "verify", "first", "cold", "spread", "errors"):
+    for place in ("sublayers", "overhead", "verify", "first", "cold", "call", "curve", "spread", "errors"):
         def change(said: list[Any], place: str = place) -> None:
             where = said[entry]["costs"] if place in said[entry]["costs"] else said[entry]
             if not isinstance(where[place], list):

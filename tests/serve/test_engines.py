@@ -36,8 +36,7 @@ __all__ = ["one_thread"]
 PROMPT = "a b c a b c a"
 
 
-@pytest.fixture(params=["hf", "lean", "graph", pytest.param("compiled", marks=pytest.mark.xdist_group("compiled")),
-                        pytest.param("native", marks=pytest.mark.xdist_group("native"))])
+@pytest.fixture(params=["hf", "lean", "graph", pytest.param("native", marks=pytest.mark.xdist_group("native"))])
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with driven_by(request.param):
         yield request.param

@@ -1,4 +1,4 @@
-"""The native library: built from the sources beside this file on first use, kept as compiled code is, loaded by later processes."""
+"""The native library: built from the sources beside this file on first use, kept, and loaded by later processes."""
 
 from __future__ import annotations
 
