@@ -32,7 +32,10 @@ class Costs:
 
     def draft(self, mask: SkipMask) -> float:
         """Seconds of one draft step under `mask`, behind another."""
-        kept = sum(s for s, skipped in zip(self.sublayers, mask.bits, strict=True) if not skipped)
+        return self.step(sum(s for s, skipped in zip(self.sublayers, mask.bits, strict=True) if not skipped))
+
+    def step(self, kept: float) -> float:
+        """Seconds of one draft step whose sub-layers take so many of the seconds in `sublayers`."""
         if self.curve != 1.0 and kept:
             every = sum(self.sublayers)
             kept = every * (kept / every) ** self.curve

@@ -138,7 +138,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
         racing = choosing(kind, drafters, by_replay, calibration, listen)
     else:
         racing = finalists(found, by_replay, trained, modules)
-    listen(Stage("racing the best recipes under real decoding"))
+    listen(Stage("racing the best recipes under real decoding of calibration prompts"))
     winner, raced = run_off(model, calibration, racing, seed, listen, CHOOSING_PROMPTS if kind in CHOOSING else RACE_PROMPTS)
     searched = perf_counter() - started
 

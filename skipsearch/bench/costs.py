@@ -15,11 +15,12 @@ MOST_ROWS = 16
 
 @dataclass(frozen=True)
 class CostRow:
-    """pass_ms: a pass over one token. beta_half: a draft step with half of the sub-layers, over it; None without. v: a pass over 2 … 16
-    rows, over it."""
+    """pass_ms: a pass over one token, behind `context` others. beta_half: a draft step with half of the sub-layers, over it; None without.
+    v: a pass over 2 … 16 rows, over it."""
 
     engine: str
     dtype: str
+    context: int
     pass_ms: float
     beta_half: float | None
     v: tuple[float, ...]
@@ -31,7 +32,7 @@ class CostRow:
 def llama_row(llama: LlamaCpp, context: int) -> CostRow:
     """What llama.cpp's passes cost; it drafts by no mask."""
     one, *more = llama.row_costs(MOST_ROWS, context)
-    return CostRow("llama.cpp", llama.dtype, 1e3 * one, None, tuple(x / one for x in more))
+    return CostRow("llama.cpp", llama.dtype, context, 1e3 * one, None, tuple(x / one for x in more))
 
 
 def cost_table(models: Sequence[ModelAdapter], context: int) -> list[CostRow]:
@@ -39,6 +40,7 @@ def cost_table(models: Sequence[ModelAdapter], context: int) -> list[CostRow]:
     for model in models:
         costs = measure_costs(model, MOST_ROWS - 1, context)
         one = costs.verify[0]
-        half = costs.overhead + sum(costs.sublayers) / 2
-        rows.append(CostRow(model.spec.engine, model.spec.dtype_name, 1e3 * one, half / one, tuple(x / one for x in costs.verify[1:])))
+        half = costs.step(sum(costs.sublayers) / 2)
+        rows.append(CostRow(model.spec.engine, model.spec.dtype_name, context, 1e3 * one, half / one,
+                            tuple(x / one for x in costs.verify[1:])))
     return rows

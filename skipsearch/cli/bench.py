@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from skipsearch.profile import Profile
     from skipsearch.tasks import Prompt
 
+CONTEXT = 128   # tokens before the passes of --costs
+
 
 def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take part; its model is used.")] = None,
           model: Annotated[str | None, typer.Option(help="Which model, without a profile; synthetic:llama-2-13b (-7b, -70b, llama-3-8b, "
@@ -40,7 +42,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
           save: Annotated[bool, typer.Option("--save", help="With --batch and --profile: write what was found into the profile, so that "
                                                             "batches know from which size plain decoding is faster.")] = False,
           contexts: Annotated[str | None, typer.Option(help="Also behind so many tokens: 128,1024,4096.")] = None,
-          costs: Annotated[bool, typer.Option("--costs", help="Also β of half the sub-layers, and v by rows, of each engine.")] = False,
+          costs: Annotated[bool, typer.Option("--costs", help="Also β of half the sub-layers, and v by rows, of each engine, "
+                                                              "behind 128 tokens and each of --contexts.")] = False,
           exact: Annotated[bool, typer.Option("--exact", help="Our peers in passes of one fixed shape.")] = False,
           picture: Annotated[Path | None, typer.Option(help="Draw it: a .png, .svg or .pdf.")] = None,
           device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
@@ -96,9 +99,10 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     with Bar(err) as bar:
         running = bar.add_task("decoding", total=None)
         rows = run(contenders, requests, repeats, lengths, lambda done, total: bar.update(running, completed=done, total=total))
-    table = cost_table(list({id(p.model): p.model for p in contenders if p.engine == p.model.spec.engine}.values()), 128) if costs else []
+    ours = {id(p.model): p.model for p in contenders if p.engine == p.model.spec.engine}
     llamas = {id(p.llama): p.llama for p in contenders if isinstance(p, TheirPeer) and p.llama is not None}   # its peers share one
-    table += [llama_row(llama, 128) for llama in llamas.values() if costs]
+    table = [row for context in sorted({CONTEXT, *lengths} if costs else ())
+             for row in (*cost_table(list(ours.values()), context), *(llama_row(llama, context) for llama in llamas.values()))]
     title = f"{main.spec.id}, {main.spec.dtype_name}, {name}" + (" (random weights: speed only)" if is_synthetic(chosen) else "")
     if picture:
         draw(rows, title, picture)

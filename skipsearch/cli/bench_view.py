@@ -52,9 +52,10 @@ def print_costs(console: Terminal, rows: Sequence[CostRow]) -> None:
     if not rows:
         return
     console.print()
-    table = Table("engine", "dtype", "ms/pass", "β of a half", *(f"v {n}" for n in ROWS_SHOWN), box=None, pad_edge=False)
+    table = Table("engine", "dtype", "context", "ms/pass", "β of a half", *(f"v {n}" for n in ROWS_SHOWN), box=None, pad_edge=False)
     for r in rows:
-        table.add_row(r.engine, r.dtype, f"{r.pass_ms:.2f}", _number(r.beta_half), *(f"{r.v[n - 2]:.2f}" for n in ROWS_SHOWN))
+        table.add_row(r.engine, r.dtype, str(r.context), f"{r.pass_ms:.2f}", _number(r.beta_half),
+                      *(f"{r.v[n - 2]:.2f}" for n in ROWS_SHOWN))
     console.print(table)
 
 

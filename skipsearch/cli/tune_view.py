@@ -16,12 +16,12 @@ from skipsearch.profile.draw import draw_mask
 from skipsearch.search import Event, Noted, Progress, Raced, Stage, ToBeat
 from skipsearch.stats import Trial
 
-WORTH = 1.01   # times the speedup of lookup alone: less could not be told from lookup alone
+WORTH = 1.01   # times a speedup: a smaller gain is not worth a line, nor a mask behind lookup
 
 
 class TuneView:
     """Listens to `tune`. A terminal gets a live bar a stage; a pipe gets a line a stage and one for each new best mask
-    that is better than lookup alone."""
+    that is measurably better than the last one told, and than lookup alone."""
 
     def __init__(self, console: Terminal):
         self.console = console
@@ -31,7 +31,7 @@ class TuneView:
         self.title = ""
         self.best: Trial | None = None
         self.judged = 0
-        self.to_beat = 0.0
+        self.to_beat, self.told = 0.0, 0.0
         self.raced: list[Raced] = []
         self.doubtful = False
 
@@ -74,7 +74,8 @@ class TuneView:
     def _judged(self, best: Trial) -> None:
         if self.best is None or best.mask != self.best.mask:
             self.best = best
-            if not self.live and self._worth_telling():
+            if not self.live and self._worth_telling() and (best.speedup or 0.0) >= WORTH * self.told:
+                self.told = best.speedup or 0.0
                 self.console.print(f"  trial {self.judged}: best so far {_trial(best)}")
 
     def _worth_telling(self) -> bool:
@@ -91,7 +92,7 @@ class TuneView:
                 continue
             predicted = f"{r.predicted:.2f}×{' (unreliable)' if self.doubtful else ''}" if r.predicted else ""
             table.add_row(str(r.recipe), predicted,
-                          f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", f"{r.prompts} {r.split}")
+                          f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", str(r.prompts))
         console.print(table)
         if profile.mask.n_skipped:
             console.print(draw_mask(profile.mask))
@@ -103,17 +104,16 @@ class TuneView:
             for counts in measured.by_drafter:
                 console.print(f"{counts.kind}: {brought(counts)}")
         lossless = measured.lossless
-        if lossless.prompts:
-            console.print(f"tokens identical to plain decoding on {lossless.identical} of {lossless.prompts} prompts")
+        identical = f"; tokens identical on {lossless.identical} of {lossless.prompts} prompts" if lossless.prompts else ""
         calibrated = [r for r in self.raced if r.split == "calibration" and r.recipe == profile.candidate]
         if calibrated and calibrated[0].speedup.low > measured.speedup.mean:
             console.print(f"on calibration prompts it measured {calibrated[0].speedup.mean:.2f}×: part of that does not carry over to text "
                           "that the search has not seen")
         if profile.verdict == "speculate":
-            console.print(f"[bold green]speculate[/]: {measured.speedup.in_words('×')} faster than plain decoding", markup=True)
+            console.print(f"[bold green]speculate[/]: {measured.speedup.in_words('×')} faster than plain decoding{identical}", markup=True)
         else:
             console.print(f"[bold yellow]plain[/]: nothing beat plain decoding beyond doubt here; the best recipe measured "
-                          f"{measured.speedup.in_words('×')}, and this profile decodes plainly", markup=True)
+                          f"{measured.speedup.in_words('×')}, and this profile decodes plainly{identical}", markup=True)
         if self.doubtful:
             console.print("[yellow]this was measured on a machine that was busy with something else[/]: tune again on a quiet one before "
                           "you share it", markup=True)

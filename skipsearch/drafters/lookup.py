@@ -41,7 +41,7 @@ class Lookup(DrafterSpec):
         return self.draft_length if self.per_match is None else min(self.draft_length, self.per_match * match)
 
     def __str__(self) -> str:
-        growing = f", at most {self.per_match} for each token matched" if self.per_match else ""
+        growing = f", at most {self.per_match} per matched token" if self.per_match else ""
         return f"lookup: {self.min_match} token{'' if self.min_match == 1 else 's'} must match, copies up to {self.draft_length}{growing}"
 
 

@@ -83,7 +83,7 @@ def test_show_tells_the_profile_in_words_and_draws_the_mask() -> None:
 
 def test_show_names_each_drafter_and_draws_a_mask_only_where_there_is_one(tmp_path: Path) -> None:
     shown = run("show", MIXED).stdout
-    for said in ("drafts   lookup: 2 tokens must match, copies up to 16, at most 4 for each token matched", "or else  skip 3 sub-layers",
+    for said in ("drafts   lookup: 2 tokens must match, copies up to 16, at most 4 per matched token", "or else  skip 3 sub-layers",
                  "lookup   400 rounds, 3200 tokens drafted, 1900 accepted (59%)", "attn  "):
         assert said in shown
     lookups = tmp_path / "lookup.yaml"
@@ -137,7 +137,7 @@ def test_diff_tells_masks_drafters_settings_and_intervals(tmp_path: Path) -> Non
     told = run("diff", SPECULATE, other).stdout
     for said in ("50% of what either skips", "only A       attention 3, MLP none", "only B       attention 5, MLP none",
                  "1.337 (1.31–1.366) and 1.337 (1.31–1.366), not apart", 'drafters: skip → "lookup,skip"',
-                 'drafters.lookup: null → "lookup: 2 tokens must match, copies up to 16, at most 4 for each token matched"',
+                 'drafters.lookup: null → "lookup: 2 tokens must match, copies up to 16, at most 4 per matched token"',
                  "drafters.skip.exit.across_requests: null → true"):
         assert said in told
     told = run("diff", SPECULATE, PLAIN).stdout

@@ -55,7 +55,10 @@ def test_a_mask_is_told_of_where_it_is_better_than_lookup_alone() -> None:
         view(ToBeat(2.46))
         view(Progress(1, 9, none := trial(*range(20), speedup=2.461, alpha=0.0), none))
         view(Progress(2, 9, good := trial(1, speedup=2.6, alpha=0.7), good))
-    assert told.getvalue().splitlines() == ["  trial 2: best so far 2.60×, α 0.70, 1 of 40 skipped"]
+        view(Progress(3, 9, hardly := trial(2, speedup=2.61, alpha=0.7), hardly))
+        view(Progress(4, 9, better := trial(1, 2, speedup=2.7, alpha=0.6), better))
+    assert told.getvalue().splitlines() == ["  trial 2: best so far 2.60×, α 0.70, 1 of 40 skipped",
+                                            "  trial 4: best so far 2.70×, α 0.60, 2 of 40 skipped"]
 
 
 @pytest.mark.parametrize("doubtful", [True, False])

@@ -90,7 +90,7 @@ def test_recipes_of_different_shape_are_told_apart_by_drafter_and_their_masks_co
     assert found.masks.jaccard == 1.0
     assert found.changed == {"drafters": ("skip", "lookup,skip"), "drafters.skip.draft_length": (8, 6),
                              "drafters.skip.exit.across_requests": (None, True),
-                             "drafters.lookup": (None, "lookup: 2 tokens must match, copies up to 16, at most 4 for each token matched")}
+                             "drafters.lookup": (None, "lookup: 2 tokens must match, copies up to 16, at most 4 per matched token")}
     assert "drafters: skip → \"lookup,skip\"" in found.lines()
 
 
@@ -121,7 +121,7 @@ def test_what_lost_is_compared_with_what_won() -> None:
 
 def test_a_profile_names_its_drafters_in_their_order_and_what_each_brought() -> None:
     told = describe(mixed())
-    first = told.index("drafts   lookup: 2 tokens must match, copies up to 16, at most 4 for each token matched")
+    first = told.index("drafts   lookup: 2 tokens must match, copies up to 16, at most 4 per matched token")
     assert told[first + 1] == "or else  skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8"
     assert "lookup   400 rounds, 3200 tokens drafted, 1900 accepted (59%)" in told
     assert "skip     700 rounds, 2100 tokens drafted, 1500 accepted (71%)" in told

@@ -168,7 +168,7 @@ def test_what_each_drafter_brought_is_a_bar_of_accepted_in_one_of_drafted_tokens
     drawn = by_drafter(mixed)
     root = parsed(drawn)
     assert [len(marks(root, f"drafters-{gid}-{k}")) for gid in ("drafted", "accepted") for k in (0, 1)] == [1] * 4
-    first = "1. lookup: 2 tokens must match, copies up to 16, at most 4 for each token matched"
+    first = "1. lookup: 2 tokens must match, copies up to 16, at most 4 per matched token"
     assert [[*row] for row in drawn.rows] == [[first, "400", "3200", "1900", "59%"],
                                               ["2. skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8", "700", "2100", "1500", "71%"]]
     (tip,) = [mark[0].text for mark in marks(root, "drafters-accepted-1")]
