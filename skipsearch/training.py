@@ -30,6 +30,7 @@ from skipsearch.models.hf import HFAdapter
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.modules.card import Card, Trained
 from skipsearch.modules.files import reference, sha256
+from skipsearch.modules.processes import ALONE, Processes
 from skipsearch.modules.pupils import AdaptedPupil, KangarooPupil, Pupil, S3DPupil, agreement
 from skipsearch.modules.rows import head_rows
 from skipsearch.modules.text import documents, windows, written
@@ -223,10 +224,11 @@ def s3d_lessons(model: ModelAdapter, keep: int | None = None, ahead: int = 4, ra
 
 
 def train(lessons: Lessons, text: Text, out: Path, settings: Settings, extra_memory: str = "25%", listen: Listener = lambda event: None,
-          anew: bool = False) -> Result:
+          anew: bool = False, together: Processes = ALONE) -> Result | None:
     """Train what a draft needs, and write it to a folder as a module.
 
-    anew: throw away a training that was interrupted in this folder, instead of going on with it. Raises: ModuleError.
+    anew: throw away a training that was interrupted in this folder, instead of going on with it. together: processes that train it, each
+    of which calls this; None in all but the main one. Raises: ModuleError.
     """
     pupil = lessons.pupil
     model = pupil.model
@@ -235,12 +237,15 @@ def train(lessons: Lessons, text: Text, out: Path, settings: Settings, extra_mem
                           f"{extra_memory}: train less, or allow more")
     make_folder(out)
     checkpoint = out / CHECKPOINT
-    if anew:
+    if anew and together.is_main:
         checkpoint.unlink(missing_ok=True)
-    trainer = Trainer(pupil, text.windows, settings)
+    together.wait()
+    trainer = Trainer(pupil, text.windows, settings, together)
     before = measured(pupil, text)
     listen(Stage(f"training {sum(p.numel() for p in trainer.parameters.values()) / 1e6:.3g} M values"))
     trainer.run(checkpoint, listen)
+    if not together.is_main:
+        return None
     trained = Trained(text=(lessons.begun + text.what)[:300], licence=text.licence[:300], tokens=trainer.read,
                       rows=trainer.rows, steps=trainer.done, seconds=round(trainer.seconds, 1), seed=settings.seed,
                       device=this_machine(model.spec.device).description[:300], dtype=model.spec.dtype_name,

@@ -14,7 +14,7 @@ from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.engine import Scored, draft_chain, draft_step, forward
 from skipsearch.machine import synchronise
 from skipsearch.mask import SkipMask
-from skipsearch.models.spec import PassRunner
+from skipsearch.models.spec import LayerRunner, PassRunner
 
 if TYPE_CHECKING:
     from skipsearch.bench.peers import OurPeer
@@ -53,6 +53,11 @@ class _Timed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+    @property
+    def run_layers(self) -> LayerRunner | None:
+        runner: PassRunner | None = self._model.passes
+        return None if runner is None else runner.run_layers
 
     def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor:
         device, times = self._model.spec.device, self._times

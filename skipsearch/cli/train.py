@@ -52,7 +52,7 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
 
     Train a few of the model's sub-layers to draft for it (adapted), an adapter behind its first layers (kangaroo), or embeddings that let
     one pass draft several tokens (s3d): a thin draft that is right more often. Only drafts use what is trained; tokens stay the model's
-    own. Interrupt it at any time: the same command goes on.
+    own. Interrupt it at any time: the same command goes on. On several GPUs: accelerate launch -m skipsearch.cli.main train …
     `tune --modules` then weighs it against all other drafts.
     """
     require(method in METHODS, f"{method!r} cannot be trained; {', '.join(METHODS)} can")
@@ -64,6 +64,7 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
     from skipsearch.cli.common import err, print_json
     from skipsearch.cli.common import out as console
     from skipsearch.cli.train_view import TrainView
+    from skipsearch.modules.processes import processes
     from skipsearch.modules.trainer import Settings
     from skipsearch.tasks import load_task
     from skipsearch.training import adapted_lessons, kangaroo_lessons, limited, read_text, s3d_lessons
@@ -74,9 +75,9 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
     sampled = chosen.sampling.temperature if chosen else 0.0
     settings = limited(Settings(batch=batch, rate=rate, seed=seed, temperature=max(Settings.temperature, sampled)), steps, seconds(budget))
     warn([*chosen.notes] if chosen else [])
-    mask = _mask_of(profile)
+    mask, together = _mask_of(profile), processes(device)
     adapter = load(model, device, _fast_dtype(device) if dtype == "auto" else dtype, "hf", threads)
-    with TrainView(err) as view:
+    with TrainView(err, silent=not together.is_main) as view:
         text = read_text(adapter, data or [], chosen, own, seed, view, tokens, temperature, licence)
         if method == "kangaroo":
             lessons = kangaroo_lessons(adapter, exit_layer or max(1, adapter.spec.n_layers // 8), form)
@@ -84,7 +85,9 @@ def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join
             lessons = s3d_lessons(adapter, keep, ahead or 4, rank, seed)
         else:
             lessons = adapted_lessons(adapter, text, mask, keep, rank, ahead or 5, seed, view, start)
-        result = run(lessons, text, out, settings, extra_memory, view, force)
+        result = run(lessons, text, out, settings, extra_memory, view, force, together)
+    if result is None:   # the main process tells
+        return
     before, after = result.alpha
     following = f"skipsearch tune --model {model} --task {task or 'TASK'} --modules {out}"
     if as_json:

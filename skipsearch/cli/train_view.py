@@ -18,8 +18,8 @@ LINE_EVERY = 0.1   # of a training, where the output is no terminal
 class TrainView:
     """Listens to `train`. A terminal gets a live bar a stage; a pipe gets a line a stage and one for each tenth of the training."""
 
-    def __init__(self, console: Terminal):
-        self.console, self.live = console, console.is_terminal
+    def __init__(self, console: Terminal, silent: bool = False):
+        self.console, self.live, self.silent = console, console.is_terminal and not silent, silent
         columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
                    TimeElapsedColumn(), TextColumn("{task.fields[note]}", markup=False))
         self.bar = Bar(*columns, console=console, disable=not self.live)
@@ -32,10 +32,12 @@ class TrainView:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.bar.stop()
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt) and not self.silent:
             self.console.print("interrupted; the same command goes on from the last checkpoint, half a minute old at most")
 
     def __call__(self, event: Event) -> None:
+        if self.silent:
+            return
         match event:
             case Stage(title):
                 self.stage = self.bar.add_task(title, total=None, note="")

@@ -92,6 +92,17 @@ class Shown:
         self.taps, self.stats = taps, stats
         self._between: list[tuple[Between, bool]] = []
 
+    @property
+    def layers(self) -> frozenset[int] | None:
+        """What any of them wants to see; None: everything."""
+        found = frozenset[int]()
+        for tap, _ in self.taps:
+            wanted = getattr(tap, "layers", None)
+            if wanted is None:
+                return None
+            found |= frozenset(wanted)
+        return found
+
     def __call__(self, i: int, h: Tensor) -> Between | None:
         self._between = []
         for tap, chooses in self.taps:

@@ -29,8 +29,8 @@ class Kangaroo(DrafterSpec):
     """Double early exiting: each draft pass leaves the model at `exit_layer`, and a round ends where the exit policy says so.
 
     The paper's settings are an exit after 2 or 3 layers, confidence 0.6, up to 6 tokens; the token that the draft is unsure of is verified
-    too. Verification goes on at the exit layer, where the engine runs layer by layer (hf, lean, compiled), and begins at layer 0 on the
-    others and with exact passes: the same tokens, a little later. Source: Kangaroo (Liu et al. 2024), section 3.
+    too. Verification goes on at the exit layer. Where the engine records whole passes (graph) and with exact ones it begins at layer 0: the
+    same tokens, a little later. Source: Kangaroo (Liu et al. 2024), section 3.
     """
 
     kind: Literal["kangaroo"] = "kangaroo"
@@ -45,6 +45,7 @@ class Kangaroo(DrafterSpec):
         return (self.module,)
 
     def build(self, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
+        from skipsearch.engine import in_parts
         from skipsearch.errors import ModuleError
         from skipsearch.modules.kangaroo import shallow
 
@@ -53,7 +54,7 @@ class Kangaroo(DrafterSpec):
         if found.exit_layer != self.exit_layer:
             raise ModuleError(f"{self.module.file}: this adapter was trained for layer {found.exit_layer}, and the recipe leaves the model "
                               f"at layer {self.exit_layer}")
-        if model.passes is None:
+        if in_parts(model):
             return ResumingDrafter(found, self.exit, self.siblings)  # type: ignore[return-value]
         return KangarooDrafter(found, self.exit, self.siblings)
 
@@ -116,8 +117,8 @@ class KangarooSession:
         reached = [states[:, -1:]]
         for n in range(most):
             rows = states.shape[1]
-            h = self.shallow.adapted(states, self.cache, ctx.planner.chain(start + n + 1 - rows, rows))
-            scored = picker.score(self.shallow.head(h[:, -1:])[:, -1], reads_confidence)
+            logits = self.shallow.logits(states, self.cache, ctx.planner.chain(start + n + 1 - rows, rows))
+            scored = picker.score(logits, reads_confidence)
             drawn, q = picker.draw(scored)   # [1, 1 + siblings]
             tokens.append(drawn)
             if q is not None:
@@ -152,6 +153,17 @@ class KangarooSession:
         return draft
 
 
+class _Look:
+    """Keeps what goes into a layer, [1, rows, H]."""
+
+    def __init__(self, layer: int, rows: int, seen: list[Tensor]):
+        self.layers, self.rows, self.seen = (layer,), rows, seen
+
+    def __call__(self, i: int, h: Tensor) -> None:
+        if i in self.layers:
+            self.seen.append(h[:, :self.rows])
+
+
 class ResumingSession(KangarooSession):
     """Its cache has the adapter's K/V alone. The layers below the exit write theirs into the model's own cache, behind the committed ones,
     where verification then finds them. What goes into the adapter of tokens that others drafted is seen in the passes that verified them.
@@ -165,11 +177,7 @@ class ResumingSession(KangarooSession):
         self._owed: list[Tensor] = []     # the same of committed tokens that the adapter has not read
 
     def tap(self, model: ModelAdapter, cache: KVCache, plan: PassPlan, rows: int) -> Tap | None:
-        def look(i: int, h: Tensor) -> None:
-            if i == self.shallow.exit_layer:
-                self._seen.append(h[:, :rows])
-
-        return look
+        return _Look(self.shallow.exit_layer, rows, self._seen)
 
     def begin(self, ctx: DecodeContext) -> None:
         import torch

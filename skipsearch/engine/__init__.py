@@ -17,12 +17,24 @@ from skipsearch.engine.choice import Choice, fastest, native_is_wanted, ready
 from skipsearch.engine.exact import KEY_BLOCK as EXACT_KEYS
 from skipsearch.engine.exact import ROWS as EXACT_ROWS
 from skipsearch.engine.exact import exact_forward, is_steady
-from skipsearch.engine.forward import Between, Tap, draft_chain, draft_step, forward, inference, onward, resumed
+from skipsearch.engine.forward import (
+    Between,
+    Tap,
+    draft_chain,
+    draft_step,
+    forward,
+    in_one_piece,
+    in_parts,
+    inference,
+    onward,
+    resumed,
+    states_at,
+)
 from skipsearch.engine.joined import Wanted, together
 from skipsearch.engine.load import ENGINES, current, load_model
 from skipsearch.engine.rows import RowCache, SharedCache
 from skipsearch.models.spec import Scored
 
 __all__ = ["ENGINES", "EXACT_KEYS", "EXACT_ROWS", "Between", "Choice", "RowCache", "Scored", "SharedCache", "Tap", "Wanted", "current",
-           "draft_chain", "draft_step", "exact_forward", "fastest", "forward", "inference", "is_steady", "load_model", "native_is_wanted",
-           "onward", "ready", "resumed", "together"]
+           "draft_chain", "draft_step", "exact_forward", "fastest", "forward", "in_one_piece", "in_parts", "inference", "is_steady",
+           "load_model", "native_is_wanted", "onward", "ready", "resumed", "states_at", "together"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.engine.rows import RowCache
 from skipsearch.errors import ModelError
 from skipsearch.mask import SkipMask
-from skipsearch.models.spec import ModelAdapter, Scored, Scorer
+from skipsearch.models.spec import LayerRunner, ModelAdapter, Scored, Scorer
 
 F = TypeVar("F", bound=Callable[..., Any])
 Between = Callable[[Tensor], None]
@@ -52,9 +53,16 @@ def resumed(model: ModelAdapter, hidden: Tensor, first: int, rest: Tensor, cache
     hidden: [B, R, H], what goes into layer `first` at the first R rows of the plan; rest: [B, T − R], the tokens of the other rows, which
     go through all layers. Returns logits [B, T, V]. tap: as in `onward`, from layer `first` on.
     """
-    n, behind = model.spec.n_layers, plan.behind(hidden.shape[1])
-    below = onward(model, model.embed(rest, behind.positions), cache, behind, SkipMask.whole_layers(n, range(first, n)))
-    return model.head(onward(model, torch.cat([hidden, below], dim=1), cache, plan, first=first, tap=tap))
+    below = states_at(model, first, rest, cache, plan.behind(hidden.shape[1]))
+    return headed(model, torch.cat([hidden, below], dim=1), cache, plan, first=first, tap=tap)
+
+
+def states_at(model: ModelAdapter, layer: int, tokens: Tensor, cache: KVCache, plan: PassPlan) -> Tensor:
+    """What goes into a layer, [B, T] -> [B, T, H]; K/V of the layers below it are written."""
+    n, run = model.spec.n_layers, in_one_piece(model)
+    if run is not None:
+        return run(tokens, cache, plan, None, 0, layer)
+    return onward(model, model.embed(tokens, plan.positions), cache, plan, SkipMask.whole_layers(n, range(layer, n)))
 
 
 def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer,
@@ -98,8 +106,45 @@ def looped(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, 
     if model.spec.recurrent:
         raise ModelError(f"the layers of {model.spec.id} keep a recurrent state, and only whole passes move it on: draft with skip or "
                          "lookup")
-    h = onward(model, model.embed(tokens, plan.positions), cache, plan, mask, tap=tap)
+    return headed(model, tokens, cache, plan, mask, last_only=last_only, tap=tap)
+
+
+def headed(model: ModelAdapter, given: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None, first: int = 0,
+           last_only: bool = False, tap: Tap | None = None) -> Tensor:
+    """`onward`, and the head behind it. given: what goes into layer `first`, or tokens [B, T] where that is layer 0."""
+    run, wanted = in_one_piece(model), _wanted(tap)
+    if run is not None and wanted is not None and not {0, model.spec.n_layers} & set(wanted):
+        return _in_pieces(run, model.spec.n_layers, given, cache, plan, mask, first, tap, wanted, True, last_only)
+    h = given if given.is_floating_point() else model.embed(given, plan.positions)
+    h = onward(model, h, cache, plan, mask, first, tap)
     return model.head(h[:, -1:] if last_only else h)
+
+
+def in_parts(model: ModelAdapter) -> bool:
+    """Whether a pass may begin and end at any layer without losing what the engine has ready of whole ones."""
+    return model.passes is None or model.passes.run_layers is not None
+
+
+def in_one_piece(model: ModelAdapter) -> LayerRunner | None:
+    """What runs several layers as one; None: they go one by one."""
+    return None if model.passes is None else model.passes.run_layers
+
+
+def _wanted(tap: Tap | None) -> Collection[int] | None:
+    """Layers whose input a tap is shown; None: all, and what lies between attention and MLP too."""
+    return () if tap is None else getattr(tap, "layers", None)
+
+
+def _in_pieces(run: LayerRunner, n: int, h: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, first: int, tap: Tap | None,
+               wanted: Collection[int], logits: bool = False, last_only: bool = False) -> Tensor:
+    """From one of the layers that are shown to the next, and from the last of them to the end. n: the model's layers."""
+    for i, j in pairwise(sorted({first, n, *(at for at in wanted if first < at < n)})):
+        if tap is not None and i in wanted:
+            tap(i, h)
+        h = run(h, cache, plan, mask, i, j, logits and j == n, last_only and j == n)
+    if tap is not None and n in wanted:
+        tap(n, h)
+    return h
 
 
 def onward(model: ModelAdapter, h: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None, first: int = 0,
@@ -108,16 +153,20 @@ def onward(model: ModelAdapter, h: Tensor, cache: KVCache, plan: PassPlan, mask:
 
     tap(i, h): shown what goes into each layer i that is walked over, and last what goes into the head, i being the number of layers. It may
     return what is to be shown the state between attention and MLP of layer i, where the MLP reads that: the two are run one by one then.
+    A tap that names what it wants to see in `layers`, and nothing between, is shown that alone; an engine that runs several layers in one
+    piece then does so from one of them to the next.
     """
-    n = model.spec.n_layers
+    n, wanted = model.spec.n_layers, _wanted(tap)
+    if wanted is not None and (run := in_one_piece(model)) is not None:
+        return _in_pieces(run, n, h, cache, plan, mask, first, tap, wanted)
     no_attn, no_mlp = (frozenset(mask.attn), frozenset(mask.mlp)) if mask is not None else (frozenset[int](), frozenset[int]())
     for i in range(first, n):
         attn, mlp = i not in no_attn, i not in no_mlp
-        if tap is not None and (between := tap(i, h)) is not None and attn:
+        if tap is not None and (wanted is None or i in wanted) and (between := tap(i, h)) is not None and attn:
             h, attn = model.block(i, h, cache, plan, attn=True, mlp=False), False
             between(h)
         if attn or mlp:
             h = model.block(i, h, cache, plan, attn=attn, mlp=mlp)
-    if tap is not None:
+    if tap is not None and (wanted is None or n in wanted):
         tap(n, h)
     return h

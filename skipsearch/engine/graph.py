@@ -35,6 +35,8 @@ WARM_UP = 2           # runs before a recording, in which kernels are chosen and
 class GraphAdapter:
     """A fused model whose short passes are recorded."""
 
+    run_layers = None
+
     def __init__(self, lean: LeanAdapter):
         self.lean, self.tokenizer = lean, lean.tokenizer
         self.passes: PassRunner | None = self

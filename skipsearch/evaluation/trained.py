@@ -14,7 +14,7 @@ from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.drafters.adapted import Adapted
 from skipsearch.drafters.kangaroo import Kangaroo
 from skipsearch.drafters.s3d import S3D, Tree
-from skipsearch.engine import forward, inference
+from skipsearch.engine import forward, in_parts, inference
 from skipsearch.evaluation.at_once import Choices, choices
 from skipsearch.evaluation.replay import Replay, Replayed, accepted, most_likely, rank_of
 from skipsearch.evaluation.rounds import Rounds, lay_out
@@ -66,7 +66,7 @@ def trained_draft(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]) 
         return TrainedDraft(card.kind, ref, costing, lambda replay: lay_out(kangaroo_replayed(replay, early)),
                             lambda policy: Kangaroo(exit_layer=exit_layer, draft_length=policy.draft_length, exit=policy.exit,
                                                     siblings=policy.siblings, module=ref), True,
-                            lambda costs: Resumed.of(costs, exit_layer) if model.passes is None else costs)
+                            lambda costs: Resumed.of(costs, exit_layer) if in_parts(model) else costs)
     if card.kind == "s3d":
         at_once = simultaneous(model, ref, folders)
         chain = Tree(parents=tuple(range(at_once.most)), ranks=(0,) * at_once.most)

@@ -74,6 +74,8 @@ def read(model: nn.Module, spec: ModelSpec) -> OwnForward:
 class OwnAdapter(Weighed):
     """A `ModelAdapter` and its own `PassRunner`, over any model whose structure can be read. The model object is not altered."""
 
+    run_layers = None
+
     def __init__(self, model: nn.Module, spec: ModelSpec, tokenizer: Any = None, own: OwnForward | None = None):
         """own: the model as it was read already. Raises: ModelError for a model whose layers need more than the states before them."""
         self._own = own or read(model, spec)

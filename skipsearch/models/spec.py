@@ -78,8 +78,21 @@ class Scorer(Protocol):
         """logits: [B, V]."""
 
 
+class LayerRunner(Protocol):
+    def __call__(self, given: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, first: int, last: int,
+                 logits: bool = False, last_only: bool = False) -> Tensor:
+        """The layers first … last − 1 of a pass, in one piece.
+
+        given: what goes into the first of them, [B, T, H], or tokens [B, T] where that is layer 0. Returns what leaves the last one; with
+        `logits`, what the head makes of it: [B, T, V], or [B, 1, V] with last_only.
+        """
+
+
 class PassRunner(Protocol):
-    """An engine that may have a whole pass ready."""
+    """An engine that may have a whole pass ready. run_layers: None for one whose passes neither begin nor end in the middle."""
+
+    @property
+    def run_layers(self) -> LayerRunner | None: ...
 
     def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor | None:
         """As `engine.forward`; None leaves the pass to the layer loop."""

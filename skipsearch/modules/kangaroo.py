@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.cache import KVCache, PassPlan
-from skipsearch.engine import onward
+from skipsearch.engine import in_one_piece, states_at
 from skipsearch.engine.variants import natively, underneath
 from skipsearch.errors import ModelError, ModuleError
 from skipsearch.fields import ModuleRef
@@ -40,7 +40,7 @@ class Shallow:
     def __init__(self, model: ModelAdapter, adapter: ModelAdapter, exit_layer: int, form: str):
         self.model, self.adapter, self.exit_layer, self.form = model, adapter, exit_layer, form
         n = model.spec.n_layers
-        self.below = SkipMask.whole_layers(n, range(exit_layer, n))
+        self._without = None if form == "layer" else SkipMask(n + 1, mlp=(n,))   # what the adapter does not have
 
     def new_cache(self, capacity: int) -> KVCache:
         """For one text: K/V of the layers below the exit and, behind those of all layers, of the adapter."""
@@ -49,7 +49,7 @@ class Shallow:
 
     def features(self, tokens: Tensor, cache: KVCache, plan: PassPlan) -> Tensor:
         """[B, T] -> [B, T, H], what goes into the exit layer."""
-        return onward(self.model, self.model.embed(tokens, plan.positions), cache, plan, self.below)
+        return states_at(self.model, self.exit_layer, tokens, cache, plan)
 
     def adapted(self, features: Tensor, cache: KVCache, plan: PassPlan) -> Tensor:
         """[B, T, H] -> [B, T, H], what the head reads, its norm included."""
@@ -57,6 +57,13 @@ class Shallow:
 
     def head(self, h: Tensor) -> Tensor:
         return self.adapter.head(h)
+
+    def logits(self, features: Tensor, cache: KVCache, plan: PassPlan) -> Tensor:
+        """[1, T, H] -> [1, V], of what follows the last row."""
+        n = self.model.spec.n_layers
+        if (run := in_one_piece(self.adapter)) is not None:
+            return run(features, cache, plan, self._without, n, n + 1, True, True)[:, -1]
+        return self.head(self.adapted(features, cache, plan)[:, -1:])[:, -1]
 
 
 def shallow(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]) -> Shallow:

@@ -23,6 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from skipsearch.errors import ModuleError
 from skipsearch.models.spec import ModelAdapter
+from skipsearch.modules.processes import ALONE, Processes
 from skipsearch.modules.pupils import Pupil
 from skipsearch.modules.rows import head_rows
 
@@ -65,13 +66,15 @@ class Step:
 class Trainer:
     """One training. texts: [N, T] token ids on the CPU. The pupil's model is in the dtype that its passes are computed in.
 
+    together: processes that each learn from a part of every step's texts, `settings.batch` of them. Steps are those of one process that has
+    as many texts as all of them.
     Raises: ModuleError for texts too short to draft on.
     """
 
-    def __init__(self, pupil: Pupil, texts: Tensor, settings: Settings):
+    def __init__(self, pupil: Pupil, texts: Tensor, settings: Settings, together: Processes = ALONE):
         if texts.ndim != 2 or texts.shape[1] < 2 * pupil.ahead or not len(texts):
             raise ModuleError(f"there is too little text to train on ({texts.numel()} tokens): give more with --data")
-        self.pupil, self.texts, self.settings = pupil, texts, settings
+        self.pupil, self.texts, self.settings, self.together = pupil, texts, settings, together
         self.parameters = pupil.parameters
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0)
         self.done, self.seconds, self.rows, self.loss, self.agreement = 0, 0.0, 0, 0.0, 0.0
@@ -82,25 +85,30 @@ class Trainer:
         """Equal for trainings of which one may go on from another's checkpoint: all but how long they last is the same."""
         facts = {k: v for k, v in asdict(self.settings).items() if k not in ("steps", "seconds")}
         spec = self.pupil.model.spec
-        facts |= self.pupil.facts | {"model": spec.weights_sha256 or spec.id, "dtype": spec.dtype_name,
+        facts |= self.pupil.facts | {"batch": self._texts_of_a_step, "model": spec.weights_sha256 or spec.id, "dtype": spec.dtype_name,
                                      "texts": hashlib.sha256(self.texts.numpy().tobytes()).hexdigest()}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def run(self, checkpoint: Path | None = None, listen: Callable[[Step], None] = lambda step: None) -> None:
         """Steps until the limit. checkpoint: a file that the training is kept in meanwhile, and taken up from where it holds this one."""
+        if not self.together.agree(self.fingerprint):
+            raise ModuleError("the processes of this training do not begin with the same: give all of them the same --data, and a mask by "
+                              "--profile or --start")
         if checkpoint is not None and checkpoint.exists():
             self.restore(checkpoint)
+        self.together.wait()
         kept = perf_counter()
-        while (share := self._share()) < 1:
+        share = self._share()
+        while share < 1:
             began = perf_counter()
             self.step(share)
             self.seconds += perf_counter() - began
             share = self._share()
             listen(Step(self.done, self.loss, self.agreement, self.seconds, self.seconds * (1 / share - 1), share))
-            if checkpoint is not None and perf_counter() - kept > KEEP_EVERY:
+            if checkpoint is not None and self.together.is_main and perf_counter() - kept > KEEP_EVERY:
                 self.keep(checkpoint)
                 kept = perf_counter()
-        if checkpoint is not None:
+        if checkpoint is not None and self.together.is_main:
             self.keep(checkpoint)
 
     def step(self, share: float) -> None:
@@ -109,6 +117,7 @@ class Trainer:
         first = int(torch.randint(self.pupil.ahead, (), generator=self._random(self.done)))
         with precision(self.pupil.model):
             loss, right, rows = self.gradients(self._reading(), first)
+        self.together.average([parameter.grad for parameter in self.parameters.values() if parameter.grad is not None])
         clip_grad_norm_(self.parameters.values(), CLIP)
         rate = settings.rate * min(1.0, (self.done + 1) / WARM_UP) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
         for group in self.optimizer.param_groups:
@@ -120,7 +129,7 @@ class Trainer:
         mix = SMOOTH if self.done else 0.0
         self.loss, self.agreement = mix * self.loss + (1 - mix) * loss, mix * self.agreement + (1 - mix) * right
         self.done += 1
-        self.rows += rows
+        self.rows += rows * self.together.count
 
     def _reading(self) -> Any:
         """For this step. Steps take turns with the last few readings, so that two of them in a row seldom see the same texts."""
@@ -128,7 +137,8 @@ class Trainer:
         wanted = max(0, newest - turn)
         self._readings = {n: reading for n, reading in self._readings.items() if n > newest - self.settings.uses}
         if wanted not in self._readings:
-            chosen = torch.randint(len(self.texts), (self.settings.batch,), generator=self._random(wanted))
+            chosen = torch.randint(len(self.texts), (self._texts_of_a_step,), generator=self._random(wanted))
+            chosen = chosen.view(self.together.count, -1)[self.together.rank]
             texts = self.texts[chosen].long().to(self.pupil.model.spec.device)
             self._readings[wanted] = self.pupil.read(texts, self.settings.likeliest)
         return self._readings[wanted]
@@ -140,7 +150,12 @@ class Trainer:
     @property
     def read(self) -> int:
         """Tokens of text that the full model has read."""
-        return -(-self.done // self.settings.uses) * self.settings.batch * self.texts.shape[1]
+        return -(-self.done // self.settings.uses) * self._texts_of_a_step * self.texts.shape[1]
+
+    @property
+    def _texts_of_a_step(self) -> int:
+        """Of all processes."""
+        return self.settings.batch * self.together.count
 
     def gradients(self, reading: Any, first: int) -> tuple[float, float, int]:
         """(loss, agreement, rows) of what was read; gradients are added to the parameters'. A few rows of logits are held at a time."""
@@ -195,7 +210,7 @@ class Trainer:
     def _share(self) -> float:
         """Of the training that is over."""
         steps, seconds = self.settings.steps, self.settings.seconds
-        return max(self.done / steps if steps else 0.0, self.seconds / seconds if seconds else 0.0)
+        return self.together.main_says(max(self.done / steps if steps else 0.0, self.seconds / seconds if seconds else 0.0))
 
 
 def half(model: ModelAdapter) -> bool:

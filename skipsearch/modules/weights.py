@@ -59,9 +59,11 @@ def found_tensors(ref: ModuleRef, folders: Sequence[Path]) -> tuple[Card, dict[s
 def drafting_model(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]) -> ModelAdapter:
     """The model with the trained weights of a module in the sub-layers that they are for; the model itself stays as it is.
 
-    Raises: ModuleError for a file that is missing, damaged, or made for another model.
+    Raises: ModuleError for a file that is missing, damaged, of another kind, or made for another model.
     """
-    return adapted(model, *found_tensors(ref, folders))
+    card, tensors, name = found_tensors(ref, folders)
+    check_card(card, "adapted", model.spec, name)
+    return adapted(model, card, tensors, name)
 
 
 def adapted(model: ModelAdapter, card: Card, tensors: Mapping[str, Tensor], name: str) -> ModelAdapter:
@@ -99,6 +101,8 @@ def whole_weights(model: ModelAdapter, tensors: Mapping[str, Tensor]) -> dict[st
                 own[name] = tensors[name]
             elif name + DOWN in tensors and name + UP in tensors:
                 own[name] = merged(weight, tensors[name + DOWN], tensors[name + UP], name)
+            elif name in mine:
+                raise ModelError(f"one factor of the low-rank change of {name} is missing")
         if odd := mine - own.keys():
             raise ModelError(f"there is no weight {sorted(odd)[0]}")
         whole |= own

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from helpers.drafting import wrapped
 from helpers.modules import folder, s3d, small_s3d
-from helpers.tiny import FullModel, small_world, tiny_llama
+from helpers.tiny import VOCAB, FullModel, small_world, tiny_llama
 from torch import Tensor
 
 from skipsearch.cache import Planner
+from skipsearch.decoding import Decoder
+from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.lookup import Lookup
 from skipsearch.drafters.s3d import S3D, Tree
 from skipsearch.engine import forward, onward
@@ -83,3 +89,34 @@ def check_s3d_tree_sampling() -> DecodeStats:
     spec = s3d(model, SkipMask(3, (1,), (1,)), 1, "sampling-tree.safetensors", 3, seed=-5).model_copy(update={"tree": TREE})
     return check_sampling(Warp(0.8), samples=600, model=model, recipe=Recipe((spec,)), length=4, prompt=(2, 0, 2, 0),
                           next_logits=full.next_logits, modules=[folder()])
+
+
+class Named:
+    """A drafter of whose drafts every token is one of the model's, and every distribution one over them."""
+
+    def __init__(self, inner: Any):
+        self.inner, self.looked = inner, 0
+
+    def begin(self, ctx: DecodeContext) -> Named:
+        return self
+
+    def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
+        draft = self.inner.draft(ctx, most)
+        assert int(draft.tokens.max()) < VOCAB
+        assert draft.probs is None or draft.probs.shape[1] == VOCAB
+        self.looked += 1
+        return draft  # type: ignore[no-any-return]
+
+    def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
+        self.inner.verified(ctx, path)
+
+
+def check_s3d_names_tokens() -> None:
+    """What stands for an unknown token is never drafted itself, chain or tree, greedy or sampled."""
+    model, _ = small_world()
+    for spec in (small_s3d(), small_s3d(2), small_s3d().model_copy(update={"tree": TREE})):
+        decoder = wrapped(Decoder(model, Recipe((spec,)), modules=[folder()]), Named)
+        for temperature in (0.0, 1.0):
+            decoder.generate(PROMPTS[0], 12, temperature=temperature)
+        [(_, named)] = decoder.loop.drafters
+        assert named.looked > 3  # type: ignore[attr-defined]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import pytest
@@ -26,10 +28,18 @@ from .checks import PROMPTS, assert_partly_accepted
 from .kangaroo_checks import check_kangaroo_drafts, check_kangaroo_passes, check_kangaroo_siblings, check_kangaroo_side_by_side
 from .s3d_checks import TREE, check_s3d_drafts, check_s3d_tree_sampling, check_s3d_trees
 from .sampling_checks import Warp, check_sampling
+from .trained_checks import (
+    check_adapted_committed,
+    check_enumerated,
+    check_every_prompt,
+    check_kangaroo_committed,
+    check_s3d_committed,
+    small_specs,
+)
 
 NATIVE = ("native", "native-8bit")
-CHECKS = (check_adapted, check_adapted_drafts, check_kangaroo_drafts, check_kangaroo_siblings, check_kangaroo_side_by_side,
-          check_s3d_drafts, check_s3d_trees)
+CHECKS = (check_adapted, check_adapted_drafts, check_adapted_committed, check_kangaroo_drafts, check_kangaroo_siblings,
+          check_kangaroo_side_by_side, check_kangaroo_committed, check_s3d_drafts, check_s3d_trees, check_s3d_committed)
 trained = st.sampled_from([0.0, 0.1, 0.5, 30.0]).flatmap(lambda noise: st.sampled_from(
     [small_module(noise), small_kangaroo("attention", noise), small_kangaroo("layer", noise), small_s3d(), small_s3d(2)]))
 exits = st.just(make_exit("fixed")) | st.floats(0, 1).map(lambda t: make_exit("confidence", threshold=t))
@@ -52,29 +62,79 @@ def test_a_check_passes_on_every_engine(check, engine: str) -> None:
         assert_partly_accepted(stats)
 
 
-def test_requests_that_interleave_get_the_full_models_own_tokens_whatever_the_module_and_the_settings(engine: str) -> None:
-    total = DecodeStats()
+def fuzzed(times: int) -> dict[str, Fuzz]:
+    """Recipes and requests by chance, under the engine of the moment: what each kind of drafter did, alone and behind lookup."""
+    found = defaultdict[str, Fuzz](Fuzz)
     model, full = small_world()
 
-    @examples(20)
+    @examples(times)
     @given(trained, st.integers(1, 6), exits, lookups, siblings, st.booleans(), requests)
     def holds(spec: DrafterSpec, length: int, policy: object, lookup: Lookup | None, siblings: Siblings | None,
               guarded: bool, several: list[tuple[tuple[int, ...], int]]) -> None:
-        nonlocal total
         more = {"tree": TREE if siblings else None} if spec.kind == "s3d" else {"exit": policy, "siblings": siblings}
         drafter = spec.model_copy(update={"draft_length": length} | more)
         recipe = Recipe((drafter,) if lookup is None else (lookup, drafter))
         prices = [Price(0.4, 1.2, 3.0, 0.1)] * len(recipe.drafters) if guarded else ()
         decoder = Decoder(model, recipe, prices=prices, modules=[folder()])
         read: list[list[int]] = [[] for _ in several]
+        total = found[recipe.shape]
         for chunks in zip_longest(*(decoder.stream(prompt, n) for prompt, n in several)):
             for tokens, chunk in zip(read, chunks, strict=True):
                 tokens.extend(chunk.tokens if chunk else ())
-                total += chunk.stats if chunk and chunk.stats else DecodeStats()
+                total.stats += chunk.stats if chunk and chunk.stats else DecodeStats()
         assert read == [full.greedy(prompt, n) for prompt, n in several]
+        total.requests += len(several)
 
     holds()
-    assert_partly_accepted(total)
+    return found
+
+
+@dataclass
+class Fuzz:
+    requests: int = 0
+    stats: DecodeStats = field(default_factory=DecodeStats)
+
+
+def test_requests_that_interleave_get_the_full_models_own_tokens_whatever_the_module_and_the_settings(engine: str) -> None:
+    found = fuzzed(20)
+    assert_partly_accepted(sum((total.stats for total in found.values()), DecodeStats()))
+
+
+@pytest.mark.slow
+def test_that_holds_of_thousands_of_requests(engine: str) -> None:
+    """By hand, `pytest -m slow tests/decoding/test_trained_drafts.py -s`; in float64."""
+    found = fuzzed(1300)
+    assert set(found) == {"adapted", "kangaroo", "s3d", "lookup,adapted", "lookup,kangaroo", "lookup,s3d"}
+    for shape, total in sorted(found.items()):
+        assert_partly_accepted(total.stats)
+        print(f"\n{engine}, {shape}: {total.requests} requests, {total.stats.drafted} drafted, {total.stats.accepted} accepted", end="")
+    print(f"\n{engine}: {sum(total.requests for total in found.values())} requests, none wrong")
+
+
+@pytest.mark.parametrize("name", ["adapted", "kangaroo", "s3d", "s3d, tree"])
+def test_every_text_has_the_full_models_own_probability(name: str) -> None:
+    for found in (*check_enumerated([name]), *check_enumerated([name], Warp(1.5), 3)):
+        assert found.ways > len(found.texts), "several ways lead to a text"
+
+
+def test_greedy_text_behind_every_short_prompt_is_the_full_models_own() -> None:
+    check_every_prompt()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", small_specs())
+def test_that_holds_of_every_method_on_every_engine(name: str, engine: str) -> None:
+    check_enumerated([name])
+    check_enumerated([name], Warp(0.8), 3)
+    check_every_prompt([name], 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", small_specs())
+def test_that_holds_without_limits_of_drafts_of_two_tokens(name: str, engine: str) -> None:
+    """All of the vocabulary may come, so that thousands of ways lead to the texts; by hand, with `-s`."""
+    alone, behind = check_enumerated([name], Warp(1.5))
+    print(f"\n{engine}, {name}: {len(alone.texts)} texts in {alone.ways} ways, {behind.ways} behind lookup")
 
 
 @pytest.mark.parametrize("spec", [small_module(0.1, 4), small_kangaroo("attention", 0.1, 4), small_s3d(2)], ids=lambda spec: spec.kind)

@@ -5,7 +5,7 @@ Every embedding is large and every residual branch small, so that leaving branch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
@@ -114,9 +114,18 @@ def _full(seed: int, eight_bits: bool = False) -> FullModel:
     return FullModel(in_eight_bits(tiny_llama(seed)) if eight_bits else tiny_llama(seed))
 
 
+def world_of(make: Callable[[], LlamaForCausalLM]) -> tuple[ModelAdapter, FullModel]:
+    """As `small_world`, of another model. make: the same weights at every call."""
+    return _under(_engine.get(), make()), FullModel(make())
+
+
 @cache
 def _driven(seed: int, engine: str) -> ModelAdapter:
-    hf = tiny_llama(seed) if engine != "hf" else _full(seed).hf
+    return _under(engine, tiny_llama(seed) if engine != "hf" else _full(seed).hf)
+
+
+def _under(engine: str, hf: LlamaForCausalLM) -> ModelAdapter:
+    """The model under an engine, which may take its weights over."""
     model = adapt(hf)
     if engine == "hf":
         return model

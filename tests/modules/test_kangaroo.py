@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from decoding.kangaroo_checks import by_definition, check_kangaroo_drafts, check_kangaroo_side_by_side
+from decoding.training_checks import check_kangaroo_rows
 from helpers.modules import adapter_tensors, early_card, folder, kangaroo, small_kangaroo
 from helpers.tiny import LAYERS, FullModel, driven_by, small_world, tiny_llama
 
@@ -90,24 +91,18 @@ def test_replay_counts_what_decoding_counts(threshold: float) -> None:
     assert draft.spec(DraftPolicy(4, Confidence(threshold=threshold))) == spec
 
 
-def test_a_row_of_training_is_what_decoding_drafts_from_and_only_the_adapter_learns() -> None:
+def test_a_row_of_training_is_what_decoding_drafts_from() -> None:
+    check_kangaroo_rows()
+
+
+def test_training_brings_the_adapter_closer_to_the_model() -> None:
     model, _ = small_world()
     assert isinstance(model, HFAdapter)
-    before = {name: weight.clone() for name, weight in model.model.state_dict().items()}
-    pupil = KangarooPupil(model, 2, "layer")
-    texts = torch.tensor([TEXT, TEXT[::-1]])
-    states, taught = pupil.rows(pupil.read(texts, 4), 0)
-    early = assembled(model, early_card(model, 2, "layer"), {name: p.detach() for name, p in pupil.parameters.items()}, "x")
-    for b in range(2):
-        torch.testing.assert_close(pupil.head(states)[b], predictions(early, texts[b].tolist()), rtol=0, atol=1e-10)
-        cache_logits = model.model(texts[b:b + 1], use_cache=False).logits[0]
-        assert torch.equal(taught.tokens[b, :, 0], cache_logits.argmax(-1))
     random = torch.randint(64, (16, 20), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
-    trainer, losses = Trainer(pupil, random, Settings(steps=30, seconds=None, batch=8, likeliest=16)), list[float]()
+    settings, losses = Settings(steps=30, seconds=None, batch=8, likeliest=16), list[float]()
+    trainer = Trainer(KangarooPupil(model, 2, "layer"), random, settings)
     trainer.run(listen=lambda step: losses.append(step.loss))
     assert losses[-1] < losses[0]
-    for name, weight in model.model.state_dict().items():
-        assert torch.equal(weight, before[name]), name
     for name, tensor in trainer.tensors().items():
         assert not torch.equal(tensor, adapter_tensors(model, 2, "layer", 0.0)[name]), name
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from decoding.s3d_checks import TREE, by_definition, check_s3d_drafts
-from helpers.modules import TRAINED, changes, folder, s3d, small_s3d
-from helpers.tiny import LAYERS, driven_by, small_world
+from decoding.s3d_checks import TREE, by_definition, check_s3d_drafts, check_s3d_names_tokens
+from decoding.training_checks import MIDDLE as MASK
+from decoding.training_checks import check_s3d_rows, model_here
+from decoding.training_checks import s3d_card as card
+from helpers.modules import changes, folder, s3d, small_s3d
+from helpers.tiny import LAYERS, driven_by
 from pydantic import ValidationError
 
 from skipsearch.costs import Costs, InOnePass
@@ -20,29 +23,14 @@ from skipsearch.evaluation.simulate import walk
 from skipsearch.evaluation.trained import trained_draft
 from skipsearch.exits import DraftPolicy
 from skipsearch.mask import SkipMask
-from skipsearch.models.hf import HFAdapter
-from skipsearch.modules.card import Card
 from skipsearch.modules.pupils import S3DPupil
 from skipsearch.modules.s3d import UNKNOWN, assembled, simultaneous
 from skipsearch.modules.trainer import Settings, Trainer
-from skipsearch.modules.weights import base_of
 from skipsearch.recipe import Recipe
 from skipsearch.stats import DecodeStats
 
-MASK = SkipMask(LAYERS, (2,), (2,))
 CHAIN = Tree(parents=(0, 1, 2, 3), ranks=(0,) * 4)
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
-
-
-def model_here() -> HFAdapter:
-    model, _ = small_world()
-    assert isinstance(model, HFAdapter)
-    return model
-
-
-def card(rank: int | None = None) -> Card:
-    return Card(kind="s3d", base=base_of(model_here().spec), attn=(2,), mlp=(2,), form="lora" if rank else "embeddings", rank=rank,
-                trained=TRAINED)
 
 
 @pytest.mark.parametrize("engine", ["hf", "lean", "graph", "native"])
@@ -58,24 +46,12 @@ def test_one_row_of_a_model_that_skips_nothing_is_the_model() -> None:
     assert stats.accepted == stats.drafted > 0
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("rank", [None, 2])
-def test_a_row_of_training_is_the_row_of_the_pass_that_decoding_runs_there(rank: int | None) -> None:
-    model = model_here()
-    pupil = S3DPupil(model, MASK, 4, rank)
-    texts = torch.randint(64, (2, 19), generator=torch.Generator().manual_seed(3))
-    found = pupil.head(pupil.rows(pupil.read(texts, 4), 1)[0])
-    tensors = {name: parameter.detach() for name, parameter in pupil.parameters.items()}
-    draft = assembled(model, card(rank), tensors, "x")
-    from skipsearch.cache import Planner
-    from skipsearch.engine import forward
+def test_a_row_of_training_is_the_row_of_the_pass_that_decoding_runs_there() -> None:
+    check_s3d_rows()
 
-    for b in range(2):
-        for start in range(1, 1 + found.shape[1], 4):
-            cache, planner = model.new_cache(1, 32), Planner(32, torch.device("cpu"))
-            forward(model, texts[b:b + 1, :start], cache, planner.chain(0, start))
-            states = draft.states(texts[b:b + 1, start:start + 1], 4, cache, planner.chain(start, 4))
-            torch.testing.assert_close(draft.model.head(states)[0], found[b, start - 1:start + 3], rtol=0, atol=1e-9)
+
+def test_no_draft_names_what_stands_for_an_unknown_token() -> None:
+    check_s3d_names_tokens()
 
 
 @pytest.mark.parametrize("rank", [None, 4])

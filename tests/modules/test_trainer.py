@@ -7,61 +7,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from decoding.training_checks import DEPTH, check_adapted_rows, check_only_the_drafts_own_learns, draft_here, model_here, pupils, texts
 from helpers.modules import MASK, card_of, copies
-from helpers.tiny import VOCAB, small_world
+from helpers.tiny import VOCAB
 
 from skipsearch.cache import Planner
-from skipsearch.decoding.sampling import GreedyPicker
-from skipsearch.engine import draft_step, forward
+from skipsearch.engine import forward
 from skipsearch.errors import ModuleError
 from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter
-from skipsearch.models.hf import HFAdapter
 from skipsearch.modules.pupils import AdaptedPupil
 from skipsearch.modules.rows import draft_states, lesson, read
 from skipsearch.modules.trainer import Settings, Step, Trainer
 from skipsearch.modules.weights import adapted
 
 QUICK = Settings(steps=6, seconds=None, batch=4, rate=3e-3, likeliest=16)
-DEPTH = 3
-
-
-def model_here() -> HFAdapter:
-    model, _ = small_world()
-    assert isinstance(model, HFAdapter)
-    return model
 
 
 def trainer_here(settings: Settings = QUICK, mask: SkipMask = MASK, rank: int | None = None, some: torch.Tensor | None = None) -> Trainer:
     return Trainer(AdaptedPupil(model_here(), mask, rank, DEPTH), texts() if some is None else some, settings)
 
 
-def texts(n: int = 12, length: int = 20) -> torch.Tensor:
-    return torch.randint(VOCAB, (n, length), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
-
-
-def draft_here(noise: float = 0.2) -> ModelAdapter:
-    model = model_here()
-    return adapted(model, card_of(model, MASK), copies(model, MASK, noise), "x")
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("first", [0, 2])
-def test_a_row_of_training_is_the_draft_pass_that_decoding_runs_there(first: int) -> None:
-    model, draft, some = model_here(), draft_here(), texts(2).long()
-    given = lesson(read(model, some, 4), DEPTH, first)
-    found = draft.head(draft_states(draft, MASK, given))
-    for b in range(2):
-        for start in range(first, first + given.fed.shape[1], DEPTH):
-            cache, planner = model.new_cache(1, 32), Planner(32, torch.device("cpu"))
-            if start:
-                forward(model, some[b:b + 1, :start], cache, planner.chain(0, start))
-            for k in range(DEPTH):   # a round: committed text before `start`, the draft's own K/V from there on
-                token, plan = some[b:b + 1, start + k:start + k + 1], planner.chain(start + k, 1)
-                logits = forward(draft, token, cache, plan, MASK)[0, -1]
-                torch.testing.assert_close(found[b, start - first + k], logits, rtol=0, atol=1e-10)
-                scored = draft_step(draft, token, cache, plan, MASK, GreedyPicker(), False)
-                assert int(scored.weights) == int(found[b, start - first + k].argmax())
+def test_a_row_of_training_is_the_draft_pass_that_decoding_runs_there() -> None:
+    check_adapted_rows()
 
 
 @torch.no_grad()
@@ -118,18 +86,9 @@ def test_the_loss_is_cross_entropy_towards_the_models_likeliest_tokens_at_a_temp
     assert found == pytest.approx(float(wanted.mean()), abs=1e-5)
 
 
-def test_only_the_drafts_own_weights_learn() -> None:
-    model = model_here()
-    before = {name: weight.clone() for name, weight in model.model.state_dict().items()}
-    trainer = trainer_here()
-    names = set(copies(model, MASK, 0.0))
-    assert trainer.parameters.keys() == names
-    trainer.step(0.0)
-    moved = {name for name, weight in trainer.tensors().items() if not torch.equal(weight, copies(model, MASK, 0.0)[name])}
-    assert moved == names
-    for name, weight in model.model.state_dict().items():
-        assert torch.equal(weight, before[name]), name
-        assert weight.grad is None
+def test_only_the_drafts_own_weights_learn_whatever_is_trained() -> None:
+    assert trainer_here().parameters.keys() == set(copies(model_here(), MASK, 0.0))
+    check_only_the_drafts_own_learns()
 
 
 @pytest.mark.parametrize("rank", [None, 4])
@@ -164,8 +123,14 @@ class Killed(Exception):
     pass
 
 
-def test_a_training_that_was_killed_goes_on_and_ends_as_it_would_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", range(6), ids=["adapted", "s3d", "adapted, low rank", "s3d, low rank", "kangaroo", "a whole layer"])
+def test_a_training_that_was_killed_goes_on_and_ends_as_it_would_have(number: int, tmp_path: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skipsearch.modules.trainer.KEEP_EVERY", 0.0)
+
+    def trainer_here() -> Trainer:
+        return Trainer(list(pupils())[number], texts(), QUICK)
+
     whole = trainer_here()
     whole.run()
 
@@ -181,6 +146,24 @@ def test_a_training_that_was_killed_goes_on_and_ends_as_it_would_have(tmp_path: 
     assert done == [4, 5, 6]
     for name, weight in whole.tensors().items():
         torch.testing.assert_close(second.tensors()[name], weight, rtol=0, atol=1e-12)
+
+
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, trainer = tmp_path / "t.pt", trainer_here()
+    trainer.step(0.0)
+    trainer.keep(path)
+    trainer.step(0.5)
+
+    def killed(what: object, to: Path) -> None:
+        to.write_bytes(b"PK half of it")
+        raise Killed
+
+    monkeypatch.setattr(torch, "save", killed)
+    with pytest.raises(Killed):
+        trainer.keep(path)
+    fresh = trainer_here()
+    fresh.restore(path)
+    assert fresh.done == 1
 
 
 def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused(tmp_path: Path) -> None:

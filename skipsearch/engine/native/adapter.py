@@ -54,12 +54,7 @@ class NativeAdapter:
 
     def run(self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool) -> Tensor:
         """As `engine.forward`, in one call."""
-        batch, rows = tokens.shape
-        logits = torch.empty(batch, 1 if last_only else rows, self.spec.vocab, dtype=self.spec.dtype)
-        step = self._pass(tokens, cache, plan, 0, self.spec.n_layers, mask)
-        step.logits, step.last_only = logits.data_ptr(), last_only
-        self.library.whole_pass(self._model, step)
-        return self._after(logits)
+        return self.run_layers(tokens, cache, plan, mask, 0, self.spec.n_layers, True, last_only)
 
     def run_scored(self, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer, confidence: bool) -> Scored | None:
         """A draft step that is greedy ends in the token itself, and its logits are written nowhere."""
@@ -93,14 +88,25 @@ class NativeAdapter:
             choice = torch.cat([choice, others], dim=1)
         return Scored(choice, sure)
 
+    def run_layers(self, given: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | bytes | None, first: int, last: int,
+                   logits: bool = False, last_only: bool = False) -> Tensor:
+        """In one call. The kernels round the state to its dtype behind every sub-layer, so a pass in parts has the bits of a whole one."""
+        batch, rows = given.shape[:2]
+        out = torch.empty(batch, 1 if last_only else rows, self.spec.vocab if logits else self.spec.hidden, dtype=self.spec.dtype)
+        if not rows:   # the kernels take one row at least
+            return out
+        step = self._pass(given, cache, plan, first, last, mask)
+        if logits:
+            step.logits, step.last_only = out.data_ptr(), last_only
+        else:
+            step.hidden_out = out.data_ptr()
+        self.library.whole_pass(self._model, step)
+        return self._after(out) if logits else out
+
     def block(self, i: int, h: Tensor, cache: KVCache, plan: PassPlan, *, attn: bool = True, mlp: bool = True) -> Tensor:
-        h, out = h.contiguous(), torch.empty_like(h, memory_format=torch.contiguous_format)
         skip = bytearray(2 * len(self.lean.layers))
         skip[2 * i], skip[2 * i + 1] = not attn, not mlp
-        step = self._pass(h, cache, plan, i, i + 1, bytes(skip))
-        step.hidden_out = out.data_ptr()
-        self.library.whole_pass(self._model, step)
-        return out
+        return self.run_layers(h, cache, plan, bytes(skip), i, i + 1)
 
     def head(self, h: Tensor) -> Tensor:
         h, rows = h.contiguous(), h.numel() // self.spec.hidden

@@ -13,9 +13,11 @@ from skipsearch.cache import KVCache, PassPlan
 from skipsearch.decoding import loop
 from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.kangaroo import KangarooSession, ResumingSession
+from skipsearch.models import variants
 from skipsearch.modules.kangaroo import Shallow
 
 from ..kangaroo_checks import check_kangaroo_drafts, check_kangaroo_passes, check_kangaroo_siblings
+from ..trained_checks import check_kangaroo_committed
 from .register import caught_by
 
 
@@ -34,6 +36,10 @@ def adapter_does_not_catch_up() -> Iterator[None]:
 @caught_by(check_kangaroo_drafts)
 def adapter_is_not_rolled_back() -> Iterator[None]:
     """What the adapter wrote for rejected tokens is taken for that of the tokens in their places."""
+    yield from _not_rolled_back()
+
+
+def _not_rolled_back() -> Iterator[None]:
     real = ResumingSession.verified
 
     def verified(self: ResumingSession, ctx: DecodeContext, path: Sequence[int]) -> None:
@@ -120,4 +126,33 @@ def unsure_token_is_dropped() -> Iterator[None]:
 @caught_by(check_kangaroo_drafts)
 def final_norm_in_the_place_of_the_adapters() -> Iterator[None]:
     with patch.object(Shallow, "head", lambda self, h: self.model.head(h)):
+        yield
+
+
+@caught_by(check_kangaroo_drafts)
+def both_norms_before_the_head() -> Iterator[None]:
+    """The adapter's norm, and the model's final norm behind it."""
+    def head(self: Shallow, h: Tensor) -> Tensor:
+        [own] = variants.final_norm(self.adapter).values()
+        return self.model.head(own * h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt())
+
+    with patch.object(Shallow, "head", head):
+        yield
+
+
+@caught_by(check_kangaroo_committed)
+def adapter_keeps_what_it_wrote_of_rejected_tokens() -> Iterator[None]:
+    yield from _not_rolled_back()
+
+
+@caught_by(check_kangaroo_committed)
+def draft_writes_a_slot_too_early() -> Iterator[None]:
+    """The layers below the exit write over the last committed token."""
+    real = ResumingSession._features
+
+    def features(self: ResumingSession, token: Tensor, ctx: DecodeContext, slot: int) -> Tensor:
+        real(self, token, ctx, slot - 1)
+        return real(self, token, ctx, slot)
+
+    with patch.object(ResumingSession, "_features", features):
         yield

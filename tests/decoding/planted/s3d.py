@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -11,11 +11,17 @@ import torch
 from torch import Tensor
 
 from skipsearch.decoding import loop
-from skipsearch.drafters import Draft, s3d
+from skipsearch.drafters import DecodeContext, Draft, s3d
+from skipsearch.drafters.s3d import S3DDrafter
 from skipsearch.modules.s3d import Simultaneous
 
-from ..s3d_checks import check_s3d_drafts, check_s3d_tree_sampling, check_s3d_trees
+from ..s3d_checks import check_s3d_drafts, check_s3d_names_tokens, check_s3d_tree_sampling, check_s3d_trees
+from ..trained_checks import check_enumerated, check_s3d_committed
 from .register import caught_by
+
+
+def check_s3d_law() -> None:
+    check_enumerated(["s3d"])
 
 
 @caught_by(check_s3d_drafts)
@@ -61,4 +67,61 @@ def nodes_of_a_tree_carry_the_distribution_of_another_depth() -> Iterator[None]:
         return replace(found, probs=found.probs.flip(0))
 
     with patch.object(s3d, "as_tree", as_tree):
+        yield
+
+
+@caught_by(check_s3d_law)
+def rows_carry_the_distribution_of_another_depth() -> Iterator[None]:
+    """The tokens are right and the acceptance rule weighs them with another row's q."""
+    real = S3DDrafter.draft
+
+    def draft(self: S3DDrafter, ctx: DecodeContext, most: int) -> Draft | None:
+        found = real(self, ctx, most)
+        return found if found is None or found.probs is None else replace(found, probs=found.probs.flip(0))
+
+    with patch.object(S3DDrafter, "draft", draft):
+        yield
+
+
+@caught_by(check_s3d_names_tokens)
+def unknown_tokens_join_the_vocabulary() -> Iterator[None]:
+    """A head that shares its matrix with the embedding grows with it, so that the draft may name what stands for an unknown token."""
+    real = S3DDrafter.draft
+
+    class Grown:
+        def __init__(self, draft: Simultaneous):
+            self.inner, self.unknown = draft.model, draft.unknown
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def head(self, h: Tensor) -> Tensor:
+            return torch.cat([self.inner.head(h), h @ self.unknown.T], dim=-1)
+
+    def draft(self: S3DDrafter, ctx: DecodeContext, most: int) -> Draft | None:
+        with patch.object(self.simultaneous, "model", Grown(self.simultaneous)):
+            return real(self, ctx, most)
+
+    with patch.object(S3DDrafter, "draft", draft):
+        yield
+
+
+@caught_by(check_s3d_committed)
+def kv_of_unknown_tokens_are_committed() -> Iterator[None]:
+    """What the draft pass wrote for rows whose token nobody knew takes the place of what verification wrote for the tokens that stood."""
+    real, wrote = S3DDrafter.draft, list[tuple[Tensor, int, Tensor]]()
+
+    def draft(self: S3DDrafter, ctx: DecodeContext, most: int) -> Draft | None:
+        found, start = real(self, ctx, most), ctx.cache.length
+        end = start + min(most, self.simultaneous.most)
+        buffers = [buffer for buffer in (*ctx.cache.keys, *ctx.cache.values) if buffer is not None]
+        wrote[:] = [(buffer, start, buffer[:, :, start:end].clone()) for buffer in buffers]
+        return found
+
+    def verified(self: S3DDrafter, ctx: DecodeContext, path: Sequence[int]) -> None:
+        for buffer, start, rows in wrote:
+            known = min(1 + len(path), rows.shape[2])
+            buffer[:, :, start + 1:start + known] = rows[:, :, 1:known]
+
+    with patch.object(S3DDrafter, "draft", draft), patch.object(S3DDrafter, "verified", verified):
         yield

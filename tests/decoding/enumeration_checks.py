@@ -1,0 +1,130 @@
+"""What a whole request says, with exact probabilities: each random choice on the way is dealt in every way that it can fall.
+
+The real loop runs, once for each way. Nothing is drawn, so the law of its texts comes out as numbers, and not as samples.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from helpers.tiny import FullModel
+from torch import Tensor
+
+from skipsearch.decoding import Decoder
+from skipsearch.decoding.sampling import SamplingPicker
+from skipsearch.engine import Scored
+
+from .sampling_checks import Warp, exact_distribution
+
+Text = tuple[int, ...]
+NOTHING = 1e-12   # a choice of a smaller probability is none: rounding leaves as much where p and q are equal
+
+
+class Dealer:
+    """Chance for one run. It falls as `script` says and, behind its end, in the first way that it can. open: scripts of the other ways."""
+
+    def __init__(self, script: list[int]):
+        self.script, self.at, self.chance = script, 0, 1.0
+        self.open: list[list[int]] = []
+
+    def deal(self, shares: Sequence[float]) -> int:
+        """One of these, and its probability is counted in."""
+        total = sum(shares)
+        if self.at == len(self.script):
+            first, *others = (i for i, share in enumerate(shares) if share > NOTHING * total)
+            self.open += [[*self.script, other] for other in others]
+            self.script = [*self.script, first]
+        choice = self.script[self.at]
+        self.at += 1
+        self.chance *= shares[choice] / total
+        return choice
+
+    def multinomial(self, weights: Tensor, count: int, **_: Any) -> Tensor:
+        assert count == 1
+        rows = weights.reshape(-1, weights.shape[-1]).tolist()
+        return torch.tensor([self.deal(row) for row in rows]).view(*weights.shape[:-1], 1)
+
+    def rand(self, *_: Any, **__: Any) -> Uniform:
+        return Uniform(self)
+
+    def draw(self, picker: SamplingPicker, scored: Scored) -> tuple[Tensor, Tensor]:
+        """Of each row so many as the picker wants, one after another and without replacement."""
+        found = []
+        for row in scored.weights.tolist():
+            left, drawn = list(row), list[int]()
+            for _ in range(min(picker.choices, len(left))):
+                any_left = [float(i not in drawn) for i in range(len(left))]   # a token of probability 0 stands where nothing is left
+                drawn.append(self.deal(left) if sum(left) else any_left.index(1.0))
+                left[drawn[-1]] = 0.0
+            found.append(drawn)
+        return torch.tensor(found), scored.weights
+
+    def planted(self) -> ExitStack:
+        """While it lasts, decoding asks this dealer."""
+        stack = ExitStack()
+        stack.enter_context(patch.object(torch, "multinomial", self.multinomial))
+        stack.enter_context(patch.object(torch, "rand", self.rand))
+        stack.enter_context(patch.object(SamplingPicker, "draw", lambda picker, scored: self.draw(picker, scored)))
+        return stack
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A number in [0, 1) of which only `u · q < p` is asked. factor: q."""
+
+    dealer: Dealer
+    factor: Any = 1.0
+
+    def __mul__(self, factor: Any) -> Uniform:
+        return Uniform(self.dealer, factor)
+
+    def __lt__(self, p: Tensor) -> Tensor:
+        q = torch.as_tensor(self.factor, dtype=p.dtype).expand(p.shape)
+        shares = [min(1.0, a / b) if b else float(a > 0) for a, b in zip(p.flatten().tolist(), q.flatten().tolist(), strict=True)]
+        return torch.tensor([not self.deal_out(share) for share in shares]).view(p.shape)
+
+    def deal_out(self, share: float) -> int:
+        return self.dealer.deal((share, 1 - share))
+
+
+@dataclass(frozen=True)
+class Law:
+    """texts: their probabilities. drafted, accepted: tokens, on average. ways: in which the choices can fall."""
+
+    texts: dict[Text, float]
+    drafted: float
+    accepted: float
+    ways: int
+
+
+def law(decoder: Decoder, prompt: Sequence[int], length: int, warp: Warp) -> Law:
+    """Of the texts that a decoder gives behind a prompt."""
+    texts, open_, ways = defaultdict[Text, float](float), [list[int]()], 0
+    drafted = accepted = 0.0
+    while open_:
+        dealer = Dealer(open_.pop())
+        with dealer.planted():
+            found = decoder.generate(prompt, length, temperature=warp.temperature, top_p=warp.top_p, top_k=warp.top_k)
+        open_ += dealer.open
+        texts[tuple(found.tokens)] += dealer.chance
+        drafted, accepted = drafted + dealer.chance * found.stats.drafted, accepted + dealer.chance * found.stats.accepted
+        ways += 1
+    return Law(dict(texts), drafted, accepted, ways)
+
+
+def check_law(decoder: Decoder, full: FullModel, prompt: Sequence[int], length: int, warp: Warp) -> Law:
+    """Every text has the probability that the full model alone gives it; some drafts stand, and some fall."""
+    found = law(decoder, prompt, length, warp)
+    wanted = exact_distribution(full.next_logits, tuple(prompt), length, warp)
+    assert found.texts.keys() == wanted.keys()
+    assert abs(sum(found.texts.values()) - 1) < 1e-9
+    for text, share in wanted.items():
+        assert abs(found.texts[text] - share) < 1e-6, (text, found.texts[text], share)   # norms of Hugging Face round to float32
+    assert 0 < found.accepted < found.drafted
+    return found

@@ -1,0 +1,85 @@
+"""Mistakes: what drafts are trained on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from skipsearch.cache import PassPlan, Planner
+from skipsearch.modules.pupils import KangarooPupil
+from skipsearch.modules.rows import Targets
+
+from ..training_checks import check_adapted_rows, check_kangaroo_rows, check_only_the_drafts_own_learns, check_s3d_rows
+from .register import caught_by
+
+
+def _anchored(later: int = 0, together: bool = False) -> Iterator[None]:
+    """later: slots of the text that a row sees too many. together: rows see those of all groups before them."""
+    real = Planner.anchored
+
+    def anchored(self: Planner, start: int, positions: Tensor, anchors: Tensor, groups: Tensor) -> PassPlan:
+        return real(self, start, positions, anchors + later, torch.zeros_like(groups) if together else groups)
+
+    with patch.object(Planner, "anchored", anchored):
+        yield
+
+
+@caught_by(check_s3d_rows)
+def anchors_of_s3d_see_later_text() -> Iterator[None]:
+    """A draft learns from the K/V of the very tokens that it is to name."""
+    yield from _anchored(later=1)
+
+
+@caught_by(check_adapted_rows)
+def anchors_of_adapted_drafts_see_later_text() -> Iterator[None]:
+    yield from _anchored(later=1)
+
+
+@caught_by(check_s3d_rows)
+def drafts_of_s3d_see_each_other() -> Iterator[None]:
+    """Later tokens attend to what earlier drafts wrote for tokens that they did not know."""
+    yield from _anchored(together=True)
+
+
+@caught_by(check_adapted_rows)
+def adapted_drafts_see_each_other() -> Iterator[None]:
+    yield from _anchored(together=True)
+
+
+@caught_by(check_adapted_rows)
+def drafts_stand_where_their_rows_are() -> Iterator[None]:
+    """Positions count on behind the text, as slots do."""
+    real = Planner.anchored
+
+    def anchored(self: Planner, start: int, *arguments: Tensor) -> PassPlan:
+        plan = real(self, start, *arguments)
+        return replace(plan, positions=plan.slots % self.capacity)
+
+    with patch.object(Planner, "anchored", anchored):
+        yield
+
+
+@caught_by(check_kangaroo_rows)
+def targets_are_those_of_the_token_before() -> Iterator[None]:
+    """Inputs and targets are shifted against each other."""
+    real = KangarooPupil.read
+
+    def read(self: KangarooPupil, texts: Tensor, likeliest: int) -> tuple[Tensor, Targets]:
+        features, taught = real(self, texts, likeliest)
+        return features, Targets(taught.tokens.roll(1, 1), taught.shares.roll(1, 1))
+
+    with patch.object(KangarooPupil, "read", read):
+        yield
+
+
+@caught_by(check_only_the_drafts_own_learns)
+def copies_share_the_models_weights() -> Iterator[None]:
+    """What learns is the model itself, so that verification runs other weights than were loaded."""
+    real = copy.deepcopy
+    with patch.object(copy, "deepcopy", lambda thing, *memo: thing if isinstance(thing, nn.Module) else real(thing, *memo)):
+        yield

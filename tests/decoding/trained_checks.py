@@ -1,0 +1,172 @@
+"""What holds of every draft from a trained part: exact laws by enumeration, and committed K/V that only the full model writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from helpers.drafting import wrapped
+from helpers.modules import changes, copies, folder, kangaroo, s3d, saved, small_kangaroo, small_module, small_s3d
+from helpers.tiny import small_world, tiny_llama, world_of
+
+from skipsearch.cache import KVCache, Planner
+from skipsearch.decoding import Decoder
+from skipsearch.drafters import DecodeContext, Draft, WatchingDrafter
+from skipsearch.drafters.kangaroo import KangarooSession
+from skipsearch.drafters.lookup import Lookup
+from skipsearch.drafters.s3d import Tree
+from skipsearch.engine import forward
+from skipsearch.mask import SkipMask
+from skipsearch.models import ModelAdapter
+from skipsearch.recipe import DrafterSpec, Recipe, Siblings
+from skipsearch.stats import DecodeStats
+
+from .checks import PROMPTS
+from .enumeration_checks import Law, check_law
+from .sampling_checks import Warp
+
+FEW = 3                        # tokens of a vocabulary all of whose texts are enumerated
+PROMPT = (2, 0, 2, 0)          # of which lookup copies
+SMALL = partial(tiny_llama, 3, vocab=FEW, hidden=16, layers=3)
+BRANCHING = Tree(parents=(0, 1, 0), ranks=(0, 0, 1))
+ALL = Siblings(below=1.0, most=1)
+OF_TWO = Warp(1.3, top_k=2)    # so that drafts of two tokens fall in hundreds of ways, and not in thousands
+
+
+def small_specs() -> dict[str, DrafterSpec]:
+    """Drafters of every method for the model whose texts are enumerated. They draft up to two tokens."""
+    model, _ = world_of(SMALL)
+    mask, every = SkipMask(3, (0,), (1,)), {}
+    every["adapted"] = saved(model, mask, copies(model, mask, 0.3), "few.safetensors", draft_length=2)
+    every["adapted, low rank"] = saved(model, mask, changes(model, mask, 2, 0.3), "few-lora.safetensors", 2, draft_length=2)
+    every["kangaroo"] = kangaroo(model, 1, "attention", 0.3, "few-early.safetensors", 2)
+    every["kangaroo, layer"] = kangaroo(model, 1, "layer", 0.3, "few-early-layer.safetensors", 2)
+    every["s3d"] = s3d(model, SkipMask(3, (1,), (1,)), 1, "few-at-once.safetensors", 2, seed=-5)
+    for kind in ("adapted", "kangaroo"):
+        every[f"{kind}, siblings"] = every[kind].model_copy(update={"siblings": ALL})
+    every["s3d, tree"] = every["s3d"].model_copy(update={"tree": BRANCHING})
+    return every
+
+
+BRIEF = ("adapted", "kangaroo", "s3d, tree")   # that every run of the tests looks at
+
+
+def check_enumerated(names: Iterable[str], warp: Warp = OF_TWO, length: int = 4) -> list[Law]:
+    """Alone and behind lookup, every text of so many tokens has the full model's own probability."""
+    model, full = world_of(SMALL)
+    specs, found = small_specs(), list[Law]()
+    for name in names:
+        for recipe in (Recipe((specs[name],)), Recipe((Lookup(min_match=2, draft_length=1), specs[name]))):
+            found.append(check_law(Decoder(model, recipe, modules=[folder()]), full, PROMPT, length, warp))
+    return found
+
+
+def check_every_prompt(names: Iterable[str] = BRIEF, longest: int = 3, length: int = 6) -> DecodeStats:
+    """Greedy text behind every prompt that there is of so many tokens, alone and behind lookup."""
+    model, full = world_of(SMALL)
+    specs, total = small_specs(), DecodeStats()
+    for name in names:
+        for recipe in (Recipe((specs[name],)), Recipe((Lookup(min_match=1, draft_length=2), specs[name]))):
+            decoder = Decoder(model, recipe, modules=[folder()])
+            for count in range(1, longest + 1):
+                for prompt in product(range(FEW), repeat=count):
+                    result = decoder.generate(prompt, length)
+                    assert result.tokens == full.greedy(prompt, length), (name, prompt)
+                    total += result.stats
+    assert 0 < total.accepted < total.drafted
+    return total
+
+
+# --- what is committed ---------------------------------------------------------------------------------------------------------
+
+
+def kv(cache: KVCache, n: int) -> list[torch.Tensor]:
+    return [t[:, :, :n].clone() for t in (*cache.keys, *cache.values) if t is not None]
+
+
+class Compared:
+    """A drafter in front of whose drafts the committed K/V are those of a fresh prefill, and stay as they are bit for bit."""
+
+    def __init__(self, model: ModelAdapter, inner: Any):
+        self.model, self.inner, self.looked = model, inner, 0
+
+    def begin(self, ctx: DecodeContext) -> ComparedSession:
+        return ComparedSession(self, self.inner.begin(ctx))
+
+
+class ComparedWatching(Compared):
+    def watch(self) -> ComparedSession:
+        return ComparedSession(self, self.inner.watch())
+
+
+class ComparedSession:
+    def __init__(self, notes: Compared, inner: Any):
+        self.notes, self.inner = notes, inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    @torch.no_grad()
+    def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
+        model, n = self.notes.model, ctx.cache.length
+        fresh, planner = model.new_cache(1, 128), Planner(128, torch.device("cpu"))
+        forward(model, torch.tensor([ctx.history[:n]]), fresh, planner.chain(0, n))
+        for mine, theirs in zip(kv(ctx.cache, n), kv(fresh, n), strict=True):
+            assert torch.allclose(mine, theirs, rtol=0, atol=1e-6), "what is committed is what a fresh prefill writes"
+        if isinstance(self.inner, KangarooSession):
+            self.adapters_kv(self.inner, ctx.history[:n])
+        before = kv(ctx.cache, n)
+        draft = self.inner.draft(ctx, most)
+        assert all(map(torch.equal, before, kv(ctx.cache, n))), "a draft leaves what is committed alone"
+        self.notes.looked += 1
+        return draft
+
+
+    def adapters_kv(self, session: KangarooSession, history: Sequence[int]) -> None:
+        """What the adapter keeps of the text that it knows is what it writes when it reads that anew."""
+        shallow, layer, known = session.shallow, session.shallow.model.spec.n_layers, session.known
+        assert known <= len(history), "it knows nothing that is not committed"
+        if not known:   # nothing was drafted yet
+            return
+        fresh, plan = shallow.new_cache(128), Planner(128, torch.device("cpu")).chain(0, known)
+        shallow.adapted(shallow.features(torch.tensor([history[:known]]), fresh, plan), fresh, plan)
+        for mine, theirs in ((session.cache.keys, fresh.keys), (session.cache.values, fresh.values)):
+            assert torch.allclose(mine[layer][:, :, :known], theirs[layer][:, :, :known], rtol=0, atol=1e-6)   # type: ignore[index]
+
+
+def check_committed(specs: Sequence[DrafterSpec]) -> DecodeStats:
+    """K/V of the committed text are the full model's own after every round, and a draft leaves them bit for bit as they are."""
+    model, full = small_world()
+    total = DecodeStats()
+    for spec in specs:
+        for recipe in (Recipe((spec,)), Recipe((Lookup(min_match=1, draft_length=3), spec))):
+            compared = list[Compared]()
+
+            def around(drafter: Any, compared: list[Compared] = compared) -> Compared:
+                compared.append((ComparedWatching if isinstance(drafter, WatchingDrafter) else Compared)(model, drafter))
+                return compared[-1]
+
+            decoder = wrapped(Decoder(model, recipe, modules=[folder()]), around)
+            for prompt in PROMPTS[:3]:
+                found = decoder.generate(prompt, 18)
+                assert found.tokens == full.greedy(prompt, 18)
+                total += found.stats
+            assert compared[-1].looked > 3
+    assert 0 < total.accepted < total.drafted
+    return total
+
+
+def check_adapted_committed() -> DecodeStats:
+    return check_committed([small_module(0.1, 4), small_module(0.1, 4).model_copy(update={"siblings": Siblings(below=0.7, most=2)})])
+
+
+def check_kangaroo_committed() -> DecodeStats:
+    return check_committed([small_kangaroo("attention", 0.1, 4),
+                            small_kangaroo("layer", 0.1, 4).model_copy(update={"siblings": Siblings(below=0.7, most=2)})])
+
+
+def check_s3d_committed() -> DecodeStats:
+    return check_committed([small_s3d(2), small_s3d().model_copy(update={"tree": BRANCHING})])
