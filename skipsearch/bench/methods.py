@@ -161,7 +161,7 @@ def _row(name: str, recipe: str, needs: str, ours: Timings, plain: Timings) -> M
                      sum(sample.generation.tokens == reference[sample.prompt] for sample in ours.samples), ours.prompts, published)
 
 
-def described(model: ModelAdapter, task: str, folders: Sequence[Path], rows: Sequence[MethodRow]) -> dict[str, Any]:
+def with_conditions(model: ModelAdapter, task: str, folders: Sequence[Path], rows: Sequence[MethodRow]) -> dict[str, Any]:
     """The table as plain data, with what it was measured with: whoever shows it later can tell whether that is still what there is."""
     machine, spec = this_machine(model.spec.device), model.spec
     return {"model": spec.id, "weights_sha256": spec.weights_sha256, "dtype": spec.dtype_name, "engine": spec.engine, "task": task,

@@ -152,7 +152,7 @@ def _batches(peers: Sequence[Peer], requests: Sequence[Request], sizes: list[int
 
 def _methods(model: str, task: str, data: Path | None, modules: list[Path], prompts: int, how: tuple[Any, ...], as_json: bool) -> None:
     """The table of methods, as Markdown for people."""
-    from skipsearch.bench.methods import as_markdown, described
+    from skipsearch.bench.methods import as_markdown, with_conditions
     from skipsearch.bench.methods import methods as run
     from skipsearch.cli.common import err, out, print_json
     from skipsearch.cli.tune_view import TuneView
@@ -167,7 +167,7 @@ def _methods(model: str, task: str, data: Path | None, modules: list[Path], prom
     with TuneView(err) as view:
         rows = run(adapter, chosen, modules, prompts, listen=view, theirs=theirs)
     if as_json:
-        print_json(described(adapter, chosen.name, modules, rows))
+        print_json(with_conditions(adapter, chosen.name, modules, rows))
         return
     out.print(as_markdown(rows), end="")
 

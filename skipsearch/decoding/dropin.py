@@ -25,7 +25,7 @@ from skipsearch.decoding.steering import Steering
 from skipsearch.decoding.watching import Watch
 from skipsearch.errors import DecodeError, ModelError, NotCarriedOut
 from skipsearch.mask import SkipMask
-from skipsearch.models.loader import described
+from skipsearch.models.loader import family_and_spec
 from skipsearch.models.spec import ModelAdapter
 from skipsearch.profile import Profile
 from skipsearch.recipe import Recipe
@@ -140,7 +140,7 @@ class _Call:
 
 def _generate(model: Any, input_ids: Any, profile: Any, inputs: Any, generation_config: Any, stopping_criteria: Any, streamer: Any,
               tokenizer: Any, seed: int | None, settings: Mapping[str, Any]) -> Any:
-    _, spec = described(model)   # a model that cannot be driven is refused before settings are read against it
+    _, spec = family_and_spec(model)   # a model that cannot be driven is refused before settings are read against it
     asked = read_settings(model, generation_config, settings)
     decoder = kept_decoder(model, spec, profile, repeatable=not read_sampling(asked).greedy)
     try:

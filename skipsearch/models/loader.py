@@ -150,7 +150,7 @@ def adapt(model: nn.Module, tokenizer: Any = None, fuse: bool = False) -> ModelA
     fuse: take it apart for the engine lean, which is faster: its weights are moved into fused ones, and the model itself is of no use
     afterwards. Raises: ModelError, before anything is taken apart.
     """
-    family, spec = described(model)
+    family, spec = family_and_spec(model)
     if fuse:
         return drive(model, spec, family, tokenizer, "lean")
     adapter = drive(model, spec, family, tokenizer, "hf")
@@ -161,7 +161,7 @@ def adapt(model: nn.Module, tokenizer: Any = None, fuse: bool = False) -> ModelA
     return adapter
 
 
-def described(model: nn.Module) -> tuple[Family, ModelSpec]:
+def family_and_spec(model: nn.Module) -> tuple[Family, ModelSpec]:
     """What is known of a Hugging Face model in memory before anything of it runs. Raises: ModelError where `adapt` would."""
     config: Any = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):

@@ -13,7 +13,7 @@ from helpers.threads import one_thread
 
 from skipsearch import tuning
 from skipsearch.bench import methods as table
-from skipsearch.bench.methods import MethodRow, as_markdown, described, methods
+from skipsearch.bench.methods import MethodRow, as_markdown, methods, with_conditions
 from skipsearch.modules.files import sha256
 from skipsearch.modules.weights import save_module
 from skipsearch.recipe import DRAFTERS
@@ -45,7 +45,7 @@ def test_every_method_takes_part_and_no_token_changes(tmp_path: Path) -> None:
     assert "adaptive" in rows[6].recipe
     assert rows[11].needs == "0 min of training, 0.028 M values beside the model's"
     assert [MethodRow.from_dict(json.loads(json.dumps(row.as_dict()))) for row in rows] == rows
-    found = json.loads(json.dumps(described(model, "small", [tmp_path], rows)))
+    found = json.loads(json.dumps(with_conditions(model, "small", [tmp_path], rows)))
     assert found["modules"] == {"adapted-6.safetensors": sha256(tmp_path / "adapted-6.safetensors")}
     assert len(found["rows"]) == len(rows)
     lines = as_markdown(rows).splitlines()
