@@ -33,7 +33,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", quantizatio
     """As `skipsearch.models.load_adapter`, driven by an engine of `ENGINES`. auto takes native where a command or engine="native" built
     it on this machine before, else lean where it applies, and hf elsewhere. It builds and measures nothing.
 
-    quantization native-8bit is the engine native's: weights of 8 bits and activations in `dtype`, on a CPU.
+    quantization native-8bit is the engine native's, which it builds: weights of 8 bits and activations in `dtype`, on a CPU.
     settled: False keeps auto to lean and hf, for a caller that asks `engine.fastest` or `engine.ready` for another, as the commands do.
     progress(done, total): of files compiled.
     Raises: ModelError for an unknown engine, or one that cannot drive this model here.
