@@ -121,6 +121,13 @@ def model_of(profile: Profile) -> str:
     return name_of(profile.model)
 
 
+def by_loader(quantization: str | None) -> str | None:
+    """A quantization that loading does; any other is how the weights are stored."""
+    from skipsearch.models.quantize import NAMES
+
+    return quantization if quantization in NAMES else None
+
+
 def warn(sentences: list[str]) -> None:
     from skipsearch.cli.common import err
 

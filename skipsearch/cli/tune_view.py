@@ -86,6 +86,8 @@ class TuneView:
 
     def summary(self, console: Terminal, profile: Profile, path: Path) -> None:
         """The race, the mask where there is one, what each drafter brought, the verdict on hold-out prompts, and what to do with it."""
+        from skipsearch.cli.options import by_loader
+
         table = Table("recipe", "predicted", "measured (95 %)", "prompts", box=None, pad_edge=False)
         for r in self.raced:
             if r.split == "holdout":   # what the verdict says
@@ -118,7 +120,8 @@ class TuneView:
             console.print("[yellow]this was measured on a machine that was busy with something else[/]: tune again on a quiet one before "
                           "you share it", markup=True)
         if profile.verdict == "speculate":
-            console.print(f"written to {path}; skipsearch decode --profile {path} --prompt '…' uses it")
+            made = f" --quantization {quantization}" if (quantization := by_loader(profile.model.quantization)) else ""
+            console.print(f"written to {path}; skipsearch decode --profile {path}{made} --prompt '…' uses it")
         else:
             console.print(f"written to {path}; what may help: more prompts, a quiet machine, or a trained draft (`skipsearch train`, then "
                           "tune with --modules)")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Threads, model_of, open_model, require, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Threads, by_loader, model_of, open_model, require, warn
 
 if TYPE_CHECKING:
     from skipsearch.profile import Profile
@@ -74,14 +74,7 @@ def _as_claimed(profile: Profile, device: str, dtype: str, engine: str, threads:
     device = claimed.kind if device == "auto" else device
     dtype = made.dtype or dtype if dtype == "auto" else dtype
     engine = profile.engine or engine if engine == "auto" else engine
-    return device, dtype, engine, threads or claimed.threads, quantization or _by_loader(made.quantization)
-
-
-def _by_loader(quantization: str | None) -> str | None:
-    """A quantization that loading does; any other is how the weights are stored."""
-    from skipsearch.models.quantize import NAMES
-
-    return quantization if quantization in NAMES else None
+    return device, dtype, engine, threads or claimed.threads, quantization or by_loader(made.quantization)
 
 
 def _target(file: Path, adapter: object, task: str) -> Path:
