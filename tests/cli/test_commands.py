@@ -172,8 +172,8 @@ def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(
     assert "random weights: every figure below is of speed only" in shown
     answer = json.loads(printed)
     assert answer["synthetic"] is True
-    assert [row["engine"] for row in answer["costs"]] == ["lean", "hf"]
-    assert [len(row["v"]) for row in answer["costs"]] == [15, 15]
+    assert [(row["context"], row["engine"]) for row in answer["costs"]] == [(n, engine) for n in (16, 64, 128) for engine in ("lean", "hf")]
+    assert all(len(row["v"]) == 15 for row in answer["costs"])
     assert [row["peer"] for row in answer["rows"]] == ["plain", "skip", "plain@hf", "hf-generate"]
     assert all(sorted(row["by_context"]) == ["16", "64"] for row in answer["rows"])
     assert all(row["identical"] == 2 for row in answer["rows"])

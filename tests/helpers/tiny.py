@@ -116,7 +116,8 @@ def _full(seed: int, eight_bits: bool = False) -> FullModel:
 
 def world_of(make: Callable[[], LlamaForCausalLM]) -> tuple[ModelAdapter, FullModel]:
     """As `small_world`, of another model. make: the same weights at every call."""
-    return _under(_engine.get(), make()), FullModel(make())
+    engine = _engine.get()
+    return _under(engine, make()), FullModel(in_eight_bits(make()) if engine == NATIVE else make())
 
 
 @cache
