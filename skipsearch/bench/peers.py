@@ -96,10 +96,8 @@ def make_peers(names: Sequence[str], engine: str, profile: Profile | None, open_
             peers.append(TheirPeer(name, "hf", open_model("hf"), HFGenerate(name, open_model("hf"))))
             continue
         if name in BY_LLAMA_CPP:
-            theirs = open_model(engine)
-            eight_bits = theirs.spec.quantization == NATIVE
-            if not eight_bits:
-                theirs = open_model("hf")
+            eight_bits = open_model(engine).spec.quantization == NATIVE
+            theirs = open_model(engine if eight_bits else "hf")
             llama = llama or LlamaCpp(open_model(PLAIN_WEIGHTS) if eight_bits else theirs, eight_bits)
             peers.append(TheirPeer(name, "llama.cpp", theirs, LlamaGenerate(name, llama)))   # its weights take as many bytes
             continue

@@ -99,9 +99,8 @@ def _begun_with(study: str) -> str | None:
 
 def default_path(model: object, task: str) -> Path:
     from skipsearch.machine import this_machine
-    from skipsearch.profile.places import device_slug, model_folder, weights_slug
+    from skipsearch.profile.places import device_slug, place
 
     spec = model.spec  # type: ignore[attr-defined]
     here = this_machine(spec.device)
-    weights = weights_slug(spec.dtype_name, spec.quantization)
-    return Path("profiles", model_folder(spec.id), task, f"{device_slug(here.name, here.count)}--{weights}.yaml")
+    return place(spec.id, task, device_slug(here.name, here.count), spec.dtype_name, spec.quantization)

@@ -21,10 +21,14 @@ def profile_path(profile: Profile) -> Path:
 
     An unmeasured profile is for no device; where its dtype is not known either it is called any--any.yaml.
     """
-    hardware = profile.hardware
+    hardware, model = profile.hardware, profile.model
     device = device_slug(hardware.name, hardware.count) if hardware else ANY
-    weights = weights_slug(profile.model.dtype, profile.model.quantization)
-    return Path("profiles", model_folder(profile.model.id), profile.task.name, f"{device}--{weights}.yaml")
+    return place(model.id, profile.task.name, device, model.dtype, model.quantization)
+
+
+def place(model_id: str, task: str, device: str, dtype: str | None, quantization: str | None) -> Path:
+    """The same, of the parts. device: a slug."""
+    return Path("profiles", model_folder(model_id), task, f"{device}--{weights_slug(dtype, quantization)}.yaml")
 
 
 def model_folder(model_id: str) -> str:

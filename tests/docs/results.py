@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,9 @@ def recipes(task: str) -> dict[str, Any]:
 def measured(task: str) -> list[dict[str, Any]]:
     """A row for each of RECIPES, in their order. Of the shape that `tune` chose, the recipe that won its race on calibration prompts."""
     by_name = {row["name"]: row for row in recipes(task)["rows"]["all"]}
-    by_name[shape(by_name["auto"])] = by_name["auto"]
+    auto = by_name["auto"]
+    by_name[",".join(drafter["kind"] for drafter in auto["by_drafter"])] = auto
     return [by_name[name] for name in RECIPES]
-
-
-def shape(row: dict[str, Any]) -> str:
-    """The kinds of a recipe's drafters, by the words that it is shown with."""
-    return ",".join(re.split(r"[:, ]", drafter, maxsplit=1)[0] for drafter in row["recipe"].split("; "))
 
 
 def speedup(row: dict[str, Any]) -> str:
