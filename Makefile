@@ -10,7 +10,7 @@ DEMO := build/demo
 .PHONY: demo gpu test thorough slow clean
 
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "skipsearch needs Python 3.11 or newer: make PYTHON=python3.11 …")'
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "skipsearch needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
@@ -24,7 +24,7 @@ gpu: .venv/installed
 demo: .venv/installed
 	@mkdir -p $(DEMO)
 	$(BIN)/skipsearch tune --model demo --task pycode --budget 30s --threads 1 --out $(DEMO)/profile.yaml --force
-	$(BIN)/skipsearch decode --profile $(DEMO)/profile.yaml --threads 1 --prompt 'def parse_arguments(argv=None):' --end-on-repeat 6 --check
+	$(BIN)/skipsearch decode --profile $(DEMO)/profile.yaml --prompt 'def parse_arguments(argv=None):' --end-on-repeat 6 --check
 
 test: .venv/installed
 	$(BIN)/ruff check .

@@ -83,8 +83,12 @@ class Interval(Part):
         return self
 
     def in_words(self, unit: str = "") -> str:
-        """`1.337× (1.31–1.366)`"""
-        return f"{self.mean:g}{unit} ({self.ci95[0]:g}–{self.ci95[1]:g})"
+        """`1.337× (1.310–1.366)`: all three with as many decimals as the finest of them is stored with."""
+        mean, low, high = (f"{value:g}" for value in (self.mean, *self.ci95))
+        if "e" in mean + low + high:
+            return f"{mean}{unit} ({low}–{high})"
+        places = max(len(text.partition(".")[2]) for text in (mean, low, high))
+        return f"{self.mean:.{places}f}{unit} ({self.ci95[0]:.{places}f}–{self.ci95[1]:.{places}f})"
 
     @classmethod
     def rounded(cls, mean: float, low: float, high: float) -> Interval:

@@ -115,7 +115,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
                      "last is lost"))
     told = ledger.trials() if ledger else []
 
-    listen(Stage(f"continuing the calibration prompts with the full model{RECURRENT if model.spec.recurrent else ''}"))
+    listen(Stage(f"writing reference text: the full model continues the calibration prompts{RECURRENT if model.spec.recurrent else ''}"))
     by_replay = prepare(model, calibration, listen, fresh_table, shapes)
     found: list[Trial] = []
     judged = 0
@@ -128,7 +128,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
             judge = WallObjective(model, calibration.first(WALL_PROMPTS), by_replay, by_replay.costs.verify[0])
         elif by_replay.ranked_lookups:
             listen(ToBeat(by_replay.costs.verify[0] / by_replay.ranked_lookups[0][1]))
-        listen(Stage(f"searching masks with {searcher} ({objective} objective)"))
+        listen(Stage(f"searching masks with {searcher} ({objective} objective; α: chance that a drafted token is accepted)"))
         search = Search(problem, judge, ledger, told, listen, perf_counter(), limit, trials)
         search.run(searcher)
         found, judged = search.finalists(REFINED if objective == "replay" else FINALISTS), len(search.seen)
@@ -255,7 +255,7 @@ def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[in
                 fresh: bool = False) -> Costs:
     """The latency table's costs at the middle one of three context lengths of the calibration text."""
     table = latency_table(model, MAX_DRAFT, contexts, progress, fresh)
-    listen(Noted(f"the latency table{', kept from an earlier search,' if table.kept else ''} {table}"))
+    listen(Noted(f"latency table{' (kept from an earlier search)' if table.kept else ''}: {table}"))
     if not table.steady:
         listen(Noted("so this machine is busy with something else: predictions are worth little now, the race has to tell the masks "
                      "apart, and the table is not kept", doubtful=True))

@@ -473,7 +473,7 @@ def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
     events: list[Event] = []
     searched(trials=6, listen=events.append)
     stages = [e.title for e in events if isinstance(e, Stage)]
-    assert [t.split()[0] for t in stages] == ["continuing", "measuring", "ranking", "searching", "racing", "measuring"]
+    assert [t.split()[0] for t in stages] == ["writing", "measuring", "ranking", "searching", "racing", "measuring"]
     assert isinstance(events[0], Stage)
 
     parts: list[list[Any]] = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from skipsearch.cli.opening import as_measured, task_of
 from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Threads, model_of, open_model, require, warn
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     """Example: skipsearch bench --profile my-profile.yaml --peers plain,profile,plain@hf,hf-generate
 
     Greedy decoding of a task's hold-out prompts by this engine plain, with a profile, by our other engines and by Hugging Face's generate:
-    interleaved in one run, with ratios paired by prompt. Speed is that of tokens behind the first. M is speed over memory, both relative to
-    the first peer; "of bandwidth" the share of what this machine can read in that time; "loop" the share of time outside model passes.
+    interleaved in one run, with ratios paired by prompt. Speed is that of tokens behind the first. The headings are explained below the
+    tables.
     """
     require(profile is not None or model is not None, "give --profile FILE or --model M")
     require(methods or not modules, "--modules goes with --methods")
@@ -77,6 +78,9 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
         check_picture(picture, {"--profile": [profile] if profile else [], "--data": [data] if data else []})
     loaded = load_profile(profile) if profile else None
     chosen = model or (model_of(loaded) if loaded else "")
+    if loaded is not None:
+        dtype, threads, quantization = as_measured(loaded, device, dtype, threads, quantization)
+        task = task_of(loaded, task)   # before a model is loaded
     opened: dict[str, ModelAdapter] = {}
 
     def by_engine(name: str) -> ModelAdapter:
@@ -93,7 +97,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take p
     usual = ["plain", *(["profile"] if loaded else []), *([] if sizes or quantization == NATIVE else ["hf-generate"])]
     names = [n.strip() for n in peers.split(",")] if peers else usual
     contenders = make_peers(names, engine, loaded, by_engine, exact)
-    name, requests = _requests(main, task or (loaded.task.name if loaded else "pycode"), data, prompts)
+    name, requests = _requests(main, task or "pycode", data, prompts)
     if sizes:
         _batches(contenders, requests, sizes, repeats, name, (profile, loaded) if save else None, as_json)
         return

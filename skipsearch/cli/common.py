@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from typing import Any, TextIO
 
@@ -22,6 +23,15 @@ def _width(stream: TextIO) -> int | None:
 
 out = Terminal(width=_width(sys.stdout))
 err = Terminal(stderr=True, width=_width(sys.stderr))
+
+
+def called() -> str:
+    """How to call this command from here, for lines to copy: `skipsearch`, or its path where no shell finds it by name."""
+    program = sys.argv[0]
+    if os.path.basename(program) != "skipsearch" or shutil.which("skipsearch"):
+        return "skipsearch"
+    here = os.path.relpath(program)
+    return program if here.startswith(os.pardir) else here
 
 
 def print_json(data: Any) -> None:

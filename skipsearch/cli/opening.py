@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.options import load, model_of, require, settle, warn
+from skipsearch.cli.options import by_loader, load, model_of, require, settle, warn
+from skipsearch.profile.places import ANY
 
 if TYPE_CHECKING:
     from skipsearch.decoding import Decoder
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from skipsearch.profile import Profile
 
 ProfileChoice = Annotated[str, typer.Option(help="A file, `auto` (the best one found for this machine) or `none`.")]
-AutoTask = Annotated[str, typer.Option(help="Which task `--profile auto` looks for.")]
+AutoTask = Annotated[str, typer.Option(help="Which task `--profile auto` looks for: a name, or the .jsonl or folder that was tuned on.")]
 AutoFolder = Annotated[Path | None, typer.Option(help="A folder that `--profile auto` searches first.")]
 
 
@@ -30,12 +32,44 @@ def open_both(profile: str, model: str | None, task: str, folder: Path | None, d
 
     loaded = load_profile(profile) if profile not in ("auto", "none") else None
     named = model or (model_of(loaded) if loaded else "")
-    if loaded is not None and model is not None:
-        _refuse_another(loaded, model)
+    if loaded is not None:
+        if model is not None:
+            _refuse_another(loaded, model)
+        dtype, threads, quantization = as_measured(loaded, device, dtype, threads, quantization)
     adapter = load(named, device, dtype, engine, threads, quantization, loaded.engine if loaded else None)
     if profile == "auto":
-        loaded = look_up(adapter, named, task, folder)
+        loaded = look_up(adapter, named, task, folder, own_threads=threads is None)
     return settle(adapter, engine, loaded.engine if loaded else None), loaded
+
+
+def as_measured(profile: Profile, device: str, dtype: str, threads: int | None,
+                quantization: str | None) -> tuple[str, int | None, str | None]:
+    """(dtype, threads, quantization): what the user left open of them, as it was when the profile was measured.
+
+    On another kind of device everything stays open, and on another machine the threads, since its cores are others.
+    """
+    from skipsearch.machine import this_machine
+    from skipsearch.models.place import pick_device
+
+    place, claimed, made = pick_device(device), profile.hardware, profile.model
+    if claimed is None or claimed.kind != place.type:
+        return dtype, threads, quantization
+    if threads is None and claimed.name == this_machine(place).name:
+        threads = claimed.threads
+    return made.dtype or dtype if dtype == "auto" else dtype, threads, quantization or by_loader(made.quantization)
+
+
+def task_of(profile: Profile, task: str | None) -> str:
+    """The task that is named, or else the profile's own. Raises: TaskError if that is one of somebody's own, which only they can name."""
+    from skipsearch.errors import TaskError
+    from skipsearch.tasks import task_names
+
+    if task is None and profile.task.name == ANY:
+        raise TaskError("this profile is for any task: say with --task on which one to measure it")
+    if task is None and profile.task.name not in task_names():
+        raise TaskError(f"this profile was tuned on {profile.task.name!r}, which is no task that comes with skipsearch: give --task with "
+                        "the .jsonl file or the folder that it was tuned on, or with another task")
+    return task or profile.task.name
 
 
 def _refuse_another(profile: Profile, named: str) -> None:
@@ -67,20 +101,42 @@ def decoder_of(model: ModelAdapter, profile: Profile | None, exact: bool = False
     return Decoder(model, profile, exact=exact, prices=None if profile is None else prices_here(profile, model), remember=remember)
 
 
-def look_up(model: ModelAdapter, named: str, task: str, folder: Path | None) -> Profile | None:
-    """What `--profile auto` finds, told on stderr with every rung of the ladder. named: as the user named the model."""
+def look_up(model: ModelAdapter, named: str, task: str, folder: Path | None, own_threads: bool = False) -> Profile | None:
+    """What `--profile auto` finds, told on stderr with what it passed by.
+
+    named: as the user named the model. own_threads: the number of threads is the profile's, where it was measured on this machine.
+    Raises: TaskError for a task of one's own that cannot be read.
+    """
+    import torch
+
     from skipsearch.cli.common import err
     from skipsearch.decoding.matching import machine_facts, model_facts
-    from skipsearch.profile.lookup import find_profile
+    from skipsearch.profile.lookup import NONE, find_profile
+    from skipsearch.tasks import task_name
 
+    task = task_name(task)
     found = find_profile(model_facts(model.spec), machine_facts(model.spec), task, folder)
-    for rung in found.rungs:
-        err.print(f"  {rung}", style="dim")
+    for rung in found.rungs if found.profile is None else found.rungs[1:]:
+        if rung.outcome != NONE:
+            err.print(f"{rung}", style="dim")
     if found.profile is None:
-        way_out = f"`--task {found.tasks[0]}` takes the one for {' or '.join(found.tasks)}" if found.tasks else \
-            f"`skipsearch tune --model {named} --task …` makes one"
-        warn([f"no profile for {model.spec.id} and task {task} was found, so decoding is plain; {way_out}"])
+        warn([f"no profile for {model.spec.id} and {'no particular task' if task == ANY else f'the task {task}'} was found, so decoding is "
+              f"plain; {_way_out(named, found.tasks)}"])
+        return None
+    if own_threads and (threads := as_measured(found.profile, str(model.spec.device), "auto", None, None)[1]):
+        torch.set_num_threads(threads)
     return found.profile
+
+
+def _way_out(named: str, tasks: Sequence[str]) -> str:
+    match tasks:
+        case []:
+            return f"`skipsearch tune --model {named} --task …` makes one"
+        case [only]:
+            return f"there is one for {only}: give --task {only}"
+        case [*others, last]:
+            return f"there are profiles for {', '.join(others)} and {last}: choose one with --task"
+    raise AssertionError(tasks)
 
 
 def say_verdict(profile: Profile | None) -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 Device = Annotated[str, typer.Option(help="auto (a CUDA device if there is one, else the CPU), cpu, cuda, cuda:N, or mps (Apple's GPU, "
                                           "by the engine hf; not run yet).")]
-Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on a GPU, float32 on a CPU), float32, bfloat16, float16 or float64.")]
+Dtype = Annotated[str, typer.Option(help="auto (that of a --profile FILE; else bfloat16 on a GPU, float32 on a CPU), float32, bfloat16, "
+                                         "float16 or float64.")]
 Quantization = Annotated[str | None, typer.Option(help="Load the weights as bitsandbytes-4bit, bitsandbytes-8bit, torchao-4bit or "
                                                        "torchao-8bit, by that library; or as native-8bit, by the engine native on "
                                                        "a CPU.")]
@@ -27,7 +28,8 @@ Engine = Annotated[str, typer.Option(help="auto (the fastest of those ready here
                                           "modules), lean (fused weights), native (C++ for CPUs, built once) or graph (CUDA graphs). "
                                           "Ready is native on a CPU with a C++ compiler, else lean where it applies, else hf; graph on a "
                                           "GPU.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of torch; its own choice if not given.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. If not given: as many as a profile was measured with on this "
+                                                      "machine, else torch's own choice.")]
 Json = Annotated[bool, typer.Option("--json", help="Print data only, on stdout.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
 

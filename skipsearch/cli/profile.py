@@ -25,8 +25,8 @@ def list_command(
         as_json: Json = False) -> None:
     """Example: skipsearch profile list --profiles my-profiles
 
-    Every profile in the folders that --profile auto searches: --profiles, SKIPSEARCH_PROFILE_PATH, the user folder, what was
-    pulled, and those that come with skipsearch.
+    Every profile in the folders that --profile auto searches: --profiles, those in SKIPSEARCH_PROFILE_PATH, ./profiles (where tune
+    writes), the user folder, what was pulled, and those that come with skipsearch.
     """
     from skipsearch.profile.describe import device, speedup
     from skipsearch.profile.dump import as_dict
@@ -57,7 +57,7 @@ def show(file: File, as_json: Json = False) -> None:
     A profile in words: each drafter, and what was measured with them. A mask is drawn. --json prints its content.
     """
     from skipsearch.profile import load_profile
-    from skipsearch.profile.describe import describe
+    from skipsearch.profile.describe import describe, legend
     from skipsearch.profile.draw import draw_mask
     from skipsearch.profile.dump import as_dict
 
@@ -66,6 +66,8 @@ def show(file: File, as_json: Json = False) -> None:
         print_json(as_dict(profile))
         return
     out.print(*describe(profile), sep="\n")
+    for line in legend([str(profile.candidate)]):
+        out.print(line, style="dim")
     if profile.mask.n_skipped:
         out.print()
         out.print(draw_mask(profile.mask))

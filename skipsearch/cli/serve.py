@@ -30,7 +30,8 @@ def serve(model: Annotated[str | None, typer.Option(help="Which model; the profi
     """Example: skipsearch serve --model demo --profile auto --task pycode
 
     Serve a model to OpenAI's clients: /v1/models, /v1/completions, /v1/chat/completions, streaming or not; /health, /metrics for
-    Prometheus, and at / a page on which tokens are seen to arrive. SKIPSEARCH_API_KEY, if it is set, holds the key that clients have to
+    Prometheus, and at / a page on which tokens are seen to arrive. As in OpenAI's protocol, a request that names no temperature is sampled
+    at 1; ask for 0 to get greedy text. SKIPSEARCH_API_KEY, if it is set, holds the key that clients have to
     send, or several with commas between them. All requests share the time of the machine; those with the same key also share what their
     prompts begin with. Ctrl-C or SIGTERM takes no more requests and finishes those that it has.
     """

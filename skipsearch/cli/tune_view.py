@@ -8,10 +8,11 @@ from types import TracebackType
 from rich.progress import TaskID
 from rich.table import Table
 
+from skipsearch.cli.common import called
 from skipsearch.cli.outside import Terminal
 from skipsearch.cli.progress import Bar
 from skipsearch.profile import Profile
-from skipsearch.profile.describe import brought
+from skipsearch.profile.describe import brought, legend
 from skipsearch.profile.draw import draw_mask
 from skipsearch.search import Event, Noted, Progress, Raced, Stage, ToBeat
 from skipsearch.stats import Trial
@@ -76,26 +77,29 @@ class TuneView:
             self.best = best
             if not self.live and self._worth_telling() and (best.speedup or 0.0) >= WORTH * self.told:
                 self.told = best.speedup or 0.0
-                self.console.print(f"  trial {self.judged}: best so far {_trial(best)}")
+                self.console.print(f"  trial {self.judged}: best predicted so far {_trial(best)} of {2 * best.mask.n_layers}")
 
     def _worth_telling(self) -> bool:
         return self.best is not None and (self.best.speedup or 0.0) > self.to_beat
 
     def _found(self) -> str:
-        return f"best {_trial(self.best)}" if self._worth_telling() or not self.to_beat else "no mask better than lookup alone"
+        return f"best predicted {_trial(self.best)}" if self._worth_telling() or not self.to_beat else "no mask better than lookup alone"
 
     def summary(self, console: Terminal, profile: Profile, path: Path) -> None:
         """The race, the mask where there is one, what each drafter brought, the verdict on hold-out prompts, and what to do with it."""
-        from skipsearch.cli.options import by_loader
-
-        table = Table("recipe", "predicted", "measured (95 %)", "prompts", box=None, pad_edge=False)
-        for r in self.raced:
-            if r.split == "holdout":   # what the verdict says
-                continue
+        table = Table("", "recipe", "predicted", "measured (95 %)", "prompts", box=None, pad_edge=False)
+        calibrated = [r for r in self.raced if r.split == "calibration"]   # the verdict says what hold-out prompts said
+        for r in sorted(calibrated, key=lambda r: r.recipe != profile.candidate):
             predicted = f"{r.predicted:.2f}×{' (unreliable)' if self.doubtful else ''}" if r.predicted else ""
-            table.add_row(str(r.recipe), predicted,
+            table.add_row("→" if r.recipe == profile.candidate else "", str(r.recipe), predicted,
                           f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", str(r.prompts))
         console.print(table)
+        if calibrated:
+            console.print("→ chosen; a recipe that falls behind leaves the race early", style="dim")
+            for line in legend([str(r.recipe) for r in calibrated]):
+                console.print(line, style="dim")
+        if self.to_beat and not self._worth_telling():
+            console.print("no skip mask was predicted to be faster than lookup alone", style="dim")
         if profile.mask.n_skipped:
             console.print(draw_mask(profile.mask))
         measured = profile.measured
@@ -107,12 +111,12 @@ class TuneView:
                 console.print(f"{counts.kind}: {brought(counts)}")
         lossless = measured.lossless
         identical = f"; tokens identical on {lossless.identical} of {lossless.prompts} prompts" if lossless.prompts else ""
-        calibrated = [r for r in self.raced if r.split == "calibration" and r.recipe == profile.candidate]
-        if calibrated and calibrated[0].speedup.low > measured.speedup.mean:
-            console.print(f"on calibration prompts it measured {calibrated[0].speedup.mean:.2f}×: part of that does not carry over to text "
+        won = [r for r in calibrated if r.recipe == profile.candidate]
+        if won and not self.doubtful and won[0].speedup.low > measured.speedup.ci95[1]:
+            console.print(f"on calibration prompts it measured {won[0].speedup.mean:.2f}×: part of that does not carry over to text "
                           "that the search has not seen")
         if profile.verdict == "speculate":
-            console.print(f"[bold green]speculate[/]: {measured.speedup.in_words('×')} faster than plain decoding{identical}", markup=True)
+            console.print(f"[bold green]speculate[/]: {measured.speedup.in_words('×')} as fast as plain decoding{identical}", markup=True)
         else:
             console.print(f"[bold yellow]plain[/]: nothing beat plain decoding beyond doubt here; the best recipe measured "
                           f"{measured.speedup.in_words('×')}, and this profile decodes plainly{identical}", markup=True)
@@ -120,8 +124,8 @@ class TuneView:
             console.print("[yellow]this was measured on a machine that was busy with something else[/]: tune again on a quiet one before "
                           "you share it", markup=True)
         if profile.verdict == "speculate":
-            made = f" --quantization {quantization}" if (quantization := by_loader(profile.model.quantization)) else ""
-            console.print(f"written to {path}; skipsearch decode --profile {path}{made} --prompt '…' uses it")
+            console.print(f"written to {path}")
+            console.print(f"next: {called()} decode --profile {path} --prompt '…' --check")
         else:
             console.print(f"written to {path}; what may help: more prompts, a quiet machine, or a trained draft (`skipsearch train`, then "
                           "tune with --modules)")
@@ -131,4 +135,4 @@ def _trial(trial: Trial | None) -> str:
     if trial is None or trial.speedup is None:
         return "none"
     alpha = f", α {trial.alpha:.2f}" if trial.alpha is not None else ""
-    return f"{trial.speedup:.2f}×{alpha}, {trial.mask.n_skipped} of {2 * trial.mask.n_layers} skipped"
+    return f"{trial.speedup:.2f}×{alpha}, skips {trial.mask.n_skipped}"

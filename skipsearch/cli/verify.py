@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skipsearch.cli.opening import task_of
 from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Threads, by_loader, model_of, open_model, require, warn
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def verify(file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile.
     require(not write or profile.measured is None, "--write fills in unmeasured profiles, and this one has been measured: "
             "`skipsearch tune` makes one for this machine")
     require(task is not None or profile.task.name != ANY, "this profile is for any task: say with --task on which one to measure it")
-    chosen = load_task(task or profile.task.name)
+    chosen = load_task(task_of(profile, task))
     warn([*chosen.notes])
     adapter = open_model(model or model_of(profile), *_as_claimed(profile, device, dtype, engine, threads, quantization))
     target = _target(file, adapter, chosen.name) if write else None

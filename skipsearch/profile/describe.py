@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from skipsearch.profile.schema import DrafterCounts, Measured, Profile
 
 _VERDICTS = {
     "speculate": "speculate: decoding with it was faster than plain decoding",
     "plain": "plain: nothing beat plain decoding there, so decoding runs plain; what follows is the best that lost",
     "unmeasured": "unmeasured: imported, never timed; decoding with it is lossless, its speed is unknown",
+}
+_WORDS = {   # what a recipe says in short -> what that means
+    "up to": "up to N: the most tokens that are drafted in a round",
+    "confidence 0": "confidence C: a draft ends at a token less probable than C",
+    "adaptive 0": "adaptive C for A: the same, and C moves until the share A of all drafted tokens is accepted",
+    "sibling": "siblings below C: alternatives that are verified beside a token less probable than C",
 }
 
 
@@ -44,6 +52,13 @@ def device(profile: Profile) -> str:
     count = f"{here.count} × " if here.count > 1 else ""
     threads = f", {here.threads} thread{'s' if here.threads > 1 else ''}" if here.threads else ""
     return f"{count}{here.name}{threads}, engine {profile.engine}"
+
+
+def legend(recipes: Sequence[str]) -> list[str]:
+    """What the short words of these recipes mean: each that occurs, two a line."""
+    said = "; ".join(recipes)
+    meanings = [meaning for word, meaning in _WORDS.items() if word in said]
+    return ["; ".join(pair) for pair in (meanings[i:i + 2] for i in range(0, len(meanings), 2))]
 
 
 def speedup(profile: Profile) -> str:

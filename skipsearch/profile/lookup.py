@@ -18,6 +18,8 @@ from skipsearch.profile.match import MachineFacts, ModelFacts, check
 from skipsearch.profile.places import ANY, Source, device_slug, model_folder, sources, weights_slug
 from skipsearch.profile.schema import Profile
 
+NONE = "none"   # what came of a rung that no file stands on
+
 
 @dataclass(frozen=True, slots=True)
 class Rung:
@@ -91,7 +93,7 @@ def _climb(files: list[Path], model: ModelFacts, machine: MachineFacts, task: st
             first = f", the first of {others + 1} in the order of the folders" if others else ""
             rungs.append(Rung(wanted, "; ".join([*refusals, f"using {path}{first}"])))
             return Found(profile, path, tuple(warnings), tuple(rungs))
-        rungs.append(Rung(wanted, "; ".join(refusals) or "none"))
+        rungs.append(Rung(wanted, "; ".join(refusals) or NONE))
     return None
 
 

@@ -83,7 +83,7 @@ def sources(folder: Path | None = None) -> list[Source]:
     found.append(Source(user_folder() / "profiles", "user"))
     found += [Source(pulled / "profiles", _origin(pulled)) for pulled in _folders(user_folder() / "pulled")]
     if (checkout / "pyproject.toml").is_file():  # beside an installed package, profiles/ would be somebody else's
-        found.append(Source(checkout / "profiles", "bundled"))
+        found.append(Source(checkout / "profiles", "this checkout"))
     # Apart from these, since `tune` in a checkout writes there.
     embedded = Path(__file__).parents[1] / "demo" / "profiles"
     if embedded.is_dir():

@@ -5,8 +5,9 @@
     task.calibration[0].text, task.calibration_sha256
 """
 
-from skipsearch.tasks.load import data_folder, load_task, manifest_path, task_files, task_names
+from skipsearch.tasks.load import data_folder, load_task, manifest_path, task_files, task_name, task_names
 from skipsearch.tasks.sources.jsonl import read_prompts
 from skipsearch.tasks.values import Prompt, Sampling, Task
 
-__all__ = ["Prompt", "Sampling", "Task", "data_folder", "load_task", "manifest_path", "read_prompts", "task_files", "task_names"]
+__all__ = ["Prompt", "Sampling", "Task", "data_folder", "load_task", "manifest_path", "read_prompts", "task_files", "task_name",
+           "task_names"]

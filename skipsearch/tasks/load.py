@@ -59,6 +59,17 @@ def load_task(name_or_path: str | Path, *, data: str | Path | None = None) -> Ta
                      (f"text from {Path(data).name} instead of the task's own source",))
 
 
+def task_name(name_or_path: str | Path) -> str:
+    """What `load_task` would call the task of these, without its text: a .jsonl is named for its file, a folder by its manifest.
+
+    A name is itself, whether there is such a task or not. Raises: TaskError for a manifest that breaks a rule.
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".jsonl":
+        return path.stem
+    return read_manifest(manifest_path(path)).name if path.is_dir() or path.suffix in (".yaml", ".yml") else str(name_or_path)
+
+
 def task_files(name_or_path: str | Path, *, data: str | Path | None = None) -> tuple[Path, ...]:
     """The files of this machine that `load_task` reads for these arguments, the Hub's aside. Raises: TaskError."""
     if Path(name_or_path).suffix == ".jsonl":

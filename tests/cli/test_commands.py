@@ -113,17 +113,17 @@ def test_decode_streams_text_to_stdout_and_figures_to_stderr():
     done = skipsearch("decode", "--model", "demo", "--prompt", "import os\nimport", "--max-new-tokens", 8)
     assert done.returncode == 0
     assert done.stdout.strip()
-    assert "8 tokens (length), decoded plainly, " in done.stderr
+    assert "8 tokens, up to the limit, decoded plainly, " in done.stderr
     assert "τ" not in done.stderr, "plain decoding has no rounds to speak of"
     assert "tokens/s" not in done.stdout
 
 
-def test_decode_says_that_a_text_ended_at_its_first_repeat_and_what_plain_decoding_took_but_no_ratio(capsys, monkeypatch):
+def test_decode_says_that_a_text_ended_at_its_first_repeat_and_that_plain_text_needs_no_check(capsys, monkeypatch):
     code, _, shown = in_process(capsys, monkeypatch, "decode", "--model", "demo", "--prompt", "import os\nimport", "--threads", 1,
                                 "--max-new-tokens", 200, "--end-on-repeat", 2, "--check")
     assert code == 0, shown
-    assert "tokens, ended at its first repeat, decoded plainly, " in shown
-    assert "tokens identical to plain decoding, which made " in shown
+    assert "tokens, up to where the text began to repeat itself, decoded plainly, " in shown
+    assert "nothing was drafted, so there was nothing to check" in shown
     assert "×" not in shown
 
 
@@ -159,7 +159,7 @@ def test_bench_of_batches_tells_the_profile_from_which_size_plain_decoding_is_fa
     code, printed, shown = in_process(capsys, monkeypatch, "bench", "--model", "synthetic:2x64", "--prompts", 2, "--repeats", 1, "--peers",
                                       "plain,skip", "--batch", "3")
     assert code == 0, shown
-    for heading in ("side by side", "throughput", "× plain"):
+    for heading in ("requests", "throughput", "× plain"):
         assert heading in printed, heading
 
 

@@ -137,7 +137,7 @@ def test_auto_looks_in_the_folder_that_tune_writes_to_and_says_which_task_to_nam
     asked = ("decode", "--profile", "auto", "--model", local_model, "--prompt", "say", "--max-new-tokens", 3)
     code, _, said = in_process(capsys, monkeypatch, *asked)
     assert code == 0
-    assert "so decoding is plain; `--task pycode` takes the one for pycode" in said
+    assert "so decoding is plain; there is one for pycode: give --task pycode" in said
     code, _, said = in_process(capsys, monkeypatch, *asked, "--task", "pycode")
     assert code == 0
     assert "using profiles/chatty/pycode/some-cpu--float32.yaml" in said
@@ -282,7 +282,7 @@ def test_progress_says_what_is_left_on_80_columns_and_no_note_outlives_its_stage
         for done in range(1, 6):
             view(Progress(done, 40, trial, trial))
         lines = [line.rstrip() for line in _shown(view).splitlines()]
-        assert lines[0].startswith("trial 5, best 1.30×, α 0.70, 3 of 40 skipped")
+        assert lines[0].startswith("trial 5, best predicted 1.30×, α 0.70, skips 3")
         assert lines[0].endswith(" left")
         view(Stage("racing the best recipes under real decoding"))
         view(Progress(1, 10))

@@ -74,7 +74,7 @@ def test_a_missing_argument_is_a_usage_error() -> None:
 
 def test_show_tells_the_profile_in_words_and_draws_the_mask() -> None:
     shown = run("show", SPECULATE).stdout
-    for said in ("demo, llama, 16 layers, float32", "NVIDIA H200, engine graph", "1.337× (1.31–1.366) on 32 held-out prompts",
+    for said in ("demo, llama, 16 layers, float32", "NVIDIA H200, engine graph", "1.337× (1.310–1.366) on 32 held-out prompts",
                  "drafts   skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8", "32 of 32 prompts identical",
                  "layer 0    5    10   15", "attn  "):
         assert said in shown
@@ -136,7 +136,7 @@ def test_diff_tells_masks_drafters_settings_and_intervals(tmp_path: Path) -> Non
     other.write_text(MIXED.read_text().replace("attn: [3, 4]", "attn: [4, 5]"))
     told = run("diff", SPECULATE, other).stdout
     for said in ("50% of what either skips", "only A       attention 3, MLP none", "only B       attention 5, MLP none",
-                 "1.337 (1.31–1.366) and 1.337 (1.31–1.366), not apart", 'drafters: skip → "lookup,skip"',
+                 "1.337 (1.310–1.366) and 1.337 (1.310–1.366), not apart", 'drafters: skip → "lookup,skip"',
                  'drafters.lookup: null → "lookup: 2 tokens must match, copies up to 16, at most 4 per matched token"',
                  "drafters.skip.exit.across_requests: null → true"):
         assert said in told

@@ -32,7 +32,7 @@ def test_measurements_in_doubt_are_called_so_again_where_the_profile_is_written(
 
 
 @pytest.mark.parametrize(("name", "drawn", "told"), [
-    ("speculate", True, "1.337× (1.31–1.366) faster than plain decoding"),
+    ("speculate", True, "1.337× (1.310–1.366) as fast as plain decoding"),
     ("mixed", True, "lookup: 400 rounds, 3200 tokens drafted, 1900 accepted (59%)"),
     ("lost", True, "the best recipe measured 0.97×"), ("plain", False, "this profile decodes plainly")])
 def test_the_summary_of_any_recipe(name: str, drawn: bool, told: str) -> None:
@@ -57,8 +57,8 @@ def test_a_mask_is_told_of_where_it_is_better_than_lookup_alone() -> None:
         view(Progress(2, 9, good := trial(1, speedup=2.6, alpha=0.7), good))
         view(Progress(3, 9, hardly := trial(2, speedup=2.61, alpha=0.7), hardly))
         view(Progress(4, 9, better := trial(1, 2, speedup=2.7, alpha=0.6), better))
-    assert told.getvalue().splitlines() == ["  trial 2: best so far 2.60×, α 0.70, 1 of 40 skipped",
-                                            "  trial 4: best so far 2.70×, α 0.60, 2 of 40 skipped"]
+    assert told.getvalue().splitlines() == ["  trial 2: best predicted so far 2.60×, α 0.70, skips 1 of 40",
+                                            "  trial 4: best predicted so far 2.70×, α 0.60, skips 2 of 40"]
 
 
 @pytest.mark.parametrize("doubtful", [True, False])
@@ -77,10 +77,10 @@ def test_one_measurement_has_one_interval() -> None:
         view(Raced(profile.candidate, 1.3, Estimate(1.2, 1.1, 1.3), "calibration", 6))
         view(Raced(profile.candidate, None, Estimate(1.3372, 1.3101, 1.3664), "holdout", 32))
     view.summary(Terminal(file=said, width=200), profile, Path("here.yaml"))
-    assert said.getvalue().count("1.31–1.3") == 1
+    assert said.getvalue().count("1.310–1.36") == 1
 
 
-@pytest.mark.parametrize(("name", "next_step"), [("speculate", "skipsearch decode --profile here.yaml --prompt '…' uses it"),
+@pytest.mark.parametrize(("name", "next_step"), [("speculate", "next: skipsearch decode --profile here.yaml --prompt '…' --check"),
                                                  ("lost", "what may help: more prompts, a quiet machine, or a trained draft")])
 def test_the_last_line_says_what_to_do_next(name: str, next_step: str) -> None:
     said = StringIO()

@@ -207,7 +207,7 @@ def test_profiles_of_a_checkout_come_last_but_for_those_of_the_embedded_model(tm
     assert [source.label for source in sources()] == ["user", "embedded"]
     assert find_profile(MODEL, MACHINE, "pycode").profile == variant()
     (package / "pyproject.toml").touch()
-    assert [source.label for source in sources()] == ["user", "bundled", "embedded"]
+    assert [source.label for source in sources()] == ["user", "this checkout", "embedded"]
     put(package, variant())
     found = find_profile(MODEL, MACHINE, "pycode")
     assert found.path is not None

@@ -32,7 +32,7 @@ def drawn(mask: SkipMask, width: int = 80, encoding: str = "utf-8") -> list[str]
 
 def test_a_mask_is_drawn_as_a_row_of_attention_and_a_row_of_mlps_under_a_ruler() -> None:
     assert drawn(SkipMask(16, attn=(3, 4), mlp=(7,))) == [
-        "layer 0    5    10   15",
+        "layer 0    5    10   15   █ runs, · skipped in drafts",
         "attn  ███··███████████",
         "mlp   ███████·████████"]
 
