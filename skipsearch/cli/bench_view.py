@@ -30,7 +30,7 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
                       f"{r.identical} of {r.prompts}")
     console.print(table)
     console.print()
-    table = _table("peer", "quartiles, ms", "first token", "tokens/s", "with prefill", "memory", "M", "read")
+    table = _table("peer", "quartiles", "first token", "tokens/s", "with prefill", "memory", "M", "read")
     for r in rows:
         memory = "" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.0f} MB"
         table.add_row(r.peer, "–".join(map(_ms, r.ms_per_token_quartiles)), f"{r.first_token_ms:.0f} ms",
@@ -98,8 +98,8 @@ def _print_by(console: Terminal, what: str, cells: dict[str, dict[str, str]], un
 
 
 def _table(*headings: str) -> Table:
-    """Where it is too wide for the terminal, words go on in the next line, and nothing is cut."""
-    return Table(*(Column(heading, overflow="fold") for heading in headings), box=None, pad_edge=False)
+    """Where it is too wide for the terminal, names of peers go on in the next line, and nothing is cut."""
+    return Table(*(Column(heading, overflow="fold", no_wrap=i > 0) for i, heading in enumerate(headings)), box=None, pad_edge=False)
 
 
 def _ms(value: float) -> str:
