@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "recipes.svg"
 METHODS = sorted((ROOT / "docs" / "results").glob("methods-*.json"))
 TASKS = {"pycode": "continue source code", "prose": "continue documentation"}
-RECIPES = {"skip alone": "skip", "lookup": "lookup", "lookup,skip": "lookup, then skip", "bundled: adapted": "trained sub-layers",
-           "bundled: lookup,adapted": "lookup, then trained sub-layers"}
+RECIPES = {"skip alone": "skip", "lookup": "lookup", "lookup,skip": "lookup, then skip", "bundled: adapted": "adapted (trained sub-layers)",
+           "bundled: lookup,adapted": "lookup, then adapted"}
 
 # Of `in_context.py`, with what the papers report, on other models, machines and text.
 CHOSEN = {"skip": ("skip", "1.5–1.6× (13B)"), "lookup": ("lookup", "1.66× (7B)"), "lookup,skip": ("lookup, then skip", ""),
