@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers.tiny import LAYERS, driven_by, small_world, tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from skipsearch import engine
 from skipsearch.costs import Costs, Resumed
+from skipsearch.evaluation import latency
 from skipsearch.evaluation.latency import _cold, _shares, _ways, _weights, measure, measure_costs
 from skipsearch.evaluation.table import _plausible, random_masks
 from skipsearch.mask import SkipMask
 from skipsearch.models import adapt
+from skipsearch.models.spec import ModelAdapter
 
 bits = st.lists(st.integers(0, 1), min_size=2 * LAYERS, max_size=2 * LAYERS)
 
@@ -147,12 +152,33 @@ def test_a_draft_in_one_call_pays_for_the_call_once_and_kangaroo_for_each_of_its
 
 
 @pytest.mark.xdist_group("native")
-def test_an_engine_that_drafts_in_one_call_is_timed_in_one_call() -> None:
+def test_an_engine_that_drafts_in_one_call_is_timed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that goes by what is computed: a call takes 0.5, the overhead of a step 1, all sub-layers together 9."""
+    now = 0.0
+
+    def forward(model: ModelAdapter, tokens: Tensor, *rest: Any, **named: Any) -> Tensor:
+        nonlocal now
+        now += 10.5 + 0.1 * (tokens.shape[1] - 1)
+        return engine.forward(model, tokens, *rest, **named)
+
+    def draft_chain(model: ModelAdapter, token: Tensor, cache: Any, planner: Any, mask: SkipMask, picker: Any, steps: int,
+                    below: float) -> Any:
+        nonlocal now
+        now += 0.5 + steps * (1 + 9 * (1 - mask.n_skipped / (2 * LAYERS)))
+        return engine.draft_chain(model, token, cache, planner, mask, picker, steps, below)
+
+    for replaced in (forward, draft_chain):
+        monkeypatch.setattr(latency, replaced.__name__, replaced)
+    monkeypatch.setattr(latency, "perf_counter", lambda: now)
     with driven_by("native"):
-        measured = measure(small_world()[0], 4, 20, repeats=3)
-    assert measured.costs.call > 0
-    assert table().call == 0
+        measured = measure(small_world()[0], 4, 20, repeats=3, masks=random_masks(LAYERS, 5))
+    assert measured.costs.call == pytest.approx(0.5)
+    assert measured.costs.overhead == pytest.approx(1)
+    assert measured.costs.sublayers == pytest.approx((9 / (2 * LAYERS),) * 2 * LAYERS)
+    assert measured.costs.verify == pytest.approx((10.5, 10.6, 10.7, 10.8, 10.9))
+    assert measured.errors == pytest.approx((0.0,) * 5, abs=1e-6)
     assert _plausible(measured)
+    assert table().call == 0, "where an engine drafts token by token, there is no call to pay for"
 
 
 @given(bits, st.integers(0, 2 * LAYERS - 1))
