@@ -115,7 +115,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
                      "last is lost"))
     told = ledger.trials() if ledger else []
 
-    listen(Stage(f"writing reference text: the full model continues the calibration prompts{RECURRENT if model.spec.recurrent else ''}"))
+    listen(Stage(f"writing reference text: the model continues calibration prompts{RECURRENT if model.spec.recurrent else ''}"))
     by_replay = prepare(model, calibration, listen, fresh_table, shapes)
     found: list[Trial] = []
     judged = 0
@@ -128,7 +128,7 @@ def tune(model: ModelAdapter, task: Task | str, searcher: str = DEFAULT_SEARCHER
             judge = WallObjective(model, calibration.first(WALL_PROMPTS), by_replay, by_replay.costs.verify[0])
         elif by_replay.ranked_lookups:
             listen(ToBeat(by_replay.costs.verify[0] / by_replay.ranked_lookups[0][1]))
-        listen(Stage(f"searching masks with {searcher} ({objective} objective; α: chance that a drafted token is accepted)"))
+        listen(Stage(f"searching masks with {searcher} (α: chance that a draft is accepted)"))
         search = Search(problem, judge, ledger, told, listen, perf_counter(), limit, trials)
         search.run(searcher)
         found, judged = search.finalists(REFINED if objective == "replay" else FINALISTS), len(search.seen)

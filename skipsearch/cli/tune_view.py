@@ -18,6 +18,7 @@ from skipsearch.search import Event, Noted, Progress, Raced, Stage, ToBeat
 from skipsearch.stats import Trial
 
 WORTH = 1.01   # times a speedup: a smaller gain is not worth a line, nor a mask behind lookup
+RACE_SHOWN = 3   # recipes of a race: with more, the end of a search no longer fits a screen
 
 
 class TuneView:
@@ -87,17 +88,8 @@ class TuneView:
 
     def summary(self, console: Terminal, profile: Profile, path: Path) -> None:
         """The race, the mask where there is one, what each drafter brought, the verdict on hold-out prompts, and what to do with it."""
-        table = Table("", "recipe", "predicted", "measured (95 %)", "prompts", box=None, pad_edge=False)
         calibrated = [r for r in self.raced if r.split == "calibration"]   # the verdict says what hold-out prompts said
-        for r in sorted(calibrated, key=lambda r: r.recipe != profile.candidate):
-            predicted = f"{r.predicted:.2f}×{' (unreliable)' if self.doubtful else ''}" if r.predicted else ""
-            table.add_row("→" if r.recipe == profile.candidate else "", str(r.recipe), predicted,
-                          f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", str(r.prompts))
-        console.print(table)
-        if calibrated:
-            console.print("→ chosen; a recipe that falls behind leaves the race early", style="dim")
-            for line in legend([str(r.recipe) for r in calibrated]):
-                console.print(line, style="dim")
+        self._race(console, sorted(calibrated, key=lambda r: (r.recipe != profile.candidate, -r.prompts, -r.speedup.mean)))
         if self.to_beat and not self._worth_telling():
             console.print("no skip mask was predicted to be faster than lookup alone", style="dim")
         if profile.mask.n_skipped:
@@ -129,6 +121,21 @@ class TuneView:
         else:
             console.print(f"written to {path}; what may help: more prompts, a quiet machine, or a trained draft (`skipsearch train`, then "
                           "tune with --modules)")
+
+    def _race(self, console: Terminal, raced: list[Raced]) -> None:
+        """The chosen one first, and those that came closest to it."""
+        if not raced:
+            return
+        doubt = "\n(unreliable)" if self.doubtful else ""
+        table = Table("", "recipe", f"predicted{doubt}", "measured (95 %)", "prompts", box=None, pad_edge=False)
+        for i, r in enumerate(raced[:RACE_SHOWN]):
+            table.add_row("" if i else "→", str(r.recipe), f"{r.predicted:.2f}×" if r.predicted else "",
+                          f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", str(r.prompts))
+        console.print(table)
+        more = f"; {len(raced) - RACE_SHOWN} more raced, which `skipsearch report` shows" if len(raced) > RACE_SHOWN else ""
+        console.print(f"→ chosen{more}", style="dim")
+        for line in legend([str(r.recipe) for r in raced[:RACE_SHOWN]]):
+            console.print(line, style="dim")
 
 
 def _trial(trial: Trial | None) -> str:

@@ -12,10 +12,10 @@ _VERDICTS = {
     "unmeasured": "unmeasured: imported, never timed; decoding with it is lossless, its speed is unknown",
 }
 _WORDS = {   # what a recipe says in short -> what that means
-    "up to": "up to N: the most tokens that are drafted in a round",
+    "up to": "up to N: the most tokens drafted in a round",
     "confidence 0": "confidence C: a draft ends at a token less probable than C",
-    "adaptive 0": "adaptive C for A: the same, and C moves until the share A of all drafted tokens is accepted",
-    "sibling": "siblings below C: alternatives that are verified beside a token less probable than C",
+    "adaptive 0": "adaptive C for A: C moves until the share A of drafted tokens is accepted",
+    "sibling": "siblings below C: a token less probable than C brings alternatives, verified with it",
 }
 
 
@@ -55,10 +55,9 @@ def device(profile: Profile) -> str:
 
 
 def legend(recipes: Sequence[str]) -> list[str]:
-    """What the short words of these recipes mean: each that occurs, two a line."""
+    """What the short words of these recipes mean: each that occurs."""
     said = "; ".join(recipes)
-    meanings = [meaning for word, meaning in _WORDS.items() if word in said]
-    return ["; ".join(pair) for pair in (meanings[i:i + 2] for i in range(0, len(meanings), 2))]
+    return [meaning for word, meaning in _WORDS.items() if word in said]
 
 
 def speedup(profile: Profile) -> str:

@@ -182,7 +182,7 @@ def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(
     code, printed, shown = in_process(capsys, monkeypatch, "bench", "--model", "synthetic:2x64", "--device", "cpu", "--prompts", 2,
                                       "--repeats", 1, "--peers", "plain,skip", "--costs", "--contexts", "16")
     assert code == 0, shown
-    for heading in ("ms/token", "of bandwidth", "closed form", "ms/token by context", "β of a half"):
+    for heading in ("ms/token", "read", "closed form", "ms/token by context", "β half"):
         assert heading in printed, heading
 
 
