@@ -10,6 +10,7 @@ import typer
 
 from skipsearch.cli.opening import AutoFolder, AutoTask, decoder_of, open_both, require_model, say_verdict
 from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, require, warn
+from skipsearch.profile.places import ANY
 
 if TYPE_CHECKING:
     from skipsearch.decoding import Decoder, Generation
@@ -53,6 +54,7 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
     require(sum(given) == 1, "give exactly one of --prompt TEXT, --prompts FILE.jsonl or - (standard input)")
     require(source in (None, "-"), f"{source!r} is not understood here: use --prompt TEXT, or - for standard input")
     require(not check or temperature == 0, "--check compares greedy tokens; at a temperature above 0 two runs draw different ones")
+    require(task == ANY or profile == "auto", "--task says which profile to look for: give it with --profile auto")
     require_model(profile, model)
     from skipsearch.cli.common import err
     from skipsearch.decoding import Decoder

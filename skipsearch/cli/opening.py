@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -121,14 +122,16 @@ def look_up(model: ModelAdapter, named: str, task: str, folder: Path | None, own
             err.print(f"{rung}", style="dim")
     if found.profile is None:
         warn([f"no profile for {model.spec.id} and {'no particular task' if task == ANY else f'the task {task}'} was found, so decoding is "
-              f"plain; {_way_out(named, found.tasks)}"])
+              f"plain; {_way_out(named, task, found.tasks)}"])
         return None
     if own_threads and (threads := as_measured(found.profile, str(model.spec.device), "auto", None, None)[1]):
         torch.set_num_threads(threads)
     return found.profile
 
 
-def _way_out(named: str, tasks: Sequence[str]) -> str:
+def _way_out(named: str, task: str, tasks: Sequence[str]) -> str:
+    if near := get_close_matches(task, tasks, n=1):
+        return f"did you mean --task {near[0]}?"
     match tasks:
         case []:
             return f"`skipsearch tune --model {named} --task …` makes one"

@@ -65,7 +65,7 @@ class CLaSp(DrafterSpec):
         return self.skip + 1
 
     def __str__(self) -> str:
-        return (f"clasp skips {self.skip} {self.unit}s, plans every {self.interval} {self.interval_unit}, {self.exit}, up to "
+        return (f"clasp skips {self.skip} {self.unit.replace('sub', 'sub-')}s, plans every {self.interval} {self.interval_unit}, {self.exit}, up to "
                 f"{self.draft_length}")
 
 

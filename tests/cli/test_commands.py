@@ -218,6 +218,7 @@ def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, eng
     (["tune", "--task", "pycode"], 2, "Missing option '--model'"),
     (["decode", "--model", "demo", "--prompt", ""], 1, "the prompt is empty"),
     (["decode", "--model", "demo"], 2, "give exactly one of"),
+    (["decode", "--model", "demo", "--task", "pycode", "--prompt", "x"], 2, "give it with --profile auto"),
     (["decode", "--model", "demo", "--prompt", "x", "--max-new-tokens", "-3"], 2, "greater than or equal"),
     (["decode", "--model", "demo", "--prompt", "x", "--temperature", "-1"], 1, "temperature is -1"),
     (["decode", "--model", "demo", "--prompt", "x", "--top-p", "0"], 1, "top_p is 0"),

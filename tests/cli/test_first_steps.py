@@ -138,6 +138,9 @@ def test_auto_looks_in_the_folder_that_tune_writes_to_and_says_which_task_to_nam
     code, _, said = in_process(capsys, monkeypatch, *asked)
     assert code == 0
     assert "so decoding is plain; there is one for pycode: give --task pycode" in said
+    code, _, said = in_process(capsys, monkeypatch, *asked, "--task", "pycdoe")
+    assert code == 0
+    assert "so decoding is plain; did you mean --task pycode?" in said
     code, _, said = in_process(capsys, monkeypatch, *asked, "--task", "pycode")
     assert code == 0
     assert "using profiles/chatty/pycode/some-cpu--float32.yaml" in said
