@@ -151,6 +151,10 @@ def test_a_draft_in_one_call_pays_for_the_call_once_and_kangaroo_for_each_of_its
     assert costs.rounds(mask, 1)[1] == pytest.approx(0.5 + costs.draft(mask) + 10)
 
 
+def test_an_engine_that_drafts_token_by_token_has_no_call_to_pay_for() -> None:
+    assert table().call == 0
+
+
 @pytest.mark.xdist_group("native")
 def test_an_engine_that_drafts_in_one_call_is_timed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that goes by what is computed: a call takes 0.5, the overhead of a step 1, all sub-layers together 9."""
@@ -178,7 +182,6 @@ def test_an_engine_that_drafts_in_one_call_is_timed_in_one_call(monkeypatch: pyt
     assert measured.costs.verify == pytest.approx((10.5, 10.6, 10.7, 10.8, 10.9))
     assert measured.errors == pytest.approx((0.0,) * 5, abs=1e-6)
     assert _plausible(measured)
-    assert table().call == 0, "where an engine drafts token by token, there is no call to pay for"
 
 
 @given(bits, st.integers(0, 2 * LAYERS - 1))

@@ -90,23 +90,25 @@ class FullModel:
 
 
 def small_world(seed: int = 0) -> tuple[ModelAdapter, FullModel]:
-    """The model that most tests share, driven by the engine of the moment, and the full model's own view of it."""
+    """The model that most tests share, driven by the engine of the moment on its device, and the full model's own view of it, on the CPU."""
     engine = _engine.get()
-    return _driven(seed, engine), _full(seed, engine == NATIVE)
+    return _driven(seed, engine, _device.get()), _full(seed, engine == NATIVE)
 
 
 @contextmanager
-def driven_by(engine: str) -> Iterator[None]:
+def driven_by(engine: str, device: str = "cpu") -> Iterator[None]:
     """While it lasts, `small_world` is driven by this engine, which may be `graph` on a CPU, or native with weights of 8 bits by their
     name: another model, so the full model is another one too."""
-    token = _engine.set(engine)
+    engine_before, device_before = _engine.set(engine), _device.set(device)
     try:
         yield
     finally:
-        _engine.reset(token)
+        _engine.reset(engine_before)
+        _device.reset(device_before)
 
 
 _engine: ContextVar[str] = ContextVar("engine", default="hf")
+_device: ContextVar[str] = ContextVar("device", default="cpu")
 
 
 @cache
@@ -117,12 +119,13 @@ def _full(seed: int, eight_bits: bool = False) -> FullModel:
 def world_of(make: Callable[[], LlamaForCausalLM]) -> tuple[ModelAdapter, FullModel]:
     """As `small_world`, of another model. make: the same weights at every call."""
     engine = _engine.get()
-    return _under(engine, make()), FullModel(in_eight_bits(make()) if engine == NATIVE else make())
+    return _under(engine, make().to(_device.get())), FullModel(in_eight_bits(make()) if engine == NATIVE else make())
 
 
 @cache
-def _driven(seed: int, engine: str) -> ModelAdapter:
-    return _under(engine, tiny_llama(seed) if engine != "hf" else _full(seed).hf)
+def _driven(seed: int, engine: str, device: str) -> ModelAdapter:
+    own = tiny_llama(seed).to(device) if engine != "hf" or device != "cpu" else _full(seed).hf
+    return _under(engine, own)
 
 
 def _under(engine: str, hf: LlamaForCausalLM) -> ModelAdapter:
