@@ -20,40 +20,42 @@ if TYPE_CHECKING:
 CONTEXT = 128   # tokens before the passes of --costs
 
 
-def bench(profile: Annotated[Path | None, typer.Option(help="A profile to take part; its model is used.")] = None,
-          model: Annotated[str | None, typer.Option(help="Which model, without a profile; synthetic:llama-2-13b (-7b, -70b, llama-3-8b, "
-                                                         "phi-3-mini) or synthetic:24x512 for random weights of a shape.")] = None,
-          task: Annotated[str | None, typer.Option(help="Whose hold-out prompts; the profile's own task, or pycode.")] = None,
+def bench(profile: Annotated[Path | None, typer.Option(help="A profile to measure; its model is used.")] = None,
+          model: Annotated[str | None, typer.Option(help="The model, if there is no profile. synthetic:llama-2-13b (-7b, -70b, "
+                                                         "llama-3-8b, phi-3-mini) or synthetic:24x512 means random weights of that "
+                                                         "shape.")] = None,
+          task: Annotated[str | None, typer.Option(help="Whose hold-out prompts to decode. Default: the profile's own task, or "
+                                                        "pycode.")] = None,
           data: Annotated[Path | None, typer.Option(help="A .jsonl to take the task's text from.")] = None,
-          peers: Annotated[str | None, typer.Option(help="Comma-separated: plain; profile (or recipe: the same); profile:lookup, "
-                                                         "profile:skip (that drafter of the profile's recipe alone); lookup (from 2 "
-                                                         "matching tokens, up to 8 drafted); skip (every second sub-layer, unsearched, "
-                                                         "4 drafted); lookup+skip; each with @ENGINE behind it for another engine; "
-                                                         "hf-generate, hf-compile, hf-early-exit, hf-lookup; llama-cpp, "
-                                                         "llama-cpp-lookup (pip install 'skipsearch[llama-cpp]'). "
-                                                         "Default: plain, profile, hf-generate.")] = None,
-          methods: Annotated[bool, typer.Option("--methods", help="Instead of peers: every method that drafts, at its best settings by the "
-                                                                  "calibration half.")] = False,
-          modules: Annotated[list[Path] | None, typer.Option(help="With --methods: a folder of trained parts that take part; may be given "
-                                                                  "again.")] = None,
-          prompts: Annotated[int, typer.Option(min=1, help="Hold-out prompts.")] = 16,
-          repeats: Annotated[int, typer.Option(min=1, help="Times that each peer decodes each prompt.")] = 3,
-          batch: Annotated[str | None, typer.Option(help="Instead of one request after the other: so many side by side, 1,2,4,8. Peers are "
-                                                         "ours alone; default: plain, profile.")] = None,
-          save: Annotated[bool, typer.Option("--save", help="With --batch and --profile: write what was found into the profile, so that "
-                                                            "batches know from which size plain decoding is faster.")] = False,
-          contexts: Annotated[str | None, typer.Option(help="Also behind so many tokens: 128,1024,4096.")] = None,
-          costs: Annotated[bool, typer.Option("--costs", help="Also β of half the sub-layers, and v by rows, of each engine, "
+          peers: Annotated[str | None, typer.Option(help="What to compare, with commas between: plain; profile (also called recipe); "
+                                                         "profile:lookup or profile:skip (one drafter of the profile alone); lookup (2 "
+                                                         "tokens must match, up to 8 drafted); skip (every second sub-layer, "
+                                                         "unsearched, 4 drafted); lookup+skip; each of these with @ENGINE for another "
+                                                         "engine; hf-generate, hf-compile, hf-early-exit, hf-lookup; llama-cpp, llama-"
+                                                         "cpp-lookup (pip install 'skipsearch[llama-cpp]'). Default: plain, profile, "
+                                                         "hf-generate.")] = None,
+          methods: Annotated[bool, typer.Option("--methods", help="Compare every drafting method, each with its best settings on the "
+                                                                  "calibration prompts, instead of --peers.")] = False,
+          modules: Annotated[list[Path] | None, typer.Option(help="With --methods: a folder of trained parts to include. May be "
+                                                                  "repeated.")] = None,
+          prompts: Annotated[int, typer.Option(min=1, help="Number of hold-out prompts.")] = 16,
+          repeats: Annotated[int, typer.Option(min=1, help="How often each peer decodes each prompt.")] = 3,
+          batch: Annotated[str | None, typer.Option(help="Decode this many requests side by side, such as 1,2,4,8, instead of one after"
+                                                         " the other. Takes our own peers only; default: plain, profile.")] = None,
+          save: Annotated[bool, typer.Option("--save", help="With --batch and --profile: write the result into the profile, so that "
+                                                            "larger batches are decoded plainly where that is faster.")] = False,
+          contexts: Annotated[str | None, typer.Option(help="Measure behind contexts of these lengths too, such as 128,1024,4096.")] = None,
+          costs: Annotated[bool, typer.Option("--costs", help="Also measure β of half the sub-layers and v by rows, for each engine, "
                                                               "behind 128 tokens and each of --contexts.")] = False,
-          exact: Annotated[bool, typer.Option("--exact", help="Our peers in passes of one fixed shape.")] = False,
-          picture: Annotated[Path | None, typer.Option(help="Draw it: a .png, .svg or .pdf.")] = None,
+          exact: Annotated[bool, typer.Option("--exact", help="Run our peers with --exact, in passes of one fixed shape.")] = False,
+          picture: Annotated[Path | None, typer.Option(help="Draw the result into a .png, .svg or .pdf file.")] = None,
           device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
           threads: Threads = None, as_json: Json = False) -> None:
     """Example: skipsearch bench --profile my-profile.yaml --peers plain,profile,plain@hf,hf-generate
 
-    Greedy decoding of a task's hold-out prompts by this engine plain, with a profile, by our other engines and by Hugging Face's generate:
-    interleaved in one run, with ratios paired by prompt. Speed is that of tokens behind the first. The headings are explained below the
-    tables.
+    Compare ways to decode a task's hold-out prompts: plain, with a profile, with other engines, and with Hugging Face's generate. All
+    decode greedily and take turns in one run, and ratios are paired by prompt. Speed excludes the first token. A legend below the tables
+    explains the headings.
     """
     require(profile is not None or model is not None, "give --profile FILE or --model M")
     require(methods or not modules, "--modules goes with --methods")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skipsearch.cli.opening import AutoFolder, AutoTask, ProfileChoice, decoder_of, look_up, open_both, say_verdict
-from skipsearch.cli.options import Device, Dtype, Engine, Quantization, Seed, Threads, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Quantization, Seed, Temperature, Threads, TopK, TopP, warn
 
 if TYPE_CHECKING:
     from skipsearch.conversation import Conversation
@@ -24,18 +24,18 @@ HELP = """/reset             forget what was said
 /quit              leave, as Ctrl-D does; Ctrl-C stops an answer"""
 
 
-def chat(model: Annotated[str | None, typer.Option(help="Which model; the profile's own if not given.")] = None,
+def chat(model: Annotated[str | None, typer.Option(help="The model. Default: the profile's own.")] = None,
          profile: ProfileChoice = "auto",
-         system: Annotated[str | None, typer.Option(help="A system prompt, for models with a chat template.")] = None,
-         max_new_tokens: Annotated[int, typer.Option(min=1, help="Of one answer.")] = 512,
-         temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0, top_p: Annotated[float, typer.Option()] = 1.0,
-         top_k: Annotated[int, typer.Option()] = 0, seed: Seed = 0, task: AutoTask = "any", profiles: AutoFolder = None,
+         system: Annotated[str | None, typer.Option(help="System prompt, for models with a chat template.")] = None,
+         max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of one answer.")] = 512,
+         temperature: Temperature = 0.0, top_p: TopP = 1.0,
+         top_k: TopK = 0, seed: Seed = 0, task: AutoTask = "any", profiles: AutoFolder = None,
          device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
          threads: Threads = None) -> None:
     """Example: skipsearch chat --model demo --profile auto --task pycode
 
-    Talk with a model. A base model, which has no chat template, goes on from the text so far instead. What was said stays in the model's
-    cache, so that a turn pays for what is new. /help lists what else can be typed.
+    Talk to a model. A base model, which has no chat template, continues the text instead. The conversation stays in the model's cache, so
+    each turn computes only what is new. Type /help for the commands.
     """
     from skipsearch.cli.common import err
     from skipsearch.conversation import Conversation

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skipsearch.cli.opening import AutoFolder, AutoTask, decoder_of, open_both, require_model, say_verdict
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, require, warn
+from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Temperature, Threads, TopK, TopP, require, warn
 from skipsearch.profile.places import ANY
 
 if TYPE_CHECKING:
@@ -24,31 +24,31 @@ ENDED = {"eos": "ended by the model", "stop": "up to a --stop text", "repeat": "
 
 
 def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-` reads .jsonl from standard input, line by line.")] = None,
-           profile: Annotated[str, typer.Option(help="A file, `auto` (the best one found for this machine; the default of chat and serve) "
-                                                     "or `none` (plain decoding).")] = "none",
-           model: Annotated[str | None, typer.Option(help="Which model; the profile's own if not given.")] = None,
+           profile: Annotated[str, typer.Option(help="A file, `auto` (the best profile found for this machine; the default of chat and "
+                                                     "serve) or `none` (plain decoding).")] = "none",
+           model: Annotated[str | None, typer.Option(help="The model. Default: the profile's own.")] = None,
            prompt: Annotated[str | None, typer.Option(help="One prompt.")] = None,
            prompts: Annotated[Path | None, typer.Option(help="A .jsonl of {\"prompt\": …} or {\"messages\": …} lines.")] = None,
            chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template, as a user's turn.")] = False,
-           max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
-           temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0, top_p: Annotated[float, typer.Option()] = 1.0,
-           top_k: Annotated[int, typer.Option()] = 0, seed: Seed = 0,
-           stop: Annotated[list[str] | None, typer.Option(help="End at this text; may be given again.")] = None,
-           end_on_repeat: Annotated[int | None, typer.Option(min=2, help="End at the first repeated n-gram of this length.")] = None,
+           max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to generate.")] = 128,
+           temperature: Temperature = 0.0, top_p: TopP = 1.0,
+           top_k: TopK = 0, seed: Seed = 0,
+           stop: Annotated[list[str] | None, typer.Option(help="End the text at this string. May be repeated.")] = None,
+           end_on_repeat: Annotated[int | None, typer.Option(min=2, help="End when an n-gram of this length repeats.")] = None,
            task: AutoTask = "any", profiles: AutoFolder = None,
            device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
            threads: Threads = None,
-           exact: Annotated[bool, typer.Option("--exact", help="Greedy tokens equal to the bit with any profile and none, in every "
-                                                               "dtype. Free on the engine native; elsewhere every pass "
-                                                               "has eight rows.")] = False,
-           remember: Annotated[int, typer.Option(min=0, help="Lookup may copy from so many tokens of this run's earlier answers: for "
-                                                             "prompts that resemble one another.")] = 0,
-           check: Annotated[bool, typer.Option("--check", help="Decode plainly too and compare the tokens.")] = False,
+           exact: Annotated[bool, typer.Option("--exact", help="Greedy tokens are equal to the last bit with any profile or none, in "
+                                                               "every dtype. This is free on the engine native; on others every pass "
+                                                               "computes eight rows.")] = False,
+           remember: Annotated[int, typer.Option(min=0, help="Let lookup copy from this many tokens of earlier answers of this run. "
+                                                             "Helps when prompts resemble each other.")] = 0,
+           check: Annotated[bool, typer.Option("--check", help="Decode without drafting too, and compare the tokens.")] = False,
            as_json: Json = False) -> None:
     """Example: skipsearch decode --profile my-profile.yaml --prompt "def main(argv=None):"
 
-    Generate with a profile: its drafters propose tokens, the full model verifies them, and the tokens are the full model's own. A
-    terminal is shown control characters of the text as escapes such as \\x1b; a pipe gets the text as it is.
+    Generate text with a profile. Its drafters propose tokens, the full model verifies them, and the result is the full model's own text.
+    Control characters in the text are escaped on a terminal, such as \\x1b; a pipe gets the text as it is.
     """
     given = [x is not None for x in (source, prompt, prompts)]
     require(sum(given) == 1, "give exactly one of --prompt TEXT, --prompts FILE.jsonl or - (standard input)")

@@ -10,14 +10,15 @@ import typer
 from skipsearch.cli.options import Json
 
 
-def doctor(model: Annotated[str | None, typer.Option(help="demo, an alias, a Hub id or a folder: look at this model.")] = None,
-           device: Annotated[str, typer.Option(help="Of --model: auto, cpu, cuda or mps.")] = "auto",
-           dtype: Annotated[str, typer.Option(help="Of --model: auto, float32, bfloat16 or float16.")] = "auto",
+def doctor(model: Annotated[str | None, typer.Option(help="Look at this model too: demo, an alias, a Hub id or a folder.")] = None,
+           device: Annotated[str, typer.Option(help="Device for --model: auto, cpu, cuda or mps.")] = "auto",
+           dtype: Annotated[str, typer.Option(help="Dtype for --model: auto, float32, bfloat16 or float16.")] = "auto",
            as_json: Json = False) -> None:
     """Example: skipsearch doctor --model Qwen/Qwen2.5-0.5B
 
-    What this machine is, which versions are installed, and whether the embedded model loads and decodes losslessly. Exit status 1 if not.
-    With --model, what that model is read as, what of it was compared with its own forward, which engine drives it and why no faster one.
+    Show what this machine is, which versions are installed, and whether the embedded model loads and decodes losslessly. The exit status
+    is 1 if it does not. With --model, also show how that model is read, which parts were checked against its own forward pass, which
+    engine runs it, and why no faster one does.
     """
     from rich.table import Table
 

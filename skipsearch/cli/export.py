@@ -10,16 +10,20 @@ import typer
 from skipsearch.cli.options import model_of, warn
 
 
-def export(profile: Annotated[Path, typer.Option(help="The profile whose skip drafter is wanted.")],
-           format: Annotated[str, typer.Option(help="hf: whole layers, any engine. deci: sub-layers, as DeciLM (Nemotron-NAS). "
-                                                "custom-generate: the whole profile, for transformers' generate, no weights.")],
-           out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; it must not exist.")],
-           model: Annotated[str | None, typer.Option(help="Which model; the profile's own if not given.")] = None) -> None:
+def export(profile: Annotated[Path, typer.Option(help="The profile whose skip drafter is exported.")],
+           format: Annotated[str, typer.Option(help="hf: whole layers, for any engine. deci: single sub-layers, as DeciLM (Nemotron-"
+                                                    "NAS). custom-generate: the whole profile without weights, for transformers' "
+                                                    "generate.")],
+           out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write, which must not exist.")],
+           model: Annotated[str | None, typer.Option(help="The model. Default: the profile's own.")] = None) -> None:
     """Example: skipsearch export --profile my-profile.yaml --format hf --out my-draft
 
-    Write a profile's skip drafter as a checkpoint of its own, for vLLM, SGLang, TensorRT-LLM, llama.cpp or Transformers. Its README
-    has the commands, and says what of the profile no checkpoint can hold. The weights are copied as they are stored; nothing is loaded.
-    custom-generate writes a folder instead with which `model.generate(…, custom_generate=FOLDER, trust_remote_code=True)` drafts.
+    Write a profile's skip drafter as a checkpoint of its own, for vLLM, SGLang, TensorRT-LLM, llama.cpp or Transformers. The README in the
+    folder has the commands, and says what of the profile a checkpoint cannot hold. Weights are copied as they are stored; no model is
+    loaded.
+
+    The format custom-generate writes a folder for `model.generate(…, custom_generate=FOLDER, trust_remote_code=True)` instead, which
+    drafts with the whole profile.
     """
     from skipsearch.cli.common import err
     from skipsearch.cli.common import out as console

@@ -44,8 +44,8 @@ app = typer.Typer(
     name="skipsearch", cls=Root, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"max_content_width": 140},   # an example that is broken in two cannot be copied
     help="Example: skipsearch tune --model demo --task pycode\n\n"
-         "Find the fastest lossless way to decode with a language model: prompt lookup, the model with some of its sub-layers skipped, or "
-         "both. Decode with the answer.")
+         "Find the fastest lossless way to decode with a language model, and decode with it. Drafts come from prompt lookup, from the model "
+         "with some of its sub-layers skipped, or from both.")
 
 
 def _version(asked: bool) -> None:
@@ -55,9 +55,9 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Say which version this is."),
-         quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress and no remarks on stderr; warnings and errors stay."),
-         debug: bool = typer.Option(False, "--debug", help="Show the traceback of a failure.")) -> None:
+def root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+         quiet: bool = typer.Option(False, "--quiet", "-q", help="Hide progress and remarks on stderr; warnings and errors stay."),
+         debug: bool = typer.Option(False, "--debug", help="Show the traceback if something fails.")) -> None:
     err.quiet = quiet
     if debug:
         os.environ["SKIPSEARCH_DEBUG"] = "1"
@@ -67,16 +67,16 @@ def register() -> None:
     """Attach every command; each file holds one."""
     from skipsearch.cli import bench, catalogue, chat, decode, doctor, export, profile, report, serve, task, train, tune
 
-    app.command(name="tune", short_help="Search the fastest recipe, measure it on hold-out prompts, write a profile.")(tune.tune)
-    app.command(name="train", short_help="Train a few sub-layers to draft for the model.")(train.train)
-    app.command(name="decode", short_help="Generate with a profile; the tokens are the full model's own.")(decode.decode)
+    app.command(name="tune", short_help="Find the fastest recipe for a task and write it to a profile.")(tune.tune)
+    app.command(name="train", short_help="Train a thin draft for a model.")(train.train)
+    app.command(name="decode", short_help="Generate text with a profile; the tokens are the full model's own.")(decode.decode)
     app.command(name="chat", short_help="Talk to a model in the terminal.")(chat.chat)
-    app.command(name="serve", short_help="Serve a model to OpenAI's clients, and a page to watch it.")(serve.serve)
-    app.command(name="bench", short_help="Measure side by side: plain, with a profile, Hugging Face.")(bench.bench)
+    app.command(name="serve", short_help="Serve a model over OpenAI's API, with a page to watch it.")(serve.serve)
+    app.command(name="bench", short_help="Compare speeds side by side: plain, with a profile, Hugging Face.")(bench.bench)
     app.command(name="export", short_help="Write a profile's draft as a checkpoint for other engines.")(export.export)
-    app.command(name="report", short_help="Draw a search and its profile: one HTML file.")(report.report)
-    app.command(name="list", short_help="List the names that other commands take: models, tasks, searchers, …")(catalogue.catalogue)
-    app.command(name="doctor", short_help="Check this installation, or a model: its engine, its memory, what to run next.")(doctor.doctor)
+    app.command(name="report", short_help="Draw a search and its profile as one HTML file.")(report.report)
+    app.command(name="list", short_help="List names that other commands take: models, tasks, searchers, …")(catalogue.catalogue)
+    app.command(name="doctor", short_help="Check this installation or a model, and say what to run next.")(doctor.doctor)
     app.add_typer(profile.app, name="profile", short_help="Look at, check, compare, convert, fetch and verify profiles.")
     app.add_typer(task.app, name="task", short_help="Look at tasks and check them.")
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from skipsearch.models import ModelAdapter
     from skipsearch.profile import Profile
 
-ProfileChoice = Annotated[str, typer.Option(help="A file, `auto` (the best one found for this machine) or `none`.")]
-AutoTask = Annotated[str, typer.Option(help="Which task `--profile auto` looks for: a name, or the .jsonl or folder that was tuned on.")]
+ProfileChoice = Annotated[str, typer.Option(help="A file, `auto` (the best profile found for this machine) or `none` (plain decoding).")]
+AutoTask = Annotated[str, typer.Option(help="Which task `--profile auto` looks for: a name, or the .jsonl or folder that a profile was "
+                                            "tuned on.")]
 AutoFolder = Annotated[Path | None, typer.Option(help="A folder that `--profile auto` searches first.")]
 
 

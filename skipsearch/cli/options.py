@@ -18,20 +18,22 @@ if TYPE_CHECKING:
     from skipsearch.profile import Profile
 
 Device = Annotated[str, typer.Option(help="auto (a CUDA device if there is one, else the CPU), cpu, cuda, cuda:N, or mps (Apple's GPU, "
-                                          "by the engine hf; not run yet).")]
-Dtype = Annotated[str, typer.Option(help="auto (that of a --profile FILE; else bfloat16 on a GPU, float32 on a CPU), float32, bfloat16, "
-                                         "float16 or float64.")]
-Quantization = Annotated[str | None, typer.Option(help="Load the weights as bitsandbytes-4bit, bitsandbytes-8bit, torchao-4bit or "
-                                                       "torchao-8bit, by that library; or as native-8bit, by the engine native on "
-                                                       "a CPU.")]
-Engine = Annotated[str, typer.Option(help="auto (the fastest of those ready here at plain decoding), hf (the unmodified Hugging Face "
-                                          "modules), lean (fused weights), native (C++ for CPUs, built once) or graph (CUDA graphs). "
-                                          "Ready is native on a CPU with a C++ compiler, else lean where it applies, else hf; graph on a "
-                                          "GPU.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. If not given: as many as a profile was measured with on this "
-                                                      "machine, else torch's own choice.")]
+                                          "with the engine hf; untested).")]
+Dtype = Annotated[str, typer.Option(help="Number format of the weights: float32, bfloat16, float16 or float64. auto: the profile's, "
+                                         "else bfloat16 on a GPU and float32 on a CPU.")]
+Quantization = Annotated[str | None, typer.Option(help="Load the weights in fewer bits: bitsandbytes-4bit, bitsandbytes-8bit, "
+                                                       "torchao-4bit or torchao-8bit (by that library), or native-8bit (by the engine "
+                                                       "native, on a CPU).")]
+Engine = Annotated[str, typer.Option(help="What computes the model's passes: hf (the unmodified Hugging Face modules), lean (fused "
+                                          "weights), native (C++ for CPUs, built once) or graph (CUDA graphs). auto takes the one that "
+                                          "decodes fastest without drafting, of those that are ready here.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: as many as the profile was measured with on this "
+                                                         "machine, else torch's choice.")]
 Json = Annotated[bool, typer.Option("--json", help="Print data only, on stdout.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy; above it tokens are sampled.")]
+TopP = Annotated[float, typer.Option(help="Sample from the likeliest tokens that together have this probability.")]
+TopK = Annotated[int, typer.Option(help="Sample from this many of the likeliest tokens; 0 means all.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 
 
 def open_model(name: str, device: str, dtype: str, engine: str, threads: int | None, quantization: str | None = None,

@@ -25,8 +25,8 @@ def list_command(
         as_json: Json = False) -> None:
     """Example: skipsearch profile list --profiles my-profiles
 
-    Every profile in the folders that --profile auto searches: --profiles, those in SKIPSEARCH_PROFILE_PATH, ./profiles (where tune
-    writes), the user folder, what was pulled, and those that come with skipsearch.
+    List every profile in the folders that --profile auto searches: --profiles, those in SKIPSEARCH_PROFILE_PATH, ./profiles (where tune
+    writes), the user folder, pulled repositories, and the profiles that come with skipsearch.
     """
     from skipsearch.profile.describe import device, speedup
     from skipsearch.profile.dump import as_dict
@@ -54,7 +54,7 @@ def list_command(
 def show(file: File, as_json: Json = False) -> None:
     """Example: skipsearch profile show my-profile.yaml
 
-    A profile in words: each drafter, and what was measured with them. A mask is drawn. --json prints its content.
+    Describe a profile: its drafters, its mask and what was measured. --json prints its content.
     """
     from skipsearch.profile import load_profile
     from skipsearch.profile.describe import describe, legend
@@ -79,8 +79,8 @@ def validate(
         as_json: Json = False) -> None:
     """Example: skipsearch profile validate profiles/
 
-    Check profiles: that they load and, in a folder called profiles, that each is where its content says it belongs. One sentence
-    for each fault; exit status 1 if there is any.
+    Check that profiles load. In a folder called profiles, also check that each is where its content says it belongs. Each fault gets one
+    sentence; the exit status is 1 if there is any.
     """
     from skipsearch.profile.validate import validate_paths
 
@@ -102,8 +102,8 @@ def diff(
         b: Annotated[Path, typer.Argument(metavar="B")], as_json: Json = False) -> None:
     """Example: skipsearch profile diff old.yaml new.yaml
 
-    Which sub-layers only one of them skips, where both have a mask, which drafters and settings differ, and whether the measured intervals
-    are apart.
+    Compare two profiles: sub-layers that only one of them skips, drafters and settings that differ, and whether the measured intervals
+    overlap.
     """
     from skipsearch.profile import load_profile
     from skipsearch.profile.compare import compare
@@ -119,7 +119,7 @@ def diff(
 def migrate(file: File) -> None:
     """Example: skipsearch profile migrate old.yaml
 
-    Rewrite a profile, in place, in the current schema version and in canonical form. Comments are lost.
+    Rewrite a profile in place, in the current schema version and in canonical form. Comments are lost.
     """
     from skipsearch.profile import dump_profile, load_profile, save_profile
     from skipsearch.profile.load import read_file
@@ -138,8 +138,8 @@ def import_command(
         to: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder that has or gets profiles/.")]) -> None:
     """Example: skipsearch profile import skip_layers.json --out my-profiles
 
-    Turn a published file of skip sets into profiles with the verdict unmeasured: decoding with one is lossless, its speed is
-    unknown. A profile that is there already and says something else is not replaced.
+    Turn a published file of skip sets into profiles with the verdict unmeasured: decoding with them is lossless, but their speed is
+    unknown. An existing profile with other content is not replaced.
     """
     from skipsearch.profile import dump_profile, save_profile
     from skipsearch.profile.importers import import_skip_sets
@@ -157,12 +157,12 @@ def import_command(
 
 @app.command(short_help="Fetch the profiles of a Git repository.")
 def pull(address: Annotated[str, typer.Argument(metavar="URL[@REF]", help="https, ssh or file.")],
-         signed: Annotated[bool, typer.Option("--signed", help="Only if git finds the signature of the tag or commit good.")] = False,
+         signed: Annotated[bool, typer.Option("--signed", help="Accept only a tag or commit whose signature git finds good.")] = False,
          as_json: Json = False) -> None:
     """Example: skipsearch profile pull https://github.com/org/profiles@main
 
     Fetch the profiles of a Git repository into the user folder, where --profile auto finds them. Only valid *.yaml files under
-    profiles/ are kept; nothing in the repository is run or followed. The commit is written down beside them.
+    profiles/ are kept; nothing in the repository is executed and no link is followed. The commit is stored beside them.
     """
     from skipsearch.profile.git import pull as pull_profiles
 
@@ -185,7 +185,7 @@ app.command("verify", short_help="Measure a profile here: does its claim hold?")
 def schema() -> None:
     """Example: skipsearch profile schema > profile.schema.json
 
-    JSON Schema of the current version, for editors that complete and check YAML by it.
+    Print the JSON Schema of the current profile version, with which editors can complete and check YAML.
     """
     from skipsearch.profile.schema import json_schema
 

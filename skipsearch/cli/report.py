@@ -11,17 +11,17 @@ from skipsearch.cli.options import require
 
 
 def report(out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page to write.")],
-           study: Annotated[list[str] | None, typer.Option(metavar="PATH|URL", help="A search's journal or storage URL; several to compare "
-                                                                                  "them.")] = None,
-           profile: Annotated[Path | None, typer.Option(metavar="FILE", help="A profile; with --study, both.")] = None,
-           methods: Annotated[list[Path] | None, typer.Option(metavar="FILE.json", help="What `bench --methods --json` gave; may be given "
-                                                                                       "again.")] = None,
-           force: Annotated[bool, typer.Option("--force", help="Replace a page that exists.")] = False) -> None:
+           study: Annotated[list[str] | None, typer.Option(metavar="PATH|URL", help="A search's journal or database URL. May be "
+                                                                                    "repeated, to compare searches.")] = None,
+           profile: Annotated[Path | None, typer.Option(metavar="FILE", help="A profile. Give --study too to see both.")] = None,
+           methods: Annotated[list[Path] | None, typer.Option(metavar="FILE.json", help="A result of `bench --methods --json`. May be "
+                                                                                        "repeated.")] = None,
+           force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False) -> None:
     """Example: skipsearch report --study my-profile.journal --profile my-profile.yaml --out report.html
 
-    Draw how the searchers converged, speedup against skipped sub-layers, predicted against measured, which layers are skipped, the policy
-    surface, what each drafter brought, and methods side by side. One file that needs no network. Studies are read only, a search may be
-    running in them.
+    Draw a search and its profile as one HTML file that needs no network: the verdict, how the searchers converged, speedup against skipped
+    sub-layers, predicted against measured, which layers are skipped, how the settings matter, and what each drafter brought. Studies are
+    only read, so a search may still be running in them.
     """
     require(bool(study or profile or methods), "give --study, --profile, --methods, or several of them")
     from skipsearch.cli.common import err

@@ -10,30 +10,33 @@ from skipsearch.cli.opening import AutoFolder, AutoTask, ProfileChoice, decoder_
 from skipsearch.cli.options import Device, Dtype, Engine, Quantization, Threads, warn
 
 
-def serve(model: Annotated[str | None, typer.Option(help="Which model; the profile's own if not given.")] = None,
+def serve(model: Annotated[str | None, typer.Option(help="The model. Default: the profile's own.")] = None,
           profile: ProfileChoice = "auto",
-          host: Annotated[str, typer.Option(help="Where to listen; 127.0.0.1 is reached from this machine alone.")] = "127.0.0.1",
-          port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
-          name: Annotated[str | None, typer.Option(help="What clients call the model; its id if not given.")] = None,
-          running: Annotated[int, typer.Option(min=1, max=64, help="Requests decoded side by side, a round of each in turn.")] = 4,
-          waiting: Annotated[int, typer.Option(min=1, help="Requests that may wait; more are answered with 429.")] = 64,
-          seconds: Annotated[float, typer.Option(min=1, help="Of decoding one request at most.")] = 600,
-          prefixes: Annotated[int, typer.Option(min=0, help="Texts whose K/V is kept for later requests of the same key.")] = 16,
-          together: Annotated[bool, typer.Option("--together", help="Run the passes of running requests as one instead of in turn: more "
-                                                                    "tokens a second of all, each request a little slower.")] = False,
+          host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 can be reached from this machine only.")] = "127.0.0.1",
+          port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
+          name: Annotated[str | None, typer.Option(help="The model's name for clients. Default: its id.")] = None,
+          running: Annotated[int, typer.Option(min=1, max=64, help="How many requests are decoded at the same time, a round of each in "
+                                                                   "turn.")] = 4,
+          waiting: Annotated[int, typer.Option(min=1, help="How many requests may wait; further ones are answered with 429.")] = 64,
+          seconds: Annotated[float, typer.Option(min=1, help="Time limit for decoding one request.")] = 600,
+          prefixes: Annotated[int, typer.Option(min=0, help="How many texts are kept in the K/V cache for later requests with the same "
+                                                            "key.")] = 16,
+          together: Annotated[bool, typer.Option("--together", help="Run the passes of all running requests as one batch: more tokens a"
+                                                                    " second in total, but each request is a little slower.")] = False,
           task: AutoTask = "any", profiles: AutoFolder = None,
           device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
           threads: Threads = None,
-          exact: Annotated[bool, typer.Option("--exact", help="Greedy answers equal to the bit whatever was drafted or known before. Free "
-                                                              "on the engine native; elsewhere every pass has eight "
-                                                              "rows.")] = False) -> None:
+          exact: Annotated[bool, typer.Option("--exact", help="Greedy answers are equal to the last bit, whatever was drafted or "
+                                                              "cached. This is free on the engine native; on others every pass computes"
+                                                              " eight rows.")] = False) -> None:
     """Example: skipsearch serve --model demo --profile auto --task pycode
 
-    Serve a model to OpenAI's clients: /v1/models, /v1/completions, /v1/chat/completions, streaming or not; /health, /metrics for
-    Prometheus, and at / a page on which tokens are seen to arrive. As in OpenAI's protocol, a request that names no temperature is sampled
-    at 1; ask for 0 to get greedy text. SKIPSEARCH_API_KEY, if it is set, holds the key that clients have to
-    send, or several with commas between them. All requests share the time of the machine; those with the same key also share what their
-    prompts begin with. Ctrl-C or SIGTERM takes no more requests and finishes those that it has.
+    Serve a model over OpenAI's API: /v1/models, /v1/completions and /v1/chat/completions, streaming or not. /health and /metrics (for
+    Prometheus) say how it is doing, and / is a page that shows tokens as they arrive. As in OpenAI's API, a request without a temperature
+    is sampled at 1; ask for 0 to get greedy text.
+
+    SKIPSEARCH_API_KEY may hold the key that clients must send, or several with commas between them. Requests with the same key share the
+    cache of common prompt beginnings. Ctrl-C or SIGTERM finishes the running requests and takes no new ones.
     """
     from skipsearch.cli.common import err
     from skipsearch.serve.keys import Keys

@@ -17,43 +17,49 @@ METHODS = ("adapted", "kangaroo", "s3d")
 
 def train(method: Annotated[str, typer.Argument(help=f"What to train: {', '.join(METHODS)}.")],
           model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")],
-          out: Annotated[Path, typer.Option(help="The folder for the module and for what a training that is interrupted leaves.")],
-          task: Annotated[str | None, typer.Option(help="A task, of which only the calibration half is used.")] = None,
-          data: Annotated[list[Path] | None, typer.Option(help="Text: a file (.txt, .jsonl, …) or a folder of them; may be given again.")]
+          out: Annotated[Path, typer.Option(help="Folder for the trained module, and for the state of an interrupted training.")],
+          task: Annotated[str | None, typer.Option(help="A task to train on; only its calibration half is used.")] = None,
+          data: Annotated[list[Path] | None, typer.Option(help="Text to train on: a file (.txt, .jsonl, …) or a folder of files. May be"
+                                                               " repeated.")]
           = None,
-          own: Annotated[bool, typer.Option("--self", help="Text that the model writes itself, from the beginnings of --data or --task, "
-                                                           "else from nothing.")] = False,
-          profile: Annotated[Path | None, typer.Option(help="adapted: a profile whose mask is trained; else a thin one is looked for.")]
+          own: Annotated[bool, typer.Option("--self", help="Train on text that the model writes itself. It continues beginnings from "
+                                                           "--data or --task, or starts from nothing.")] = False,
+          profile: Annotated[Path | None, typer.Option(help="For adapted: a profile whose mask is trained. Default: search for a thin "
+                                                            "mask.")]
           = None,
-          keep: Annotated[int | None, typer.Option(min=1, help="adapted: sub-layers that the mask keeps, one in eight if not "
-                                                              "given; s3d: layers, one in three.")] = None,
-          start: Annotated[Path | None, typer.Option(help="adapted: a module to go on from; with a smaller --keep it does without the "
-                                                          "sub-layers that it misses least.")] = None,
-          rank: Annotated[int | None, typer.Option(min=1, help="Low-rank changes of this rank: adapted, instead of whole copies; "
-                                                              "s3d, beside its embeddings.")] = None,
-          exit_layer: Annotated[int | None, typer.Option(min=1, help="kangaroo: layers that it runs. Default: one in eight.")] = None,
-          form: Annotated[str, typer.Option(help="kangaroo: attention (an attention sub-layer and a norm) or layer (an MLP too).")]
+          keep: Annotated[int | None, typer.Option(min=1, help="Size of the draft. For adapted: sub-layers, default one in eight. For "
+                                                               "s3d: layers, default one in three.")] = None,
+          start: Annotated[Path | None, typer.Option(help="For adapted: a module to continue from. With a smaller --keep, the sub-"
+                                                          "layers that matter least are dropped.")] = None,
+          rank: Annotated[int | None, typer.Option(min=1, help="Train low-rank changes of this rank. For adapted: instead of whole "
+                                                               "copies. For s3d: in addition to its embeddings.")] = None,
+          exit_layer: Annotated[int | None, typer.Option(min=1, help="For kangaroo: how many layers run before its adapter. Default: "
+                                                                     "one in eight.")] = None,
+          form: Annotated[str, typer.Option(help="For kangaroo: attention (an attention sub-layer and a norm) or layer (also an MLP).")]
           = "attention",
           budget: Annotated[str | None, typer.Option(help="Time for the training: 90s, 20m, 1.5h. Default: 10m.")] = None,
-          steps: Annotated[int | None, typer.Option(min=1, help="Steps of the training at most.")] = None,
-          batch: Annotated[int, typer.Option(min=1, max=4096, help="Texts of a step.")] = 16,
-          ahead: Annotated[int | None, typer.Option(min=1, max=16, help="Tokens that a draft runs ahead: adapted 5, s3d 4.")] = None,
-          rate: Annotated[float, typer.Option(help="Learning rate at its peak.")] = 3e-3,
-          temperature: Annotated[float, typer.Option(min=0, help="At which the model writes for itself.")] = 1.0,
-          tokens: Annotated[int, typer.Option(min=512, help="That the model writes for itself.")] = 400_000,
-          licence: Annotated[str, typer.Option(help="Of the text, for the module's card.")] = "not stated",
-          extra_memory: Annotated[str, typer.Option(help="What a draft's own weights may take: 10% of the model's, 200MB, 2GB.")] = "25%",
+          steps: Annotated[int | None, typer.Option(min=1, help="The most training steps.")] = None,
+          batch: Annotated[int, typer.Option(min=1, max=4096, help="Texts per step.")] = 16,
+          ahead: Annotated[int | None, typer.Option(min=1, max=16, help="How many tokens ahead drafts are trained. Default: 5 for "
+                                                                        "adapted, 4 for s3d.")] = None,
+          rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-3,
+          temperature: Annotated[float, typer.Option(min=0, help="Temperature of the text that the model writes itself.")] = 1.0,
+          tokens: Annotated[int, typer.Option(min=512, help="How many tokens the model writes itself.")] = 400_000,
+          licence: Annotated[str, typer.Option(help="Licence of the training text, for the module's card.")] = "not stated",
+          extra_memory: Annotated[str, typer.Option(help="The most memory for a draft's own weights: 10% of the model's, 200MB, "
+                                                         "2GB.")] = "25%",
           device: Device = "auto",
-          dtype: Annotated[str, typer.Option(help="That passes are computed in: auto takes bfloat16 where it is fast.")] = "auto",
+          dtype: Annotated[str, typer.Option(help="Number format of the passes. auto: bfloat16 where it is fast.")] = "auto",
           threads: Threads = None, seed: Seed = 0,
-          force: Annotated[bool, typer.Option("--force", help="Begin anew where a training was interrupted, instead of going on.")] = False,
+          force: Annotated[bool, typer.Option("--force", help="Start again instead of continuing an interrupted training.")] = False,
           as_json: Json = False) -> None:
     """Example: skipsearch train adapted --model demo --task pycode --out modules/
 
-    Train a few of the model's sub-layers to draft for it (adapted), an adapter behind its first layers (kangaroo), or embeddings that let
-    one pass draft several tokens (s3d): a thin draft that is right more often. Only drafts use what is trained; tokens stay the model's
-    own. Interrupt it at any time: the same command goes on. On several GPUs: accelerate launch -m skipsearch.cli.main train …
-    `tune --modules` then weighs it against all other drafts.
+    Train a thin draft that is right more often: some of the model's own sub-layers (adapted), an adapter behind its first layers
+    (kangaroo), or embeddings that let one pass draft several tokens (s3d). Only drafts use what is trained; the tokens stay the model's
+    own. `tune --modules` then compares it with all other drafts.
+
+    You can interrupt a training: the same command continues it. On several GPUs: accelerate launch -m skipsearch.cli.main train …
     """
     require(method in METHODS, f"{method!r} cannot be trained; {', '.join(METHODS)} can")
     require(bool(task or data or own), "say what to train on: --task, --data or --self")

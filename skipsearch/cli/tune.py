@@ -13,32 +13,41 @@ from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Se
 def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")],
          task: Annotated[str, typer.Option(help="A task's name, a folder with a task.yaml, or a .jsonl of prompts.")],
          data: Annotated[Path | None, typer.Option(help="A .jsonl to take the task's text from.")] = None,
-         drafters: Annotated[str, typer.Option(help="What may draft: lookup; skip; adapted, kangaroo or s3d, which are trained and "
-                                                    "need --modules; clasp, asd or swift, which choose masks while decoding. Each but "
-                                                    "lookup also behind lookup: lookup,skip. auto weighs lookup, skip, lookup,skip and "
-                                                    "what is in --modules.")] = "auto",
-         modules: Annotated[Path | None, typer.Option(help="A folder of trained parts (`skipsearch train`), weighed too.")] = None,
-         searcher: Annotated[str, typer.Option(help="See `skipsearch list searchers`.")] = "auto",
+         drafters: Annotated[str, typer.Option(help="Which drafters to consider. lookup copies from the text so far; skip runs the "
+                                                    "model with sub-layers skipped; adapted, kangaroo and s3d are trained (see "
+                                                    "--modules); clasp, asd and swift choose masks while decoding. lookup,skip asks "
+                                                    "lookup first; lookup goes before any of the others too. auto: lookup; skip; "
+                                                    "lookup,skip; what is in --modules.")] = "auto",
+         modules: Annotated[Path | None, typer.Option(help="A folder of trained parts (from `skipsearch train`) to consider too.")] = None,
+         searcher: Annotated[str, typer.Option(help="How masks are proposed; `skipsearch list searchers` lists the names.")] = "auto",
          budget: Annotated[str | None, typer.Option(help="Time for the search: 90s, 20m, 1.5h; a number alone is seconds.")] = None,
-         trials: Annotated[int | None, typer.Option(min=1, help="Masks to judge at most. Default, without a budget: 200.")] = None,
-         objective: Annotated[str, typer.Option(help="replay (predicted, fast) or wall (timed decoding).")] = "replay",
+         trials: Annotated[int | None, typer.Option(min=1, help="Stop after this many masks. Default: 200 if there is no "
+                                                                "--budget.")] = None,
+         objective: Annotated[str, typer.Option(help="How a mask is judged: replay predicts its speed from recorded text (fast); wall "
+                                                     "decodes with it and takes the time.")] = "replay",
          device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
          threads: Threads = None, seed: Seed = 0,
          whole_layers: Annotated[bool, typer.Option("--whole-layers", help="Skip attention and MLP of a layer only together.")] = False,
-         keep: Annotated[str | None, typer.Option(help="Sub-layers that no draft skips: attn:0,mlp:3 (layers count from 0).")] = None,
-         study: Annotated[str | None, typer.Option(help="Where every judged mask is kept: a journal file, or postgresql://…, a data base "
-                                                        "that any number of `tune` share. Default: a journal beside the profile.")] = None,
-         resume: Annotated[bool, typer.Option("--resume", help="Go on with the study after an interruption.")] = False,
-         fresh_table: Annotated[bool, typer.Option("--fresh-table", help="Measure the latency table, also where one that was kept from an "
-                                                                         "earlier search would do.")] = False,
-         out: Annotated[Path | None, typer.Option(help="The profile. Default: profiles/<model>/<task>/<device>--<dtype>.yaml")] = None,
-         force: Annotated[bool, typer.Option("--force", help="Replace a profile and a journal that exist.")] = False,
+         keep: Annotated[str | None, typer.Option(help="Sub-layers that no draft may skip, such as attn:0,mlp:3 (layers count from "
+                                                       "0).")] = None,
+         study: Annotated[str | None, typer.Option(help="Where judged masks are kept: a journal file, or a database "
+                                                        "(postgresql://…) that several `tune` processes share. Default: a journal "
+                                                        "beside the profile.")] = None,
+         resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted search from its study.")] = False,
+         fresh_table: Annotated[bool, typer.Option("--fresh-table", help="Measure the latency table again, even if one from an earlier "
+                                                                         "search is stored.")] = False,
+         out: Annotated[Path | None, typer.Option(help="Where to write the profile. Default: "
+                                                       "profiles/<model>/<task>/<device>--<dtype>.yaml")] = None,
+         force: Annotated[bool, typer.Option("--force", help="Replace an existing profile and its journal.")] = False,
          as_json: Json = False) -> None:
     """Example: skipsearch tune --model demo --task pycode
 
-    Search the fastest lossless way to decode a task: prompt lookup, the model with some of its sub-layers skipped, or lookup with the
-    skipped model behind it. Measure the answer on hold-out prompts and write a profile. Where drafting does not pay the profile says so.
-    Interrupt it at any time: --resume goes on. With many GPUs start one process on each, all with the same --study postgresql://…
+    Find the fastest lossless way to decode a task. Candidates are prompt lookup (drafts copied from the text so far), the model with some
+    of its sub-layers skipped, and lookup with the skipped model behind it. The winner is measured on hold-out prompts and written to a
+    profile. Where drafting does not pay, the profile says so.
+
+    You can interrupt a search at any time: the same command with --resume continues it. With several GPUs, start one process on each, all
+    with the same --study postgresql://…
     """
     require(not (resume and force), "--resume keeps the study and --force replaces it: give one of them")
     from skipsearch.cli.common import err, print_json

@@ -16,20 +16,22 @@ if TYPE_CHECKING:
 
 
 def verify(file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile.")],
-           model: Annotated[str | None, typer.Option(help="Which model; the profile's own if not given.")] = None,
-           task: Annotated[str | None, typer.Option(help="Whose hold-out prompts; the profile's own task if not given.")] = None,
-           prompts: Annotated[int | None, typer.Option(min=2, help="Hold-out prompts; all of the task's if not given.")] = None,
+           model: Annotated[str | None, typer.Option(help="The model. Default: the profile's own.")] = None,
+           task: Annotated[str | None, typer.Option(help="Whose hold-out prompts to use. Default: the profile's own task.")] = None,
+           prompts: Annotated[int | None, typer.Option(min=2, help="Number of hold-out prompts. Default: all of the task's.")] = None,
            device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
            threads: Threads = None,
-           write: Annotated[bool, typer.Option("--write", help="Fill an unmeasured profile in with what was measured.")] = False,
-           strict: Annotated[bool, typer.Option("--strict", help="Exit status 1 unless the claim holds.")] = False,
+           write: Annotated[bool, typer.Option("--write", help="Write the measurement into the profile, if it was unmeasured.")] = False,
+           strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 unless the claim holds.")] = False,
            as_json: Json = False) -> None:
     """Example: skipsearch profile verify my-profile.yaml
 
-    Measure a profile again on this machine, on hold-out prompts interleaved with plain decoding, and say whether its claim holds here and
-    what differs. What you leave open of device, dtype, quantization, engine and threads is as it was claimed, where this machine has such
-    a device. An unmeasured profile claims nothing: --write fills it in. In a profile repository the measured one becomes a file of its own,
-    named for this device.
+    Measure a profile again on this machine, against plain decoding on hold-out prompts, and say whether its claim holds here and what
+    differs. Device, dtype, quantization, engine and threads are as in the profile unless you set them, where this machine has such a
+    device.
+
+    An unmeasured profile claims nothing; --write fills its figures in. In a profile repository the measured profile becomes a new file,
+    named after this device.
     """
     from skipsearch.profile import load_profile, save_profile
     from skipsearch.profile.modules import place_modules

@@ -65,8 +65,8 @@ class CLaSp(DrafterSpec):
         return self.skip + 1
 
     def __str__(self) -> str:
-        return (f"clasp skips {self.skip} {self.unit.replace('sub', 'sub-')}s, plans every {self.interval} {self.interval_unit}, {self.exit}, up to "
-                f"{self.draft_length}")
+        unit = "layers" if self.unit == "layer" else "sub-layers"
+        return f"clasp skips {self.skip} {unit}, plans every {self.interval} {self.interval_unit}, {self.exit}, up to {self.draft_length}"
 
 
 class LastToken:

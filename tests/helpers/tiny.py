@@ -90,7 +90,7 @@ class FullModel:
 
 
 def small_world(seed: int = 0) -> tuple[ModelAdapter, FullModel]:
-    """The model that most tests share, driven by the engine of the moment on its device, and the full model's own view of it, on the CPU."""
+    """The model that most tests share, driven by the engine of the moment on its device; the full model's own view is on the CPU."""
     engine = _engine.get()
     return _driven(seed, engine, _device.get()), _full(seed, engine == NATIVE)
 
