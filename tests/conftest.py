@@ -31,7 +31,9 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """pytest-xdist tells the group of a test by a suffix of its id. Where the suffix is lost (pytest 9.2 with pytest-xdist 3.8), what the
-    tests of a group share is made once a worker: the suite passes, and takes half as long again."""
+    tests of a group share is made once a worker: the suite passes, and takes half as long again. Notebooks take longest: one that begins
+    last keeps one worker busy and lets the other wait."""
+    items.sort(key=lambda item: item.path.name != "test_notebooks.py")
     if config.getoption("loadgroup", False) and any(item.get_closest_marker("xdist_group") and "@" not in item.nodeid for item in items):
         raise pytest.UsageError("pytest-xdist does not keep groups of tests together here: install pytest<9.2, as pyproject.toml has it")
 

@@ -17,6 +17,7 @@ import pytest
 from evaluation.fabricated import drafting, plain
 from evaluation.small_search import COSTS, made_up_race, small_model, small_task
 from helpers.full_disk import room_for
+from helpers.lasting import thorough
 from helpers.modules import MASK, card_of, copies
 from helpers.threads import one_thread
 from helpers.tiny import LAYERS, small_world
@@ -106,7 +107,7 @@ def kept(journal: Path, objective: str = "replay", **options: Any) -> list[Trial
 # --- end to end ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("objective", ["replay", "wall"])
+@pytest.mark.parametrize("objective", ["replay", *thorough("wall")])
 def test_a_search_ends_in_a_profile_that_can_be_written_read_and_decoded_with(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()   # the real latency table, and all of the clock
     profile = searched(objective=objective, trials=3)
@@ -148,7 +149,7 @@ def test_a_choice_of_drafters_may_be_the_module_alone(tmp_path: Path) -> None:
     assert tokens == Decoder(model).generate([1, 2, 3], 12).tokens
 
 
-@pytest.mark.parametrize("drafters", ["asd", "lookup,clasp", "swift"])
+@pytest.mark.parametrize("drafters", ["asd", *thorough("lookup,clasp", "swift")])
 def test_drafters_that_choose_their_masks_are_tuned_and_say_what_that_takes(drafters: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skipsearch.evaluation.contenders.WINDOWS", ((4, 1),))
     told, repeats, race = list[Event](), list[int](), tuning.race
@@ -184,7 +185,7 @@ def test_modules_that_are_not_there_or_fit_another_model_are_refused(tmp_path: P
 
 
 @pytest.mark.usefixtures("fast")
-@pytest.mark.parametrize("searcher", ["auto", "random", "middle", "uniform", "sensitivity", "gp"])
+@pytest.mark.parametrize("searcher", ["middle", "gp", *thorough("auto", "random", "uniform", "sensitivity")])
 def test_every_searcher_finds_its_masks_without_measuring_one_twice(searcher: str, judged: list[SkipMask]) -> None:
     trials = 10 if searcher in ("middle", "uniform", "sensitivity") else 14
     profile = searched(searcher=searcher, trials=trials)
@@ -212,11 +213,11 @@ def test_a_search_is_seeded_by_searchers_that_need_no_experience(judged: list[Sk
 
 @pytest.mark.usefixtures("fast")
 def test_the_same_search_finds_the_same(judged: list[SkipMask]) -> None:
-    first, second = searched(searcher="random", trials=14, seed=4), searched(searcher="random", trials=14, seed=4)
-    assert judged[:14] == judged[14:]
+    first, second = searched(searcher="random", trials=7, seed=4), searched(searcher="random", trials=7, seed=4)
+    assert judged[:7] == judged[7:]
     assert first.candidate == second.candidate
-    searched(searcher="random", trials=14, seed=5)
-    assert judged[28:] != judged[:14]
+    searched(searcher="random", trials=7, seed=5)
+    assert judged[14:] != judged[:7]
 
 
 @pytest.mark.usefixtures("fast")
@@ -296,7 +297,7 @@ def test_hold_out_prompts_are_used_once_the_winner_is_known_and_not_before(monke
 
 
 @pytest.mark.usefixtures("fast")
-@pytest.mark.parametrize("searcher", ["random", "gp", "auto"])
+@pytest.mark.parametrize("searcher", ["random", *thorough("gp", "auto")])
 def test_an_interrupted_search_keeps_every_finished_trial_and_goes_on_where_it_was(searcher: str, judged: list[SkipMask],
                                                                                    tmp_path: Path) -> None:
     searched(searcher=searcher, trials=14)
@@ -379,6 +380,7 @@ tuning.tune(small_model(), small_task(), searcher="random", trials=4, objective=
 """
 
 
+@pytest.mark.thorough
 def test_a_search_killed_in_the_middle_of_a_wall_measurement_loses_that_one_and_no_finished_trial(tmp_path: Path) -> None:
     journal = tmp_path / "search.journal"
     paths = os.pathsep.join([str(Path(__file__).parent), *map(os.path.abspath, sys.path)])

@@ -66,6 +66,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to measur
         return
     lengths, sizes = _numbers(contexts, "--contexts", "128,1024,4096"), _numbers(batch, "--batch", "1,2,4,8")
     require(not (sizes and (lengths or costs or picture)), "--batch goes without --contexts, --costs and --picture")
+    require(not sizes or not any(peer.startswith(("hf-", "llama-cpp")) for peer in (peers or "").split(",")),
+            "--batch compares our own peers: leave hf-… and llama-cpp… out")
     require(not save or (bool(sizes) and profile is not None), "--save goes with --batch and --profile")
     from skipsearch.bench import PLAIN_WEIGHTS, TheirPeer, check_picture, cost_table, draw, llama_row, make_peers
     from skipsearch.bench import bench as run
@@ -140,7 +142,6 @@ def _batches(peers: Sequence[Peer], requests: Sequence[Request], sizes: list[int
     from skipsearch.profile import save_profile
 
     ours = [peer for peer in peers if isinstance(peer, OurPeer)]
-    require(len(ours) == len(peers), "--batch compares our own peers: leave hf-… out")
     path, profile = save or (None, None)
     if profile is not None and (profile.measured is None or "profile" not in [peer.name for peer in ours]):
         raise ProfileError("--save needs a profile that was measured, and the peers plain and profile: `skipsearch tune` makes one")

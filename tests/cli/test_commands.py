@@ -89,6 +89,7 @@ def test_tune_does_not_replace_a_profile_unasked(tuned, capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("made_up_costs")
+@pytest.mark.thorough
 def test_resume_of_a_finished_search_judges_nothing_again(tuned, capsys, monkeypatch):
     task, _, out, _ = tuned
     code, printed, shown = in_process(capsys, monkeypatch, "tune", "--model", "demo", "--task", task, "--trials", 6, "--searcher", "middle",
@@ -362,7 +363,7 @@ def test_list_shows_the_searchers_of_others_and_one_that_is_broken(capsys, monke
 def test_tune_has_the_defaults_of_python(capsys, monkeypatch):
     assert signature(tune).parameters["searcher"].default == tuning.DEFAULT_SEARCHER
     _, printed, _ = in_process(capsys, monkeypatch, "tune", "--help")
-    assert f"Default, without a budget: {tuning.DEFAULT_TRIALS}." in " ".join(printed.replace("│", "").split())
+    assert f"Default: {tuning.DEFAULT_TRIALS} if there is no --budget." in " ".join(printed.replace("│", "").split())
 
 
 def test_doctor_finds_a_working_installation(capsys, monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.command import in_process
 from helpers.costs import made_up_costs
+from helpers.lasting import slow, thorough
 from helpers.letters import letter_tokenizer
 from helpers.threads import one_thread
 from models.every_class import build
@@ -22,10 +23,10 @@ __all__ = ["made_up_costs", "one_thread"]
 # Plain, sinks, ALiBi, latent, chunks; and what takes longer: short convolutions, other scores, experts, linear attention, Mamba beside
 # attention, in layers of its own, row by row, and alone.
 BY_STRUCTURE = ["starcoder2", "gpt_oss", "bloom", "deepseek_v3", "llama4_text"]
-FUSED = ["ernie4_5", "exaone4", "glm", "glm4", "olmo3", "seed_oss", "smollm3"]   # rows that others before them stand for
-LONGER = [*FUSED, "lfm2", "mpt", "qwen2_moe", "qwen3_5_text", "qwen3_next", "falcon_h1", "nemotron_h", "granitemoehybrid", "jamba",
-          "mamba2"]
-NAMES = [*(name for name in TINY if name not in FUSED), *BY_STRUCTURE]
+QUICK = ["llama", "gpt2", "gemma3", "mixtral", "bloom"]   # what sets families apart: norms, positions, windows, experts
+THOROUGH = ["gpt_oss", "deepseek_v3", "starcoder2", "lfm2", "phi", "falcon_h1"]
+SLOW = [name for name in (*TINY, *BY_STRUCTURE, "lfm2", "mpt", "qwen2_moe", "qwen3_5_text", "qwen3_next", "falcon_h1", "nemotron_h",
+                          "granitemoehybrid", "jamba", "mamba2") if name not in (*QUICK, *THOROUGH)]
 
 TASK = """\
 name: openings
@@ -61,7 +62,7 @@ def drafting(tuned: Path) -> Path:
 
 
 @pytest.mark.usefixtures("made_up_costs")
-@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.thorough) for name in LONGER)])
+@pytest.mark.parametrize("name", [*QUICK, *thorough(*THOROUGH), *slow(*dict.fromkeys(SLOW))])
 def test_tune_writes_a_profile_and_decode_gives_the_full_models_tokens(
         name: str, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, tuned = tmp_path / name, tmp_path / "tuned.yaml"

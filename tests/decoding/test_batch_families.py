@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from _pytest.mark import ParameterSet
+from helpers.lasting import slow, thorough
 from helpers.threads import one_thread
 from helpers.tiny import FullModel, driven_by, small_world, with_eos
 from models.every_class import build
@@ -27,8 +28,7 @@ from .recurrent_checks import CHAINS, KINDS, recurrent_world
 
 __all__ = ["one_thread"]
 
-QUICK = ("qwen3", "gemma2", "gpt_neox", "falcon-rw", "mistral-window", "opt", "mixtral", "qwen3:lean", "gemma3_text:lean", "olmo3:lean")
-READ = ("starcoder2", "bloom", "gpt_oss", "deepseek_v3", "llama4_text", "ctrl")   # from their structure
+QUICK = ("gemma2", "falcon-rw", "mistral-window", "opt", "qwen3:lean")
 
 
 def draftings(layers: int) -> tuple[Drafting, ...]:
@@ -46,13 +46,13 @@ def check_family(model: ModelAdapter, full: FullModel) -> DecodeStats:
     return total
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in ADAPTED])
+@pytest.mark.parametrize("name", [*QUICK, *thorough(*(name for name in ADAPTED if name not in QUICK))])
 def test_rows_of_every_family_get_what_they_get_alone(name: str) -> None:
     """Windows, biases by distance, learned positions, caps, experts, two norms or one; as modules and fused."""
     check_family(adapted(name), FullModel(hf_model(name)))
 
 
-@pytest.mark.parametrize("family", ["starcoder2", "bloom", *(pytest.param(name, marks=pytest.mark.thorough) for name in READ[2:])])
+@pytest.mark.parametrize("family", ["bloom", *thorough("starcoder2", "gpt_oss"), *slow("deepseek_v3", "llama4_text", "ctrl")])
 def test_rows_of_models_read_from_their_structure_too(family: str) -> None:
     hf = build(family)
     model = adapt(hf)
@@ -68,7 +68,7 @@ def test_models_with_one_bias_for_all_rows_run_row_by_row() -> None:
     assert_partly_accepted(total)
 
 
-@pytest.mark.parametrize("family", ["lfm2", *(pytest.param(name, marks=pytest.mark.thorough) for name in KINDS if name != "lfm2")])
+@pytest.mark.parametrize("family", ["lfm2", *thorough(*(name for name in KINDS if name != "lfm2"))])
 def test_rows_of_recurrent_models_join_and_leave(family: str) -> None:
     total = sum((check_batch(guests(seed + 20, 6, 12), CHAINS[seed], rows=3, world=recurrent_world(family)) for seed in (0, 2)),
                 DecodeStats())
@@ -88,9 +88,10 @@ ALWAYS = ("adapted with siblings", "kangaroo", "s3d with a tree", "clasp 0")   #
 
 
 def cases(names: Sequence[str], engines: Sequence[str]) -> list[ParameterSet]:
-    """(engine, name); what takes long is thorough."""
+    """(engine, name)."""
     return [pytest.param(engine, name, id=f"{engine}-{name}", marks=[
-        *([] if engine == "hf" or (name in ALWAYS and engine in ("lean", "native")) else [pytest.mark.thorough]),
+        *([] if name in ALWAYS and engine in ("hf", "native") else [pytest.mark.thorough if engine == "hf" or name in ALWAYS else
+                                                                    pytest.mark.slow]),
         *([pytest.mark.xdist_group(engine)] if engine == "native" else [])]) for engine in engines for name in names]
 
 

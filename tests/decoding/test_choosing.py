@@ -9,6 +9,7 @@ from itertools import combinations, zip_longest
 
 import pytest
 import torch
+from helpers.lasting import engines
 from helpers.properties import examples
 from helpers.tiny import LAYERS, VOCAB, driven_by, small_world
 from hypothesis import given
@@ -47,7 +48,7 @@ from .sampling_checks import Warp, check_sampling
 # --- lossless ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["hf", "lean", "graph", pytest.param("native", marks=pytest.mark.xdist_group("native"))])
+@pytest.mark.parametrize("engine", engines("hf", "native", thorough=("lean",), slow=("graph",)))
 def test_greedy_text_is_the_full_models_own(engine: str) -> None:
     with driven_by(engine):
         assert_partly_accepted(check_choosing())
@@ -112,6 +113,7 @@ def test_families_with_norms_of_their_own_and_a_parallel_residual_stay_lossless(
             assert Decoder(model, Recipe((spec,))).generate(prompt, 12, ignore_eos=True).tokens == tokens[len(prompt):]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", [CLaSp(skip=1, interval=1, draft_length=2, exit=FIXED),
                                   ASD(threshold=1.0, every=2, keep_last=0, draft_length=2, exit=FIXED),
                                   SWIFT(skip_ratio=0.5, window=2, bayes_interval=2, max_score=1.0, tolerance=10_000, draft_length=2,
@@ -124,7 +126,7 @@ def test_samples_are_distributed_as_the_full_models_own(spec) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("engine", ["hf", "lean", pytest.param("native", marks=pytest.mark.xdist_group("native"))])
+@pytest.mark.parametrize("engine", engines("hf", thorough=("lean", "native")))
 def test_choosing_leaves_what_is_committed_as_it_is_which_is_what_a_fresh_prefill_writes(engine: str) -> None:
     with driven_by(engine):
         model, full = small_world()

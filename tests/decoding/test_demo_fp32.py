@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from helpers.lasting import thorough
 
 from skipsearch import load_model
 from skipsearch.decoding import Decoder
@@ -37,7 +38,7 @@ def of_hugging_face(text: str) -> list[int]:
     return out[0, ids.shape[1]:].tolist()
 
 
-@pytest.mark.parametrize("engine", ["hf", "lean"])
+@pytest.mark.parametrize("engine", ["lean", *thorough("hf")])
 @pytest.mark.parametrize("text", TEXTS)
 def test_plain_decoding_writes_what_hugging_face_generates(text: str, engine: str) -> None:
     result = Decoder(demo(engine)).generate(prompt(text), NEW_TOKENS)
@@ -45,7 +46,7 @@ def test_plain_decoding_writes_what_hugging_face_generates(text: str, engine: st
     assert result.text == demo().tokenizer.decode(result.tokens, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("engine", ["hf", "lean"])
+@pytest.mark.parametrize("engine", ["lean", *thorough("hf")])
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
 def test_speculative_decoding_writes_the_same_tokens(kind: str, engine: str) -> None:
     layers = demo().spec.n_layers

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from helpers.lasting import slow, thorough
 from helpers.tiny import LAYERS, FullModel, tiny_llama
 
 from skipsearch.cache import Planner
@@ -35,9 +36,10 @@ def plain_text(engine: str) -> tuple[list[int], list[int]]:
     return prompt, Decoder(model, exact=True).generate(prompt, 90, ignore_eos=True).tokens
 
 
-@pytest.mark.parametrize("engine", [pytest.param(name, marks=pytest.mark.xdist_group(f"exact {name}")) for name in ("hf", "lean")])
-@pytest.mark.parametrize("draft_length", [pytest.param(1, marks=pytest.mark.thorough), 5, pytest.param(7, marks=pytest.mark.thorough), 8,
-                                          pytest.param(12, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(("engine", "draft_length"), [
+    pytest.param(engine, length, marks=[pytest.mark.xdist_group(f"exact {engine}"), *([] if (engine, length) == ("lean", 8) else [
+        pytest.mark.thorough if engine == "lean" or length == 8 else pytest.mark.slow])])
+    for engine in ("lean", "hf") for length in (1, 5, 7, 8, 12)])
 def test_in_bfloat16_drafting_changes_no_token_across_every_block_border(engine: str, draft_length: int) -> None:
     """Attention looks at 512 keys, then at 1,024; drafts of 8 and more need a second pass."""
     prompt, plain = plain_text(engine)
@@ -59,9 +61,8 @@ def logits_of(model: ModelAdapter, tokens: list[int], cuts: list[int]) -> torch.
     return torch.cat(parts)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("engine", ["hf", "lean"])
+@pytest.mark.parametrize("engine", [*thorough("lean"), *slow("hf")])
 def test_a_row_has_the_same_bits_wherever_it_stands_in_a_pass(engine: str, dtype: str) -> None:
     """Between tokens 240 and 324 and from 490 on, where the blocks end that attention kernels of several CPUs sum over. In float32 no
     rounding hides that a sum was taken in another order."""

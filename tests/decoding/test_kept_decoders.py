@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from helpers.lasting import slow, thorough
 from helpers.modules import changes, folder, saved, small_module
 from helpers.tiny import LAYERS, tiny_llama
 from models.every_class import build
@@ -146,7 +147,7 @@ def test_what_ends_a_text_is_each_calls_own() -> None:
     assert text(model, MASK) == whole
 
 
-FAMILIES = ["llama", *(pytest.param(name, marks=pytest.mark.thorough) for name in TINY if name != "llama")]
+FAMILIES = ["llama", *slow(*(name for name in TINY if name != "llama"))]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -154,8 +155,7 @@ def test_a_model_that_nobody_holds_goes_at_once(name: str) -> None:
     _goes(new_hf_model(name))
 
 
-@pytest.mark.parametrize("family", ["starcoder2",
-                                    *(pytest.param(name, marks=pytest.mark.thorough) for name in ("bloom", "lfm2", "gpt_oss"))])
+@pytest.mark.parametrize("family", ["starcoder2", *thorough("lfm2"), *slow("bloom", "gpt_oss")])
 def test_a_model_read_from_its_structure_does_too(family: str) -> None:
     _goes(build(family))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.lasting import thorough
 from helpers.tiny import LAYERS
 
 import skipsearch as ss
@@ -21,7 +22,7 @@ from .checks import MASKS, PROMPTS, Drafting, assert_partly_accepted
 from .recurrent_checks import CHAINS, KINDS, check_growing_recurrent, check_recurrent, recurrent_world
 
 
-@pytest.mark.parametrize("family", ["lfm2", *(pytest.param(family, marks=pytest.mark.thorough) for family in KINDS if family != "lfm2")])
+@pytest.mark.parametrize("family", ["lfm2", *thorough(*(family for family in KINDS if family != "lfm2"))])
 def test_greedy_tokens_are_the_full_models_own(family: str) -> None:
     """Linear attention, Mamba beside attention, short convolutions, and Mamba that takes rows one by one."""
     model, _ = recurrent_world(family)

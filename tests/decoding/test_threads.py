@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from helpers.lasting import engines
 from helpers.tiny import driven_by, small_world
 
 from skipsearch.decoding import Decoder
@@ -26,7 +27,7 @@ RECIPES = {
 }
 
 
-@pytest.fixture(params=["hf", "lean", "graph", pytest.param("native", marks=pytest.mark.xdist_group("native"))], autouse=True)
+@pytest.fixture(params=engines("hf", "native", thorough=("lean", "graph")), autouse=True)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)   # threads take turns within a pass, not once in a while

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import pytest
+from helpers.lasting import engines
 from helpers.modules import folder, kangaroo, s3d, small_kangaroo, small_module, small_s3d
 from helpers.properties import examples
 from helpers.tiny import VOCAB, FullModel, driven_by, small_world, tiny_llama
@@ -49,7 +50,7 @@ requests = st.lists(st.tuples(st.sampled_from(PROMPTS) | st.lists(st.integers(0,
                               st.integers(1, 18)), min_size=2, max_size=3)
 
 
-@pytest.fixture(params=["hf", "lean", "graph", *(pytest.param(name, marks=pytest.mark.xdist_group("native")) for name in NATIVE)])
+@pytest.fixture(params=engines("hf", "native", thorough=("lean", "native-8bit"), slow=("graph",)))
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with driven_by(request.param):
         yield request.param
@@ -121,7 +122,7 @@ def test_greedy_text_behind_every_short_prompt_is_the_full_models_own() -> None:
     check_every_prompt()
 
 
-@pytest.mark.thorough
+@pytest.mark.parametrize("engine", engines(thorough=("hf", "native"), slow=("lean", "graph", "native-8bit")), indirect=True)
 @pytest.mark.parametrize("name", small_specs())
 def test_that_holds_of_every_method_on_every_engine(name: str, engine: str) -> None:
     check_enumerated([name])

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from helpers.lasting import thorough
 from helpers.properties import examples
 from helpers.tiny import LAYERS, driven_by, small_world, tiny_llama, with_eos
 from hypothesis import given
@@ -85,7 +86,7 @@ def world(engine: str = "hf", tokens: int = 24, end_on_repeat: int | None = 6) -
 # --- against real decoding ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["hf", "lean"])
+@pytest.mark.parametrize("engine", ["hf", *thorough("lean")])
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_counts_are_those_of_real_decoding(engine: str, policy: DraftPolicy) -> None:
     model, exact = world(engine)
@@ -122,7 +123,7 @@ def ending(tokens: int, end_on_repeat: int | None, eos: tuple[int, ...]) -> Exac
     return ExactReplay(Replay(with_eos(small_world()[0], *eos), PROMPTS, tokens, end_on_repeat), DEPTH)
 
 
-@pytest.mark.parametrize("engine", ["hf", "lean"])
+@pytest.mark.parametrize("engine", ["hf", *thorough("lean")])
 def test_counts_of_lookup_with_the_skipped_model_behind_it_are_those_of_real_decoding(engine: str) -> None:
     """Drafter by drafter: lookup's rounds follow from the text alone, and the skip drafter gets those that it leaves over."""
     model, exact = world(engine)
@@ -142,7 +143,7 @@ def test_counts_of_lookup_with_the_skipped_model_behind_it_are_those_of_real_dec
     assert all(0 < d.accepted < d.drafted for d in total.by_drafter), "both drafters were right now and then, and wrong"
 
 
-@pytest.mark.parametrize("engine", ["hf", "lean"])
+@pytest.mark.parametrize("engine", ["hf", *thorough("lean")])
 def test_the_guard_decides_in_replay_as_it_does_in_decoding(engine: str) -> None:
     model, exact = world(engine)
     replay, rested = exact.replay, 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import pytest
+from helpers.lasting import thorough
 
 from .conftest import KEYS, Running, expected
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("server")
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=["light", *thorough("dark")])
 def page(browser: Browser, server: Running, request: pytest.FixtureRequest) -> Iterator[Page]:
     """The page, with a key typed in. Nothing may go wrong in it, and nothing may be asked of another origin."""
     page = browser.new_page(color_scheme=request.param, viewport={"width": 1100, "height": 800})
