@@ -1,11 +1,12 @@
 # make demo   tune, write a profile and decode with it, on the model that comes with the package
 # make test   lint, type-check, test
 # make thorough   the tests that decode for long, which `make test` leaves to CI
-# make gpu    the GPU tests, and a benchmark of a synthetic Llama-2-13B; by hand, where there is a GPU
+# make gpu    by hand, where there is a GPU: its tests, benchmarks of models of 8 M to 13 B parameters, a search; results in build/gpu/
 # All install what they need into .venv/ first. PYTHON=… chooses the interpreter (3.11 or newer).
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := build/demo
+GPU := build/gpu
 
 .PHONY: demo gpu test thorough slow clean
 
@@ -16,10 +17,16 @@ DEMO := build/demo
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# Each step goes on where one before it fails: what a device shows within its time is worth keeping. DEVICE=cpu rehearses the commands.
+DEVICE ?= cuda
+SHAPES ?= demo synthetic:22x2048 synthetic:llama-2-7b synthetic:llama-2-13b
+PEERS_cuda := plain@graph,plain@lean,plain@hf,hf-generate,hf-compile
+PEERS_cpu := plain@lean,plain@hf,hf-generate
 gpu: .venv/installed
-	@mkdir -p build
-	$(BIN)/python -m pytest -m gpu -s
-	$(BIN)/skipsearch bench --model synthetic:llama-2-13b --device cuda --engine graph --peers plain,skip,plain@lean,hf-generate,hf-compile --prompts 4 --costs --contexts 128,1024,4000 --picture build/gpu.png
+	@mkdir -p $(GPU)
+	-$(BIN)/python -m pytest -m gpu -s --junit-xml $(GPU)/tests.xml
+	-for shape in $(SHAPES); do $(BIN)/skipsearch bench --model $$shape --device $(DEVICE) --dtype bfloat16 --peers $(PEERS_$(DEVICE)) --prompts 2 --repeats 2 --costs --contexts 128,1024,4000 --json > $(GPU)/$$(echo $$shape | tr : -).json; done
+	-for task in pycode prose; do $(BIN)/skipsearch tune --model demo --task $$task --device $(DEVICE) --budget 60s --out $(GPU)/$$task.yaml --force; done
 
 demo: .venv/installed
 	@mkdir -p $(DEMO)

@@ -199,6 +199,7 @@ def test_a_study_whose_creator_died_before_it_said_of_what_is_taken_over(url: st
         Ledger(url, {**IDENTITY, "dtype": "bfloat16"})
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_lost_ends_the_search_with_a_sentence_and_when_it_is_back_the_search_goes_on(postgresql: str) -> None:
     address, _, name = postgresql.rpartition("/")
     ledger = Ledger(postgresql, IDENTITY)

@@ -213,11 +213,11 @@ def test_a_search_is_seeded_by_searchers_that_need_no_experience(judged: list[Sk
 
 @pytest.mark.usefixtures("fast")
 def test_the_same_search_finds_the_same(judged: list[SkipMask]) -> None:
-    first, second = searched(searcher="random", trials=7, seed=4), searched(searcher="random", trials=7, seed=4)
-    assert judged[:7] == judged[7:]
+    first, second = searched(searcher="random", trials=14, seed=4), searched(searcher="random", trials=14, seed=4)
+    assert judged[:14] == judged[14:]
     assert first.candidate == second.candidate
-    searched(searcher="random", trials=7, seed=5)
-    assert judged[14:] != judged[:7]
+    searched(searcher="random", trials=14, seed=5)
+    assert judged[28:] != judged[:14]
 
 
 @pytest.mark.usefixtures("fast")
@@ -424,6 +424,7 @@ tuning.tune(small_model(), small_task(), searcher="random", trials=9, study=sys.
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fast")
 def test_a_search_killed_while_it_writes_keeps_all_that_was_judged_and_its_resumed_profile_is_valid(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def test_unsearched_lookup_drafts_alone_and_before_the_unsearched_mask() -> None
 def test_the_help_says_how_the_unsearched_peers_draft(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _, printed, _ = in_process(capsys, monkeypatch, "bench", "--help")
     said = " ".join(printed.replace("│", " ").split())
-    assert f"lookup (from {LOOKUP.min_match} matching tokens, up to {LOOKUP.draft_length} drafted)" in said
+    assert f"lookup ({LOOKUP.min_match} tokens must match, up to {LOOKUP.draft_length} drafted)" in said
     assert f"skip (every second sub-layer, unsearched, {SKIP_DRAFTS} drafted)" in said
 
 

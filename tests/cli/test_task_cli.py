@@ -85,6 +85,7 @@ def test_a_prompt_is_printed_as_it_is_and_not_as_markup(tmp_path: Path) -> None:
     assert "[bold]" in run.invoke(app, ["show", str(data)]).stdout
 
 
+@pytest.mark.thorough
 def test_every_task_that_comes_with_skipsearch_is_valid() -> None:
     result = run.invoke(app, ["validate", str(data_folder())])
     assert result.exit_code == 0

@@ -11,7 +11,8 @@ from .planted import BUGS, Check
 
 CHECKS = {check.__name__: check for _, check in BUGS.values()}
 # Thousands of samples each; `make test` leaves them to `make thorough`.
-OF_SAMPLES = ("check_choosing", "check_tree_sampling", "check_s3d_tree_sampling", "check_sampling_of_likely_tokens", "check_certain_sampling")
+OF_SAMPLES = ("check_choosing", "check_tree_sampling", "check_s3d_tree_sampling", "check_sampling_of_likely_tokens",
+              "check_certain_sampling")
 
 
 @pytest.mark.parametrize("check", [pytest.param(check, id=name, marks=[pytest.mark.thorough] if name in OF_SAMPLES else [])

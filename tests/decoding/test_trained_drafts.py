@@ -179,10 +179,12 @@ def test_two_drafters_that_watch_leave_each_other_the_states_they_want() -> None
     assert 0 < total.choosing_seconds < total.watching_seconds, "of which only one chooses masks"
 
 
+@pytest.mark.thorough
 def test_samples_of_adapted_drafts_are_distributed_as_the_full_models_own() -> None:
     assert_partly_accepted(check_adapted_sampling())
 
 
+@pytest.mark.thorough
 def test_samples_of_s3ds_drafts_are_distributed_as_the_full_models_own() -> None:
     hf = tiny_llama(3, vocab=8, hidden=16, layers=3)
     model, full = adapt(hf), FullModel(hf)
@@ -191,10 +193,12 @@ def test_samples_of_s3ds_drafts_are_distributed_as_the_full_models_own() -> None
                                           next_logits=full.next_logits, modules=[folder()]))
 
 
+@pytest.mark.thorough
 def test_samples_of_s3ds_trees_are_distributed_as_the_full_models_own() -> None:
     assert_partly_accepted(check_s3d_tree_sampling())
 
 
+@pytest.mark.thorough
 def test_samples_of_kangaroos_drafts_are_distributed_as_the_full_models_own() -> None:
     hf = tiny_llama(3, vocab=5, hidden=16, layers=3)
     model, full = adapt(hf), FullModel(hf)

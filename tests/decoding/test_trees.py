@@ -46,6 +46,7 @@ def test_a_sibling_stands_where_the_drafts_own_choice_was_wrong() -> None:
     assert fewer < more
 
 
+@pytest.mark.thorough
 def test_samples_are_distributed_as_the_full_models_own() -> None:
     total = check_tree_sampling()
     assert 0 < total.accepted < total.drafted

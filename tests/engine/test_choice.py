@@ -156,6 +156,7 @@ def test_load_model_itself_measures_and_builds_nothing(monkeypatch: pytest.Monke
     assert not (cache / "compiled").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(library.compiler_here() is None, reason="needs a C++ compiler")
 def test_load_model_takes_native_where_it_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
     load_model("synthetic:2x64", device="cpu", engine="compiled")   # which is another name for it

@@ -175,29 +175,6 @@ PROMPT = "def parse_arguments(argv=None):\n"
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("exit_kind", ["fixed", "confidence"])
-def test_on_a_gpu_replayed_graphs_write_the_unmodified_models_tokens(exit_kind: str) -> None:
-    reference = load_model("demo", device="cuda", dtype="float32", engine="hf")
-    model = load_model("demo", device="cuda", dtype="float32", engine="graph")
-    prompt = list(reference.tokenizer(PROMPT).input_ids)
-    expected = Decoder(reference).generate(prompt, 300, ignore_eos=True).tokens
-    assert Decoder(model).generate(prompt, 300, ignore_eos=True).tokens == expected
-    drafted = Decoder(model, DEMO_MASK, draft_length=5, exit_policy=make_exit(exit_kind)).generate(prompt, 300, ignore_eos=True)
-    assert drafted.tokens == expected
-    assert 0 < drafted.stats.accepted < drafted.stats.drafted
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_exact_text_in_bfloat16_does_not_depend_on_the_draft() -> None:
-    model = load_model("demo", device="cuda", dtype="bfloat16", engine="graph")
-    prompt = list(model.tokenizer(PROMPT).input_ids)
-    plain = Decoder(model, exact=True).generate(prompt, 600, ignore_eos=True)
-    drafted = Decoder(model, DEMO_MASK, draft_length=5, exit_policy=make_exit("fixed"), exact=True).generate(prompt, 600, ignore_eos=True)
-    assert drafted.tokens == plain.tokens
-    assert 0 < drafted.stats.accepted < drafted.stats.drafted
-
-
-@pytest.mark.gpu
 def test_on_a_gpu_another_mask_is_recorded_in_well_under_a_second() -> None:
     model = load_model("demo", device="cuda", dtype="bfloat16", engine="graph")
     prompt = list(model.tokenizer(PROMPT).input_ids)

@@ -34,6 +34,7 @@ def loaded(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
 
 
+@pytest.mark.thorough
 def test_assisted_generation_writes_what_the_model_writes_alone_in_fewer_passes(draft_folder: Path) -> None:
     model, draft = loaded(DEMO_FOLDER), loaded(draft_folder)
     draft.generation_config.num_assistant_tokens = DRAFT_LENGTH

@@ -77,6 +77,7 @@ def test_the_first_layer_keeps_its_attention(tmp_path: Path) -> None:
         exported(new_hf_model("llama-tied", **WIDE), SkipMask(LAYERS, (0,), (1,)), tmp_path)
 
 
+@pytest.mark.thorough
 def test_transformers_reads_the_config_with_the_class_beside_it_and_writes_it_again(tmp_path: Path) -> None:
     """In the way that engines do, which read `block_configs` by attribute."""
     draft = exported(new_hf_model("llama-tied", **WIDE), SkipMask(LAYERS, (1,), (2,)), tmp_path)

@@ -200,6 +200,7 @@ def test_names_that_the_hub_cannot_have_are_refused(hub: FakeHub, name: str) -> 
     assert refusal(name) == f"{name!r} is not a name that the Hub can have; a Hub id has the form org/name[@revision]"
 
 
+@pytest.mark.thorough
 def test_the_environments_endpoint_is_the_one_that_is_asked(hub: FakeHub, model_folder: Path, tmp_path: Path) -> None:
     hub.add("org/tiny", model_folder, gated=True)
     code = "from skipsearch.models import load_adapter; print(load_adapter('org/tiny', device='cpu').spec)"

@@ -26,6 +26,7 @@ def drafted(name: str) -> DecodeStats:
     return total
 
 
+@pytest.mark.thorough
 def test_smaller_branches_are_accepted_more_often() -> None:
     alphas = [drafted(f"synthetic:8x128/{size}").alpha for size in (0.5, 2.5, 8.0)]
     assert None not in alphas

@@ -215,6 +215,7 @@ def test_ten_thousand_header_lines_are_refused(server: Running) -> None:
     serves_on(server)
 
 
+@pytest.mark.thorough
 def test_a_queue_that_is_full_says_when_to_come_again(server: Running) -> None:
     found: list[tuple[int, dict[str, str]]] = []
 
@@ -344,6 +345,7 @@ def check_load(server: Running, rounds: int) -> None:
     serves_on(server)
 
 
+@pytest.mark.thorough
 def test_sigterm_finishes_what_runs_and_takes_nothing_more(tmp_path: Path) -> None:
     with running_server(tmp_path, keys=None) as server:
         connection = http.client.HTTPConnection(urlsplit(server.address).netloc, timeout=60)
