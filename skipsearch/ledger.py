@@ -3,9 +3,9 @@
 An append-only journal file by default, or any storage URL that Optuna knows. Its dashboards and plots work on it as they are.
 
 Any number of processes share the study of a URL. A worker claims a mask by a RUNNING trial, which its heartbeat keeps alive, and reads the
-study again: of equal masks the lowest trial number is measured, the others are PRUNED with `duplicate_of`. A claim without heartbeat is
-FAILed by whoever notices, and its mask is handed out again. So a trial is COMPLETE, or FAIL with `failed` (it was judged, and has no time),
-or it is no judgement.
+study again: of equal masks the lowest trial number is measured, the others are PRUNED with `duplicate_of`. The process that notices a
+claim without heartbeat FAILs it, and its mask is handed out again. A judged trial is therefore COMPLETE, or FAIL with `failed` if there
+is no time for it; all others are no judgements.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from skipsearch.stats import Trial, TrialState
 from skipsearch.workers import Heartbeat, News, worker_name
 
 MOST_LOSSES = 3       # of a mask whose worker died; then it is the mask that is to blame
-IDENTITY_SECONDS = 5  # that a study may stand there without identity before whoever created it is taken for dead
+IDENTITY_SECONDS = 5  # how long a study may lack its identity before its creator counts as dead
 BIT = IntDistribution(0, 1)
 _FACTS = ("stderr", "fidelity", "alpha", "tau", "beta", "baseline_seconds_per_token", "searcher", "search_seconds")
 

@@ -104,7 +104,7 @@ class Search:
                 mask = self._next([*lost, *queue], learner)
                 if mask is None and not self.pending:
                     break
-                if mask is None:   # whoever measures the last masks may die over them
+                if mask is None:   # the process that measures the last masks may die
                     sleep(POLL_SECONDS)
                 else:
                     proposer = queue.get(mask) or (name if mask in lost else str(getattr(learner, "proposer", name)))

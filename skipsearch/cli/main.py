@@ -44,8 +44,8 @@ app = typer.Typer(
     name="skipsearch", cls=Root, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"max_content_width": 140},   # an example that is broken in two cannot be copied
     help="Example: skipsearch tune --model demo --task pycode\n\n"
-         "Find the fastest lossless way to decode with a language model, and decode with it. Drafts come from prompt lookup, from the model "
-         "with some of its sub-layers skipped, or from both.")
+         "Find the fastest lossless way to decode with a language model, and decode with it. Drafts come from prompt lookup, from the "
+         "model with some of its sub-layers skipped, or from both.")
 
 
 def _version(asked: bool) -> None:

@@ -73,7 +73,7 @@ class Row:
 
 
 def wait_for(wanted: Wanted | None) -> Any:
-    """Called within a row: hands over to whoever drives it, and returns its answer. None waits for the next step."""
+    """Called within a row: hands over to the driver, and returns its answer. None waits for the next step."""
     driver = getcurrent().parent
     assert driver is not None
     return driver.switch(wanted)

@@ -1,4 +1,4 @@
-"""Who watches a request: whoever wants to show what was proposed in each round, and sessions that read the states of its passes."""
+"""Who watches a request: code that shows what was proposed in each round, and sessions that read the states of its passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`clasp`: the mask is planned anew every few rounds, by a dynamic programme over the hidden states of the last verified token."""
+"""`clasp`: the mask is planned again every few rounds, by a dynamic programme over the hidden states of the last verified token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`swift`: a search for the mask goes on while requests are decoded, judged by how often a thinned pass names the tokens just written."""
+"""`swift`: a mask is searched while requests are decoded, judged by how often a thinned pass predicts the tokens just written."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def open_shelf() -> Shelf:
     flaw = _flaw(folder)
     if flaw is None:
         return Shelf(folder)
-    warnings.warn(UntrustedFolder(f"{folder} {flaw}; until then code is compiled anew by every process"), stacklevel=2)
+    warnings.warn(UntrustedFolder(f"{folder} {flaw}; until then every process compiles the code again"), stacklevel=2)
     return Shelf(_private_folder())
 
 

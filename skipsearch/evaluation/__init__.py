@@ -1,6 +1,6 @@
 """How good is a mask, or a recipe?
 
-Three answers, each dearer and surer than the one before:
+Three answers, each more expensive and more reliable than the one before:
 
     replay       one parallel pass over text that the full model wrote says which of its tokens a mask's draft would have named
     simulate     walks over these positions under a recipe, and prices its rounds with the latency table: seconds a token, in milliseconds

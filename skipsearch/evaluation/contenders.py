@@ -1,7 +1,7 @@
 """Settings of drafters that choose their masks while they decode, narrowed down to those that a race should decide between.
 
 `asd` chooses one mask for a prompt, so replay judges it. So does the first plan of `clasp`, which tells how much to skip and how to draft;
-how often to plan anew is for the race. What `swift` finds depends on the stream, so it reads calibration prompts for each share of
+the race decides how often to plan. What `swift` finds depends on the stream, so it reads calibration prompts for each share of
 sub-layers, and replay says how to draft under what it found.
 """
 

@@ -94,7 +94,7 @@ class Batches:
         return (self[(2 * i + 1) * len(self) // (2 * count)] for i in range(count))
 
     def sample(self, most_prompts: int = MOST_PROMPTS) -> Batch:
-        """So many texts of middling length in one batch, made for this call: for whoever looks at hidden states and not at masks."""
+        """So many texts of middling length in one batch, made for this call: for code that looks at hidden states and not at masks."""
         texts = [i for chosen in self.chosen for i in chosen]
         most_prompts = most_prompts if self.model.spec.together else 1
         start = max(0, (len(texts) - most_prompts) // 2)

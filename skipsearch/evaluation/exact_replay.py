@@ -135,7 +135,7 @@ class ExactReplay:
 
 
 def rounds_of(drafts: Sequence[Drafts]) -> Rounds:
-    """The same as places where rounds can start, for whoever walks them."""
+    """The same as places where rounds can start, for code that walks them."""
     right = np.concatenate([d.right.cumprod(axis=1).sum(axis=1) for d in drafts])
     rank = np.pad(np.concatenate([d.rank for d in drafts]), ((0, 0), (0, 1)))   # behind the deepest token nothing is known
     lengths = np.array([len(d.right) for d in drafts])

@@ -21,7 +21,7 @@ def continue_together(model: ModelAdapter, prompts: Sequence[Sequence[int]], max
     """Generated tokens of each prompt, ended as decoding alone would end them: end of sequence, a repeat, the length, the model's context.
 
     A pass over many rows rounds differently from one over a single row, so two nearly equal logits may come out the other way
-    round than in decoding alone; the text is the full model's all the same. progress(prompts done, of all).
+    round than in decoding alone; the text stays the full model's. progress(prompts done, of all).
     """
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     found: dict[int, list[int]] = {}

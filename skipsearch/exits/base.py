@@ -46,7 +46,7 @@ if TYPE_CHECKING:   # reading a profile needs no numpy
 
 
 class ExitSession(Protocol):
-    """One request's exit policy: decides after each drafted token whether it ends the draft. That token is verified all the same."""
+    """One request's exit policy: decides after each drafted token whether it ends the draft. That token is still verified."""
 
     def stop(self, confidence: float, n_drafted: int) -> bool:
         """confidence: top probability of the draft at its latest token; n_drafted: tokens drafted in this round so far."""

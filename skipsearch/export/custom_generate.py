@@ -1,4 +1,4 @@
-"""`custom-generate`: a folder that transformers' `generate` takes, for whoever has skipsearch installed and nothing of this profile."""
+"""`custom-generate`: a folder that transformers' `generate` takes, for users who have skipsearch installed and nothing of this profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole layers out: the draft as an ordinary Hugging Face checkpoint of fewer layers, numbered anew.
+"""Whole layers out: the draft as an ordinary Hugging Face checkpoint of fewer layers, numbered from 0.
 
 Every engine that knows the family can load it. A mask that skips the attention of a layer and keeps its MLP has no such form; see
 `deci`. Config keys that speak of layers by number or one by one are read off transformers' configuration classes.

@@ -18,12 +18,12 @@ def kept_finding(spec: ModelSpec) -> Finding | None:
     try:
         data = json.loads(_path(spec).read_text("utf-8"))
         return Finding(**data)
-    except (OSError, ValueError, TypeError):   # none yet, or damaged: the model is checked anew
+    except (OSError, ValueError, TypeError):   # none yet, or damaged: the model is checked again
         return None
 
 
 def keep(spec: ModelSpec, finding: Finding) -> None:
-    """Where there is no room, the next load checks anew."""
+    """Where there is no room, the next load checks again."""
     try:
         make_folder(_path(spec).parent)
         write_whole(_path(spec), json.dumps(asdict(finding)).encode())

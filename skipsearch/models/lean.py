@@ -1,6 +1,6 @@
 """The fused fast path for Llama-shaped models: their weights as a few large matrices, their sub-layers as a few kernels.
 
-It takes a Hugging Face model apart for good: each layer's matrices are laid out anew and the old ones let go of at once, so that no
+It takes a Hugging Face model apart for good: each layer's matrices are laid out again and the old ones are released at once, so that no
 moment of loading holds a second copy of more than one layer. A model that somebody else holds is therefore never driven this way.
 """
 

@@ -196,10 +196,10 @@ class Trainer:
             kept: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             same = kept["fingerprint"] == self.fingerprint
         except Exception:   # torch names no error of its own for a file that is none of its
-            raise ModuleError(f"{path}: this checkpoint is damaged: remove it, or begin anew with --force") from None
+            raise ModuleError(f"{path}: this checkpoint is damaged: remove it, or start again with --force") from None
         if not same:
             raise ModuleError(f"{path} holds another training (another model, text, mask or other settings): give its settings to go on, "
-                              "another --out, or --force to begin anew")
+                              "another --out, or --force to start again")
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(kept["parameters"][name])

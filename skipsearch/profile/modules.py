@@ -1,4 +1,4 @@
-"""Puts the trained parts that a profile names where whoever reads the profile looks for them."""
+"""Puts the trained parts that a profile names where readers of the profile look for them."""
 
 from __future__ import annotations
 

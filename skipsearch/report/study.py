@@ -149,7 +149,7 @@ def study_engine(where: str | Path) -> str | None:
     """The engine that a study was begun with; None where no study can be read, or it does not say."""
     try:
         return str(_load(where).user_attrs["identity"]["engine"])
-    except Exception:   # whoever opens it to go on with it says what is wrong
+    except Exception:   # the command that continues it says what is wrong
         return None
 
 

@@ -19,7 +19,7 @@ ONE_SHOT = {"clasp": 12, "sensitivity": 3, "knapsack": 3, "asd": 3, "middle": 3,
 # In the order of their first turns, the cheapest to ask first. Not greedy: it ends with what exchange does.
 ADAPTIVE = ("exchange", "evolution", "tpe", "gp")
 TURN = 12          # masks that one adaptive searcher proposes before another may take over
-WAITING_TURN = 5   # every fifth turn is that of whoever waited longest
+WAITING_TURN = 5   # every fifth turn goes to the searcher that waited longest
 LEAST = 1e-3       # least gain that a turn is credited with, so that among searchers that gain nothing the cheap ones get more turns
 FADING = 0.7       # weight of a turn beside that of the same searcher's next one
 
@@ -38,7 +38,7 @@ class Auto:
     """A few masks of each searcher that knows them beforehand, then turns of the adaptive ones, all of which hear of every mask.
 
     The next turn is that of the searcher that gains most per second of asking and judging, recent turns weighing most. When a turn
-    gained nothing, one that had none yet goes first, and every fifth turn is that of whoever waited longest. A turn ends after 12
+    gained nothing, one that had none yet goes first, and every fifth turn goes to the searcher that waited longest. A turn ends after 12
     masks, or when it took as long as 12 masks usually do: a searcher that thinks for long proposes fewer. All of it follows from the
     told trials (`searcher`, `search_seconds`), so that telling them again resumes a search. Searchers whose evidence was not
     measured are left out.

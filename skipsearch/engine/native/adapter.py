@@ -1,4 +1,4 @@
-"""The native engine: one call of C++ for a whole pass, over the weights of a fused model laid out anew for it.
+"""The native engine: one call of C++ for a whole pass, over the weights of a fused model, laid out again for it.
 
 What it computes is what `models.lean` says, sum by sum in one order: an output's inputs chunk by chunk, a row's keys block by block,
 whatever the number of rows, threads and keys. So a row has the same bits in a pass of one token and in one of many.
@@ -192,7 +192,7 @@ def why_not(lean: LeanAdapter) -> str | None:
 
 
 def in_its_layout(lean: LeanAdapter, library: Library, eight_bits: bool = False) -> NativeAdapter:
-    """The native model, whose weights `lean` shares from now on: each matrix is laid out anew and the old one let go of at once.
+    """The native model, whose weights `lean` shares from now on: each matrix is laid out again and the old one is released at once.
 
     lean: a model of which `why_not` has nothing to say. eight_bits: its matrices become int8, as `eights` has it, and a tied embedding with
     the head; the model is then another one, and its spec says so. An embedding of its own stays as it is: few of its rows are read.
