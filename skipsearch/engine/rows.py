@@ -1,8 +1,8 @@
 """One KV cache for several requests, a row of it each, and the plan of one pass over some of these rows.
 
 A row is a `KVCache` of one request like any other, a view on its part of the shared buffers: code that decodes one request need not know
-that there are others. Where `forward` is asked for a pass over a row it hands the pass to `RowCache.join`, and the driver of the rows may run
-several such passes as one.
+that there are others. Where `forward` is asked for a pass over a row it hands the pass to `RowCache.join`, and the driver of the rows may
+run several such passes as one.
 """
 
 from __future__ import annotations
