@@ -58,7 +58,8 @@ def render(studies: Sequence[Study], profile: Profile | None, tables: Sequence[T
     environment = Environment(loader=PackageLoader("skipsearch.report", "."), autoescape=True, undefined=StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True)
     html = environment.get_template("page.html").render(
-        title=_title(studies, profile, tables), facts=_facts(studies, profile), differing=_differing(studies, profile), columns=SUMMARY,
+        title=_title(studies, profile, tables), verdict=_verdict(studies, profile), facts=_facts(studies, profile),
+        differing=_differing(studies, profile), columns=SUMMARY,
         summary=[_summary(study) for study in studies], figures=figures, version=__version__,
         light=Markup(css_variables(dark=False)), dark=Markup(css_variables(dark=True)))
     return clean(html), [figure.section.title for figure in figures if figure.missing]
@@ -90,6 +91,25 @@ def _title(studies: Sequence[Study], profile: Profile | None, tables: Sequence[T
     if studies:
         return f"{studies[0].identity.get('model')} on {', '.join(tasks)}"
     return ", ".join(table.title for table in tables) or "nothing to show"
+
+
+def _verdict(studies: Sequence[Study], profile: Profile | None) -> str:
+    """What came out, in a sentence or two; nothing where the page has only tables of methods."""
+    if profile is not None and (measured := profile.measured) is not None:
+        figure = f"{measured.speedup.in_words('×')} as fast as plain decoding"
+        where = f"on {measured.prompts} hold-out prompts, which the search had not seen"
+        same = measured.lossless
+        text = f" On {same.identical} of {same.prompts} prompts the text was identical." if same.prompts else ""
+        if profile.verdict == "speculate":
+            return f"Drafting pays: decoding with this profile is {figure} (95 % interval in brackets), measured {where}.{text}"
+        return f"Drafting does not pay here: the best recipe was {figure} {where}. With this profile decoding is plain.{text}"
+    if profile is not None:
+        return "This profile was never measured: decoding with it is lossless, and its speed is unknown."
+    best = max((study.best for study in studies if study.best is not None), key=lambda judged: judged.speedup, default=None)
+    if best is None:
+        return "No mask has been judged yet." if studies else ""
+    judged = sum(len(study.judged) for study in studies)
+    return f"The best of {judged} judged masks is predicted to decode {times(best.speedup)} as fast as plain decoding."
 
 
 def _facts(studies: Sequence[Study], profile: Profile | None) -> list[tuple[str, list[tuple[str, str]]]]:
