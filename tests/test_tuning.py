@@ -519,7 +519,8 @@ def test_a_study_keeps_who_proposed_each_mask_the_race_and_the_policy_surface(tm
     winner = notes["raced"][-1]
     assert Recipe.from_data(winner["recipe"]) == profile.candidate
     assert profile.measured is not None
-    assert winner["speedup"]["mean"] == pytest.approx(profile.measured.speedup.mean, rel=0.01)
+    low, high = profile.measured.speedup.ci95   # rounded as far as the clock was sure
+    assert low <= winner["speedup"]["mean"] <= high
     assert {p["kind"] for p in notes["surface"]["policies"]} == {"fixed", "confidence"}
 
 
