@@ -80,9 +80,9 @@ def check_choosing(specs: Sequence[DrafterSpec] = CHOOSING, prompts: Sequence[Se
 
 def kept_states(model: ModelAdapter, text: Sequence[int], at: int) -> torch.Tensor:
     """[L + 1, H]: the full model's states at one place of a text."""
-    cache, planner = model.new_cache(1, 128), Planner(128, torch.device("cpu"))
+    cache, planner = model.new_cache(1, 128), Planner(128, model.spec.device)
     states: list[torch.Tensor] = []
-    tokens = torch.tensor([list(text)])
+    tokens = torch.tensor([list(text)], device=model.spec.device)
     forward(model, tokens, cache, planner.chain(0, len(text)), tap=lambda i, h: states.append(h[0, at]))
     return torch.stack(states)
 
@@ -94,12 +94,13 @@ def planned_by_hand(model: ModelAdapter, text: Sequence[int], at: int, skip: int
     A row is run by a fresh pass over the text before the token, and the layer on the state in the token's place.
     """
     states, n = kept_states(model, text, at), model.spec.n_layers
-    planner = Planner(128, torch.device("cpu"))
+    planner = Planner(128, model.spec.device)
 
     def run(layer: int, g: torch.Tensor) -> torch.Tensor:
         cache = model.new_cache(1, 128)
         if at:
-            onward(model, model.embed(torch.tensor([list(text[:at])]), planner.chain(0, at).positions), cache, planner.chain(0, at))
+            before, plan = torch.tensor([list(text[:at])], device=model.spec.device), planner.chain(0, at)
+            onward(model, model.embed(before, plan.positions), cache, plan)
         return model.block(layer, g[None, None], cache, planner.chain(at, 1))[0, 0]
 
     best: dict[tuple[int, int], tuple[torch.Tensor, tuple[int, ...]]] = {(0, 0): (states[0], ())}
@@ -222,10 +223,10 @@ def check_swift_as_published() -> None:
     best, in_force = 0, inner.stream.mask
     for mask, found, history in judged:
         text = history[len(prompt):len(prompt) + spec.window + 1]
-        cache, planner = model.new_cache(1, 128), Planner(128, torch.device("cpu"))
-        forward(model, torch.tensor([list(prompt)]), cache, planner.chain(0, len(prompt)))
-        logits = forward(model, torch.tensor([text[:-1]]), cache, planner.chain(len(prompt), spec.window), mask)
-        assert found == int((logits[0].argmax(-1) == torch.tensor(text[1:])).sum())
+        cache, planner = model.new_cache(1, 128), Planner(128, model.spec.device)
+        forward(model, torch.tensor([list(prompt)], device=model.spec.device), cache, planner.chain(0, len(prompt)))
+        logits = forward(model, torch.tensor([text[:-1]], device=model.spec.device), cache, planner.chain(len(prompt), spec.window), mask)
+        assert found == int((logits[0].argmax(-1) == torch.tensor(text[1:], device=model.spec.device)).sum())
         if found > best:
             best, in_force = found, mask
     assert (inner.stream.mask, inner.stream.score) == (in_force, best / spec.window)
@@ -244,9 +245,9 @@ def check_swift() -> None:
     for mask, found, history in judged[:12]:
         alone = 0
         for place in range(len(history) - 1 - spec.window, len(history) - 1):
-            cache, planner = model.new_cache(1, 128), Planner(128, torch.device("cpu"))
-            forward(model, torch.tensor([history[:place]]), cache, planner.chain(0, place))
-            logits = forward(model, torch.tensor([[history[place]]]), cache, planner.chain(place, 1), mask)
+            cache, planner = model.new_cache(1, 128), Planner(128, model.spec.device)
+            forward(model, torch.tensor([history[:place]], device=model.spec.device), cache, planner.chain(0, place))
+            logits = forward(model, torch.tensor([[history[place]]], device=model.spec.device), cache, planner.chain(place, 1), mask)
             alone += int(logits.argmax()) == history[place + 1]
         assert found == alone
     assert all(mask.n_skipped == inner.count and not mask.sublayers & {0, 1, 2 * LAYERS - 2, 2 * LAYERS - 1} for mask, _, _ in judged)

@@ -48,7 +48,7 @@ class Dealer:
     def multinomial(self, weights: Tensor, count: int, **_: Any) -> Tensor:
         assert count == 1
         rows = weights.reshape(-1, weights.shape[-1]).tolist()
-        return torch.tensor([self.deal(row) for row in rows]).view(*weights.shape[:-1], 1)
+        return torch.tensor([self.deal(row) for row in rows], device=weights.device).view(*weights.shape[:-1], 1)
 
     def rand(self, *_: Any, **__: Any) -> Uniform:
         return Uniform(self)
@@ -63,7 +63,7 @@ class Dealer:
                 drawn.append(self.deal(left) if sum(left) else any_left.index(1.0))
                 left[drawn[-1]] = 0.0
             found.append(drawn)
-        return torch.tensor(found), scored.weights
+        return torch.tensor(found, device=scored.weights.device), scored.weights
 
     def planted(self) -> ExitStack:
         """While it lasts, decoding asks this dealer."""
@@ -87,7 +87,7 @@ class Uniform:
     def __lt__(self, p: Tensor) -> Tensor:
         q = torch.as_tensor(self.factor, dtype=p.dtype).expand(p.shape)
         shares = [min(1.0, a / b) if b else float(a > 0) for a, b in zip(p.flatten().tolist(), q.flatten().tolist(), strict=True)]
-        return torch.tensor([not self.deal_out(share) for share in shares]).view(p.shape)
+        return torch.tensor([not self.deal_out(share) for share in shares], device=p.device).view(p.shape)
 
     def deal_out(self, share: float) -> int:
         return self.dealer.deal((share, 1 - share))

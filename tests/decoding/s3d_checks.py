@@ -37,14 +37,14 @@ def by_definition(spec: S3D, text: list[int], rows: int) -> Tensor:
     """[rows, V]: logits of a draft behind a text, its rows run one after another, each behind those before it."""
     model, _ = small_world()
     drafting = spec.build(model, [folder()]).simultaneous.model  # type: ignore[attr-defined]
-    unknown = load_tensors(folder() / spec.module.file)[1][UNKNOWN]
+    unknown = load_tensors(folder() / spec.module.file)[1][UNKNOWN].to(model.spec.device)
     n = len(text) - 1
-    cache, planner = model.new_cache(1, n + rows), Planner(n + rows, torch.device("cpu"))
+    cache, planner = model.new_cache(1, n + rows), Planner(n + rows, model.spec.device)
     if n:
-        forward(model, torch.tensor([text[:-1]]), cache, planner.chain(0, n))
+        forward(model, torch.tensor([text[:-1]], device=model.spec.device), cache, planner.chain(0, n))
     found = []
     for k in range(rows):
-        h = model.embed(torch.tensor([text[-1:]])) if k == 0 else unknown[None, k - 1:k]
+        h = model.embed(torch.tensor([text[-1:]], device=model.spec.device)) if k == 0 else unknown[None, k - 1:k]
         found.append(drafting.head(onward(drafting, h, cache, planner.chain(n + k, 1), spec.mask(model.spec.n_layers)))[0, 0])
     return torch.stack(found)
 

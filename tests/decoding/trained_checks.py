@@ -112,8 +112,8 @@ class ComparedSession:
     @torch.no_grad()
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
         model, n = self.notes.model, ctx.cache.length
-        fresh, planner = model.new_cache(1, 128), Planner(128, torch.device("cpu"))
-        forward(model, torch.tensor([ctx.history[:n]]), fresh, planner.chain(0, n))
+        fresh, planner = model.new_cache(1, 128), Planner(128, model.spec.device)
+        forward(model, torch.tensor([ctx.history[:n]], device=model.spec.device), fresh, planner.chain(0, n))
         for mine, theirs in zip(kv(ctx.cache, n), kv(fresh, n), strict=True):
             assert torch.allclose(mine, theirs, rtol=0, atol=1e-6), "what is committed is what a fresh prefill writes"
         if isinstance(self.inner, KangarooSession):
@@ -131,8 +131,8 @@ class ComparedSession:
         assert known <= len(history), "it knows nothing that is not committed"
         if not known:   # nothing was drafted yet
             return
-        fresh, plan = shallow.new_cache(128), Planner(128, torch.device("cpu")).chain(0, known)
-        shallow.adapted(shallow.features(torch.tensor([history[:known]]), fresh, plan), fresh, plan)
+        fresh, plan = shallow.new_cache(128), Planner(128, self.notes.model.spec.device).chain(0, known)
+        shallow.adapted(shallow.features(torch.tensor([history[:known]], device=plan.positions.device), fresh, plan), fresh, plan)
         for mine, theirs in ((session.cache.keys, fresh.keys), (session.cache.values, fresh.values)):
             assert torch.allclose(mine[layer][:, :, :known], theirs[layer][:, :, :known], rtol=0, atol=1e-6)   # type: ignore[index]
 

@@ -37,6 +37,11 @@ def texts(n: int = 12, length: int = 20) -> torch.Tensor:
     return torch.randint(VOCAB, (n, length), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
 
 
+def given_texts(n: int, length: int = 20) -> torch.Tensor:
+    """As a pupil reads them: on the device of its model."""
+    return texts(n, length).long().to(model_here().spec.device)
+
+
 def draft_here(noise: float = 0.2) -> ModelAdapter:
     model = model_here()
     return adapted(model, card_of(model, MASK), copies(model, MASK, noise), "x")
@@ -54,13 +59,13 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 @torch.no_grad()
 def check_adapted_rows() -> None:
     """A row is the draft pass that decoding runs there: committed text before the round, the draft's own K/V from there on."""
-    model, draft, some = model_here(), draft_here(), texts(2).long()
+    model, draft, some = model_here(), draft_here(), given_texts(2)
     for first in (0, 2):
         given = lesson(read(model, some, 4), DEPTH, first)
         found = draft.head(draft_states(draft, MASK, given))
         for b in range(2):
             for start in range(first, first + given.fed.shape[1], DEPTH):
-                cache, planner = model.new_cache(1, 32), Planner(32, torch.device("cpu"))
+                cache, planner = model.new_cache(1, 32), Planner(32, model.spec.device)
                 if start:
                     forward(model, some[b:b + 1, :start], cache, planner.chain(0, start))
                 for k in range(DEPTH):
@@ -73,14 +78,14 @@ def check_adapted_rows() -> None:
 @torch.no_grad()
 def check_s3d_rows() -> None:
     """A group of rows is the one pass that decoding drafts with there, with low-rank changes and without."""
-    model, some = model_here(), texts(2, 19).long()
+    model, some = model_here(), given_texts(2, 19)
     for rank in (None, 2):
         pupil = S3DPupil(model, MIDDLE, 4, rank)
         found = pupil.head(pupil.rows(pupil.read(some, 4), 1)[0])
         draft = assembled_s3d(model, s3d_card(rank), {name: parameter.detach() for name, parameter in pupil.parameters.items()}, "x")
         for b in range(2):
             for start in range(1, 1 + found.shape[1], 4):
-                cache, planner = model.new_cache(1, 32), Planner(32, torch.device("cpu"))
+                cache, planner = model.new_cache(1, 32), Planner(32, model.spec.device)
                 forward(model, some[b:b + 1, :start], cache, planner.chain(0, start))
                 states = draft.states(some[b:b + 1, start:start + 1], 4, cache, planner.chain(start, 4))
                 close(draft.model.head(states)[0], found[b, start - 1:start + 3])
@@ -89,7 +94,7 @@ def check_s3d_rows() -> None:
 @torch.no_grad()
 def check_kangaroo_rows() -> None:
     """A row is what decoding drafts from behind that token, and it is taught what the full model says there."""
-    model, some = model_here(), texts(2).long()
+    model, some = model_here(), given_texts(2)
     for form in ("attention", "layer"):
         pupil = KangarooPupil(model, 2, form)
         states, taught = pupil.rows(pupil.read(some, 4), 0)

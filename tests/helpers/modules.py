@@ -74,7 +74,7 @@ def saved(model: ModelAdapter, mask: SkipMask, tensors: Mapping[str, Tensor], na
 
 def _moved(weight: Tensor, noise: float, random: torch.Generator) -> Tensor:
     size = float(weight.std()) if weight.ndim > 1 else 1.0   # a norm's weights are all the same
-    return weight + noise * size * torch.randn(weight.shape, generator=random, dtype=weight.dtype)
+    return weight + noise * size * torch.randn(weight.shape, generator=random, dtype=weight.dtype).to(weight.device)
 
 
 @cache
@@ -116,7 +116,9 @@ def small_kangaroo(form: str = "attention", noise: float = 0.1, draft_length: in
 
 def s3d(model: ModelAdapter, mask: SkipMask, rank: int | None, name: str, ahead: int = 4, seed: int = 0) -> S3D:
     """The spec of a module for s3d with embeddings that are those of some tokens, and small changes where there is a rank."""
-    tensors = {UNKNOWN: model.embed(torch.arange(ahead - 1)[None] + seed + 5, torch.zeros(1, ahead - 1, dtype=torch.long))[0].clone()}
+    here = model.spec.device
+    some = torch.arange(ahead - 1, device=here)[None]
+    tensors = {UNKNOWN: model.embed(some + seed + 5, torch.zeros_like(some))[0].clone()}
     if rank:
         tensors |= changes(model, mask, rank, 0.1, seed)
     card = Card(kind="s3d", base=base_of(model.spec), attn=mask.attn, mlp=mask.mlp, form="lora" if rank else "embeddings", rank=rank,

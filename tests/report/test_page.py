@@ -35,8 +35,8 @@ def test_without_a_profile_it_opens_with_what_the_search_predicts(tmp_path: Path
     study = read_study(tmp_path / "one.journal")
     assert study.best is not None
     html, _ = render([study], None)
-    assert first_sentence(html) == (f"The best of {len(study.judged)} judged masks is predicted to decode {study.best.speedup:.2f}× as fast as "
-                                    "plain decoding.")
+    assert first_sentence(html) == (f"The best of {len(study.judged)} judged masks is predicted to decode "
+                                    f"{study.best.speedup:.2f}× as fast as plain decoding.")
 
 
 def test_terms_are_explained_before_the_first_table_and_figure(tmp_path: Path) -> None:

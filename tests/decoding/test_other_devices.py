@@ -1,0 +1,66 @@
+"""The checks of this folder and the planted bugs, with the model on another device than the CPU: a GPU, or `away`, which imitates one as
+far as a CPU can. The full model that they compare with stays on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from helpers import away
+from helpers.tiny import driven_by, small_world
+
+from skipsearch.errors import ModelError
+
+from .planted import BUGS, Check
+
+CHECKS = {check.__name__: check for _, check in BUGS.values()}
+# What they look at is what the unmodified modules are called with, or trained by.
+OF_MODULES = ("check_kangaroo_passes", "check_s3d_rows", "check_adapted_rows", "check_kangaroo_rows", "check_only_the_drafts_own_learns")
+# On `graph` a verify pass runs the first layers again, instead of going on behind them, so that these mistakes have no place there.
+OF_RESUMING = ("adapter_does_not_catch_up", "adapter_is_not_rolled_back", "adapter_keeps_what_it_wrote_of_rejected_tokens",
+               "rows_of_rejected_tokens_are_kept", "draft_writes_a_slot_too_early", "verification_resumes_from_stale_rows",
+               "verification_resumes_a_layer_too_late", "siblings_skip_the_layers_below_the_exit")
+
+
+@pytest.fixture(params=[pytest.param("away", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)], scope="module")
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "away":
+        away.begin()
+    return request.param
+
+
+@pytest.fixture(params=["hf", "lean", "graph"], autouse=True)
+def engine(request: pytest.FixtureRequest, device: str) -> Iterator[str]:
+    with driven_by(request.param, device):
+        yield request.param
+
+
+def test_the_model_is_on_the_device(device: str) -> None:
+    model, full = small_world()
+    assert model.spec.device.type == device
+    assert {tensor.device.type for tensor in full.hf.parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_a_check_passes(check: Check, engine: str) -> None:
+    if engine != "hf" and check.__name__ in OF_MODULES:
+        pytest.skip("of the engine hf")
+    check()
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_check_fails_while_the_bug_is_planted(bug: str, engine: str) -> None:
+    plant, check = BUGS[bug]
+    if engine != "hf" and check.__name__ in OF_MODULES:
+        pytest.skip("of the engine hf")
+    if engine == "graph" and bug in OF_RESUMING:
+        pytest.skip("of engines that resume a pass")
+    with plant(), pytest.raises((AssertionError, ModelError)):
+        check()
+
+
+@pytest.mark.parametrize("mixed", [torch.add, lambda there, here: torch.nn.functional.linear(there, here.expand(2, 3))])
+def test_the_device_refuses_tensors_of_another(device: str, mixed) -> None:
+    with pytest.raises(RuntimeError, match="same device"):
+        mixed(torch.ones(3, device=device), torch.ones(3))
