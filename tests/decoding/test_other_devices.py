@@ -10,8 +10,11 @@ import torch
 from helpers import away
 from helpers.tiny import driven_by, small_world
 
+from skipsearch.decoding import Decoder
 from skipsearch.errors import ModelError
+from skipsearch.exits import make_exit
 
+from .checks import MASKS, PROMPTS
 from .planted import BUGS, Check
 
 CHECKS = {check.__name__: check for _, check in BUGS.values()}
@@ -64,3 +67,16 @@ def test_a_check_fails_while_the_bug_is_planted(bug: str, engine: str) -> None:
 def test_the_device_refuses_tensors_of_another(device: str, mixed) -> None:
     with pytest.raises(RuntimeError, match="same device"):
         mixed(torch.ones(3, device=device), torch.ones(3))
+
+
+@pytest.mark.parametrize(("exit_kind", "most"), [(None, 1.0), ("fixed", 2.0), ("confidence", 2.0 + 4)])
+def test_the_host_waits_once_a_round_and_for_what_an_exit_policy_asks(exit_kind: str | None, most: float, device: str) -> None:
+    """Once for the verdict of a verify pass, once for the tokens that stand, if any, and once for each drafted token's confidence."""
+    if device != "away":
+        pytest.skip("counted on the imitated device")
+    model, _ = small_world()
+    decoder = Decoder(model, MASKS[0], draft_length=4, exit_policy=make_exit(exit_kind)) if exit_kind else Decoder(model)
+    decoder.generate(PROMPTS[0], 10)
+    before = away.begin().fetched()
+    stats = decoder.generate(PROMPTS[0], 40).stats
+    assert 1 <= (away.begin().fetched() - before) / (stats.rounds + 1) <= most   # and once behind the prompt

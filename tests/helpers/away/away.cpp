@@ -21,7 +21,8 @@ namespace {
 
 constexpr auto AWAY = c10::DeviceType::PrivateUse1;
 const c10::Device HERE(AWAY, 0);
-int64_t fetched = 0;   // times that a value was read off the device, which a GPU's host waits for
+int64_t fetched = 0;   // times that values were read off the device, which a GPU's host waits for
+thread_local bool inside = false;   // an operator, whose own copies are no such reading
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
@@ -95,6 +96,7 @@ at::Tensor on_cpu(const at::Tensor& tensor) {   // the same memory, as a tensor 
 
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
   at::AutoDispatchBelowADInplaceOrView below;
+  if (to.device().is_cpu() && !inside) ++fetched;
   if (to.numel()) on_cpu(to).copy_(on_cpu(from));
   return to;
 }
@@ -147,7 +149,15 @@ void elsewhere(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     hand_over(*ours, *static_cast<at::CPUGeneratorImpl*>(drawing.unsafeGetGeneratorImpl()));
     argument = drawing;
   }
-  at::native::cpu_fallback(op, stack);
+  const bool before = inside;
+  inside = true;
+  try {
+    at::native::cpu_fallback(op, stack);
+  } catch (...) {
+    inside = before;
+    throw;
+  }
+  inside = before;
   if (ours) hand_over(*static_cast<at::CPUGeneratorImpl*>(drawing.unsafeGetGeneratorImpl()), *ours);
 }
 
