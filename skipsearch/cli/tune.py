@@ -86,7 +86,7 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     if force and not is_url(journal):
         discard_journal(Path(journal))
     adapter = settle(adapter, engine, _begun_with(journal) if resume or is_url(journal) else None)
-    err.print(f"every judged mask is kept in {shown(journal)}: --resume goes on from there", style="dim")
+    err.print(f"every judged mask is kept in {shown(journal)}: --resume continues from there", style="dim")
     with TuneView(err) as view:
         profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,
                       resume=resume, whole_layers=whole_layers, listen=view, fresh_table=fresh_table, drafters=drafters, keep=kept,

@@ -18,7 +18,7 @@ from skipsearch.search import Event, Noted, Progress, Raced, Stage, ToBeat
 from skipsearch.stats import Trial
 
 WORTH = 1.01   # times a speedup: a smaller gain is not worth a line, nor a mask behind lookup
-RACE_SHOWN = 3   # recipes of a race: with more, the end of a search no longer fits a screen
+RACE_SHOWN = 2   # recipes of a race: with more, the end of a search no longer fits a screen
 
 
 class TuneView:
@@ -96,8 +96,8 @@ class TuneView:
             console.print(draw_mask(profile.mask))
         measured = profile.measured
         assert measured is not None
-        console.print(f"plain decoding {measured.baseline_ms_per_token.in_words(' ms')} a token, with this profile "
-                      f"{measured.ms_per_token.in_words(' ms')}, on {measured.prompts} hold-out prompts")
+        console.print(f"on {measured.prompts} hold-out prompts: {measured.baseline_ms_per_token.in_words(' ms')} a token plain, "
+                      f"{measured.ms_per_token.in_words(' ms')} with this profile")
         if len(measured.by_drafter) > 1:
             for counts in measured.by_drafter:
                 console.print(f"{counts.kind}: {brought(counts)}")
@@ -134,7 +134,7 @@ class TuneView:
         console.print(table)
         more = f"; {len(raced) - RACE_SHOWN} more raced, which `skipsearch report` shows" if len(raced) > RACE_SHOWN else ""
         console.print(f"→ chosen{more}", style="dim")
-        for line in legend([str(r.recipe) for r in raced[:RACE_SHOWN]]):
+        for line in legend([str(r.recipe) for r in raced[:RACE_SHOWN]], console.width):
             console.print(line, style="dim")
 
 

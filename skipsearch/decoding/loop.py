@@ -205,7 +205,7 @@ class DecodeLoop:
         stats.draft_seconds += drafted_at - started
         stats.verify_seconds += verifying
         stats.decode_seconds += ended - started
-        emitted = rows[0].tolist()
+        emitted = rows[0].tolist() if path else []   # a GPU's host waits for each reading
         return [*(emitted[node] for node in path), following]
 
     def _verify(self, request: _Request, rows: Tensor, draft: Draft | None) -> tuple[Sequence[int], int, bool]:

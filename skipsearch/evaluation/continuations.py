@@ -16,9 +16,9 @@ from skipsearch.models.spec import ModelAdapter
 
 MOST_PROMPTS = 16  # of a batch
 # Rows of a pass, padding included: enough to keep the device busy, and little of it is padding.
-BATCH_ROWS = {"cpu": 256, "cuda": 2048, "mps": 256}
+BATCH_ROWS = {"cpu": 256, "cuda": 2048}
 # Rows of logits at a time: a CPU's cache holds them, a GPU's memory those of a large vocabulary.
-MOST_LOGITS = {"cpu": 128, "cuda": 512, "mps": 128}
+MOST_LOGITS = {"cpu": 128, "cuda": 512}
 SHARE_OF_MEMORY = 0.25  # for K/V by default: activations and logits of a pass, a decoder's own cache and other processes want some too
 GREEDY = Sampling()
 
@@ -164,12 +164,12 @@ def real_rows(states: Tensor, rows: Tensor) -> Tensor:
 
 def most_rows(model: ModelAdapter) -> int:
     """Of a pass over several texts."""
-    return BATCH_ROWS[model.spec.device.type]
+    return BATCH_ROWS.get(model.spec.device.type, BATCH_ROWS["cpu"])
 
 
 def pieces(model: ModelAdapter, count: int) -> list[slice]:
     """Of `count` rows, as many as the head should see at a time."""
-    most = MOST_LOGITS[model.spec.device.type]
+    most = MOST_LOGITS.get(model.spec.device.type, MOST_LOGITS["cpu"])
     return [slice(at, at + most) for at in range(0, count, most)]
 
 

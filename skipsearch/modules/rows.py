@@ -108,4 +108,4 @@ def targets(model: ModelAdapter, states: Tensor, likeliest: int) -> Targets:
 
 
 def head_rows(model: ModelAdapter) -> int:
-    return HEAD_ROWS[model.spec.device.type]
+    return HEAD_ROWS.get(model.spec.device.type, HEAD_ROWS["cpu"])

@@ -83,7 +83,7 @@ def written(model: ModelAdapter, prompts: Tensor, length: int, temperature: floa
             progress: Callable[[int, int], None] = lambda done, total: None) -> Tensor:
     """[N, length]: the model's own continuations of prompts [N, P], P < length, drawn at a temperature (0: greedy)."""
     random, found = torch.Generator(model.spec.device).manual_seed(seed), []
-    for some in prompts.split(TOGETHER[model.spec.device.type]):
+    for some in prompts.split(TOGETHER.get(model.spec.device.type, TOGETHER["cpu"])):
         batch, start = some.shape
         cache, planner = model.new_cache(batch, length), Planner(length, model.spec.device)
         rows = some.long().to(model.spec.device)

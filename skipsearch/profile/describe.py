@@ -12,10 +12,10 @@ _VERDICTS = {
     "unmeasured": "unmeasured: imported, never timed; decoding with it is lossless, its speed is unknown",
 }
 _WORDS = {   # what a recipe says in short -> what that means
-    "up to": "up to N: the most tokens drafted in a round",
-    "confidence 0": "confidence C: a draft ends at a token less probable than C",
+    "up to": "up to N: most tokens drafted in a round",
+    "confidence 0": "confidence C: ends below probability C",
     "adaptive 0": "adaptive C for A: C moves until the share A of drafted tokens is accepted",
-    "sibling": "siblings below C: a token less probable than C brings alternatives, verified with it",
+    "sibling": "siblings below C: alternatives below probability C",
 }
 
 
@@ -54,10 +54,15 @@ def device(profile: Profile) -> str:
     return f"{count}{here.name}{threads}, engine {profile.engine}"
 
 
-def legend(recipes: Sequence[str]) -> list[str]:
-    """What the short words of these recipes mean: each that occurs."""
-    said = "; ".join(recipes)
-    return [meaning for word, meaning in _WORDS.items() if word in said]
+def legend(recipes: Sequence[str], width: int = 0) -> list[str]:
+    """What the short words of these recipes mean: each that occurs, in lines of at most `width` characters where that is possible."""
+    said, lines = "; ".join(recipes), list[str]()
+    for meaning in (meaning for word, meaning in _WORDS.items() if word in said):
+        if lines and len(lines[-1]) + len(meaning) + 2 <= width:
+            lines[-1] += f"; {meaning}"
+        else:
+            lines.append(meaning)
+    return lines
 
 
 def speedup(profile: Profile) -> str:
