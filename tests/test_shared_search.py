@@ -20,6 +20,7 @@ import optuna
 import pytest
 from helpers import four_workers
 from helpers.four_workers import TOY
+from helpers.lasting import thorough
 from helpers.postgresql import ask, postgresql
 from helpers.sqlite import unsynced_sqlite
 from optuna.storages import RDBStorage
@@ -39,7 +40,7 @@ from skipsearch.workers import News
 __all__ = ["postgresql", "unsynced_sqlite"]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", *thorough("postgresql")])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'search.db'}" if request.param == "sqlite" else request.getfixturevalue("postgresql")
 

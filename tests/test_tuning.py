@@ -446,7 +446,7 @@ def test_a_search_killed_while_it_writes_keeps_all_that_was_judged_and_its_resum
 
 
 @pytest.mark.usefixtures("fast")
-@pytest.mark.parametrize("objective", ["replay", "wall"])
+@pytest.mark.parametrize("objective", ["replay", *thorough("wall")])
 def test_a_disk_that_runs_full_during_a_search_is_one_sentence_and_what_was_judged_is_kept(objective: str, tmp_path: Path) -> None:
     journal, full = tmp_path / "search.journal", ExitStack()
     judged: list[Trial] = []
@@ -561,7 +561,7 @@ def test_a_machine_too_busy_for_predictions_is_named_and_so_are_rough_ones(error
     assert any(event.doubtful for event in noted) == (spread > 0.5), "what is measured is in doubt on a busy machine alone"
 
 
-@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("fresh", [True, *thorough(False)])
 def test_the_table_is_measured_again_on_request(fresh: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 

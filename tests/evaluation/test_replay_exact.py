@@ -123,7 +123,7 @@ def ending(tokens: int, end_on_repeat: int | None, eos: tuple[int, ...]) -> Exac
     return ExactReplay(Replay(with_eos(small_world()[0], *eos), PROMPTS, tokens, end_on_repeat), DEPTH)
 
 
-@pytest.mark.parametrize("engine", ["hf", *thorough("lean")])
+@pytest.mark.parametrize("engine", thorough("hf", "lean"))
 def test_counts_of_lookup_with_the_skipped_model_behind_it_are_those_of_real_decoding(engine: str) -> None:
     """Drafter by drafter: lookup's rounds follow from the text alone, and the skip drafter gets those that it leaves over."""
     model, exact = world(engine)
