@@ -42,9 +42,9 @@ class Conversation:
         self.reset()
 
     def choose(self, profile: Profile | None) -> list[str]:
-        """Decode with this profile from now on; None: plainly. Returns warnings. What was read so far is read anew, once."""
+        """Decode with this profile from now on; None: plainly. Returns warnings. The conversation so far is read again, once."""
         decoder = self._decoder_of(self.model, profile)
-        self.profile, self.session = profile, decoder.session()
+        self.profile, self.session, self.last = profile, decoder.session(), None
         self.decoder: Decoder = decoder
         return decoder.warnings
 
@@ -53,7 +53,7 @@ class Conversation:
         self.turns = [{"role": "system", "content": self.system}] if self.system is not None else []
 
     def ask(self, text: str) -> Iterator[str]:
-        """The answer to `text`, piece by piece. Whoever stops reading keeps what was read as the answer.
+        """The answer to `text`, piece by piece. If the caller stops reading, what was read stays as the answer.
 
         Raises: DecodeError where the conversation leaves no room for an answer; it then stands as it did before.
         """

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from skipsearch.conversation import Conversation
     from skipsearch.decoding.request import Settings
 
-HELP = """/reset             forget what was said
-/save FILE         write the conversation down, one line of JSON
+HELP = """/reset             forget the conversation
+/save FILE         write the conversation to a new file, as one line of JSON
 /stats             how the last answer was decoded, and what the profile claims
-/profile WHICH     go on with a profile's file, with `auto`, or with `none`, to feel the difference
+/profile WHICH     use a profile's file, `auto` or `none` from here on; the next answer reads the conversation again
 /quit              leave, as Ctrl-D does; Ctrl-C stops an answer"""
 
 
@@ -142,7 +142,7 @@ def _obeyed(talk: Conversation, line: str, model: str | None, task: str, folder:
                 say_verdict(chosen)
                 out.print(talk.figures()[0])
             case _:
-                out.print(f"{line!r} is none of the commands, or lacks what belongs behind it; /help lists them")
+                out.print(f"{line!r} is no command, or lacks its argument; /help lists the commands")
     except SkipSearchError as error:
         err.print(f"error: {error}", style="red")
     except OSError as error:

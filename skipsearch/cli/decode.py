@@ -83,8 +83,9 @@ def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-`
     for name, asked in requests:
         differing += _one(adapter, decoder, plain, name, asked, chat, options, as_json, titled=prompt is None)
     if check and not as_json and loaded is not None and loaded.measured is not None and decoder.recipe.drafters:
-        err.print(f"one prompt says little about speed: on {loaded.measured.prompts} hold-out prompts the profile measured "
-                  f"{speedup(loaded)}", style="dim")
+        few = "one prompt says" if prompt is not None else "a few prompts say"
+        err.print(f"{few} little about speed: on {loaded.measured.prompts} hold-out prompts the profile measured {speedup(loaded)}",
+                  style="dim")
     if differing:
         raise typer.Exit(1)
 

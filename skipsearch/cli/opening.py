@@ -122,7 +122,7 @@ def look_up(model: ModelAdapter, named: str, task: str, folder: Path | None, own
         if rung.outcome != NONE:
             err.print(f"{rung}", style="dim")
     if found.profile is None:
-        warn([f"no profile for {model.spec.id} and {'no particular task' if task == ANY else f'the task {task}'} was found, so decoding is "
+        warn([f"no profile of {model.spec.id} {'for any task' if task == ANY else f'for the task {task}'} was found, so decoding is "
               f"plain; {_way_out(named, task, found.tasks)}"])
         return None
     if own_threads and (threads := as_measured(found.profile, str(model.spec.device), "auto", None, None)[1]):

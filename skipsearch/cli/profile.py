@@ -44,8 +44,8 @@ def list_command(
             continue
         found = entry.profile
         out.print(f"{entry.path}")   # whole, on a line of its own, so that it can be copied
-        out.print(f"    {found.model.id}, {found.task.name}: {found.recipe.shape}, {speedup(found)}; {found.model.dtype or 'any dtype'}, "
-                  f"{device(found)} ({entry.source.label})")
+        out.print(f"    {found.model.id}, {found.task.name}: {found.recipe.shape}, {speedup(found)}; {found.model.dtype or 'any dtype'}; "
+                  f"device: {device(found)} ({entry.source.label})")
     if not any(entry.profile for entry in listed):
         err.print("no profiles yet; `skipsearch tune` makes one, `skipsearch profile pull` fetches some")
 

@@ -20,7 +20,8 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
                                                     "lookup,skip; what is in --modules.")] = "auto",
          modules: Annotated[Path | None, typer.Option(help="A folder of trained parts (from `skipsearch train`) to consider too.")] = None,
          searcher: Annotated[str, typer.Option(help="How masks are proposed; `skipsearch list searchers` lists the names.")] = "auto",
-         budget: Annotated[str | None, typer.Option(help="Time for the search: 90s, 20m, 1.5h; a number alone is seconds.")] = None,
+         budget: Annotated[str | None, typer.Option(help="Time for judging masks: 90s, 20m, 1.5h; a number alone is seconds. Preparation, "
+                                                         "race and final measurement come on top.")] = None,
          trials: Annotated[int | None, typer.Option(min=1, help="Stop after this many masks. Default: 200 if there is no "
                                                                 "--budget.")] = None,
          objective: Annotated[str, typer.Option(help="How a mask is judged: replay predicts its speed from recorded text (fast); wall "

@@ -126,14 +126,14 @@ class TuneView:
         """The chosen one first, and those that came closest to it."""
         if not raced:
             return
-        doubt = "\n(unreliable)" if self.doubtful else ""
-        table = Table("", "recipe", f"predicted{doubt}", "measured (95 %)", "prompts", box=None, pad_edge=False)
+        table = Table("", "recipe", "predicted", "measured (95 %)", "prompts", box=None, pad_edge=False)
         for i, r in enumerate(raced[:RACE_SHOWN]):
             table.add_row("" if i else "→", str(r.recipe), f"{r.predicted:.2f}×" if r.predicted else "",
                           f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})", str(r.prompts))
         console.print(table)
         more = f"; {len(raced) - RACE_SHOWN} more raced, which `skipsearch report` shows" if len(raced) > RACE_SHOWN else ""
-        console.print(f"→ chosen{more}", style="dim")
+        doubt = "; predictions are unreliable on a busy machine" if self.doubtful else ""
+        console.print(f"→ chosen{more}{doubt}", style="dim")
         for line in legend([str(r.recipe) for r in raced[:RACE_SHOWN]], console.width):
             console.print(line, style="dim")
 

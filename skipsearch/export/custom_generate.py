@@ -42,8 +42,8 @@ tags:
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{id}")
-model = AutoModelForCausalLM.from_pretrained("{id}", dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained("{where}")
+model = AutoModelForCausalLM.from_pretrained("{where}", dtype="auto")
 inputs = tokenizer("…", return_tensors="pt")
 out = model.generate(**inputs, max_new_tokens=64, custom_generate="{name}", trust_remote_code=True)
 ```
@@ -52,6 +52,11 @@ out = model.generate(**inputs, max_new_tokens=64, custom_generate="{name}", trus
 
     {described}
 """
+
+
+def _where(model: str) -> str:
+    """What transformers loads it by: a Hub id, or for a model of one's own a path, which a folder that is handed on cannot know."""
+    return model if "/" in model else f"path/to/{model}"
 
 
 def write_custom_generate(profile: Profile, folder: Path, name: str) -> None:
@@ -66,4 +71,4 @@ def write_custom_generate(profile: Profile, folder: Path, name: str) -> None:
     (folder / "custom_generate").mkdir()
     (folder / "custom_generate" / "generate.py").write_text(_CODE.format(profile=dump_profile(profile)), "utf-8")
     (folder / "README.md").write_text(
-        _README.format(id=profile.model.id, name=name, described="\n    ".join(describe(profile))), "utf-8")
+        _README.format(id=profile.model.id, where=_where(profile.model.id), name=name, described="\n    ".join(describe(profile))), "utf-8")

@@ -66,8 +66,9 @@ class Finding:
 
     def __str__(self) -> str:
         masks = ", and its own masks far behind" if self.spans else ""
-        return (f"as its own forward {', '.join(self.differences)}{masks}: logits agree to {max(self.differences.values()):.0e} of their "
-                f"standard deviation (limit {self.tolerance:.0e}; a planted fault gives {self.hidden_key:.0e})")
+        return (f"logits match the model's own forward ({', '.join(self.differences)}{masks}): they differ by at most "
+                f"{max(self.differences.values()):.0e} of their standard deviation (limit {self.tolerance:.0e}; "
+                f"with one key hidden on purpose {self.hidden_key:.0e})")
 
 
 @torch.no_grad()

@@ -45,7 +45,8 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     """config.json as it stands. Raises: ModelError."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ModelError(f"{name}: {folder} has no config.json, so it is no Hugging Face model folder: give the one that has it")
+        where = name if name == str(folder) else f"{name}: {folder}"
+        raise ModelError(f"{where} has no config.json, so it is no Hugging Face model folder: give the one that has it")
     data = read_json(path, name, "download it again")
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         raise ModelError(f"{name}: {path} names no model_type, so nothing says which family it is; "

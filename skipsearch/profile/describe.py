@@ -13,9 +13,9 @@ _VERDICTS = {
 }
 _WORDS = {   # what a recipe says in short -> what that means
     "up to": "up to N: most tokens drafted in a round",
-    "confidence 0": "confidence C: ends below probability C",
+    "confidence 0": "confidence C: a draft ends below probability C",
     "adaptive 0": "adaptive C for A: C moves until the share A of drafted tokens is accepted",
-    "sibling": "siblings below C: alternatives to tokens below C",
+    "sibling": "siblings below C: alternatives are verified too",
 }
 
 

@@ -55,4 +55,4 @@ def take_both(front: Iterable[Prompt], back: Iterable[Prompt], calibration: int,
 
 def shortfall(half: str, found: Sequence[Prompt], wanted: int) -> list[str]:
     """A note where a half is smaller than asked for."""
-    return [f"{len(found)} {half} prompts instead of {wanted}: there is no more text"] if len(found) < wanted else []
+    return [f"the task has only {len(found)} {half} prompts, instead of {wanted}"] if len(found) < wanted else []

@@ -61,7 +61,7 @@ def test_a_chat_in_a_terminal(terminal: pexpect.spawn, tmp_path: Path) -> None:
     assert ask("import os, sys; def main(argv=None):") == first, "plain decoding writes the same"
     assert "with a profile for pycode, which claims" in ask("/profile auto")
     assert "no-such.yaml" in ask("/profile no-such.yaml")
-    assert "none of the commands" in ask("/nothing")
+    assert "is no command" in ask("/nothing")
     assert "/reset" in ask("/help")
     assert "written to talk.json" in ask("/save talk.json")
     assert json.loads((tmp_path / "talk.json").read_text())["prompt"].startswith("import os, sys; def main(argv=None):")

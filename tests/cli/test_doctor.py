@@ -26,8 +26,8 @@ def test_the_embedded_model(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert (status, found["healthy"]) == (0, True)
     assert found["read as"] == "by the row llama of the table of families"
     assert found["checked"].startswith(
-        "as its own forward whole, layer by layer, in pieces, after a rollback, after half a rollback, with siblings, and its own masks")
-    assert "(limit 2e-03; a planted fault gives " in found["checked"]
+        "logits match the model's own forward (whole, layer by layer, in pieces, after a rollback, after half a rollback, with siblings, ")
+    assert "(limit 2e-03; with one key hidden on purpose " in found["checked"]
     assert found["next"] == "skipsearch tune --model demo --task pycode, or your own prompts.jsonl"
 
 

@@ -68,7 +68,7 @@ def test_predictions_of_an_unreliable_table_say_so(doubtful: bool) -> None:
         view(Noted("the machine is what it is", doubtful))
         view(Raced(profile.candidate, 1.3, Estimate(1.2, 1.1, 1.3), "calibration", 6))
     view.summary(Terminal(file=said, width=200), profile, Path("here.yaml"))
-    assert ("(unreliable)" in said.getvalue()) == doubtful
+    assert ("predictions are unreliable" in said.getvalue()) == doubtful
     assert "1.30×" in said.getvalue()
 
 

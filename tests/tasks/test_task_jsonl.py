@@ -39,8 +39,8 @@ def test_a_file_of_prompts_is_a_task_with_plain_defaults(jsonl: Write) -> None:
 def test_a_small_file_is_cut_in_two_and_says_so(jsonl: Write) -> None:
     task = load_task(jsonl(prompts(20)))
     assert (len(task.calibration), len(task.holdout)) == (10, 10)
-    assert task.notes == ("10 calibration prompts instead of 96: there is no more text",
-                          "10 hold-out prompts instead of 32: there is no more text")
+    assert task.notes == ("the task has only 10 calibration prompts, instead of 96",
+                          "the task has only 10 hold-out prompts, instead of 32")
 
 
 def test_the_order_of_a_file_and_repeated_lines_do_not_matter(jsonl: Write) -> None:
