@@ -255,7 +255,7 @@ def table_costs(model: ModelAdapter, contexts: list[int], progress: Callable[[in
                 fresh: bool = False) -> Costs:
     """The latency table's costs at the middle one of three context lengths of the calibration text."""
     table = latency_table(model, MAX_DRAFT, contexts, progress, fresh)
-    listen(Noted(f"latency table{' (kept)' if table.kept else ''}: {table}"))
+    listen(Noted(f"latency table{' (of an earlier search)' if table.kept else ''}: {table}"))
     if not table.steady:
         listen(Noted("so this machine is busy with something else: predictions are worth little now, the race has to tell the masks "
                      "apart, and the table is not kept", doubtful=True))

@@ -162,7 +162,7 @@ def _report(name: str, result: Generation, checked: dict | None, kinds: list[str
     from skipsearch.cli.common import err
 
     stats, pace = result.stats, result.stats.seconds_per_token
-    line = f"{name}: {stats.tokens} token{'' if stats.tokens == 1 else 's'}, {ENDED[result.finish_reason]}"
+    line = f"{name}: {stats.tokens} new token{'' if stats.tokens == 1 else 's'}, {ENDED[result.finish_reason]}"
     line += "" if kinds else ", decoded plainly"
     if pace:
         line += f", {1 / pace:.0f} tokens/s after a prefill of {stats.prefill_seconds:.2f} s{f', τ {stats.tau:.2f}' if kinds else ''}"

@@ -78,7 +78,8 @@ class TuneView:
             self.best = best
             if not self.live and self._worth_telling() and (best.speedup or 0.0) >= WORTH * self.told:
                 self.told = best.speedup or 0.0
-                self.console.print(f"  trial {self.judged}: best predicted so far {_trial(best)} of {2 * best.mask.n_layers}")
+                self.console.print(f"  trial {self.judged}: best predicted so far {_trial(best)} of {2 * best.mask.n_layers}"
+                                   f"{f', by {best.searcher}' if best.searcher else ''}")
 
     def _worth_telling(self) -> bool:
         return self.best is not None and (self.best.speedup or 0.0) > self.to_beat

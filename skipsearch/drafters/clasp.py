@@ -34,7 +34,7 @@ class CLaSp(DrafterSpec):
     """
 
     kind: Literal["clasp"] = "clasp"
-    about = About("CLaSp (2025)", "a pass over as many rows as it skips units, at each plan; no training, no calibration text",
+    about = About("CLaSp (2025)", "at each plan, one pass with a row for each skipped unit; no training, no calibration text",
                   "lookup before it")
     moves = True
     skip: Annotated[int, Field(ge=1, le=2047)] = Field(description="units that the draft skips, from 1 to one less than there are")

@@ -64,8 +64,8 @@ class LatencyTable:
         return self.steady and median(self.errors) <= SOUND
 
     def __str__(self) -> str:
-        """`draft steps are off by 1.8 % (worst: 4.1 %), plain passes vary by 2 %`: median and worst error for random masks"""
-        return (f"draft steps are off by {100 * median(self.errors):.1f} % (worst: {100 * max(self.errors):.1f} %), "
+        """`drafts off by 1.8 % (worst 4.1 %), plain passes vary by 2 %`: median and worst error for random masks"""
+        return (f"drafts off by {100 * median(self.errors):.1f} % (worst {100 * max(self.errors):.1f} %), "
                 f"plain passes vary by {100 * max(m.spread for m in self.measured):.0f} %")
 
 

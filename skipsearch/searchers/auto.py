@@ -1,4 +1,4 @@
-"""`auto`: the formulas first, then whichever adaptive searcher gains most for its time."""
+"""`auto`: searchers that need no experience first, then whichever learning searcher gains most for its time."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_decode_streams_text_to_stdout_and_figures_to_stderr():
     done = skipsearch("decode", "--model", "demo", "--prompt", "import os\nimport", "--max-new-tokens", 8)
     assert done.returncode == 0
     assert done.stdout.strip()
-    assert "8 tokens, up to the limit, decoded plainly, " in done.stderr
+    assert "8 new tokens, up to the limit, decoded plainly, " in done.stderr
     assert "τ" not in done.stderr, "plain decoding has no rounds to speak of"
     assert "tokens/s" not in done.stdout
 
@@ -123,7 +123,7 @@ def test_decode_says_that_a_text_ended_at_its_first_repeat_and_that_plain_text_n
     code, _, shown = in_process(capsys, monkeypatch, "decode", "--model", "demo", "--prompt", "import os\nimport", "--threads", 1,
                                 "--max-new-tokens", 200, "--end-on-repeat", 2, "--check")
     assert code == 0, shown
-    assert "tokens, up to where the text began to repeat itself, decoded plainly, " in shown
+    assert "new tokens, up to where the text began to repeat itself, decoded plainly, " in shown
     assert "nothing was drafted, so there was nothing to check" in shown
     assert "×" not in shown
 

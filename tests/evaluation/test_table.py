@@ -255,7 +255,7 @@ def test_another_model_engine_or_table_has_a_file_of_its_own() -> None:
 def test_a_real_one_says_what_it_is_worth() -> None:
     found = latency_table(small_world()[0], 2, [8, 24])
     assert [m.context for m in found.measured] == [8, 24]
-    assert "draft steps are off by" in str(found)
+    assert "drafts off by" in str(found)
     assert found.at(16).verify[0] > 0
     for m in found.measured:  # by which a damaged one is known
         assert m.costs.draft(SkipMask(LAYERS)) == pytest.approx(m.costs.verify[0], rel=1e-9)
