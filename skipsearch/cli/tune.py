@@ -74,7 +74,8 @@ def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/
     def writable(target: Path) -> str:
         """The study beside a profile that can be written there."""
         journal = study or str(target.with_suffix(".journal"))
-        check_writable(target, replace=force or resume, inputs={
+        go_on = "continue its search with --resume, " if study is None and Path(journal).exists() else ""
+        check_writable(target, replace=force or resume, way_out=go_on, inputs={
             "--task or --data": task_files(task, data=data), "--study": filter(None, [study_file(journal)])})
         return journal
 

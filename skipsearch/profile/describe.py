@@ -16,6 +16,7 @@ _WORDS = {   # what a recipe says in short -> what that means
     "confidence 0": "confidence C: a draft ends below probability C",
     "adaptive 0": "adaptive C for A: C moves until the share A of drafted tokens is accepted",
     "sibling": "siblings below C: alternatives are verified too",
+    "per matched": "per matched token: longer matches copy more",
 }
 
 

@@ -61,10 +61,11 @@ def save_profile(profile: Profile, path: str | Path, replace: bool = False) -> N
 
 
 def check_writable(target: Path, replace: bool, error: type[SkipSearchError] = ProfileError, option: str = "--out",
-                   inputs: Mapping[str, Iterable[Path]] = MappingProxyType({})) -> None:
+                   inputs: Mapping[str, Iterable[Path]] = MappingProxyType({}), way_out: str = "") -> None:
     """Find out before the work, not after it, that its result cannot be kept; makes the folder. replace: a file that exists is no matter.
 
-    option: what named the target; inputs: files that must not be lost to it, by the option that named them.
+    option: what named the target; inputs: files that must not be lost to it, by the option that named them; way_out: said first where a
+    file exists.
     Raises: `error`.
     """
     if target.is_dir():
@@ -75,7 +76,7 @@ def check_writable(target: Path, replace: bool, error: type[SkipSearchError] = P
     if target.exists() and not target.is_file():
         raise error(f"{option} {target} is a device or pipe; name a file to write")
     if target.exists() and not replace:
-        raise error(f"{target} exists already: replace it with --force, or write another with {option}")
+        raise error(f"{target} exists already: {way_out}replace it with --force, or write another with {option}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as cause:

@@ -84,7 +84,7 @@ def test_tune_does_not_replace_a_profile_unasked(tuned, capsys, monkeypatch):
     before = out.read_bytes()
     code, _, shown = in_process(capsys, monkeypatch, "tune", "--model", "demo", "--task", task, "--trials", 1, "--out", out)
     assert code == 1
-    assert "exists already: replace it with --force" in shown
+    assert "exists already: continue its search with --resume, replace it with --force" in shown
     assert out.read_bytes() == before
 
 
