@@ -34,6 +34,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests of a group share is made once a worker: the suite passes, and takes half as long again. Notebooks take longest: one that begins
     last keeps one worker busy and lets the other wait."""
     items.sort(key=lambda item: item.path.name != "test_notebooks.py")
+    if on_gpu := [item for item in items if item.get_closest_marker("gpu")]:
+        from torch.cuda import is_available
+
+        for item in on_gpu if not is_available() else ():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     if config.getoption("loadgroup", False) and any(item.get_closest_marker("xdist_group") and "@" not in item.nodeid for item in items):
         raise pytest.UsageError("pytest-xdist does not keep groups of tests together here: install pytest<9.2, as pyproject.toml has it")
 
