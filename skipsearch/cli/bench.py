@@ -105,7 +105,7 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to measur
     if sizes:
         _batches(contenders, requests, sizes, repeats, name, (profile, loaded) if save else None, as_json)
         return
-    warn([f"a context of {c} tokens is longer than {main.spec.id} was made for ({main.spec.context}): left out"
+    warn([f"a context of {c} tokens leaves no room for new ones: {main.spec.id} was made for {main.spec.context}, so it is left out"
           for c in lengths if main.spec.context and c + 32 > main.spec.context])
     with Bar(err) as bar:
         running = bar.add_task("decoding", total=None)

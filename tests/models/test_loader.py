@@ -153,7 +153,7 @@ def test_a_path_that_is_no_model_folder_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert refusal(tmp_path / "file") == f"{tmp_path}/file is a file; give the folder that holds config.json and the weights"
     assert refusal(tmp_path) == (
-        f"{tmp_path}: {tmp_path} has no config.json, so it is no Hugging Face model folder: give the one that has it")
+        f"{tmp_path} has no config.json, so it is no Hugging Face model folder: give the one that has it")
 
 
 def test_a_config_that_says_nothing_useful_is_refused(folder: Path) -> None:
