@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from skipsearch.tasks import Prompt
 
 CONTEXT = 128   # tokens before the passes of --costs
+OURS_ALONE = "--batch compares our own peers: leave hf-… and llama-cpp… out"
 
 
 def bench(profile: Annotated[Path | None, typer.Option(help="A profile to measure; its model is used.")] = None,
@@ -66,8 +67,8 @@ def bench(profile: Annotated[Path | None, typer.Option(help="A profile to measur
         return
     lengths, sizes = _numbers(contexts, "--contexts", "128,1024,4096"), _numbers(batch, "--batch", "1,2,4,8")
     require(not (sizes and (lengths or costs or picture)), "--batch goes without --contexts, --costs and --picture")
-    require(not sizes or not any(peer.startswith(("hf-", "llama-cpp")) for peer in (peers or "").split(",")),
-            "--batch compares our own peers: leave hf-… and llama-cpp… out")
+    require(not sizes or not any(peer.strip().startswith(("hf-", "llama-cpp")) for peer in (peers or "").split(",")),
+            OURS_ALONE)   # before a model is loaded
     require(not save or (bool(sizes) and profile is not None), "--save goes with --batch and --profile")
     from skipsearch.bench import PLAIN_WEIGHTS, TheirPeer, check_picture, cost_table, draw, llama_row, make_peers
     from skipsearch.bench import bench as run
@@ -142,6 +143,7 @@ def _batches(peers: Sequence[Peer], requests: Sequence[Request], sizes: list[int
     from skipsearch.profile import save_profile
 
     ours = [peer for peer in peers if isinstance(peer, OurPeer)]
+    require(len(ours) == len(peers), OURS_ALONE)
     path, profile = save or (None, None)
     if profile is not None and (profile.measured is None or "profile" not in [peer.name for peer in ours]):
         raise ProfileError("--save needs a profile that was measured, and the peers plain and profile: `skipsearch tune` makes one")

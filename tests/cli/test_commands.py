@@ -238,6 +238,7 @@ def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, eng
     (["bench", "--model", "demo", "--batch", "8", "--save"], 2, "--save goes with --batch and --profile"),
     (["bench", "--model", "demo", "--batch", "8", "--costs"], 2, "--batch goes without --contexts"),
     (["bench", "--model", "demo", "--batch", "8", "--peers", "plain,hf-generate"], 2, "--batch compares our own peers"),
+    (["bench", "--model", "demo", "--batch", "8", "--peers", "plain, hf-generate"], 2, "--batch compares our own peers"),
     (["bench", "--model", "synthetic:llama-2-14b"], 1, "did you mean llama-2-13b"),
     (["tune", "--model", "synthetic:2x64", "--task", "pycode"], 1, "so a profile could not say which weights it is for"),
     (["decode", "--model", "demo", "--prompt", "x", "--device", "cpu", "--engine", "graph"], 1, "use --device cuda, or --engine lean"),

@@ -54,7 +54,7 @@ def test_greedy_text_is_the_full_models_own(engine: str) -> None:
         assert_partly_accepted(check_choosing())
 
 
-@pytest.mark.parametrize("engine", ["hf", pytest.param("native", marks=pytest.mark.xdist_group("native"))])
+@pytest.mark.parametrize("engine", engines("hf", "native"))
 def test_requests_that_interleave_share_no_mask_and_stay_lossless(engine: str) -> None:
     total = DecodeStats()
     with driven_by(engine):

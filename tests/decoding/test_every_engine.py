@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from helpers.lasting import engines
 from helpers.properties import examples
 from helpers.tiny import FullModel, driven_by, small_world
 from hypothesis import given
@@ -25,7 +26,7 @@ NATIVE = ("native", "native-8bit")
 CHECKS = (check_greedy, check_greedy_on_padded_passes, check_streams_side_by_side, check_endings, check_counts)
 
 
-@pytest.fixture(params=["lean", "graph", *(pytest.param(name, marks=pytest.mark.xdist_group("native")) for name in NATIVE)], autouse=True)
+@pytest.fixture(params=engines("lean", "graph", *NATIVE), autouse=True)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with driven_by(request.param):
         yield request.param

@@ -15,9 +15,8 @@ from skipsearch.errors import ModelError
 from skipsearch.exits import make_exit
 
 from .checks import MASKS, PROMPTS
-from .planted import BUGS, Check
+from .planted import BUGS, CHECKS, Check
 
-CHECKS = {check.__name__: check for _, check in BUGS.values()}
 # What they look at is what the unmodified modules are called with, or trained by.
 OF_MODULES = ("check_kangaroo_passes", "check_s3d_rows", "check_adapted_rows", "check_kangaroo_rows", "check_only_the_drafts_own_learns")
 # On `graph` a verify pass runs the first layers again, instead of going on behind them, so that these mistakes have no place there.

@@ -7,9 +7,8 @@ from helpers.lasting import thorough
 
 from skipsearch.errors import ModelError
 
-from .planted import BUGS, Check
+from .planted import BUGS, CHECKS, Check
 
-CHECKS = {check.__name__: check for _, check in BUGS.values()}
 # Thousands of samples each; `make test` leaves them to `make thorough`.
 OF_SAMPLES = ("check_choosing", "check_tree_sampling", "check_s3d_tree_sampling", "check_sampling_of_likely_tokens",
               "check_certain_sampling")

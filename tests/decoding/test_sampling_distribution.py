@@ -54,7 +54,7 @@ class CertainSession:
         self.inner.verified(ctx, path)
 
 
-@pytest.mark.parametrize("warp", [*thorough(*WARPS[:-1], id=str), pytest.param(WARPS[-1], id=str(WARPS[-1]))])
+@pytest.mark.parametrize("warp", [*thorough(*WARPS[:-1]), WARPS[-1]], ids=str)
 def test_sampled_texts_are_distributed_as_the_full_models_own(warp: Warp) -> None:
     assert_partly_accepted(check_sampling(warp))
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ from _pytest.mark import ParameterSet
 NATIVE = pytest.mark.xdist_group("native")   # one process, which builds the engine once
 
 
-def thorough(*values: Any, id: Callable[[Any], str] | None = None) -> list[ParameterSet]:
-    return [pytest.param(value, marks=pytest.mark.thorough, id=id(value) if id else None) for value in values]
+def thorough(*values: Any) -> list[ParameterSet]:
+    return [pytest.param(value, marks=pytest.mark.thorough) for value in values]
 
 
 def slow(*values: Any) -> list[ParameterSet]:

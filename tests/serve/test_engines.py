@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from helpers.command import in_process
+from helpers.lasting import engines
 from helpers.letters import CHAT, letter_tokenizer
 from helpers.threads import one_thread
 from helpers.tiny import FullModel, driven_by, small_world, with_tokenizer
@@ -36,7 +37,7 @@ __all__ = ["one_thread"]
 PROMPT = "a b c a b c a"
 
 
-@pytest.fixture(params=["hf", "lean", "graph", pytest.param("native", marks=pytest.mark.xdist_group("native"))])
+@pytest.fixture(params=engines("hf", "lean", "graph", "native"))
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with driven_by(request.param):
         yield request.param

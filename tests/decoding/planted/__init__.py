@@ -12,4 +12,6 @@ from .register import BUGS, Check
 for _subject in iter_modules(__path__):
     import_module(f"{__name__}.{_subject.name}")   # which enters what it plants
 
-__all__ = ["BUGS", "Check"]
+CHECKS = {check.__name__: check for _, check in BUGS.values()}
+
+__all__ = ["BUGS", "CHECKS", "Check"]
