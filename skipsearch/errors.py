@@ -1,16 +1,19 @@
-"""Everything skipsearch raises on purpose. Each message names the value, the rule it broke and the way out.
+"""Everything skipsearch raises on purpose. Each message names the value, the rule it broke and the
+way out.
 
     SkipSearchError
     ├── MaskError        a mask that no such model can have
-    ├── ModelError       a model that cannot be found, loaded or driven exactly
+    ├── ModelError       a model that cannot be found, loaded or (ForeignForward) driven exactly
     ├── TaskError        a task manifest or its text
     ├── ProfileError     a profile file, or a profile used with something it was not made for
-    ├── DecodeError      a generation request that makes no sense, or (NotCarriedOut) one that transformers alone carries out
+    ├── DecodeError      a generation request that makes no sense, or (NotCarriedOut) one that
+    transformers alone carries out
     ├── SearchError      a search that cannot start, go on or be resumed
-    ├── ModuleError      a trained part of a draft: its file, its training, or a model that it was not made for
+    ├── ModuleError      a trained part of a draft: its file, its training, or a model that it was
+    not made for
     └── ExportError      a draft that has no form in another format, or no room
 
-What is worth saying and stops nothing is a warning: UntrustedFolder, OtherEngine.
+What is worth saying and stops nothing is a warning: UntrustedFolder, OtherEngine, SpinningThreads.
 """
 
 
@@ -38,8 +41,16 @@ class DecodeError(SkipSearchError, ValueError):
     """A generation request cannot be carried out as asked."""
 
 
-class NotCarriedOut(DecodeError):
-    """transformers' generate would carry this request out, and this decoder does not: `fallback=True` hands it over."""
+class UnsupportedRequest(DecodeError):
+    """transformers' generate would carry this request out, and this decoder does not:
+    `fallback=True` hands it over.
+    """
+
+
+class ForeignForward(ModelError, UnsupportedRequest):
+    """A model in memory computes something that this decoder would not: `fallback=True` hands its
+    requests over.
+    """
 
 
 class SearchError(SkipSearchError):
@@ -54,15 +65,24 @@ class ExportError(SkipSearchError):
     """A draft has no form in the format asked for, or cannot be written."""
 
 
-class UntrustedFolder(UserWarning):
+class UntrustedCacheWarning(UserWarning):
     """Compiled code in a folder that others may write to is not run."""
 
 
-class OtherEngine(UserWarning):
+class EngineFallbackWarning(UserWarning):
     """The engine that was asked for cannot be had here, and another one takes its place."""
 
 
-def no_numbers() -> ModelError:
+class SpinningThreads(UserWarning):
+    """Idle threads of torch take the cores from those of the engine native, which makes drafting
+    slow.
+    """
+
+
+def non_finite_logits() -> ModelError:
     """Said at load as well as while decoding."""
-    return ModelError("the model's logits are not numbers (NaN or infinite), so no token can be chosen from them: its weights are damaged, "
-                      "or overflow in this dtype; check the files, or load it with --dtype bfloat16 or float32")
+    return ModelError(
+        "the model's logits are not numbers (NaN or infinite), so no token can be chosen from "
+        "them: its weights are damaged, "
+        "or overflow in this dtype; check the files, or load it with --dtype bfloat16 or float32"
+    )

@@ -1,5 +1,6 @@
-"""What holds for every test: nothing of this user's own cache is read or written, tests of a group run in one process, and pages are
-opened in one headless browser. Where there is none its tests are skipped, but not in CI, which installs one."""
+"""What holds for every test: nothing of this user's own cache is read or written, tests of a group
+run in one process, and pages are opened in one headless browser. Where there is none its tests are
+skipped, but not in CI, which installs one."""
 
 from __future__ import annotations
 
@@ -13,51 +14,72 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")   # two workers share two cores, and threads that wait for one another spin
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # two workers share two cores, and threads that wait for one another spin
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[None]:
-    """One folder for compiled code and latency tables, for all workers and for the processes that tests start."""
+    """One folder for compiled code and latency tables, for all workers and for the processes that
+    tests start.
+    """
     mine = tmp_path_factory.getbasetemp()
     folder = (mine if worker_id == "master" else mine.parent) / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SKIPSEARCH_CACHE_DIR", str(folder))
-        patch.setenv("SKIPSEARCH_NATIVE", "0")   # or what auto takes would depend on which test built it first
+        patch.setenv(
+            "SKIPSEARCH_NATIVE", "0"
+        )  # or what auto takes would depend on which test built it first
         patch.setenv("XDG_DATA_HOME", str(folder.with_name("data")))
         yield
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """pytest-xdist tells the group of a test by a suffix of its id. Where the suffix is lost (pytest 9.2 with pytest-xdist 3.8), what the
-    tests of a group share is made once a worker: the suite passes, and takes half as long again. Notebooks take longest: one that begins
-    last keeps one worker busy and lets the other wait."""
+    """pytest-xdist tells the group of a test by a suffix of its id. Where the suffix is lost
+    (pytest 9.2 with pytest-xdist 3.8), what the tests of a group share is made once a worker: the
+    suite passes, and takes half as long again. Notebooks take longest: one that begins last keeps
+    one worker busy and lets the other wait."""
     items.sort(key=lambda item: item.path.name != "test_notebooks.py")
     if on_gpu := [item for item in items if item.get_closest_marker("gpu")]:
         from torch.cuda import is_available
 
         for item in on_gpu if not is_available() else ():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    if config.getoption("loadgroup", False) and any(item.get_closest_marker("xdist_group") and "@" not in item.nodeid for item in items):
-        raise pytest.UsageError("pytest-xdist does not keep groups of tests together here: install pytest<9.2, as pyproject.toml has it")
+    if config.getoption("loadgroup", False) and any(
+        item.get_closest_marker("xdist_group") and "@" not in item.nodeid for item in items
+    ):
+        raise pytest.UsageError(
+            "pytest-xdist does not keep groups of tests together here: install pytest<9.2, as "
+            "pyproject.toml has it"
+        )
 
 
 # A page from disk, and a browser that asks nobody anything.
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    program = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if program is None:
         if os.environ.get("CI") == "true":
             pytest.fail("there is no chromium, which .ci/run should have installed")
         pytest.skip("needs chromium: apt-get install chromium")
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:   # a new, empty profile for each browser
+    with sync_playwright() as playwright:  # a new, empty profile for each browser
         browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
         yield browser
         browser.close()

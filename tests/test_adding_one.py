@@ -1,4 +1,6 @@
-"""CONTRIBUTING.md keeps its word: a searcher, a drafter and an exit policy are one file and one line each, and the code there works."""
+"""CONTRIBUTING.md keeps its word: a searcher, a drafter and an exit policy are one file and one
+line each, and the code there works.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import pytest
 
 import skipsearch
 from skipsearch.drafters import base as drafter_port
-from skipsearch.exits import base as exit_port
+from skipsearch.drafters.exits import exit_base as exit_port
 
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -27,12 +29,17 @@ def section(title: str) -> str:
 
 def blocks(title: str, kind: str = "python") -> list[str]:
     """The code of a section, in order."""
-    return [dedent(code) for code in re.findall(rf"^ *```{kind}\n(.*?)^ *```$", section(title), re.DOTALL | re.MULTILINE)]
+    return [
+        dedent(code)
+        for code in re.findall(
+            rf"^ *```{kind}\n(.*?)^ *```$", section(title), re.DOTALL | re.MULTILINE
+        )
+    ]
 
 
 RANKED, LEARNING, SEARCHER_LINE = blocks("Adding a searcher")
 DRAFTER, DRAFTER_LINE, SPEC = blocks("Adding a drafter")
-RECIPE, = blocks("Adding a drafter", "yaml")
+(RECIPE,) = blocks("Adding a drafter", "yaml")
 EXIT, EXIT_LINE = blocks("Adding an exit policy")
 
 
@@ -45,29 +52,52 @@ def add_line(source: str, table: str, line: str) -> str:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    """A folder with a copy of the package, changed as the three sections say and in no other way."""
+    """A folder with a copy of the package, changed as the three sections say and in no other
+    way.
+    """
     package = tmp_path / "skipsearch"
-    shutil.copytree(ROOT / "skipsearch", package, ignore=shutil.ignore_patterns("__pycache__", "model"))
+    shutil.copytree(
+        ROOT / "skipsearch", package, ignore=shutil.ignore_patterns("__pycache__", "model")
+    )
     (package / "drafters" / "again.py").write_text(DRAFTER)
-    (package / "exits" / "joint.py").write_text(EXIT)
+    (package / "drafters" / "exits" / "joint.py").write_text(EXIT)
     (package / "searchers" / "mine.py").write_text(RANKED)
     (package / "searchers" / "climber.py").write_text(LEARNING)
     searchers = package / "searchers" / "__init__.py"
     learning_line = SEARCHER_LINE.replace("mine", "climber").replace("Mine", "Climber")
-    searchers.write_text(add_line(add_line(searchers.read_text(), "SEARCHERS", SEARCHER_LINE), "SEARCHERS", learning_line))
-    tables = package / "recipe.py"
-    tables.write_text(add_line(add_line(tables.read_text(), "DRAFTERS", DRAFTER_LINE), "EXITS", EXIT_LINE))
+    searchers.write_text(
+        add_line(
+            add_line(searchers.read_text(), "SEARCHERS", SEARCHER_LINE), "SEARCHERS", learning_line
+        )
+    )
+    tables = package / "core" / "recipe.py"
+    tables.write_text(
+        add_line(add_line(tables.read_text(), "DRAFTERS", DRAFTER_LINE), "EXITS", EXIT_LINE)
+    )
     profile = (ROOT / "tests" / "profile" / "golden" / "v2_unmeasured.yaml").read_text()
-    (tmp_path / "profile.yaml").write_text(re.sub(r"^drafters:\n(  .*\n)*", lambda _: RECIPE, profile, flags=re.MULTILINE)
-                                           .replace("n_layers: 40", "n_layers: 5"))
+    (tmp_path / "profile.yaml").write_text(
+        re.sub(r"^drafters:\n(  .*\n)*", lambda _: RECIPE, profile, flags=re.MULTILINE).replace(
+            "n_layers: 40", "n_layers: 5"
+        )
+    )
     return tmp_path
 
 
 def python(house: Path, *arguments: str) -> str:
     """What Python prints that finds the changed copy first."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(house), str(ROOT / "tests")]), "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run([sys.executable, *arguments], env=environment, cwd=house, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                         text=True, timeout=600)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(house), str(ROOT / "tests")]),
+        "OMP_NUM_THREADS": "1",
+    }
+    ran = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=house,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
     assert ran.returncode == 0, ran.stdout
     return ran.stdout
 
@@ -77,9 +107,20 @@ def test_a_drafter_and_an_exit_policy_are_one_file_and_one_line_each(house: Path
     found = json.loads(python(house, "use.py").splitlines()[-1])
     assert found["copy"] == str(house)
     assert found["drafters"]["again"]["what it does"] == "the last token once more, and once more."
-    assert found["exits"]["joint"] == "stop when all tokens drafted so far are unlikely to stand together."
-    assert found["loaded"] == [{"kind": "again", "draft_length": 3},
-                               {"kind": "skip", "draft_length": 5, "attn": [1], "mlp": [0, 2], "exit": {"kind": "joint", "threshold": 0.3}}]
+    assert (
+        found["exits"]["joint"]
+        == "stop when all tokens drafted so far are unlikely to stand together."
+    )
+    assert found["loaded"] == [
+        {"kind": "again", "draft_length": 3},
+        {
+            "kind": "skip",
+            "draft_length": 5,
+            "attn": [1],
+            "mlp": [0, 2],
+            "exit": {"kind": "joint", "threshold": 0.3},
+        },
+    ]
     assert found["dumped"] == found["loaded"]
     assert found["lossless"] == [True, True]
     assert found["drafted"] == [[True, False], [True]], "the first that proposes something drafts"
@@ -87,9 +128,25 @@ def test_a_drafter_and_an_exit_policy_are_one_file_and_one_line_each(house: Path
 
 
 def test_both_searchers_pass_the_conformance_suite(house: Path) -> None:
-    shutil.copytree(ROOT / "tests" / "searchers", house / "conforming", ignore=shutil.ignore_patterns("__pycache__"))
-    said = python(house, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", "--rootdir", ".", "-k", "mine or climber",
-                  "conforming/test_conformance.py")
+    shutil.copytree(
+        ROOT / "tests" / "searchers",
+        house / "conforming",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    said = python(
+        house,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-rA",
+        "--rootdir",
+        ".",
+        "-k",
+        "mine or climber",
+        "conforming/test_conformance.py",
+    )
     for name in ("mine", "climber"):
         for test in ("never_proposes_a_mask_twice", "telling_everything_again_resumes_the_search"):
             assert re.search(rf"PASSED .*test_{test}\[{name}\]", said), said
@@ -98,13 +155,35 @@ def test_both_searchers_pass_the_conformance_suite(house: Path) -> None:
 @pytest.mark.slow
 def test_the_contracts_hold_for_both(house: Path) -> None:
     """Slow, because Transformers is loaded anew."""
-    contract = add_line((ROOT / "tests" / "drafters" / "test_drafter_contract.py").read_text(), "SPECS", SPEC)
+    contract = add_line(
+        (ROOT / "tests" / "drafters" / "test_drafter_contract.py").read_text(), "SPECS", SPEC
+    )
     port = "\nfrom skipsearch.drafters.base"
-    (house / "test_drafters.py").write_text(contract.replace(port, f"\nfrom skipsearch.drafters.again import Again{port}", 1))
-    (house / "test_exits.py").write_text((ROOT / "tests" / "exits" / "test_exit_contract.py").read_text())
-    said = python(house, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", "--rootdir", ".", "-k", "again or joint",
-                  "test_drafters.py", "test_exits.py")
-    for name in ("test_decoding_with_it_is_lossless[4-again]", "test_its_vectorised_form_is_the_rule_itself[joint]"):
+    (house / "test_drafters.py").write_text(
+        contract.replace(port, f"\nfrom skipsearch.drafters.again import Again{port}", 1)
+    )
+    (house / "test_exits.py").write_text(
+        (ROOT / "tests" / "drafters" / "test_exit_contract.py").read_text()
+    )
+    said = python(
+        house,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-rA",
+        "--rootdir",
+        ".",
+        "-k",
+        "again or joint",
+        "test_drafters.py",
+        "test_exits.py",
+    )
+    for name in (
+        "test_decoding_with_it_is_lossless[4-again]",
+        "test_its_vectorised_form_is_the_rule_itself[joint]",
+    ):
         assert re.search(rf"PASSED .*{re.escape(name)}", said), said
 
 
@@ -117,18 +196,18 @@ import torch.nn.functional as F
 import yaml
 
 import skipsearch
-from skipsearch.cache import KVCache
+from skipsearch.models.kv_cache import KVCache
 from skipsearch.cli.main import main
 from skipsearch.decoding import Decoder
-from skipsearch.evaluation.sweep import every, exploring
-from skipsearch.models.spec import ModelSpec
+from skipsearch.replay.sweep import coarse_policies, fine_policies
+from skipsearch.models.adapter import ModelSpec
 from skipsearch.profile import load_profile, save_profile
 
 
 class Tiny:
     """One head, a table of 32 embeddings, no positions: small enough to need nothing but torch."""
 
-    tokenizer = passes = None
+    tokenizer = pass_runner = None
 
     def __init__(self, layers, width=16, vocab=32):
         torch.manual_seed(0)
@@ -146,8 +225,8 @@ class Tiny:
         if attn:
             kv = (h @ self.weights[i, 0])[:, None]
             keys, values = cache.write(i, kv, kv, plan)
-            causal = plan.visible is None and h.shape[1] > 1
-            h = h + F.scaled_dot_product_attention(h[:, None], keys, values, plan.visible, is_causal=causal)[:, 0]
+            causal = plan.mask is None and h.shape[1] > 1
+            h = h + F.scaled_dot_product_attention(h[:, None], keys, values, plan.mask, is_causal=causal)[:, 0]
         return h + torch.tanh(h @ self.weights[i, 1]) if mlp else h
 
     def head(self, h):
@@ -173,22 +252,32 @@ print(json.dumps({
     "loaded": profile.recipe.as_data(), "dumped": load_profile("again.yaml").recipe.as_data(),
     "lossless": [result.tokens == plain for result in ran],
     "drafted": [[counts.drafted > 0 for counts in result.stats.by_drafter] for result in ran],
-    "swept": [[policy.exit.kind for policy in policies] for policies in (exploring(8), every(8))]}))
+    "swept": [[policy.exit.kind for policy in policies] for policies in (coarse_policies(8), fine_policies(8))]}))
 '''
 
 
 def test_the_ports_show_the_same_code() -> None:
     for port, code in ((drafter_port, DRAFTER), (exit_port, EXIT)):
-        body = code[code.index("\nclass "):].strip()
+        body = code[code.index("\nclass ") :].strip()
         indented = "\n".join(f"    {line}" if line else "" for line in body.splitlines())
-        assert indented in (port.__doc__ or ""), f"the docstring of {port.__name__} and CONTRIBUTING.md differ"
+        assert indented in (port.__doc__ or ""), (
+            f"the docstring of {port.__name__} and CONTRIBUTING.md differ"
+        )
 
 
-def test_the_map_names_every_room_and_file_of_the_house() -> None:
-    rows = [line for line in section("The house").splitlines() if line.startswith("| `")]
+def test_the_map_names_every_file_and_folder_of_the_package() -> None:
+    rows = [line for line in section("The map of the code").splitlines() if line.startswith("| `")]
     named = set(re.findall(r"`([\w./]+)`", "".join(rows)))
     package = Path(skipsearch.__file__).parent
-    here = {f"{path.name}/" if path.is_dir() else path.name for path in package.iterdir() if not path.name.startswith("__")}
+    here = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in package.iterdir()
+        if not path.name.startswith("__")
+    }
     assert here <= named
-    gone = {name for name in named - here if name.endswith((".py", "/")) and not list(package.rglob(name))}
+    gone = {
+        name
+        for name in named - here
+        if name.endswith((".py", "/")) and not list(package.rglob(name))
+    }
     assert not gone

@@ -7,13 +7,24 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-# What readers wait two minutes for is run on less text here: (as it stands in the notebook, instead of it).
+# What readers wait two minutes for is run on less text here: (as it stands in the notebook, instead
+# of it).
 SHORTER = {
-    "01_first_profile.ipynb": [("task.calibration[:8], holdout=task.holdout[:6]", "task.calibration[:4], holdout=task.holdout[:3]"),
-                               ("trials=30", "trials=8")],
+    "01_first_profile.ipynb": [
+        (
+            "task.calibration[:8], holdout=task.holdout[:6]",
+            "task.calibration[:4], holdout=task.holdout[:3]",
+        ),
+        ("trials=30", "trials=8"),
+    ],
     "02_searchers.ipynb": [("masks=18", "masks=8")],
-    "03_methods.ipynb": [("task.calibration[:4], holdout=task.holdout[:6], max_new_tokens=40",
-                          "task.calibration[:2], holdout=task.holdout[:2], max_new_tokens=24"), ("trials=20", "trials=4")],
+    "03_methods.ipynb": [
+        (
+            "task.calibration[:4], holdout=task.holdout[:6], max_new_tokens=40",
+            "task.calibration[:2], holdout=task.holdout[:2], max_new_tokens=24",
+        ),
+        ("trials=20", "trials=4"),
+    ],
 }
 
 
@@ -26,12 +37,20 @@ def test_there_are_notebooks():
 def test_every_cell_runs_and_the_plots_are_drawn(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     for whole, part in SHORTER[path.name]:
-        cells = [cell for cell in notebook.cells if cell.cell_type == "code" and whole in cell.source]
+        cells = [
+            cell for cell in notebook.cells if cell.cell_type == "code" and whole in cell.source
+        ]
         assert cells, f"{path.name} no longer has {whole}"
         for cell in cells:
             cell.source = cell.source.replace(whole, part)
     NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    images = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs if "image/png" in o.get("data", {})]
+    images = [
+        o
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for o in cell.outputs
+        if "image/png" in o.get("data", {})
+    ]
     assert len(images) >= 2
 
 

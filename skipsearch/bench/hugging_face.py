@@ -1,4 +1,6 @@
-"""Hugging Face's own ways to generate, over the unmodified model: what a user would otherwise call."""
+"""Hugging Face's own ways to generate, over the unmodified model: what a user would otherwise
+call.
+"""
 
 from __future__ import annotations
 
@@ -9,50 +11,60 @@ from typing import Any
 
 import torch
 
+from skipsearch.core.machine import synchronize
 from skipsearch.errors import DecodeError
-from skipsearch.machine import synchronise
-from skipsearch.models.spec import ModelAdapter
+from skipsearch.models.adapter import ModelAdapter
 
 # What each asks of `generate` beside greedy decoding.
-ALONE: dict[str, dict[str, Any]] = {
-    "hf-generate": {},                                            # its default, a dynamic cache
-    "hf-compile": {"cache_implementation": "static"},             # compiled by transformers itself where it can
-    "hf-early-exit": {"assistant_early_exit": None},              # drafts by the first half of the layers
-    "hf-lookup": {"prompt_lookup_num_tokens": 10},                # drafts by n-grams of the text
+GENERATE_VARIANTS: dict[str, dict[str, Any]] = {
+    "hf-generate": {},  # its default, a dynamic cache
+    "hf-compile": {
+        "cache_implementation": "static"
+    },  # compiled by transformers itself where it can
+    "hf-early-exit": {"assistant_early_exit": None},  # drafts by the first half of the layers
+    "hf-lookup": {"prompt_lookup_num_tokens": 10},  # drafts by n-grams of the text
 }
 
 
-class _Clock:
+class _FirstTokenTimer:
     """A streamer that notes when the first token came. `generate` hands it the prompt first."""
 
     def __init__(self, device: torch.device):
-        self.device, self.calls, self.first = device, 0, 0.0
+        self.device, self.n_calls, self.first_token_at = device, 0, 0.0
 
     def put(self, value: Any) -> None:
-        self.calls += 1
-        if self.calls == 2:
-            synchronise(self.device)
-            self.first = perf_counter()
+        self.n_calls += 1
+        if self.n_calls == 2:
+            synchronize(self.device)
+            self.first_token_at = perf_counter()
 
     def end(self) -> None:
         pass
 
 
 class HFGenerate:
-    """transformers' `generate(do_sample=False)` with the options of one name of `ALONE`. Raises: DecodeError where it cannot run."""
+    """transformers' `generate(do_sample=False)` with the options of one name of `ALONE`. Raises:
+    DecodeError where it cannot run.
+    """
 
     def __init__(self, name: str, model: ModelAdapter):
         hf_model = getattr(model, "model", None)
         if hf_model is None:
-            raise DecodeError(f"{model.spec.id} is not held as a Hugging Face model, so {name} cannot take part")
+            raise DecodeError(
+                f"{model.spec.id} is not held as a Hugging Face model, so {name} cannot take part"
+            )
         if name == "hf-compile" and model.spec.device.type != "cuda":
-            raise DecodeError("the peer hf-compile cannot take part on a CPU: transformers compiles static-cache decoding on GPUs only")
+            raise DecodeError(
+                "the peer hf-compile cannot take part on a CPU: transformers compiles static-cache "
+                "decoding on GPUs only"
+            )
         self.model, self.device = hf_model, model.spec.device
-        # Not `min_new_tokens`: that forbids the end-of-sequence token, which the other peers may write and go on behind. Not None either:
-        # `generate` would fill in the model's own. So the id that no token has.
+        # Not `min_new_tokens`: that forbids the end-of-sequence token, which the other peers may
+        # write and go on behind. Not None either: `generate` would fill in the model's own. So the
+        # id that no token has.
         self.config = copy.deepcopy(hf_model.generation_config)
-        self.config.update(eos_token_id=model.spec.vocab, do_sample=False, num_beams=1)
-        options = dict(ALONE[name])
+        self.config.update(eos_token_id=model.spec.vocab_size, do_sample=False, num_beams=1)
+        options = dict(GENERATE_VARIANTS[name])
         if "assistant_early_exit" in options:
             options["assistant_early_exit"] = max(1, model.spec.n_layers // 2)
         self.config.update(**options)
@@ -61,11 +73,17 @@ class HFGenerate:
     def run(self, prompt: Sequence[int], new_tokens: int) -> tuple[list[int], float, float]:
         """(tokens, seconds to the first, seconds of the others)."""
         ids = torch.tensor([list(prompt)], device=self.device)
-        clock = _Clock(self.device)
+        clock = _FirstTokenTimer(self.device)
         self.config.max_new_tokens = new_tokens
-        synchronise(self.device)
+        synchronize(self.device)
         started = perf_counter()
-        out = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=self.config, streamer=clock)
-        synchronise(self.device)
+        out = self.model.generate(
+            ids, attention_mask=torch.ones_like(ids), generation_config=self.config, streamer=clock
+        )
+        synchronize(self.device)
         ended = perf_counter()
-        return out[0, ids.shape[1]:].tolist(), clock.first - started, ended - clock.first
+        return (
+            out[0, ids.shape[1] :].tolist(),
+            clock.first_token_at - started,
+            ended - clock.first_token_at,
+        )

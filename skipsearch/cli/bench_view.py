@@ -7,57 +7,115 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
-from skipsearch.cli.outside import Terminal
+from skipsearch.cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from skipsearch.bench import BatchRow, BenchRow, CostRow
 
 HEADINGS = (
-    "× FIRST: times as fast as FIRST, with its 95 % interval; identical: prompts with the tokens of FIRST",
-    "M: speed over memory, both relative to FIRST; read: share of what this machine can read in that time",
+    "× FIRST: times as fast as FIRST, with its 95 % interval; identical: prompts with the tokens "
+    "of FIRST",
+    "M: speed over memory, both relative to FIRST; read: share of what this machine can read in "
+    "that time",
     "τ: tokens a round; α: chance that a draft is accepted; accepted: share of all drafted tokens",
-    "β, v: a draft and a verify pass over a plain pass; closed form: the speedup that α, β and v predict",
-    "loop: share of the time outside model passes")
+    "β, v: a draft and a verify pass over a plain pass; closed form: the speedup that α, β and v "
+    "predict",
+    "loop: share of the time outside model passes",
+)
 ROWS_SHOWN = (2, 3, 4, 6, 8, 12, 16)
 
 
 def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
     """Three tables, each narrow enough for 80 columns, and what their headings mean."""
     first = rows[0].peer
-    table = _table("peer", "engine", "ms/token", f"× {first}", "95 %", "identical")
+    table = _make_table("peer", "engine", "ms/token", f"× {first}", "95 %", "identical")
     for r in rows:
-        table.add_row(r.peer, r.engine, _ms(r.ms_per_token), f"{r.speedup.mean:.2f}", f"{r.speedup.low:.2f}–{r.speedup.high:.2f}",
-                      f"{r.identical} of {r.prompts}")
+        table.add_row(
+            r.peer,
+            r.engine,
+            _format_ms(r.ms_per_token),
+            f"{r.speedup.mean:.2f}",
+            f"{r.speedup.low:.2f}–{r.speedup.high:.2f}",
+            f"{r.identical} of {r.prompts}",
+        )
     console.print(table)
     console.print()
-    table = _table("peer", "quartiles", "first token", "tokens/s", "with prefill", "memory", "M", "read")
+    table = _make_table(
+        "peer", "quartiles", "first token", "tokens/s", "with prefill", "memory", "M", "read"
+    )
     for r in rows:
         memory = "" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.0f} MB"
-        table.add_row(r.peer, "–".join(map(_ms, r.ms_per_token_quartiles)), f"{r.first_token_ms:.0f} ms",
-                      f"{r.tokens_per_second:.0f}", f"{r.end_to_end_tokens_per_second:.0f}", memory, _number(r.memory_normalised),
-                      _share(r.bandwidth_share))
+        table.add_row(
+            r.peer,
+            "–".join(map(_format_ms, r.ms_per_token_quartiles)),
+            f"{r.first_token_ms:.0f} ms",
+            f"{r.tokens_per_second:.0f}",
+            f"{r.end_to_end_tokens_per_second:.0f}",
+            memory,
+            _format_number(r.memory_normalised),
+            _format_share(r.bandwidth_share),
+        )
     console.print(table)
     console.print()
-    table = _table("peer", "τ", "α", "accepted", "β", "v", "closed form", "loop")
+    table = _make_table("peer", "τ", "α", "accepted", "β", "v", "closed form", "loop")
     for r in rows:
-        table.add_row(r.peer, _number(r.tau), _number(r.alpha), _share(r.accepted_fraction), _number(r.beta), _number(r.verify_ratio),
-                      _number(r.closed_form), _share(r.loop_overhead))
+        table.add_row(
+            r.peer,
+            _format_number(r.tau),
+            _format_number(r.alpha),
+            _format_share(r.accepted_fraction),
+            _format_number(r.beta),
+            _format_number(r.verify_ratio),
+            _format_number(r.closed_form),
+            _format_share(r.loop_overhead),
+        )
     console.print(table)
     _print_drafters(console, rows)
-    _print_by(console, "context", {r.peer: {str(c): _ms(ms) for c, ms in r.by_context.items()} for r in rows}, "ms/token")
-    _print_by(console, "category", {r.peer: {g: f"{e.mean:.2f}" for g, e in r.by_group.items()} for r in rows}, f"× {first}")
+    _print_breakdown(
+        console,
+        "context",
+        {r.peer: {str(c): _format_ms(ms) for c, ms in r.by_context.items()} for r in rows},
+        "ms/token",
+    )
+    _print_breakdown(
+        console,
+        "category",
+        {r.peer: {g: f"{e.mean:.2f}" for g, e in r.by_group.items()} for r in rows},
+        f"× {first}",
+    )
     console.print()
     for line in HEADINGS:
         console.print(line.replace("FIRST", first), style="dim")
 
 
 def print_batches(console: Terminal, rows: Sequence[BatchRow]) -> None:
-    """× plain: over the first peer with as many requests; throughput: tokens a second over those of the first line."""
+    """× plain: over the first peer with as many requests; throughput: tokens a second over those of
+    the first line.
+    """
     first = rows[0].peer
-    table = _table("requests", "peer", "engine", "tokens/s", "throughput", f"× {first}", "95 %", "τ", "identical")
+    table = _make_table(
+        "requests",
+        "peer",
+        "engine",
+        "tokens/s",
+        "throughput",
+        f"× {first}",
+        "95 %",
+        "τ",
+        "identical",
+    )
     for r in rows:
-        table.add_row(str(r.requests), r.peer, r.engine, f"{r.tokens_per_second:.0f}", f"{r.against_one:.2f}×", f"{r.speedup.mean:.2f}",
-                      f"{r.speedup.low:.2f}–{r.speedup.high:.2f}", _number(r.tau), f"{r.identical} of {r.prompts}")
+        table.add_row(
+            str(r.requests),
+            r.peer,
+            r.engine,
+            f"{r.tokens_per_second:.0f}",
+            f"{r.against_one:.2f}×",
+            f"{r.speedup.mean:.2f}",
+            f"{r.speedup.low:.2f}–{r.speedup.high:.2f}",
+            _format_number(r.tau),
+            f"{r.identical} of {r.prompts}",
+        )
     console.print(table)
 
 
@@ -65,51 +123,77 @@ def print_costs(console: Terminal, rows: Sequence[CostRow]) -> None:
     if not rows:
         return
     console.print()
-    table = _table("engine", "context", "ms/pass", "β half", *(f"v {n}" for n in ROWS_SHOWN))
+    table = _make_table("engine", "context", "ms/pass", "β half", *(f"v {n}" for n in ROWS_SHOWN))
     for r in rows:
-        table.add_row(r.engine, str(r.context), _ms(r.pass_ms), _number(r.beta_half),
-                      *(f"{r.v[n - 2]:.2f}" for n in ROWS_SHOWN))
+        table.add_row(
+            r.engine,
+            str(r.context),
+            _format_ms(r.pass_ms),
+            _format_number(r.beta_half),
+            *(f"{r.v[n - 2]:.2f}" for n in ROWS_SHOWN),
+        )
     console.print(table)
-    console.print("β half: a pass with half of the sub-layers, over a whole one; v N: a pass of N tokens, over one of one", style="dim")
+    console.print(
+        "β half: a pass with half of the sub-layers, over a whole one; v N: a pass of N tokens, "
+        "over one of one",
+        style="dim",
+    )
 
 
 def _print_drafters(console: Terminal, rows: Sequence[BenchRow]) -> None:
-    """Who drafted what, where a recipe has several drafters; of one alone the table above says it."""
+    """Who drafted what, where a recipe has several drafters; of one alone the table above says
+    it.
+    """
     if all(len(r.by_drafter) < 2 for r in rows):
         return
     console.print()
-    table = _table("peer", "drafter", "of rounds", "drafted", "α", "accepted", "copied")
+    table = _make_table("peer", "drafter", "of rounds", "drafted", "α", "accepted", "copied")
     for r in rows:
         for i, d in enumerate(r.by_drafter):
-            table.add_row(r.peer if i == 0 else "", d.kind, _share(d.share), str(d.drafted), _number(d.alpha),
-                          _share(d.accepted / d.drafted if d.drafted else None), _share(d.copied / d.accepted if d.copied else None))
+            table.add_row(
+                r.peer if i == 0 else "",
+                d.kind,
+                _format_share(d.share),
+                str(d.drafted),
+                _format_number(d.alpha),
+                _format_share(d.accepted / d.drafted if d.drafted else None),
+                _format_share(d.copied / d.accepted if d.copied else None),
+            )
     console.print(table)
 
 
-def _print_by(console: Terminal, what: str, cells: dict[str, dict[str, str]], unit: str) -> None:
+def _print_breakdown(
+    console: Terminal, what: str, cells: dict[str, dict[str, str]], unit: str
+) -> None:
     columns = list(dict.fromkeys(c for row in cells.values() for c in row))
     if not columns:
         return
     console.print()
-    table = _table(f"{unit} by {what}", *columns)
+    table = _make_table(f"{unit} by {what}", *columns)
     for peer, row in cells.items():
         table.add_row(peer, *(row.get(c, "") for c in columns))
     console.print(table)
 
 
-def _table(*headings: str) -> Table:
-    """Where it is too wide for the terminal, names of peers go on in the next line, and nothing is cut."""
-    return Table(*(Column(heading, overflow="fold", no_wrap=i > 0) for i, heading in enumerate(headings)), box=None, pad_edge=False)
+def _make_table(*headings: str) -> Table:
+    """Where it is too wide for the terminal, names of peers go on in the next line, and nothing is
+    cut.
+    """
+    return Table(
+        *(Column(heading, overflow="fold", no_wrap=i > 0) for i, heading in enumerate(headings)),
+        box=None,
+        pad_edge=False,
+    )
 
 
-def _ms(value: float) -> str:
+def _format_ms(value: float) -> str:
     """Milliseconds, with four or five digits."""
     return f"{value:.{2 if value < 100 else 1 if value < 1000 else 0}f}"
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _share(value: float | None) -> str:
+def _format_share(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.0f} %"

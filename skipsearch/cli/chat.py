@@ -10,12 +10,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.opening import AutoFolder, AutoTask, ProfileChoice, decoder_of, look_up, open_both, say_verdict
-from skipsearch.cli.options import Device, Dtype, Engine, Quantization, Seed, Temperature, Threads, TopK, TopP, warn
+from skipsearch.cli.open_model import (
+    AutoFolder,
+    AutoTask,
+    ProfileChoice,
+    find_profile_for,
+    load_model_and_profile,
+    make_decoder,
+    warn_about_verdict,
+)
+from skipsearch.cli.options import (
+    Device,
+    Dtype,
+    Engine,
+    Quantization,
+    Seed,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+    warn,
+)
+from skipsearch.cli.streams import decode_argument
 
 if TYPE_CHECKING:
-    from skipsearch.conversation import Conversation
-    from skipsearch.decoding.request import Settings
+    from skipsearch.decoding.conversation import Conversation
+    from skipsearch.decoding.request import RequestOptions
 
 HELP = """/reset             forget the conversation
 /save FILE         write the conversation to a new file, as one line of JSON
@@ -24,40 +44,67 @@ HELP = """/reset             forget the conversation
 /quit              leave, as Ctrl-D does; Ctrl-C stops an answer"""
 
 
-def chat(model: Annotated[str | None, typer.Option(help="The model. Default: the profile's own.")] = None,
-         profile: ProfileChoice = "auto",
-         system: Annotated[str | None, typer.Option(help="System prompt, for models with a chat template.")] = None,
-         max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of one answer.")] = 512,
-         temperature: Temperature = 0.0, top_p: TopP = 1.0,
-         top_k: TopK = 0, seed: Seed = 0, task: AutoTask = "any", profiles: AutoFolder = None,
-         device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
-         threads: Threads = None) -> None:
+def chat(
+    model: Annotated[
+        str | None, typer.Option(help="The model. Default: the profile's own.")
+    ] = None,
+    profile: ProfileChoice = "auto",
+    system: Annotated[
+        str | None,
+        typer.Option(
+            help="System prompt, for models with a chat template.",
+            parser=decode_argument,
+            metavar="<str>",
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="The most tokens of one answer.")
+    ] = 512,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    seed: Seed = 0,
+    task: AutoTask = "any",
+    profiles: AutoFolder = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    engine: Engine = "auto",
+    threads: Threads = None,
+) -> None:
     """Example: skipsearch chat --model demo --profile auto --task pycode
 
-    Talk to a model. A base model, which has no chat template, continues the text instead. The conversation stays in the model's cache, so
-    each turn computes only what is new. Type /help for the commands.
-    """
-    from skipsearch.cli.common import err
-    from skipsearch.conversation import Conversation
-    from skipsearch.decoding.sampling import Sampling
+    Talk to a model. A base model, which has no chat template, continues the text instead. The
+    conversation stays in the model's cache, so each turn computes only what is new. Type /help for
+    the commands."""
+    from skipsearch.cli.consoles import err
+    from skipsearch.decoding.conversation import Conversation
+    from skipsearch.engine.sampler import SamplingParams
 
-    Sampling(temperature, top_p, top_k)   # a senseless one is told before the model is loaded
-    adapter, loaded = open_both(profile, model, task, profiles, device, dtype, quantization, engine, threads)
-    asked: Settings = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    talk = Conversation(adapter, loaded, system, max_new_tokens, asked, decoder_of)
+    SamplingParams(temperature, top_p, top_k)  # a senseless one is told before the model is loaded
+    adapter, loaded = load_model_and_profile(
+        profile, model, task, profiles, device, dtype, quantization, engine, threads
+    )
+    asked: RequestOptions = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+    }
+    talk = Conversation(adapter, loaded, system, max_new_tokens, asked, make_decoder)
     warn(talk.decoder.warnings)
-    say_verdict(loaded)
+    warn_about_verdict(loaded)
     kind = "talk to it" if talk.is_chat else "it has no chat template, so it goes on from your text"
     err.print(f"{adapter.spec.id}: {kind}; /help lists the commands, /quit leaves", style="dim")
-    for line in _lines():
+    for line in _read_lines():
         if line.startswith("/"):
-            if not _obeyed(talk, line, model, task, profiles):
+            if not _run_command(talk, line, model, task, profiles):
                 return
         elif line:
-            _answer(talk, line)
+            _print_answer(talk, line)
 
 
-def _lines() -> Iterator[str]:
+def _read_lines() -> Iterator[str]:
     """What is typed, until the end of input. Ctrl-C drops the line."""
     import sys
     from contextlib import suppress
@@ -74,16 +121,16 @@ def _lines() -> Iterator[str]:
             print("\n(/quit leaves)")
 
 
-def _answer(talk: Conversation, text: str) -> None:
+def _print_answer(conversation: Conversation, text: str) -> None:
     import sys
 
-    from skipsearch.cli.common import err
-    from skipsearch.cli.outside import for_stream
+    from skipsearch.cli.consoles import err
+    from skipsearch.cli.terminal import for_stream
     from skipsearch.errors import SkipSearchError
 
     with _interruptible() as stopped:
         try:
-            pieces = talk.ask(text)
+            pieces = conversation.send(text)
             for piece in pieces:
                 sys.stdout.write(for_stream(piece, sys.stdout))
                 sys.stdout.flush()
@@ -99,7 +146,9 @@ def _answer(talk: Conversation, text: str) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[list[bool]]:
-    """Ctrl-C fills the list, which ends the answer behind the round that runs; a second one ends it at once."""
+    """Ctrl-C fills the list, which ends the answer behind the round that runs; a second one ends it
+    at once.
+    """
     stopped: list[bool] = []
 
     def stop(*_: object) -> None:
@@ -113,9 +162,11 @@ def _interruptible() -> Iterator[list[bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _obeyed(talk: Conversation, line: str, model: str | None, task: str, folder: Path | None) -> bool:
+def _run_command(
+    conversation: Conversation, line: str, model: str | None, task: str, folder: Path | None
+) -> bool:
     """Carry a command out; False: leave."""
-    from skipsearch.cli.common import err, out
+    from skipsearch.cli.consoles import err, out
     from skipsearch.errors import SkipSearchError
     from skipsearch.profile import load_profile
 
@@ -126,23 +177,31 @@ def _obeyed(talk: Conversation, line: str, model: str | None, task: str, folder:
             case "/quit" | "/exit":
                 return False
             case "/help":
-                out.passage(HELP)
+                out.print_block(HELP)
             case "/reset":
-                talk.reset()
+                conversation.reset()
                 out.print("what was said is forgotten")
             case "/stats":
-                out.passage("\n".join(talk.figures()))
+                out.print_block("\n".join(conversation.describe_last()))
             case "/save" if rest:
-                talk.save(Path(rest).expanduser())
+                conversation.save(Path(rest).expanduser())
                 out.print(f"written to {rest}")
             case "/profile" if rest:
-                named = model or talk.model.spec.id
-                chosen = None if rest == "none" else look_up(talk.model, named, task, folder) if rest == "auto" else load_profile(rest)
-                warn(talk.choose(chosen))
-                say_verdict(chosen)
-                out.print(talk.figures()[0])
+                named = model or conversation.model.spec.id
+                chosen = (
+                    None
+                    if rest == "none"
+                    else find_profile_for(conversation.model, named, task, folder)
+                    if rest == "auto"
+                    else load_profile(rest)
+                )
+                warn(conversation.use_profile(chosen))
+                warn_about_verdict(chosen)
+                out.print(conversation.describe_last()[0])
             case _:
-                out.print(f"{line!r} is no command, or lacks its argument; /help lists the commands")
+                out.print(
+                    f"{line!r} is no command, or lacks its argument; /help lists the commands"
+                )
     except SkipSearchError as error:
         err.print(f"error: {error}", style="red")
     except OSError as error:

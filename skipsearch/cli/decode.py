@@ -8,9 +8,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.opening import AutoFolder, AutoTask, decoder_of, open_both, require_model, say_verdict
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Temperature, Threads, TopK, TopP, require, warn
-from skipsearch.profile.places import ANY
+from skipsearch.cli.open_model import (
+    AutoFolder,
+    AutoTask,
+    load_model_and_profile,
+    make_decoder,
+    require_model,
+    warn_about_verdict,
+)
+from skipsearch.cli.options import (
+    Device,
+    Dtype,
+    Engine,
+    Json,
+    Quantization,
+    Seed,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+    require_usage,
+    warn,
+)
+from skipsearch.cli.streams import decode_argument
+from skipsearch.profile.paths import ANY
 
 if TYPE_CHECKING:
     from skipsearch.decoding import Decoder, Generation
@@ -19,133 +40,284 @@ if TYPE_CHECKING:
 
     Asked = tuple[str, str | list[dict[str, str]]]
 
-ENDED = {"eos": "ended by the model", "stop": "up to a --stop text", "repeat": "up to where the text began to repeat itself",
-         "length": "up to the limit"}   # finish reason -> in words
+FINISH_NOTES = {
+    "eos": "ended by the model",
+    "stop": "up to a --stop text",
+    "repeat": "up to where the text began to repeat itself",
+    "length": "up to the limit",
+    "time": "up to its time limit",
+}  # finish reason -> in words
 
 
-def decode(source: Annotated[str | None, typer.Argument(metavar="[-]", help="`-` reads .jsonl from standard input, line by line.")] = None,
-           profile: Annotated[str, typer.Option(help="A file, `auto` (the best profile found for this machine; the default of chat and "
-                                                     "serve) or `none` (plain decoding).")] = "none",
-           model: Annotated[str | None, typer.Option(help="The model. Default: the profile's own.")] = None,
-           prompt: Annotated[str | None, typer.Option(help="One prompt.")] = None,
-           prompts: Annotated[Path | None, typer.Option(help="A .jsonl of {\"prompt\": …} or {\"messages\": …} lines.")] = None,
-           chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template, as a user's turn.")] = False,
-           max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to generate.")] = 128,
-           temperature: Temperature = 0.0, top_p: TopP = 1.0,
-           top_k: TopK = 0, seed: Seed = 0,
-           stop: Annotated[list[str] | None, typer.Option(help="End the text at this string. May be repeated.")] = None,
-           end_on_repeat: Annotated[int | None, typer.Option(min=2, help="End when an n-gram of this length repeats.")] = None,
-           task: AutoTask = "any", profiles: AutoFolder = None,
-           device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
-           threads: Threads = None,
-           exact: Annotated[bool, typer.Option("--exact", help="Greedy tokens are equal to the last bit with any profile or none, in "
-                                                               "every dtype. This is free on the engine native; on others every pass "
-                                                               "computes eight rows.")] = False,
-           remember: Annotated[int, typer.Option(min=0, help="Let lookup copy from this many tokens of earlier answers of this run. "
-                                                             "Helps when prompts resemble each other.")] = 0,
-           check: Annotated[bool, typer.Option("--check", help="Decode without drafting too, and compare the tokens.")] = False,
-           as_json: Json = False) -> None:
+def decode(
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="[-]", help="`-` reads .jsonl from standard input, line by line."),
+    ] = None,
+    profile: Annotated[
+        str,
+        typer.Option(
+            help="A file, `auto` (the best profile found for this machine; the default of chat and "
+            "serve) or `none` (plain decoding)."
+        ),
+    ] = "none",
+    model: Annotated[
+        str | None, typer.Option(help="The model. Default: the profile's own.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="One prompt.", parser=decode_argument, metavar="<str>")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help='A .jsonl of {"prompt": …} or {"messages": …} lines.')
+    ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat", help="Put each prompt into the model's chat template, as a user's turn."
+        ),
+    ] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to generate.")] = 128,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    seed: Seed = 0,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="End the text at this string. May be repeated.",
+            parser=decode_argument,
+            metavar="<str>",
+        ),
+    ] = None,
+    end_on_repeat: Annotated[
+        int | None, typer.Option(min=2, help="End when an n-gram of this length repeats.")
+    ] = None,
+    task: AutoTask = "any",
+    profiles: AutoFolder = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    engine: Engine = "auto",
+    threads: Threads = None,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Greedy tokens are equal to the last bit with any profile or none, in "
+            "every dtype. This is free on the engine native; on others every pass "
+            "computes eight rows.",
+        ),
+    ] = False,
+    lookup_history: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Let lookup copy from this many tokens of earlier answers of this run. "
+            "Helps when prompts resemble each other.",
+        ),
+    ] = 0,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Decode without drafting too, and compare the tokens. They are "
+            "equal to the bit on the engine native and with --exact; else a near-tie "
+            "may fall otherwise, in 16 bits now and then.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Example: skipsearch decode --profile my-profile.yaml --prompt "def main(argv=None):"
 
-    Generate text with a profile. Its drafters propose tokens, the full model verifies them, and the result is the full model's own text.
-    Control characters in the text are escaped on a terminal, such as \\x1b; a pipe gets the text as it is.
-    """
+    Generate text with a profile. Its drafters propose tokens, the full model verifies them, and the
+    result is the full model's own text. Control characters in the text are escaped on a terminal,
+    such as \\x1b; a pipe gets the text as it is."""
     given = [x is not None for x in (source, prompt, prompts)]
-    require(sum(given) == 1, "give exactly one of --prompt TEXT, --prompts FILE.jsonl or - (standard input)")
-    require(source in (None, "-"), f"{source!r} is not understood here: use --prompt TEXT, or - for standard input")
-    require(not check or temperature == 0, "--check compares greedy tokens; at a temperature above 0 two runs draw different ones")
-    require(task == ANY or profile == "auto", "--task says which profile to look for: give it with --profile auto")
+    require_usage(
+        sum(given) == 1,
+        "give exactly one of --prompt TEXT, --prompts FILE.jsonl or - (standard input)",
+    )
+    require_usage(
+        source in (None, "-"),
+        f"{source!r} is not understood here: use --prompt TEXT, or - for standard input",
+    )
+    require_usage(
+        not check or temperature == 0,
+        "--check compares greedy tokens; at a temperature above 0 two runs draw different ones",
+    )
+    require_usage(
+        task == ANY or profile == "auto",
+        "--task says which profile to look for: give it with --profile auto",
+    )
     require_model(profile, model)
-    from skipsearch.cli.common import err
+    from skipsearch.cli.consoles import err
     from skipsearch.decoding import Decoder
-    from skipsearch.decoding.sampling import Sampling
+    from skipsearch.engine.sampler import SamplingParams
     from skipsearch.errors import ModelError
-    from skipsearch.models.text import chat_template
-    from skipsearch.profile.describe import speedup
+    from skipsearch.models.chat.chat_text import get_chat_template
+    from skipsearch.profile.show import format_speedup
 
-    Sampling(temperature, top_p, top_k)   # a senseless one is told before the model is loaded
-    requests = _requests(prompt, prompts)
-    adapter, loaded = open_both(profile, model, task, profiles, device, dtype, quantization, engine, threads)
-    if chat and chat_template(adapter.tokenizer) is None:
-        raise ModelError(f"{adapter.spec.id} has no chat template: leave --chat out, and write the prompt as the model expects it")
+    SamplingParams(temperature, top_p, top_k)  # a senseless one is told before the model is loaded
+    requests = _read_requests(prompt, prompts)
+    adapter, loaded = load_model_and_profile(
+        profile, model, task, profiles, device, dtype, quantization, engine, threads
+    )
+    if chat and get_chat_template(adapter.tokenizer) is None:
+        raise ModelError(
+            f"{adapter.spec.id} has no chat template: leave --chat out, and write the prompt as "
+            "the model expects it"
+        )
     if loaded is not None and loaded.task.chat_template_sha256 and not chat:
-        warn(["this profile was made for requests in the chat template: with --chat yours go through it too"])
-    decoder = decoder_of(adapter, loaded, exact, remember)
+        warn(
+            [
+                "this profile was made for requests in the chat template: with --chat yours go "
+                "through it too"
+            ]
+        )
+    decoder = make_decoder(adapter, loaded, exact, lookup_history)
     plain = Decoder(adapter, exact=exact) if check else None
     warn(decoder.warnings)
-    say_verdict(loaded)
-    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed,
-               "stop": stop, "end_on_repeat": end_on_repeat}
+    warn_about_verdict(loaded)
+    options = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "stop": stop,
+        "end_on_repeat": end_on_repeat,
+    }
     if plain is not None:  # first passes pay for start-up, which neither side should be charged
         for either in (decoder, plain):
             either.generate([0, 0], 16, ignore_eos=True)
     differing = 0
     for name, asked in requests:
-        differing += _one(adapter, decoder, plain, name, asked, chat, options, as_json, titled=prompt is None)
-    if check and not as_json and loaded is not None and loaded.measured is not None and decoder.recipe.drafters:
+        differing += _decode_one(
+            adapter, decoder, plain, name, asked, chat, options, as_json, titled=prompt is None
+        )
+    if (
+        check
+        and not as_json
+        and loaded is not None
+        and loaded.measured is not None
+        and decoder.recipe.drafters
+    ):
         few = "one prompt says" if prompt is not None else "a few prompts say"
-        err.print(f"{few} little about speed: on {loaded.measured.prompts} hold-out prompts the profile measured {speedup(loaded)}",
-                  style="dim")
+        err.print(
+            f"{few} little about speed: on {loaded.measured.prompts} hold-out prompts the profile "
+            f"measured {format_speedup(loaded)}",
+            style="dim",
+        )
     if differing:
         raise typer.Exit(1)
 
 
-def _requests(prompt: str | None, prompts: Path | None) -> Iterable[Asked]:
-    """(id, text or turns of a conversation) of every request; those of a file at once, so that a faulty one is told before the model is
-    loaded, those of standard input as soon as their line is there. Raises: TaskError."""
+def _read_requests(prompt: str | None, prompts: Path | None) -> Iterable[Asked]:
+    """(id, text or turns of a conversation) of every request; those of a file at once, so that a
+    faulty one is told before the model is loaded, those of standard input as soon as their line is
+    there. Raises: TaskError."""
     import sys
 
-    from skipsearch.tasks.prompts import bare_prompt, conversation
-    from skipsearch.tasks.sources.jsonl import each_row, read_rows
+    from skipsearch.tasks.prompt_rows import parse_messages, prompt_from_row
+    from skipsearch.tasks.sources.jsonl import iter_rows, read_rows
 
     def asked(rows: Iterable[Row]) -> Iterator[Asked]:
-        return ((row.id, conversation(row) or bare_prompt(row).text) for row in rows)
+        return ((row.id, parse_messages(row) or prompt_from_row(row).text) for row in rows)
 
     if prompt is not None:
         return [("prompt", prompt)]
-    return asked(each_row(sys.stdin.buffer, "standard input")) if prompts is None else list(asked(read_rows(prompts)))
+    return (
+        asked(iter_rows(sys.stdin.buffer, "standard input"))
+        if prompts is None
+        else list(asked(read_rows(prompts)))
+    )
 
 
-def _one(model: ModelAdapter, decoder: Decoder, plain: Decoder | None, name: str, asked: str | list[dict[str, str]], chat: bool,
-         options: dict, as_json: bool, titled: bool) -> int:
-    """Decode one request; returns 1 if --check found other tokens. titled: one of several, so its text stands under its name."""
-    from skipsearch.cli.common import print_json
+def _decode_one(
+    model: ModelAdapter,
+    decoder: Decoder,
+    plain_decoder: Decoder | None,
+    name: str,
+    prompt: str | list[dict[str, str]],
+    chat: bool,
+    options: dict,
+    as_json: bool,
+    titled: bool,
+) -> int:
+    """Decode one request; returns 1 if --check found other tokens. titled: one of several, so its
+    text stands under its name.
+    """
+    from skipsearch.cli.consoles import print_json
+    from skipsearch.engine import is_batch_invariant
     from skipsearch.errors import ModelError
-    from skipsearch.evaluation.wall import first_divergence
-    from skipsearch.models.text import conversation_ids, token_ids
+    from skipsearch.models.chat.chat_text import encode_chat, encode_prompt
+    from skipsearch.timing.interleaved import find_first_divergence
 
     if model.tokenizer is None:
-        raise ModelError(f"{model.spec.id} has no tokenizer, so it takes token ids only: use Decoder.generate from Python")
-    ids = token_ids(model.tokenizer, asked, chat=chat) if isinstance(asked, str) else conversation_ids(model.tokenizer, asked)
-    room = None if model.spec.context is None else model.spec.context - len(ids)
+        raise ModelError(
+            f"{model.spec.id} has no tokenizer, so it takes token ids only: use Decoder.generate "
+            "from Python"
+        )
+    ids = (
+        encode_prompt(model.tokenizer, prompt, chat=chat)
+        if isinstance(prompt, str)
+        else encode_chat(model.tokenizer, prompt)
+    )
+    room = None if model.spec.context_length is None else model.spec.context_length - len(ids)
     if room is not None and 0 < room < options["max_new_tokens"]:
-        warn([f"{name}: {options['max_new_tokens']} tokens were asked for, and after this prompt {model.spec.id} has room for {room}"])
-    result = decoder.generate(ids, **options) if as_json else _streamed(decoder, ids, options, f"== {name} ==" if titled else None)
+        warn(
+            [
+                f"{name}: {options['max_new_tokens']} tokens were asked for, and after this prompt "
+                f"{model.spec.id} has room for {room}"
+            ]
+        )
+    result = (
+        decoder.generate(ids, **options)
+        if as_json
+        else _stream_text(decoder, ids, options, f"== {name} ==" if titled else None)
+    )
     checked = None
-    if plain is not None:
-        reference = plain.generate(ids, **options)
-        where = first_divergence(model, ids, reference.tokens, result.tokens)
-        checked = {"identical": where is None, "first_difference": where.index if where else None,
-                   "logit_gap": where.gap if where else None, "plain_seconds_per_token": reference.stats.seconds_per_token}
+    if plain_decoder is not None:
+        reference = plain_decoder.generate(ids, **options)
+        where = find_first_divergence(model, ids, reference.tokens, result.tokens)
+        checked = {
+            "identical": where is None,
+            "first_difference": where.index if where else None,
+            "logit_gap": where.gap if where else None,
+            "plain_seconds_per_token": reference.stats.seconds_per_token,
+        }
     if as_json:
-        row = {"id": name, "prompt_tokens": len(ids), "tokens": result.tokens, "text": result.text,
-               "finish_reason": result.finish_reason, "stats": result.stats.as_dict()}
+        row = {
+            "id": name,
+            "prompt_tokens": len(ids),
+            "tokens": result.tokens,
+            "text": result.text,
+            "finish_reason": result.finish_reason,
+            "stats": result.stats.as_dict(),
+        }
         print_json(row | ({"check": checked} if checked else {}))
     else:
-        _report(name, result, checked, [spec.kind for spec in decoder.recipe.drafters])
+        rounds_alike = decoder.loop.exact or is_batch_invariant(model)
+        _print_summary(
+            name, result, checked, [spec.kind for spec in decoder.recipe.drafters], rounds_alike
+        )
     return int(checked is not None and not checked["identical"])
 
 
-def _streamed(decoder: Decoder, ids: list[int], options: dict, title: str | None = None) -> Generation:
-    """Text as it comes, on stdout: unchanged in a pipe or a file, with visible escapes on a terminal, which would obey them."""
+def _stream_text(
+    decoder: Decoder, ids: list[int], options: dict, title: str | None = None
+) -> Generation:
+    """Text as it comes, on stdout: unchanged in a pipe or a file, with visible escapes on a
+    terminal, which would obey them.
+    """
     import sys
 
-    from skipsearch.cli.outside import for_stream, visible
+    from skipsearch.cli.terminal import escape_controls, for_stream
     from skipsearch.decoding import Generation
 
     tokens, text = [], ""
     if title is not None:
-        print(visible(title), flush=True)
+        print(escape_controls(title), flush=True)
     for chunk in decoder.stream(ids, **options):
         tokens += chunk.tokens
         text += chunk.text or ""
@@ -158,26 +330,48 @@ def _streamed(decoder: Decoder, ids: list[int], options: dict, title: str | None
     return Generation(tokens, chunk.finish_reason, chunk.stats, text)
 
 
-def _report(name: str, result: Generation, checked: dict | None, kinds: list[str]) -> None:
-    from skipsearch.cli.common import err
+def _print_summary(
+    name: str, result: Generation, checked: dict | None, kinds: list[str], rounds_alike: bool
+) -> None:
+    from skipsearch.cli.consoles import err
 
     stats, pace = result.stats, result.stats.seconds_per_token
-    line = f"{name}: {stats.tokens} new token{'' if stats.tokens == 1 else 's'}, {ENDED[result.finish_reason]}"
+    line = f"{name}: {stats.tokens} new token{'' if stats.tokens == 1 else 's'}, {FINISH_NOTES[result.finish_reason]}"
     line += "" if kinds else ", decoded plainly"
     if pace:
         line += f", {1 / pace:.0f} tokens/s after a prefill of {stats.prefill_seconds:.2f} s{f', τ {stats.tau:.2f}' if kinds else ''}"
     if stats.alpha is not None:
         line += f", α {stats.alpha:.2f}"
     if len(stats.by_drafter) > 1:
-        parts = (f"{kind} {d.accepted} of {d.drafted}" for kind, d in zip(kinds, stats.by_drafter, strict=True))
+        parts = (
+            f"{kind} {d.accepted} of {d.drafted}"
+            for kind, d in zip(kinds, stats.by_drafter, strict=True)
+        )
         line += f", accepted of drafted: {', '.join(parts)}"
     err.print(line, style="dim")
     if checked and checked["identical"] and not kinds:
-        err.print("nothing was drafted, so there was nothing to check: both runs decoded plainly, to the same tokens", style="green")
+        err.print(
+            "nothing was drafted, so there was nothing to check: both runs decoded plainly, to the "
+            "same tokens",
+            style="green",
+        )
     elif checked and checked["identical"]:
         plain = checked["plain_seconds_per_token"]
-        pace_of_plain = f", which made {1 / plain:.0f} tokens/s" if plain else ""   # no ratio: one run of one prompt is mostly noise
+        pace_of_plain = (
+            f", which made {1 / plain:.0f} tokens/s" if plain else ""
+        )  # no ratio: one run of one prompt is mostly noise
         err.print(f"tokens identical to plain decoding{pace_of_plain}", style="green")
     elif checked:
-        err.print(f"tokens differ from plain decoding at {checked['first_difference']}, where the two likeliest tokens are "
-                  f"{checked['logit_gap']:.2g} apart in logits", style="red")
+        err.print(
+            f"tokens differ from plain decoding at {checked['first_difference']}, where the two "
+            "likeliest tokens are "
+            f"{checked['logit_gap']:.2g} apart in logits"
+            + (
+                ""
+                if rounds_alike
+                else "; a pass over several rows rounds otherwise than one over a single row, and "
+                "--exact does "
+                "without that"
+            ),
+            style="red",
+        )

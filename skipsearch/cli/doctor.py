@@ -10,19 +10,28 @@ import typer
 from skipsearch.cli.options import Json
 
 
-def doctor(model: Annotated[str | None, typer.Option(help="Look at this model too: demo, an alias, a Hub id or a folder.")] = None,
-           device: Annotated[str, typer.Option(help="Device for --model: auto, cpu, cuda or mps.")] = "auto",
-           dtype: Annotated[str, typer.Option(help="Dtype for --model: auto, float32, bfloat16 or float16.")] = "auto",
-           as_json: Json = False) -> None:
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Look at this model too: demo, an alias, a Hub id or a folder."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Device for --model: auto, cpu, cuda or mps.")
+    ] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Dtype for --model: auto, float32, bfloat16 or float16.")
+    ] = "auto",
+    as_json: Json = False,
+) -> None:
     """Example: skipsearch doctor --model Qwen/Qwen2.5-0.5B
 
-    Show what this machine is, which versions are installed, and whether the embedded model loads and decodes losslessly. The exit status
-    is 1 if it does not. With --model, also show how that model is read, which parts were checked against its own forward pass, which
-    engine runs it, and why no faster one does.
-    """
+    Show what this machine is, which versions are installed, and whether the embedded model loads
+    and decodes losslessly. The exit status is 1 if it does not. With --model, also show how that
+    model is read, which parts were checked against its own forward pass, which engine runs it, and
+    why no faster one does."""
     from rich.table import Table
 
-    from skipsearch.cli.common import out, print_json
+    from skipsearch.cli.consoles import out, print_json
     from skipsearch.errors import SkipSearchError
 
     findings, healthy = {}, True
@@ -32,10 +41,10 @@ def doctor(model: Annotated[str | None, typer.Option(help="Look at this model to
         except (SkipSearchError, OSError, ImportError) as problem:
             findings[name], healthy = f"FAILED: {problem}", False
     if model is not None:
-        from skipsearch.cli.model_view import looked_at
+        from skipsearch.cli.doctor_model import describe_model
 
         try:
-            findings |= looked_at(model, device, dtype)
+            findings |= describe_model(model, device, dtype)
         except SkipSearchError as problem:
             findings["model"], healthy = f"FAILED: {problem}", False
     if as_json:
@@ -49,45 +58,53 @@ def doctor(model: Annotated[str | None, typer.Option(help="Look at this model to
         raise typer.Exit(1)
 
 
-def _versions() -> str:
+def _check_versions() -> str:
     import platform
     from importlib.metadata import version
 
     packages = ("torch", "transformers", "optuna", "botorch", "gpytorch", "pydantic", "safetensors")
-    return ", ".join([f"python {platform.python_version()}", *(f"{p} {version(p)}" for p in packages)])
+    return ", ".join(
+        [f"python {platform.python_version()}", *(f"{p} {version(p)}" for p in packages)]
+    )
 
 
-def _machine() -> str:
+def _check_machine() -> str:
     import torch
 
-    from skipsearch.machine import this_machine
+    from skipsearch.core.machine import describe_machine
 
-    return this_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")).description
+    return describe_machine(
+        torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ).description
 
 
-def _load() -> str:
+def _check_load() -> str:
     import os
 
-    from skipsearch.machine import busy_cores
+    from skipsearch.core.machine import load_average
 
-    busy, cores = busy_cores(), os.cpu_count() or 1
+    busy, cores = load_average(), os.cpu_count() or 1
     if busy is None:
         return "unknown"
-    return f"{busy:.1f} of {cores} cores busy" + (": timings will be noisy" if busy > 0.5 * cores else "")
+    return f"{busy:.1f} of {cores} cores busy" + (
+        ": timings will be noisy" if busy > 0.5 * cores else ""
+    )
 
 
-def _memory() -> str:
+def _check_memory() -> str:
     import os
     import shutil
 
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return f"{pages:.1f} GiB of memory and {shutil.disk_usage('.').free / 2**30:.0f} GiB of disk free"
+    return (
+        f"{pages:.1f} GiB of memory and {shutil.disk_usage('.').free / 2**30:.0f} GiB of disk free"
+    )
 
 
-def _quantization() -> str:
+def _check_quantization() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
-    from skipsearch.models.quantize import NATIVE, QUANTIZATIONS
+    from skipsearch.models.loading.quantize import NATIVE_INT8, QUANTIZATIONS
 
     found = {}
     for library in dict.fromkeys(library for library, _ in QUANTIZATIONS.values()):
@@ -95,23 +112,39 @@ def _quantization() -> str:
             found[library] = version(library)
         except PackageNotFoundError:
             found[library] = "not installed"
-    return ", ".join([*(f"{library} {state}" for library, state in found.items()), f"{NATIVE} by the engine native on a CPU"])
+    return ", ".join(
+        [
+            *(f"{library} {state}" for library, state in found.items()),
+            f"{NATIVE_INT8} by the engine native on a CPU",
+        ]
+    )
 
 
-def _demo() -> str:
+def _check_demo() -> str:
+    from skipsearch.core.mask import SkipMask
     from skipsearch.decoding import Decoder
     from skipsearch.errors import SkipSearchError
-    from skipsearch.mask import SkipMask
     from skipsearch.models import load_adapter
 
     model = load_adapter("demo", device="cpu")
     ids = model.tokenizer("def main(argv=None):")["input_ids"]
-    mask = SkipMask.whole_layers(model.spec.n_layers, range(model.spec.n_layers // 2, model.spec.n_layers - 2))
+    mask = SkipMask.from_layers(
+        model.spec.n_layers, range(model.spec.n_layers // 2, model.spec.n_layers - 2)
+    )
     plain, drafted = Decoder(model).generate(ids, 24), Decoder(model, mask).generate(ids, 24)
     if plain.tokens != drafted.tokens:
-        raise SkipSearchError("drafting changed the tokens of the embedded model: please report this with the versions above")
+        raise SkipSearchError(
+            "drafting changed the tokens of the embedded model: please report this with the "
+            "versions above"
+        )
     return f"decodes losslessly, {drafted.stats.accepted} of {drafted.stats.drafted} drafted tokens accepted"
 
 
 _CHECKS: dict[str, Callable[[], str]] = {
-    "versions": _versions, "machine": _machine, "load": _load, "free": _memory, "quantization": _quantization, "embedded model": _demo}
+    "versions": _check_versions,
+    "machine": _check_machine,
+    "load": _check_load,
+    "free": _check_memory,
+    "quantization": _check_quantization,
+    "embedded model": _check_demo,
+}

@@ -8,12 +8,16 @@ from typing import Annotated
 
 import typer
 
-from skipsearch.cli.common import err, out, print_json
+from skipsearch.cli.consoles import err, out, print_json
 from skipsearch.cli.verify import verify
 from skipsearch.errors import ProfileError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
-                  help="Example: skipsearch profile show my-profile.yaml\n\nLook at, check, compare, convert, fetch and verify profiles.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Example: skipsearch profile show my-profile.yaml\n\nLook at, check, compare, convert, "
+    "fetch and verify profiles.",
+)
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A profile.")]
 Json = Annotated[bool, typer.Option("--json", help="Print data only.")]
@@ -21,33 +25,48 @@ Json = Annotated[bool, typer.Option("--json", help="Print data only.")]
 
 @app.command("list", short_help="Every profile in the folders that are searched.")
 def list_command(
-        profiles: Annotated[Path | None, typer.Option(help="A folder to search first.")] = None,
-        as_json: Json = False) -> None:
+    profiles: Annotated[Path | None, typer.Option(help="A folder to search first.")] = None,
+    as_json: Json = False,
+) -> None:
     """Example: skipsearch profile list --profiles my-profiles
 
-    List every profile in the folders that --profile auto searches: --profiles, those in SKIPSEARCH_PROFILE_PATH, ./profiles (where tune
-    writes), the user folder, pulled repositories, and the profiles that come with skipsearch.
-    """
-    from skipsearch.profile.describe import device, speedup
-    from skipsearch.profile.dump import as_dict
-    from skipsearch.profile.lookup import list_profiles
+    List every profile in the folders that --profile auto searches: --profiles, those in
+    SKIPSEARCH_PROFILE_PATH, ./profiles (where tune writes), the user folder, pulled repositories,
+    and the profiles that come with skipsearch."""
+    from skipsearch.profile.canonical import to_plain_data
+    from skipsearch.profile.find import list_profiles
+    from skipsearch.profile.show import describe_device, format_speedup
 
     listed = list(list_profiles(profiles))
     if as_json:
-        print_json([{"file": str(entry.path), "source": entry.source.label, "fault": entry.fault,
-                     "profile": as_dict(entry.profile) if entry.profile else None} for entry in listed])
+        print_json(
+            [
+                {
+                    "file": str(entry.path),
+                    "source": entry.source.label,
+                    "fault": entry.error,
+                    "profile": to_plain_data(entry.profile) if entry.profile else None,
+                }
+                for entry in listed
+            ]
+        )
         return
     for entry in listed:
         if entry.profile is None:
-            with err.heard():
-                err.print(f"warning: {entry.fault}", style="yellow")
+            with err.even_if_quiet():
+                err.print(f"warning: {entry.error}", style="yellow")
             continue
         found = entry.profile
-        out.print(f"{entry.path}")   # whole, on a line of its own, so that it can be copied
-        out.print(f"    {found.model.id}, {found.task.name}: {found.recipe.shape}, {speedup(found)}; {found.model.dtype or 'any dtype'}; "
-                  f"device: {device(found)} ({entry.source.label})")
+        out.print(f"{entry.path}")  # whole, on a line of its own, so that it can be copied
+        out.print(
+            f"    {found.model.id}, {found.task.name}: {found.recipe.shape}, "
+            f"{format_speedup(found)}; {found.model.dtype or 'any dtype'}; "
+            f"device: {describe_device(found)} ({entry.source.label})"
+        )
     if not any(entry.profile for entry in listed):
-        err.print("no profiles yet; `skipsearch tune` makes one, `skipsearch profile pull` fetches some")
+        err.print(
+            "no profiles yet; `skipsearch tune` makes one, `skipsearch profile pull` fetches some"
+        )
 
 
 @app.command(short_help="A profile in words, and its mask drawn.")
@@ -57,16 +76,15 @@ def show(file: File, as_json: Json = False) -> None:
     Describe a profile: its drafters, its mask and what was measured. --json prints its content.
     """
     from skipsearch.profile import load_profile
-    from skipsearch.profile.describe import describe, legend
-    from skipsearch.profile.draw import draw_mask
-    from skipsearch.profile.dump import as_dict
+    from skipsearch.profile.canonical import to_plain_data
+    from skipsearch.profile.show import describe_profile, draw_mask, explain_terms
 
     profile = load_profile(file)
     if as_json:
-        print_json(as_dict(profile))
+        print_json(to_plain_data(profile))
         return
-    out.print(*describe(profile), sep="\n")
-    for line in legend([str(profile.candidate)]):
+    out.print(*describe_profile(profile), sep="\n")
+    for line in explain_terms([str(profile.measured_recipe)]):
         out.print(line, style="dim")
     if profile.mask.n_skipped:
         out.print()
@@ -75,19 +93,26 @@ def show(file: File, as_json: Json = False) -> None:
 
 @app.command(short_help="Check a profile, or every profile of a repository.")
 def validate(
-        paths: Annotated[list[Path], typer.Argument(metavar="FILE|DIR", help="Profiles, or folders of them.")],
-        as_json: Json = False) -> None:
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="FILE|DIR", help="Profiles, or folders of them.")
+    ],
+    as_json: Json = False,
+) -> None:
     """Example: skipsearch profile validate profiles/
 
-    Check that profiles load. In a folder called profiles, also check that each is where its content says it belongs. Each fault gets one
-    sentence; the exit status is 1 if there is any.
-    """
+    Check that profiles load. In a folder called profiles, also check that each is where its content
+    says it belongs. Each fault gets one sentence; the exit status is 1 if there is any."""
     from skipsearch.profile.validate import validate_paths
 
     checked = validate_paths(paths)
     if as_json:
-        print_json([{"file": str(entry.path), "valid": entry.fault is None, "fault": entry.fault} for entry in checked])
-    faults = [entry.fault for entry in checked if entry.fault]
+        print_json(
+            [
+                {"file": str(entry.path), "valid": entry.error is None, "fault": entry.error}
+                for entry in checked
+            ]
+        )
+    faults = [entry.error for entry in checked if entry.error]
     for fault in faults:
         err.print(fault)
     if faults:
@@ -98,29 +123,30 @@ def validate(
 
 @app.command(short_help="Two profiles of one model side by side.")
 def diff(
-        a: Annotated[Path, typer.Argument(metavar="A")],
-        b: Annotated[Path, typer.Argument(metavar="B")], as_json: Json = False) -> None:
+    a: Annotated[Path, typer.Argument(metavar="A")],
+    b: Annotated[Path, typer.Argument(metavar="B")],
+    as_json: Json = False,
+) -> None:
     """Example: skipsearch profile diff old.yaml new.yaml
 
-    Compare two profiles: sub-layers that only one of them skips, drafters and settings that differ, and whether the measured intervals
-    overlap.
-    """
+    Compare two profiles: sub-layers that only one of them skips, drafters and settings that differ,
+    and whether the measured intervals overlap."""
     from skipsearch.profile import load_profile
-    from skipsearch.profile.compare import compare
+    from skipsearch.profile.compare import compare_profiles
 
-    found = compare(load_profile(a), load_profile(b))
+    found = compare_profiles(load_profile(a), load_profile(b))
     if as_json:
         print_json(found.as_dict())
     else:
-        out.print(*found.lines(), sep="\n")
+        out.print(*found.format_lines(), sep="\n")
 
 
 @app.command(short_help="Rewrite a profile in the current version.")
 def migrate(file: File) -> None:
     """Example: skipsearch profile migrate old.yaml
 
-    Rewrite a profile in place, in the current schema version and in canonical form. Comments are lost.
-    """
+    Rewrite a profile in place, in the current schema version and in canonical form. Comments are
+    lost."""
     from skipsearch.profile import dump_profile, load_profile, save_profile
     from skipsearch.profile.load import read_file
 
@@ -134,46 +160,72 @@ def migrate(file: File) -> None:
 
 @app.command("import", short_help="Turn a published file of skip sets into profiles.")
 def import_command(
-        file: Annotated[Path, typer.Argument(metavar="FILE", help="skip_layers.json of Draft & Verify or SWIFT.")],
-        to: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder that has or gets profiles/.")]) -> None:
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="skip_layers.json of Draft & Verify or SWIFT.")
+    ],
+    to: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="The folder that has or gets profiles/.")
+    ],
+) -> None:
     """Example: skipsearch profile import skip_layers.json --out my-profiles
 
-    Turn a published file of skip sets into profiles with the verdict unmeasured: decoding with them is lossless, but their speed is
-    unknown. An existing profile with other content is not replaced.
+    Turn a published file of skip sets into profiles with the verdict unmeasured: decoding with them
+    is lossless, but their speed is unknown. An existing profile with other content is not replaced.
     """
     from skipsearch.profile import dump_profile, save_profile
-    from skipsearch.profile.importers import import_skip_sets
+    from skipsearch.profile.import_ import import_skip_sets
     from skipsearch.profile.load import read_file
-    from skipsearch.profile.places import profile_path
+    from skipsearch.profile.paths import profile_path
 
     imported = {to / profile_path(profile): profile for profile in import_skip_sets(file)}
     for path, profile in imported.items():
         if path.exists() and read_file(path) != dump_profile(profile).encode():
-            raise ProfileError(f"{path} exists already and says something else: move it away, or choose another --out")
+            raise ProfileError(
+                f"{path} exists already and says something else: move it away, or choose another "
+                "--out"
+            )
     for path, profile in imported.items():
         save_profile(profile, path, replace=True)
         out.print(f"{path}")
 
 
 @app.command(short_help="Fetch the profiles of a Git repository.")
-def pull(address: Annotated[str, typer.Argument(metavar="URL[@REF]", help="https, ssh or file.")],
-         signed: Annotated[bool, typer.Option("--signed", help="Accept only a tag or commit whose signature git finds good.")] = False,
-         as_json: Json = False) -> None:
+def pull(
+    address: Annotated[str, typer.Argument(metavar="URL[@REF]", help="https, ssh or file.")],
+    signed: Annotated[
+        bool,
+        typer.Option(
+            "--signed", help="Accept only a tag or commit whose signature git finds good."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Example: skipsearch profile pull https://github.com/org/profiles@main
 
-    Fetch the profiles of a Git repository into the user folder, where --profile auto finds them. Only valid *.yaml files under
-    profiles/ are kept; nothing in the repository is executed and no link is followed. The commit is stored beside them.
-    """
-    from skipsearch.profile.git import pull as pull_profiles
+    Fetch the profiles of a Git repository into the user folder, where --profile auto finds them.
+    Only valid *.yaml files under profiles/ are kept; nothing in the repository is executed and no
+    link is followed. The commit is stored beside them."""
+    from skipsearch.profile.pull import pull_repository as pull_profiles
 
     pulled = pull_profiles(address, signed)
-    for refusal in pulled.refused:
+    for refusal in pulled.rejections:
         err.print(f"left behind: {refusal}", style="yellow")
     if as_json:
-        print_json({"url": pulled.url, "ref": pulled.ref, "commit": pulled.commit, "signature": pulled.signature,
-                    "folder": str(pulled.folder), "kept": [str(path) for path in pulled.kept], "refused": list(pulled.refused)})
+        print_json(
+            {
+                "url": pulled.url,
+                "ref": pulled.ref,
+                "commit": pulled.commit,
+                "signature": pulled.signature,
+                "folder": str(pulled.folder),
+                "kept": [str(path) for path in pulled.accepted_files],
+                "refused": list(pulled.rejections),
+            }
+        )
     else:
-        count = f"{len(pulled.kept)} profile{'s' if len(pulled.kept) > 1 else ''}"
+        count = (
+            f"{len(pulled.accepted_files)} profile{'s' if len(pulled.accepted_files) > 1 else ''}"
+        )
         good = f" (signature good: git {pulled.signature})" if pulled.signature else ""
         out.print(f"{count} from {pulled.url} at {pulled.commit[:12]}{good}, in {pulled.folder}")
 
@@ -185,8 +237,8 @@ app.command("verify", short_help="Measure a profile here: does its claim hold?")
 def schema() -> None:
     """Example: skipsearch profile schema > profile.schema.json
 
-    Print the JSON Schema of the current profile version, with which editors can complete and check YAML.
-    """
+    Print the JSON Schema of the current profile version, with which editors can complete and check
+    YAML."""
     from skipsearch.profile.schema import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))

@@ -9,21 +9,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skipsearch.cli.common import err, out, print_json
+from skipsearch.cli.consoles import err, out, print_json
 from skipsearch.errors import TaskError
 
 if TYPE_CHECKING:
     from skipsearch.tasks import Task
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
-                  help="Example: skipsearch task show pycode --model demo\n\nLook at tasks and check them.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Example: skipsearch task show pycode --model demo\n\nLook at tasks and check them.",
+)
 
 
 @app.command(short_help="Three prompts of a task, and its sizes.")
 def show(
-    task: Annotated[str, typer.Argument(help="A task's name, a folder with a task.yaml, or a .jsonl file.")],
-    data: Annotated[Path | None, typer.Option(help="A .jsonl file to take the text from instead of the task's source.")] = None,
-    model: Annotated[str | None, typer.Option(help="Show the prompts as this model is given them, and count its tokens.")] = None,
+    task: Annotated[
+        str, typer.Argument(help="A task's name, a folder with a task.yaml, or a .jsonl file.")
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A .jsonl file to take the text from instead of the task's source."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Show the prompts as this model is given them, and count its tokens."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Example: skipsearch task show pycode --model demo
@@ -33,17 +44,30 @@ def show(
     from skipsearch.tasks import load_task
 
     loaded = load_task(task, data=data)
-    prompts: list[dict[str, Any]] = [{"id": prompt.id, "text": prompt.text} for prompt in loaded.calibration[:3]]
+    prompts: list[dict[str, Any]] = [
+        {"id": prompt.id, "text": prompt.text} for prompt in loaded.calibration[:3]
+    ]
     facts = {
-        "task": loaded.name, "version": loaded.version, "description": loaded.description,
-        "max_new_tokens": loaded.max_new_tokens, "max_prompt_tokens": loaded.max_prompt_tokens,
-        "sampling": loaded.sampling.model_dump(), "end_on_repeat": loaded.end_on_repeat, "chat": loaded.chat, "seed": loaded.seed,
-        "calibration": len(loaded.calibration), "holdout": len(loaded.holdout),
-        "characters": _spread(len(prompt.text) for prompt in loaded.calibration + loaded.holdout),
-        "calibration_sha256": loaded.calibration_sha256, "holdout_sha256": loaded.holdout_sha256, "notes": list(loaded.notes),
+        "task": loaded.name,
+        "version": loaded.version,
+        "description": loaded.description,
+        "max_new_tokens": loaded.max_new_tokens,
+        "max_prompt_tokens": loaded.max_prompt_tokens,
+        "sampling": loaded.sampling.model_dump(),
+        "end_on_repeat": loaded.end_on_repeat,
+        "chat": loaded.chat,
+        "seed": loaded.seed,
+        "calibration": len(loaded.calibration),
+        "holdout": len(loaded.holdout),
+        "characters": _size_spread(
+            len(prompt.text) for prompt in loaded.calibration + loaded.holdout
+        ),
+        "calibration_sha256": loaded.calibration_sha256,
+        "holdout_sha256": loaded.holdout_sha256,
+        "notes": list(loaded.notes),
     }
     if model is not None:
-        prompts, more = _as_given_to(model, loaded, len(prompts))
+        prompts, more = _tokenize_for_model(model, loaded, len(prompts))
         facts |= more
     if as_json:
         print_json(facts | {"prompts": prompts})
@@ -51,34 +75,49 @@ def show(
     for prompt in prompts:
         tokens = f", {prompt['tokens']} tokens" if "tokens" in prompt else ""
         out.rule(f"{prompt['id']}{tokens}", align="left")
-        out.passage(prompt["text"])
+        out.print_block(prompt["text"])
     out.rule()
     for name, value in facts.items():
-        out.print(f"{name}: {_in_words(value)}")
+        out.print(f"{name}: {_format_value(value)}")
 
 
-def _as_given_to(model: str, task: Task, shown: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(the first prompts as the model reads them, what it makes of the task): its template, its tokens, and how many fit."""
-    from skipsearch.evaluation.prompts import as_given, lengths, template_sha256
+def _tokenize_for_model(
+    model: str, task: Task, n_shown: int
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(the first prompts as the model reads them, what it makes of the task): its template, its
+    tokens, and how many fit.
+    """
     from skipsearch.models import load_tokenizer
-    from skipsearch.models.text import token_ids
+    from skipsearch.models.chat.chat_text import encode_prompt
+    from skipsearch.replay.workload import render_prompt, template_sha256, token_limits
 
     tokenizer, context = load_tokenizer(model)
-    most, new = lengths(task, context)
+    most, new = token_limits(task, context)
     template = template_sha256(task, tokenizer)
-    counts = [len(token_ids(tokenizer, prompt.text, chat=template is not None)) for prompt in task.calibration + task.holdout]
-    prompts = [{"id": prompt.id, "text": as_given(task, tokenizer, prompt.text), "tokens": count}
-               for prompt, count in zip(task.calibration[:shown], counts, strict=False)]
-    return prompts, {"model": model, "chat_template_sha256": template, "max_new_tokens": new, "max_prompt_tokens": most,
-                     "tokens": _spread(counts), "too_long": sum(count > most for count in counts)}
+    counts = [
+        len(encode_prompt(tokenizer, prompt.text, chat=template is not None))
+        for prompt in task.calibration + task.holdout
+    ]
+    prompts = [
+        {"id": prompt.id, "text": render_prompt(task, tokenizer, prompt.text), "tokens": count}
+        for prompt, count in zip(task.calibration[:n_shown], counts, strict=False)
+    ]
+    return prompts, {
+        "model": model,
+        "chat_template_sha256": template,
+        "max_new_tokens": new,
+        "max_prompt_tokens": most,
+        "tokens": _size_spread(counts),
+        "too_long": sum(count > most for count in counts),
+    }
 
 
-def _spread(sizes: Iterable[int]) -> dict[str, int]:
+def _size_spread(sizes: Iterable[int]) -> dict[str, int]:
     ordered = sorted(sizes)
     return {"min": ordered[0], "median": ordered[len(ordered) // 2], "max": ordered[-1]}
 
 
-def _in_words(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {part}" for key, part in value.items())
     return "; ".join(value) if isinstance(value, list) else "none" if value is None else str(value)
@@ -86,16 +125,19 @@ def _in_words(value: Any) -> str:
 
 @app.command(short_help="Check tasks before sharing them.")
 def validate(
-    path: Annotated[Path, typer.Argument(help="A task.yaml, a task's folder, a folder of tasks, or a .jsonl file.")],
+    path: Annotated[
+        Path,
+        typer.Argument(help="A task.yaml, a task's folder, a folder of tasks, or a .jsonl file."),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a task.")] = False,
 ) -> None:
     """Example: skipsearch task validate calibration_data
 
     Check tasks before sharing them; text on the Hub is not downloaded.
     """
-    from skipsearch.tasks.check import check
+    from skipsearch.tasks.check_task import check_tasks
 
-    results = check(path)
+    results = check_tasks(path)
     for result in results:
         if as_json:
             print_json(asdict(result))
@@ -105,4 +147,8 @@ def validate(
             err.print(f"bad {result.problem}")
     problems = [result.problem for result in results if result.problem is not None]
     if problems:
-        raise TaskError(problems[0] if len(results) == 1 else f"{len(problems)} of {len(results)} tasks in {path} are not valid")
+        raise TaskError(
+            problems[0]
+            if len(results) == 1
+            else f"{len(problems)} of {len(results)} tasks in {path} are not valid"
+        )

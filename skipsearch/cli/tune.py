@@ -7,111 +7,231 @@ from typing import Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Dtype, Engine, Json, Quantization, Seed, Threads, load, require, settle, warn
+from skipsearch.cli.options import (
+    Device,
+    Dtype,
+    Engine,
+    Json,
+    Quantization,
+    Seed,
+    Threads,
+    load_cli_model,
+    require_usage,
+    select_engine,
+    warn,
+)
 
 
-def tune(model: Annotated[str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")],
-         task: Annotated[str, typer.Option(help="A task's name, a folder with a task.yaml, or a .jsonl of prompts.")],
-         data: Annotated[Path | None, typer.Option(help="A .jsonl to take the task's text from.")] = None,
-         drafters: Annotated[str, typer.Option(help="Which drafters to consider. lookup copies from the text so far; skip runs the "
-                                                    "model with sub-layers skipped; adapted, kangaroo and s3d are trained (see "
-                                                    "--modules); clasp, asd and swift choose masks while decoding. lookup,skip asks "
-                                                    "lookup first; lookup goes before any of the others too. auto: lookup; skip; "
-                                                    "lookup,skip; what is in --modules.")] = "auto",
-         modules: Annotated[Path | None, typer.Option(help="A folder of trained parts (from `skipsearch train`) to consider too.")] = None,
-         searcher: Annotated[str, typer.Option(help="How masks are proposed; `skipsearch list searchers` lists the names.")] = "auto",
-         budget: Annotated[str | None, typer.Option(help="Time for judging masks: 90s, 20m, 1.5h; a number alone is seconds. Preparation, "
-                                                         "race and final measurement come on top.")] = None,
-         trials: Annotated[int | None, typer.Option(min=1, help="Stop after this many masks. Default: 200 if there is no "
-                                                                "--budget.")] = None,
-         objective: Annotated[str, typer.Option(help="How a mask is judged: replay predicts its speed from recorded text (fast); wall "
-                                                     "decodes with it and takes the time.")] = "replay",
-         device: Device = "auto", dtype: Dtype = "auto", quantization: Quantization = None, engine: Engine = "auto",
-         threads: Threads = None, seed: Seed = 0,
-         whole_layers: Annotated[bool, typer.Option("--whole-layers", help="Skip attention and MLP of a layer only together.")] = False,
-         keep: Annotated[str | None, typer.Option(help="Sub-layers that no draft may skip, such as attn:0,mlp:3 (layers count from "
-                                                       "0).")] = None,
-         study: Annotated[str | None, typer.Option(help="Where judged masks are kept: a journal file, or a database "
-                                                        "(postgresql://…) that several `tune` processes share. Default: a journal "
-                                                        "beside the profile.")] = None,
-         resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted search from its study.")] = False,
-         fresh_table: Annotated[bool, typer.Option("--fresh-table", help="Measure the latency table again, even if one from an earlier "
-                                                                         "search is stored.")] = False,
-         out: Annotated[Path | None, typer.Option(help="Where to write the profile. Default: "
-                                                       "profiles/<model>/<task>/<device>--<dtype>.yaml")] = None,
-         force: Annotated[bool, typer.Option("--force", help="Replace an existing profile and its journal.")] = False,
-         as_json: Json = False) -> None:
+def tune(
+    model: Annotated[
+        str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")
+    ],
+    task: Annotated[
+        str, typer.Option(help="A task's name, a folder with a task.yaml, or a .jsonl of prompts.")
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="A .jsonl to take the task's text from.")
+    ] = None,
+    drafters: Annotated[
+        str,
+        typer.Option(
+            help="Which drafters to consider. lookup copies from the text so far; skip runs the "
+            "model with sub-layers skipped; adapted, kangaroo and s3d are trained (see "
+            "--modules); clasp, asd and swift choose masks while decoding. lookup,skip asks "
+            "lookup first; lookup goes before any of the others too. auto: lookup; skip; "
+            "lookup,skip; what is in --modules."
+        ),
+    ] = "auto",
+    modules: Annotated[
+        Path | None,
+        typer.Option(help="A folder of trained parts (from `skipsearch train`) to consider too."),
+    ] = None,
+    searcher: Annotated[
+        str,
+        typer.Option(help="How masks are proposed; `skipsearch list searchers` lists the names."),
+    ] = "auto",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Time for judging masks: 90s, 20m, 1.5h; a number alone is seconds. Preparation, "
+            "race and final measurement come on top."
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Stop after this many masks. Default: 200 if there is no --budget."
+        ),
+    ] = None,
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="How a mask is judged: replay predicts its speed from recorded text (fast); wall "
+            "decodes with it and takes the time."
+        ),
+    ] = "replay",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    engine: Engine = "auto",
+    threads: Threads = None,
+    seed: Seed = 0,
+    whole_layers: Annotated[
+        bool,
+        typer.Option("--whole-layers", help="Skip attention and MLP of a layer only together."),
+    ] = False,
+    never_skip: Annotated[
+        str | None,
+        typer.Option(
+            help="Sub-layers that no draft may skip, such as attn:0,mlp:3 (layers count from 0)."
+        ),
+    ] = None,
+    study: Annotated[
+        str | None,
+        typer.Option(
+            help="Where judged masks are kept: a journal file, or a database "
+            "(postgresql://…) that several `tune` processes share. Default: a journal "
+            "beside the profile."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted search from its study.")
+    ] = False,
+    remeasure_latency: Annotated[
+        bool,
+        typer.Option(
+            "--remeasure-latency",
+            help="Measure the latency table again, even if one from an earlier search is stored.",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to write the profile. Default: "
+            "profiles/<model>/<task>/<device>--<dtype>.yaml"
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing profile and its journal.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Example: skipsearch tune --model demo --task pycode
 
-    Find the fastest lossless way to decode a task. Candidates are prompt lookup (drafts copied from the text so far), the model with some
-    of its sub-layers skipped, and lookup with the skipped model behind it. The winner is measured on hold-out prompts and written to a
-    profile. Where drafting does not pay, the profile says so.
+    Find the fastest lossless way to decode a task. Candidates are prompt lookup (drafts copied from
+    the text so far), the model with some of its sub-layers skipped, and lookup with the skipped
+    model behind it. The winner is measured on hold-out prompts and written to a profile. Where
+    drafting does not pay, the profile says so.
 
-    You can interrupt a search at any time: the same command with --resume continues it. With several GPUs, start one process on each, all
-    with the same --study postgresql://…
-    """
-    require(not (resume and force), "--resume keeps the study and --force replaces it: give one of them")
-    from skipsearch.cli.common import err, print_json
-    from skipsearch.cli.common import out as console
+    You can interrupt a search at any time: the same command with --resume continues it. With
+    several GPUs, start one process on each, all with the same --study postgresql://…"""
+    require_usage(
+        not (resume and force), "--resume keeps the study and --force replaces it: give one of them"
+    )
+    from skipsearch.cli.consoles import err, print_json
+    from skipsearch.cli.consoles import out as console
     from skipsearch.cli.tune_view import TuneView
-    from skipsearch.evaluation.prompts import shortened
+    from skipsearch.core.files import check_writable
+    from skipsearch.errors import ProfileError
     from skipsearch.profile import save_profile
-    from skipsearch.profile.dump import as_dict, check_writable
-    from skipsearch.profile.modules import place_modules
-    from skipsearch.storage import discard_journal, is_url, shown, study_file
+    from skipsearch.profile.canonical import to_plain_data
+    from skipsearch.profile.copy_modules import copy_modules
+    from skipsearch.replay.workload import context_warnings
     from skipsearch.tasks import load_task, task_files
-    from skipsearch.tuning import check_drafters, check_objective, check_searcher, seconds, sub_layers
-    from skipsearch.tuning import tune as run
+    from skipsearch.tuning.driver import tune as run
+    from skipsearch.tuning.settings import (
+        check_drafters,
+        check_objective,
+        check_searcher,
+        parse_duration,
+        parse_sublayers,
+    )
+    from skipsearch.tuning.storage import discard_journal, is_url, redact_url, study_file
 
     check_searcher(searcher)
     check_drafters(drafters, modules)
     check_objective(objective)
-    seconds(budget)
-    kept = sub_layers(keep)
+    parse_duration(budget)
+    kept = parse_sublayers(never_skip)
     chosen = load_task(task, data=data)
     warn([*chosen.notes])
 
     def writable(target: Path) -> str:
         """The study beside a profile that can be written there."""
         journal = study or str(target.with_suffix(".journal"))
-        go_on = "continue its search with --resume, " if study is None and Path(journal).exists() else ""
-        check_writable(target, replace=force or resume, way_out=go_on, inputs={
-            "--task or --data": task_files(task, data=data), "--study": filter(None, [study_file(journal)])})
+        go_on = (
+            "continue its search with --resume, "
+            if study is None and Path(journal).exists()
+            else ""
+        )
+        check_writable(
+            target,
+            force or resume,
+            ProfileError,
+            way_out=go_on,
+            inputs={
+                "--task or --data": task_files(task, data=data),
+                "--study": filter(None, [study_file(journal)]),
+            },
+        )
         return journal
 
     if out is not None:
-        writable(out)   # before the model is loaded, where its name is not needed for that
-    adapter = load(model, device, dtype, engine, threads, quantization)
-    warn(shortened(chosen, adapter.spec))
+        writable(out)  # before the model is loaded, where its name is not needed for that
+    adapter = load_cli_model(model, device, dtype, engine, threads, quantization)
+    warn(context_warnings(chosen, adapter.spec))
     target = out or default_path(adapter, chosen.name)
     journal = writable(target)
     if force and not is_url(journal):
         discard_journal(Path(journal))
-    adapter = settle(adapter, engine, _begun_with(journal) if resume or is_url(journal) else None)
-    err.print(f"every judged mask is kept in {shown(journal)}: --resume continues from there", style="dim")
+    adapter = select_engine(
+        adapter, engine, _study_engine(journal) if resume or is_url(journal) else None
+    )
+    err.print(
+        f"every judged mask is kept in {redact_url(journal)}: --resume continues from there",
+        style="dim",
+    )
     with TuneView(err) as view:
-        profile = run(adapter, chosen, searcher=searcher, budget=budget, trials=trials, objective=objective, seed=seed, study=journal,
-                      resume=resume, whole_layers=whole_layers, listen=view, fresh_table=fresh_table, drafters=drafters, keep=kept,
-                      modules=modules)
-    profile = place_modules(profile, [modules] if modules else [], target)
+        profile = run(
+            adapter,
+            chosen,
+            searcher=searcher,
+            budget=budget,
+            trials=trials,
+            objective=objective,
+            seed=seed,
+            study=journal,
+            resume=resume,
+            whole_layers=whole_layers,
+            on_event=view,
+            remeasure=remeasure_latency,
+            drafters=drafters,
+            never_skip=kept,
+            modules=modules,
+        )
+    profile = copy_modules(profile, [modules] if modules else [], target)
     save_profile(profile, target, replace=True)
     if as_json:
-        print_json({"file": str(target), "profile": as_dict(profile)})
+        print_json({"file": str(target), "profile": to_plain_data(profile)})
     else:
-        view.summary(console, profile, target)
+        view.print_summary(console, profile, target)
 
 
-def _begun_with(study: str) -> str | None:
-    """The engine of the trials that are in a study already: those of another one would not compare."""
-    from skipsearch.report.study import study_engine
+def _study_engine(study: str) -> str | None:
+    """The engine of the trials that are in a study already: those of another one would not
+    compare.
+    """
+    from skipsearch.report.study_reader import read_study_engine
 
-    return study_engine(study)
+    return read_study_engine(study)
 
 
 def default_path(model: object, task: str) -> Path:
-    from skipsearch.machine import this_machine
-    from skipsearch.profile.places import device_slug, place
+    from skipsearch.core.machine import describe_machine
+    from skipsearch.profile.paths import device_slug, repository_path
 
     spec = model.spec  # type: ignore[attr-defined]
-    here = this_machine(spec.device)
-    return place(spec.id, task, device_slug(here.name, here.count), spec.dtype_name, spec.quantization)
+    here = describe_machine(spec.device)
+    return repository_path(
+        spec.id, task, device_slug(here.name, here.count), spec.dtype_name, spec.quantization
+    )

@@ -1,26 +1,31 @@
 """Draft, verify, commit: the lossless decoder.
 
-A round, with a pending token "the" that is known and not yet in the KV cache:
+A round, with the pending token "the", whose K/V is not in the cache yet:
 
-    draft     the first drafter that proposes something gives [cat, sat, up]
-    verify    one pass of the full model over [the, cat, sat, up]; its four rows say [cat, sat, on, …]
-    commit    "cat" and "sat" agree and stand, "up" does not: the round yields [cat, sat, on], and "on" is pending next
+    draft     the first drafter that proposes something proposes [cat, sat, up]
+    verify    one pass of the full model over [the, cat, sat, up] chooses [cat, sat, on, …]
+    accept    "cat" and "sat" are accepted, "up" is rejected
+    commit    the round yields [cat, sat, on]; "on" is the next pending token
 
-The K/V of "up" stays behind in the cache. The next pass writes over it before anything reads it.
+The K/V of "up" stays in the cache until the next pass overwrites it, before anything reads it.
 
-loop             the round above              acceptance, trees   which drafted tokens stand: all of losslessness is here
-decoder          what people call             request, session    what is asked for; requests that follow one another
-batch, rooms     requests side by side        stopping            where a generation ends
-guard            a drafter that does not pay rests
-dropin, attachment, settings, inputs, processing, steering        transformers' `generate`
+Modules:
+
+    decoder                       `Decoder`, the class that users call
+    loop                          the round above
+    acceptance, trees, processed  which draft tokens are accepted: all of losslessness is here
+    request, stopping             the options of a generation, and when it ends
+    session, prefix_cache         successive requests that share a prefix
+    batch, batch_cache            requests that are decoded together
+    guard                         pauses drafters that do not pay
+    tracing                       what was proposed in each round
+    conversation                  the turns of a chat
 """
 
-from skipsearch.decoding.attachment import attach, detach
-from skipsearch.decoding.batch import Batch, Row
+from skipsearch.decoding.batch import Batch, RunningRequest
 from skipsearch.decoding.decoder import Decoder
-from skipsearch.decoding.dropin import generate
 from skipsearch.decoding.loop import Chunk, Generation
 from skipsearch.decoding.request import Request
 from skipsearch.decoding.session import Session
 
-__all__ = ["Batch", "Chunk", "Decoder", "Generation", "Request", "Row", "Session", "attach", "detach", "generate"]
+__all__ = ["Batch", "Chunk", "Decoder", "Generation", "Request", "RunningRequest", "Session"]

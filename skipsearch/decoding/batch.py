@@ -1,69 +1,72 @@
-"""`Batch`: requests that are decoded side by side, each with its own acceptance, end and seed.
+"""`Batch`: requests that are decoded together, each with its own acceptance, end and seed.
 
-Each request runs the loop of `loop.py` for itself, on a row of one cache. Where it needs a pass of a model it waits, and when all of them
-wait the passes of one kind run as one, padded to the longest: drafts first, so that those who draft little wait for those who draft much
-and one verify pass serves all. So every rule of decoding stands in one place, and a batch knows none of them.
+Each request runs the loop of `loop.py` on a row of one shared cache. A request that needs a pass
+waits. When all requests wait, the passes of one kind run as one, padded to the longest. Draft
+passes run first, so that one verify pass serves all requests. A batch therefore knows no rule of
+decoding.
 
-A waiting request is a suspended greenlet: nothing of it runs at the same time as anything else, and one thread drives them all.
-"""
+A waiting request is a suspended greenlet. One thread drives all requests, and no two run at the
+same time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from skipsearch.cache import KVCache
-from skipsearch.decoding.loop import Chunk, Generation
-from skipsearch.decoding.prefix import Lender, Prefix
+from skipsearch.decoding.batch_cache import BatchCache, RowLease
+from skipsearch.decoding.loop import Chunk, DecodeLoop, Generation
+from skipsearch.decoding.prefix_cache import CacheSource, PrefixCache
 from skipsearch.decoding.request import Request
-from skipsearch.decoding.rooms import Lent, Rooms
-from skipsearch.decoding.watching import Watch
+from skipsearch.decoding.tracing import Trace
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
-from skipsearch.engine import Wanted, inference, is_steady, together
+from skipsearch.engine import PassRequest, is_batch_invariant, no_grad, run_batched
 from skipsearch.errors import DecodeError
-
-if TYPE_CHECKING:
-    from skipsearch.decoding.decoder import Decoder
+from skipsearch.models.kv_cache import KVCache
 
 
-class Row:
-    """One request of a batch. chunk: what the latest step added to it; None where something ended it: error.
-
-    ended: whether there will be no more. result: of its work, once that is done.
-    """
+class RunningRequest:
+    """A request of a batch, as a greenlet that runs `work`."""
 
     def __init__(self, work: Callable[[], Any]):
-        self.chunk: Chunk | None = None
-        self.error: Exception | None = None
-        self.result: Any = None
+        self.chunk: Chunk | None = None  # tokens of the latest round; None: an error ended it
+        self.error: Exception | None = None  # the error that ended the request
+        self.result: Any = None  # the value of `work()`, after it has returned
         self.ended = False
         self._work = work
-        self._greenlet = greenlet(self._run)
+        self._greenlet = greenlet(self._run_work)
 
-    def resume(self, answer: Any = None) -> Any:
-        """On until it waits for a pass, which is returned, or for the next step: None. answer: what the pass that it waited for gave."""
+    def switch(self, pass_result: Any = None) -> Any:
+        """Resume the request until it waits again.
+
+        pass_result: the result of the pass that the request waited for, or the error to raise in
+        it. Returns the pass that it waits for; None: it waits for the next round, or has ended.
+        """
         self._greenlet.parent = getcurrent()
-        said = self._greenlet.throw(answer) if isinstance(answer, Exception) else self._greenlet.switch(answer)
-        return said if isinstance(said, Wanted) else None
+        message = (
+            self._greenlet.throw(pass_result)
+            if isinstance(pass_result, Exception)
+            else self._greenlet.switch(pass_result)
+        )
+        return message if isinstance(message, PassRequest) else None
 
-    def latest(self) -> Chunk:
-        """What the latest step added. Raises: what ended it."""
+    def chunk_or_raise(self) -> Chunk:
+        """Return the tokens of the latest round, or raise the error that ended the request."""
         if self.error is not None:
             raise self.error
         assert self.chunk is not None
         return self.chunk
 
     def close(self) -> None:
-        """Ends it where it is."""
+        """End the request at once."""
         if self._greenlet and not self.ended:
             self._greenlet.parent = getcurrent()
             self._greenlet.throw(GreenletExit)
         self.ended = True
 
-    def _run(self, _: Any) -> None:
+    def _run_work(self, _: Any) -> None:
         try:
             self.result = self._work()
         except Exception as error:
@@ -72,164 +75,235 @@ class Row:
             self.ended = True
 
 
-def wait_for(wanted: Wanted | None) -> Any:
-    """Called within a row: hands over to the driver, and returns its answer. None waits for the next step."""
+def yield_to_driver(request: PassRequest | None) -> Any:
+    """Suspend the running request and return the driver's answer.
+
+    request: the pass that the request waits for; None: it waits for the next round.
+    """
     driver = getcurrent().parent
     assert driver is not None
-    return driver.switch(wanted)
+    return driver.switch(request)
 
 
 class Batch:
-    """At most `rows` requests of a decoder side by side: `step` decodes a round of each, and between rounds requests may join and leave.
+    """A batch of at most `max_requests` requests that one thread decodes together.
 
-    plain_from: requests from which on nobody drafts, since plain decoding is faster then; None: they always draft. A sampled request that
-    drafts in other rounds than alone gets another sample of the same distribution; apart from that a request's tokens are those that it
-    gets alone. A pass over several rows rounds otherwise than one over a single row, so in fp32 and below a near-tie may fall otherwise;
-    not with `exact`, whose passes run row by row, or together where the engine keeps a row's bits in any pass (native). Row by row run also
-    passes of models that keep more of a text than K/V by slot, and passes whose hidden states a drafter watches. The engine graph
-    runs passes over several rows as lean does.
-    One thread drives a batch. A row's times count what it waited for others.
-    """
+    `run_round` decodes a round of each request; between rounds requests may join and leave.
 
-    def __init__(self, decoder: Decoder, rows: int, plain_from: int | None = None):
-        if rows < 1:
-            raise DecodeError(f"rows is {rows!r}; a batch has at least one")
-        self.decoder, self.most, self.plain_from = decoder, rows, plain_from
-        self.rows: list[Row] = []
-        self._crowded = False
-        model, exact = decoder.model, decoder.loop.exact
-        joins = type(model.new_cache(1, 1)) is KVCache and model.spec.together and (not exact or is_steady(model))
-        self._room = Rooms(model, rows, lambda *wanted: wait_for(Wanted(*wanted))) if joins else None
+    plain_from_batch: number of requests from which on none drafts, because plain decoding is
+    faster then; None: requests always draft. max_slots: of the shared cache, see `BatchCache`.
+
+    A request gets the tokens that it gets alone, with two exceptions. A sampled request that drafts
+    in other rounds than alone gets another sample of the same distribution. And in fp32 and below
+    a near-tie may be decided differently, because a pass over several rows rounds differently than
+    a pass over one. The second exception does not apply to `exact`: its passes run row by row, or
+    together if the engine is batch-invariant (native).
+
+    Passes also run row by row if the model caches more than K/V by slot, or if a drafter observes
+    hidden states. The engine graph runs passes over several rows as lean does. The times of a
+    request include its waiting for others."""
+
+    def __init__(
+        self,
+        loop: DecodeLoop,
+        max_requests: int,
+        plain_from_batch: int | None = None,
+        max_slots: int | None = None,
+    ):
+        if max_requests < 1:
+            raise DecodeError(f"rows is {max_requests!r}; a batch has at least one")
+        self.loop, self.max_requests, self.plain_from_batch = loop, max_requests, plain_from_batch
+        self.running: list[RunningRequest] = []
+        self._drafting_paused = False
+        model, exact = loop.model, loop.exact
+        shares_passes = (
+            type(model.new_cache(1, 1)) is KVCache
+            and model.spec.ragged_batches
+            and (not exact or is_batch_invariant(model))
+        )
+        self._batch_cache = (
+            BatchCache(
+                model, max_requests, lambda *args: yield_to_driver(PassRequest(*args)), max_slots
+            )
+            if shares_passes
+            else None
+        )
 
     @property
-    def free(self) -> int:
-        """Requests that may join."""
-        return self.most - len(self.rows)
+    def n_free(self) -> int:
+        """Number of requests that may join."""
+        return self.max_requests - len(self.running)
 
-    def join(self, request: Request, *, trace: bool = False, prefix: Prefix | None = None, owner: str | None = None) -> Row:
-        """A request that `step` decodes from now on. trace, prefix: as in `Decoder.stream`; what it leaves in the prefix is a copy.
+    def join(
+        self,
+        request: Request,
+        *,
+        trace: bool = False,
+        prefix_cache: PrefixCache | None = None,
+        tenant: str | None = None,
+    ) -> RunningRequest:
+        """Add a request, which `run_round` decodes from now on.
 
-        owner: what its prompt begins with as that of another row of this owner is computed once; None shares with nobody.
+        trace, prefix_cache: as in `Decoder.stream`; the prefix cache gets a copy. tenant: requests
+        of one tenant share the K/V of the prefix that their prompts share; None: shares nothing.
 
-        Raises: DecodeError for one that makes no sense, or where there is no room.
+        Raises: DecodeError if a value of the request is not allowed, or if the batch is full.
         """
-        ready = request.ready(self.decoder.model)
+        prepared = request.prepare(self.loop.model)
 
         def work() -> None:
-            with closing(self.decoder.loop.stream(ready, self.lender(prefix, owner), self.watch(trace))) as stream:  # type: ignore[type-var]
+            with closing(
+                self.loop.stream(
+                    prepared, self.make_cache_source(prefix_cache, tenant), self.make_trace(trace)
+                )
+            ) as stream:  # type: ignore[type-var]
                 for chunk in stream:
-                    row.chunk = chunk
+                    running.chunk = chunk
                     if chunk.finish_reason is None:
-                        wait_for(None)
+                        yield_to_driver(None)
 
-        row = self.start(work)
-        return row
+        running = self.start_work(work)
+        return running
 
-    def start(self, work: Callable[[], Any]) -> Row:
-        """Any work that decodes by way of `lender`. Raises: DecodeError where there is no room."""
-        if not self.free:
-            raise DecodeError(f"the batch has {self.most} rows and all are taken: step until one has ended")
-        row = Row(work)
-        self.rows.append(row)
-        return row
+    def start_work(self, work: Callable[[], Any]) -> RunningRequest:
+        """Add work that decodes with a cache of `make_cache_source`.
 
-    def lender(self, prefix: Prefix | None = None, owner: str | None = None) -> Lender | None:
-        """What a request that runs in this batch gets its cache from, as `join` has it; None: one of its own."""
-        return prefix if self._room is None else Lent(self._room, prefix, owner)
+        Raises: DecodeError if the batch is full.
+        """
+        if not self.n_free:
+            raise DecodeError(
+                f"the batch has {self.max_requests} rows and all are taken: step until one has "
+                "ended"
+            )
+        running = RunningRequest(work)
+        self.running.append(running)
+        return running
 
-    @inference
-    def step(self) -> list[Row]:
-        """A round of every request. Returns all of them; those that have ended are no longer part of the batch."""
-        if self._room is not None:
-            self._room.close_ranks()
-        self._crowded = self.plain_from is not None and len(self.rows) >= self.plain_from
-        for row in self.rows:
-            row.chunk = None
-        answers: list[tuple[Row, Any]] = [(row, None) for row in self.rows]
-        waiting: list[tuple[Row, Wanted]] = []
-        while answers:
-            for row, answer in answers:
-                wanted = row.resume(answer)
-                if wanted is not None:
-                    waiting.append((row, wanted))
-            answers = _next_pass(waiting)
-        rows, self.rows = self.rows, [row for row in self.rows if not row.ended]
-        return rows
+    def make_cache_source(
+        self, prefix_cache: PrefixCache | None = None, tenant: str | None = None
+    ) -> CacheSource | None:
+        """Return what lends a request of this batch its cache; None: the loop does.
 
-    @inference
-    def drop(self, row: Row) -> None:
-        """A request that nobody waits for any more."""
-        row.close()
-        if row in self.rows:
-            self.rows.remove(row)
+        prefix_cache, tenant: as in `join`.
+        """
+        return (
+            prefix_cache
+            if self._batch_cache is None
+            else RowLease(self._batch_cache, prefix_cache, tenant)
+        )
+
+    @no_grad
+    def run_round(self) -> list[RunningRequest]:
+        """Decode a round of every request.
+
+        Returns these requests; those that have ended leave the batch.
+        """
+        if self._batch_cache is not None:
+            self._batch_cache.compact_rows()
+        self._drafting_paused = (
+            self.plain_from_batch is not None and len(self.running) >= self.plain_from_batch
+        )
+        requests = self.running
+        for request in requests:
+            request.chunk = None
+        results: list[tuple[RunningRequest, Any]] = [(request, None) for request in requests]
+        waiting: list[tuple[RunningRequest, PassRequest]] = []
+        while results:
+            for request, result in results:
+                pass_request = request.switch(result)
+                if pass_request is not None:
+                    waiting.append((request, pass_request))
+            results = _run_next_group(waiting)
+        self.running = [request for request in requests if not request.ended]
+        return requests
+
+    @no_grad
+    def drop(self, request: RunningRequest) -> None:
+        """End a request and remove it from the batch."""
+        request.close()
+        if request in self.running:
+            self.running.remove(request)
 
     def close(self) -> None:
-        for row in list(self.rows):
-            self.drop(row)
+        for request in list(self.running):
+            self.drop(request)
 
-    def watch(self, traced: bool = False) -> Watch | None:
-        """What a request that runs in this batch is watched by. traced: it tells what is proposed."""
-        return _Company(self, traced) if traced or self.plain_from is not None else None
+    def make_trace(self, traced: bool = False) -> Trace | None:
+        """Return the trace that pauses a request's drafters; None: it needs none.
+
+        traced: proposals are recorded, too.
+        """
+        return _BatchTrace(self, traced) if traced or self.plain_from_batch is not None else None
 
     @property
-    def crowded(self) -> bool:
-        return self._crowded
+    def drafting_paused(self) -> bool:
+        return self._drafting_paused
 
 
-def generate_batch(batch: Batch, requests: Sequence[Request]) -> list[Generation]:
-    """All of them, in their order. Raises: what the first of them that fails raises."""
-    asked = iter(enumerate(requests))
+def run_batch(batch: Batch, requests: Sequence[Request]) -> list[Generation]:
+    """Decode all requests and return the answers in the order of the requests.
+
+    Raises: the error of the first request that fails.
+    """
+    numbered = iter(enumerate(requests))
     chunks: list[list[Chunk]] = [[] for _ in requests]
-    numbers: dict[Row, int] = {}
+    numbers: dict[RunningRequest, int] = {}
     with closing(batch):
         while True:
-            for _, (number, request) in zip(range(batch.free), asked, strict=False):
-                numbers[batch.join(request, owner="caller")] = number
-            if not batch.rows:
-                return [Generation.of(found) for found in chunks]
-            for row in batch.step():
-                if row.error is not None:
-                    raise row.error
-                if row.chunk is not None:
-                    chunks[numbers[row]].append(row.chunk)
+            for _, (number, request) in zip(range(batch.n_free), numbered, strict=False):
+                numbers[batch.join(request, tenant="caller")] = number
+            if not batch.running:
+                return [Generation.from_chunks(chunks_of_one) for chunks_of_one in chunks]
+            for running in batch.run_round():
+                if running.error is not None:
+                    raise running.error
+                if running.chunk is not None:
+                    chunks[numbers[running]].append(running.chunk)
 
 
-def _next_pass(waiting: list[tuple[Row, Wanted]]) -> list[tuple[Row, Any]]:
-    """Runs the passes of one kind, of those that wait, and returns what each gave; drafts before passes of the full model."""
+def _run_next_group(
+    waiting: list[tuple[RunningRequest, PassRequest]],
+) -> list[tuple[RunningRequest, Any]]:
+    """Run the waiting passes of the most frequent kind as one, and return their results.
+
+    Draft passes run before passes of the full model. The passes are removed from `waiting`.
+    """
     drafting = [pair for pair in waiting if pair[1].mask is not None]
-    kinds = [wanted.kind for _, wanted in drafting or waiting]
+    kinds = [pass_request.group_key for _, pass_request in drafting or waiting]
     if not kinds:
         return []
     kind = max(kinds, key=kinds.count)
-    chosen = [pair for pair in waiting if pair[1].kind == kind]
-    waiting[:] = [pair for pair in waiting if pair[1].kind != kind]
+    group = [pair for pair in waiting if pair[1].group_key == kind]
+    waiting[:] = [pair for pair in waiting if pair[1].group_key != kind]
     try:
-        answers: Sequence[Any] = together([wanted for _, wanted in chosen])
+        results: Sequence[Any] = run_batched([pass_request for _, pass_request in group])
     except Exception as error:
-        answers = [error] * len(chosen)   # raised where each of them waits
-    return [(row, answer) for (row, _), answer in zip(chosen, answers, strict=True)]
+        results = [error] * len(group)  # `switch` raises it in each request
+    return [(request, result) for (request, _), result in zip(group, results, strict=True)]
 
 
-class _Company(Watch):
-    """Of a request in a batch: its drafters have nothing to say while the batch is crowded. traced: what they propose is told."""
+class _BatchTrace(Trace):
+    """A trace that pauses a request's drafters while the batch is large.
+
+    traced: proposals are recorded, too.
+    """
 
     def __init__(self, batch: Batch, traced: bool):
         super().__init__()
         self._batch, self._traced = batch, traced
 
-    def over(self, drafter: int, session: DraftSession) -> DraftSession:
-        return _Quiet(self._batch, super().over(drafter, session) if self._traced else session)
+    def wrap_session(self, drafter_index: int, session: DraftSession) -> DraftSession:
+        return _PausableSession(
+            self._batch, super().wrap_session(drafter_index, session) if self._traced else session
+        )
 
 
-class _Quiet:
+class _PausableSession(DraftSession):
     def __init__(self, batch: Batch, session: DraftSession):
         self._batch, self._session = batch, session
 
-    def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
-        return None if self._batch.crowded else self._session.draft(ctx, most)
+    def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
+        return None if self._batch.drafting_paused else self._session.draft(ctx, max_tokens)
 
-    def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
-        self._session.verified(ctx, path)
-
-    def __getattr__(self, name: str) -> Any:   # whatever else a session is told
-        return getattr(self._session, name)
+    def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
+        self._session.verified(ctx, accepted_nodes)

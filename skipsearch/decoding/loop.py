@@ -1,8 +1,12 @@
-"""Draft, verify, commit: the decode loop. Without a drafter the same loop is plain autoregressive decoding."""
+"""The decode loop: draft, verify, accept, commit.
+
+Without a drafter the same loop is plain autoregressive decoding.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -10,288 +14,485 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from skipsearch.cache import KVCache, PassPlan, Planner
+from skipsearch.core.machine import synchronize
+from skipsearch.core.recipe import Recipe
+from skipsearch.core.stats import DecodeStats, DrafterCost, DrafterStats
 from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
-from skipsearch.decoding.chains import refuse_more_than_chains
 from skipsearch.decoding.guard import Guard
-from skipsearch.decoding.prefix import Lender, new_room
-from skipsearch.decoding.request import ReadyRequest
-from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
-from skipsearch.decoding.steering import Steering
-from skipsearch.decoding.stopping import Stopper
-from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled, ends_in_a_rejection
-from skipsearch.decoding.watching import Proposal, Shown, Watch
-from skipsearch.drafters import DecodeContext, Draft, DraftSession, Resume, WatchingDrafter, WatchingSession
-from skipsearch.drafters.memory import Memory
-from skipsearch.engine import EXACT_KEYS, EXACT_ROWS, Tap, exact_forward, forward, inference, resumed
-from skipsearch.machine import synchronise
-from skipsearch.models.spec import ModelAdapter
-from skipsearch.recipe import Recipe
-from skipsearch.stats import DecodeStats, DrafterStats, Price
+from skipsearch.decoding.prefix_cache import CacheSource, Lease, lend
+from skipsearch.decoding.processed import ProcessedAcceptance
+from skipsearch.decoding.recurrent_limits import check_recurrent_limits
+from skipsearch.decoding.request import PreparedRequest
+from skipsearch.decoding.stopping import StopCondition
+from skipsearch.decoding.tracing import Proposal, TapFanout, Trace
+from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled, was_rejected
+from skipsearch.drafters import DecodeContext, Draft, DraftSession, PartialPass
+from skipsearch.drafters.lookup.answer_memory import AnswerMemory
+from skipsearch.engine import (
+    EXACT_KEY_BLOCK,
+    EXACT_ROWS,
+    LayerTap,
+    forward,
+    forward_exact,
+    no_grad,
+    resume_pass,
+)
+from skipsearch.engine.sampler import GreedySampler, SamplingParams, TemperatureSampler
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.kv_cache import KVCache, PassPlan, Planner, round_slots
+
+WHOLE_SLOTS = 4096  # a request without a session reserves up to this many slots at its start
 
 
 @dataclass(frozen=True)
 class Generation:
-    """tokens: new ones only, an end-of-sequence token included. text: None without a tokenizer; cut before a stop string.
+    """The answer to one request."""
 
-    finish_reason: "eos", "length", "stop" or "repeat".
-    """
-
-    tokens: list[int]
-    finish_reason: str
+    tokens: list[int]  # new token ids, an end-of-sequence token included
+    finish_reason: str  # "eos", "length", "stop", "repeat" or "time"
     stats: DecodeStats
-    text: str | None = None
+    text: str | None = None  # cut before a stop string; None: the model has no tokenizer
 
     @classmethod
-    def of(cls, chunks: Iterable[Chunk]) -> Generation:
-        """All chunks of one stream."""
-        read = list(chunks)
-        last = read[-1]
+    def from_chunks(cls, chunks: Iterable[Chunk]) -> Generation:
+        """Join all chunks of one stream."""
+        chunks = list(chunks)
+        last = chunks[-1]
         assert last.finish_reason is not None
         assert last.stats is not None
-        text = None if last.text is None else "".join(c.text or "" for c in read)
-        return cls([t for c in read for t in c.tokens], last.finish_reason, last.stats, text)
+        text = None if last.text is None else "".join(chunk.text or "" for chunk in chunks)
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        return cls(tokens, last.finish_reason, last.stats, text)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one round added. finish_reason and stats are set on the last chunk. proposal: what was drafted in that round, where the request
-    is traced and something was."""
+    """The tokens that one round commits."""
 
     tokens: list[int]
-    text: str | None
-    finish_reason: str | None = None
-    stats: DecodeStats | None = None
-    proposal: Proposal | None = None
+    text: str | None  # text that no later token changes; None: the model has no tokenizer
+    finish_reason: str | None = None  # set on the last chunk
+    stats: DecodeStats | None = None  # set on the last chunk
+    proposal: Proposal | None = None  # the round's draft, if the request is traced
 
 
 @dataclass
-class _Request:
-    """One generation under way: everything that changes while it runs."""
+class _Generating:
+    """The state of one generation while it runs."""
 
     ctx: DecodeContext
-    sampling: Sampling
-    stopper: Stopper
+    sampling: SamplingParams
+    stop_condition: StopCondition
     generator: torch.Generator
-    sessions: list[DraftSession]
-    guard: Guard | None
-    steering: Steering | None = None
-    watching: list[WatchingSession] = field(default_factory=list)
+    sessions: list[DraftSession]  # one for each drafter of the recipe
+    guard: Guard | None  # None: every drafter may always draft
+    processed_acceptance: ProcessedAcceptance | None = None
+    observers: list[DraftSession] = field(default_factory=list)  # of `sessions`, those that observe
     stats: DecodeStats = field(default_factory=DecodeStats)
 
 
 class DecodeLoop:
-    """The engine room of `Decoder`: one model and the drafters of one recipe. Any number of threads may stream from it at once.
+    """A loop that decodes with one model and the drafters of one recipe.
 
-    exact: passes of the full model have one fixed shape, so that their bits do not depend on what was drafted.
-    prices: what the guard weighs the rounds of each drafter by; None for one that it leaves alone. folders: where trained parts lie.
-    remember: tokens of earlier answers that drafters may copy from; 0: each request for itself.
-    """
+    Any number of threads may stream from one loop at once.
 
-    def __init__(self, model: ModelAdapter, recipe: Recipe, exact: bool = False, prices: Sequence[Price | None] = (),
-                 folders: Sequence[Path] = (), remember: int = 0):
-        self.model, self.exact, self.prices = model, exact, prices
-        self.memory = Memory(remember) if remember else None
-        self.drafters = [(spec.draft_length, spec.build(model, folders)) for spec in recipe.drafters]
-        built = zip(recipe.drafters, (drafter for _, drafter in self.drafters), strict=True)
-        refuse_more_than_chains(model.spec, [*built], exact)
-        self._scratch = max((spec.scratch for spec in recipe.drafters), default=0)
-        self.spare: list[tuple[KVCache, Planner]] = []   # the cache of the last request that ended
+    exact: passes of the full model have one fixed shape, so their bits do not depend on the draft.
+    drafter_costs: costs of each drafter's rounds for the guard; None: the guard never pauses it.
+    module_folders: folders with trained modules. remember_tokens: tokens of earlier answers that
+    drafters may copy from; 0: requests share nothing."""
 
-    def stream(self, asked: ReadyRequest, prefix: Lender | None = None, watch: Watch | None = None) -> Iterator[Chunk]:
-        """Chunks of committed tokens, a round each, the prefill's first token alone in the first.
+    def __init__(
+        self,
+        model: ModelAdapter,
+        recipe: Recipe,
+        exact: bool = False,
+        drafter_costs: Sequence[DrafterCost | None] = (),
+        module_folders: Sequence[Path] = (),
+        remember_tokens: int = 0,
+    ):
+        self.model, self.exact, self.drafter_costs = model, exact, drafter_costs
+        self.answer_memory = AnswerMemory(remember_tokens) if remember_tokens else None
+        self.drafters = [
+            (spec.draft_length, spec.build(model, module_folders)) for spec in recipe.drafters
+        ]
+        check_recurrent_limits(
+            model.spec,
+            [*zip(recipe.drafters, (built for _, built in self.drafters), strict=True)],
+            exact,
+        )
+        self._scratch_slots = max((spec.scratch_slots for spec in recipe.drafters), default=0)
+        self.idle_caches: list[KVCache] = []  # the cache of the last request that ended
 
-        prefix: what an earlier request left, and where this one leaves its K/V. watch: told what is proposed.
-        """
-        prompt, stopper = asked.prompt, asked.stopper
-        slots, history = len(prompt) + stopper.max_new_tokens, prompt
-        cache, planner = self._room_for(slots) if prefix is None else prefix.lend(prompt, self._slots(slots), self.model)
+    def stream(
+        self,
+        prepared: PreparedRequest,
+        cache_source: CacheSource | None = None,
+        trace: Trace | None = None,
+    ) -> Iterator[Chunk]:
+        """Yield the committed tokens of each round; the first chunk is the prefill's single token.
+
+        cache_source: lends the KV cache and takes it back; None: a cache of this loop. trace:
+        records what is proposed."""
+        with (cache_source or self).lease(
+            prepared.prompt_ids,
+            self._count_slots(len(prepared.prompt_ids) + prepared.stop_condition.max_new_tokens),
+            self.model,
+        ) as lease:
+            yield from self._stream(prepared, lease, trace)
+
+    def _stream(
+        self, prepared: PreparedRequest, lease: Lease, trace: Trace | None
+    ) -> Iterator[Chunk]:
+        prompt, stop_condition = prepared.prompt_ids, prepared.stop_condition
         try:
-            request, first = self._prefill(prompt, asked.sampling, stopper, asked.seed, cache, planner, asked.steering)
-            if watch is not None:
-                watch.chains = self.exact or asked.steering is not None
-                request.sessions = [watch.over(i, session) for i, session in enumerate(request.sessions)]
-            stats, emitted, history = request.stats, [first], request.ctx.history
+            request, first = self._prefill(
+                prompt,
+                prepared.sampling,
+                stop_condition,
+                prepared.seed,
+                lease.cache,
+                lease.planner,
+                prepared.processed_acceptance,
+            )
+            if trace is not None:
+                trace.chains_only = self.exact or prepared.processed_acceptance is not None
+                request.sessions = [
+                    trace.wrap_session(i, session) for i, session in enumerate(request.sessions)
+                ]
+            stats, emitted, lease.history = request.stats, [first], request.ctx.history
             while True:
-                reason, committed = None, []
-                for token in emitted:
-                    committed.append(token)
-                    reason = stopper.push(token)
-                    if reason:
-                        break
+                # Processors must not be called after the last token, so with processors the stop
+                # condition judged each token when it was accepted.
+                committed = (
+                    emitted
+                    if prepared.processed_acceptance is not None
+                    else stop_condition.cut(emitted)
+                )
+                reason = stop_condition.reason
                 stats.tokens += len(committed)
                 stats.round_tokens = stats.tokens - 1
                 request.ctx.history.extend(committed)
-                text = None if stopper.text is None else stopper.text.take(last=reason is not None)
-                yield Chunk(committed, text, reason, stats if reason else None, watch.take() if watch is not None else None)
+                text = (
+                    None
+                    if stop_condition.detokenizer is None
+                    else stop_condition.detokenizer.pop_text(last=reason is not None)
+                )
+                yield Chunk(
+                    committed,
+                    text,
+                    reason,
+                    stats if reason else None,
+                    trace.pop_proposal() if trace is not None else None,
+                )
                 if reason:
                     return
-                emitted = self._round(request, stopper.max_new_tokens - stopper.n_tokens)
+                tokens_left = stop_condition.max_new_tokens - stop_condition.n_tokens
+                emitted = self._run_round(request, tokens_left)
         finally:
-            if self.memory is not None and len(history) > len(prompt):
-                self.memory.add(history[len(prompt):])
-            if prefix is not None:
-                prefix.give_back(history)
-            else:
-                self.spare = [(cache, planner)]
+            if self.answer_memory is not None and len(lease.history) > len(prompt):
+                self.answer_memory.add(lease.history[len(prompt) :])
 
-    @inference
-    def _prefill(self, prompt: Sequence[int], sampling: Sampling, stopper: Stopper, seed: int, cache: KVCache, planner: Planner,
-                 steering: Steering | None = None) -> tuple[_Request, int]:
+    @no_grad
+    def _prefill(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        stop_condition: StopCondition,
+        seed: int,
+        cache: KVCache,
+        planner: Planner,
+        processed_acceptance: ProcessedAcceptance | None = None,
+    ) -> tuple[_Generating, int]:
+        """Run the pass over the prompt, choose the first token and begin the draft sessions.
+
+        Returns the state of the generation, and the first token."""
         device = self.model.spec.device
-        started = self._clock()
+        started = self._read_clock()
         generator = torch.Generator(device).manual_seed(seed)
-        picker = GreedyPicker() if sampling.greedy else SamplingPicker(sampling, generator)
-        known = cache.length   # tokens of the prompt whose K/V is there already
+        sampler = GreedySampler() if sampling.is_greedy else TemperatureSampler(sampling, generator)
+        n_cached = cache.length  # prompt tokens whose K/V is cached
         rows = torch.tensor([list(prompt)], device=device)
-        ctx = DecodeContext(self.model, cache, planner, rows[:, -1:], list(prompt), len(prompt), picker, self.memory)
-        request = _Request(ctx, sampling, stopper, generator, [], Guard(self.prices) if any(self.prices) else None, steering)
-        watching = {i: drafter.watch() for i, (_, drafter) in enumerate(self.drafters) if isinstance(drafter, WatchingDrafter)}
-        request.watching = list(watching.values())
-        logits = self._full(request, rows[:, known:], last_only=True)[0]  # [1, V]
+        ctx = DecodeContext(
+            self.model,
+            cache,
+            planner,
+            rows[:, -1:],
+            list(prompt),
+            len(prompt),
+            sampler,
+            self.answer_memory,
+        )
+        request = _Generating(
+            ctx,
+            sampling,
+            stop_condition,
+            generator,
+            [],
+            Guard(self.drafter_costs) if any(self.drafter_costs) else None,
+            processed_acceptance,
+        )
+        request.sessions = [drafter.new_session() for _, drafter in self.drafters]
+        request.observers = [s for s in request.sessions if s.observes_hidden]
+        logits = self._run_full_model(request, rows[:, n_cached:], last_only=True)[0]  # [1, V]
         cache.length = len(prompt)
         _, token = self._accept(request, rows[0, :0], None, logits)
         ctx.pending = rows.new_tensor([[token]])
-        request.sessions = [watching[i] if isinstance(drafter, WatchingDrafter) else drafter.begin(ctx)
-                            for i, (_, drafter) in enumerate(self.drafters)]
         stats = request.stats
-        for session in request.watching:
-            began = self._clock()
+        for session in request.sessions:
+            began = self._read_clock()
             session.begin(ctx)
-            stats.watched(self._clock() - began, session.chooses)
-        stats.prompt_tokens, stats.cached_tokens = len(prompt), known
+            if session.observes_hidden:
+                stats.add_observing_time(self._read_clock() - began, session.selects_mask)
+        stats.prompt_tokens, stats.cached_tokens = len(prompt), n_cached
         stats.by_drafter = [DrafterStats() for _ in self.drafters]
-        ended = self._clock()
-        # What is watched while the prompt is read belongs to the drafts: plain decoding would not have spent that time.
+        ended = self._read_clock()
+        # Time of observers during the prefill is part of drafting: plain decoding does not spend
+        # it.
         stats.prefill_seconds = ended - started - stats.watching_seconds
         stats.decode_seconds = stats.watching_seconds
         return request, token
 
-    @inference
-    def _round(self, request: _Request, room: int) -> list[int]:
-        """One draft and its verify pass. Returns the accepted tokens and the one the full model adds, at most `room` in all."""
-        ctx, stats, cache = request.ctx, request.stats, request.ctx.cache
-        started = perf_counter()
-        by, draft = self._draft(request, room - 1)
-        rows = ctx.pending if draft is None else torch.cat([ctx.pending, draft.tokens[None]], dim=1)  # [1, 1 + N]
-        drafted_at, watched = perf_counter(), stats.watching_seconds
+    @no_grad
+    def _run_round(self, request: _Generating, token_budget: int) -> list[int]:
+        """Draft, verify, accept and commit once.
 
-        n_drafted = rows.shape[1] - 1 if draft is None or draft.trunk is None else draft.trunk
-        n_siblings = rows.shape[1] - 1 - n_drafted
-        path, following, rejected = self._verify(request, rows, draft)
-        accepted = len(path)
-        cache.length += 1 + accepted  # rejected K/V stays behind; the next verify overwrites it before anything reads it
-        ctx.pending = rows.new_tensor([[following]])
+        Returns the accepted tokens and the one that the full model adds, at most `token_budget`
+        in all.
+        """
+        ctx, stats = request.ctx, request.stats
+        started = perf_counter()
+        drafter_index, draft = self._propose(request, token_budget - 1)
+        # [1, 1 + N]
+        rows = ctx.pending if draft is None else torch.cat([ctx.pending, draft.tokens[None]], dim=1)
+        drafted_at, observed_before = perf_counter(), stats.watching_seconds
+
+        accepted_nodes, next_token, rejected = self._verify(request, rows, draft)
+        # K/V of rejected tokens stays in the slots after `length`; the next verify pass overwrites
+        # it before anything reads it.
+        ctx.cache.length += 1 + len(accepted_nodes)
+        ctx.pending = rows.new_tensor([[next_token]])
         if draft is not None:
-            request.sessions[by].verified(ctx, path)
-            copied = 0 if draft.source is None else min(accepted, max(0, ctx.prompt - draft.source))
-            stats.by_drafter[by].count(n_drafted, accepted, rejected, copied, n_siblings)
-        if request.guard is not None:
-            request.guard.passed(None if draft is None else by, n_drafted, accepted, n_siblings)
+            request.sessions[drafter_index].verified(ctx, accepted_nodes)
 
         verified_at = ended = perf_counter()
-        verifying = verified_at - drafted_at - (stats.watching_seconds - watched)   # without what was shown to sessions meanwhile
-        for session in request.watching:
-            session.committed(ctx, path)
+        # Observers read hidden states during the pass; `stats` counts that time separately.
+        observe_seconds = stats.watching_seconds - observed_before
+        for session in request.observers:
+            session.committed(ctx, accepted_nodes)
             began, ended = ended, perf_counter()
-            stats.watched(ended - began, session.chooses)
+            stats.add_observing_time(ended - began, session.selects_mask)
+        stats.decode_seconds += ended - started
+        self._count_round(
+            request,
+            drafter_index,
+            draft,
+            len(accepted_nodes),
+            rejected,
+            drafted_at - started,
+            verified_at - drafted_at - observe_seconds,
+        )
+        # Read the device only if a token was accepted: each read makes the host wait for a GPU.
+        row_tokens = rows[0].tolist() if accepted_nodes else []
+        return [*(row_tokens[node] for node in accepted_nodes), next_token]
+
+    def _count_round(
+        self,
+        request: _Generating,
+        drafter_index: int,
+        draft: Draft | None,
+        n_accepted: int,
+        rejected: bool,
+        draft_seconds: float,
+        verify_seconds: float,
+    ) -> None:
+        """Add one round to the counters of the request, of its drafter and of the guard."""
+        stats = request.stats
+        n_tokens = 0 if draft is None else len(draft.tokens)
+        n_drafted = n_tokens if draft is None or draft.n_main is None else draft.n_main
+        n_siblings = n_tokens - n_drafted
         if draft is not None:
-            stats.by_drafter[by].draft_seconds += drafted_at - started
-            stats.by_drafter[by].verify_seconds += verifying
+            n_copied = 0
+            if draft.copied_from is not None:
+                prompt_rest = max(0, request.ctx.prompt_length - draft.copied_from)
+                n_copied = min(n_accepted, prompt_rest)
+            drafter_stats = stats.by_drafter[drafter_index]
+            drafter_stats.add_round(n_drafted, n_accepted, rejected, n_copied, n_siblings)
+            drafter_stats.draft_seconds += draft_seconds
+            drafter_stats.verify_seconds += verify_seconds
+        if request.guard is not None:
+            request.guard.record_round(
+                None if draft is None else drafter_index, n_drafted, n_accepted, n_siblings
+            )
         stats.rounds += 1
         stats.drafted += n_drafted
-        stats.accepted += accepted
+        stats.accepted += n_accepted
         stats.rejecting_rounds += rejected
-        stats.draft_seconds += drafted_at - started
-        stats.verify_seconds += verifying
-        stats.decode_seconds += ended - started
-        emitted = rows[0].tolist() if path else []   # a GPU's host waits for each reading
-        return [*(emitted[node] for node in path), following]
+        stats.draft_seconds += draft_seconds
+        stats.verify_seconds += verify_seconds
 
-    def _verify(self, request: _Request, rows: Tensor, draft: Draft | None) -> tuple[Sequence[int], int, bool]:
-        """The full model over the pending token and a draft, [1, 1 + N]; K/V of what stands then lie behind the committed ones.
+    def _verify(
+        self, request: _Generating, rows: Tensor, draft: Draft | None
+    ) -> tuple[Sequence[int], int, bool]:
+        """Run the full model over the pending token and a draft, `rows` [1, 1 + N].
 
-        Returns (which drafted tokens stand, counted from 1, the token that follows them, whether the round ends in a rejection).
-        """
+        Afterwards the K/V of the accepted tokens lies in the slots next to the committed ones.
+        Returns (the accepted nodes, counted from 1; the token after them; whether a draft token
+        was rejected)."""
         cache, planner = request.ctx.cache, request.ctx.planner
         if draft is None or draft.parents is None:
-            logits = self._full(request, rows, resume=None if draft is None else draft.resume)[0]  # [1 + N, V]
-            accepted, following = self._accept(request, rows[0, 1:], None if draft is None else draft.probs, logits)
-            return range(1, 1 + accepted), following, accepted < rows.shape[1] - 1
-        plan = planner.tree(cache.length, draft.parents)
-        logits = self._pass(request, rows, plan, resume=draft.resume)[0]
-        path, following = self._accept_tree(request, rows[0, 1:], draft, logits)
-        cache.gather([cache.length + node for node in path], cache.length + 1)
-        return path, following, ends_in_a_rejection(path, draft.parents)
+            logits = self._run_full_model(
+                request, rows, partial_pass=None if draft is None else draft.partial_pass
+            )[0]  # [1 + N, V]
+            n_accepted, next_token = self._accept(
+                request, rows[0, 1:], None if draft is None else draft.probs, logits
+            )
+            rejected = n_accepted < rows.shape[1] - 1
+            if rejected and request.processed_acceptance is not None:
+                # A draft token that is accepted and ends the generation is `next_token`, too.
+                rejected = next_token != int(rows[0, 1 + n_accepted])
+            return range(1, 1 + n_accepted), next_token, rejected
+        plan = planner.plan_tree(cache.length, draft.parents)
+        logits = self._run_pass(request, rows, plan, partial_pass=draft.partial_pass)[0]
+        accepted_nodes, next_token = self._accept_tree(request, rows[0, 1:], draft, logits)
+        cache.compact([cache.length + node for node in accepted_nodes], cache.length + 1)
+        return accepted_nodes, next_token, was_rejected(accepted_nodes, draft.parents)
 
-    def _draft(self, request: _Request, room: int) -> tuple[int, Draft | None]:
-        """(whose draft, the draft) of the first drafter that proposes something, of at most `room` tokens; (0, None) if none does."""
-        for i, ((draft_length, _), session) in enumerate(zip(self.drafters, request.sessions, strict=True)):
-            most = min(draft_length, room)
-            if request.guard is not None and request.guard.rests(i):
+    def _propose(self, request: _Generating, token_budget: int) -> tuple[int, Draft | None]:
+        """Return (index of the drafter, its draft) of the first drafter that proposes something.
+
+        The draft has at most `token_budget` tokens. (0, None): no drafter proposes anything.
+        """
+        for i, ((draft_length, _), session) in enumerate(
+            zip(self.drafters, request.sessions, strict=True)
+        ):
+            max_tokens = min(draft_length, token_budget)
+            if request.guard is not None and request.guard.is_paused(i):
                 continue
-            if most > 0 and (draft := session.draft(request.ctx, most)) is not None:
-                # Passes of one fixed shape are chains, and so is what processors judge token by token.
-                return i, draft.chain() if self.exact or request.steering is not None else draft
+            if max_tokens > 0 and (draft := session.draft(request.ctx, max_tokens)) is not None:
+                # Passes of one fixed shape verify chains only, and processors see one text only.
+                chain_only = self.exact or request.processed_acceptance is not None
+                return i, draft.main_path() if chain_only else draft
         return 0, None
 
-    def _full(self, request: _Request, tokens: Tensor, last_only: bool = False, resume: Resume | None = None) -> Tensor:
-        """The full model over tokens [1, T] behind what is committed. resume: dropped where passes have one fixed shape."""
+    def _run_full_model(
+        self,
+        request: _Generating,
+        tokens: Tensor,
+        last_only: bool = False,
+        partial_pass: PartialPass | None = None,
+    ) -> Tensor:
+        """Run the full model over tokens [1, T] after the committed ones.
+
+        partial_pass: ignored if passes have one fixed shape. Returns logits, [1, T, V] or [1, V].
+        """
         cache, planner = request.ctx.cache, request.ctx.planner
         if self.exact:
-            watch = (lambda plan, rows: self._tap(request, plan, rows)) if request.watching else None
-            return exact_forward(self.model, tokens, cache, planner, cache.length, last_only, watch)
-        return self._pass(request, tokens, planner.chain(cache.length, tokens.shape[1]), last_only, resume)
+            make_tap = (
+                (lambda plan, rows: self._make_observer_tap(request, plan, rows))
+                if request.observers
+                else None
+            )
+            return forward_exact(
+                self.model, tokens, cache, planner, cache.length, last_only, make_tap
+            )
+        return self._run_pass(
+            request,
+            tokens,
+            planner.plan_chain(cache.length, tokens.shape[1]),
+            last_only,
+            partial_pass,
+        )
 
-    def _pass(self, request: _Request, tokens: Tensor, plan: PassPlan, last_only: bool = False, resume: Resume | None = None) -> Tensor:
-        cache, tap = request.ctx.cache, self._tap(request, plan, tokens.shape[1])
-        if resume is not None and len(request.watching) == 1:   # another one that watches wants to see the layers below, too
-            return resumed(self.model, resume.hidden, resume.layer, tokens[:, resume.hidden.shape[1]:], cache, plan, tap)
+    def _run_pass(
+        self,
+        request: _Generating,
+        tokens: Tensor,
+        plan: PassPlan,
+        last_only: bool = False,
+        partial_pass: PartialPass | None = None,
+    ) -> Tensor:
+        cache, tap = request.ctx.cache, self._make_observer_tap(request, plan, tokens.shape[1])
+        # A resumed pass shows only its upper layers, and a second observer needs all of them.
+        if partial_pass is not None and len(request.observers) == 1:
+            return resume_pass(
+                self.model,
+                partial_pass.hidden,
+                partial_pass.next_layer,
+                tokens[:, partial_pass.hidden.shape[1] :],
+                cache,
+                plan,
+                tap,
+            )
         return forward(self.model, tokens, cache, plan, last_only=last_only, tap=tap)
 
-    def _tap(self, request: _Request, plan: PassPlan, rows: int) -> Tap | None:
-        """For all sessions that want to see this pass."""
-        taps = [(tap, session.chooses) for session in request.watching
-                if (tap := session.tap(self.model, request.ctx.cache, plan, rows)) is not None]
-        return Shown(taps, request.stats) if taps else None
+    def _make_observer_tap(
+        self, request: _Generating, plan: PassPlan, n_rows: int
+    ) -> LayerTap | None:
+        """Return a tap for all sessions that observe this pass; None: no session does."""
+        taps = [
+            (tap, session.selects_mask)
+            for session in request.observers
+            if (tap := session.tap(self.model, request.ctx.cache, plan, n_rows)) is not None
+        ]
+        return TapFanout(taps, request.stats) if taps else None
 
-    def _accept(self, request: _Request, drafted: Tensor, q: Tensor | None, logits: Tensor) -> tuple[int, int]:
-        if request.steering is not None:
-            return request.steering.accept(drafted, q, logits, request.generator)
-        picker = request.ctx.picker
-        if isinstance(picker, SamplingPicker):
-            return accept_sampled(drafted, q, picker.probs(logits), request.generator)
-        return accept_greedy(drafted, logits)
+    def _accept(
+        self, request: _Generating, draft_tokens: Tensor, q: Tensor | None, logits: Tensor
+    ) -> tuple[int, int]:
+        if request.processed_acceptance is not None:
+            return request.processed_acceptance.accept(
+                draft_tokens, q, logits, request.generator, request.stop_condition.push_token
+            )
+        sampler = request.ctx.sampler
+        if isinstance(sampler, TemperatureSampler):
+            return accept_sampled(draft_tokens, q, sampler.warp_to_probs(logits), request.generator)
+        return accept_greedy(draft_tokens, logits)
 
-    def _accept_tree(self, request: _Request, drafted: Tensor, draft: Draft, logits: Tensor) -> tuple[list[int], int]:
+    def _accept_tree(
+        self, request: _Generating, draft_tokens: Tensor, draft: Draft, logits: Tensor
+    ) -> tuple[list[int], int]:
         assert draft.parents is not None
-        picker = request.ctx.picker
-        if isinstance(picker, SamplingPicker):
-            return accept_tree_sampled(drafted, draft.parents, draft.probs, picker.probs(logits), request.generator)
-        return accept_tree_greedy(drafted, draft.parents, logits)
+        sampler = request.ctx.sampler
+        if isinstance(sampler, TemperatureSampler):
+            return accept_tree_sampled(
+                draft_tokens,
+                draft.parents,
+                draft.probs,
+                sampler.warp_to_probs(logits),
+                request.generator,
+            )
+        return accept_tree_greedy(draft_tokens, draft.parents, logits)
 
-    def _room_for(self, tokens: int) -> tuple[KVCache, Planner]:
-        """The cache of the last request, emptied, or a larger one. A chain never ends past the last token that may come; siblings take
-        slots behind it while their round lasts.
+    @contextmanager
+    def lease(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Iterator[Lease]:
+        """Lend the emptied cache of the last request, or a new one if that cache is in use.
 
-        It is lent until the request ends, so that another one that starts meanwhile takes its own.
-        """
-        slots = self._slots(tokens)
+        Up to WHOLE_SLOTS, a cache reserves all its slots at once, because engines record passes
+        over its buffers. A cache is dropped after an error."""
         try:
-            cache, planner = self.spare.pop()  # in one step, so that no two threads take the same one
-            if cache.capacity >= slots:
-                cache.reset()
-                return cache, planner
+            cache = self.idle_caches.pop()  # atomic, so that no two threads take the same cache
+            cache.reset()
         except IndexError:
-            pass
-        return new_room(self.model, slots)
+            cache = model.new_cache(1, round_slots(1))
+        idle_caches = [cache]
+        try:
+            yield lend(cache, prompt, min(slots, max(len(prompt), WHOLE_SLOTS)), slots, model)
+        except Exception:
+            idle_caches = []
+            raise
+        finally:
+            self.idle_caches = idle_caches
 
-    def _slots(self, tokens: int) -> int:
-        """Slots for so many tokens of prompt and answer, and for what a round takes behind them."""
-        tokens += self._scratch
-        # Rows that fill an exact pass up write behind the last token; a power of two from one block of keys on is whole blocks.
-        return max(tokens + EXACT_ROWS - 1, EXACT_KEYS) if self.exact else tokens
+    def _count_slots(self, n_tokens: int) -> int:
+        """Return the slots for `n_tokens` of prompt and answer and for the siblings of a round.
 
-    def _clock(self) -> float:
-        synchronise(self.model.spec.device)
+        A chain never exceeds the last token that may come; siblings need slots after it during
+        their round."""
+        n_tokens += self._scratch_slots
+        # Padding rows of an exact pass write after the last token. Slots are rounded up to a power
+        # of two, which is a multiple of the key block from one block on.
+        return max(n_tokens + EXACT_ROWS - 1, EXACT_KEY_BLOCK) if self.exact else n_tokens
+
+    def _read_clock(self) -> float:
+        synchronize(self.model.spec.device)
         return perf_counter()

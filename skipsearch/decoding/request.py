@@ -1,4 +1,4 @@
-"""`Request`: everything that one generation is asked for, in one value."""
+"""`Request`: the prompt and all options of one generation."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from skipsearch.decoding.arguments import shown, token_ids
-from skipsearch.decoding.sampling import Sampling, is_whole
-from skipsearch.decoding.steering import Processor, Steering
-from skipsearch.decoding.stopping import Stopper
+from skipsearch.decoding.processed import ProcessedAcceptance, Processor
+from skipsearch.decoding.stopping import StopCondition
+from skipsearch.decoding.validation import as_token_ids, short_repr
+from skipsearch.engine.sampler import SamplingParams, is_integral
 from skipsearch.errors import DecodeError
-from skipsearch.models.spec import ModelAdapter
+from skipsearch.models.adapter import ModelAdapter
 
 
-class Settings(TypedDict, total=False):
-    """What a `Request` has beside its prompt and limit, for callers that pass it by keyword."""
+class RequestOptions(TypedDict, total=False):
+    """The fields of a `Request` except its prompt and limit, for callers that pass keywords."""
 
     temperature: float
     top_p: float
@@ -28,69 +28,91 @@ class Settings(TypedDict, total=False):
     end_on_repeat: int | None
     ignore_eos: bool
     processors: tuple[Processor, ...]
+    max_seconds: float | None
 
 
 @dataclass(frozen=True)
 class Request:
-    """input_ids: a list, or a tensor [T] or [1, T]. max_new_tokens: exact limit, cut down to what the model's context leaves.
+    """The prompt and all options of one generation."""
 
-    temperature 0 is greedy; top_k 0 and top_p 1 are off. A seed repeats a sample with one profile; across profiles samples differ while
-    their distribution does not. stop: strings that end the text, left out of it. end_on_repeat: end at the first n-gram of this length that
-    the generation has already written. ignore_eos: an end-of-sequence token ends nothing. processors: called before temperature, top-k and
-    top-p, once for each emitted token and in order, with the tokens so far [1, T] and logits [1, V], whose place their answer takes.
-    """
-
-    input_ids: Sequence[int] | Tensor
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
+    input_ids: Sequence[int] | Tensor  # the prompt: a list, or a tensor [T] or [1, T]
+    max_new_tokens: int = 128  # exact limit, reduced if the model's context is shorter
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float = 1.0  # 1 is off
+    top_k: int = 0  # 0 is off
+    # The same seed and profile give the same sample. With another profile the sample differs and
+    # its distribution does not.
     seed: int = 0
+    # Strings that end the text and are left out of it: at most 16 (MAX_STOP_STRINGS) of 1,024
+    # characters (MAX_STOP_CHARACTERS).
     stop: str | Sequence[str] | None = None
-    end_on_repeat: int | None = None
-    ignore_eos: bool = False
+    end_on_repeat: int | None = None  # end at the first repeated n-gram of this length
+    ignore_eos: bool = False  # an end-of-sequence token does not end the text
+    # Functions (tokens so far [1, T], logits [1, V]) -> logits [1, V] that run before temperature,
+    # top-k and top-p: once for each emitted token, in order, and never after the last.
     processors: tuple[Processor, ...] = ()
+    max_seconds: float | None = None  # end with the first token after this time
 
-    def ready(self, model: ModelAdapter) -> ReadyRequest:
-        """Looked at, and set against the model. Raises: DecodeError for what makes no sense, or does not fit it."""
-        ids, room = self._fitting(model)
-        sampling = Sampling(self.temperature, self.top_p, self.top_k)
-        if not is_whole(self.seed) or not -2**63 <= self.seed < 2**64:
+    def prepare(self, model: ModelAdapter) -> PreparedRequest:
+        """Check the request against the model and return what the loop needs of it.
+
+        Raises: DecodeError if a value is not allowed or does not fit the model.
+        """
+        ids, max_tokens = self._fit_to_model(model)
+        sampling = SamplingParams(self.temperature, self.top_p, self.top_k)
+        if not is_integral(self.seed) or not -(2**63) <= self.seed < 2**64:
             raise DecodeError(f"seed is {self.seed!r}; a seed is a whole number of at most 64 bits")
         eos = () if self.ignore_eos else model.spec.eos_token_ids
-        steering = None
+        processed_acceptance = None
         if self.processors:
             if not all(callable(processor) for processor in self.processors):
-                raise DecodeError(f"processors is {shown(self.processors)}; give functions of (token ids [1, T], logits [1, V])")
+                raise DecodeError(
+                    f"processors is {short_repr(self.processors)}; give functions of (token ids "
+                    "[1, T], logits [1, V])"
+                )
             prompt = torch.tensor([ids], device=model.spec.device)
-            steering = Steering([*self.processors, *sampling.warpers()], prompt, room, not sampling.greedy)
-        return ReadyRequest(ids, sampling, Stopper(room, eos, self.stop, model.tokenizer, self.end_on_repeat), int(self.seed), steering)
+            processed_acceptance = ProcessedAcceptance(
+                [*self.processors, *sampling.build_warpers()],
+                prompt,
+                max_tokens,
+                not sampling.is_greedy,
+            )
+        stop_condition = StopCondition(
+            max_tokens, eos, self.stop, model.tokenizer, self.end_on_repeat, self.max_seconds
+        )
+        return PreparedRequest(ids, sampling, stop_condition, int(self.seed), processed_acceptance)
 
-    def _fitting(self, model: ModelAdapter) -> tuple[list[int], int]:
-        """(token ids, tokens that may be generated)"""
-        ids, spec, most = token_ids(self.input_ids), model.spec, self.max_new_tokens
+    def _fit_to_model(self, model: ModelAdapter) -> tuple[list[int], int]:
+        """Return (token ids, number of tokens that may be generated)."""
+        ids, spec, max_tokens = as_token_ids(self.input_ids), model.spec, self.max_new_tokens
         if not ids:
             raise DecodeError("the prompt is empty: give at least one token to go on from")
-        outside = next((t for t in ids if not 0 <= t < spec.vocab), None)
+        outside = next((t for t in ids if not 0 <= t < spec.vocab_size), None)
         if outside is not None:
-            raise DecodeError(f"token id {outside} is outside 0..{spec.vocab - 1}, the vocabulary of {spec.id}; "
-                              "was it made by another tokenizer?")
-        if not is_whole(most) or most < 1:
-            raise DecodeError(f"max_new_tokens is {most!r}; ask for a whole number of tokens, at least 1")
-        if spec.context is not None:
-            if len(ids) >= spec.context:
-                raise DecodeError(f"the prompt has {len(ids)} tokens and {spec.id} was made for {spec.context}, the answer included: "
-                                  "shorten it")
-            most = min(int(most), spec.context - len(ids))
-        return ids, int(most)
+            raise DecodeError(
+                f"token id {outside} is outside 0..{spec.vocab_size - 1}, the vocabulary of "
+                f"{spec.id}; was it made by another tokenizer?"
+            )
+        if not is_integral(max_tokens) or max_tokens < 1:
+            raise DecodeError(
+                f"max_new_tokens is {max_tokens!r}; ask for a whole number of tokens, at least 1"
+            )
+        if spec.context_length is not None:
+            if len(ids) >= spec.context_length:
+                raise DecodeError(
+                    f"the prompt has {len(ids)} tokens and {spec.id} was made for "
+                    f"{spec.context_length}, the answer included: shorten it"
+                )
+            max_tokens = min(int(max_tokens), spec.context_length - len(ids))
+        return ids, int(max_tokens)
 
 
 @dataclass
-class ReadyRequest:
-    """A request as the loop takes it. stopper and steering judge the generation token by token, so they serve one."""
+class PreparedRequest:
+    """A checked request, as the loop needs it. It has state, so it serves one generation."""
 
-    prompt: list[int]
-    sampling: Sampling
-    stopper: Stopper
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    stop_condition: StopCondition
     seed: int = 0
-    steering: Steering | None = None
+    processed_acceptance: ProcessedAcceptance | None = None  # None: the request has no processors

@@ -1,49 +1,66 @@
-"""`Session`: requests that follow one another, such as the turns of a chat, and reuse what their prompts share."""
+"""`Session`: successive requests, such as the turns of a chat, that reuse the K/V of the prefix
+that their prompts share.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Callable, Iterator, Sequence
+from typing import Unpack
 
 from torch import Tensor
 
 from skipsearch.decoding.loop import Chunk, Generation
-from skipsearch.decoding.prefix import Prefix
-from skipsearch.decoding.request import Request, Settings
-
-if TYPE_CHECKING:
-    from skipsearch.decoding.decoder import Decoder
+from skipsearch.decoding.prefix_cache import PrefixCache
+from skipsearch.decoding.request import Request, RequestOptions
 
 
 class Session:
-    """Made by `Decoder.session`. The time to the first token of a request depends on what of its prompt is new.
+    """A series of requests that share a prefix cache; `Decoder.new_session` makes it.
 
-    Reusing changes the order in which the prompt is computed, so in fp32 and below a near-tie may fall otherwise than in a fresh decode, as
-    between any two ways to compute a prompt; with `exact`, and in fp64, the tokens are the same. One request at a time.
-    """
+    Only tokens after the shared prefix need a pass. Reuse changes the order in which a prompt is
+    computed, so in fp32 and below a near-tie may be decided differently than in a fresh decode.
+    With `exact`, and in fp64, the tokens are the same. A session runs one request at a time.
 
-    def __init__(self, decoder: Decoder):
-        self.decoder, self._prefix = decoder, Prefix()
+    stream: `Decoder.stream` of the decoder that runs the requests."""
 
-    @property
-    def tokens(self) -> list[int]:
-        """What the next request may begin with for free."""
-        return list(self._prefix.tokens)
+    def __init__(self, stream: Callable[..., Iterator[Chunk]]):
+        self._stream, self._prefix_cache = stream, PrefixCache()
 
     @property
-    def bytes(self) -> int:
-        """Of the K/V that it holds on to."""
-        return self._prefix.bytes
+    def cached_ids(self) -> list[int]:
+        """Token ids of the cached text: a prompt that begins with them needs no pass for them."""
+        return list(self._prefix_cache.tokens)
 
-    def shared(self, prompt: Sequence[int]) -> int:
-        """Tokens of a prompt that would need no pass."""
-        return self._prefix.shared(prompt)
+    @property
+    def nbytes(self) -> int:
+        """Size of the cached K/V in bytes."""
+        return self._prefix_cache.nbytes
 
-    def stream(self, input_ids: Sequence[int] | Tensor | Request, max_new_tokens: int = 128, *, trace: bool = False,
-               **settings: Unpack[Settings]) -> Iterator[Chunk]:
-        """As `Decoder.stream`. Raises: DecodeError, also while another request of this session runs."""
-        return self.decoder.stream(input_ids, max_new_tokens, trace=trace, prefix=self._prefix, **settings)
+    def count_shared(self, prompt: Sequence[int]) -> int:
+        """Return how many tokens of a prompt need no pass."""
+        return self._prefix_cache.count_shared(prompt)
 
-    def generate(self, input_ids: Sequence[int] | Tensor | Request, max_new_tokens: int = 128, **settings: Unpack[Settings]) -> Generation:
-        """As `Decoder.generate`."""
-        return Generation.of(self.stream(input_ids, max_new_tokens, **settings))
+    def stream(
+        self,
+        input_ids: Sequence[int] | Tensor | Request,
+        max_new_tokens: int = 128,
+        *,
+        trace: bool = False,
+        **settings: Unpack[RequestOptions],
+    ) -> Iterator[Chunk]:
+        """Stream an answer, as `Decoder.stream` does.
+
+        Raises: DecodeError, also while another request of this session runs.
+        """
+        return self._stream(
+            input_ids, max_new_tokens, trace=trace, prefix_cache=self._prefix_cache, **settings
+        )
+
+    def generate(
+        self,
+        input_ids: Sequence[int] | Tensor | Request,
+        max_new_tokens: int = 128,
+        **settings: Unpack[RequestOptions],
+    ) -> Generation:
+        """Generate an answer, as `Decoder.generate` does."""
+        return Generation.from_chunks(self.stream(input_ids, max_new_tokens, **settings))

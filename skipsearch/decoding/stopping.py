@@ -1,92 +1,237 @@
-"""When a generation ends, judged token by token: drafting never changes where."""
+"""When a generation ends. Tokens are judged one by one, so drafting does not change the end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
-from skipsearch.decoding.arguments import shown
-from skipsearch.decoding.sampling import is_whole
+from skipsearch.decoding.repetition import RepeatDetector
+from skipsearch.decoding.validation import short_repr
+from skipsearch.engine.sampler import is_integral, is_real
 from skipsearch.errors import DecodeError
-from skipsearch.repeats import RepeatDetector
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024  # of one stop string
+# Tokens in a row whose text is not settled. A character has at most four bytes, so at most four
+# tokens.
+MAX_UNSETTLED = 32
 
 
-class TextStream:
-    """Turns tokens into text as they come: never half a character, never a piece of what may become a stop string.
+class Detokenizer:
+    """A detokenizer that turns a stream of tokens into text.
 
-    The text depends on the tokens alone, not on how many come between two looks at it. Special tokens show as nothing.
-    """
+    It never returns half a character, nor a part of what may become a stop string. The text depends
+    on the tokens alone, not on when it is read. Special tokens have no text. The work for a token
+    is bounded, whatever the length of the text."""
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()):
-        self.tokenizer, self.stop = tokenizer, tuple(stop)
+    def __init__(self, tokenizer: Any, stop_strings: Sequence[str] = ()):
+        self.tokenizer, self.stop_strings = tokenizer, [StopString(s) for s in stop_strings]
         self.tokens: list[int] = []
-        self.shown, self.read = 0, 0   # text before token `read` is settled; `shown … read` is context for the detokenizer
-        self.context = ""              # text of tokens `shown … read`
-        self.held = ""                 # settled, and not taken yet
-        self.tail = ""                 # text from token `read` on, which the next token may still change
+        # The text before token `settled_end` is settled. Tokens from `context_start` to
+        # `settled_end` are decoded again as context for the tokens after them.
+        self.context_start = self.settled_end = 0
+        self.context = ""  # text of these context tokens
+        self.ready = ""  # settled text that `pop_text` has not returned yet
+        self.unsettled = ""  # text from token `settled_end` on, which the next token may change
 
-    def push(self, token: int) -> bool:
-        """Whether the text holds a stop string now."""
+    def push_token(self, token: int) -> bool:
+        """Add a token and return whether the text contains a stop string now."""
         self.tokens.append(token)
-        self.tail = self._decode(self.shown)[len(self.context):]
-        if self.tail and not self.tail.endswith("\ufffd"):
-            self.held, self.tail = self.held + self.tail, ""
-            self.shown, self.read = self.read, len(self.tokens)
-            self.context = self._decode(self.shown)
-        return any(s in self.held + self.tail for s in self.stop)
+        self.unsettled = self._decode(self.context_start)[len(self.context) :]
+        if self.unsettled and not self.unsettled.endswith("\ufffd"):
+            self._settle(len(self.tokens))
+        elif len(self.tokens) - self.settled_end > MAX_UNSETTLED:
+            # These are bytes that form no character, or only special tokens.
+            self._settle(self._whole_characters())
+        return any(s.matched_with(self.unsettled) == len(s.text) for s in self.stop_strings)
 
-    def take(self, last: bool = False) -> str:
-        """What has become certain since the last call. With last=True everything left, cut before the first stop string."""
+    def pop_text(self, last: bool = False) -> str:
+        """Return the text that has become certain since the last call.
+
+        last: return all remaining text, cut before the first stop string.
+        """
         if last:
-            text, self.held, self.tail = self.held + self.tail, "", ""
-            return text[:min((i for s in self.stop if (i := text.find(s)) >= 0), default=len(text))]
-        keep = max((n for s in self.stop for n in range(1, len(s)) if self.held.endswith(s[:n])), default=0)
-        text, self.held = self.held[:len(self.held) - keep], self.held[len(self.held) - keep:]
+            text, self.ready, self.unsettled = self.ready + self.unsettled, "", ""
+            return text[
+                : min(
+                    (i for s in self.stop_strings if (i := text.find(s.text)) >= 0),
+                    default=len(text),
+                )
+            ]
+        certain = len(self.ready) - max((s.matched for s in self.stop_strings), default=0)
+        text, self.ready = self.ready[:certain], self.ready[certain:]
         return text
 
-    def _decode(self, start: int) -> str:
-        return self.tokenizer.decode(self.tokens[start:], skip_special_tokens=True)
+    def _settle(self, end: int) -> None:
+        """Settle the text of the tokens before `end`: later tokens do not change it."""
+        settled = self._decode(self.context_start, end)[len(self.context) :]
+        self.ready, self.unsettled = self.ready + settled, self.unsettled[len(settled) :]
+        for s in self.stop_strings:
+            s.matched = s.matched_with(settled)
+        self.context_start, self.settled_end = self.settled_end, end
+        self.context = self._decode(self.context_start, end)
+
+    def _whole_characters(self) -> int:
+        """Return the last boundary between tokens that cuts no character.
+
+        If there is none within the last four tokens, return the number of tokens.
+        """
+        end = len(self.tokens)
+        full_text = self._decode(self.context_start)
+        return next(
+            (
+                i
+                for i in range(end - 1, end - 4, -1)
+                if self._decode(self.context_start, i) + self._decode(i) == full_text
+            ),
+            end,
+        )
+
+    def _decode(self, start: int, end: int | None = None) -> str:
+        text: str = self.tokenizer.decode(self.tokens[start:end], skip_special_tokens=True)
+        return text
 
 
-def stop_strings(stop: Any, name: str = "stop") -> list[str]:
-    """What a request's `stop`, or another setting of that kind, names: one string, several or none. Raises: DecodeError."""
-    strings = [stop] if isinstance(stop, str) else [] if stop is None else list(stop) if isinstance(stop, list | tuple | set) else None
+class StopString:
+    """A search for one string in a growing text, in time proportional to the added text.
+
+    Source: Knuth, Morris & Pratt 1977.
+    """
+
+    def __init__(self, text: str):
+        self.text = text
+        self.matched = 0  # length of the prefix of `text` that ends the settled text
+        # borders[i]: length of the longest proper prefix of text[: i + 1] that is its suffix, too
+        self.borders = [0] * len(text)
+        for i in range(1, len(text)):
+            self.borders[i] = self._step(self.borders[i - 1], text[i])
+
+    def matched_with(self, added: str) -> int:
+        """Return what `matched` is after `added`."""
+        matched = self.matched
+        for character in added:
+            if matched == len(self.text):
+                break
+            matched = self._step(matched, character)
+        return matched
+
+    def _step(self, matched: int, character: str) -> int:
+        while matched and self.text[matched] != character:
+            matched = self.borders[matched - 1]
+        return matched + (self.text[matched] == character)
+
+
+def parse_stop_strings(stop: Any, name: str = "stop") -> list[str]:
+    """Return the strings of a `stop` setting, which is one string, several or None.
+
+    Raises: DecodeError.
+    """
+    strings = (
+        [stop]
+        if isinstance(stop, str)
+        else []
+        if stop is None
+        else list(stop)
+        if isinstance(stop, list | tuple | set)
+        else None
+    )
     if strings is None or not all(isinstance(s, str) for s in strings):
-        raise DecodeError(f"{name} is {shown(stop)}; give a string or a list of strings (a token id to stop at is an eos id)")
+        raise DecodeError(
+            f"{name} is {short_repr(stop)}; give a string or a list of strings (a token id to stop "
+            "at is an eos id)"
+        )
     if not all(strings):
-        raise DecodeError("a stop string is empty; it would end every generation at once: leave it out")
+        raise DecodeError(
+            "a stop string is empty; it would end every generation at once: leave it out"
+        )
     return strings
 
 
-class Stopper:
-    """Reasons, in the order they are looked at: "eos", "stop" (a stop string), "repeat" (an n-gram again), "length".
+class StopCondition:
+    """The rules that end one generation.
 
-    push(token) -> the reason this token is the last, or None. Stop strings are looked for in the text as it is shown, so they may
-    span tokens; one that is itself a special token, which shows as nothing, is looked for by its id.
-    text: what is shown of the generation; None without a tokenizer.
-    """
+    Reasons, in the order of their check: "eos", "stop" (a stop string), "repeat" (a repeated
+    n-gram), "length", "time". Each emitted token is pushed once, and none after the last.
 
-    def __init__(self, max_new_tokens: int, eos: Sequence[int] = (), stop: str | Sequence[str] | None = (), tokenizer: Any = None,
-                 end_on_repeat: int | None = None):
-        stop = stop_strings(stop)
+    A stop string is searched in the emitted text, so it may span tokens. A stop string that is a
+    special token has no text, and is searched by its id. max_seconds: counted from the creation of
+    this object and checked after each token, so within a round, too."""
+
+    def __init__(
+        self,
+        max_new_tokens: int,
+        eos_ids: Sequence[int] = (),
+        stop: str | Sequence[str] | None = (),
+        tokenizer: Any = None,
+        end_on_repeat: int | None = None,
+        max_seconds: float | None = None,
+    ):
+        stop = parse_stop_strings(stop)
+        _refuse_large(stop)
         if stop and tokenizer is None:
-            raise DecodeError("stop strings need a tokenizer and this model has none: stop on token ids instead")
-        if end_on_repeat is not None and (not is_whole(end_on_repeat) or end_on_repeat < 0):
-            raise DecodeError(f"end_on_repeat is {end_on_repeat!r}; it is the length of an n-gram, and 0 turns it off")
-        self.max_new_tokens, self.eos, self.n_tokens = max_new_tokens, frozenset(eos), 0
-        self.repeats = RepeatDetector(int(end_on_repeat)) if end_on_repeat else None
-        special = {t.content: i for i, t in getattr(tokenizer, "added_tokens_decoder", {}).items() if t.special}
+            raise DecodeError(
+                "stop strings need a tokenizer and this model has none: stop on token ids instead"
+            )
+        if end_on_repeat is not None and (not is_integral(end_on_repeat) or end_on_repeat < 0):
+            raise DecodeError(
+                f"end_on_repeat is {end_on_repeat!r}; it is the length of an n-gram, and 0 turns "
+                "it off"
+            )
+        if max_seconds is not None and (not is_real(max_seconds) or not max_seconds > 0):
+            raise DecodeError(
+                f"max_seconds is {max_seconds!r}; it is a time above 0, and None sets no limit"
+            )
+        self.max_new_tokens, self.eos_ids, self.n_tokens = max_new_tokens, frozenset(eos_ids), 0
+        self.deadline = None if max_seconds is None else monotonic() + max_seconds
+        self.reason: str | None = None  # why the latest token is the last; None: it is not
+        self.repeat_detector = RepeatDetector(int(end_on_repeat)) if end_on_repeat else None
+        special = (
+            {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+            if stop
+            else {}
+        )
         self.stop_ids = {special[s] for s in stop if s in special}
-        self.text = None if tokenizer is None else TextStream(tokenizer, [s for s in stop if s not in special])
+        self.detokenizer = (
+            None
+            if tokenizer is None
+            else Detokenizer(tokenizer, [s for s in stop if s not in special])
+        )
 
-    def push(self, token: int) -> str | None:
+    def push_token(self, token: int) -> str | None:
+        """Add a token and return the reason why it is the last, or None."""
         self.n_tokens += 1
-        repeated = self.repeats is not None and self.repeats.push(token)
-        stopped = self.text is not None and self.text.push(token)
-        if token in self.eos:
-            return "eos"
-        if stopped or token in self.stop_ids:
-            return "stop"
-        if repeated:
-            return "repeat"
-        return "length" if self.n_tokens >= self.max_new_tokens else None
+        repeated = self.repeat_detector is not None and self.repeat_detector.push_token(token)
+        stopped = self.detokenizer is not None and self.detokenizer.push_token(token)
+        if token in self.eos_ids:
+            self.reason = "eos"
+        elif stopped or token in self.stop_ids:
+            self.reason = "stop"
+        elif repeated:
+            self.reason = "repeat"
+        elif self.n_tokens >= self.max_new_tokens:
+            self.reason = "length"
+        elif self.deadline is not None and monotonic() >= self.deadline:
+            self.reason = "time"
+        return self.reason
+
+    def cut(self, tokens: Sequence[int]) -> list[int]:
+        """Push tokens in order, and return those up to the last of the generation."""
+        end = next((i for i, token in enumerate(tokens, 1) if self.push_token(token)), len(tokens))
+        return list(tokens[:end])
+
+
+def _refuse_large(stop: Sequence[str]) -> None:
+    """Raise DecodeError if there are too many stop strings, or if one is too long."""
+    if len(stop) > MAX_STOP_STRINGS:
+        raise DecodeError(
+            f"{len(stop):,} stop strings are given, and at most {MAX_STOP_STRINGS} are looked for: "
+            "leave some out"
+        )
+    longest = max(map(len, stop), default=0)
+    if longest > MAX_STOP_CHARACTERS:
+        raise DecodeError(
+            f"a stop string has {longest:,} characters, and at most {MAX_STOP_CHARACTERS:,} are "
+            "looked for: give "
+            "its beginning"
+        )

@@ -1,8 +1,8 @@
-"""Which path of a draft tree stands, and which token follows it. For a chain `acceptance.py` says the same with less work.
+"""Which path of a draft tree is accepted, and which token follows it. For a chain, `acceptance.py`
+gives the same result with less work.
 
-Node 0 is the pending token; node i ≥ 1 is drafted token i − 1, and hangs below node parents[i − 1]. Row i of the logits judges the children
-of node i.
-"""
+Node 0 is the pending token; node i ≥ 1 is draft token i − 1, a child of node parents[i − 1].
+Row i of the logits judges the children of node i."""
 
 from __future__ import annotations
 
@@ -11,66 +11,78 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from skipsearch.decoding.acceptance import BROKEN, greedy_choice, residual
-from skipsearch.errors import no_numbers
+from skipsearch.decoding.acceptance import NOT_FINITE, choose_greedy, residual
+from skipsearch.errors import non_finite_logits
 
 
-def accept_tree_greedy(drafted: Tensor, parents: Sequence[int], logits: Tensor) -> tuple[list[int], int]:
-    """From the root down, always to the child that the full model would have chosen.
+def accept_tree_greedy(
+    draft_tokens: Tensor, parents: Sequence[int], logits: Tensor
+) -> tuple[list[int], int]:
+    """Accept the path from the root whose every node is the full model's choice.
 
-    drafted: [N]; logits: [N + 1, V]. Returns (the nodes that stand, the token that the full model chooses behind the last of them).
-    Raises: ModelError where the logits that choose a token on the way are not numbers.
-    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyGreedy.
-    """
-    *tokens, = torch.cat([drafted, greedy_choice(logits)]).tolist()   # one read from the device for a round
-    proposed, chosen = tokens[:len(parents)], tokens[len(parents):]
+    draft_tokens: [N]; logits: [N + 1, V]. Returns (the accepted nodes, the full model's choice
+    after the last of them). Raises: ModelError if the logits that choose a token of this path are
+    not finite. Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyGreedy."""
+    # Read the device once per round.
+    tokens = torch.cat([draft_tokens, choose_greedy(logits)]).tolist()
+    proposed, chosen = tokens[: len(parents)], tokens[len(parents) :]
     path, node = list[int](), 0
     while True:
-        if chosen[node] == BROKEN:
-            raise no_numbers()
-        child = next((i for i in _children(parents, node) if proposed[i - 1] == chosen[node]), None)
+        if chosen[node] == NOT_FINITE:
+            raise non_finite_logits()
+        child = next(
+            (i for i in _list_children(parents, node) if proposed[i - 1] == chosen[node]), None
+        )
         if child is None:
             return path, chosen[node]
         path.append(node := child)
 
 
-def accept_tree_sampled(drafted: Tensor, parents: Sequence[int], q: Tensor | None, p: Tensor,
-                        generator: torch.Generator) -> tuple[list[int], int]:
-    """Recursive rejection: the children of a node are tested in order. Token x stands with probability min(1, r(x) / q(x)), where r starts
-    as p. If it falls, r becomes max(r − q, 0) and q loses x, both renormalised. If all fall, the next token is drawn from r.
+def accept_tree_sampled(
+    draft_tokens: Tensor,
+    parents: Sequence[int],
+    q: Tensor | None,
+    p: Tensor,
+    generator: torch.Generator,
+) -> tuple[list[int], int]:
+    """Accept a path by recursive rejection sampling, so that each token is distributed as p.
 
-    So each token is distributed as p, provided that whether a child is there does not depend on its own token or on later ones.
-    drafted: [N]; q: [N, V], or None where the draft was certain of each token (a one-hot q); p: [N + 1, V].
-    Returns (the nodes that stand, the token that follows the last of them).
-    Raises: ModelError where a distribution on the way is not one of numbers.
-    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyStochastic; drawn without replacement: Jeon et al. 2024, section 3.
-    """
-    path, node, tokens = list[int](), 0, drafted.tolist()
+    The children of a node are tested in order. Token x is accepted with probability
+    min(1, r(x) / q(x)), where r starts as p. If it is rejected, r becomes max(r − q, 0) and q loses
+    x, both renormalised. If all children are rejected, the next token is drawn from r. The result
+    holds if the existence of a child depends neither on its own token nor on later ones.
+
+    draft_tokens: [N]; q: [N, V], or None if each q is one-hot; p: [N + 1, V]. Returns (the accepted
+    nodes, the token after the last of them). Raises: ModelError if a distribution of this path is
+    NaN. Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyStochastic; drawn without
+    replacement: Jeon et al. 2024, section 3."""
+    path, node, tokens = list[int](), 0, draft_tokens.tolist()
     while True:
-        left = p[node]
-        if bool(left[0].isnan()):   # a softmax of anything but numbers is all NaN
-            raise no_numbers()
-        below, drawn_from = None, None
-        for child in _children(parents, node):
+        target = p[node]
+        if bool(target[0].isnan()):  # a softmax of logits that are not finite is NaN everywhere
+            raise non_finite_logits()
+        accepted_child, drawn_from = None, None
+        for child in _list_children(parents, node):
             token = tokens[child - 1]
             if q is not None and drawn_from is None:
                 drawn_from = q[child - 1]
             u = torch.rand((), generator=generator, device=p.device, dtype=p.dtype)
-            if bool(u * (1 if drawn_from is None else drawn_from[token]) < left[token]):
-                below = child
+            if bool(u * (1 if drawn_from is None else drawn_from[token]) < target[token]):
+                accepted_child = child
                 break
-            left = residual(left, drawn_from, drafted[child - 1])
+            target = residual(target, drawn_from, draft_tokens[child - 1])
             if drawn_from is not None:
-                drawn_from = residual(drawn_from, None, drafted[child - 1])   # without the token
-        if below is None:
-            return path, int(torch.multinomial(left, 1, generator=generator))
-        path.append(node := below)
+                # Siblings are drawn without replacement.
+                drawn_from = residual(drawn_from, None, draft_tokens[child - 1])
+        if accepted_child is None:
+            return path, int(torch.multinomial(target, 1, generator=generator))
+        path.append(node := accepted_child)
 
 
-def ends_in_a_rejection(path: Sequence[int], parents: Sequence[int]) -> bool:
-    """Whether something was proposed behind the last node that stands."""
-    return (path[-1] if path else 0) in parents
+def was_rejected(accepted_nodes: Sequence[int], parents: Sequence[int]) -> bool:
+    """Return whether the last accepted node has children, which were all rejected."""
+    return (accepted_nodes[-1] if accepted_nodes else 0) in parents
 
 
-def _children(parents: Sequence[int], node: int) -> list[int]:
+def _list_children(parents: Sequence[int], node: int) -> list[int]:
     return [i for i, parent in enumerate(parents, 1) if parent == node]

@@ -1,1 +1,3 @@
-"""The embedded model: the scripts that collect its text, train it and describe it. Nothing else imports this room."""
+"""The embedded model: the scripts that collect its text, train it and describe it. Nothing else
+imports this room.
+"""

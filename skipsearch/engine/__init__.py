@@ -1,40 +1,78 @@
 """Engines: what runs a pass of the model.
 
-Full pass, draft pass and verify pass are one function, `forward`, with another mask and another plan:
+A full pass, a draft pass and a verify pass are one function, `forward`, with another mask and
+another plan:
 
-    forward(model, tokens, cache, planner.chain(cache.length, 5))               # verify: the pending token and a draft of four
-    forward(model, token, cache, planner.chain(cache.length, 1), mask=mask)     # a draft step
+    forward(model, tokens, cache, planner.plan_chain(n, 5))  # verify a draft of 4 tokens
+    forward(model, token, cache, planner.plan_chain(n, 1), mask=m)  # a draft step
 
-It walks over the layers of an adapter, unless the engine has the whole pass ready in one piece (`ModelAdapter.passes`).
+It runs the layers of an adapter one by one, unless the engine runs whole passes itself
+(`ModelAdapter.pass_runner`).
 
-forward          the one layer loop                      load, choice        engines by name; which is fastest here
-exact            passes that are exact to the bit        rows, joined        passes of several requests as one
-native/          C++ for CPUs                            kept                where built code lies, and what is believed of it
-graph            passes recorded on a GPU
+    forward                     the layer loop
+    registry, load, select      engines by name; loading a model; which engine is fastest here
+    batch_invariant             passes that are exact to the bit
+    shared_cache, batched_pass  passes of several requests as one
+    native/                     C++ for CPUs
+    code_cache                  where compiled code is stored, and what of it is trusted
+    cuda_graph                  passes recorded on a GPU
+    sampler                     how a token is chosen from logits
 """
 
-from skipsearch.engine.choice import Choice, fastest, native_is_wanted, ready
-from skipsearch.engine.exact import KEY_BLOCK as EXACT_KEYS
-from skipsearch.engine.exact import ROWS as EXACT_ROWS
-from skipsearch.engine.exact import exact_forward, is_steady
+from skipsearch.engine.batch_invariant import (
+    EXACT_KEY_BLOCK,
+    EXACT_ROWS,
+    forward_exact,
+    is_batch_invariant,
+    refuse_unless_exact,
+)
+from skipsearch.engine.batched_pass import PassRequest, run_batched
+from skipsearch.engine.engines import ENGINES, canonical_name, is_native_allowed, switch_engine
 from skipsearch.engine.forward import (
-    Between,
-    Tap,
+    LayerTap,
+    MidLayerTap,
+    can_start_midway,
     draft_chain,
     draft_step,
     forward,
-    in_one_piece,
-    in_parts,
-    inference,
-    onward,
-    resumed,
-    states_at,
+    get_layer_runner,
+    no_grad,
+    resume_pass,
+    run_layers,
+    run_up_to_layer,
 )
-from skipsearch.engine.joined import Wanted, together
-from skipsearch.engine.load import ENGINES, current, load_model
-from skipsearch.engine.rows import RowCache, SharedCache
-from skipsearch.models.spec import Scored
+from skipsearch.engine.load import load_model
+from skipsearch.engine.select import EngineChoice, pick_fastest
+from skipsearch.engine.shared_cache import RowCache, SharedCache
+from skipsearch.models.adapter import DraftScores
 
-__all__ = ["ENGINES", "EXACT_KEYS", "EXACT_ROWS", "Between", "Choice", "RowCache", "Scored", "SharedCache", "Tap", "Wanted", "current",
-           "draft_chain", "draft_step", "exact_forward", "fastest", "forward", "in_one_piece", "in_parts", "inference", "is_steady",
-           "load_model", "native_is_wanted", "onward", "ready", "resumed", "states_at", "together"]
+__all__ = [
+    "ENGINES",
+    "EXACT_KEY_BLOCK",
+    "EXACT_ROWS",
+    "DraftScores",
+    "EngineChoice",
+    "LayerTap",
+    "MidLayerTap",
+    "PassRequest",
+    "RowCache",
+    "SharedCache",
+    "can_start_midway",
+    "canonical_name",
+    "draft_chain",
+    "draft_step",
+    "forward",
+    "forward_exact",
+    "get_layer_runner",
+    "is_batch_invariant",
+    "is_native_allowed",
+    "load_model",
+    "no_grad",
+    "pick_fastest",
+    "refuse_unless_exact",
+    "resume_pass",
+    "run_batched",
+    "run_layers",
+    "run_up_to_layer",
+    "switch_engine",
+]

@@ -1,172 +1,343 @@
-"""The one layer loop: full pass, draft pass and verify pass are `onward` with another mask, plan or start layer."""
+"""Run a pass: full, draft and verify passes are `forward` with other masks and plans."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 
-from skipsearch.cache import KVCache, PassPlan, Planner
-from skipsearch.engine.rows import RowCache
+from skipsearch.core.mask import SkipMask
+from skipsearch.engine.shared_cache import RowCache
 from skipsearch.errors import ModelError
-from skipsearch.mask import SkipMask
-from skipsearch.models.spec import LayerRunner, ModelAdapter, Scored, Scorer
+from skipsearch.models.adapter import DraftScorer, DraftScores, LayerRunner, ModelAdapter
+from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
 F = TypeVar("F", bound=Callable[..., Any])
-Between = Callable[[Tensor], None]
-Tap = Callable[[int, Tensor], Between | None]
+MidLayerTap = Callable[[Tensor], None]  # observes the state between attention and MLP
+LayerTap = Callable[[int, Tensor], MidLayerTap | None]  # observes the input of a layer
 
 
-def inference(function: F) -> F:
-    """Run without autograd. `inference_mode` would forbid callers to use our tensors in their own graphs; `no_grad` does not."""
+def no_grad(function: F) -> F:
+    """Run a function without autograd.
+
+    `inference_mode` would forbid callers to use our tensors in their own graphs; `no_grad` does
+    not.
+    """
     return torch.no_grad()(function)
 
 
-def forward(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
-            last_only: bool = False, tap: Tap | None = None) -> Tensor:
-    """One pass. tokens: [B, T]; returns logits [B, T, V], or [B, 1, V] with last_only (a prefill needs no more).
+def forward(
+    model: ModelAdapter,
+    tokens: Tensor,
+    cache: KVCache,
+    plan: PassPlan,
+    mask: SkipMask | None = None,
+    last_only: bool = False,
+    tap: LayerTap | None = None,
+) -> Tensor:
+    """Run one pass over tokens [B, T]; return logits [B, T, V], or [B, 1, V] with last_only.
 
-    mask: sub-layers to leave out (a draft pass); None runs all of them. K/V of every attention that runs are written.
-    An engine that has the whole pass ready runs that instead, and a pass over a row of a shared cache may run together with those of other
-    rows, unless somebody wants to see its hidden states. tap: as in `onward`.
+    K/V of every attention block that runs are written. A pass over a row of a shared cache may run
+    together with those of other rows, unless it has a tap.
+
+    mask: sub-layers to leave out (a draft pass); None runs all of them.
+    last_only: the head runs for the last row alone, which is all that a prefill needs.
+    tap: observes hidden states, as in `run_layers`.
     """
-    if tap is None and isinstance(cache, RowCache) and cache.joins(plan, last_only):
-        return cache.join(model, tokens, cache, plan, mask)
-    return alone(model, tokens, cache, plan, mask, last_only, tap)
+    if tap is None and _joins(cache, plan, last_only):
+        return cache.submit(model, tokens, cache, plan, mask)
+    return run_pass(model, tokens, cache, plan, mask, last_only, tap)
 
 
-def alone(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
-          last_only: bool = False, tap: Tap | None = None) -> Tensor:
-    """`forward` without asking whether others join."""
-    if tap is None and model.passes is not None and (logits := model.passes.run(tokens, cache, plan, mask, last_only)) is not None:
+def _joins(cache: KVCache, plan: PassPlan, last_only: bool) -> TypeGuard[RowCache]:
+    """Return whether a pass may run together with those of other rows.
+
+    The cache grows first, because a row that outgrows the others leaves them.
+    """
+    if not isinstance(cache, RowCache):
+        return False
+    cache.reserve(plan.n_keys)
+    return cache.can_join(plan, last_only)
+
+
+def run_pass(
+    model: ModelAdapter,
+    tokens: Tensor,
+    cache: KVCache,
+    plan: PassPlan,
+    mask: SkipMask | None = None,
+    last_only: bool = False,
+    tap: LayerTap | None = None,
+) -> Tensor:
+    """Run `forward` for this request alone: in one call of the engine, or layer by layer."""
+    if (
+        tap is None
+        and model.pass_runner is not None
+        and (logits := model.pass_runner.run(tokens, cache, plan, mask, last_only)) is not None
+    ):
         return logits
-    return looped(model, tokens, cache, plan, mask, last_only, tap)
+    return run_layer_loop(model, tokens, cache, plan, mask, last_only, tap)
 
 
-def resumed(model: ModelAdapter, hidden: Tensor, first: int, rest: Tensor, cache: KVCache, plan: PassPlan,
-            tap: Tap | None = None) -> Tensor:
-    """`forward` where some rows have been through the layers below `first` already, and their K/V of these layers are in their slots.
+def resume_pass(
+    model: ModelAdapter,
+    hidden: Tensor,
+    next_layer: int,
+    remaining_tokens: Tensor,
+    cache: KVCache,
+    plan: PassPlan,
+    tap: LayerTap | None = None,
+) -> Tensor:
+    """Run a verify pass some of whose rows went through the layers below `next_layer` already.
 
-    hidden: [B, R, H], what goes into layer `first` at the first R rows of the plan; rest: [B, T − R], the tokens of the other rows, which
-    go through all layers. Returns logits [B, T, V]. tap: as in `onward`, from layer `first` on.
+    K/V that these rows have in the lower layers must be in their slots.
+
+    hidden: [B, R, H], input of layer `next_layer` for the first R rows of the plan.
+    remaining_tokens: [B, T − R], tokens of the other rows, which go through all layers.
+    tap: as in `run_layers`, from layer `next_layer` on.
+    Returns: logits [B, T, V].
     """
-    below = states_at(model, first, rest, cache, plan.behind(hidden.shape[1]))
-    return headed(model, torch.cat([hidden, below], dim=1), cache, plan, first=first, tap=tap)
+    remaining_hidden = run_up_to_layer(
+        model, next_layer, remaining_tokens, cache, plan.without_first(hidden.shape[1])
+    )
+    return run_layer_loop(
+        model,
+        torch.cat([hidden, remaining_hidden], dim=1),
+        cache,
+        plan,
+        tap=tap,
+        first_layer=next_layer,
+    )
 
 
-def states_at(model: ModelAdapter, layer: int, tokens: Tensor, cache: KVCache, plan: PassPlan) -> Tensor:
-    """What goes into a layer, [B, T] -> [B, T, H]; K/V of the layers below it are written."""
-    n, run = model.spec.n_layers, in_one_piece(model)
+def run_up_to_layer(
+    model: ModelAdapter, layer: int, tokens: Tensor, cache: KVCache, plan: PassPlan
+) -> Tensor:
+    """Return the input of a layer, [B, T] -> [B, T, H], and write K/V of the layers below it."""
+    n_layers, run = model.spec.n_layers, get_layer_runner(model)
     if run is not None:
         return run(tokens, cache, plan, None, 0, layer)
-    return onward(model, model.embed(tokens, plan.positions), cache, plan, SkipMask.whole_layers(n, range(layer, n)))
+    return run_layers(
+        model,
+        model.embed(tokens, plan.positions),
+        cache,
+        plan,
+        SkipMask.from_layers(n_layers, range(layer, n_layers)),
+    )
 
 
-def draft_step(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer,
-               confidence: bool) -> Scored:
-    """A draft pass over one token [B, 1] and the scores of the next; with `confidence` the top probability too.
+def draft_step(
+    model: ModelAdapter,
+    token: Tensor,
+    cache: KVCache,
+    plan: PassPlan,
+    mask: SkipMask,
+    scorer: DraftScorer,
+    with_confidence: bool,
+) -> DraftScores:
+    """Run a draft pass over one token a text, [B, 1], and return the scores of the next token.
 
-    An engine that has both ready in one piece runs that.
+    with_confidence: the scores have the top probability too.
     """
-    if isinstance(cache, RowCache) and cache.joins(plan, last_only=False):
-        return cache.join(model, token, cache, plan, mask, scorer, confidence)
-    return step_alone(model, token, cache, plan, mask, scorer, confidence)
+    if _joins(cache, plan, last_only=False):
+        return cache.submit(model, token, cache, plan, mask, scorer, with_confidence)
+    return run_draft_step(model, token, cache, plan, mask, scorer, with_confidence)
 
 
-def step_alone(model: ModelAdapter, token: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask, scorer: Scorer,
-               confidence: bool) -> Scored:
-    """`draft_step` without asking whether others join."""
-    if model.passes is not None and (scored := model.passes.run_scored(token, cache, plan, mask, scorer, confidence)) is not None:
-        return scored
-    return scorer.score(alone(model, token, cache, plan, mask)[:, -1], confidence)
+def run_draft_step(
+    model: ModelAdapter,
+    token: Tensor,
+    cache: KVCache,
+    plan: PassPlan,
+    mask: SkipMask,
+    scorer: DraftScorer,
+    with_confidence: bool,
+) -> DraftScores:
+    """Run `draft_step` for this request alone, in one call of the engine if it has one."""
+    if (
+        model.pass_runner is not None
+        and (
+            scores := model.pass_runner.run_draft_step(
+                token, cache, plan, mask, scorer, with_confidence
+            )
+        )
+        is not None
+    ):
+        return scores
+    return scorer.score(run_pass(model, token, cache, plan, mask)[:, -1], with_confidence)
 
 
-def draft_chain(model: ModelAdapter, token: Tensor, cache: KVCache, planner: Planner, mask: SkipMask, scorer: Scorer, most: int,
-                threshold: float) -> Scored | None:
-    """Draft steps one after another, each with the token that the one before scored highest, in one call of the engine.
+def draft_chain(
+    model: ModelAdapter,
+    token: Tensor,
+    cache: KVCache,
+    planner: Planner,
+    mask: SkipMask,
+    scorer: DraftScorer,
+    max_tokens: int,
+    threshold: float,
+) -> DraftScores | None:
+    """Run draft steps in one call of the engine, each over the token that the step before scored
+    highest.
 
-    token: [1, 1], to be written behind the cache. They end behind the first token whose top probability is under the threshold, or at
-    `most`. Returns the scores of N steps: weights [N, choices], the choice first, and confidence [N]. None: the engine has no such call
-    for them, or each step may join those of other requests.
+    token: [1, 1], written to the first slot after the committed ones.
+    max_tokens: of steps.
+    threshold: the first step whose top probability is below it is the last one.
+    Returns: scores of N steps, choice [N, n] with the chosen token first, and confidence [N]. None
+        if the engine has no such call for them, or if each step may join those of other requests.
     """
-    if model.passes is None or isinstance(cache, RowCache):
+    if model.pass_runner is None or (isinstance(cache, RowCache) and not cache.alone):
         return None
-    return model.passes.run_draft(token, cache, planner, mask, scorer, most, threshold)
+    return model.pass_runner.run_draft_chain(
+        token, cache, planner, mask, scorer, max_tokens, threshold
+    )
 
 
-def looped(model: ModelAdapter, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None,
-           last_only: bool = False, tap: Tap | None = None) -> Tensor:
-    """`forward` layer by layer, which is what an engine with whole passes makes them of.
+def run_layer_loop(
+    model: ModelAdapter,
+    tokens_or_hidden: Tensor,
+    cache: KVCache,
+    plan: PassPlan,
+    mask: SkipMask | None = None,
+    last_only: bool = False,
+    tap: LayerTap | None = None,
+    first_layer: int = 0,
+) -> Tensor:
+    """Run a pass layer by layer, from `first_layer` on, and then the head.
 
-    Raises: ModelError for a model with recurrent layers, whose layer loop leaves their states where they are.
+    tokens_or_hidden: input of layer `first_layer`, [B, T, H], or tokens [B, T] if that is layer 0.
+    Returns: logits [B, T, V], or [B, 1, V] with last_only.
+    Raises: ModelError for a model with recurrent layers: a layer loop does not advance their
+        states.
     """
-    if model.spec.recurrent:
-        raise ModelError(f"the layers of {model.spec.id} keep a recurrent state, and only whole passes move it on: draft with skip or "
-                         "lookup")
-    return headed(model, tokens, cache, plan, mask, last_only=last_only, tap=tap)
+    n_layers = model.spec.n_layers
+    if model.spec.is_recurrent:
+        raise ModelError(
+            f"the layers of {model.spec.id} keep a recurrent state, and only whole passes "
+            "advance it: draft with skip or lookup"
+        )
+    run, tapped = get_layer_runner(model), _tapped_layers(tap)
+    if run is not None and tapped is not None and not {0, n_layers} & set(tapped):
+        return _run_between_taps(
+            run,
+            n_layers,
+            tokens_or_hidden,
+            cache,
+            plan,
+            mask,
+            first_layer,
+            tap,
+            tapped,
+            with_head=True,
+            last_only=last_only,
+        )
+    hidden = tokens_or_hidden
+    if not hidden.is_floating_point():
+        hidden = model.embed(hidden, plan.positions)
+    hidden = run_layers(model, hidden, cache, plan, mask, first_layer, tap)
+    return model.head(hidden[:, -1:] if last_only else hidden)
 
 
-def headed(model: ModelAdapter, given: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None, first: int = 0,
-           last_only: bool = False, tap: Tap | None = None) -> Tensor:
-    """`onward`, and the head behind it. given: what goes into layer `first`, or tokens [B, T] where that is layer 0."""
-    run, wanted = in_one_piece(model), _wanted(tap)
-    if run is not None and wanted is not None and not {0, model.spec.n_layers} & set(wanted):
-        return _in_pieces(run, model.spec.n_layers, given, cache, plan, mask, first, tap, wanted, True, last_only)
-    h = given if given.is_floating_point() else model.embed(given, plan.positions)
-    h = onward(model, h, cache, plan, mask, first, tap)
-    return model.head(h[:, -1:] if last_only else h)
+def can_start_midway(model: ModelAdapter) -> bool:
+    """Return whether a pass may begin and end at any layer and still use the engine's own calls."""
+    return model.pass_runner is None or model.pass_runner.run_layers is not None
 
 
-def in_parts(model: ModelAdapter) -> bool:
-    """Whether a pass may begin and end at any layer without losing what the engine has ready of whole ones."""
-    return model.passes is None or model.passes.run_layers is not None
+def get_layer_runner(model: ModelAdapter) -> LayerRunner | None:
+    """Return the engine's call for several layers, or None if they run one by one."""
+    return None if model.pass_runner is None else model.pass_runner.run_layers
 
 
-def in_one_piece(model: ModelAdapter) -> LayerRunner | None:
-    """What runs several layers as one; None: they go one by one."""
-    return None if model.passes is None else model.passes.run_layers
-
-
-def _wanted(tap: Tap | None) -> Collection[int] | None:
-    """Layers whose input a tap is shown; None: all, and what lies between attention and MLP too."""
+def _tapped_layers(tap: LayerTap | None) -> Collection[int] | None:
+    """Return the layers whose input a tap observes; None: all, and the state between attention and
+    MLP.
+    """
     return () if tap is None else getattr(tap, "layers", None)
 
 
-def _in_pieces(run: LayerRunner, n: int, h: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, first: int, tap: Tap | None,
-               wanted: Collection[int], logits: bool = False, last_only: bool = False) -> Tensor:
-    """From one of the layers that are shown to the next, and from the last of them to the end. n: the model's layers."""
-    for i, j in pairwise(sorted({first, n, *(at for at in wanted if first < at < n)})):
-        if tap is not None and i in wanted:
-            tap(i, h)
-        h = run(h, cache, plan, mask, i, j, logits and j == n, last_only and j == n)
-    if tap is not None and n in wanted:
-        tap(n, h)
-    return h
+def _run_between_taps(
+    run: LayerRunner,
+    n_layers: int,
+    hidden: Tensor,
+    cache: KVCache,
+    plan: PassPlan,
+    mask: SkipMask | None,
+    first_layer: int,
+    tap: LayerTap | None,
+    tapped_layers: Collection[int],
+    with_head: bool = False,
+    last_only: bool = False,
+) -> Tensor:
+    """Run the layers in one call of the engine from each tapped layer to the next.
 
-
-def onward(model: ModelAdapter, h: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None, first: int = 0,
-           tap: Tap | None = None) -> Tensor:
-    """The layers from `first` on. h: [B, T, H], as it goes into that layer; returned as it goes into the head.
-
-    tap(i, h): shown what goes into each layer i that is walked over, and last what goes into the head, i being the number of layers. It may
-    return what is to be shown the state between attention and MLP of layer i, where the MLP reads that: the two are run one by one then.
-    A tap that names what it wants to see in `layers`, and nothing between, is shown that alone; an engine that runs several layers in one
-    piece then does so from one of them to the next.
+    n_layers: layers of the model.
     """
-    n, wanted = model.spec.n_layers, _wanted(tap)
-    if wanted is not None and (run := in_one_piece(model)) is not None:
-        return _in_pieces(run, n, h, cache, plan, mask, first, tap, wanted)
-    no_attn, no_mlp = (frozenset(mask.attn), frozenset(mask.mlp)) if mask is not None else (frozenset[int](), frozenset[int]())
-    for i in range(first, n):
-        attn, mlp = i not in no_attn, i not in no_mlp
-        if tap is not None and (wanted is None or i in wanted) and (between := tap(i, h)) is not None and attn:
-            h, attn = model.block(i, h, cache, plan, attn=True, mlp=False), False
-            between(h)
+    for begin, end in pairwise(
+        sorted(
+            {
+                first_layer,
+                n_layers,
+                *(layer for layer in tapped_layers if first_layer < layer < n_layers),
+            }
+        )
+    ):
+        if tap is not None and begin in tapped_layers:
+            tap(begin, hidden)
+        hidden = run(
+            hidden,
+            cache,
+            plan,
+            mask,
+            begin,
+            end,
+            with_head and end == n_layers,
+            last_only and end == n_layers,
+        )
+    if tap is not None and n_layers in tapped_layers:
+        tap(n_layers, hidden)
+    return hidden
+
+
+def run_layers(
+    model: ModelAdapter,
+    hidden: Tensor,
+    cache: KVCache,
+    plan: PassPlan,
+    mask: SkipMask | None = None,
+    first_layer: int = 0,
+    tap: LayerTap | None = None,
+) -> Tensor:
+    """Run the layers from `first_layer` on; [B, T, H] -> [B, T, H], which is the input of the head.
+
+    tap(i, h) is called with the input of each layer i, and last with i = n_layers and the input of
+    the head. If it returns a function, that one is called with the state between attention and MLP
+    of layer i, if both run; the two then run one after the other. A tap with an attribute `layers`
+    is called for these layers alone and returns nothing; the engine runs the layers between them in
+    one call.
+    """
+    n_layers, tapped = model.spec.n_layers, _tapped_layers(tap)
+    if tapped is not None and (run := get_layer_runner(model)) is not None:
+        return _run_between_taps(run, n_layers, hidden, cache, plan, mask, first_layer, tap, tapped)
+    skipped_attn, skipped_mlp = (
+        (frozenset(mask.attn), frozenset(mask.mlp))
+        if mask is not None
+        else (frozenset[int](), frozenset[int]())
+    )
+    for i in range(first_layer, n_layers):
+        attn, mlp = i not in skipped_attn, i not in skipped_mlp
+        if (
+            tap is not None
+            and (tapped is None or i in tapped)
+            and (mid_layer_tap := tap(i, hidden)) is not None
+            and attn
+        ):
+            hidden, attn = model.block(i, hidden, cache, plan, attn=True, mlp=False), False
+            mid_layer_tap(hidden)
         if attn or mlp:
-            h = model.block(i, h, cache, plan, attn=attn, mlp=mlp)
-    if tap is not None and (wanted is None or n in wanted):
-        tap(n, h)
-    return h
+            hidden = model.block(i, hidden, cache, plan, attn=attn, mlp=mlp)
+    if tap is not None and (tapped is None or n_layers in tapped):
+        tap(n_layers, hidden)
+    return hidden

@@ -1,4 +1,4 @@
-"""`custom-generate`: a folder that transformers' `generate` takes, for users who have skipsearch installed and nothing of this profile."""
+"""The format `custom-generate`: a folder that holds a profile for transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -6,28 +6,46 @@ from pathlib import Path
 
 from skipsearch.errors import ExportError
 from skipsearch.profile import Profile, dump_profile
-from skipsearch.profile.describe import describe
+from skipsearch.profile.show import describe_profile
 
 CUSTOM_GENERATE = "custom-generate"
 
 _CODE = '''\
-"""Drafts and verifies with skipsearch; the tokens are those of the model's own generate. Written by `skipsearch export`."""
+"""Drafts and verifies with skipsearch; the tokens are those of the model's own generate.
+
+Written by `skipsearch export`.
+"""
 
 PROFILE = {profile!r}
+OPTIONAL = {{
+    "generation_config",
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "synced_gpus",
+    "assistant_model",
+    "streamer",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
+}}
 
 
-def generate(model, input_ids=None, inputs=None, **asked):
-    """As transformers' generate, whose arguments it takes. What skipsearch does not carry out is refused by name."""
+def generate(model, input_ids=None, inputs=None, **settings):
+    """Take the arguments of transformers' generate; refuse by name what skipsearch cannot do."""
     try:
         import skipsearch
         from skipsearch.profile.load import parse_profile
     except ImportError:
-        raise ImportError("this custom_generate folder needs skipsearch: pip install skipsearch") from None
-    optional = {{"generation_config", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "synced_gpus", "assistant_model",
-                "streamer", "negative_prompt_ids", "negative_prompt_attention_mask"}}
-    asked = {{name: value for name, value in asked.items() if value is not None or name not in optional}}
+        raise ImportError(
+            "this custom_generate folder needs skipsearch: pip install skipsearch"
+        ) from None
+    settings = {{
+        name: value
+        for name, value in settings.items()
+        if value is not None or name not in OPTIONAL
+    }}
     profile = parse_profile(PROFILE.encode(), "the profile of this folder")
-    return skipsearch.generate(model, input_ids, profile, inputs=inputs, **asked)
+    return skipsearch.generate(model, input_ids, profile, inputs=inputs, **settings)
 '''
 _README = """\
 ---
@@ -37,7 +55,7 @@ tags:
 
 # Drafting for {id}
 
-`custom_generate/generate.py` holds a profile of skipsearch, and hands transformers' arguments to it:
+`custom_generate/generate.py` holds a profile of skipsearch, and passes transformers' arguments on:
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -45,30 +63,45 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("{where}")
 model = AutoModelForCausalLM.from_pretrained("{where}", dtype="auto")
 inputs = tokenizer("…", return_tensors="pt")
-out = model.generate(**inputs, max_new_tokens=64, custom_generate="{name}", trust_remote_code=True)
+out = model.generate(
+    **inputs, max_new_tokens=64, custom_generate="{name}", trust_remote_code=True
+)
 ```
 
-`trust_remote_code=True` lets transformers run that file, which is short: read it. skipsearch has to be installed.
+`trust_remote_code=True` lets transformers run that file, which is short: read it.
+skipsearch has to be installed.
 
     {described}
 """
 
 
-def _where(model: str) -> str:
-    """What transformers loads it by: a Hub id, or for a model of one's own a path, which a folder that is handed on cannot know."""
+def _model_argument(model: str) -> str:
+    """Return the model's name for transformers: its Hub id, or a placeholder path."""
     return model if "/" in model else f"path/to/{model}"
 
 
 def write_custom_generate(profile: Profile, folder: Path, name: str) -> None:
-    """Fill a new folder. name: what it will be called.
+    """Write the format's files to `folder`. name: what the folder will be called.
 
-    Raises: ExportError for a recipe with trained parts, which are files of their own.
+    Raises: ExportError if the recipe has trained weights, which are separate files.
     """
     trained = next((drafter.kind for drafter in profile.recipe.drafters if drafter.modules), None)
     if trained is not None:
-        raise ExportError(f"the drafter {trained} of this profile has trained weights, which such a folder does not carry: use the profile "
-                          "with skipsearch.attach, or tune one with --drafters lookup, skip or lookup,skip")
+        raise ExportError(
+            f"the drafter {trained} of this profile has trained weights, which such a folder does "
+            "not carry: use the profile "
+            "with skipsearch.attach, or tune one with --drafters lookup, skip or lookup,skip"
+        )
     (folder / "custom_generate").mkdir()
-    (folder / "custom_generate" / "generate.py").write_text(_CODE.format(profile=dump_profile(profile)), "utf-8")
+    (folder / "custom_generate" / "generate.py").write_text(
+        _CODE.format(profile=dump_profile(profile)), "utf-8"
+    )
     (folder / "README.md").write_text(
-        _README.format(id=profile.model.id, where=_where(profile.model.id), name=name, described="\n    ".join(describe(profile))), "utf-8")
+        _README.format(
+            id=profile.model.id,
+            where=_model_argument(profile.model.id),
+            name=name,
+            described="\n    ".join(describe_profile(profile)),
+        ),
+        "utf-8",
+    )

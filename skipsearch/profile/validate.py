@@ -1,4 +1,4 @@
-"""Every fault of every profile in some files and folders, for a repository's continuous integration."""
+"""Checks all profiles in files and folders, for the continuous integration of a repository."""
 
 from __future__ import annotations
 
@@ -7,36 +7,41 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skipsearch.errors import ProfileError
+from skipsearch.profile.copy_modules import module_problem
 from skipsearch.profile.load import load_profile
-from skipsearch.profile.modules import missing
-from skipsearch.profile.places import misplaced, profile_files
+from skipsearch.profile.paths import explain_misplaced, profile_files
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A file and one sentence about what is wrong with it, or None."""
+class ValidationResult:
+    """The outcome for one file."""
 
     path: Path
-    fault: str | None
+    error: str | None  # one sentence; None: the file is valid
 
 
-def validate_paths(paths: Iterable[Path]) -> list[Checked]:
-    """Each file, and each *.yaml of each folder: does it load, is it where its content says it belongs, are its modules there?
+def validate_paths(paths: Iterable[Path]) -> list[ValidationResult]:
+    """Check each file, and each *.yaml of each folder.
 
-    A file named by itself may be anywhere. Raises: ProfileError if a folder holds no *.yaml.
+    A profile must load, lie at the path for its content, and have its modules. A file that is
+    named itself may lie anywhere. Raises: ProfileError if a folder holds no *.yaml.
     """
     checked = []
     for path in paths:
         files = list(profile_files(path)) if path.is_dir() else [path]
         if not files:
-            raise ProfileError(f"{path}: there is no *.yaml file in this folder; profiles are kept under profiles/")
-        checked += [Checked(file, _fault(file, in_repository=file != path)) for file in files]
+            raise ProfileError(
+                f"{path}: there is no *.yaml file in this folder; profiles are kept under profiles/"
+            )
+        checked += [
+            ValidationResult(file, _find_error(file, in_repository=file != path)) for file in files
+        ]
     return checked
 
 
-def _fault(path: Path, in_repository: bool) -> str | None:
+def _find_error(path: Path, in_repository: bool) -> str | None:
     try:
         profile = load_profile(path)
     except ProfileError as error:
         return str(error)
-    return (misplaced(path, profile) if in_repository else None) or missing(profile)
+    return (explain_misplaced(path, profile) if in_repository else None) or module_problem(profile)

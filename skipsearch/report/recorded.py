@@ -1,4 +1,7 @@
-"""What a study's attributes hold, as a report reads them: checked, since a study may come from another version or another hand."""
+"""The attributes of a study as a report reads them.
+
+They are validated, because a study may come from another version or from somebody else.
+"""
 
 from __future__ import annotations
 
@@ -6,118 +9,100 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
+from skipsearch.core.mask import format_sublayer_count
+from skipsearch.core.recipe import Recipe
 from skipsearch.errors import DecodeError
-from skipsearch.mask import sublayers
-from skipsearch.recipe import Recipe
 
-MAX_LAYERS = 1024          # as in a profile
+MAX_LAYERS = 1024  # as in a profile
 
 Ratio = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
-Round = Annotated[int, Field(ge=0, le=10**6)]
-Bit = Annotated[int, Field(ge=0, le=1)]
 Number = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 
 
-class Part(BaseModel):
-    """Keys that a later version adds are none of our business."""
+class StoredModel(BaseModel):
+    """A base class that ignores keys which a later version added."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Interval(Part):
+class StoredInterval(StoredModel):
     mean: Ratio
     low: Number
     high: Number
 
 
-def _recipe(data: Any) -> Recipe | None:
+def _parse_recipe(data: Any) -> Recipe | None:
     try:
         return None if data is None else Recipe.from_data(data)
     except (DecodeError, TypeError) as error:
-        raise ValueError(f"the recipe is none that this version knows ({error})") from None
+        raise ValueError(f"the recipe is not one that this version knows ({error})") from None
 
 
-StoredRecipe = Annotated[Recipe | None, PlainValidator(_recipe)]
+StoredRecipe = Annotated[Recipe | None, PlainValidator(_parse_recipe)]
 
 
-class BroughtGroup(Part):
-    """Positions of the calibration text that are alike in what a drafter of the winner knows there, and how many tokens it got right."""
+class StoredReliabilityBin(StoredModel):
+    """How often a drafter was right at positions of the calibration text in one range."""
 
-    drafter: Annotated[int, Field(ge=0, le=63)]
+    drafter: Annotated[int, Field(ge=0, le=63)]  # index in the winner's recipe
     by: Literal["match length", "confidence"]
-    low: Number
+    low: Number  # of the range, inclusive
     high: Number
     positions: Annotated[int, Field(ge=1, le=10**12)]
-    right: Annotated[int, Field(ge=0, le=10**12)]
+    right: Annotated[int, Field(ge=0, le=10**12)]  # positions where the next token was right
 
 
-class MovedMasks(Part):
-    """How the winner's masks moved over one generation. masks: (round from which it was in force, bits); rounds: (drafter, drafted,
-    accepted), drafter -1 where nobody drafted."""
+class RaceRecord(StoredModel):
+    """A candidate that decoded prompts in the race."""
 
-    drafter: Annotated[int, Field(ge=0, le=63)]
-    masks: Annotated[tuple[tuple[Round, tuple[Bit, ...]], ...], Field(min_length=1, max_length=100_000)]
-    rounds: Annotated[tuple[tuple[Annotated[int, Field(ge=-1, le=63)], Round, Round], ...], Field(min_length=1, max_length=100_000)]
-
-    @model_validator(mode="after")
-    def _in_order(self) -> MovedMasks:
-        starts = [at for at, _ in self.masks]
-        if starts != sorted(set(starts)) or starts[0] != 0 or starts[-1] >= len(self.rounds):
-            raise ValueError("its masks do not follow one another from round 0 within its rounds")
-        if len({len(bits) for _, bits in self.masks}) != 1:
-            raise ValueError("its masks are of models of different depth")
-        return self
-
-
-class RacedRecipe(Part):
-    """One contender under real decoding; predicted: what the search had promised, null where it promised nothing.
-
-    recipe: null in older studies, which had one mask (attn, mlp) and a policy in words.
-    """
-
-    recipe: StoredRecipe = None
+    recipe: StoredRecipe = None  # None in older studies, which have the next three keys
     attn: tuple[int, ...] = ()
     mlp: tuple[int, ...] = ()
-    policy: str = ""
-    predicted: Ratio | None = None
-    speedup: Interval
+    policy: str = ""  # in words
+    predicted: Ratio | None = None  # predicted speedup; None: not predicted
+    speedup: StoredInterval
     split: Literal["calibration", "holdout"]
 
     @model_validator(mode="after")
-    def _drafts(self) -> RacedRecipe:
+    def _check_draft(self) -> RaceRecord:
         if self.recipe is None and not (self.attn or self.mlp):
             raise ValueError("it has neither a recipe nor a mask")
         return self
 
     @property
-    def drafts(self) -> object:
-        """Equal for contenders that differ in nothing but the prompts that they were timed on."""
+    def draft_key(self) -> object:
+        """A key that is equal for records of the same draft on different prompts."""
         return (self.attn, self.mlp) if self.recipe is None else self.recipe
 
     def __str__(self) -> str:
-        return in_words(self.recipe, len(self.attn) + len(self.mlp), self.policy)
+        return describe_recipe(self.recipe, len(self.attn) + len(self.mlp), self.policy)
 
 
-def in_words(recipe: Recipe | None, skipped: int, policy: str) -> str:
-    """A recipe or, of an older study, what would be one: `skip 3 sub-layers, confidence 0.6, up to 5`."""
-    return str(recipe) if recipe is not None else ", ".join(filter(None, [f"skip {sublayers(skipped)}", policy]))
+def describe_recipe(recipe: Recipe | None, n_skipped: int, policy: str) -> str:
+    """Return a recipe in words.
+
+    In an older study it has none: `skip 3 sub-layers, confidence 0.6, up to 5`.
+    """
+    if recipe is not None:
+        return str(recipe)
+    return ", ".join(filter(None, [f"skip {format_sublayer_count(n_skipped)}", policy]))
 
 
-class SurfacePoint(Part):
-    """What the winner's mask is predicted to gain under one draft policy; threshold: null where the policy has none."""
+class SurfacePoint(StoredModel):
+    """The predicted speedup of the winner's mask under one draft policy."""
 
-    kind: str
+    kind: str  # of the exit policy
     draft_length: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None  # None: the policy has none
     speedup: Ratio
 
 
-class Surface(Part):
+class Surface(StoredModel):
     policies: tuple[SurfacePoint, ...] = ()
 
 
-class Facts(Part):
-    """What a trial says about itself beside its time."""
+class StoredTrialAttrs(StoredModel):
+    """The attributes of a trial, besides its time."""
 
     stderr: Number = 0.0
     fidelity: str = ""

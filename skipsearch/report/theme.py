@@ -1,4 +1,4 @@
-"""One set of colours for matplotlib and for the page: figures are drawn in the light ones, and the page swaps them in the dark."""
+"""Colours for matplotlib and for the page, which replaces the light ones in dark mode."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from typing import Any
 
 from skipsearch.errors import ExportError
 
-INK, MUTED, GRID, PAPER, GAIN, LOSS = "#1f2328", "#5b636d", "#d5dae0", "#ffffff", "#2a6db3", "#c25b0a"
-# name of the CSS variable: (in the light, in the dark). The light ones are unique, since they are how a drawn mark is recognised.
+INK, MUTED, GRID, PAPER, GAIN, LOSS = (
+    "#1f2328",
+    "#5b636d",
+    "#d5dae0",
+    "#ffffff",
+    "#2a6db3",
+    "#c25b0a",
+)
+# CSS variable -> (light, dark). Light colours are unique, because the SVG is searched for them.
 COLOURS: dict[str, tuple[str, str]] = {
     "ink": (INK, "#e6e9ee"),
     "muted": (MUTED, "#a3acb8"),
@@ -26,33 +33,59 @@ COLOURS: dict[str, tuple[str, str]] = {
     "s6": ("#c62835", "#ff8083"),
     "s7": ("#5f6b75", "#a9b5c1"),
 }
-SERIES = [light for name, (light, _) in COLOURS.items() if name.startswith("s")]
-MARKERS = "os^DvPX*"   # colour is never the only difference between two searchers
+SERIES_COLOURS = [light for name, (light, _) in COLOURS.items() if name.startswith("s")]
+MARKERS = "os^DvPX*"  # two searchers never differ in colour alone
 
 
 @contextmanager
-def style() -> Iterator[Any]:
-    """matplotlib's `Figure`, drawing in the theme while the context lasts: text stays text, and `$` is a dollar.
+def themed_figure() -> Iterator[Any]:
+    """Yield matplotlib's `Figure`, with the theme set inside the context.
 
-    Raises: ExportError without matplotlib.
+    Text stays text, and `$` starts no formula. Raises: ExportError without matplotlib.
     """
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise ExportError("a report needs matplotlib, which is not installed: pip install matplotlib") from None
-    with rc_context({"svg.fonttype": "none", "text.parse_math": False, "axes.formatter.use_mathtext": False, "font.family": "sans-serif",
-                     "font.size": 9.5, "text.color": INK, "axes.labelcolor": INK, "axes.titlecolor": INK, "axes.edgecolor": MUTED,
-                     "xtick.color": MUTED, "ytick.color": MUTED, "grid.color": GRID, "axes.facecolor": "none", "figure.facecolor": PAPER,
-                     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": False, "legend.frameon": False,
-                     "lines.linewidth": 1.8, "axes.titlesize": 9.5, "axes.titlelocation": "left", "axes.unicode_minus": False}):
+        raise ExportError(
+            "a report needs matplotlib, which is not installed: pip install matplotlib"
+        ) from None
+    with rc_context(
+        {
+            "svg.fonttype": "none",
+            "text.parse_math": False,
+            "axes.formatter.use_mathtext": False,
+            "font.family": "sans-serif",
+            "font.size": 9.5,
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "axes.titlecolor": INK,
+            "axes.edgecolor": MUTED,
+            "xtick.color": MUTED,
+            "ytick.color": MUTED,
+            "grid.color": GRID,
+            "axes.facecolor": "none",
+            "figure.facecolor": PAPER,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": False,
+            "legend.frameon": False,
+            "lines.linewidth": 1.8,
+            "axes.titlesize": 9.5,
+            "axes.titlelocation": "left",
+            "axes.unicode_minus": False,
+        }
+    ):
         yield Figure
 
 
-def series(index: int) -> dict[str, Any]:
-    """Colour and marker of the index-th searcher."""
-    again = index // len(SERIES)   # with the same colours, then other markers
-    return {"color": SERIES[index % len(SERIES)], "marker": MARKERS[(index + again) % len(MARKERS)]}
+def series_style(index: int) -> dict[str, Any]:
+    """Return colour and marker of the index-th searcher."""
+    cycle = index // len(SERIES_COLOURS)  # later cycles pair a colour with another marker
+    return {
+        "color": SERIES_COLOURS[index % len(SERIES_COLOURS)],
+        "marker": MARKERS[(index + cycle) % len(MARKERS)],
+    }
 
 
 def css_variables(dark: bool) -> str:

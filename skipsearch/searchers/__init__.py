@@ -1,15 +1,17 @@
-"""Searchers by name. To add one: a file in this folder and a line here (or an entry point `skipsearch.searchers`)."""
+"""Searchers by name. To add one: a file in this folder and a line here (or an entry point
+`skipsearch.searchers`).
+"""
 
 from __future__ import annotations
 
 from importlib.metadata import entry_points
 
+from skipsearch.core.registry import resolve_name
 from skipsearch.errors import SearchError
-from skipsearch.names import resolve
 from skipsearch.searchers.base import Evidence, Searcher, SearchProblem
 
 SEARCHERS: dict[str, str] = {
-    "auto": "skipsearch.searchers.auto:Auto",
+    "auto": "skipsearch.searchers.portfolio:Portfolio",
     "random": "skipsearch.searchers.random:Random",
     "first": "skipsearch.searchers.first:First",
     "middle": "skipsearch.searchers.middle:Middle",
@@ -17,11 +19,11 @@ SEARCHERS: dict[str, str] = {
     "uniform": "skipsearch.searchers.uniform:Uniform",
     "sensitivity": "skipsearch.searchers.sensitivity:Sensitivity",
     "knapsack": "skipsearch.searchers.knapsack:Knapsack",
-    "asd": "skipsearch.searchers.asd:ASD",
-    "clasp": "skipsearch.searchers.clasp:CLaSp",
-    "s3d": "skipsearch.searchers.s3d:S3D",
+    "asd": "skipsearch.searchers.asd:ASDSearcher",
+    "clasp": "skipsearch.searchers.clasp:CLaSpSearcher",
+    "s3d": "skipsearch.searchers.s3d:S3DSearcher",
     "greedy": "skipsearch.searchers.greedy:Greedy",
-    "exchange": "skipsearch.searchers.exchange:Exchange",
+    "exchange": "skipsearch.searchers.local_search:LocalSearch",
     "evolution": "skipsearch.searchers.evolution:Evolution",
     "tpe": "skipsearch.searchers.tpe:TPE",
     "gp": "skipsearch.searchers.gp:GP",
@@ -29,8 +31,16 @@ SEARCHERS: dict[str, str] = {
 
 ENTRY_POINT_GROUP = "skipsearch.searchers"
 
-__all__ = ["ENTRY_POINT_GROUP", "SEARCHERS", "Evidence", "SearchProblem", "Searcher", "make_searcher", "searcher_names",
-           "searcher_table"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "SEARCHERS",
+    "Evidence",
+    "SearchProblem",
+    "Searcher",
+    "make_searcher",
+    "searcher_names",
+    "searcher_table",
+]
 
 
 def searcher_names() -> tuple[str, ...]:
@@ -41,19 +51,22 @@ def searcher_names() -> tuple[str, ...]:
 def make_searcher(name: str, problem: SearchProblem) -> Searcher:
     """A fresh searcher over `problem`.
 
-    Raises: SearchError if the name is unknown (with the nearest one), if a third party's searcher cannot be imported, or if
-    the searcher needs evidence that the problem does not have.
-    """
+    Raises: SearchError if the name is unknown (with the nearest one), if a third party's searcher
+    cannot be imported, or if the searcher needs evidence that the problem does not have."""
     table = searcher_table()
     try:
-        build = resolve("searcher", name, table, SearchError)
+        build = resolve_name("searcher", name, table, SearchError)
     except (ImportError, AttributeError) as cause:
         origin = f"searcher {name!r} ({table[name]})"
-        raise SearchError(f"{origin} cannot be imported: {cause}; reinstall or remove its package") from cause
+        raise SearchError(
+            f"{origin} cannot be imported: {cause}; reinstall or remove its package"
+        ) from cause
     searcher: Searcher = build(problem)
     return searcher
 
 
 def searcher_table() -> dict[str, str]:
-    """Where each searcher is, ours and the installed entry points'. Ours win, so that no package changes what a name in a profile means."""
+    """Where each searcher is, ours and the installed entry points'. Ours win, so that no package
+    changes what a name in a profile means.
+    """
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)} | SEARCHERS

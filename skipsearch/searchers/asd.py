@@ -4,43 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from skipsearch.admg import leaves_out
-from skipsearch.mask import SkipMask
-from skipsearch.searchers.base import SearchProblem, required
-from skipsearch.searchers.ranked import RankedSearcher, coarse_to_fine
+from skipsearch.core.mask import SkipMask
+from skipsearch.drafters.asd.rule import is_skipped
+from skipsearch.searchers.base import SearchProblem, require
+from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 PAPER_THRESHOLD = 0.985
-# (m, n) of rules 1 and 2: the paper's, the paper's for CodeLlama, a denser and a sparser one, and the threshold alone (m = 0)
-RULES = ((3, 2), (4, 3), (2, 1), (6, 5), (0, 0))
+# (m, n) of rules 1 and 2: the paper's, the paper's for CodeLlama, a denser and a sparser one, and
+# the threshold alone (m = 0)
+PERIOD_RULES = ((3, 2), (4, 3), (2, 1), (6, 5), (0, 0))
 
 
-class ASD(RankedSearcher):
-    """Drops attentions whose output points where their input did (cosine >= threshold), and every m-th layer, but never the last n.
+class ASDSearcher(FixedOrderSearcher):
+    """Drops attentions whose output points where their input did (cosine >= threshold), and every
+    m-th layer, but never the last n.
 
-    The paper's setting first (0.985, m = 3, n = 2), then every threshold that makes a difference, coarse to fine, under each of
-    five (m, n). The cosines are means over calibration text where the paper takes each prompt's own. In a whole-layer search a
-    layer's attention and MLP must both reach the threshold.
-    Raises: SearchError without evidence.cosines.
-    Source: ADMG (Metel et al. 2024, algorithm 1, table 2).
+    The paper's setting first (0.985, m = 3, n = 2), then every threshold that makes a difference,
+    coarse to fine, under each of five (m, n). The cosines are means over calibration text where the
+    paper takes each prompt's own. In a whole-layer search a layer's attention and MLP must both
+    reach the threshold. Raises: SearchError without evidence.cosines. Source: ADMG (Metel et al.
+    2024, algorithm 1, table 2)."""
+
+    def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
+        cosines = require(problem.evidence.cosines, "cosines", "asd")
+        return (problem.mask_of(units) for units in _sweep_thresholds(problem, cosines))
+
+
+def _sweep_thresholds(problem: SearchProblem, cosines: Sequence[float]) -> Iterator[set[int]]:
+    thresholds = sorted(
+        {_min_cosine(cosines, unit) for unit in problem.units if not unit[0] % 2}, reverse=True
+    )
+    for threshold in (
+        PAPER_THRESHOLD,
+        *(thresholds[count - 1] for count in coarse_to_fine(len(thresholds))),
+    ):
+        for m, n in PERIOD_RULES:
+            yield asd_mask(problem, cosines, threshold, m, n)
+
+
+def asd_mask(
+    problem: SearchProblem, cosines: Sequence[float], threshold: float, every: int, keep_last: int
+) -> set[int]:
+    """Units of {attention l : C_l >= threshold} and {attention, MLP l : l = j·m}, among layers l =
+    1..L - n; no rule 1 if m = 0.
     """
-
-    def masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
-        cosines = required(problem.evidence.cosines, "cosines", "asd")
-        return (problem.mask_of(units) for units in _sweep(problem, cosines))
-
-
-def _sweep(problem: SearchProblem, cosines: Sequence[float]) -> Iterator[set[int]]:
-    thresholds = sorted({_turning(cosines, unit) for unit in problem.units if not unit[0] % 2}, reverse=True)
-    for threshold in (PAPER_THRESHOLD, *(thresholds[count - 1] for count in coarse_to_fine(len(thresholds)))):
-        for m, n in RULES:
-            yield admg(problem, cosines, threshold, m, n)
-
-
-def admg(problem: SearchProblem, cosines: Sequence[float], threshold: float, m: int, n: int) -> set[int]:
-    """Units of {attention l : C_l >= threshold} and {attention, MLP l : l = j·m}, among layers l = 1..L - n; no rule 1 if m = 0."""
-    return {u for u, unit in enumerate(problem.units)
-            if leaves_out(unit[0] // 2, problem.n_layers, None if unit[0] % 2 else _turning(cosines, unit), threshold, m, n)}
+    return {
+        u
+        for u, unit in enumerate(problem.units)
+        if is_skipped(
+            unit[0] // 2,
+            problem.n_layers,
+            None if unit[0] % 2 else _min_cosine(cosines, unit),
+            threshold,
+            every,
+            keep_last,
+        )
+    }
 
 
-def _turning(cosines: Sequence[float], unit: Sequence[int]) -> float:
+def _min_cosine(cosines: Sequence[float], unit: Sequence[int]) -> float:
     return min(cosines[s] for s in unit)

@@ -6,47 +6,57 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from skipsearch.mask import SkipMask
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial
 from skipsearch.searchers.base import SearchProblem
-from skipsearch.searchers.memory import Judged, Memory
+from skipsearch.searchers.history import Observation, TrialHistory
 from skipsearch.searchers.random import Random
-from skipsearch.stats import Trial
 
-PARENTS = 5     # masks that breed: the best ever told. Few, since a search has some hundred children and no thousands
-START = 12        # random masks before the first child
-TRIES = 64        # children bred before one is drawn at random instead
+# masks that breed: the best ever told. Few, since a search has some hundred children and no
+# thousands
+N_PARENTS = 5
+INITIAL_RANDOM = 12  # random masks before the first child
+MAX_TRIES = 64  # children bred before one is drawn at random instead
 
 
 class Evolution:
-    """Crosses two of the 5 best masks bit by bit and flips each bit of the child with probability 1/n.
+    """Crosses two of the 5 best masks bit by bit and flips each bit of the child with probability
+    1/n.
 
-    Steady state: every told mask, anybody's, enters the population at once and the best survive, so nothing waits for a
-    generation. A child already told mutates more until it is new. Ends when every mask has been judged.
-    Source: steady-state genetic algorithm with uniform crossover (Syswerda 1989).
-    """
+    Steady state: every told mask, anybody's, enters the population at once and the best survive, so
+    nothing waits for a generation. A child already told mutates more until it is new. Ends when
+    every mask has been judged. Source: steady-state genetic algorithm with uniform crossover
+    (Syswerda 1989)."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self._problem = problem
-        self._memory = Memory(problem)
+        self._history = TrialHistory(problem)
         self._random = Random(problem)
 
     def tell(self, trial: Trial) -> None:
-        self._memory.add(trial)
+        self._history.add(trial)
         self._random.tell(trial)
 
     def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
-        parents = sorted((j for j in self._memory.judged() if j.finite), key=lambda j: (j.log_time, sorted(j.units)))
-        if len(parents) < START:
+        parents = sorted(
+            (j for j in self._history.observations() if j.finite),
+            key=lambda j: (j.log_time, sorted(j.units)),
+        )
+        if len(parents) < INITIAL_RANDOM:
             return self._random.ask(pending)
-        taken, rng = self._memory.taken(pending), self._memory.rng(pending)
-        for bred in range(TRIES):
-            mask = self._problem.mask_of(self._child(parents[:PARENTS], rng, flips=1 + bred / 8))
+        taken, rng = self._history.excluded(pending), self._history.make_rng(pending)
+        for bred in range(MAX_TRIES):
+            mask = self._problem.mask_of(
+                self._breed_child(parents[:N_PARENTS], rng, flip_probability=1 + bred / 8)
+            )
             if mask not in taken:
                 return mask
         return self._random.ask(pending)
 
-    def _child(self, parents: Sequence[Judged], rng: np.random.Generator, flips: float) -> list[int]:
+    def _breed_child(
+        self, parents: Sequence[Observation], rng: np.random.Generator, flip_probability: float
+    ) -> list[int]:
         n = len(self._problem.units)
         mother, father = (parents[p].units for p in rng.choice(len(parents), size=2, replace=False))
         bits = [u in (mother if rng.random() < 0.5 else father) for u in range(n)]
-        return [u for u in range(n) if bits[u] != (rng.random() < flips / n)]
+        return [u for u in range(n) if bits[u] != (rng.random() < flip_probability / n)]

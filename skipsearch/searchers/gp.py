@@ -17,95 +17,136 @@ from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from skipsearch.mask import SkipMask
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial
 from skipsearch.searchers.base import SearchProblem
-from skipsearch.searchers.memory import Judged, Memory
+from skipsearch.searchers.history import Observation, TrialHistory
 from skipsearch.searchers.random import Random
 from skipsearch.searchers.region import trust_region
-from skipsearch.stats import Trial
 
-START = 10   # random masks before the first model, unless told masks stand in for them
+INITIAL_RANDOM = 10  # random masks before the first model, unless told masks stand in for them
 RESTARTS, RAW_SAMPLES, MC_SAMPLES = 4, 256, 64
-BASELINE = 16   # best masks in the acquisition's baseline. Timings are noisy, so the best mask may be any of these; more cost time
+# best masks in the acquisition's baseline. Timings are noisy, so the best mask may be any of these;
+# more cost time
+N_BASELINE = 16
 
 
 class GP:
-    """Models the log time per token over the bits of the mask and proposes where noisy improvement is most expected.
+    """Models the log time per token over the bits of the mask and proposes where noisy improvement
+    is most expected.
 
-    A kernel with one lengthscale a unit on {0, 1} is an ARD Hamming kernel. Each measurement's own noise is passed in; a failed
-    mask counts as slow as the slowest. Proposals stay in a Hamming ball around the best mask (`trust_region`) and are never
-    told or pending ones. Learns from any searcher's trials, of one fidelity (`Memory`); random masks only while it knows fewer
-    than 10. Ends when every mask has been judged.
-    Source: the idea, Draft & Verify (Zhang et al. 2024, section 3.3); qLogNEI, Ament et al. 2023; the region, Wan et al. 2021.
-    """
+    A kernel with one lengthscale a unit on {0, 1} is an ARD Hamming kernel. Each measurement's own
+    noise is passed in; a failed mask counts as slow as the slowest. Proposals stay in a Hamming
+    ball around the best mask (`trust_region`) and are never told or pending ones. Learns from any
+    searcher's trials, of one fidelity (`Memory`); random masks only while it knows fewer than 10.
+    Ends when every mask has been judged. Source: the idea, Draft & Verify (Zhang et al. 2024,
+    section 3.3); qLogNEI, Ament et al. 2023; the region, Wan et al. 2021."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self._problem = problem
-        self._memory = Memory(problem)
+        self._history = TrialHistory(problem)
         self._random = Random(problem)
-        self._fitted_on: Sequence[Judged] = ()
+        self._fitted_on: Sequence[Observation] = ()
         self._hyperparameters: dict[str, Tensor] = {}
 
     def tell(self, trial: Trial) -> None:
-        self._memory.add(trial)
+        self._history.add(trial)
         self._random.tell(trial)
 
     def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
-        judged = self._memory.judged()
+        judged = self._history.observations()
         region = trust_region(judged, len(self._problem.units))
         finite = [j.log_time for j in judged if j.finite]
-        if len(finite) < START or min(finite) == max(finite) or region.centre is None:
-            return self._random.ask(pending)   # nothing to model, or nothing known outside the regions searched out
-        rng = self._memory.rng(pending)
-        taken = self._units(self._memory.taken(pending))
+        if len(finite) < INITIAL_RANDOM or min(finite) == max(finite) or region.centre is None:
+            return self._random.ask(
+                pending
+            )  # nothing to model, or nothing known outside the regions searched out
+        rng = self._history.make_rng(pending)
+        taken = self._units_of_masks(self._history.excluded(pending))
         near, radius = self._unseen_near(region.centre, region.radius, taken, rng)
         if not near:
             return self._random.ask(pending)
         reachable = [units for units in taken if len(units ^ region.centre) <= radius]
-        with _alone(seed=int(rng.integers(2**31))):
-            acquisition = self._acquisition(judged, region.centre, radius, self._units(pending))
-            starts = self._bits(near).unsqueeze(1)   # [S, 1, d]
+        with _seeded_single_thread(seed=int(rng.integers(2**31))):
+            acquisition = self._build_acquisition(
+                judged, region.centre, radius, self._units_of_masks(pending)
+            )
+            starts = self._bits(near).unsqueeze(1)  # [S, 1, d]
             with torch.no_grad():
                 best = acquisition(starts).topk(min(RESTARTS, len(near))).indices
             chosen, _ = optimize_acqf_discrete_local_search(
-                acquisition, discrete_choices=[torch.tensor([0.0, 1.0], dtype=torch.double)] * len(self._problem.units), q=1,
-                num_restarts=len(best), batch_initial_conditions=starts[best], X_avoid=self._bits(reachable),
-                inequality_constraints=[self._ball(region.centre, radius)], return_acq_values=False)
+                acquisition,
+                discrete_choices=[torch.tensor([0.0, 1.0], dtype=torch.double)]
+                * len(self._problem.units),
+                q=1,
+                num_restarts=len(best),
+                batch_initial_conditions=starts[best],
+                X_avoid=self._bits(reachable),
+                inequality_constraints=[self._ball_constraint(region.centre, radius)],
+                return_acq_values=False,
+            )
         return self._problem.mask_of(chosen[0].nonzero().flatten().tolist())
 
-    def _units(self, masks: Collection[SkipMask]) -> set[frozenset[int]]:
+    def _units_of_masks(self, masks: Collection[SkipMask]) -> set[frozenset[int]]:
         """Of the masks that this problem allows."""
         return {units for mask in masks if (units := self._problem.units_of(mask)) is not None}
 
-    def _unseen_near(self, centre: frozenset[int], radius: int, taken: Collection[frozenset[int]],
-                     rng: np.random.Generator) -> tuple[list[frozenset[int]], int]:
-        """Masks drawn at distances 1..radius from the centre and not taken, and that radius, doubled until there are any."""
+    def _unseen_near(
+        self,
+        centre: frozenset[int],
+        radius: int,
+        excluded: Collection[frozenset[int]],
+        rng: np.random.Generator,
+    ) -> tuple[list[frozenset[int]], int]:
+        """Masks drawn at distances 1..radius from the centre and not taken, and that radius,
+        doubled until there are any.
+        """
         n = len(self._problem.units)
         while True:
             distances = rng.integers(1, radius + 1, size=RAW_SAMPLES)
-            drawn = {centre ^ frozenset(rng.permutation(n)[:distance].tolist()) for distance in distances}
-            near = sorted(drawn.difference(taken), key=sorted)   # a set's own order is not repeatable
+            drawn = {
+                centre ^ frozenset(rng.permutation(n)[:distance].tolist()) for distance in distances
+            }
+            near = sorted(
+                drawn.difference(excluded), key=sorted
+            )  # a set's own order is not repeatable
             if near or radius == n:
                 return near, radius
             radius = min(2 * radius, n)
 
-    def _acquisition(self, judged: Sequence[Judged], centre: frozenset[int], radius: int,
-                     awaited: Collection[frozenset[int]]) -> qLogNoisyExpectedImprovement:
-        """Improvement is over the best masks inside the ball: after a restart, over the new ball's and not the best ever."""
-        inside = sorted((j for j in judged if len(j.units ^ centre) <= radius), key=lambda j: j.log_time)
-        sampler = SobolQMCNormalSampler(torch.Size([MC_SAMPLES]), seed=self._problem.seed)
-        baseline = self._bits([j.units for j in inside[:BASELINE]])
-        expected = self._bits(sorted(awaited, key=sorted)) if awaited else None
-        return qLogNoisyExpectedImprovement(self._model(judged), baseline, sampler=sampler, X_pending=expected)
-
-    def _model(self, judged: Sequence[Judged]) -> SingleTaskGP:
-        """The process given everything told, its hyperparameters fitted at the last of a row of growing sample sizes.
-
-        Fitting takes most of an ask's time and its result changes little from one trial to the next.
+    def _build_acquisition(
+        self,
+        judged: Sequence[Observation],
+        centre: frozenset[int],
+        radius: int,
+        pending_units: Collection[frozenset[int]],
+    ) -> qLogNoisyExpectedImprovement:
+        """Improvement is over the best masks inside the ball: after a restart, over the new ball's
+        and not the best ever.
         """
+        inside = sorted(
+            (j for j in judged if len(j.units ^ centre) <= radius), key=lambda j: j.log_time
+        )
+        sampler = SobolQMCNormalSampler(torch.Size([MC_SAMPLES]), seed=self._problem.seed)
+        baseline = self._bits([j.units for j in inside[:N_BASELINE]])
+        expected = self._bits(sorted(pending_units, key=sorted)) if pending_units else None
+        return qLogNoisyExpectedImprovement(
+            self._fit_model(judged), baseline, sampler=sampler, X_pending=expected
+        )
+
+    def _fit_model(self, judged: Sequence[Observation]) -> SingleTaskGP:
+        """The process given everything told, its hyperparameters fitted at the last of a row of
+        growing sample sizes.
+
+        Fitting takes most of an ask's time and its result changes little from one trial to the
+        next."""
         slowest = max(j.log_time for j in judged if j.finite)
-        gains = torch.tensor([[-(j.log_time if j.finite else slowest)] for j in judged], dtype=torch.double)
-        noise = torch.tensor([[j.variance if j.finite else float(gains.var())] for j in judged], dtype=torch.double)
+        gains = torch.tensor(
+            [[-(j.log_time if j.finite else slowest)] for j in judged], dtype=torch.double
+        )
+        noise = torch.tensor(
+            [[j.variance if j.finite else float(gains.var())] for j in judged], dtype=torch.double
+        )
         bits = self._bits([j.units for j in judged])
         size = _fit_size(len(judged))
         if judged[:size] != self._fitted_on:
@@ -113,9 +154,13 @@ class GP:
             try:
                 fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
             except ModelFittingError:
-                model = SingleTaskGP(bits[:size], gains[:size], noise[:size])   # the prior's mode is a fair guess
+                model = SingleTaskGP(
+                    bits[:size], gains[:size], noise[:size]
+                )  # the prior's mode is a fair guess
             self._fitted_on = judged[:size]
-            self._hyperparameters = {name: value.detach().clone() for name, value in model.named_parameters()}
+            self._hyperparameters = {
+                name: value.detach().clone() for name, value in model.named_parameters()
+            }
         model = SingleTaskGP(bits, gains, noise)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -129,18 +174,20 @@ class GP:
             row[sorted(units)] = 1.0
         return rows
 
-    def _ball(self, centre: frozenset[int], radius: int) -> tuple[Tensor, Tensor, float]:
-        """distance(x, c) = |c| + Σ (1 - 2 c_u) x_u <= radius, written as (indices, coefficients, bound) of Σ w·x >= bound."""
+    def _ball_constraint(self, centre: frozenset[int], radius: int) -> tuple[Tensor, Tensor, float]:
+        """distance(x, c) = |c| + Σ (1 - 2 c_u) x_u <= radius, written as (indices, coefficients,
+        bound) of Σ w·x >= bound.
+        """
         coefficients = 2 * self._bits([centre])[0] - 1
         return torch.arange(len(coefficients)), coefficients, float(len(centre) - radius)
 
 
 @contextmanager
-def _alone(seed: int) -> Iterator[None]:
+def _seeded_single_thread(seed: int) -> Iterator[None]:
     """Seeds torch on one thread, and leaves its generator and thread count as they were.
 
-    These matrices are too small to share out: two threads beside another busy process took 50 times as long as one.
-    """
+    These matrices are too small to share out: two threads beside another busy process took 50 times
+    as long as one."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -153,7 +200,7 @@ def _alone(seed: int) -> Iterator[None]:
 
 def _fit_size(n: int) -> int:
     """The largest of START, START·1.2, START·1.44, … (each rounded up) that is at most n."""
-    size = START
+    size = INITIAL_RANDOM
     while (larger := math.ceil(size * 1.2)) <= n:
         size = larger
     return size

@@ -5,73 +5,102 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from skipsearch.mask import SkipMask
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial
 from skipsearch.searchers.base import SearchProblem
-from skipsearch.searchers.memory import Judged, Memory
-from skipsearch.searchers.predict import costs_or_equal, predicted_speedup
-from skipsearch.stats import Trial
+from skipsearch.searchers.history import Observation, TrialHistory
+from skipsearch.searchers.predictions import costs_or_uniform, predicted_speedup
 
-WIDTH = 8      # sub-layers judged at each step of the elimination
-PATIENCE = 4   # steps without a new best before the elimination ends
+STEP_WIDTH = 8  # sub-layers judged at each step of the elimination
+PATIENCE = 4  # steps without a new best before the elimination ends
 
 
 class Greedy:
-    """Skips one more sub-layer at a time, each time the one without which decoding is fastest; then tries to mend the best mask.
+    """Skips one more sub-layer at a time, each time the one without which decoding is fastest; then
+    tries to mend the best mask.
 
-    A full elimination judges L(2L + 1) masks. Here each step judges only the 8 sub-layers that looked least harmful so far: in
-    the step where they were last judged or, before that, alone (evidence.acceptance_without; without it the first step judges
-    every one). It goes 4 steps past the best, then flips single sub-layers and exchanges pairs of the best mask known, anybody's,
-    moving whenever that helps. Ends at a mask that no such move improves.
-    Source: backward elimination and forward-backward exchange of feature selection (Pudil et al. 1994).
-    """
+    A full elimination judges L(2L + 1) masks. Here each step judges only the 8 sub-layers that
+    looked least harmful so far: in the step where they were last judged or, before that, alone
+    (evidence.acceptance_without; without it the first step judges every one). It goes 4 steps past
+    the best, then flips single sub-layers and exchanges pairs of the best mask known, anybody's,
+    moving whenever that helps. Ends at a mask that no such move improves. Source: backward
+    elimination and forward-backward exchange of feature selection (Pudil et al. 1994)."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self._problem = problem
-        self._memory = Memory(problem)
+        self._history = TrialHistory(problem)
 
     def tell(self, trial: Trial) -> None:
-        self._memory.add(trial)
+        self._history.add(trial)
 
     def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
-        taken = self._memory.taken(pending)
-        return next((mask for units in self._walk(self._memory.judged()) if (mask := self._problem.mask_of(units)) not in taken), None)
+        taken = self._history.excluded(pending)
+        return next(
+            (
+                mask
+                for units in self._walk(self._history.observations())
+                if (mask := self._problem.mask_of(units)) not in taken
+            ),
+            None,
+        )
 
-    def _walk(self, judged: Sequence[Judged]) -> Iterator[frozenset[int]]:
-        """The whole search from its start, as far as what was judged leads: the first mask on it that is not taken is the next.
+    def _walk(self, judged: Sequence[Observation]) -> Iterator[frozenset[int]]:
+        """The whole search from its start, as far as what was judged leads: the first mask on it
+        that is not taken is the next.
 
-        A step with masks still pending is decided by those judged, so that several workers never wait for each other.
-        """
-        n, harm = len(self._problem.units), self._alone()
+        A step with masks still pending is decided by those judged, so that several workers never
+        wait for each other."""
+        n, harm = len(self._problem.units), self._single_skip_log_times()
         times = {j.units: j.log_time for j in judged}
-        width = WIDTH if harm else n
+        width = STEP_WIDTH if harm else n
         skipped: frozenset[int] = frozenset()
         fastest, stale = math.inf, 0
         while len(skipped) < n and stale < PATIENCE:
-            looks_best = sorted(set(range(n)) - skipped, key=lambda u: (harm.get(u, 0.0), u))[:width]
-            width = WIDTH
+            looks_best = sorted(set(range(n)) - skipped, key=lambda u: (harm.get(u, 0.0), u))[
+                :width
+            ]
+            width = STEP_WIDTH
             yield from (skipped | {u} for u in looks_best)
-            known = {u: times[skipped | {u}] for u in looks_best if math.isfinite(times.get(skipped | {u}, math.inf))}
+            known = {
+                u: times[skipped | {u}]
+                for u in looks_best
+                if math.isfinite(times.get(skipped | {u}, math.inf))
+            }
             chosen = min(known, key=lambda u: known[u], default=looks_best[0])
             for u in looks_best:
                 if u != chosen:
                     harm[u] = known[u] - known[chosen] if u in known else math.inf
             skipped |= {chosen}
-            fastest, stale = (known[chosen], 0) if known.get(chosen, math.inf) < fastest else (fastest, stale + 1)
-        if (best := self._memory.best()) is not None:
-            yield from moves(best.units, n, harm | measured(judged))
+            fastest, stale = (
+                (known[chosen], 0)
+                if known.get(chosen, math.inf) < fastest
+                else (fastest, stale + 1)
+            )
+        if (best := self._history.best()) is not None:
+            yield from neighbours(best.units, n, harm | observed_effects(judged))
 
-    def _alone(self) -> dict[int, float]:
-        """Predicted log time of skipping each unit alone, over that of the best one; empty if nothing was measured."""
-        alphas = self._problem.evidence.acceptance_without
+    def _single_skip_log_times(self) -> dict[int, float]:
+        """Predicted log time of skipping each unit alone, over that of the best one; empty if
+        nothing was measured.
+        """
+        alphas = self._problem.evidence.single_skip_acceptance
         if alphas is None:
             return {}
-        costs = costs_or_equal(self._problem)
-        logs = [-math.log(predicted_speedup(self._problem.mask_of([u]), math.prod(alphas[s] for s in unit), costs))
-                for u, unit in enumerate(self._problem.units)]
+        costs = costs_or_uniform(self._problem)
+        logs = [
+            -math.log(
+                predicted_speedup(
+                    self._problem.mask_of([u]), math.prod(alphas[s] for s in unit), costs
+                )
+            )
+            for u, unit in enumerate(self._problem.units)
+        ]
         return {u: log - min(logs) for u, log in enumerate(logs)}
 
 
-def moves(skipped: frozenset[int], n: int, harm: Mapping[int, float]) -> Iterator[frozenset[int]]:
+def neighbours(
+    skipped: frozenset[int], n: int, harm: Mapping[int, float]
+) -> Iterator[frozenset[int]]:
     """Masks one flip, then one exchange away, the most hopeful first."""
     into = sorted(set(range(n)) - skipped, key=lambda u: (harm.get(u, 0.0), u))
     out = sorted(skipped, key=lambda u: (-harm.get(u, 0.0), u))
@@ -81,10 +110,12 @@ def moves(skipped: frozenset[int], n: int, harm: Mapping[int, float]) -> Iterato
     yield from (skipped - {o} | {i} for _, i, o in pairs)
 
 
-def measured(judged: Sequence[Judged]) -> dict[int, float]:
-    """What skipping a unit added to the log time of the best mask of its time, for each unit that was flipped alone in such a mask."""
+def observed_effects(judged: Sequence[Observation]) -> dict[int, float]:
+    """What skipping a unit added to the log time of the best mask of its time, for each unit that
+    was flipped alone in such a mask.
+    """
     added: dict[int, float] = {}
-    best: Judged | None = None
+    best: Observation | None = None
     for j in judged:
         if not j.finite:
             continue

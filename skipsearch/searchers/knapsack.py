@@ -6,38 +6,51 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from skipsearch.mask import SkipMask
-from skipsearch.searchers.base import SearchProblem, required
-from skipsearch.searchers.predict import independent_alpha, losses, predicted_speedup
-from skipsearch.searchers.ranked import RankedSearcher
+from skipsearch.core.mask import SkipMask
+from skipsearch.searchers.base import SearchProblem, require
+from skipsearch.searchers.fixed_order import FixedOrderSearcher
+from skipsearch.searchers.predictions import independent_alpha, log_losses, predicted_speedup
 
-MOST_LOSS = 3.0   # -log α; a draft right once in twenty times pays on no machine
-STEPS = 1024      # in which the loss is counted
+MAX_LOSS = 3.0  # -log α; a draft right once in twenty times pays on no machine
+LOSS_STEPS = 1024  # in which the loss is counted
 
 
-class Knapsack(RankedSearcher):
-    """For each loss of acceptance that might be worth it, skips what saves the most measured seconds; best prediction first.
+class Knapsack(FixedOrderSearcher):
+    """For each loss of acceptance that might be worth it, skips what saves the most measured
+    seconds; best prediction first.
 
-    A 0/1 knapsack, solved exactly but for the rounding of losses: a sub-layer weighs its -log α when skipped alone (losses add
-    up if they are independent) and is worth its seconds in the latency table. Unlike `sensitivity` it trades a dear attention
-    against cheap MLPs, so its masks are not nested.
-    Raises: SearchError without evidence.acceptance_without or evidence.costs.
-    Source: Bellman's dynamic programme (Kellerer, Pferschy & Pisinger 2004).
-    """
+    A 0/1 knapsack, solved exactly but for the rounding of losses: a sub-layer weighs its -log α
+    when skipped alone (losses add up if they are independent) and is worth its seconds in the
+    latency table. Unlike `sensitivity` it trades a dear attention against cheap MLPs, so its masks
+    are not nested. Raises: SearchError without evidence.acceptance_without or evidence.costs.
+    Source: Bellman's dynamic programme (Kellerer, Pferschy & Pisinger 2004)."""
 
-    def masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
-        loss = losses(problem, required(problem.evidence.acceptance_without, "acceptance_without", "knapsack"))
-        costs = required(problem.evidence.costs, "costs", "knapsack")
+    def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
+        loss = log_losses(
+            problem,
+            require(problem.evidence.single_skip_acceptance, "acceptance_without", "knapsack"),
+        )
+        costs = require(problem.evidence.costs, "costs", "knapsack")
         seconds = [sum(costs.sublayers[s] for s in unit) for unit in problem.units]
-        budget = min(MOST_LOSS, sum(loss))
-        weights = [round(x / budget * STEPS) if budget else 0 for x in loss]
-        packed = {problem.mask_of(units) for units in pack(weights, seconds, STEPS)}
-        return iter(sorted(packed, key=lambda mask: (-predicted_speedup(mask, independent_alpha(problem, mask, loss), costs), mask.bits)))
+        budget = min(MAX_LOSS, sum(loss))
+        weights = [round(x / budget * LOSS_STEPS) if budget else 0 for x in loss]
+        packed = {problem.mask_of(units) for units in solve_knapsack(weights, seconds, LOSS_STEPS)}
+        return iter(
+            sorted(
+                packed,
+                key=lambda mask: (
+                    -predicted_speedup(mask, independent_alpha(problem, mask, loss), costs),
+                    mask.bits,
+                ),
+            )
+        )
 
 
-def pack(weights: Sequence[int], values: Sequence[float], capacity: int) -> Iterator[frozenset[int]]:
+def solve_knapsack(
+    weights: Sequence[int], values: Sequence[float], capacity: int
+) -> Iterator[frozenset[int]]:
     """The most valuable set of items for each capacity from 0 up to the given one."""
-    best = np.zeros(capacity + 1)   # value by capacity, with the items so far
+    best = np.zeros(capacity + 1)  # value by capacity, with the items so far
     taken = np.zeros((len(weights), capacity + 1), dtype=bool)
     for item, (weight, value) in enumerate(zip(weights, values, strict=True)):
         if weight > capacity:

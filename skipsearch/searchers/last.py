@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skipsearch.mask import SkipMask
+from skipsearch.core.mask import SkipMask
 from skipsearch.searchers.base import SearchProblem
-from skipsearch.searchers.ranked import RankedSearcher, coarse_to_fine
+from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 
-class Last(RankedSearcher):
-    """Skips the last sub-layers, every count once, half of the model first: leaving the model early, as far as masks can say it.
+class Last(FixedOrderSearcher):
+    """Skips the last sub-layers, every count once, half of the model first: leaving the model
+    early, as far as masks can say it.
 
-    Source: "Last" in Draft & Verify (Zhang et al. 2024), table 7; early exit as in LayerSkip (Elhoushi et al. 2024).
-    """
+    Source: "Last" in Draft & Verify (Zhang et al. 2024), table 7; early exit as in LayerSkip
+    (Elhoushi et al. 2024)."""
 
-    def masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
+    def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
         n = len(problem.units)
         return (problem.mask_of(range(n - count, n)) for count in coarse_to_fine(n))

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skipsearch.mask import SkipMask
+from skipsearch.core.mask import SkipMask
 from skipsearch.searchers.base import SearchProblem
-from skipsearch.searchers.ranked import RankedSearcher, coarse_to_fine
+from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 
-class Middle(RankedSearcher):
+class Middle(FixedOrderSearcher):
     """Skips one run of sub-layers around the middle, every length once, half of the model first.
 
-    Source: S3D (section 5.3 and figure 4: symmetric middle skipping keeps the most acceptance for its count); "Mid." in
-    Draft & Verify, table 7.
-    """
+    Source: S3D (section 5.3 and figure 4: symmetric middle skipping keeps the most acceptance for
+    its count); "Mid." in Draft & Verify, table 7."""
 
-    def masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
-        order = from_the_middle(problem)
+    def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
+        order = order_from_middle(problem)
         return (problem.mask_of(order[:count]) for count in coarse_to_fine(len(order)))
 
 
-def from_the_middle(problem: SearchProblem) -> tuple[int, ...]:
-    """Units by their distance to the middle of the model, nearest first, the earlier one first of two."""
-    middle = problem.n_layers - 0.5   # of flat sub-layer indices 0..2L-1
+def order_from_middle(problem: SearchProblem) -> tuple[int, ...]:
+    """Units by their distance to the middle of the model, nearest first, the earlier one first of
+    two.
+    """
+    middle = problem.n_layers - 0.5  # of flat sub-layer indices 0..2L-1
     centres = [sum(unit) / len(unit) for unit in problem.units]
     return tuple(sorted(range(len(centres)), key=lambda u: (abs(centres[u] - middle), u)))

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from skipsearch.mask import SkipMask
+from skipsearch.core.mask import SkipMask
 from skipsearch.searchers.base import SearchProblem
-from skipsearch.searchers.ranked import RankedSearcher
+from skipsearch.searchers.fixed_order import FixedOrderSearcher
 
 
-class Random(RankedSearcher):
-    """Draws how much to skip, then which, without ever repeating itself; ends when every mask has been drawn.
+class Random(FixedOrderSearcher):
+    """Draws how much to skip, then which, without ever repeating itself; ends when every mask has
+    been drawn.
 
-    Fair bits would nearly always skip about half of the model; drawing the count first sees light and heavy masks as often.
-    Source: random search as a baseline, Bergstra & Bengio 2012.
-    """
+    Fair bits would nearly always skip about half of the model; drawing the count first sees light
+    and heavy masks as often. Source: random search as a baseline, Bergstra & Bengio 2012."""
 
-    def masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
+    def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
         rng = np.random.default_rng(problem.seed)
         n = len(problem.units)
         undrawn = {count: math.comb(n, count) for count in range(1, n + 1)}

@@ -1,36 +1,41 @@
-"""Where a local model may be believed: a Hamming ball around the best mask that grows, shrinks and moves on."""
+"""Where a local model may be believed: a Hamming ball around the best mask that grows, shrinks and
+moves on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skipsearch.searchers.memory import Judged
+from skipsearch.searchers.history import Observation
 
-GROW_AFTER = 3   # improvements in a row
-SHRINK_AFTER = 10   # told masks inside the ball in a row that did not improve
+GROW_AFTER = 3  # improvements in a row
+SHRINK_AFTER = 10  # told masks inside the ball in a row that did not improve
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Masks that differ from `centre` in at most `radius` units. centre None: every ball around a told mask was searched out."""
+    """Masks that differ from `centre` in at most `radius` units. centre None: every ball around a
+    told mask was searched out.
+    """
 
     centre: frozenset[int] | None
     radius: int
 
 
-def trust_region(judged: Sequence[Judged], n_units: int) -> Region:
-    """The region after these judgements, in the order told. A function of them alone, so that a resumed search goes on in it.
+def trust_region(judged: Sequence[Observation], n_units: int) -> Region:
+    """The region after these judgements, in the order told. A function of them alone, so that a
+    resumed search goes on in it.
 
-    A ball that keeps improving doubles (up to twice its first size: a farther prediction is hardly one), one that does not is
-    halved; below radius 1 it is closed and the next one opens around the best told mask outside every closed ball. A mask told
-    from outside the ball moves it if it is better, but says nothing about the ball, and so does not resize it.
-    Source: TuRBO (Eriksson et al. 2019), in Hamming distance as in CASMOPOLITAN (Wan et al. 2021).
-    """
+    A ball that keeps improving doubles (up to twice its first size: a farther prediction is hardly
+    one), one that does not is halved; below radius 1 it is closed and the next one opens around the
+    best told mask outside every closed ball. A mask told from outside the ball moves it if it is
+    better, but says nothing about the ball, and so does not resize it. Source: TuRBO (Eriksson et
+    al. 2019), in Hamming distance as in CASMOPOLITAN (Wan et al. 2021)."""
     start = min(8, max(2, n_units // 4))
     radius, improved, stuck = start, 0, 0
     closed: list[frozenset[int]] = []
-    best: Judged | None = None
+    best: Observation | None = None
     for known, latest in enumerate(judged, start=1):
         if _inside_any(latest.units, closed, start):
             continue
@@ -50,7 +55,9 @@ def trust_region(judged: Sequence[Judged], n_units: int) -> Region:
         if not radius:
             closed.append(best.units)
             radius = start
-            outside = [j for j in judged[:known] if j.finite and not _inside_any(j.units, closed, start)]
+            outside = [
+                j for j in judged[:known] if j.finite and not _inside_any(j.units, closed, start)
+            ]
             best = min(outside, key=lambda j: j.log_time, default=None)
     return Region(best.units if best else None, radius)
 

@@ -10,76 +10,90 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState as OptunaState
 from optuna.trial import create_trial
 
-from skipsearch.mask import SkipMask
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial
 from skipsearch.searchers.base import SearchProblem
-from skipsearch.searchers.memory import Judged, Memory
+from skipsearch.searchers.history import Observation, TrialHistory
 from skipsearch.searchers.random import Random
-from skipsearch.stats import Trial
 
-START = 10   # random masks before the first estimate
-TRIES = 8    # suggestions, all of them taken, before one is altered instead
+INITIAL_RANDOM = 10  # random masks before the first estimate
+MAX_TRIES = 8  # suggestions, all of them taken, before one is altered instead
 
 
 class TPE:
-    """Models the bits of fast and of slow masks, each bit for itself, and proposes bits likelier among the fast.
+    """Models the bits of fast and of slow masks, each bit for itself, and proposes bits likelier
+    among the fast.
 
-    Optuna's sampler asked and told through a study in memory. It suggests the same point again and again once it is sure; a
-    suggestion that is taken has bits flipped, more of them each time, until it is new. Ends when every mask has been judged.
-    Source: Bergstra et al. 2011; Optuna's TPESampler.
-    """
+    Optuna's sampler asked and told through a study in memory. It suggests the same point again and
+    again once it is sure; a suggestion that is taken has bits flipped, more of them each time,
+    until it is new. Ends when every mask has been judged. Source: Bergstra et al. 2011; Optuna's
+    TPESampler."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self._problem = problem
-        self._memory = Memory(problem)
+        self._history = TrialHistory(problem)
         self._random = Random(problem)
-        self._bits = {str(u): CategoricalDistribution((0, 1)) for u in range(len(problem.units))}
+        self._distributions = {
+            str(u): CategoricalDistribution((0, 1)) for u in range(len(problem.units))
+        }
         self._study = _new_study()
-        self._known: tuple[Judged, ...] = ()   # what the study has been told
+        self._learned: tuple[Observation, ...] = ()  # what the study has been told
 
     def tell(self, trial: Trial) -> None:
-        self._memory.add(trial)
+        self._history.add(trial)
         self._random.tell(trial)
 
     def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
-        judged = self._memory.judged()
-        if sum(j.finite for j in judged) < START:
+        judged = self._history.observations()
+        if sum(j.finite for j in judged) < INITIAL_RANDOM:
             return self._random.ask(pending)
         self._learn(judged)
-        taken, rng = self._memory.taken(pending), self._memory.rng(pending)
-        self._study.sampler = optuna.samplers.TPESampler(seed=int(rng.integers(2**31)), n_startup_trials=START)
+        taken, rng = self._history.excluded(pending), self._history.make_rng(pending)
+        self._study.sampler = optuna.samplers.TPESampler(
+            seed=int(rng.integers(2**31)), n_startup_trials=INITIAL_RANDOM
+        )
         n = len(self._problem.units)
-        for attempt in range(8 * TRIES):
-            if attempt < TRIES:
+        for attempt in range(8 * MAX_TRIES):
+            if attempt < MAX_TRIES:
                 units = self._suggest()
-            flips = rng.permutation(n)[: attempt // TRIES]
+            flips = rng.permutation(n)[: attempt // MAX_TRIES]
             if (mask := self._problem.mask_of(units ^ frozenset(flips.tolist()))) not in taken:
                 return mask
         return self._random.ask(pending)
 
     def _suggest(self) -> frozenset[int]:
-        suggestion = self._study.ask(self._bits)
-        # the judgement comes with `tell`, whoever made the proposal; Optuna's own record of this one is closed at once
+        suggestion = self._study.ask(self._distributions)
+        # the judgement comes with `tell`, whoever made the proposal; Optuna's own record of this
+        # one is closed at once
         self._study.tell(suggestion, state=OptunaState.FAIL)
         return frozenset(int(u) for u, bit in suggestion.params.items() if bit)
 
-    def _learn(self, judged: tuple[Judged, ...]) -> None:
-        """Hands the study what is new. If what it was told before changed (a mask judged again, the other fidelity), a new one."""
-        if judged[: len(self._known)] != self._known:
-            self._study, self._known = _new_study(), ()
+    def _learn(self, judged: tuple[Observation, ...]) -> None:
+        """Hands the study what is new. If what it was told before changed (a mask judged again, the
+        other fidelity), a new one.
+        """
+        if judged[: len(self._learned)] != self._learned:
+            self._study, self._learned = _new_study(), ()
         slowest = max(j.log_time for j in judged if j.finite)
-        for j in judged[len(self._known) :]:
-            bits = {u: int(int(u) in j.units) for u in self._bits}
-            self._study.add_trial(create_trial(params=bits, distributions=self._bits, value=j.log_time if j.finite else slowest))
-        self._known = judged
+        for j in judged[len(self._learned) :]:
+            bits = {u: int(int(u) in j.units) for u in self._distributions}
+            self._study.add_trial(
+                create_trial(
+                    params=bits,
+                    distributions=self._distributions,
+                    value=j.log_time if j.finite else slowest,
+                )
+            )
+        self._learned = judged
 
 
 def _new_study() -> optuna.Study:
-    with _quiet():
+    with _silence_optuna():
         return optuna.create_study()
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_optuna() -> Iterator[None]:
     """Optuna announces each new study; this one is nobody's business."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)

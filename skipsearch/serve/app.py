@@ -16,56 +16,98 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from skipsearch.serve.answers import DONE, KEEP_ALIVE, event, figures, usage
-from skipsearch.serve.asked import ChatAsked, CompletionAsked, parse
-from skipsearch.serve.faults import Fault
+from skipsearch.serve.api_errors import APIError
 from skipsearch.serve.page import page_response
-from skipsearch.serve.service import Asking, Service
+from skipsearch.serve.protocol import ChatCompletionRequest, CompletionRequest, parse_request
+from skipsearch.serve.responses import (
+    DONE,
+    KEEP_ALIVE_EVENT,
+    count_usage,
+    encode,
+    encode_event,
+    summarise_decoding,
+)
+from skipsearch.serve.service import ActiveRequest, Service
 
-PATIENCE = 10.0   # seconds without an event, after which a streaming client is told that all is well
-LOCAL = {"localhost", "127.0.0.1", "[::1]"}
+KEEP_ALIVE_S = (
+    10.0  # seconds without an event, after which a streaming client is told that all is well
+)
+SMALL_BODY = (
+    65536  # bytes; a larger one is parsed in a thread, so that other clients need not wait for it
+)
+LOCAL_NAMES = {"localhost", "127.0.0.1", "[::1]"}
 
 
 def build_app(service: Service, local_only: bool = False) -> FastAPI:
-    """The application. local_only: answer only where the address that was asked for is this machine's own, so that no page of another site
-    can reach the server by a name that it lets point here."""
+    """The application. local_only: answer only where the address that was asked for is this
+    machine's own, so that no page of another site can reach the server by a name that it lets point
+    here."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.desk.start()
+        service.scheduler.start()
         yield
-        await asyncio.to_thread(service.desk.close)
+        await asyncio.to_thread(service.scheduler.close)
 
-    app = FastAPI(title="skipsearch", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="skipsearch", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan
+    )
 
     if local_only:
-        app.add_middleware(_LocalHosts, service=service)
+        app.add_middleware(_LocalHostsOnly, service=service)
 
-    @app.exception_handler(Fault)
-    async def fault(_: Request, error: Fault) -> Response:
-        return _refusal(service, error)
+    @app.exception_handler(APIError)
+    async def fault(_: Request, error: APIError) -> Response:
+        return _error_response(service, error)
 
     @app.exception_handler(HTTPException)
     async def unknown(_: Request, error: HTTPException) -> Response:
-        words = {404: "there is nothing at this address", 405: "this address does not take that method"}
-        return _refusal(service, Fault(error.status_code, words.get(error.status_code, str(error.detail)), headers=error.headers))
+        words = {
+            404: "there is nothing at this address",
+            405: "this address does not take that method",
+        }
+        return _error_response(
+            service,
+            APIError(
+                error.status_code,
+                words.get(error.status_code, str(error.detail)),
+                headers=error.headers,
+            ),
+        )
+
+    @app.api_route("/v1/responses{rest:path}", methods=["GET", "POST", "DELETE"])
+    async def responses(rest: str) -> Response:
+        # 404 and not 501: clients send a request again after a 5xx.
+        raise APIError(
+            404,
+            "this server has no Responses API: use /v1/chat/completions "
+            "(client.chat.completions.create in openai's library)",
+            code="no_responses_api",
+        )
 
     @app.exception_handler(ClientDisconnect)
     async def left(_: Request, error: ClientDisconnect) -> Response:
-        return _refusal(service, Fault(499, "the client went away"))
+        return _error_response(service, APIError(499, "the client went away"))
 
     @app.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> Response:
-        return _refusal(service, Fault(500, "the server failed at this request, which is its own fault: report it", code="internal"))
+        return _error_response(
+            service,
+            APIError(
+                500,
+                "the server failed at this request, which is its own fault: report it",
+                code="internal",
+            ),
+        )
 
     @app.get("/health")
     async def health() -> Response:
-        running, waiting = service.desk.counts
+        running, waiting = service.scheduler.queue_sizes
         return JSONResponse({"status": "ok", "running": running, "waiting": waiting})
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+        return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/")
     async def page() -> Response:
@@ -73,28 +115,33 @@ def build_app(service: Service, local_only: bool = False) -> FastAPI:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        service.keys.owner(request.headers.get("authorization"))
-        return JSONResponse({"object": "list", "data": [_model(service)]})
+        service.keys.authenticate(request.headers.get("authorization"))
+        return JSONResponse({"object": "list", "data": [_model_entry(service)]})
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
-        service.keys.owner(request.headers.get("authorization"))
+        service.keys.authenticate(request.headers.get("authorization"))
         if name != service.name:
-            raise Fault(404, f"there is no model {name[:80]!r} here; this server has {service.name!r}", "model", "model_not_found")
-        return JSONResponse(_model(service))
+            raise APIError(
+                404,
+                f"there is no model {name[:80]!r} here; this server has {service.name!r}",
+                "model",
+                "model_not_found",
+            )
+        return JSONResponse(_model_entry(service))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await _answer(service, request, CompletionAsked)
+        return await _answer(service, request, CompletionRequest)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await _answer(service, request, ChatAsked)
+        return await _answer(service, request, ChatCompletionRequest)
 
     return app
 
 
-class _LocalHosts:
+class _LocalHostsOnly:
     """Refuses requests that were sent to another name."""
 
     def __init__(self, app: ASGIApp, service: Service):
@@ -103,63 +150,101 @@ class _LocalHosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             host = Headers(scope=scope).get("host", "")
-            if re.sub(r":\d*$", "", host) not in LOCAL:
-                fault = Fault(421, "this server answers to localhost and 127.0.0.1 alone", code="wrong_host")
-                await _refusal(self.service, fault)(scope, receive, send)
+            if re.sub(r":\d*$", "", host) not in LOCAL_NAMES:
+                fault = APIError(
+                    421, "this server answers to localhost and 127.0.0.1 alone", code="wrong_host"
+                )
+                await _error_response(self.service, fault)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
 
-def _model(service: Service) -> dict[str, Any]:
-    spec, recipe = service.model.spec, service.desk.decoder.recipe
-    return {"id": service.name, "object": "model", "created": 0, "owned_by": "skipsearch", "max_model_len": spec.context,
-            "skipsearch": {"recipe": str(recipe), "drafters": [drafter.kind for drafter in recipe.drafters], "engine": spec.engine,
-                           "dtype": spec.dtype_name, "chat": service.is_chat}}
+def _model_entry(service: Service) -> dict[str, Any]:
+    spec, recipe = service.model.spec, service.scheduler.decoder.recipe
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "skipsearch",
+        "max_model_len": spec.context_length,
+        "skipsearch": {
+            "recipe": str(recipe),
+            "drafters": [drafter.kind for drafter in recipe.drafters],
+            "engine": spec.engine,
+            "dtype": spec.dtype_name,
+            "chat": service.is_chat,
+        },
+    }
 
 
-def _refusal(service: Service, fault: Fault) -> Response:
-    service.metrics.refused(fault.status)
-    return JSONResponse(fault.body, fault.status, headers=fault.headers)
+def _error_response(service: Service, error: APIError) -> Response:
+    service.metrics.record_refusal(error.status)
+    return Response(encode(error.body), error.status, error.headers, "application/json")
 
 
-async def _answer(service: Service, request: Request, kind: type[CompletionAsked | ChatAsked]) -> Response:
-    key = service.keys.owner(request.headers.get("authorization"))
+async def _answer(
+    service: Service, request: Request, kind: type[CompletionRequest | ChatCompletionRequest]
+) -> Response:
+    key = service.keys.authenticate(request.headers.get("authorization"))
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media != "application/json":   # what a page of another site can send without asking first is refused
-        raise Fault(415, f"the content type is {media[:60]!r}; send application/json", code="wrong_content_type")
-    asked = parse(kind, await _body(service, request))
-    asking = await service.ask(asked, key)
+    if (
+        media != "application/json"
+    ):  # what a page of another site can send without asking first is refused
+        raise APIError(
+            415,
+            f"the content type is {media[:60]!r}; send application/json",
+            code="wrong_content_type",
+        )
+    body = await _read_body(service, request)
+    asked = (
+        parse_request(kind, body)
+        if len(body) <= SMALL_BODY
+        else await asyncio.to_thread(parse_request, kind, body)
+    )
+    asking = await service.submit(asked, key)
     if asked.stream:
-        return StreamingResponse(_events(asking), media_type="text/event-stream",
-                                 headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-    return JSONResponse(await _whole(asking, request))
+        return StreamingResponse(
+            _stream_response(asking),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+    return Response(encode(await _collect_response(asking, request)), media_type="application/json")
 
 
-async def _body(service: Service, request: Request) -> bytes:
+async def _read_body(service: Service, request: Request) -> bytes:
     """Raises: Fault for one that is too large or does not arrive."""
-    most = service.limits.body
-    too_large = Fault(413, f"the body is larger than {most} bytes, which is the most that this server reads", code="body_too_large",
-                      headers={"Connection": "close"})
+    most = service.limits.max_body_bytes
+    too_large = APIError(
+        413,
+        f"the body is larger than {most} bytes, which is the most that this server reads",
+        code="body_too_large",
+        headers={"Connection": "close"},
+    )
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > most:
         raise too_large
     body = bytearray()
     try:
-        async with asyncio.timeout(service.limits.reading):
+        async with asyncio.timeout(service.limits.body_timeout_s):
             async for part in request.stream():
                 body += part
                 if len(body) > most:
                     raise too_large
     except TimeoutError:
-        raise Fault(408, f"the body did not arrive within {service.limits.reading:g} s", code="body_too_slow",
-                    headers={"Connection": "close"}) from None
+        raise APIError(
+            408,
+            f"the body did not arrive within {service.limits.body_timeout_s:g} s",
+            code="body_too_slow",
+            headers={"Connection": "close"},
+        ) from None
     return bytes(body)
 
 
-async def _whole(asking: Asking, request: Request) -> dict[str, Any]:
+async def _collect_response(active: ActiveRequest, request: Request) -> dict[str, Any]:
     """The whole answer, unless the client goes away before it is there."""
+
     async def read() -> None:
-        async for _ in asking.added():
+        async for _ in active.deltas():
             continue
 
     async def gone() -> None:
@@ -170,39 +255,49 @@ async def _whole(asking: Asking, request: Request) -> dict[str, Any]:
     try:
         await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not reading.done():
-            raise Fault(499, "the client went away")
+            raise APIError(499, "the client went away")
         reading.result()
     finally:
         leaving.cancel()
         reading.cancel()
-        asking.abandon()
-    return asking.envelope.whole(asking.choices, asking.prompt_tokens)
+        active.cancel()
+    return active.responses.full_response(active.choices, active.prompt_tokens)
 
 
-async def _events(asking: Asking) -> AsyncIterator[bytes]:
-    """The answers as server-sent events. A client that goes away cancels this, and with it the jobs."""
-    envelope, asked = asking.envelope, asking.asked
+async def _stream_response(active: ActiveRequest) -> AsyncIterator[bytes]:
+    """The answers as server-sent events. A client that goes away cancels this, and with it the
+    jobs.
+    """
+    envelope, asked = active.responses, active.request
     try:
         if envelope.chat:
-            for choice in asking.choices:
-                yield event(envelope.opening(choice.index))
+            for choice in active.choices:
+                yield encode_event(envelope.opening_chunk(choice.index))
         try:
-            async for added in asking.added(PATIENCE):
+            async for added in active.deltas(KEEP_ALIVE_S):
                 if added is None:
-                    yield KEEP_ALIVE
+                    yield KEEP_ALIVE_EVENT
                     continue
-                more = {"skipsearch": added.trace()} if asked.skipsearch.trace else {}
-                so_far = {"usage": usage(asking.choices, asking.prompt_tokens)} if asked.usage_in_each else {}
-                finish = added.choice.finish
+                more = {"skipsearch": added.trace_round()} if asked.skipsearch.trace else {}
+                so_far = (
+                    {"usage": count_usage(active.choices, active.prompt_tokens)}
+                    if asked.continuous_usage
+                    else {}
+                )
+                finish = added.choice.finish_reason
                 if added.text or added.scores or finish or more:
-                    yield event(envelope.streamed(added, finish, **more, **so_far))
-        except Fault as error:   # the status is sent already
-            yield event(error.body)
+                    yield encode_event(envelope.delta_chunk(added, finish, **more, **so_far))
+        except APIError as error:  # the status is sent already
+            yield encode_event(error.body)
             return
         if asked.skipsearch.trace:
-            yield event(envelope.around([], True, skipsearch={"figures": figures(asking.choices)}))
+            yield encode_event(
+                envelope.wrap([], True, skipsearch={"figures": summarise_decoding(active.choices)})
+            )
         if asked.include_usage:
-            yield event(envelope.around([], True, usage=usage(asking.choices, asking.prompt_tokens)))
+            yield encode_event(
+                envelope.wrap([], True, usage=count_usage(active.choices, active.prompt_tokens))
+            )
         yield DONE
     finally:
-        asking.abandon()
+        active.cancel()

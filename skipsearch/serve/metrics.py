@@ -1,4 +1,6 @@
-"""What a server counts, under the names that dashboards of vLLM know. No text of any request is in it."""
+"""What a server counts, under the names that dashboards of vLLM know. No text of any request is in
+it.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +8,91 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from skipsearch.stats import DecodeStats
+from skipsearch.core.stats import DecodeStats
 
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TOKEN_TIME_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 
 
 class Metrics:
-    """Of one server. counts: (requests running, requests waiting), asked when they are read."""
+    """Of one server. queue_sizes: (requests running, requests waiting), asked when they are
+    read.
+    """
 
-    def __init__(self, model: str, counts: Callable[[], tuple[int, int]]):
+    def __init__(self, model: str, queue_sizes: Callable[[], tuple[int, int]]):
         self.registry = CollectorRegistry()
         self._model = model
         for place, name in enumerate(("running", "waiting")):
-            gauge = Gauge(f"vllm:num_requests_{name}", f"Requests {name}.", ["model_name"], registry=self.registry)
-            gauge.labels(model).set_function(lambda place=place: float(counts()[place]))  # type: ignore[misc]
-        self._prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
-        self._generated = self._counter("vllm:generation_tokens", "Tokens generated.")
-        self._queries = self._counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked for among known prefixes.")
-        self._hits = self._counter("vllm:prefix_cache_hits", "Tokens of prompts whose K/V was known.")
-        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Rounds in which something was drafted.")
-        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
-        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
-        self._by_place = Counter("vllm:spec_decode_num_accepted_tokens_per_pos", "Drafted tokens accepted, by their place in the draft.",
-                                 ["model_name", "position"], registry=self.registry)
-        self._ended = Counter("vllm:request_success", "Answers, by how they ended.", ["model_name", "finished_reason"],
-                              registry=self.registry)
-        self._refused = Counter("skipsearch:requests_refused", "Requests that were answered with an error, by status.",
-                                ["model_name", "status"], registry=self.registry)
-        self._first = Histogram("vllm:time_to_first_token_seconds", "From the request to its first token.", ["model_name"],
-                                buckets=SECONDS, registry=self.registry).labels(model)
-        self._pace = Histogram("vllm:time_per_output_token_seconds", "Seconds a token, behind the first.", ["model_name"],
-                               buckets=PER_TOKEN, registry=self.registry).labels(model)
-        self._whole = Histogram("vllm:e2e_request_latency_seconds", "From the request to its last token.", ["model_name"],
-                                buckets=SECONDS, registry=self.registry).labels(model)
+            gauge = Gauge(
+                f"vllm:num_requests_{name}",
+                f"Requests {name}.",
+                ["model_name"],
+                registry=self.registry,
+            )
+            gauge.labels(model).set_function(lambda place=place: float(queue_sizes()[place]))  # type: ignore[misc]
+        self._prompt = self._make_counter("vllm:prompt_tokens", "Tokens of prompts.")
+        self._generated = self._make_counter("vllm:generation_tokens", "Tokens generated.")
+        self._queries = self._make_counter(
+            "vllm:prefix_cache_queries",
+            "Tokens of prompts that were looked for among known prefixes.",
+        )
+        self._hits = self._make_counter(
+            "vllm:prefix_cache_hits", "Tokens of prompts whose K/V was known."
+        )
+        self._drafts = self._make_counter(
+            "vllm:spec_decode_num_drafts", "Rounds in which something was drafted."
+        )
+        self._drafted = self._make_counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
+        self._accepted = self._make_counter(
+            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."
+        )
+        self._accepted_by_position = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens accepted, by their place in the draft.",
+            ["model_name", "position"],
+            registry=self.registry,
+        )
+        self._ended = Counter(
+            "vllm:request_success",
+            "Answers, by how they ended.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "skipsearch:requests_refused",
+            "Requests that were answered with an error, by status.",
+            ["model_name", "status"],
+            registry=self.registry,
+        )
+        self._time_to_first_token = Histogram(
+            "vllm:time_to_first_token_seconds",
+            "From the request to its first token.",
+            ["model_name"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=self.registry,
+        ).labels(model)
+        self._time_per_token = Histogram(
+            "vllm:time_per_output_token_seconds",
+            "Seconds a token, behind the first.",
+            ["model_name"],
+            buckets=TOKEN_TIME_BUCKETS_S,
+            registry=self.registry,
+        ).labels(model)
+        self._latency = Histogram(
+            "vllm:e2e_request_latency_seconds",
+            "From the request to its last token.",
+            ["model_name"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=self.registry,
+        ).labels(model)
 
-    def _counter(self, name: str, help: str) -> Counter:
+    def _make_counter(self, name: str, help: str) -> Counter:
         return Counter(name, help, ["model_name"], registry=self.registry).labels(self._model)
 
-    def first_token(self, seconds: float) -> None:
-        self._first.observe(seconds)
+    def record_first_token(self, seconds: float) -> None:
+        self._time_to_first_token.observe(seconds)
 
-    def round(self, drafted: int, accepted: int, emitted: int) -> None:
+    def record_round(self, drafted: int, accepted: int, emitted: int) -> None:
         """One round of any request."""
         self._generated.inc(emitted)
         if drafted:
@@ -55,22 +100,22 @@ class Metrics:
             self._drafted.inc(drafted)
             self._accepted.inc(accepted)
             for place in range(accepted):
-                self._by_place.labels(self._model, place).inc()
+                self._accepted_by_position.labels(self._model, place).inc()
 
-    def ended(self, reason: str, seconds: float, stats: DecodeStats | None) -> None:
+    def record_end(self, reason: str, seconds: float, stats: DecodeStats | None) -> None:
         """An answer is complete. reason: OpenAI's, or "abort" where the client went away."""
         self._ended.labels(self._model, reason).inc()
-        self._whole.observe(seconds)
+        self._latency.observe(seconds)
         if stats is not None:
             self._prompt.inc(stats.prompt_tokens)
             self._queries.inc(stats.prompt_tokens)
             self._hits.inc(stats.cached_tokens)
             if stats.seconds_per_token:
-                self._pace.observe(stats.seconds_per_token)
+                self._time_per_token.observe(stats.seconds_per_token)
 
-    def refused(self, status: int) -> None:
+    def record_refusal(self, status: int) -> None:
         self._refused.labels(self._model, status).inc()
 
-    def page(self) -> bytes:
+    def render(self) -> bytes:
         """In Prometheus' text format."""
         return generate_latest(self.registry)

@@ -14,22 +14,39 @@ PAGE = Path(__file__).with_name("page.html")
 
 
 def page_response() -> Response:
-    content, policy = _page()
-    return Response(content, media_type="text/html; charset=utf-8",
-                    headers={"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-                             "Cache-Control": "no-cache"})
+    content, policy = _load_page()
+    return Response(
+        content,
+        media_type="text/html; charset=utf-8",
+        headers={
+            "Content-Security-Policy": policy,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-cache",
+        },
+    )
 
 
 @cache
-def _page() -> tuple[bytes, str]:
-    """(the page, its content policy): its style and its script by their hashes, requests to this server alone, nothing else."""
+def _load_page() -> tuple[bytes, str]:
+    """(the page, its content policy): its style and its script by their hashes, requests to this
+    server alone, nothing else.
+    """
     text = PAGE.read_text("utf-8")
-    allowed = {tag: " ".join(f"'sha256-{_hash(part)}'" for part in re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL))
-               for tag in ("style", "script")}
-    policy = (f"default-src 'none'; style-src {allowed['style']}; script-src {allowed['script']}; connect-src 'self'; base-uri 'none'; "
-              "form-action 'none'; frame-ancestors 'none'")
+    allowed = {
+        tag: " ".join(
+            f"'sha256-{_csp_hash(part)}'"
+            for part in re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        )
+        for tag in ("style", "script")
+    }
+    policy = (
+        f"default-src 'none'; style-src {allowed['style']}; script-src {allowed['script']}; "
+        "connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    )
     return text.encode("utf-8"), policy
 
 
-def _hash(text: str) -> str:
+def _csp_hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode()

@@ -6,140 +6,224 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from skipsearch.core.registry import unknown_name
 from skipsearch.errors import TaskError
-from skipsearch.names import unknown
-from skipsearch.tasks.manifest import MANIFEST, HubSource, JsonlSource, Manifest, StdlibSource, read_manifest
-from skipsearch.tasks.prompts import bare_prompt, rendered, with_shots, without_line_break
-from skipsearch.tasks.rows import Pools, Row, prepare
-from skipsearch.tasks.sources import hub, jsonl, stdlib
-from skipsearch.tasks.split import cut_in_two, shortfall, take_both
-from skipsearch.tasks.values import Sampling, Task
+from skipsearch.tasks.manifest import (
+    MANIFEST_NAME,
+    HubSource,
+    JsonlSource,
+    Manifest,
+    StdlibSource,
+    read_manifest,
+)
+from skipsearch.tasks.prompt_rows import (
+    prepend_shots,
+    prompt_from_row,
+    render_row,
+    strip_final_newline,
+)
+from skipsearch.tasks.rows import Row, RowPools, select_rows
+from skipsearch.tasks.sources import hub_dataset, jsonl, stdlib
+from skipsearch.tasks.split import pair_pools, shortfall_notes, split_pool
+from skipsearch.tasks.task import Task, TaskSampling
 
-BARE_NEW_TOKENS = 128     # of a .jsonl that no manifest describes
-BARE_PROMPT_TOKENS = 2048
-BARE_CALIBRATION, BARE_HOLDOUT = 96, 32
-END_ON_REPEAT = 6         # looping text flatters every draft
+JSONL_NEW_TOKENS = 128  # of a .jsonl that no manifest describes
+JSONL_PROMPT_TOKENS = 2048
+JSONL_CALIBRATION, JSONL_HOLDOUT = 96, 32
+END_ON_REPEAT = 6  # looping text flatters every draft
 
 
 def data_folder() -> Path:
     """Where the tasks that come with skipsearch are.
 
-    In a checkout: `calibration_data/` at its root. Installed from a wheel: `share/skipsearch/calibration_data/` under
-    `sys.prefix`. Raises: TaskError if neither is there.
+    In a checkout: `calibration_data/` at its root. Installed from a wheel:
+    `share/skipsearch/calibration_data/` under `sys.prefix`. Raises: TaskError if neither is there.
     """
-    candidates = (Path(__file__).parents[2] / "calibration_data", Path(sys.prefix) / "share" / "skipsearch" / "calibration_data")
+    candidates = (
+        Path(__file__).parents[2] / "calibration_data",
+        Path(sys.prefix) / "share" / "skipsearch" / "calibration_data",
+    )
     for folder in candidates:
         if folder.is_dir():
             return folder
-    raise TaskError(f"the tasks that come with skipsearch are neither in {candidates[0]} nor in {candidates[1]}; "
-                    "install it again, or name a task folder of your own")
+    raise TaskError(
+        f"the tasks that come with skipsearch are neither in {candidates[0]} nor in "
+        f"{candidates[1]}; "
+        "install it again, or name a task folder of your own"
+    )
 
 
 def task_names() -> tuple[str, ...]:
     """Names of the tasks that come with skipsearch, sorted."""
-    return tuple(sorted(path.parent.name for path in data_folder().glob(f"*/{MANIFEST}")))
+    return tuple(sorted(path.parent.name for path in data_folder().glob(f"*/{MANIFEST_NAME}")))
 
 
 def load_task(name_or_path: str | Path, *, data: str | Path | None = None) -> Task:
     """The task of a name (`pycode`), a folder with a task.yaml, or a .jsonl file of prompts.
 
-    data: a .jsonl file to take the text from instead of the manifest's own source.
-    Raises: TaskError, in one sentence: an unknown name (with the nearest), a manifest that breaks a rule, text that cannot
-    be had, or fewer than 2 distinct prompts.
-    """
+    data: a .jsonl file to take the text from instead of the manifest's own source. Raises:
+    TaskError, in one sentence: an unknown name (with the nearest), a manifest that breaks a rule,
+    text that cannot be had, or fewer than 2 distinct prompts."""
     if Path(name_or_path).suffix == ".jsonl":
         if data is not None:
-            raise TaskError(f"{name_or_path} is data itself; give it a task's name to be read with, or leave {data} out")
-        return _bare(Path(name_or_path))
+            raise TaskError(
+                f"{name_or_path} is data itself; give it a task's name to be read with, or leave "
+                f"{data} out"
+            )
+        return _task_from_jsonl(Path(name_or_path))
     path = manifest_path(name_or_path)
     manifest = read_manifest(path)
     if data is None:
-        return _assemble(manifest, _pools(manifest, path), str(path), ())
-    return _assemble(manifest, Pools(_rows(Path(data)), None), str(data),
-                     (f"text from {Path(data).name} instead of the task's own source",))
+        return _task_from_manifest(manifest, _read_pools(manifest, path), str(path), ())
+    return _task_from_manifest(
+        manifest,
+        RowPools(_read_data_rows(Path(data)), None),
+        str(data),
+        (f"text from {Path(data).name} instead of the task's own source",),
+    )
 
 
 def task_name(name_or_path: str | Path) -> str:
-    """What `load_task` would call the task of these, without its text: a .jsonl is named for its file, a folder by its manifest.
+    """What `load_task` would call the task of these, without its text: a .jsonl is named for its
+    file, a folder by its manifest.
 
-    A name is itself, whether there is such a task or not. Raises: TaskError for a manifest that breaks a rule.
-    """
+    A name is itself, whether there is such a task or not. Raises: TaskError for a manifest that
+    breaks a rule."""
     path = Path(name_or_path)
     if path.suffix == ".jsonl":
         return path.stem
-    return read_manifest(manifest_path(path)).name if path.is_dir() or path.suffix in (".yaml", ".yml") else str(name_or_path)
+    return (
+        read_manifest(manifest_path(path)).name
+        if path.is_dir() or path.suffix in (".yaml", ".yml")
+        else str(name_or_path)
+    )
 
 
 def task_files(name_or_path: str | Path, *, data: str | Path | None = None) -> tuple[Path, ...]:
-    """The files of this machine that `load_task` reads for these arguments, the Hub's aside. Raises: TaskError."""
+    """The files of this machine that `load_task` reads for these arguments, the Hub's aside.
+    Raises: TaskError.
+    """
     if Path(name_or_path).suffix == ".jsonl":
         return (Path(name_or_path),)
     path = manifest_path(name_or_path)
     if data is not None:
         return path, Path(data)
     source = read_manifest(path).source
-    return (path, *jsonl.files(source, path.parent)) if isinstance(source, JsonlSource) else (path,)
+    return (
+        (path, *jsonl.list_source_files(source, path.parent))
+        if isinstance(source, JsonlSource)
+        else (path,)
+    )
 
 
 def manifest_path(name_or_path: str | Path) -> Path:
     """The task.yaml that a task's name or path stands for. Raises: TaskError if there is none."""
     given, names = str(name_or_path), task_names()
     if given in names:
-        return data_folder() / given / MANIFEST
+        return data_folder() / given / MANIFEST_NAME
     path = Path(given)
-    if path.is_dir() and not (path / MANIFEST).is_file():
-        raise TaskError(f"{path} holds no {MANIFEST}; a task is a name, a folder with a {MANIFEST}, or a .jsonl file")
+    if path.is_dir() and not (path / MANIFEST_NAME).is_file():
+        raise TaskError(
+            f"{path} holds no {MANIFEST_NAME}; a task is a name, a folder with a {MANIFEST_NAME}, "
+            "or a .jsonl file"
+        )
     if path.is_dir():
-        return path / MANIFEST
+        return path / MANIFEST_NAME
     if path.is_file() and path.suffix in (".yaml", ".yml"):
         return path
     if path.is_file():
-        raise TaskError(f"{path} is a file whose name does not end in .jsonl (prompts, one JSON object a line) or .yaml (a manifest); "
-                        "rename it if it is one of them")
-    raise TaskError(unknown("task", given, names) + "; a folder with a task.yaml or a .jsonl file is a task too")
+        raise TaskError(
+            f"{path} is a file whose name does not end in .jsonl (prompts, one JSON object a line) "
+            "or .yaml (a manifest); "
+            "rename it if it is one of them"
+        )
+    raise TaskError(
+        unknown_name("task", given, names)
+        + "; a folder with a task.yaml or a .jsonl file is a task too"
+    )
 
 
-def _pools(manifest: Manifest, path: Path) -> Pools:
+def _read_pools(manifest: Manifest, path: Path) -> RowPools:
     match manifest.source:
         case StdlibSource() as source:
-            return stdlib.read(source, manifest)
+            return stdlib.read_stdlib(source, manifest)
         case JsonlSource() as source:
-            return jsonl.read(source, path.parent)
+            return jsonl.read_jsonl(source, path.parent)
         case HubSource() as source:
-            return hub.read(source, manifest)
+            return hub_dataset.read_hub(source, manifest)
 
 
-def _rows(data: Path) -> list[Row]:
+def _read_data_rows(data: Path) -> list[Row]:
     try:
         return jsonl.read_rows(data)
     except TaskError as error:
         if data.suffix == ".jsonl" or not data.is_file():
             raise
-        raise TaskError(f"{error}; and {data.name} does not end in .jsonl: is it the right file?") from error
+        raise TaskError(
+            f"{error}; and {data.name} does not end in .jsonl: is it the right file?"
+        ) from error
 
 
-def _bare(path: Path) -> Task:
-    prompts = [without_line_break(bare_prompt(row)) for row in jsonl.read_rows(path)]
-    calibration, holdout = cut_in_two(prompts, BARE_CALIBRATION, BARE_HOLDOUT, 0, str(path))
-    notes = (*shortfall("calibration", calibration, BARE_CALIBRATION), *shortfall("hold-out", holdout, BARE_HOLDOUT))
-    return Task(name=path.stem, version=1, description=f"the prompts of {path.name}", sampling=Sampling(),
-                max_new_tokens=BARE_NEW_TOKENS, max_prompt_tokens=BARE_PROMPT_TOKENS, end_on_repeat=END_ON_REPEAT, seed=0,
-                chat=False, notes=notes, calibration=tuple(calibration), holdout=tuple(holdout))
+def _task_from_jsonl(path: Path) -> Task:
+    prompts = [strip_final_newline(prompt_from_row(row)) for row in jsonl.read_rows(path)]
+    calibration, holdout = split_pool(prompts, JSONL_CALIBRATION, JSONL_HOLDOUT, 0, str(path))
+    notes = (
+        *shortfall_notes("calibration", calibration, JSONL_CALIBRATION),
+        *shortfall_notes("hold-out", holdout, JSONL_HOLDOUT),
+    )
+    return Task(
+        name=path.stem,
+        version=1,
+        description=f"the prompts of {path.name}",
+        sampling=TaskSampling(),
+        max_new_tokens=JSONL_NEW_TOKENS,
+        max_prompt_tokens=JSONL_PROMPT_TOKENS,
+        end_on_repeat=END_ON_REPEAT,
+        seed=0,
+        chat=False,
+        notes=notes,
+        calibration=tuple(calibration),
+        holdout=tuple(holdout),
+    )
 
 
-def _assemble(manifest: Manifest, pools: Pools, where: str, notes: Sequence[str]) -> Task:
+def _task_from_manifest(
+    manifest: Manifest, pools: RowPools, where: str, notes: Sequence[str]
+) -> Task:
     """Rows -> prompts -> halves, in that order, so that no repeated text can stand in both."""
-    front, back = ([rendered(row, manifest) for row in prepare(pool or (), manifest)]
-                   for pool in (pools.calibration, pools.holdout))
-    first, second = with_shots(front, back, manifest)
+    front, back = (
+        [render_row(row, manifest) for row in select_rows(pool or (), manifest)]
+        for pool in (pools.calibration, pools.holdout)
+    )
+    first, second = prepend_shots(front, back, manifest)
     sizes = manifest.calibration, manifest.holdout
-    halves = (cut_in_two(first, *sizes, manifest.seed, where) if pools.holdout is None
-              else take_both(first, second, *sizes, manifest.seed, where))
-    whole = sum(item.whole for item in (*front, *back))
+    halves = (
+        split_pool(first, *sizes, manifest.seed, where)
+        if pools.holdout is None
+        else pair_pools(first, second, *sizes, manifest.seed, where)
+    )
+    whole = sum(item.is_complete for item in (*front, *back))
     if whole:
-        notes = (*notes, f"{whole} rows are whole prompts already and stand without this task's template and shots")
-    return Task(name=manifest.name, version=manifest.version, description=manifest.description, sampling=manifest.sampling,
-                max_new_tokens=manifest.max_new_tokens, max_prompt_tokens=manifest.max_prompt_tokens,
-                end_on_repeat=manifest.end_on_repeat, seed=manifest.seed, chat=manifest.chat,
-                notes=(*notes, *shortfall("calibration", halves[0], sizes[0]), *shortfall("hold-out", halves[1], sizes[1])),
-                calibration=tuple(halves[0]), holdout=tuple(halves[1]))
+        notes = (
+            *notes,
+            f"{whole} rows are whole prompts already and stand without this task's template and "
+            "shots",
+        )
+    return Task(
+        name=manifest.name,
+        version=manifest.version,
+        description=manifest.description,
+        sampling=manifest.sampling,
+        max_new_tokens=manifest.max_new_tokens,
+        max_prompt_tokens=manifest.max_prompt_tokens,
+        end_on_repeat=manifest.end_on_repeat,
+        seed=manifest.seed,
+        chat=manifest.chat,
+        notes=(
+            *notes,
+            *shortfall_notes("calibration", halves[0], sizes[0]),
+            *shortfall_notes("hold-out", halves[1], sizes[1]),
+        ),
+        calibration=tuple(halves[0]),
+        holdout=tuple(halves[1]),
+    )

@@ -1,4 +1,6 @@
-"""The schema of `calibration_data/<task>/task.yaml`, and reading one with errors that name file, line, field and rule."""
+"""The schema of `calibration_data/<task>/task.yaml`, and reading one with errors that name file,
+line, field and rule.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +11,37 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from skipsearch.core.registry import unknown_name
+from skipsearch.core.strict_yaml import MAX_BYTES, Document, FileKind, read_yaml
 from skipsearch.errors import TaskError
-from skipsearch.names import unknown
-from skipsearch.strict_yaml import MAX_BYTES, Document, Reading, read_yaml
-from skipsearch.tasks.files import open_regular
-from skipsearch.tasks.template import columns_of
-from skipsearch.tasks.values import Sampling
+from skipsearch.tasks.prompt_template import list_columns
+from skipsearch.tasks.task import TaskSampling
+from skipsearch.tasks.task_files import open_task_file
 
-MANIFEST = "task.yaml"
-TASK = Reading(TaskError, "task manifest", "name")
+MANIFEST_NAME = "task.yaml"
+TASK_DOCUMENT = FileKind(TaskError, "task manifest", "name")
 
 
-def _placeholders_only(template: str) -> str:
-    columns_of(template)
+def _check_template(template: str) -> str:
+    list_columns(template)
     return template
 
 
 Text = Annotated[str, Field(min_length=1)]
-Template = Annotated[Text, AfterValidator(_placeholders_only)]
+Template = Annotated[Text, AfterValidator(_check_template)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class _Strict(BaseModel):
+class _ManifestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class StdlibSource(_Strict):
+class StdlibSource(_ManifestModel):
     """Text of the running interpreter's standard library; rows have the one column `text`.
 
-    flavour: `code` (a source file up to somewhere inside a function) or `docstrings` (the first part of a long one).
-    per_module: the most prompts that one module may give. docstring_least: characters of the shortest docstring that gives one.
-    """
+    flavour: `code` (a source file up to somewhere inside a function) or `docstrings` (the first
+    part of a long one). per_module: the most prompts that one module may give. docstring_least:
+    characters of the shortest docstring that gives one."""
 
     kind: Literal["stdlib"]
     flavour: Literal["code", "docstrings"]
@@ -47,44 +49,59 @@ class StdlibSource(_Strict):
     docstring_least: Count = 600
 
 
-class JsonlSource(_Strict):
-    """Lines of JSON in files beside the manifest. Without holdout_path, one file is cut into both halves."""
+class JsonlSource(_ManifestModel):
+    """Lines of JSON in files beside the manifest. Without holdout_path, one file is cut into both
+    halves.
+    """
 
     kind: Literal["jsonl"]
     path: Text
     holdout_path: Text | None = None
 
 
-def _readable(file: str) -> str:
+def _check_file_name(file: str) -> str:
     if not file.endswith((".parquet", ".jsonl")):
-        raise ValueError(f"{file} is neither .parquet nor .jsonl; name a file of one of these kinds")
+        raise ValueError(
+            f"{file} is neither .parquet nor .jsonl; name a file of one of these kinds"
+        )
     return file
 
 
-class HubSource(_Strict):
-    """Files of a data set on the Hugging Face Hub at a revision. Without holdout_files, one pool is cut into both halves."""
+class HubSource(_ManifestModel):
+    """Files of a data set on the Hugging Face Hub at a revision. Without holdout_files, one pool is
+    cut into both halves.
+    """
 
     kind: Literal["hub"]
     repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
     revision: Text
-    calibration_files: Annotated[list[Annotated[str, AfterValidator(_readable)]], Field(min_length=1)]
-    holdout_files: Annotated[list[Annotated[str, AfterValidator(_readable)]], Field(min_length=1)] | None = None
+    calibration_files: Annotated[
+        list[Annotated[str, AfterValidator(_check_file_name)]], Field(min_length=1)
+    ]
+    holdout_files: (
+        Annotated[list[Annotated[str, AfterValidator(_check_file_name)]], Field(min_length=1)]
+        | None
+    ) = None
 
     @model_validator(mode="after")
-    def _disjoint(self) -> Self:
+    def _check_disjoint(self) -> Self:
         both = set(self.calibration_files) & set(self.holdout_files or ())
         if both:
-            raise ValueError(f"{min(both)} is in both halves; leave holdout_files out to have one pool cut in two")
+            raise ValueError(
+                f"{min(both)} is in both halves; leave holdout_files out to have one pool cut in "
+                "two"
+            )
         return self
 
 
-class Manifest(_Strict):
-    """One task as its file describes it. Sizes count prompts; max_new_tokens and max_prompt_tokens count tokens.
+class Manifest(_ManifestModel):
+    """One task as its file describes it. Sizes count prompts; max_new_tokens and max_prompt_tokens
+    count tokens.
 
-    template: the prompt, with the columns of a row as placeholders. shots rows, rendered by `shot`, stand before it.
-    columns: our name for a column -> the data set's. single_line: columns whose line breaks become blanks.
-    categories: rows that have a column `category` are used only if it is one of these.
-    """
+    template: the prompt, with the columns of a row as placeholders. shots rows, rendered by `shot`,
+    stand before it. columns: our name for a column -> the data set's. single_line: columns whose
+    line breaks become blanks. categories: rows that have a column `category` are used only if it is
+    one of these."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     version: Count
@@ -99,60 +116,79 @@ class Manifest(_Strict):
     chat: bool = False
     max_new_tokens: Count
     max_prompt_tokens: Count
-    sampling: Sampling
+    sampling: TaskSampling
     calibration: Count
     holdout: Count
     seed: Annotated[int, Field(ge=0)]
     end_on_repeat: Count | None
 
     @model_validator(mode="after")
-    def _shots_have_a_shape(self) -> Self:
+    def _check_shots(self) -> Self:
         if (self.shots > 0) != (self.shot is not None):
-            raise ValueError("shots and shot belong together: how many examples, and the template of one")
+            raise ValueError(
+                "shots and shot belong together: how many examples, and the template of one"
+            )
         return self
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in a file. Raises: TaskError naming the file, the line, the field and the rule it breaks."""
-    with open_regular(path) as file:
+    """The manifest in a file. Raises: TaskError naming the file, the line, the field and the rule
+    it breaks.
+    """
+    with open_task_file(path) as file:
         try:
             content = file.read(MAX_BYTES + 1)
         except OSError as error:
             raise TaskError(f"{path}: cannot be read ({error.strerror or error})") from error
-    document = read_yaml(content, str(path), TASK)
+    document = read_yaml(content, str(path), TASK_DOCUMENT)
     if not isinstance(document.data, dict):
         raise TaskError(f"{path}: a task manifest is a mapping of fields such as name and source")
     try:
         return Manifest.model_validate(document.data)
     except ValidationError as error:
-        raise TaskError(_sentence(path, document, error.errors(include_url=False)[0])) from error
+        raise TaskError(
+            _explain_error(path, document, error.errors(include_url=False)[0])
+        ) from error
 
 
-def _sentence(path: Path, document: Document, problem: ErrorDetails) -> str:
+def _explain_error(path: Path, document: Document, problem: ErrorDetails) -> str:
     where = problem["loc"]
-    line = document.line(where)
-    # Pydantic puts the tag of a union into the path (`source.hub.repo`); the file has no such level.
-    field = ".".join(str(part) for part in where if part not in ("stdlib", "jsonl", "hub")) or "the manifest"
-    return f"{path}{f', line {line}' if line else ''}: {_rule(field, problem)}"
+    line = document.line_of(where)
+    # Pydantic puts the tag of a union into the path (`source.hub.repo`); the file has no such
+    # level.
+    field = (
+        ".".join(str(part) for part in where if part not in ("stdlib", "jsonl", "hub"))
+        or "the manifest"
+    )
+    return f"{path}{f', line {line}' if line else ''}: {_describe_rule(field, problem)}"
 
 
-def _rule(field: str, problem: ErrorDetails) -> str:
+def _describe_rule(field: str, problem: ErrorDetails) -> str:
     kind, value = problem["type"], problem["input"]
     if kind == "missing":
         return f"{field} is missing"
     if kind == "extra_forbidden":
-        return unknown("field", str(problem["loc"][-1]), _fields_beside(problem["loc"]))
+        return unknown_name("field", str(problem["loc"][-1]), _sibling_fields(problem["loc"]))
     if kind == "union_tag_invalid":
-        return unknown("source kind", str(problem["ctx"]["tag"]), ("stdlib", "jsonl", "hub"))
+        return unknown_name("source kind", str(problem["ctx"]["tag"]), ("stdlib", "jsonl", "hub"))
     if kind == "union_tag_not_found":
         return f"{field} has no kind; it is stdlib, jsonl or hub"
     if kind == "value_error":
         return f"{field}: {problem['msg'].removeprefix('Value error, ')}"
-    shown = shorten(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
+    shown = (
+        shorten(value)
+        if isinstance(value, str | int | float | bool | None)
+        else f"a {type(value).__name__}"
+    )
     return f"{field} is {shown}; {problem['msg'].replace('Input', 'it').replace('String', 'it')}"
 
 
-def _fields_beside(where: tuple[Any, ...]) -> list[str]:
-    models: dict[str, type[BaseModel]] = {"stdlib": StdlibSource, "jsonl": JsonlSource, "hub": HubSource, "sampling": Sampling}
-    parent = str(where[-2]) if len(where) > 1 else ""
+def _sibling_fields(key_path: tuple[Any, ...]) -> list[str]:
+    models: dict[str, type[BaseModel]] = {
+        "stdlib": StdlibSource,
+        "jsonl": JsonlSource,
+        "hub": HubSource,
+        "sampling": TaskSampling,
+    }
+    parent = str(key_path[-2]) if len(key_path) > 1 else ""
     return list(models.get(parent, Manifest).model_fields)

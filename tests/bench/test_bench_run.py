@@ -1,4 +1,6 @@
-"""A benchmark's figures: what they are computed from, and that they are of the work that was asked for."""
+"""A benchmark's figures: what they are computed from, and that they are of the work that was asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,39 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.tiny import LAYERS, driven_by, small_world
+from helpers.tiny import LAYERS, tiny_model_and_reference, use_engine
 
-from skipsearch.bench import DrafterRow, Request, bench, cost_table, draw, random_requests
-from skipsearch.bench.memory import bytes_read, peak_of, read_bandwidth
-from skipsearch.bench.passes import pass_times
-from skipsearch.bench.peers import OurPeer, Run
-from skipsearch.bench.requests import column
-from skipsearch.cli.bench import _spread
+from skipsearch.bench import (
+    BenchRequest,
+    DrafterRow,
+    make_random_requests,
+    measure_cost_table,
+    plot_rows,
+    run_benchmark,
+)
+from skipsearch.bench.bench_prompts import spec_bench_category
+from skipsearch.bench.pass_timing import time_passes_of
+from skipsearch.bench.peak_memory import bytes_per_token, measure_bandwidth, measure_peak_memory
+from skipsearch.bench.systems import SkipsearchSystem, SystemRun
+from skipsearch.cli.bench_command import _balance_categories
 from skipsearch.cli.bench_view import print_rows
-from skipsearch.cli.outside import Terminal
+from skipsearch.cli.terminal import Terminal
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import Recipe
+from skipsearch.core.stats import DecodeStats, expected_speedup
 from skipsearch.decoding import Decoder
-from skipsearch.drafters.lookup import Lookup
-from skipsearch.drafters.skip import Skip
+from skipsearch.drafters.exits import make_exit
+from skipsearch.drafters.lookup.spec import Lookup
+from skipsearch.drafters.skip.spec import Skip
 from skipsearch.errors import DecodeError
-from skipsearch.exits import make_exit
-from skipsearch.mask import SkipMask
 from skipsearch.models import load_adapter
-from skipsearch.recipe import Recipe
-from skipsearch.stats import DecodeStats, expected_speedup
 from skipsearch.tasks import Prompt
 
-REQUESTS = [Request((5, 17, 40), 12, "a"), Request((60, 2), 9, "b"), Request((33, 34, 1, 8), 12, "a")]
+REQUESTS = [
+    BenchRequest((5, 17, 40), 12, "a"),
+    BenchRequest((60, 2), 9, "b"),
+    BenchRequest((33, 34, 1, 8), 12, "a"),
+]
 
 
 class Fake:
@@ -42,50 +55,70 @@ class Fake:
 
     def __init__(self, name: str, seconds_per_token: float, drafted: int = 0):
         self.name, self.pace, self.drafted = name, seconds_per_token, drafted
-        self.model = small_world()[0]
+        self.model = tiny_model_and_reference()[0]
         self.engine = self.model.spec.engine
         self.calls: list[tuple[int, int]] = []
 
-    def run(self, prompt: Sequence[int], new_tokens: int) -> Run:
+    def run(self, prompt: Sequence[int], new_tokens: int) -> SystemRun:
         self.calls.append((len(prompt), new_tokens))
         behind = new_tokens - 1
-        return Run([1] * new_tokens, 0.5, self.pace * behind, DecodeStats(rounds=behind, round_tokens=behind, drafted=self.drafted,
-                                                                          decode_seconds=self.pace * behind))
+        return SystemRun(
+            [1] * new_tokens,
+            0.5,
+            self.pace * behind,
+            DecodeStats(
+                rounds=behind,
+                round_tokens=behind,
+                drafted=self.drafted,
+                decode_seconds=self.pace * behind,
+            ),
+        )
 
 
-def drafting_peer() -> OurPeer:
-    model, _ = small_world()
-    return OurPeer("profile", Decoder(model, SkipMask(LAYERS, (1,), (2,)), draft_length=3, exit_policy=make_exit("fixed")))
+def drafting_peer() -> SkipsearchSystem:
+    model, _ = tiny_model_and_reference()
+    return SkipsearchSystem(
+        "profile",
+        Decoder(
+            model, SkipMask(LAYERS, (1,), (2,)), draft_length=3, exit_policy=make_exit("fixed")
+        ),
+    )
 
 
 def test_ratios_are_of_total_times_over_the_same_prompts() -> None:
-    slow, fast = bench([Fake("plain", 0.004), Fake("profile", 0.002)], REQUESTS, repeats=2)
+    slow, fast = run_benchmark([Fake("plain", 0.004), Fake("profile", 0.002)], REQUESTS, repeats=2)
     assert slow.speedup.mean == pytest.approx(1.0)
     assert fast.speedup.mean == pytest.approx(2.0)
     assert (fast.ms_per_token, fast.tokens_per_second) == pytest.approx((2.0, 500.0))
-    assert {group: estimate.mean for group, estimate in fast.by_group.items()} == pytest.approx({"a": 2.0, "b": 2.0})
+    assert {group: estimate.mean for group, estimate in fast.by_group.items()} == pytest.approx(
+        {"a": 2.0, "b": 2.0}
+    )
     assert fast.end_to_end_tokens_per_second == pytest.approx(33 / (1.5 + 0.002 * 30))
 
 
 def test_every_peer_gets_every_request_in_every_repeat_and_turns_are_taken() -> None:
     peers = [Fake("plain", 0.004), Fake("profile", 0.002)]
-    bench(peers, REQUESTS, repeats=2)
-    asked = [(len(r.prompt), r.new_tokens) for r in REQUESTS]
+    run_benchmark(peers, REQUESTS, repeats=2)
+    asked = [(len(r.prompt_ids), r.new_tokens) for r in REQUESTS]
     for peer in peers:
-        assert peer.calls[2:-1] == asked * 2  # two warm-ups before, the run that memory is watched in behind
+        assert (
+            peer.calls[2:-1] == asked * 2
+        )  # two warm-ups before, the run that memory is watched in behind
 
 
 def test_contexts_are_filled_with_the_prompts_own_text_and_those_too_long_left_out() -> None:
     peer = Fake("plain", 0.004)
-    row, = bench([peer], REQUESTS, repeats=3, contexts=[16, 64, 100_000])
+    (row,) = run_benchmark([peer], REQUESTS, repeats=3, contexts=[16, 64, 100_000])
     assert set(row.by_context) == {16, 64}
     assert row.by_context[64] == pytest.approx(4.0)
     assert peer.calls.count((64, 32)) == 3
 
 
 def test_our_peers_know_their_rounds() -> None:
-    model, _ = small_world()
-    plain, drafted = bench([OurPeer("plain", Decoder(model)), drafting_peer()], REQUESTS, repeats=1)
+    model, _ = tiny_model_and_reference()
+    plain, drafted = run_benchmark(
+        [SkipsearchSystem("plain", Decoder(model)), drafting_peer()], REQUESTS, repeats=1
+    )
     assert (plain.tau, plain.alpha, plain.beta) == (1.0, None, None)
     assert drafted.identical == drafted.prompts == 3
     assert drafted.tau is not None
@@ -94,7 +127,9 @@ def test_our_peers_know_their_rounds() -> None:
     assert drafted.verify_ratio is not None
     assert drafted.accepted_fraction is not None
     assert drafted.alpha is not None
-    assert drafted.closed_form == pytest.approx(expected_speedup(drafted.alpha, 3, drafted.beta, drafted.verify_ratio))
+    assert drafted.closed_form == pytest.approx(
+        expected_speedup(drafted.alpha, 3, drafted.beta, drafted.verify_ratio)
+    )
     assert plain.closed_form is None
     assert drafted.bandwidth_share is None, "a token of it is not a pass"
     assert plain.bandwidth_share is not None
@@ -102,24 +137,40 @@ def test_our_peers_know_their_rounds() -> None:
 
 
 def test_each_drafter_of_a_recipe_has_its_own_figures() -> None:
-    model, _ = small_world()
-    recipe = Recipe((Lookup(min_match=1, draft_length=4), Skip(attn=(1,), mlp=(2,), draft_length=3, exit=make_exit("fixed"))))
-    plain, both, lookup = bench([OurPeer("plain", Decoder(model)), OurPeer("recipe", Decoder(model, recipe)),
-                                 OurPeer("lookup", Decoder(model, Recipe(recipe.drafters[:1])))],
-                                [Request((5, 17, 40, 5, 17), 40), Request((1, 2, 1), 40)], repeats=1)
+    model, _ = tiny_model_and_reference()
+    recipe = Recipe(
+        (
+            Lookup(min_match=1, draft_length=4),
+            Skip(attn=(1,), mlp=(2,), draft_length=3, exit=make_exit("fixed")),
+        )
+    )
+    plain, both, lookup = run_benchmark(
+        [
+            SkipsearchSystem("plain", Decoder(model)),
+            SkipsearchSystem("recipe", Decoder(model, recipe)),
+            SkipsearchSystem("lookup", Decoder(model, Recipe(recipe.drafters[:1]))),
+        ],
+        [BenchRequest((5, 17, 40, 5, 17), 40), BenchRequest((1, 2, 1), 40)],
+        repeats=1,
+    )
     assert plain.by_drafter == []
     assert [row.kind for row in both.by_drafter] == ["lookup", "skip"]
     assert all(row.drafted >= row.accepted >= 0 < row.rounds for row in both.by_drafter)
     assert sum(row.share for row in both.by_drafter) <= 1
-    assert both.accepted_fraction == sum(row.accepted for row in both.by_drafter) / sum(row.drafted for row in both.by_drafter)
+    assert both.accepted_fraction == sum(row.accepted for row in both.by_drafter) / sum(
+        row.drafted for row in both.by_drafter
+    )
     assert both.as_dict()["by_drafter"][0]["kind"] == "lookup", "as --json prints it"
     assert lookup.beta is None, "no pass of it drafts"
     assert lookup.verify_ratio is not None
 
 
 def test_drafters_are_shown_where_a_recipe_has_several(capsys: pytest.CaptureFixture[str]) -> None:
-    row, = bench([Fake("plain", 0.004)], REQUESTS, repeats=1)
-    one, other = DrafterRow("lookup", 0.25, 5, 20, 10, 0.8, 4), DrafterRow("skip", 0.5, 10, 30, 24, 0.9, 0)
+    (row,) = run_benchmark([Fake("plain", 0.004)], REQUESTS, repeats=1)
+    one, other = (
+        DrafterRow("lookup", 0.25, 5, 20, 10, 0.8, 4),
+        DrafterRow("skip", 0.5, 10, 30, 24, 0.9, 0),
+    )
     print_rows(Terminal(width=160), [replace(row, peer="alone", by_drafter=[one])])
     assert "of rounds" not in capsys.readouterr().out
     print_rows(Terminal(width=160), [row, replace(row, peer="recipe", by_drafter=[one, other])])
@@ -130,38 +181,53 @@ def test_drafters_are_shown_where_a_recipe_has_several(capsys: pytest.CaptureFix
 
 def test_what_a_token_reads_is_every_matrix_once_and_the_keys_and_values_before_it() -> None:
     for engine in ("hf", "lean"):
-        with driven_by(engine):
-            model, full = small_world()
+        with use_engine(engine):
+            model, full = tiny_model_and_reference()
             table = full.hf.model.embed_tokens.weight
             weights = sum(w.nbytes for w in full.hf.parameters())
             assert model.weight_bytes == weights
             assert model.read_bytes == weights - table.nbytes
             keys_and_values = LAYERS * 2 * 1 * 16 * 8  # layers, both, heads, width of a head, bytes
-            assert bytes_read(model, 10) == model.read_bytes + 10 * keys_and_values
+            assert bytes_per_token(model, 10) == model.read_bytes + 10 * keys_and_values
 
 
 def test_bfloat16_weights_of_a_tied_model_are_counted_once() -> None:
-    sizes = {engine: load_adapter("demo", device="cpu", dtype="bfloat16", engine=engine).weight_bytes for engine in ("hf", "lean")}
+    sizes = {
+        engine: load_adapter("demo", device="cpu", dtype="bfloat16", engine=engine).weight_bytes
+        for engine in ("hf", "lean")
+    }
     assert sizes["hf"] == sizes["lean"] == 9_641_664 * 2
 
 
-def test_the_share_outside_passes_is_what_the_passes_leave_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that ticks whenever it is read: a round of plain decoding reads it three times, a timed pass twice in between."""
+def test_the_share_outside_passes_is_what_the_passes_leave_of_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a clock that ticks whenever it is read: a round of plain decoding reads it three times, a
+    timed pass twice in between.
+    """
     ticks = count()
-    for module in ("skipsearch.bench.passes", "skipsearch.decoding.loop"):
+    for module in ("skipsearch.bench.pass_timing", "skipsearch.decoding.loop"):
         monkeypatch.setattr(f"{module}.perf_counter", lambda: float(next(ticks)))
-    model, _ = small_world()
-    plain = pass_times(OurPeer("plain", Decoder(model)), REQUESTS)
+    model, _ = tiny_model_and_reference()
+    plain = time_passes_of(SkipsearchSystem("plain", Decoder(model)), REQUESTS)
     rounds = sum(r.new_tokens - 1 for r in REQUESTS)
-    assert (plain.draft, plain.drafts, plain.full, plain.fulls, plain.whole) == (0, 0, rounds, rounds, 4 * rounds)
-    assert (plain.loop_share, plain.a_draft, plain.a_full) == (3 / 4, None, 1.0)
-    drafted = pass_times(drafting_peer(), REQUESTS)
-    assert drafted.a_draft == drafted.a_full == 1.0
-    assert drafted.drafts > drafted.fulls > 0
+    assert (plain.draft_s, plain.n_drafts, plain.full_s, plain.n_full, plain.total_s) == (
+        0,
+        0,
+        rounds,
+        rounds,
+        4 * rounds,
+    )
+    assert (plain.loop_share, plain.mean_draft_s, plain.mean_full_s) == (3 / 4, None, 1.0)
+    drafted = time_passes_of(drafting_peer(), REQUESTS)
+    assert drafted.mean_draft_s == drafted.mean_full_s == 1.0
+    assert drafted.n_drafts > drafted.n_full > 0
 
 
 def written(size: int = 64_000_000) -> mmap:
-    """Memory that is mapped anew and written to, whatever the allocator has left from the tests before."""
+    """Memory that is mapped anew and written to, whatever the allocator has left from the tests
+    before.
+    """
     memory = mmap(-1, size)
     for page in range(0, size, PAGESIZE):
         memory[page] = 1
@@ -174,20 +240,20 @@ def test_memory_of_a_run_is_seen_whatever_garbage_was_there_before() -> None:
         written()
 
     garbage: list[object] = [written()]
-    garbage.append(garbage)   # only a collection finds out that nobody holds it
+    garbage.append(garbage)  # only a collection finds out that nobody holds it
     del garbage
-    peak = peak_of(takes_64_megabytes, torch.device("cpu"))
+    peak = measure_peak_memory(takes_64_megabytes, torch.device("cpu"))
     if peak is None:
         pytest.skip("this system does not tell")
     assert peak > 50e6
 
 
 def test_the_read_bandwidth_is_positive() -> None:
-    assert read_bandwidth(torch.device("cpu"), 4e6, repeats=3) > 1e6
+    assert measure_bandwidth(torch.device("cpu"), 4e6, repeats=3) > 1e6
 
 
 def test_the_cost_table_is_relative_to_a_pass_of_its_own_engine() -> None:
-    row, = cost_table([small_world()[0]], 16)
+    (row,) = measure_cost_table([tiny_model_and_reference()[0]], 16)
     assert len(row.v) == 15
     assert 0 < row.beta_half < 1.5
     assert row.engine == "hf"
@@ -195,30 +261,38 @@ def test_the_cost_table_is_relative_to_a_pass_of_its_own_engine() -> None:
 
 def test_random_requests_are_the_same_every_time_and_of_the_models_vocabulary() -> None:
     model = load_adapter("synthetic:2x64", device="cpu")
-    a, b = random_requests(model, 3), random_requests(model, 3)
+    a, b = make_random_requests(model, 3), make_random_requests(model, 3)
     assert a == b
-    assert all(0 <= t < model.spec.vocab for r in a for t in r.prompt)
+    assert all(0 <= t < model.spec.vocab_size for r in a for t in r.prompt_ids)
 
 
 def test_a_picture_shows_peers_and_contexts(tmp_path: Path) -> None:
-    rows = bench([Fake("plain", 0.004), Fake("profile", 0.002)], REQUESTS, repeats=1, contexts=[16, 64])
+    rows = run_benchmark(
+        [Fake("plain", 0.004), Fake("profile", 0.002)], REQUESTS, repeats=1, contexts=[16, 64]
+    )
     for file in (tmp_path / "b.png", tmp_path / "b.svg"):
-        draw(rows, "title", file)
+        plot_rows(rows, "title", file)
         assert file.stat().st_size > 5000
     with pytest.raises(DecodeError, match="choose another with --picture"):
-        draw(rows, "title", tmp_path / "b.png" / "b.png")
+        plot_rows(rows, "title", tmp_path / "b.png" / "b.png")
     with pytest.raises(DecodeError, match=r"choose another file, ending in \.png"):
-        draw(rows, "title", tmp_path / "b.xyz")
+        plot_rows(rows, "title", tmp_path / "b.xyz")
 
 
-def test_a_picture_that_a_full_disk_cuts_short_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_that_a_full_disk_cuts_short_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     (tmp_path / "b.svg").write_text("the old one")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DecodeError, match=r"cannot write .*b\.svg: No space left on device; make room there"):
-        draw(bench([Fake("plain", 0.004)], REQUESTS, repeats=1), "title", tmp_path / "b.svg")
+    with pytest.raises(
+        DecodeError, match=r"cannot write .*b\.svg: No space left on device; make room there"
+    ):
+        plot_rows(
+            run_benchmark([Fake("plain", 0.004)], REQUESTS, repeats=1), "title", tmp_path / "b.svg"
+        )
     assert os.listdir(tmp_path) == ["b.svg"]
     assert (tmp_path / "b.svg").read_text() == "the old one"
 
@@ -226,18 +300,31 @@ def test_a_picture_that_a_full_disk_cuts_short_leaves_the_old_one(tmp_path: Path
 def test_a_loop_is_left_as_it_was() -> None:
     peer = drafting_peer()
     before = peer.decoder.loop.model
-    pass_times(peer, REQUESTS[:1])
+    time_passes_of(peer, REQUESTS[:1])
     assert peer.decoder.loop.model is before
 
 
 def test_spec_benchs_columns_hold_the_categories_of_mt_bench_as_one() -> None:
-    assert {column(c) for c in ("writing", "stem", "math")} == {"conversation"}
-    assert [column(c) for c in ("math_reasoning", "rag", "")] == ["math_reasoning", "rag", ""]
+    assert {spec_bench_category(c) for c in ("writing", "stem", "math")} == {"conversation"}
+    assert [spec_bench_category(c) for c in ("math_reasoning", "rag", "")] == [
+        "math_reasoning",
+        "rag",
+        "",
+    ]
 
 
 def test_a_few_prompts_are_of_every_category() -> None:
-    prompts = [Prompt(str(i), "x", category) for i, category in enumerate(["qa"] * 5 + ["rag"] * 2 + ["math"])]
-    assert [p.category for p in _spread(prompts, 5)] == ["qa", "rag", "math", "qa", "rag"]
-    assert len(_spread(prompts, 100)) == len(prompts)
+    prompts = [
+        Prompt(str(i), "x", category)
+        for i, category in enumerate(["qa"] * 5 + ["rag"] * 2 + ["math"])
+    ]
+    assert [p.category for p in _balance_categories(prompts, 5)] == [
+        "qa",
+        "rag",
+        "math",
+        "qa",
+        "rag",
+    ]
+    assert len(_balance_categories(prompts, 100)) == len(prompts)
     plain = [Prompt(str(i), "x") for i in range(4)]
-    assert _spread(plain, 3) == plain[:3]
+    assert _balance_categories(plain, 3) == plain[:3]

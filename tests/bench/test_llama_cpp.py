@@ -1,4 +1,6 @@
-"""llama.cpp beside us: the same weights, the same greedy tokens, and a sentence where it cannot take part."""
+"""llama.cpp beside us: the same weights, the same greedy tokens, and a sentence where it cannot
+take part.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ import torch
 from models.tiny import new_hf_model
 
 import skipsearch as ss
-from skipsearch.bench import PLAIN_WEIGHTS, llama_row, make_peers
-from skipsearch.bench.gguf_file import why_not, write_gguf
+from skipsearch.bench import PLAIN_WEIGHTS, make_systems, measure_llama_costs
+from skipsearch.bench.gguf_writer import unsupported_reason, write_gguf
 from skipsearch.bench.llama_cpp import NAMES, LlamaCpp
 from skipsearch.decoding import Decoder
-from skipsearch.engine.native.eights import dequantised, quantised
+from skipsearch.engine.native.int8 import dequantize_q8, quantize_q8
 from skipsearch.errors import DecodeError
 from skipsearch.models import ModelAdapter
 
@@ -34,55 +36,64 @@ def prompt() -> list[int]:
 def test_it_writes_our_greedy_tokens_with_drafts_and_without() -> None:
     pytest.importorskip("llama_cpp")
     ours = Decoder(demo()).generate(prompt(), 30, ignore_eos=True).tokens
-    peers = make_peers(NAMES, "hf", None, lambda engine: demo())
+    peers = make_systems(NAMES, "hf", None, lambda engine: demo())
     assert [peer.engine for peer in peers] == ["llama.cpp"] * 2
-    for peer in (*peers, *peers):   # a text leaves nothing behind
+    for peer in (*peers, *peers):  # a text leaves nothing behind
         run = peer.run(prompt(), 30)
         assert run.tokens == ours, peer.name
-        assert min(run.first_token, run.decode) > 0
+        assert min(run.first_token_s, run.decode_s) > 0
 
 
 @pytest.mark.thorough
 def test_its_passes_by_rows_are_timed() -> None:
     pytest.importorskip("llama_cpp")
-    row = llama_row(LlamaCpp(demo()), 20)
+    row = measure_llama_costs(LlamaCpp(demo()), 20)
     assert (row.engine, row.dtype, row.beta_half, len(row.v)) == ("llama.cpp", "float32", None, 15)
     assert min(row.v) > 0 < row.pass_ms
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_file_holds_every_weight_in_the_order_of_llama_cpp(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_file_holds_every_weight_in_the_order_of_llama_cpp(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
     gguf = pytest.importorskip("gguf")
     model = new_hf_model("llama").to(dtype)
     write_gguf(model, tmp_path / "x.gguf")
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors}
     assert len(found) == len(list(model.parameters()))
-    attention = model.model.layers[1].self_attn   # type: ignore[union-attr,index]
-    for name, weight, heads in (("blk.1.attn_q", attention.q_proj.weight, 4), ("blk.1.attn_v", attention.v_proj.weight, 0)):
+    attention = model.model.layers[1].self_attn  # type: ignore[union-attr,index]
+    for name, weight, heads in (
+        ("blk.1.attn_q", attention.q_proj.weight, 4),
+        ("blk.1.attn_v", attention.v_proj.weight, 0),
+    ):
         raw = torch.from_numpy(found[f"{name}.weight"].data.copy())
         mine = (raw.view(torch.bfloat16) if dtype == torch.bfloat16 else raw).view(weight.shape)
-        if heads:   # neighbours there are halves here
+        if heads:  # neighbours there are halves here
             mine = mine.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         assert torch.equal(mine, weight)
     assert str(torch.from_numpy(found["output_norm.weight"].data.copy()).dtype) == "torch.float32"
 
 
 def test_a_file_of_8_bits_holds_the_numbers_and_scales_of_the_engine_native(tmp_path: Path) -> None:
-    """Whatever reads the file gets the very weights that `native-8bit` computes with; an embedding of its own keeps its dtype."""
+    """Whatever reads the file gets the very weights that `native-8bit` computes with; an embedding
+    of its own keeps its dtype.
+    """
     gguf = pytest.importorskip("gguf")
     shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     for name, kind in (("llama", "F32"), ("llama-tied", "Q8_0")):
         model = new_hf_model(name, **shape).float()
-        write_gguf(model, tmp_path / "x.gguf", eight_bits=True)
+        write_gguf(model, tmp_path / "x.gguf", int8=True)
         found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors}
         assert found["token_embd.weight"].tensor_type.name == kind
         down = found["blk.1.ffn_down.weight"]
         mine = torch.from_numpy(gguf.quants.dequantize(down.data, down.tensor_type).copy())
-        assert torch.equal(mine, dequantised(*quantised(model.model.layers[1].mlp.down_proj.weight)))   # type: ignore[union-attr,index]
+        assert torch.equal(
+            mine, dequantize_q8(*quantize_q8(model.model.layers[1].mlp.down_proj.weight))
+        )  # type: ignore[union-attr,index]
         again = gguf.quants.quantize(mine.numpy(), gguf.GGMLQuantizationType.Q8_0)
-        assert np.array_equal(again, down.data)   # as gguf's own rounding has it
+        assert np.array_equal(again, down.data)  # as gguf's own rounding has it
     reason = "Q8_0 takes 32 inputs together, and a matrix has another number of them"
-    assert why_not(new_hf_model("llama", hidden_size=48).float(), eight_bits=True) == reason
+    assert unsupported_reason(new_hf_model("llama", hidden_size=48).float(), int8=True) == reason
 
 
 @pytest.mark.thorough
@@ -91,25 +102,38 @@ def test_it_takes_part_with_8_bits_where_the_engine_has_them() -> None:
     pytest.importorskip("llama_cpp")
     ours = ss.load_model("demo", device="cpu", dtype="float32", quantization="native-8bit")
     opened: list[str] = []
-    plain, theirs, lookup = make_peers(["plain", *NAMES], "native", None,
-                                       lambda name: opened.append(name) or (demo() if name == PLAIN_WEIGHTS else ours))
+    plain, theirs, lookup = make_systems(
+        ["plain", *NAMES],
+        "native",
+        None,
+        lambda name: opened.append(name) or (demo() if name == PLAIN_WEIGHTS else ours),
+    )
     assert opened.count(PLAIN_WEIGHTS) == 1
-    assert theirs.llama.eight_bits   # type: ignore[attr-defined]
+    assert theirs.llama.int8  # type: ignore[attr-defined]
     assert theirs.model is lookup.model is ours
     assert theirs.run(prompt(), 8).tokens == plain.run(prompt(), 8).tokens
-    assert llama_row(theirs.llama, 20).dtype == "Q8_0"   # type: ignore[attr-defined]
+    assert measure_llama_costs(theirs.llama, 20).dtype == "Q8_0"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("family", "changes", "reason"), [
-    ("qwen3", {}, "for llama models alone, and this is a qwen3 model"),
-    ("llama", {"hidden_act": "gelu"}, "no activation gelu"),
-    ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}, "rotary angles are scaled"),
-    ("llama", {}, "GGUF has no float64"),
-])
-def test_a_model_that_it_is_not_written_for_is_refused(tmp_path: Path, family: str, changes: dict, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("qwen3", {}, "for llama models alone, and this is a qwen3 model"),
+        ("llama", {"hidden_act": "gelu"}, "no activation gelu"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+            "rotary angles are scaled",
+        ),
+        ("llama", {}, "GGUF has no float64"),
+    ],
+)
+def test_a_model_that_it_is_not_written_for_is_refused(
+    tmp_path: Path, family: str, changes: dict, reason: str
+) -> None:
     pytest.importorskip("gguf")
     model = new_hf_model(family, **changes)
-    assert reason in str(why_not(model))
+    assert reason in str(unsupported_reason(model))
     with pytest.raises(DecodeError, match=f"llama.cpp cannot take part: .*{reason}"):
         write_gguf(model, tmp_path / "x.gguf")
     assert not list(tmp_path.iterdir())
@@ -121,8 +145,10 @@ def test_without_its_packages_it_is_said_what_to_install(monkeypatch: pytest.Mon
     def without(name: str, *rest: object) -> object:
         if name == "llama_cpp":
             raise ImportError(name)
-        return real(name, *rest)   # type: ignore[arg-type]
+        return real(name, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(DecodeError, match=r"needs llama-cpp-python and gguf: pip install 'skipsearch\[llama-cpp\]'"):
-        make_peers(["llama-cpp"], "hf", None, lambda engine: demo())
+    with pytest.raises(
+        DecodeError, match=r"needs llama-cpp-python and gguf: pip install 'skipsearch\[llama-cpp\]'"
+    ):
+        make_systems(["llama-cpp"], "hf", None, lambda engine: demo())

@@ -7,12 +7,16 @@ import argparse
 import torch
 
 from skipsearch.engine import load_model
-from skipsearch.models.spec import ModelAdapter
+from skipsearch.models.adapter import ModelAdapter
 
 
-def options(description: str | None, *, dtype: str = "float32", engine: str = "lean") -> argparse.ArgumentParser:
+def options(
+    description: str | None, *, dtype: str = "float32", engine: str = "lean"
+) -> argparse.ArgumentParser:
     """A parser that knows which model, task, dtype, engine, threads and seed to take."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="demo")
     parser.add_argument("--task", default="pycode")
     parser.add_argument("--device", default="cpu")

@@ -5,40 +5,62 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.command import in_process
+from helpers.command import run_in_process
 from helpers.profiles import GOLDEN
 
-from skipsearch import machine
-from skipsearch.cli.opening import as_measured, task_of
+from skipsearch.cli.open_model import defaults_from_profile, resolve_task
+from skipsearch.core import machine
 from skipsearch.profile import load_profile, save_profile
 from skipsearch.tasks import load_task, task_name
 
 
-def test_a_profile_tuned_on_a_file_is_for_that_file_alone(capsys, monkeypatch, tmp_path: Path) -> None:
+def test_a_profile_tuned_on_a_file_is_for_that_file_alone(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
     own = load_profile(GOLDEN / "v2_speculate.yaml")
     own = own.model_copy(update={"task": own.task.model_copy(update={"name": "mine"})})
     save_profile(own, tmp_path / "own.yaml")
     (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     assert task_name(tmp_path / "mine.jsonl") == load_task(tmp_path / "mine.jsonl").name == "mine"
-    assert (task_name("pycode"), task_of(own, "prose")) == ("pycode", "prose")
-    for command in (("bench", "--profile", tmp_path / "own.yaml"), ("profile", "verify", tmp_path / "own.yaml")):
-        code, _, said = in_process(capsys, monkeypatch, *command)
+    assert (task_name("pycode"), resolve_task(own, "prose")) == ("pycode", "prose")
+    for command in (
+        ("bench", "--profile", tmp_path / "own.yaml"),
+        ("profile", "verify", tmp_path / "own.yaml"),
+    ):
+        code, _, said = run_in_process(capsys, monkeypatch, *command)
         assert code == 1
-        assert "this profile was tuned on 'mine', which is no task that comes with skipsearch: give --task with the .jsonl file" in said
+        assert (
+            "this profile was tuned on 'mine', which is no task that comes with skipsearch: give "
+            "--task with the .jsonl file" in said
+        )
 
 
-@pytest.mark.parametrize(("here", "given", "taken"), [
-    ("Some CPU", ("auto", None), ("bfloat16", 3)), ("Some CPU", ("float32", 1), ("float32", 1)),
-    ("Another CPU", ("auto", None), ("bfloat16", None))])
-def test_dtype_and_threads_are_the_profiles_where_nobody_says_otherwise(monkeypatch, here: str, given: tuple, taken: tuple) -> None:
+@pytest.mark.parametrize(
+    ("here", "given", "taken"),
+    [
+        ("Some CPU", ("auto", None), ("bfloat16", 3)),
+        ("Some CPU", ("float32", 1), ("float32", 1)),
+        ("Another CPU", ("auto", None), ("bfloat16", None)),
+    ],
+)
+def test_dtype_and_threads_are_the_profiles_where_nobody_says_otherwise(
+    monkeypatch, here: str, given: tuple, taken: tuple
+) -> None:
     profile = load_profile(GOLDEN / "v2_speculate.yaml")
     assert profile.hardware is not None
-    profile = profile.model_copy(update={
-        "hardware": profile.hardware.model_copy(update={"kind": "cpu", "name": "Some CPU", "threads": 3}),
-        "model": profile.model.model_copy(update={"dtype": "bfloat16"})})
-    monkeypatch.setattr(machine, "cpu_name", lambda: here)
-    assert as_measured(profile, "cpu", given[0], given[1], None) == (*taken, None)
+    profile = profile.model_copy(
+        update={
+            "hardware": profile.hardware.model_copy(
+                update={"kind": "cpu", "name": "Some CPU", "threads": 3}
+            ),
+            "model": profile.model.model_copy(update={"dtype": "bfloat16"}),
+        }
+    )
+    monkeypatch.setattr(machine, "read_cpu_name", lambda: here)
+    assert defaults_from_profile(profile, "cpu", given[0], given[1], None) == (*taken, None)
 
 
 def test_on_another_kind_of_device_everything_stays_open() -> None:
-    assert as_measured(load_profile(GOLDEN / "v2_speculate.yaml"), "cpu", "auto", None, None) == ("auto", None, None)
+    assert defaults_from_profile(
+        load_profile(GOLDEN / "v2_speculate.yaml"), "cpu", "auto", None, None
+    ) == ("auto", None, None)

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from helpers.command import in_process
-from helpers.letters import CHAT, letter_tokenizer
+from helpers.command import run_in_process
+from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from helpers.threads import one_thread
 from models.tiny import new_hf_model
 
 import skipsearch
-from skipsearch.conversation import Conversation
+from skipsearch.core.recipe import Recipe
+from skipsearch.decoding.conversation import Conversation
 from skipsearch.errors import DecodeError, ModelError
 from skipsearch.models import ModelAdapter, adapt
-from skipsearch.recipe import Recipe
 
 __all__ = ["one_thread"]
 ROOT = Path(skipsearch.__file__).parents[1]
@@ -29,14 +29,44 @@ pytestmark = pytest.mark.xdist_group("chat")
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[pexpect.spawn]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "200", "HF_HUB_OFFLINE": "1",
-                                "INPUTRC": "/dev/null"}
-    arguments = ["-m", "skipsearch.cli.main", "chat", "--model", "demo", "--task", "pycode", "--threads", "1", "--engine", "lean",
-                 "--max-new-tokens", "40"]
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TERM": "dumb",
+        "COLUMNS": "200",
+        "HF_HUB_OFFLINE": "1",
+        "INPUTRC": "/dev/null",
+    }
+    arguments = [
+        "-m",
+        "skipsearch.cli.main",
+        "chat",
+        "--model",
+        "demo",
+        "--task",
+        "pycode",
+        "--threads",
+        "1",
+        "--engine",
+        "lean",
+        "--max-new-tokens",
+        "40",
+    ]
     # A shell's background jobs ignore Ctrl-C, and so would whatever they start.
-    child = pexpect.spawn(sys.executable, arguments, cwd=str(tmp_path), env=environment, encoding="utf-8", timeout=120,
-                          dimensions=(40, 200), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    child.expect("demo: it has no chat template, so it goes on from your text; /help lists the commands, /quit leaves")
+    child = pexpect.spawn(
+        sys.executable,
+        arguments,
+        cwd=str(tmp_path),
+        env=environment,
+        encoding="utf-8",
+        timeout=120,
+        dimensions=(40, 200),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    child.expect(
+        "demo: it has no chat template, so it goes on from your text; /help lists the commands, "
+        "/quit leaves"
+    )
     child.expect("you> ")
     yield child
     child.close(force=True)
@@ -64,7 +94,9 @@ def test_a_chat_in_a_terminal(terminal: pexpect.spawn, tmp_path: Path) -> None:
     assert "is no command" in ask("/nothing")
     assert "/reset" in ask("/help")
     assert "written to talk.json" in ask("/save talk.json")
-    assert json.loads((tmp_path / "talk.json").read_text())["prompt"].startswith("import os, sys; def main(argv=None):")
+    assert json.loads((tmp_path / "talk.json").read_text())["prompt"].startswith(
+        "import os, sys; def main(argv=None):"
+    )
     assert "error: talk.json: File exists" in ask("/save talk.json")
     terminal.sendintr()
     terminal.expect("/quit leaves")
@@ -75,16 +107,43 @@ def test_a_chat_in_a_terminal(terminal: pexpect.spawn, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
-    slow = ("import time\nfrom skipsearch.decoding import loop\nreal = loop.DecodeLoop._round\n"
-            "def slowly(*a):\n    time.sleep(0.05)\n    return real(*a)\n"
-            "loop.DecodeLoop._round = slowly\nfrom skipsearch.cli.main import main\nmain()")
-    child = pexpect.spawn(sys.executable, ["-c", slow, "chat", "--model", "demo", "--profile", "none", "--threads", "1", "--engine", "lean",
-                                           "--max-new-tokens", "400"], cwd=str(tmp_path), env=environment, encoding="utf-8", timeout=120,
-                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TERM": "dumb",
+        "HF_HUB_OFFLINE": "1",
+    }
+    slow = (
+        "import time\nfrom skipsearch.decoding import loop\nreal = loop.DecodeLoop._run_round\n"
+        "def slowly(*a):\n    time.sleep(0.05)\n    return real(*a)\n"
+        "loop.DecodeLoop._run_round = slowly\nfrom skipsearch.cli.main import main\nmain()"
+    )
+    child = pexpect.spawn(
+        sys.executable,
+        [
+            "-c",
+            slow,
+            "chat",
+            "--model",
+            "demo",
+            "--profile",
+            "none",
+            "--threads",
+            "1",
+            "--engine",
+            "lean",
+            "--max-new-tokens",
+            "400",
+        ],
+        cwd=str(tmp_path),
+        env=environment,
+        encoding="utf-8",
+        timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     child.expect("you> ")
     child.sendline("import os")
-    child.expect("[a-z(]{2}.*\r\n.*[a-z(]{2}")   # behind the echo of the line, some of the answer
+    child.expect("[a-z(]{2}.*\r\n.*[a-z(]{2}")  # behind the echo of the line, some of the answer
     child.sendintr()
     child.expect(r"\[stopped\]")
     child.expect("you> ")
@@ -101,64 +160,76 @@ def test_input_from_a_pipe_is_answered_without_prompts(capsys, monkeypatch) -> N
     import io
 
     monkeypatch.setattr(sys, "stdin", io.StringIO("import os\n/quit\nnever\n"))
-    code, printed, said = in_process(capsys, monkeypatch, "chat", "--model", "demo", "--profile", "none", "--max-new-tokens", 5,
-                                     "--threads", 1)
+    code, printed, said = run_in_process(
+        capsys,
+        monkeypatch,
+        "chat",
+        "--model",
+        "demo",
+        "--profile",
+        "none",
+        "--max-new-tokens",
+        5,
+        "--threads",
+        1,
+    )
     assert code == 0, said
     assert "you>" not in printed
     assert printed.strip()
     assert "never" not in printed
 
 
-# --- the conversation itself -------------------------------------------------------------------------------------------------------
+# --- the conversation itself
+# -------------------------------------------------------------------------------------------------------
 
 
 def chatty() -> ModelAdapter:
-    return adapt(new_hf_model("llama"), letter_tokenizer(CHAT))
+    return adapt(new_hf_model("llama"), letter_tokenizer(CHAT_TEMPLATE))
 
 
 def test_each_turn_goes_through_the_template_and_pays_for_what_is_new() -> None:
     talk = Conversation(chatty(), system="be", max_new_tokens=4)
-    first = "".join(talk.ask("hi"))
+    first = "".join(talk.send("hi"))
     assert [turn["role"] for turn in talk.turns] == ["system", "user", "assistant"]
     assert talk.turns[-1]["content"] == first
-    assert talk.last is not None
-    assert talk.last.prompt_tokens == 1 + len("system:be\nuser:hi\nai:")
-    "".join(talk.ask("ho"))
-    assert talk.last.cached_tokens >= 1 + len("system:be\nuser:hi\n")
+    assert talk.last_stats is not None
+    assert talk.last_stats.prompt_tokens == 1 + len("system:be\nuser:hi\nai:")
+    "".join(talk.send("ho"))
+    assert talk.last_stats.cached_tokens >= 1 + len("system:be\nuser:hi\n")
     talk.reset()
     assert talk.turns == [{"role": "system", "content": "be"}]
 
 
 def test_what_is_said_to_a_base_model_stands_on_a_line_of_its_own(tmp_path: Path) -> None:
     talk = Conversation(adapt(new_hf_model("llama"), letter_tokenizer()), max_new_tokens=4)
-    first = "".join(talk.ask("hi"))
+    first = "".join(talk.send("hi"))
     assert first
-    "".join(talk.ask("ho\n"))
+    "".join(talk.send("ho\n"))
     talk.turns[-1]["content"] = "a line\n"
-    "".join(talk.ask("hu"))
+    "".join(talk.send("hu"))
     talk.save(tmp_path / "talk.json")
     said = json.loads((tmp_path / "talk.json").read_text())["prompt"]
     assert said == f"hi{first}\nho\na line\nhu{talk.turns[-1]['content']}"
-    assert talk.last is not None
-    assert talk.last.prompt_tokens == len(said) - len(talk.turns[-1]["content"]) + 1
+    assert talk.last_stats is not None
+    assert talk.last_stats.prompt_tokens == len(said) - len(talk.turns[-1]["content"]) + 1
 
 
 def test_a_conversation_that_has_no_room_left_stands_as_it_did() -> None:
     talk = Conversation(chatty(), max_new_tokens=4)
-    "".join(talk.ask("hi"))
+    "".join(talk.send("hi"))
     before = list(talk.turns)
     with pytest.raises(DecodeError, match=r"shorten it \(/reset forgets what was said\)"):
-        talk.ask("a" * 200)
+        talk.send("a" * 200)
     assert talk.turns == before
 
 
 def test_who_stops_reading_keeps_what_was_read_as_the_answer() -> None:
     talk = Conversation(chatty(), max_new_tokens=30)
-    pieces = talk.ask("hi")
+    pieces = talk.send("hi")
     read = next(pieces) + next(pieces)
-    pieces.close()   # type: ignore[attr-defined]
+    pieces.close()  # type: ignore[attr-defined]
     assert talk.turns[-1] == {"role": "assistant", "content": read}
-    assert "".join(talk.ask("ho")) is not None
+    assert "".join(talk.send("ho")) is not None
 
 
 def test_what_cannot_be_talked_to_is_refused_in_one_sentence() -> None:

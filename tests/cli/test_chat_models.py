@@ -1,4 +1,6 @@
-"""A chat model from start to end: requests go through its template when tuning, and with --chat when decoding."""
+"""A chat model from start to end: requests go through its template when tuning, and with --chat
+when decoding.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,15 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.command import in_process
+from helpers.command import run_in_process
 from helpers.costs import made_up_costs
-from helpers.letters import CHAT, letter_tokenizer
+from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from helpers.threads import one_thread
 from models.tiny import new_hf_model
 
-from skipsearch.cli.options import model_of
-from skipsearch.evaluation.prompts import template_sha256
+from skipsearch.cli.options import profile_model_argument
 from skipsearch.profile import load_profile
+from skipsearch.replay.workload import template_sha256
 from skipsearch.tasks import load_task
 
 __all__ = ["made_up_costs", "one_thread"]
@@ -22,30 +24,65 @@ __all__ = ["made_up_costs", "one_thread"]
 
 @pytest.mark.usefixtures("made_up_costs")
 def test_tune_records_the_template_and_decode_says_how_to_use_it(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     new_hf_model("llama").save_pretrained(tmp_path / "chatty")
-    letter_tokenizer(CHAT).save_pretrained(tmp_path / "chatty")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"say {word}"}) + "\n" for word in ("one", "two", "three", "four")))
+    letter_tokenizer(CHAT_TEMPLATE).save_pretrained(tmp_path / "chatty")
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(
+            json.dumps({"prompt": f"say {word}"}) + "\n" for word in ("one", "two", "three", "four")
+        )
+    )
     (tmp_path / "task.yaml").write_text(
-        "name: sayings\nversion: 1\ndescription: requests\nsource: {kind: jsonl, path: rows.jsonl}\ntemplate: \"{prompt}\"\nchat: true\n"
-        "max_new_tokens: 12\nmax_prompt_tokens: 40\nsampling: {}\ncalibration: 2\nholdout: 2\nseed: 0\nend_on_repeat: 6\n")
-    model, profile = ("--model", tmp_path / "chatty", "--dtype", "float64", "--json"), tmp_path / "profile.yaml"
-    status, printed, said = in_process(capsys, monkeypatch, "tune", *model, "--task", tmp_path, "--searcher", "middle", "--trials", 2,
-                                       "--out", profile)
+        "name: sayings\nversion: 1\ndescription: requests\nsource: {kind: jsonl, path: "
+        'rows.jsonl}\ntemplate: "{prompt}"\nchat: true\n'
+        "max_new_tokens: 12\nmax_prompt_tokens: 40\nsampling: {}\ncalibration: 2\nholdout: "
+        "2\nseed: 0\nend_on_repeat: 6\n"
+    )
+    model, profile = (
+        ("--model", tmp_path / "chatty", "--dtype", "float64", "--json"),
+        tmp_path / "profile.yaml",
+    )
+    status, printed, said = run_in_process(
+        capsys,
+        monkeypatch,
+        "tune",
+        *model,
+        "--task",
+        tmp_path,
+        "--searcher",
+        "middle",
+        "--trials",
+        2,
+        "--out",
+        profile,
+    )
     assert status == 0, said
     template = json.loads(printed)["profile"]["task"]["chat_template_sha256"]
-    assert template == template_sha256(load_task(tmp_path), letter_tokenizer(CHAT)) is not None
+    assert (
+        template
+        == template_sha256(load_task(tmp_path), letter_tokenizer(CHAT_TEMPLATE))
+        is not None
+    )
 
     request = ("decode", *model, "--profile", profile, "--prompt", "say one", "--max-new-tokens", 4)
-    bare, chat = in_process(capsys, monkeypatch, *request), in_process(capsys, monkeypatch, *request, "--chat")
+    bare, chat = (
+        run_in_process(capsys, monkeypatch, *request),
+        run_in_process(capsys, monkeypatch, *request, "--chat"),
+    )
     sentence = "this profile was made for requests in the chat template: with --chat yours go through it too"
     assert (bare[0], sentence in bare[2]) == (0, True)
     assert (chat[0], sentence in chat[2]) == (0, False)
-    assert [json.loads(printed)["prompt_tokens"] for _, printed, _ in (bare, chat)] == [1 + len("say one"), 1 + len("user:say one\nai:")]
+    assert [json.loads(printed)["prompt_tokens"] for _, printed, _ in (bare, chat)] == [
+        1 + len("say one"),
+        1 + len("user:say one\nai:"),
+    ]
 
 
 @pytest.mark.parametrize(("revision", "expected"), [(None, "org/tiny"), ("v1", "org/tiny@v1")])
-def test_a_profile_names_its_model_with_the_revision_it_was_made_for(revision: str | None, expected: str) -> None:
+def test_a_profile_names_its_model_with_the_revision_it_was_made_for(
+    revision: str | None, expected: str
+) -> None:
     golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / "v2_unmeasured.yaml")
     model = golden.model.model_copy(update={"id": "org/tiny", "revision": revision})
-    assert model_of(golden.model_copy(update={"model": model})) == expected
+    assert profile_model_argument(golden.model_copy(update={"model": model})) == expected

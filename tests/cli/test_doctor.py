@@ -7,37 +7,44 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command import in_process
+from helpers.command import run_in_process
 from models.every_class import build
 from models.tiny import new_hf_model
 
 from skipsearch.engine import native
-from skipsearch.engine.native import library
+from skipsearch.engine.native import build as native_build
 
 
 def looked_at(capsys: Any, monkeypatch: Any, model: object) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
-    status, printed, _ = in_process(capsys, monkeypatch, "doctor", "--model", model, "--device", "cpu", "--json")
+    status, printed, _ = run_in_process(
+        capsys, monkeypatch, "doctor", "--model", model, "--device", "cpu", "--json"
+    )
     return status, json.loads(printed)
 
 
-def test_the_embedded_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embedded_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     status, found = looked_at(capsys, monkeypatch, "demo")
     assert (status, found["healthy"]) == (0, True)
     assert found["read as"] == "by the row llama of the table of families"
     assert found["checked"].startswith(
-        "logits match the model's own forward (whole, layer by layer, in pieces, after a rollback, after half a rollback, with siblings, ")
+        "logits match the model's own forward (whole, layer by layer, in pieces, after a rollback, "
+        "after half a rollback, with siblings, "
+    )
     assert "(limit 2e-03; with one key hidden on purpose " in found["checked"]
     assert found["next"] == "skipsearch tune --model demo --task pycode, or your own prompts.jsonl"
 
 
 def test_the_engine_is_what_auto_would_take_and_nothing_is_built_for_the_answer(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def engine() -> str:
         return str(looked_at(capsys, monkeypatch, "demo")[1]["engine"])
 
-    monkeypatch.setattr(library, "build", lambda *_: pytest.fail("built"))
-    monkeypatch.setattr(native, "kept_library", lambda: None)
+    monkeypatch.setattr(native_build, "compile_library", lambda *_: pytest.fail("built"))
+    monkeypatch.setattr(native, "cached_library", lambda: None)
     monkeypatch.delenv("SKIPSEARCH_NATIVE", raising=False)
     monkeypatch.setenv("CXX", "g++")
     assert engine() == "native (C++, built once for this CPU)"
@@ -49,18 +56,26 @@ def test_the_engine_is_what_auto_would_take_and_nothing_is_built_for_the_answer(
 
 
 def test_a_model_without_a_row_and_one_without_fused_weights(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     build("arcee").save_pretrained(tmp_path / "arcee")
     found = looked_at(capsys, monkeypatch, tmp_path / "arcee")[1]
     assert found["read as"] == "by structure: layers at model.layers, attention self_attn, MLP mlp"
-    assert found["engine"] == "hf: arcee models have no row in the table of families, so their own forward drives them"
+    assert (
+        found["engine"]
+        == "hf: arcee models have no row in the table of families, so their own forward drives them"
+    )
     assert found["chat template"] == "it has no tokenizer, so it takes token ids only"
     new_hf_model("gpt2").save_pretrained(tmp_path / "gpt2")
-    assert "since gpt2 models are not of its shape" in looked_at(capsys, monkeypatch, tmp_path / "gpt2")[1]["engine"]
+    assert (
+        "since gpt2 models are not of its shape"
+        in looked_at(capsys, monkeypatch, tmp_path / "gpt2")[1]["engine"]
+    )
 
 
 def test_a_model_that_is_refused_says_why_and_fails(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     status, found = looked_at(capsys, monkeypatch, tmp_path)
     assert (status, found["healthy"]) == (1, False)

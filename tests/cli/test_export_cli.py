@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.profiles import demo_profile
+from helpers.profiles import write_demo_profile
 
 from skipsearch.cli.main import main
 
@@ -20,33 +20,60 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return int(left.value.code or 0)
 
 
-def test_help_starts_with_an_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_starts_with_an_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(monkeypatch, "--help") == 0
     body = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    assert body[1] == "Example: skipsearch export --profile my-profile.yaml --format hf --out my-draft"
+    assert (
+        body[1] == "Example: skipsearch export --profile my-profile.yaml --format hf --out my-draft"
+    )
 
 
-@pytest.mark.parametrize(("form", "mlp"), [("hf", "[5, 6]"), ("deci", "[6]")])
 def test_it_writes_the_folder_and_says_what_to_read(
-        form: str, mlp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "draft"
-    assert run(monkeypatch, "--profile", demo_profile(tmp_path / "profile.yaml", mlp=mlp), "--format", form, "--out", out) == 0
+    assert (
+        run(
+            monkeypatch,
+            "--profile",
+            write_demo_profile(tmp_path / "profile.yaml", mlp="[5, 6]"),
+            "--format",
+            "hf",
+            "--out",
+            out,
+        )
+        == 0
+    )
     told = capsys.readouterr()
     assert told.out == f"{out}: {out}/README.md says how to run it\n"
     assert "never measured" in told.err
     assert (out / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize(("form", "mlp", "more", "sentence"), [
-    ("hf", "[5]", [], "skips the attention but not the MLP of layer 6"),
-    ("gguf", "[5, 6]", [], "there is no export format called 'gguf'"),
-    ("hf", "[5, 6]", ["--model", "demmo"], "did you mean demo?"),
-])
+@pytest.mark.parametrize(
+    ("form", "mlp", "more", "sentence"),
+    [
+        ("hf", "[5]", [], "skips the attention but not the MLP of layer 6"),
+        ("gguf", "[5, 6]", [], "there is no export format called 'gguf'"),
+        ("hf", "[5, 6]", ["--model", "demmo"], "did you mean demo?"),
+    ],
+)
 def test_a_mistake_is_one_sentence_and_nothing_is_written(
-        form: str, mlp: str, more: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str]) -> None:
-    path = demo_profile(tmp_path / "profile.yaml", mlp=mlp)
-    assert run(monkeypatch, "--profile", path, "--format", form, "--out", tmp_path / "draft", *more) == 1
+    form: str,
+    mlp: str,
+    more: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write_demo_profile(tmp_path / "profile.yaml", mlp=mlp)
+    assert (
+        run(monkeypatch, "--profile", path, "--format", form, "--out", tmp_path / "draft", *more)
+        == 1
+    )
     told = capsys.readouterr()
     assert told.out == ""
     assert sentence in told.err

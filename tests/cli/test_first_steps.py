@@ -1,10 +1,13 @@
-"""What a new user meets first: the version, help, completion, a local model that is found again, and refusals before the long work."""
+"""What a new user meets first: the version, help, completion, a local model that is found again,
+and refusals before the long work.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,27 +16,29 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers.command import in_process
+from helpers.command import run_in_process
 from helpers.golden import check_golden
-from helpers.letters import CHAT, letter_tokenizer
-from helpers.profiles import demo_profile
+from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
+from helpers.profiles import write_demo_profile
 from helpers.threads import one_thread
 from models.tiny import new_hf_model
 
 import skipsearch
 from skipsearch.cli import options, progress
-from skipsearch.cli.outside import Terminal
+from skipsearch.cli.main import RENAMED_FLAGS
+from skipsearch.cli.terminal import Terminal
 from skipsearch.cli.tune_view import TuneView
+from skipsearch.core.machine import Machine
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial
 from skipsearch.errors import ModelError, ProfileError, SearchError
-from skipsearch.machine import Machine
-from skipsearch.mask import SkipMask
-from skipsearch.models import adapt, load_adapter, place
-from skipsearch.models.families import family_of
-from skipsearch.models.loader import drive
-from skipsearch.profile import load_profile, save_profile, whereabouts
-from skipsearch.search import Progress, Stage
-from skipsearch.stats import Trial
-from skipsearch.tuning import sub_layers
+from skipsearch.models import adapt, load_adapter
+from skipsearch.models.families.table import family_of
+from skipsearch.models.loading import placement
+from skipsearch.models.loading.loader import make_adapter
+from skipsearch.profile import load_profile, model_locations, save_profile
+from skipsearch.tuning.events import StageProgress, StageStarted
+from skipsearch.tuning.settings import parse_sublayers
 
 __all__ = ["one_thread"]
 GOLDEN = Path(__file__).parents[1] / "profile" / "golden"
@@ -51,13 +56,21 @@ def local_model(tmp_path: Path) -> Path:
     """A chat model in a folder, and a profile for it in ./profiles, as `tune` writes it."""
     folder = tmp_path / "models" / "chatty"
     new_hf_model("llama").save_pretrained(folder)
-    letter_tokenizer(CHAT).save_pretrained(folder)
+    letter_tokenizer(CHAT_TEMPLATE).save_pretrained(folder)
     spec = load_adapter(str(folder), device="cpu").spec
     data = yaml.safe_load((GOLDEN / "v2_speculate.yaml").read_text())
-    data["model"] |= {"id": "chatty", "family": "llama", "n_layers": spec.n_layers, "config_sha256": spec.config_sha256,
-                      "weights_sha256": spec.weights_sha256, "dtype": "float32"}
+    data["model"] |= {
+        "id": "chatty",
+        "family": "llama",
+        "n_layers": spec.n_layers,
+        "config_sha256": spec.config_sha256,
+        "weights_sha256": spec.weights_sha256,
+        "dtype": "float32",
+    }
     data["drafters"] = [{"kind": "lookup", "min_match": 1, "draft_length": 4}]
-    data["measured"] = data["measured"] | {"by_drafter": [{"kind": "lookup", "rounds": 9, "drafted": 20, "accepted": 9}]}
+    data["measured"] = data["measured"] | {
+        "by_drafter": [{"kind": "lookup", "rounds": 9, "drafted": 20, "accepted": 9}]
+    }
     file = tmp_path / "profiles" / "chatty" / "pycode" / "some-cpu--float32.yaml"
     file.parent.mkdir(parents=True)
     file.write_text(yaml.safe_dump(data, sort_keys=False))
@@ -65,18 +78,42 @@ def local_model(tmp_path: Path) -> Path:
     return folder
 
 
-# --- the program itself ----------------------------------------------------------------------------------------------------------
+# --- the program itself
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_version_is_told(capsys, monkeypatch) -> None:
-    assert in_process(capsys, monkeypatch, "--version") == (0, f"skipsearch {skipsearch.__version__}\n", "")
+    assert run_in_process(capsys, monkeypatch, "--version") == (
+        0,
+        f"skipsearch {skipsearch.__version__}\n",
+        "",
+    )
 
 
-@pytest.mark.parametrize("command", [[], ["profile"], ["task"], ["task", "show"], ["task", "validate"], ["tune"], ["decode"], ["bench"],
-                                     ["export"], ["report"], ["list"], ["doctor"], ["chat"], ["serve"]],
-                         ids=lambda command: " ".join(command) or "root")
-def test_every_help_starts_with_an_example_and_no_flag_asks_for_a_value(capsys, monkeypatch, command: list[str]) -> None:
-    code, printed, _ = in_process(capsys, monkeypatch, *command, "--help")
+@pytest.mark.parametrize(
+    "command",
+    [
+        [],
+        ["profile"],
+        ["task"],
+        ["task", "show"],
+        ["task", "validate"],
+        ["tune"],
+        ["decode"],
+        ["bench"],
+        ["export"],
+        ["report"],
+        ["list"],
+        ["doctor"],
+        ["chat"],
+        ["serve"],
+    ],
+    ids=lambda command: " ".join(command) or "root",
+)
+def test_every_help_starts_with_an_example_and_no_flag_asks_for_a_value(
+    capsys, monkeypatch, command: list[str]
+) -> None:
+    code, printed, _ = run_in_process(capsys, monkeypatch, *command, "--help")
     assert code == 0
     assert printed.split("\n\n")[1].strip().startswith("Example: skipsearch " + " ".join(command))
     assert "<bool>" not in printed
@@ -84,29 +121,59 @@ def test_every_help_starts_with_an_example_and_no_flag_asks_for_a_value(capsys, 
 
 @pytest.mark.parametrize("command", ["chat", "serve", "export"])
 def test_the_help_of_a_door_is_the_golden_file(capsys, monkeypatch, command: str) -> None:
-    _, printed, _ = in_process(capsys, monkeypatch, command, "--help")
+    _, printed, _ = run_in_process(capsys, monkeypatch, command, "--help")
     check_golden(Path(__file__).parent / "golden" / f"{command}.txt", printed)
 
 
 def test_completion_knows_the_commands() -> None:
-    asked = {"_SKIPSEARCH_COMPLETE": "complete_bash", "COMP_WORDS": "skipsearch de", "COMP_CWORD": "1"}
-    program = [sys.executable, "-c", "import sys; sys.argv = ['skipsearch']; from skipsearch.cli.main import main; main()"]
-    done = subprocess.run(program, env=os.environ | asked, capture_output=True, text=True, check=True,
-                          cwd=Path(skipsearch.__file__).parents[1])
+    asked = {
+        "_SKIPSEARCH_COMPLETE": "complete_bash",
+        "COMP_WORDS": "skipsearch de",
+        "COMP_CWORD": "1",
+    }
+    program = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv = ['skipsearch']; from skipsearch.cli.main import main; main()",
+    ]
+    done = subprocess.run(
+        program,
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(skipsearch.__file__).parents[1],
+    )
     assert done.stdout.split() == ["decode"]
 
 
 def test_quiet_leaves_the_answer_and_the_warnings(capsys, monkeypatch) -> None:
-    asked = ("decode", "--model", "demo", "--prompt", "import os\nimport", "--max-new-tokens", 5000, "--stop", "\n", "--threads", 1)
-    code, printed, said = in_process(capsys, monkeypatch, *asked)
-    quiet = in_process(capsys, monkeypatch, "--quiet", *asked)
+    asked = (
+        "decode",
+        "--model",
+        "demo",
+        "--prompt",
+        "import os\nimport",
+        "--max-new-tokens",
+        5000,
+        "--stop",
+        "\n",
+        "--threads",
+        1,
+    )
+    code, printed, said = run_in_process(capsys, monkeypatch, *asked)
+    quiet = run_in_process(capsys, monkeypatch, "--quiet", *asked)
     assert code == quiet[0] == 0
     assert quiet[1] == printed
     assert "engine" in said
     assert "tokens/s" in said
-    assert quiet[2].startswith("warning: prompt: 5000 tokens were asked for, and after this prompt demo has room for")
+    assert quiet[2].startswith(
+        "warning: prompt: 5000 tokens were asked for, and after this prompt demo has room for"
+    )
     assert "engine" not in quiet[2]
-    code, _, said = in_process(capsys, monkeypatch, "--quiet", "decode", "--model", "demmo", "--prompt", "x")
+    code, _, said = run_in_process(
+        capsys, monkeypatch, "--quiet", "decode", "--model", "demmo", "--prompt", "x"
+    )
     assert code == 1
     assert "did you mean demo?" in said
 
@@ -115,41 +182,72 @@ def test_tab_completion_in_python_shows_the_api() -> None:
     assert {"Decoder", "generate", "tune"} <= set(dir(skipsearch))
 
 
-# --- local models ----------------------------------------------------------------------------------------------------------------
+# --- local models
+# ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_local_model_is_found_again_by_its_weights(capsys, monkeypatch, tmp_path: Path, local_model: Path) -> None:
+def test_a_local_model_is_found_again_by_its_weights(
+    capsys, monkeypatch, tmp_path: Path, local_model: Path
+) -> None:
     profile = tmp_path / "profiles" / "chatty" / "pycode" / "some-cpu--float32.yaml"
     asked = ("decode", "--profile", profile, "--prompt", "say", "--max-new-tokens", 3)
-    code, _, said = in_process(capsys, monkeypatch, *asked)
+    code, _, said = run_in_process(capsys, monkeypatch, *asked)
     assert code == 1
-    assert "for the local model 'chatty', and it has not been loaded on this machine yet: say where it lies with --model FOLDER" in said
-    assert in_process(capsys, monkeypatch, *asked, "--model", local_model)[0] == 0
-    assert in_process(capsys, monkeypatch, *asked)[0] == 0
+    assert (
+        "for the local model 'chatty', and it has not been loaded on this machine yet: say where "
+        "it lies with --model FOLDER" in said
+    )
+    assert run_in_process(capsys, monkeypatch, *asked, "--model", local_model)[0] == 0
+    assert run_in_process(capsys, monkeypatch, *asked)[0] == 0
     assert str(local_model) not in profile.read_text()
     local_model.rename(local_model.with_name("renamed"))
-    code, _, said = in_process(capsys, monkeypatch, *asked)
+    code, _, said = run_in_process(capsys, monkeypatch, *asked)
     assert code == 1
     assert "which is not there any more: say where it lies with --model FOLDER" in said
 
 
-def test_auto_looks_in_the_folder_that_tune_writes_to_and_says_which_task_to_name(capsys, monkeypatch, local_model: Path) -> None:
-    asked = ("decode", "--profile", "auto", "--model", local_model, "--prompt", "say", "--max-new-tokens", 3)
-    code, _, said = in_process(capsys, monkeypatch, *asked)
+def test_auto_looks_in_the_folder_that_tune_writes_to_and_says_which_task_to_name(
+    capsys, monkeypatch, local_model: Path
+) -> None:
+    asked = (
+        "decode",
+        "--profile",
+        "auto",
+        "--model",
+        local_model,
+        "--prompt",
+        "say",
+        "--max-new-tokens",
+        3,
+    )
+    code, _, said = run_in_process(capsys, monkeypatch, *asked)
     assert code == 0
     assert "so decoding is plain; there is one for pycode: give --task pycode" in said
-    code, _, said = in_process(capsys, monkeypatch, *asked, "--task", "pycdoe")
+    code, _, said = run_in_process(capsys, monkeypatch, *asked, "--task", "pycdoe")
     assert code == 0
     assert "so decoding is plain; did you mean --task pycode?" in said
-    code, _, said = in_process(capsys, monkeypatch, *asked, "--task", "pycode")
+    code, _, said = run_in_process(capsys, monkeypatch, *asked, "--task", "pycode")
     assert code == 0
     assert "using profiles/chatty/pycode/some-cpu--float32.yaml" in said
 
 
 def test_auto_knows_a_renamed_model_by_its_weights(capsys, monkeypatch, local_model: Path) -> None:
     other = local_model.rename(local_model.with_name("other"))
-    code, _, said = in_process(capsys, monkeypatch, "decode", "--profile", "auto", "--model", other, "--task", "pycode", "--prompt", "say",
-                               "--max-new-tokens", 3)
+    code, _, said = run_in_process(
+        capsys,
+        monkeypatch,
+        "decode",
+        "--profile",
+        "auto",
+        "--model",
+        other,
+        "--task",
+        "pycode",
+        "--prompt",
+        "say",
+        "--max-new-tokens",
+        3,
+    )
     assert code == 0
     assert "a model of another name with the same weights: chatty" in said
     assert "using profiles/chatty/pycode" in said
@@ -161,29 +259,64 @@ def test_a_damaged_list_of_models_is_no_list(tmp_path: Path) -> None:
         (tmp_path / "data" / "skipsearch").mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / "skipsearch" / "models.json").write_text(text)
         with pytest.raises(ProfileError, match="say where it lies"):
-            whereabouts.name_of(model)
-    whereabouts.remember(str(model.weights_sha256), tmp_path)
-    assert whereabouts.name_of(model) == str(tmp_path)
+            model_locations.model_argument(model)
+    model_locations.record_location(str(model.weights_sha256), tmp_path)
+    assert model_locations.model_argument(model) == str(tmp_path)
 
 
-# --- requests --------------------------------------------------------------------------------------------------------------------
+# --- requests
+# --------------------------------------------------------------------------------------------------------------------
 
 
-def test_several_texts_stand_under_their_names_and_conversations_are_taken(capsys, monkeypatch, tmp_path: Path, local_model: Path) -> None:
-    rows = [{"id": "one", "prompt": "abc"}, {"id": "two", "messages": [{"role": "user", "content": "a"}, {"role": "ai", "content": "b"},
-                                                                        {"role": "user", "content": "c"}]}]
+def test_several_texts_stand_under_their_names_and_conversations_are_taken(
+    capsys, monkeypatch, tmp_path: Path, local_model: Path
+) -> None:
+    rows = [
+        {"id": "one", "prompt": "abc"},
+        {
+            "id": "two",
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "ai", "content": "b"},
+                {"role": "user", "content": "c"},
+            ],
+        },
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = ("decode", "--model", local_model, "--prompts", tmp_path / "rows.jsonl", "--max-new-tokens", 3)
-    code, printed, said = in_process(capsys, monkeypatch, *asked)
+    asked = (
+        "decode",
+        "--model",
+        local_model,
+        "--prompts",
+        tmp_path / "rows.jsonl",
+        "--max-new-tokens",
+        3,
+    )
+    code, printed, said = run_in_process(capsys, monkeypatch, *asked)
     assert code == 0, said
-    assert [line for line in printed.splitlines() if line.startswith("==")] == ["== one ==", "== two =="]
-    _, printed, _ = in_process(capsys, monkeypatch, *asked, "--json")
-    assert [json.loads(line)["prompt_tokens"] for line in printed.splitlines()] == [4, 1 + len("user:a\nai:b\nuser:c\nai:")]
-    code, _, said = in_process(capsys, monkeypatch, "decode", "--model", "demo", "--prompts", tmp_path / "rows.jsonl", "--json")
+    assert [line for line in printed.splitlines() if line.startswith("==")] == [
+        "== one ==",
+        "== two ==",
+    ]
+    _, printed, _ = run_in_process(capsys, monkeypatch, *asked, "--json")
+    assert [json.loads(line)["prompt_tokens"] for line in printed.splitlines()] == [
+        4,
+        1 + len("user:a\nai:b\nuser:c\nai:"),
+    ]
+    code, _, said = run_in_process(
+        capsys,
+        monkeypatch,
+        "decode",
+        "--model",
+        "demo",
+        "--prompts",
+        tmp_path / "rows.jsonl",
+        "--json",
+    )
     assert code == 1
     assert "has no chat template, so nothing says how it reads a conversation" in said
     (tmp_path / "rows.jsonl").write_text('{"messages": [{"role": "user"}]}\n')
-    code, _, said = in_process(capsys, monkeypatch, *asked)
+    code, _, said = run_in_process(capsys, monkeypatch, *asked)
     assert code == 1
     assert "it is a list of turns such as" in said
 
@@ -192,7 +325,7 @@ def test_standard_input_is_answered_line_by_line(capsys, monkeypatch) -> None:
     class Slow(io.RawIOBase):
         """Hands out its second line only when the first one has been answered."""
 
-        lines = [b'{"prompt": "class A"}\n', b'{"prompt": "def b"}\n']   # noqa: RUF012
+        lines = [b'{"prompt": "class A"}\n', b'{"prompt": "def b"}\n']  # noqa: RUF012
 
         def readable(self) -> bool:
             return True
@@ -202,73 +335,106 @@ def test_standard_input_is_answered_line_by_line(capsys, monkeypatch) -> None:
                 printed.append(capsys.readouterr().out)
                 assert len(json.loads(printed[0])["tokens"]) == 2
             line = self.lines.pop(0) if self.lines else b""
-            buffer[:len(line)] = line
+            buffer[: len(line)] = line
             return len(line)
 
     printed: list[str] = []
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Slow())))
-    code, rest, said = in_process(capsys, monkeypatch, "decode", "-", "--model", "demo", "--max-new-tokens", 2, "--json")
+    code, rest, said = run_in_process(
+        capsys, monkeypatch, "decode", "-", "--model", "demo", "--max-new-tokens", 2, "--json"
+    )
     assert code == 0, said
     assert len(json.loads(rest)["tokens"]) == 2
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [
-    (["decode", "--model", "demo", "--prompt", "x", "--temperature", "-1"], "temperature is -1"),
-    (["decode", "--model", "demo", "--prompt", "x", "--top-p", "3"], "top_p is 3"),
-    (["tune", "--model", "demo", "--task", "pycode", "--out", "there.yaml"], "there.yaml exists already"),
-    (["tune", "--model", "demo", "--task", "pycode", "--keep", "attention"], "'attention' names no sub-layer: write attn:0"),
-])
-def test_what_cannot_be_is_told_before_a_model_is_loaded(capsys, monkeypatch, tmp_path: Path, arguments: list[str], sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["decode", "--model", "demo", "--prompt", "x", "--temperature", "-1"],
+            "temperature is -1",
+        ),
+        (["decode", "--model", "demo", "--prompt", "x", "--top-p", "3"], "top_p is 3"),
+        (
+            ["tune", "--model", "demo", "--task", "pycode", "--out", "there.yaml"],
+            "there.yaml exists already",
+        ),
+        (
+            ["tune", "--model", "demo", "--task", "pycode", "--never-skip", "attention"],
+            "'attention' names no sub-layer: write attn:0",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told_before_a_model_is_loaded(
+    capsys, monkeypatch, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
     def load(*_: object, **__: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(options, "load", load)
-    monkeypatch.setattr("skipsearch.cli.opening.load", load)
-    monkeypatch.setattr("skipsearch.cli.tune.load", load)
+    monkeypatch.setattr(options, "load_cli_model", load)
+    monkeypatch.setattr("skipsearch.cli.open_model.load_cli_model", load)
+    monkeypatch.setattr("skipsearch.cli.tune.load_cli_model", load)
     (tmp_path / "there.yaml").write_text("mine")
-    code, _, said = in_process(capsys, monkeypatch, *arguments)
+    code, _, said = run_in_process(capsys, monkeypatch, *arguments)
     assert code == 1
     assert sentence in said
 
 
-# --- profiles, machines, progress --------------------------------------------------------------------------------------------------
+# --- profiles, machines, progress
+# --------------------------------------------------------------------------------------------------
 
 
 def test_python_replaces_a_profile_no_more_unasked_than_the_command_does(tmp_path: Path) -> None:
     profile, path = load_profile(GOLDEN / "v2_speculate.yaml"), tmp_path / "x.yaml"
     path.write_text("mine")
-    with pytest.raises(ProfileError, match="exists already and says something else: pass replace=True"):
+    with pytest.raises(
+        ProfileError, match="exists already and says something else: pass replace=True"
+    ):
         save_profile(profile, path)
     assert path.read_text() == "mine"
     save_profile(profile, path, replace=True)
-    save_profile(profile, path)   # what says the same may be there
+    save_profile(profile, path)  # what says the same may be there
     assert load_profile(path) == profile
 
 
 def test_the_list_of_profiles_shows_each_path_whole(capsys, monkeypatch, tmp_path: Path) -> None:
-    path = demo_profile(tmp_path / ("long" * 40) / "demo" / "any" / "any--any.yaml")
-    code, printed, _ = in_process(capsys, monkeypatch, "profile", "list", "--profiles", path.parents[2])
+    path = write_demo_profile(tmp_path / ("long" * 40) / "demo" / "any" / "any--any.yaml")
+    code, printed, _ = run_in_process(
+        capsys, monkeypatch, "profile", "list", "--profiles", path.parents[2]
+    )
     assert code == 0
     assert printed.splitlines()[0] == str(path)
     assert "demo, any: skip, unmeasured" in printed.splitlines()[1]
 
 
 def test_sub_layers_to_keep_are_read_from_text() -> None:
-    assert sub_layers("attn:0, mlp:3") == {0, 7}
-    assert sub_layers(None) == frozenset()
+    assert parse_sublayers("attn:0, mlp:3") == {0, 7}
+    assert parse_sublayers(None) == frozenset()
     for text in ("attn", "attn:-1", "mlp:x", ",", "head:1"):
         with pytest.raises(SearchError, match="names no sub-layer: write attn:0"):
-            sub_layers(text)
+            parse_sublayers(text)
 
 
 def test_one_thread_is_one_thread() -> None:
-    assert [Machine("cpu", "X", 1, n).description for n in (1, 2)] == ["X, 1 thread", "X, 2 threads"]
+    assert [Machine("cpu", "X", 1, n).description for n in (1, 2)] == [
+        "X, 1 thread",
+        "X, 2 threads",
+    ]
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.2, "1 s"), (7.4, "7 s"), (99, "99 s"), (100, "2 min"), (3600, "60 min"),
-                                                (7500, "2 h 5 min")])
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2, "1 s"),
+        (7.4, "7 s"),
+        (99, "99 s"),
+        (100, "2 min"),
+        (3600, "60 min"),
+        (7500, "2 h 5 min"),
+    ],
+)
 def test_times_are_told_in_words(seconds: float, words: str) -> None:
-    assert progress.in_words(seconds) == words
+    assert progress.format_duration(seconds) == words
 
 
 def test_progress_says_what_is_left_on_80_columns_and_no_note_outlives_its_stage() -> None:
@@ -276,19 +442,19 @@ def test_progress_says_what_is_left_on_80_columns_and_no_note_outlives_its_stage
     console = Terminal(file=said, width=80, force_terminal=True, color_system=None)
     trial = Trial(SkipMask(20, (1, 2, 3)), 0.01, baseline_seconds_per_token=0.013, alpha=0.7)
     with TuneView(console) as view:
-        view(Stage("searching masks with auto (replay objective)"))
+        view(StageStarted("searching masks with auto (replay objective)"))
         assert view.stage is not None
         task = view.bar.tasks[0]
         task.start_time = 0.0
         clock = iter([float(i) for i in range(1, 500)])
         view.bar.get_time = lambda: next(clock)
         for done in range(1, 6):
-            view(Progress(done, 40, trial, trial))
+            view(StageProgress(done, 40, trial, trial))
         lines = [line.rstrip() for line in _shown(view).splitlines()]
         assert lines[0].startswith("trial 5, best predicted 1.30×, α 0.70, skips 3")
         assert lines[0].endswith(" left")
-        view(Stage("racing the best recipes under real decoding"))
-        view(Progress(1, 10))
+        view(StageStarted("racing the best recipes under real decoding"))
+        view(StageProgress(1, 10))
         lines = _shown(view).splitlines()
         assert lines[0].startswith("searching masks with auto")
         assert "took" in lines[0]
@@ -303,16 +469,40 @@ def _shown(view: TuneView) -> str:
     return captured.get()
 
 
-def test_apples_gpu_is_taken_where_there_is_one_by_the_engine_hf_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apples_gpu_is_taken_where_there_is_one_by_the_engine_hf_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(ModelError, match="sees no GPU of Apple's here; use --device cpu"):
-        place.pick_device("mps")
+        placement.pick_device("mps")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    device = place.pick_device("mps")
-    assert (device.type, place.pick_dtype("auto", device)) == ("mps", torch.bfloat16)
+    device = placement.pick_device("mps")
+    assert (device.type, placement.pick_dtype("auto", device)) == ("mps", torch.bfloat16)
     with pytest.raises(ModelError, match="Apple's GPUs have none"):
-        place.pick_dtype("float64", device)
+        placement.pick_dtype("float64", device)
     model = new_hf_model("llama")
     spec = replace(adapt(model).spec, device=device)
-    assert drive(model, spec, family_of(model.config), None, "auto").spec.engine == "hf"
-    with pytest.raises(ModelError, match=r"the engine lean cannot drive .* never run on Apple's GPUs; use --engine hf"):
-        drive(model, spec, family_of(model.config), None, "lean")
+    assert make_adapter(model, spec, family_of(model.config), None, "auto").spec.engine == "hf"
+    with pytest.raises(
+        ModelError,
+        match=r"the engine lean cannot drive .* never run on Apple's GPUs; use --engine hf",
+    ):
+        make_adapter(model, spec, family_of(model.config), None, "lean")
+
+
+@pytest.mark.parametrize(
+    ("command", "old", "new"),
+    [(c, old, new) for c, flags in RENAMED_FLAGS.items() for old, new in flags.items()],
+)
+def test_an_old_flag_names_the_new_one(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    old: str,
+    new: str,
+) -> None:
+    code, _, shown = run_in_process(capsys, monkeypatch, command, old, "1")
+    assert code == 2
+    assert f"{old} is called {new} now" in shown
+    _, usage, _ = run_in_process(capsys, monkeypatch, command, "--help")
+    assert new in usage
+    assert not re.search(rf"{old}(?![-\w])", usage)

@@ -1,4 +1,6 @@
-"""No command writes its result over a file that it reads: by no name and no link, whatever was forced."""
+"""No command writes its result over a file that it reads: by no name and no link, whatever was
+forced.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.command import in_process
+from helpers.command import run_in_process
 from helpers.profiles import GOLDEN
 from report.studies import make_study
 
@@ -19,11 +21,14 @@ Run = Callable[..., tuple[int, str]]
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """(exit status, stderr) of a command; nothing in its folder changes meanwhile."""
+
     def command(*arguments: object) -> tuple[int, str]:
         before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
-        status, out, err = in_process(capsys, monkeypatch, *arguments)
+        status, out, err = run_in_process(capsys, monkeypatch, *arguments)
         assert out == ""
-        assert {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()} == before
+        assert {
+            path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()
+        } == before
         return status, err
 
     monkeypatch.chdir(tmp_path)
@@ -31,10 +36,16 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     make_study("sqlite:///search.db", {"gp": 2})
     shutil.copy(GOLDEN / "v1_speculate.yaml", "own.yaml")
     shutil.copy(GOLDEN / "v1_speculate.yaml", "own.png")
-    Path("rows.jsonl").write_text("".join(json.dumps({"question": n * "ab"}) + "\n" for n in (1, 2)))
-    Path("task.yaml").write_text("name: few\nversion: 1\ndescription: x\nsource: {kind: jsonl, path: rows.jsonl}\ntemplate: \"{question}\""
-                                 "\nmax_new_tokens: 9\nmax_prompt_tokens: 9\nsampling: {}\ncalibration: 1\nholdout: 1\nseed: 0\n"
-                                 "end_on_repeat: 6\n")
+    Path("rows.jsonl").write_text(
+        "".join(json.dumps({"question": n * "ab"}) + "\n" for n in (1, 2))
+    )
+    Path("task.yaml").write_text(
+        "name: few\nversion: 1\ndescription: x\nsource: {kind: jsonl, path: rows.jsonl}\ntemplate: "
+        '"{question}"'
+        "\nmax_new_tokens: 9\nmax_prompt_tokens: 9\nsampling: {}\ncalibration: 1\nholdout: "
+        "1\nseed: 0\n"
+        "end_on_repeat: 6\n"
+    )
     Path("folder").mkdir()
     for name in ("own.yaml", "search.journal", "search.db", "own.png"):
         Path(f"link-{name}").symlink_to(name)
@@ -50,27 +61,39 @@ def names(name: str) -> list[str]:
 def test_a_report_is_not_written_over_its_profile(run: Run, tmp_path: Path, out: str) -> None:
     for place in (out, tmp_path / out):
         status, err = run("report", "--profile", "own.yaml", "--out", place, "--force")
-        assert (status, err) == (1, f"error: --out {place} is the file of --profile, which would be lost: write another with --out")
+        assert (status, err) == (
+            1,
+            f"error: --out {place} is the file of --profile, which would be lost: write another "
+            "with --out",
+        )
 
 
 @pytest.mark.parametrize("out", [*names("search.journal"), *names("search.db")])
 def test_a_report_is_not_written_over_its_study(run: Run, out: str) -> None:
     study = "search.journal" if out.endswith("journal") else "sqlite:///search.db#skipsearch"
     status, err = run("report", "--study", study, "--out", out, "--force")
-    assert (status, err) == (1, f"error: --out {out} is the file of --study, which would be lost: write another with --out")
+    assert (status, err) == (
+        1,
+        f"error: --out {out} is the file of --study, which would be lost: write another with --out",
+    )
 
 
-@pytest.mark.parametrize(("arguments", "lost"), [
-    (["--out", "search.journal", "--study", "search.journal"], "--study"),
-    (["--out", "link-search.journal", "--study", "search.journal"], "--study"),
-    (["--out", "new.journal"], "--study"),
-    (["--out", "folder/../new.journal"], "--study"),
-    (["--out", "search.db", "--study", "sqlite:///search.db"], "--study"),
-    (["--out", "task.yaml"], "--task or --data"),
-    (["--out", "rows.jsonl"], "--task or --data"),
-    (["--out", "hard-own.yaml", "--data", "own.yaml"], "--task or --data"),
-])
-def test_a_search_does_not_replace_its_own_study_or_text(run: Run, arguments: list[str], lost: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "lost"),
+    [
+        (["--out", "search.journal", "--study", "search.journal"], "--study"),
+        (["--out", "link-search.journal", "--study", "search.journal"], "--study"),
+        (["--out", "new.journal"], "--study"),
+        (["--out", "folder/../new.journal"], "--study"),
+        (["--out", "search.db", "--study", "sqlite:///search.db"], "--study"),
+        (["--out", "task.yaml"], "--task or --data"),
+        (["--out", "rows.jsonl"], "--task or --data"),
+        (["--out", "hard-own.yaml", "--data", "own.yaml"], "--task or --data"),
+    ],
+)
+def test_a_search_does_not_replace_its_own_study_or_text(
+    run: Run, arguments: list[str], lost: str
+) -> None:
     Path("own.yaml").write_bytes(Path("rows.jsonl").read_bytes())
     for way in ("--force", "--resume"):
         status, err = run("tune", "--model", "demo", "--task", ".", *arguments, way)
@@ -79,28 +102,43 @@ def test_a_search_does_not_replace_its_own_study_or_text(run: Run, arguments: li
 
 
 @pytest.mark.parametrize("picture", names("own.png"))
-def test_a_picture_is_not_drawn_over_the_profile_and_that_is_said_before_the_measurement(run: Run, picture: str) -> None:
+def test_a_picture_is_not_drawn_over_the_profile_and_that_is_said_before_the_measurement(
+    run: Run, picture: str
+) -> None:
     status, err = run("bench", "--profile", "own.png", "--picture", picture)
-    assert (status, err) == (1, f"error: --picture {picture} is the file of --profile, which would be lost: write another with --picture")
-    assert "choose another file, ending in .png, .svg or .pdf" in run("bench", "--model", "demo", "--picture", "picture.doc")[1]
+    assert (status, err) == (
+        1,
+        f"error: --picture {picture} is the file of --profile, which would be lost: write another "
+        "with --picture",
+    )
+    assert (
+        "choose another file, ending in .png, .svg or .pdf"
+        in run("bench", "--model", "demo", "--picture", "picture.doc")[1]
+    )
 
 
 @pytest.mark.parametrize("out", ["pipe", "/dev/null"])
 def test_neither_a_pipe_nor_a_device_is_replaced_by_a_file(run: Run, out: str) -> None:
     os.mkfifo("pipe")
-    for command in (["report", "--profile", "own.yaml", "--out", out, "--force"],
-                    ["tune", "--model", "demo", "--task", ".", "--out", out, "--force"]):
+    for command in (
+        ["report", "--profile", "own.yaml", "--out", out, "--force"],
+        ["tune", "--model", "demo", "--task", ".", "--out", out, "--force"],
+    ):
         status, err = run(*command)
         assert status == 1
         assert f"--out {out} is a device or pipe; name a file to write" in err
-    status, err = run("tune", "--model", "demo", "--task", ".", "--out", "new.yaml", "--study", out, "--force")
+    status, err = run(
+        "tune", "--model", "demo", "--task", ".", "--out", "new.yaml", "--study", out, "--force"
+    )
     assert status == 1
     assert f"the study {out} is a device or pipe: name a file with --study" in err
     assert Path(out).exists()
 
 
 def test_an_import_replaces_no_file_that_it_reads(run: Run) -> None:
-    """Its own files have places of their own in a folder; one of them that says something else stays."""
+    """Its own files have places of their own in a folder; one of them that says something else
+    stays.
+    """
     Path("skip_layers.json").write_text(json.dumps({"llama-2-13b": {"attention": [1], "mlp": [2]}}))
     place = Path("folder/profiles/meta-llama--Llama-2-13b-hf/any/any--any.yaml")
     place.parent.mkdir(parents=True)

@@ -18,7 +18,9 @@ from skipsearch.profile import load_profile
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "profile" / "golden"
-SPECULATE, PLAIN, UNMEASURED, MIXED = (GOLDEN / f"v2_{name}.yaml" for name in ("speculate", "plain", "unmeasured", "mixed"))
+SPECULATE, PLAIN, UNMEASURED, MIXED = (
+    GOLDEN / f"v2_{name}.yaml" for name in ("speculate", "plain", "unmeasured", "mixed")
+)
 PLACE = Path("profiles/demo/pycode/nvidia-h200--float32.yaml")
 COMMANDS = ["list", "show", "validate", "diff", "migrate", "import", "pull", "verify", "schema"]
 
@@ -48,20 +50,33 @@ def run(*arguments: object) -> Result:
 def test_each_commands_help_starts_with_an_example() -> None:
     for command in COMMANDS:
         help_text = run(command, "--help").stdout
-        assert help_text.split("\n\n")[1].strip().startswith(f"Example: skipsearch profile {command}"), command
+        assert (
+            help_text.split("\n\n")[1].strip().startswith(f"Example: skipsearch profile {command}")
+        ), command
     overview = run("--help").stdout
     assert all(f"  {command} " in overview for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "verify"])   # its options are most commands' own
-def test_the_help_of_each_command_is_the_golden_file(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c != "verify"]
+)  # its options are most commands' own
+def test_the_help_of_each_command_is_the_golden_file(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    check_golden(Path(__file__).parent / "golden" / f"profile_{command}.txt", run(command, "--help").stdout)
+    check_golden(
+        Path(__file__).parent / "golden" / f"profile_{command}.txt", run(command, "--help").stdout
+    )
 
 
 def test_a_failure_is_one_sentence_on_stderr_and_status_1() -> None:
-    done = subprocess.run([sys.executable, "-m", "skipsearch.cli.main", "profile", "show", "missing.yaml"], cwd=ROOT,
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "skipsearch.cli.main", "profile", "show", "missing.yaml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: missing.yaml: there is no such file")
     assert len(done.stderr.splitlines()) == 1
@@ -74,21 +89,36 @@ def test_a_missing_argument_is_a_usage_error() -> None:
 
 def test_show_tells_the_profile_in_words_and_draws_the_mask() -> None:
     shown = run("show", SPECULATE).stdout
-    for said in ("demo, llama, 16 layers, float32", "NVIDIA H200, engine graph", "1.337× (1.310–1.366) on 32 held-out prompts",
-                 "drafts   skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8", "32 of 32 prompts identical",
-                 "layer 0    5    10   15", "attn  "):
+    for said in (
+        "demo, llama, 16 layers, float32",
+        "NVIDIA H200, engine graph",
+        "1.337× (1.310–1.366) on 32 held-out prompts",
+        "drafts   skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8",
+        "32 of 32 prompts identical",
+        "layer 0    5    10   15",
+        "attn  ",
+    ):
         assert said in shown
     assert "its speed is unknown" in run("show", UNMEASURED).stdout
 
 
 def test_show_names_each_drafter_and_draws_a_mask_only_where_there_is_one(tmp_path: Path) -> None:
     shown = run("show", MIXED).stdout
-    for said in ("drafts   lookup: 2 tokens must match, copies up to 16, at most 4 per matched token", "or else  skip 3 sub-layers",
-                 "lookup   400 rounds, 3200 tokens drafted, 1900 accepted (59%)", "attn  "):
+    for said in (
+        "drafts   lookup: 2 tokens must match, copies up to 16, at most 4 per matched token",
+        "or else  skip 3 sub-layers",
+        "lookup   400 rounds, 3200 tokens drafted, 1900 accepted (59%)",
+        "attn  ",
+    ):
         assert said in shown
     lookups = tmp_path / "lookup.yaml"
-    lookups.write_text("".join(line for line in MIXED.read_text().splitlines(True) if "kind: skip" not in line))
-    for path, drafts in ((PLAIN, "drafts   nothing"), (lookups, "drafts   lookup: 2 tokens must match")):
+    lookups.write_text(
+        "".join(line for line in MIXED.read_text().splitlines(True) if "kind: skip" not in line)
+    )
+    for path, drafts in (
+        (PLAIN, "drafts   nothing"),
+        (lookups, "drafts   lookup: 2 tokens must match"),
+    ):
         shown = run("show", path).stdout
         assert drafts in shown
         assert "attn  " not in shown
@@ -97,12 +127,20 @@ def test_show_names_each_drafter_and_draws_a_mask_only_where_there_is_one(tmp_pa
 def test_show_json_is_the_profiles_content() -> None:
     data = json.loads(run("show", SPECULATE, "--json").stdout)
     (drafter,) = data["drafters"]
-    assert list(drafter.items())[:4] == [("kind", "skip"), ("attn", [3, 4]), ("mlp", [7]), ("draft_length", 8)]
+    assert list(drafter.items())[:4] == [
+        ("kind", "skip"),
+        ("attn", [3, 4]),
+        ("mlp", [7]),
+        ("draft_length", 8),
+    ]
     assert list(data)[:3] == ["schema_version", "model", "task"]
 
 
 def test_validate_accepts_a_good_file_and_a_good_repository(repository: Path) -> None:
-    assert run("validate", SPECULATE, MIXED, GOLDEN / "v0.yaml", GOLDEN / "v1_plain.yaml").stdout == "4 valid\n"
+    assert (
+        run("validate", SPECULATE, MIXED, GOLDEN / "v0.yaml", GOLDEN / "v1_plain.yaml").stdout
+        == "4 valid\n"
+    )
     assert run("validate", repository).stdout == "1 valid\n"
     assert run("validate", repository / "profiles").stdout == "1 valid\n"
 
@@ -135,10 +173,16 @@ def test_diff_tells_masks_drafters_settings_and_intervals(tmp_path: Path) -> Non
     other = tmp_path / "other.yaml"
     other.write_text(MIXED.read_text().replace("attn: [3, 4]", "attn: [4, 5]"))
     told = run("diff", SPECULATE, other).stdout
-    for said in ("50% of what either skips", "only A       attention 3, MLP none", "only B       attention 5, MLP none",
-                 "1.337 (1.310–1.366) and 1.337 (1.310–1.366), not apart", 'drafters: skip → "lookup,skip"',
-                 'drafters.lookup: null → "lookup: 2 tokens must match, copies up to 16, at most 4 per matched token"',
-                 "drafters.skip.exit.across_requests: null → true"):
+    for said in (
+        "50% of what either skips",
+        "only A       attention 3, MLP none",
+        "only B       attention 5, MLP none",
+        "1.337 (1.310–1.366) and 1.337 (1.310–1.366), not apart",
+        'drafters: skip → "lookup,skip"',
+        'drafters.lookup: null → "lookup: 2 tokens must match, copies up to 16, at most 4 per '
+        'matched token"',
+        "drafters.skip.exit.across_requests: null → true",
+    ):
         assert said in told
     told = run("diff", SPECULATE, PLAIN).stdout
     assert "verdict: speculate → plain" in told
@@ -171,20 +215,36 @@ def test_import_writes_profiles_where_they_belong(tmp_path: Path) -> None:
 
 def test_import_replaces_nothing_that_says_something_else(tmp_path: Path) -> None:
     source = tmp_path / "skip_layers.json"
-    source.write_text(json.dumps({"llama-2-70b": {"attention": [3], "mlp": []}, "llama-2-13b": {"attention": [3, 5], "mlp": [6]}}))
-    assert run("import", source, "--out", tmp_path).exit_code == run("import", source, "--out", tmp_path).exit_code == 0
+    source.write_text(
+        json.dumps(
+            {
+                "llama-2-70b": {"attention": [3], "mlp": []},
+                "llama-2-13b": {"attention": [3, 5], "mlp": [6]},
+            }
+        )
+    )
+    assert (
+        run("import", source, "--out", tmp_path).exit_code
+        == run("import", source, "--out", tmp_path).exit_code
+        == 0
+    )
     mine = tmp_path / "profiles/meta-llama--Llama-2-13b-hf/any/any--any.yaml"
     mine.write_text(mine.read_text().replace("attn: [3, 5]", "attn: [3, 5, 7]"))
     shutil.rmtree(tmp_path / "profiles/meta-llama--Llama-2-70b-hf")
-    with pytest.raises(ProfileError, match=r"any--any\.yaml exists already and says something else: move it away"):
+    with pytest.raises(
+        ProfileError, match=r"any--any\.yaml exists already and says something else: move it away"
+    ):
         run("import", source, "--out", tmp_path)
     assert "attn: [3, 5, 7]" in mine.read_text()
     assert not (tmp_path / "profiles/meta-llama--Llama-2-70b-hf").exists()
 
 
 def test_list_shows_model_task_device_speedup_and_source(repository: Path) -> None:
-    (listed,) = [entry for entry in json.loads(run("list", "--profiles", repository, "--json").stdout)
-                 if entry["file"] == str(repository / PLACE)]
+    (listed,) = [
+        entry
+        for entry in json.loads(run("list", "--profiles", repository, "--json").stdout)
+        if entry["file"] == str(repository / PLACE)
+    ]
     assert listed["source"] == str(repository)
     assert listed["profile"]["measured"]["speedup"]["mean"] == 1.337
     shown = run("list", "--profiles", repository).stdout.splitlines()

@@ -9,45 +9,67 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command import in_process
+from helpers.command import run_in_process
 from helpers.profiles import GOLDEN
 
-from skipsearch.bench.methods import MethodRow
-from skipsearch.drafters.skip import Skip
-from skipsearch.exits.fixed import Fixed
-from skipsearch.ledger import Ledger
-from skipsearch.mask import SkipMask
-from skipsearch.recipe import Recipe
-from skipsearch.stats import Estimate, Trial
+from skipsearch.bench.method_table import MethodRow
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import Recipe
+from skipsearch.core.stats import Estimate, Trial
+from skipsearch.drafters.exits.fixed import Fixed
+from skipsearch.drafters.skip.spec import Skip
+from skipsearch.tuning.study import StudyStore
 
 PROFILE = GOLDEN / "v2_speculate.yaml"
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    ledger = Ledger(tmp_path / "search.journal", {"model": "demo", "n_layers": 16, "task": "pycode"})
-    ledger.add(Trial(SkipMask(16, (3,)), 0.004, 0.0001, "replay", 0.9, 2.0, 0.9, baseline_seconds_per_token=0.005,
-                     recipe=Recipe((Skip(attn=(3,), mlp=(), draft_length=2, exit=Fixed()),))))
+    ledger = StudyStore(
+        tmp_path / "search.journal", {"model": "demo", "n_layers": 16, "task": "pycode"}
+    )
+    ledger.add(
+        Trial(
+            SkipMask(16, (3,)),
+            0.004,
+            0.0001,
+            "replay",
+            0.9,
+            2.0,
+            0.9,
+            baseline_seconds_per_token=0.005,
+            recipe=Recipe((Skip(attn=(3,), mlp=(), draft_length=2, exit=Fixed()),)),
+        )
+    )
     return tmp_path / "search.journal"
 
 
 def run(capsys: Any, monkeypatch: Any, *arguments: object) -> tuple[int, str, str]:
-    return in_process(capsys, monkeypatch, "report", *arguments)
+    return run_in_process(capsys, monkeypatch, "report", *arguments)
 
 
 def test_help_starts_with_an_example(capsys: Any, monkeypatch: Any) -> None:
     status, out, _ = run(capsys, monkeypatch, "--help")
     assert status == 0
     body = [line.strip() for line in out.splitlines() if line.strip()]
-    assert body[1] == "Example: skipsearch report --study my-profile.journal --profile my-profile.yaml --out report.html"
+    assert (
+        body[1]
+        == "Example: skipsearch report --study my-profile.journal --profile my-profile.yaml --out "
+        "report.html"
+    )
 
 
-def test_a_study_becomes_a_page_and_what_it_lacks_is_said(journal: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_a_study_becomes_a_page_and_what_it_lacks_is_said(
+    journal: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     out = tmp_path / "new" / "report.html"
     status, told, err = run(capsys, monkeypatch, "--study", journal, "--out", out)
     assert (status, told) == (0, f"{out}: open it in a browser\n")
-    assert err == ("not drawn, and the page says why: Predicted against measured, Policy surface, Time a token, What each drafter brought, "
-                   "How often drafts are right, How masks moved, Closed form beside the measurement")
+    assert err == (
+        "not drawn, and the page says why: Predicted against measured, Policy surface, Time a "
+        "token, What each drafter contributed, "
+        "How often drafts are right, Closed form and measurement"
+    )
     page = out.read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert page.count("<svg") == 3
@@ -60,22 +82,58 @@ def test_a_profile_alone_becomes_a_page(tmp_path: Path, capsys: Any, monkeypatch
     assert "1.337× (1.31–1.366)" in page
 
 
-def test_a_table_of_methods_becomes_a_page_of_its_own(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    row = MethodRow("clasp <in context>", "clasp", "the prompt", Estimate(1.08, 1.02, 1.13), 0.71, 1.9, 0.4, 3, 3, "1.24× (8B)")
-    plain = MethodRow("plain", "plain", "nothing", Estimate(1.0, 1.0, 1.0), None, None, None, 3, 3, "")
-    table = {"model": "demo", "task": "pycode", "engine": "lean", "dtype": "float32", "rows": [plain.as_dict(), row.as_dict()]}
+def test_a_table_of_methods_becomes_a_page_of_its_own(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    row = MethodRow(
+        "clasp <in context>",
+        "clasp",
+        "the prompt",
+        Estimate(1.08, 1.02, 1.13),
+        0.71,
+        1.9,
+        0.4,
+        3,
+        3,
+        "1.24× (8B)",
+    )
+    plain = MethodRow(
+        "plain", "plain", "nothing", Estimate(1.0, 1.0, 1.0), None, None, None, 3, 3, ""
+    )
+    table = {
+        "model": "demo",
+        "task": "pycode",
+        "engine": "lean",
+        "dtype": "float32",
+        "rows": [plain.as_dict(), row.as_dict()],
+    }
     (tmp_path / "methods.json").write_text(json.dumps(table))
-    status, _, err = run(capsys, monkeypatch, "--methods", tmp_path / "methods.json", "--out", tmp_path / "report.html")
+    status, _, err = run(
+        capsys,
+        monkeypatch,
+        "--methods",
+        tmp_path / "methods.json",
+        "--out",
+        tmp_path / "report.html",
+    )
     assert (status, err) == (0, "")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 1
     assert "Methods side by side, demo on pycode" in page
-    for cell in ("clasp &lt;in context&gt;", "1.08×", "1.02–1.13", "the prompt", "3 of 3", "1.24× (8B)"):
+    for cell in (
+        "clasp &lt;in context&gt;",
+        "1.08×",
+        "1.02–1.13",
+        "the prompt",
+        "3 of 3",
+        "1.24× (8B)",
+    ):
         assert f"<td>{cell}</td>" in page
 
 
 def test_studies_and_a_profile_are_drawn_together_and_again_only_with_force(
-        journal: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    journal: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     other = tmp_path / "other.journal"
     other.write_bytes(journal.read_bytes())
     out = tmp_path / "report.html"
@@ -90,7 +148,9 @@ def test_studies_and_a_profile_are_drawn_together_and_again_only_with_force(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_full_disk_leaves_the_page_that_was_there(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_a_full_disk_leaves_the_page_that_was_there(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -99,35 +159,67 @@ def test_a_full_disk_leaves_the_page_that_was_there(tmp_path: Path, capsys: Any,
     monkeypatch.setattr(os, "fsync", full)
     status, told, err = run(capsys, monkeypatch, "--profile", PROFILE, "--out", out, "--force")
     assert (status, told) == (1, "")
-    assert err == f"error: cannot write {out}: No space left on device; make room there, or choose another place"
+    assert (
+        err == f"error: cannot write {out}: No space left on device; make room there, or choose "
+        "another place"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert out.read_text() == "the old page"
 
 
-def test_neither_a_study_nor_a_profile_is_a_wrong_call(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_neither_a_study_nor_a_profile_is_a_wrong_call(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     status, _, err = run(capsys, monkeypatch, "--out", tmp_path / "report.html")
     assert status == 2
     assert "give --study, --profile, --methods, or several of them" in err
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [
-    (["--study", "{tmp}/none.journal"], "there is no study at {tmp}/none.journal: the file does not exist"),
-    (["--study", str(PROFILE)], "is not the journal of a search"),
-    (["--study", "{journal}", "--study", "{journal}"], "is named twice"),
-    (["--profile", "{tmp}/none.yaml"], "none.yaml"),
-    (["--profile", "{journal}"], "search.journal"),
-    (["--methods", "{journal}"], "search.journal is no table of methods: `skipsearch bench --methods --json > FILE` writes one"),
-    (["--methods", "{tmp}/none.json"], "cannot read {tmp}/none.json: No such file"),
-    (["--study", "{journal}", "--out", "{tmp}"], "is a folder; name the file to write"),
-    (["--study", "{journal}", "--out", "{journal}", "--force"], "search.journal is the file of --study, which would be lost"),
-    (["--study", "{journal}", "--out", "{journal}/report.html"], "search.journal cannot be made ("),
-    (["--study", "{journal}", "--out", "{tmp}/" + "x" * 300 + ".html"], "ile name too long"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--study", "{tmp}/none.journal"],
+            "there is no study at {tmp}/none.journal: the file does not exist",
+        ),
+        (["--study", str(PROFILE)], "is not the journal of a search"),
+        (["--study", "{journal}", "--study", "{journal}"], "is named twice"),
+        (["--profile", "{tmp}/none.yaml"], "none.yaml"),
+        (["--profile", "{journal}"], "search.journal"),
+        (
+            ["--methods", "{journal}"],
+            "search.journal is no table of methods: `skipsearch bench --methods --json > FILE` "
+            "writes one",
+        ),
+        (["--methods", "{tmp}/none.json"], "cannot read {tmp}/none.json: No such file"),
+        (["--study", "{journal}", "--out", "{tmp}"], "is a folder; name the file to write"),
+        (
+            ["--study", "{journal}", "--out", "{journal}", "--force"],
+            "search.journal is the file of --study, which would be lost",
+        ),
+        (
+            ["--study", "{journal}", "--out", "{journal}/report.html"],
+            "search.journal cannot be made (",
+        ),
+        (["--study", "{journal}", "--out", "{tmp}/" + "x" * 300 + ".html"], "ile name too long"),
+    ],
+)
 def test_a_mistake_is_one_sentence_and_nothing_is_written(
-        arguments: list[str], sentence: str, journal: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    arguments: list[str],
+    sentence: str,
+    journal: Path,
+    tmp_path: Path,
+    capsys: Any,
+    monkeypatch: Any,
+) -> None:
     given = [a.format(tmp=tmp_path, journal=journal) for a in arguments]
     before = journal.read_bytes()
-    status, told, err = run(capsys, monkeypatch, *given, *([] if "--out" in given else ["--out", tmp_path / "report.html"]))
+    status, told, err = run(
+        capsys,
+        monkeypatch,
+        *given,
+        *([] if "--out" in given else ["--out", tmp_path / "report.html"]),
+    )
     assert (status, told) == (1, "")
     assert sentence.format(tmp=tmp_path, journal=journal) in err
     assert err.startswith("error: ")
@@ -136,8 +228,12 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(
     assert journal.read_bytes() == before
 
 
-def test_a_folder_that_may_not_be_written_to_is_found_out_before_the_work(journal: Path, tmp_path: Path, capsys: Any,
-                                                                           monkeypatch: Any) -> None:
-    monkeypatch.setattr("os.access", lambda path, mode: False)   # as root one may write anywhere
+def test_a_folder_that_may_not_be_written_to_is_found_out_before_the_work(
+    journal: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # as root one may write anywhere
     status, _, err = run(capsys, monkeypatch, "--study", journal, "--out", tmp_path / "report.html")
-    assert (status, err) == (1, f"error: the folder {tmp_path} may not be written to: choose another with --out")
+    assert (status, err) == (
+        1,
+        f"error: the folder {tmp_path} may not be written to: choose another with --out",
+    )

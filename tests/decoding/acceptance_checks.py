@@ -1,4 +1,6 @@
-"""The acceptance rule, exactly: every random number it draws is enumerated: probabilities come out as numbers, not as samples."""
+"""The acceptance rule, exactly: every random number it draws is enumerated: probabilities come out
+as numbers, not as samples.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,20 @@ from skipsearch.decoding import acceptance
 
 Row = tuple[float, ...]
 Tokens = tuple[int, ...]
-GRID = 12   # every ratio of quarters is a multiple of 1/12, so that midpoints of twelfths stand for their whole twelfth
+# every ratio of quarters is a multiple of 1/12, so that midpoints of twelfths stand for their whole
+# twelfth
+GRID = 12
 
 
 def outcomes(drafted: Tokens, q: Sequence[Row] | None, p: Sequence[Row]) -> dict[Tokens, float]:
-    """Probability of what one call of accept_sampled emits, given what was drafted: accepted tokens and the one that follows."""
+    """Probability of what one call of accept_sampled emits, given what was drafted: accepted tokens
+    and the one that follows.
+    """
     found: dict[Tokens, float] = defaultdict(float)
-    p_rows, q_rows = torch.tensor(p, dtype=torch.float64), None if q is None else torch.tensor(q, dtype=torch.float64)
+    p_rows, q_rows = (
+        torch.tensor(p, dtype=torch.float64),
+        None if q is None else torch.tensor(q, dtype=torch.float64),
+    )
     for us in product([(k + 0.5) / GRID for k in range(GRID)], repeat=len(drafted)):
         weights: list[Tensor] = []
 
@@ -30,8 +39,13 @@ def outcomes(drafted: Tokens, q: Sequence[Row] | None, p: Sequence[Row]) -> dict
             return w.argmax()[None]
 
         uniform = torch.tensor(us, dtype=torch.float64)
-        with patch.object(torch, "rand", lambda *_, u=uniform, **__: u), patch.object(torch, "multinomial", drawn):
-            accepted, _ = acceptance.accept_sampled(torch.tensor(drafted, dtype=torch.long), q_rows, p_rows, torch.Generator())
+        with (
+            patch.object(torch, "rand", lambda *_, u=uniform, **__: u),
+            patch.object(torch, "multinomial", drawn),
+        ):
+            accepted, _ = acceptance.accept_sampled(
+                torch.tensor(drafted, dtype=torch.long), q_rows, p_rows, torch.Generator()
+            )
         [w] = weights
         assert float(w.min()) >= 0
         for token, share in enumerate((w / w.sum()).tolist()):
@@ -40,10 +54,16 @@ def outcomes(drafted: Tokens, q: Sequence[Row] | None, p: Sequence[Row]) -> dict
     return found
 
 
-def emitted(vocab: int, n_drafted: int, q: Callable[[Tokens], Row] | None, p: Callable[[Tokens], Row],
-            certain: Tokens = ()) -> dict[Tokens, float]:
-    """Probability of every text of n_drafted + 1 tokens when a round drafts n_drafted of them; where the round ends earlier, the
-    full model goes on alone. q, p: next-token distribution after a text. q None: the draft is `certain`."""
+def emitted(
+    vocab: int,
+    n_drafted: int,
+    q: Callable[[Tokens], Row] | None,
+    p: Callable[[Tokens], Row],
+    certain: Tokens = (),
+) -> dict[Tokens, float]:
+    """Probability of every text of n_drafted + 1 tokens when a round drafts n_drafted of them;
+    where the round ends earlier, the full model goes on alone. q, p: next-token distribution after
+    a text. q None: the draft is `certain`."""
     texts: dict[Tokens, float] = defaultdict(float)
     for drafted in product(range(vocab), repeat=n_drafted) if q else [certain]:
         rows = [q(drafted[:i]) for i in range(n_drafted)] if q else None
@@ -52,10 +72,14 @@ def emitted(vocab: int, n_drafted: int, q: Callable[[Tokens], Row] | None, p: Ca
             chance *= row[token]
         if chance == 0:
             continue
-        for text, share in outcomes(drafted, rows, [p(drafted[:i]) for i in range(n_drafted + 1)]).items():
+        for text, share in outcomes(
+            drafted, rows, [p(drafted[:i]) for i in range(n_drafted + 1)]
+        ).items():
             completed = {text: chance * share}
             while len(next(iter(completed))) <= n_drafted:
-                completed = {(*t, y): mass * w for t, mass in completed.items() for y, w in enumerate(p(t))}
+                completed = {
+                    (*t, y): mass * w for t, mass in completed.items() for y, w in enumerate(p(t))
+                }
             for t, mass in completed.items():
                 texts[t] += mass
     return {text: mass for text, mass in texts.items() if mass > 1e-12}
@@ -65,7 +89,12 @@ def text_distribution(vocab: int, length: int, p: Callable[[Tokens], Row]) -> di
     """The same without drafting."""
     texts: dict[Tokens, float] = {(): 1.0}
     for _ in range(length):
-        texts = {(*t, y): mass * w for t, mass in texts.items() for y, w in enumerate(p(t)) if mass * w > 1e-12}
+        texts = {
+            (*t, y): mass * w
+            for t, mass in texts.items()
+            for y, w in enumerate(p(t))
+            if mass * w > 1e-12
+        }
     return texts
 
 
@@ -79,7 +108,10 @@ P0, P1, Q0, Q1 = (0.5, 0.25, 0.25), (0.0, 0.25, 0.75), (0.25, 0.75, 0.0), (0.25,
 
 
 def check_acceptance() -> None:
-    """Two drafted tokens under distributions that differ, one-hot drafts, and the residual as a distribution of its own."""
+    """Two drafted tokens under distributions that differ, one-hot drafts, and the residual as a
+    distribution of its own.
+    """
+
     def p(text: Tokens) -> Row:
         return (P0, P1, Q1)[len(text)] if sum(text) % 2 else (P1, P0, Q0)[len(text)]
 
@@ -92,4 +124,7 @@ def check_acceptance() -> None:
         assert_same_distribution(emitted(3, 2, None, p, certain), wanted)
     left = acceptance.residual(torch.tensor(P0), torch.tensor(Q0), torch.tensor(1))
     assert torch.allclose(left, torch.tensor([0.5, 0.0, 0.5]))
-    assert torch.allclose(acceptance.residual(torch.tensor(P0), None, torch.tensor(1)), torch.tensor([2 / 3, 0.0, 1 / 3]))
+    assert torch.allclose(
+        acceptance.residual(torch.tensor(P0), None, torch.tensor(1)),
+        torch.tensor([2 / 3, 0.0, 1 / 3]),
+    )

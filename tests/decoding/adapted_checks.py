@@ -1,18 +1,20 @@
-"""What holds of drafts with weights of their own: they change how fast text comes, and never which."""
+"""What holds of drafts with weights of their own: they change how fast text comes, and never
+which.
+"""
 
 from __future__ import annotations
 
 from itertools import zip_longest
 
-from helpers.modules import MASK, copies, folder, saved, small_module
-from helpers.tiny import FullModel, small_world, tiny_llama
+from helpers.modules import SMALL_MASK, module_folder, noisy_copies, save_adapted, small_module
+from helpers.tiny import FullModel, tiny_llama, tiny_model_and_reference
 
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import Recipe
+from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
-from skipsearch.drafters.lookup import Lookup
-from skipsearch.mask import SkipMask
+from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.models import adapt
-from skipsearch.recipe import Recipe
-from skipsearch.stats import DecodeStats
 
 from .checks import PROMPTS
 from .sampling_checks import Warp, check_sampling
@@ -27,11 +29,13 @@ def recipes(noise: float = 0.1) -> list[Recipe]:
 
 
 def check_adapted() -> DecodeStats:
-    """Requests that interleave on one decoder get the full model's own tokens, also with a module that drafts nonsense."""
-    model, full = small_world()
+    """Requests that interleave on one decoder get the full model's own tokens, also with a module
+    that drafts nonsense.
+    """
+    model, full = tiny_model_and_reference()
     total = DecodeStats()
     for recipe in [*recipes(), *recipes(30.0)]:
-        decoder = Decoder(model, recipe, modules=[folder()])
+        decoder = Decoder(model, recipe, module_folders=[module_folder()])
         read: list[list[int]] = [[] for _ in PROMPTS]
         for chunks in zip_longest(*(decoder.stream(prompt, 16) for prompt in PROMPTS)):
             for tokens, chunk in zip(read, chunks, strict=True):
@@ -42,11 +46,24 @@ def check_adapted() -> DecodeStats:
 
 
 def check_adapted_drafts() -> None:
-    """A module that is the model's own weights drafts what the mask drafts without it; one with other weights drafts otherwise."""
-    model, _ = small_world()
-    same = saved(model, MASK, copies(model, MASK, 0.0), "same.safetensors", draft_length=4)
-    counts = [Decoder(model, Recipe((spec,)), modules=[folder()]).generate(PROMPTS[0], 24).stats for spec in (same, small_module(30.0, 4))]
-    plain = Decoder(model, MASK, draft_length=4, exit_policy=same.exit).generate(PROMPTS[0], 24).stats
+    """A module that is the model's own weights drafts what the mask drafts without it; one with
+    other weights drafts otherwise.
+    """
+    model, _ = tiny_model_and_reference()
+    same = save_adapted(
+        model, SMALL_MASK, noisy_copies(model, SMALL_MASK, 0.0), "same.safetensors", draft_length=4
+    )
+    counts = [
+        Decoder(model, Recipe((spec,)), module_folders=[module_folder()])
+        .generate(PROMPTS[0], 24)
+        .stats
+        for spec in (same, small_module(30.0, 4))
+    ]
+    plain = (
+        Decoder(model, SMALL_MASK, draft_length=4, exit_policy=same.exit)
+        .generate(PROMPTS[0], 24)
+        .stats
+    )
     assert (counts[0].rounds, counts[0].accepted) == (plain.rounds, plain.accepted)
     assert counts[1].accepted != plain.accepted
 
@@ -56,7 +73,17 @@ def check_adapted_sampling() -> DecodeStats:
     hf = tiny_llama(3, vocab=5, hidden=16, layers=3)
     model, full = adapt(hf), FullModel(hf)
     mask = SkipMask(3, (0,), (1,))
-    spec = saved(model, mask, copies(model, mask, 0.3), "sampling.safetensors", draft_length=2)
+    spec = save_adapted(
+        model, mask, noisy_copies(model, mask, 0.3), "sampling.safetensors", draft_length=2
+    )
     recipe = Recipe((Lookup(min_match=2, draft_length=1), spec))
-    return check_sampling(Warp(0.8), samples=600, model=model, recipe=recipe, length=3, prompt=(2, 0, 2, 0), next_logits=full.next_logits,
-                          modules=[folder()])
+    return check_sampling(
+        Warp(0.8),
+        samples=600,
+        model=model,
+        recipe=recipe,
+        length=3,
+        prompt=(2, 0, 2, 0),
+        next_logits=full.next_logits,
+        modules=[module_folder()],
+    )

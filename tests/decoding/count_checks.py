@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from helpers.drafting import drafting_with, wrapped
-from helpers.tiny import FullModel, small_world
+from helpers.drafting import decoder_with, wrap_drafters
+from helpers.tiny import FullModel, tiny_model_and_reference
 
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import Recipe
+from skipsearch.core.stats import DecodeStats, DrafterStats
 from skipsearch.decoding import Decoder
-from skipsearch.drafters import DecodeContext, Draft, Drafter, DraftSession, WatchingDrafter
-from skipsearch.drafters.skip import SkipDrafter
-from skipsearch.mask import SkipMask
+from skipsearch.drafters import DecodeContext, Draft, Drafter, DraftSession
+from skipsearch.drafters.skip.session import SkipDrafter
 from skipsearch.models import ModelAdapter
-from skipsearch.recipe import Recipe
-from skipsearch.stats import DecodeStats, DrafterStats
 
 from .checks import MASKS, PROMPTS
 
@@ -34,22 +34,15 @@ class Recorder:
         self.trunks: list[int] = []
         self.verified: list[int] = []
 
-    def begin(self, ctx: DecodeContext) -> RecordedSession:
-        return RecordedSession(self, self.inner.begin(ctx))
-
-
-class WatchingRecorder(Recorder):
-    """Of a drafter whose sessions watch."""
-
-    def watch(self) -> RecordedSession:
-        return RecordedSession(self, self.inner.watch())  # type: ignore[attr-defined]
+    def new_session(self) -> RecordedSession:
+        return RecordedSession(self, self.inner.new_session())
 
 
 class RecordedSession:
     def __init__(self, notes: Recorder, inner: DraftSession):
         self.notes, self.inner = notes, inner
 
-    def __getattr__(self, name: str) -> Any:   # what a session that watches has beside
+    def __getattr__(self, name: str) -> Any:  # what a session that watches has beside
         return getattr(self.inner, name)
 
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
@@ -58,7 +51,7 @@ class RecordedSession:
             self.notes.histories.append(list(ctx.history))
             self.notes.limits.append(most)
             self.notes.drafts.append(draft.tokens.tolist())
-            self.notes.trunks.append(len(draft.tokens) if draft.trunk is None else draft.trunk)
+            self.notes.trunks.append(len(draft.tokens) if draft.n_main is None else draft.n_main)
         return draft
 
     def verified(self, ctx: DecodeContext, path: Sequence[int]) -> None:
@@ -70,12 +63,12 @@ class StopAt:
     """Ends every draft at its nth token, and keeps what it is told."""
 
     reads_confidence: ClassVar[bool] = True
-    shared: ClassVar[bool] = False
+    shared_across_requests: ClassVar[bool] = False
 
     def __init__(self, n: int):
         self.n, self.told = n, list[tuple[int, int]]()
 
-    def stop(self, confidence: float, n_drafted: int) -> bool:
+    def should_stop(self, confidence: float, n_drafted: int) -> bool:
         assert 0 < confidence <= 1
         return n_drafted >= self.n
 
@@ -88,7 +81,9 @@ class StopAt:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A round that a drafter drafted. history: all tokens before it; most: what it was allowed; chain, others: what it proposed."""
+    """A round that a drafter drafted. history: all tokens before it; most: what it was allowed;
+    chain, others: what it proposed.
+    """
 
     history: list[int]
     most: int
@@ -96,45 +91,68 @@ class Recorded:
     others: list[int]
 
 
-def recorded(model: ModelAdapter, full: FullModel, recipe: Recipe, prompts: Sequence[Sequence[int]], n: int,
-             modules: Sequence[Path] = (), exact: bool = False) -> tuple[DecodeStats, list[Recorded]]:
-    """Greedy text of each prompt, found to be the full model's own: its counts, and all rounds of the recipe's last drafter."""
+def recorded(
+    model: ModelAdapter,
+    full: FullModel,
+    recipe: Recipe,
+    prompts: Sequence[Sequence[int]],
+    n: int,
+    modules: Sequence[Path] = (),
+    exact: bool = False,
+) -> tuple[DecodeStats, list[Recorded]]:
+    """Greedy text of each prompt, found to be the full model's own: its counts, and all rounds of
+    the recipe's last drafter.
+    """
     recorders, total = list[Recorder](), DecodeStats()
 
     def recording(drafter: Any) -> Recorder:
-        recorders.append((WatchingRecorder if isinstance(drafter, WatchingDrafter) else Recorder)(drafter))
+        recorders.append(Recorder(drafter))
         return recorders[-1]
 
-    decoder = wrapped(Decoder(model, recipe, exact=exact, modules=modules), recording)
+    decoder = wrap_drafters(Decoder(model, recipe, exact=exact, module_folders=modules), recording)
     for prompt in prompts:
         found = decoder.generate(prompt, n)
         assert found.tokens == full.greedy(prompt, n)
         total += found.stats
     last = recorders[-1]
-    return total, [Recorded(history, most, draft[:trunk], draft[trunk:])
-                   for history, most, draft, trunk in zip(last.histories, last.limits, last.drafts, last.trunks, strict=True)]
+    return total, [
+        Recorded(history, most, draft[:trunk], draft[trunk:])
+        for history, most, draft, trunk in zip(
+            last.histories, last.limits, last.drafts, last.trunks, strict=True
+        )
+    ]
 
 
-CASES: tuple[Case, ...] = ((MASKS[0], 4, 12, PROMPTS[0], 24), (MASKS[1], 5, 2, PROMPTS[1], 11), (MASKS[3], 3, 1, PROMPTS[2], 17))
+CASES: tuple[Case, ...] = (
+    (MASKS[0], 4, 12, PROMPTS[0], 24),
+    (MASKS[1], 5, 2, PROMPTS[1], 11),
+    (MASKS[3], 3, 1, PROMPTS[2], 17),
+)
 
 
 def check_counts(cases: Sequence[Case] = CASES) -> DecodeStats:
     """A case: mask, draft length, the token at which the policy stops a draft, prompt, limit."""
-    model, full = small_world()
+    model, full = tiny_model_and_reference()
     total = DecodeStats()
     for mask, draft_length, last, prompt, limit in cases:
         policy = StopAt(last)
         recorder = Recorder(SkipDrafter(mask, policy))
-        result = drafting_with(model, recorder, draft_length).generate(prompt, limit)
+        result = decoder_with(model, recorder, draft_length).generate(prompt, limit)
         stats = result.stats
 
         judged = []
-        for history, draft, room in zip(recorder.histories, recorder.drafts, recorder.limits, strict=True):
+        for history, draft, room in zip(
+            recorder.histories, recorder.drafts, recorder.limits, strict=True
+        ):
             done = len(history) - len(prompt)
             truth = full.greedy(prompt, done + len(draft) + 1)
             assert history == [*prompt, *truth[:done]], "a drafter must see all tokens so far"
-            assert room == min(draft_length, limit - done - 1), "a draft leaves room for the token that the full model adds"
-            assert len(draft) == min(last, room), "the token that ends a draft is in it, and is verified"
+            assert room == min(draft_length, limit - done - 1), (
+                "a draft leaves room for the token that the full model adds"
+            )
+            assert len(draft) == min(last, room), (
+                "the token that ends a draft is in it, and is verified"
+            )
             wrong = [i for i, token in enumerate(draft) if token != truth[done + i]]
             judged.append((wrong[0] if wrong else len(draft), len(draft)))
         emitted = 1 + sum(accepted + 1 for accepted, _ in judged)
@@ -144,10 +162,16 @@ def check_counts(cases: Sequence[Case] = CASES) -> DecodeStats:
         assert stats.drafted == sum(n for _, n in judged)
         assert stats.accepted == sum(a for a, _ in judged)
         assert stats.rejecting_rounds == sum(a < n for a, n in judged)
-        assert stats.rounds == len(judged) + undrafted, "only the last token of all may come from a round without a draft"
+        assert stats.rounds == len(judged) + undrafted, (
+            "only the last token of all may come from a round without a draft"
+        )
         assert undrafted in (0, 1)
-        assert policy.told == judged, "the policy hears of every round what was accepted, and of how many"
+        assert policy.told == judged, (
+            "the policy hears of every round what was accepted, and of how many"
+        )
         assert recorder.verified == [a for a, _ in judged]
-        assert stats.by_drafter == [DrafterStats(len(judged), stats.drafted, stats.accepted, stats.rejecting_rounds)]
+        assert stats.by_drafter == [
+            DrafterStats(len(judged), stats.drafted, stats.accepted, stats.rejecting_rounds)
+        ]
         total += stats
     return total

@@ -1,7 +1,8 @@
-"""What a whole request says, with exact probabilities: each random choice on the way is dealt in every way that it can fall.
+"""What a whole request says, with exact probabilities: each random choice on the way is dealt in
+every way that it can fall.
 
-The real loop runs, once for each way. Nothing is drawn, so the law of its texts comes out as numbers, and not as samples.
-"""
+The real loop runs, once for each way. Nothing is drawn, so the law of its texts comes out as
+numbers, and not as samples."""
 
 from __future__ import annotations
 
@@ -17,17 +18,20 @@ from helpers.tiny import FullModel
 from torch import Tensor
 
 from skipsearch.decoding import Decoder
-from skipsearch.decoding.sampling import SamplingPicker
-from skipsearch.engine import Scored
+from skipsearch.engine import DraftScores
+from skipsearch.engine.sampler import TemperatureSampler
 
 from .sampling_checks import Warp, exact_distribution
 
 Text = tuple[int, ...]
-NOTHING = 1e-12   # a choice of a smaller probability is none: rounding leaves as much where p and q are equal
+# a choice of a smaller probability is none: rounding leaves as much where p and q are equal
+NOTHING = 1e-12
 
 
 class Dealer:
-    """Chance for one run. It falls as `script` says and, behind its end, in the first way that it can. open: scripts of the other ways."""
+    """Chance for one run. It falls as `script` says and, behind its end, in the first way that it
+    can. open: scripts of the other ways.
+    """
 
     def __init__(self, script: list[int]):
         self.script, self.at, self.chance = script, 0, 1.0
@@ -48,29 +52,38 @@ class Dealer:
     def multinomial(self, weights: Tensor, count: int, **_: Any) -> Tensor:
         assert count == 1
         rows = weights.reshape(-1, weights.shape[-1]).tolist()
-        return torch.tensor([self.deal(row) for row in rows], device=weights.device).view(*weights.shape[:-1], 1)
+        return torch.tensor([self.deal(row) for row in rows], device=weights.device).view(
+            *weights.shape[:-1], 1
+        )
 
     def rand(self, *_: Any, **__: Any) -> Uniform:
         return Uniform(self)
 
-    def draw(self, picker: SamplingPicker, scored: Scored) -> tuple[Tensor, Tensor]:
+    def draw(self, picker: TemperatureSampler, scored: DraftScores) -> tuple[Tensor, Tensor]:
         """Of each row so many as the picker wants, one after another and without replacement."""
+        assert scored.probs is not None
         found = []
-        for row in scored.weights.tolist():
+        for row in scored.probs.tolist():
             left, drawn = list(row), list[int]()
-            for _ in range(min(picker.choices, len(left))):
-                any_left = [float(i not in drawn) for i in range(len(left))]   # a token of probability 0 stands where nothing is left
+            for _ in range(min(picker.n_choices, len(left))):
+                any_left = [
+                    float(i not in drawn) for i in range(len(left))
+                ]  # a token of probability 0 stands where nothing is left
                 drawn.append(self.deal(left) if sum(left) else any_left.index(1.0))
                 left[drawn[-1]] = 0.0
             found.append(drawn)
-        return torch.tensor(found, device=scored.weights.device), scored.weights
+        return torch.tensor(found, device=scored.probs.device), scored.probs
 
     def planted(self) -> ExitStack:
         """While it lasts, decoding asks this dealer."""
         stack = ExitStack()
         stack.enter_context(patch.object(torch, "multinomial", self.multinomial))
         stack.enter_context(patch.object(torch, "rand", self.rand))
-        stack.enter_context(patch.object(SamplingPicker, "draw", lambda picker, scored: self.draw(picker, scored)))
+        stack.enter_context(
+            patch.object(
+                TemperatureSampler, "draw", lambda picker, scored: self.draw(picker, scored)
+            )
+        )
         return stack
 
 
@@ -86,8 +99,13 @@ class Uniform:
 
     def __lt__(self, p: Tensor) -> Tensor:
         q = torch.as_tensor(self.factor, dtype=p.dtype).expand(p.shape)
-        shares = [min(1.0, a / b) if b else float(a > 0) for a, b in zip(p.flatten().tolist(), q.flatten().tolist(), strict=True)]
-        return torch.tensor([not self.deal_out(share) for share in shares], device=p.device).view(p.shape)
+        shares = [
+            min(1.0, a / b) if b else float(a > 0)
+            for a, b in zip(p.flatten().tolist(), q.flatten().tolist(), strict=True)
+        ]
+        return torch.tensor([not self.deal_out(share) for share in shares], device=p.device).view(
+            p.shape
+        )
 
     def deal_out(self, share: float) -> int:
         return self.dealer.deal((share, 1 - share))
@@ -95,7 +113,9 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Law:
-    """texts: their probabilities. drafted, accepted: tokens, on average. ways: in which the choices can fall."""
+    """texts: their probabilities. drafted, accepted: tokens, on average. ways: in which the choices
+    can fall.
+    """
 
     texts: dict[Text, float]
     drafted: float
@@ -110,21 +130,34 @@ def law(decoder: Decoder, prompt: Sequence[int], length: int, warp: Warp) -> Law
     while open_:
         dealer = Dealer(open_.pop())
         with dealer.planted():
-            found = decoder.generate(prompt, length, temperature=warp.temperature, top_p=warp.top_p, top_k=warp.top_k)
+            found = decoder.generate(
+                prompt, length, temperature=warp.temperature, top_p=warp.top_p, top_k=warp.top_k
+            )
         open_ += dealer.open
         texts[tuple(found.tokens)] += dealer.chance
-        drafted, accepted = drafted + dealer.chance * found.stats.drafted, accepted + dealer.chance * found.stats.accepted
+        drafted, accepted = (
+            drafted + dealer.chance * found.stats.drafted,
+            accepted + dealer.chance * found.stats.accepted,
+        )
         ways += 1
     return Law(dict(texts), drafted, accepted, ways)
 
 
-def check_law(decoder: Decoder, full: FullModel, prompt: Sequence[int], length: int, warp: Warp) -> Law:
-    """Every text has the probability that the full model alone gives it; some drafts stand, and some fall."""
+def check_law(
+    decoder: Decoder, full: FullModel, prompt: Sequence[int], length: int, warp: Warp
+) -> Law:
+    """Every text has the probability that the full model alone gives it; some drafts stand, and
+    some fall.
+    """
     found = law(decoder, prompt, length, warp)
     wanted = exact_distribution(full.next_logits, tuple(prompt), length, warp)
     assert found.texts.keys() == wanted.keys()
     assert abs(sum(found.texts.values()) - 1) < 1e-9
     for text, share in wanted.items():
-        assert abs(found.texts[text] - share) < 1e-6, (text, found.texts[text], share)   # norms of Hugging Face round to float32
+        assert abs(found.texts[text] - share) < 1e-6, (
+            text,
+            found.texts[text],
+            share,
+        )  # norms of Hugging Face round to float32
     assert 0 < found.accepted < found.drafted
     return found

@@ -1,4 +1,6 @@
-"""What kangaroo's drafts are, by the definition: first layers, adapter and head over the whole text, computed anew for every token."""
+"""What kangaroo's drafts are, by the definition: first layers, adapter and head over the whole
+text, computed anew for every token.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,17 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from helpers.modules import folder, small_kangaroo
-from helpers.tiny import FullModel, small_world
+from helpers.modules import module_folder, small_kangaroo
+from helpers.tiny import FullModel, tiny_model_and_reference
 from torch import Tensor
 
+from skipsearch.core.recipe import Recipe, Siblings
+from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
-from skipsearch.drafters.kangaroo import Kangaroo
-from skipsearch.drafters.lookup import Lookup
-from skipsearch.models.hf import HFAdapter
-from skipsearch.modules.weights import load_tensors
-from skipsearch.recipe import Recipe, Siblings
-from skipsearch.stats import DecodeStats
+from skipsearch.drafters.kangaroo.spec import Kangaroo
+from skipsearch.drafters.lookup.spec import Lookup
+from skipsearch.drafters.trained.module_weights import load_module
+from skipsearch.models.families.hf_adapter import HFAdapter
 
 from .checks import PROMPTS
 from .count_checks import recorded
@@ -29,11 +31,11 @@ LOOKUP = Lookup(min_match=1, draft_length=3)
 
 def by_definition(full: FullModel, spec: Kangaroo, text: list[int]) -> Tensor:
     """[V]: logits of the draft behind a text, with nothing but Hugging Face's modules."""
-    llama, tensors = full.hf.model, load_tensors(folder() / spec.module.file)[1]
+    llama, tensors = full.hf.model, load_module(module_folder() / spec.module.file)[1]
     ids, place = torch.tensor([text]), torch.arange(len(text))[None]
     h = llama.embed_tokens(ids)
     around = {"position_embeddings": llama.rotary_emb(h, place), "attention_mask": None}
-    for layer in llama.layers[:spec.exit_layer]:
+    for layer in llama.layers[: spec.exit_layer]:
         h = layer(h, **around)
         h = h[0] if isinstance(h, tuple) else h
     template = llama.layers[spec.exit_layer]
@@ -46,25 +48,35 @@ def by_definition(full: FullModel, spec: Kangaroo, text: list[int]) -> Tensor:
     normed = called(template.input_layernorm, "adapter.attn.norm.", h)
     h = h + called(template.self_attn, "adapter.attn.run.", hidden_states=normed, **around)
     if any(name.startswith("adapter.mlp") for name in tensors):
-        h = h + called(template.mlp, "adapter.mlp.run.", called(template.post_attention_layernorm, "adapter.mlp.norm.", h))
+        h = h + called(
+            template.mlp,
+            "adapter.mlp.run.",
+            called(template.post_attention_layernorm, "adapter.mlp.norm.", h),
+        )
     return full.hf.lm_head(called(llama.norm, "norm.", h))[0, -1]
 
 
 @torch.no_grad()
-def check_kangaroo_drafts(forms: tuple[str, ...] = ("attention", "layer"), siblings: Siblings | None = None) -> DecodeStats:
-    """Every round's draft is what the definition gives, alone and behind lookup, and ends at the first token that it is unsure of."""
-    model, full = small_world()
+def check_kangaroo_drafts(
+    forms: tuple[str, ...] = ("attention", "layer"), siblings: Siblings | None = None
+) -> DecodeStats:
+    """Every round's draft is what the definition gives, alone and behind lookup, and ends at the
+    first token that it is unsure of.
+    """
+    model, full = tiny_model_and_reference()
     total = DecodeStats()
     for form in forms:
         spec = small_kangaroo(form, 0.1, 5, UNSURE).model_copy(update={"siblings": siblings})
         for recipe in (Recipe((spec,)), Recipe((LOOKUP, spec))):
-            stats, rounds = recorded(model, full, recipe, PROMPTS[:3], 20, [folder()])
+            stats, rounds = recorded(model, full, recipe, PROMPTS[:3], 20, [module_folder()])
             total += stats
             for found in rounds:
                 expected, beside = list[int](), list[int]()
                 while len(expected) < found.most:
                     logits = by_definition(full, spec, [*found.history, *expected])
-                    first, *others = logits.topk(1 + (siblings.most if siblings else 0)).indices.tolist()
+                    first, *others = logits.topk(
+                        1 + (siblings.most if siblings else 0)
+                    ).indices.tolist()
                     expected.append(first)
                     confidence = float(logits.softmax(-1).max())
                     beside += others if siblings and confidence < siblings.below else []
@@ -83,9 +95,15 @@ def check_kangaroo_siblings() -> DecodeStats:
 
 
 def check_kangaroo_passes() -> None:
-    """N drafted tokens take N + 1 passes of one row below the exit, N of the adapter, and one of N + 1 rows above."""
-    model, full = small_world()
-    spec, block, passes = small_kangaroo("attention", 0.1, 5, UNSURE), HFAdapter.block, Counter[tuple[int, int]]()
+    """N drafted tokens take N + 1 passes of one row below the exit, N of the adapter, and one of N
+    + 1 rows above.
+    """
+    model, full = tiny_model_and_reference()
+    spec, block, passes = (
+        small_kangaroo("attention", 0.1, 5, UNSURE),
+        HFAdapter.block,
+        Counter[tuple[int, int]](),
+    )
 
     def counted(self: HFAdapter, i: int, h: Tensor, *arguments: Any, **options: Any) -> Tensor:
         passes[i, h.shape[1]] += 1
@@ -94,17 +112,22 @@ def check_kangaroo_passes() -> None:
     for prompt in PROMPTS[:3]:
         passes.clear()
         with patch.object(HFAdapter, "block", counted):
-            stats, rounds = recorded(model, full, Recipe((spec,)), [prompt], 20, [folder()])
+            stats, rounds = recorded(model, full, Recipe((spec,)), [prompt], 20, [module_folder()])
         drafted = Counter(len(found.chain) for found in rounds)
         undrafted, n = stats.rounds - len(rounds), model.spec.n_layers
-        passes -= Counter((i, len(prompt)) for i in range(n + 1))   # the prefill
+        passes -= Counter((i, len(prompt)) for i in range(n + 1))  # the prefill
         for i in range(spec.exit_layer):
-            assert passes.pop((i, 1)) == sum((length + 1) * times for length, times in drafted.items()) + undrafted
+            assert (
+                passes.pop((i, 1))
+                == sum((length + 1) * times for length, times in drafted.items()) + undrafted
+            )
         for i in range(spec.exit_layer, n):
             assert passes.pop((i, 1), 0) == undrafted
             for length, times in drafted.items():
                 assert passes.pop((i, length + 1)) == times
-        two_rows = passes.pop((n, 2), 0)   # behind a round whose tokens all stood, or one that nobody drafted
+        two_rows = passes.pop(
+            (n, 2), 0
+        )  # behind a round whose tokens all stood, or one that nobody drafted
         assert two_rows <= stats.rounds - stats.rejecting_rounds
         assert passes.pop((n, 1), 0) + two_rows == stats.drafted
         assert not passes
@@ -112,8 +135,12 @@ def check_kangaroo_passes() -> None:
 
 def check_kangaroo_side_by_side() -> None:
     """Requests that interleave keep their adapters' K/V apart."""
-    model, full = small_world()
-    decoder = Decoder(model, Recipe((LOOKUP, small_kangaroo("attention", 0.1, 4))), modules=[folder()])
+    model, full = tiny_model_and_reference()
+    decoder = Decoder(
+        model,
+        Recipe((LOOKUP, small_kangaroo("attention", 0.1, 4))),
+        module_folders=[module_folder()],
+    )
     read: list[list[int]] = [[] for _ in PROMPTS]
     for chunks in zip_longest(*(decoder.stream(prompt, 16) for prompt in PROMPTS)):
         for tokens, chunk in zip(read, chunks, strict=True):

@@ -1,4 +1,6 @@
-"""What each round adds to a request's counters, for tests that see a decoder only through what calls it."""
+"""What each round adds to a request's counters, for tests that see a decoder only through what
+calls it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from skipsearch.decoding import loop
 
 @contextmanager
 def counted(counter: str) -> Iterator[list[int]]:
-    """What `counter` of `DecodeStats` gains in each round of any request since, a number a round."""
+    """What `counter` of `DecodeStats` gains in each round of any request since, a number a
+    round.
+    """
     gained: list[int] = []
-    real = loop.DecodeLoop._round
+    real = loop.DecodeLoop._run_round
 
     def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
         before = getattr(request.stats, counter)
@@ -22,5 +26,5 @@ def counted(counter: str) -> Iterator[list[int]]:
         gained.append(getattr(request.stats, counter) - before)
         return tokens
 
-    with patch.object(loop.DecodeLoop, "_round", rounds):
+    with patch.object(loop.DecodeLoop, "_run_round", rounds):
         yield gained

@@ -1,4 +1,6 @@
-"""Sampling leaves the full model's distribution unchanged: what is drawn, against exact probabilities by enumeration."""
+"""Sampling leaves the full model's distribution unchanged: what is drawn, against exact
+probabilities by enumeration.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from helpers.drafting import wrapped
-from helpers.table import TABLE_LAYERS, TableModel
+from helpers.drafting import wrap_drafters
+from helpers.table_model import TABLE_LAYERS, TableModel
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import Recipe
+from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
 from skipsearch.drafters import Drafter
-from skipsearch.exits import Exit, make_exit
-from skipsearch.mask import SkipMask
-from skipsearch.recipe import Recipe
-from skipsearch.stats import DecodeStats
+from skipsearch.drafters.exits import Exit, make_exit
 
 
 @dataclass(frozen=True)
@@ -33,29 +35,41 @@ class Warp:
     top_k: int = 0
 
     def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Temperature; then the top_k likeliest; then the fewest of those that hold top_p of the mass; then normalised again."""
+        """Temperature; then the top_k likeliest; then the fewest of those that hold top_p of the
+        mass; then normalised again.
+        """
         scores = logits / self.temperature
         order = np.argsort(-scores)
         p = np.exp(scores - scores.max())
-        p[order[self.top_k or len(p):]] = 0
+        p[order[self.top_k or len(p) :]] = 0
         p /= p.sum()
         mass_before = np.cumsum(p[order]) - p[order]
         p[order[mass_before >= self.top_p]] = 0
         return p / p.sum()
 
 
-def exact_distribution(next_logits: Callable[[Sequence[int]], NDArray[np.float64]], prompt: tuple[int, ...], length: int,
-                       warp: Warp) -> dict[tuple[int, ...], float]:
+def exact_distribution(
+    next_logits: Callable[[Sequence[int]], NDArray[np.float64]],
+    prompt: tuple[int, ...],
+    length: int,
+    warp: Warp,
+) -> dict[tuple[int, ...], float]:
     """Probability of every continuation of `length` tokens under the full model."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
-        found = {(*tail, token): mass * float(p) for tail, mass in found.items()
-                 for token, p in enumerate(warp.probabilities(next_logits([*prompt, *tail]))) if p > 0}
+        found = {
+            (*tail, token): mass * float(p)
+            for tail, mass in found.items()
+            for token, p in enumerate(warp.probabilities(next_logits([*prompt, *tail])))
+            if p > 0
+        }
     return found
 
 
 def surprise(drawn: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
-    """p-value of a chi-square test of the draws; outcomes expected fewer than five times count as one. 0: an impossible draw."""
+    """p-value of a chi-square test of the draws; outcomes expected fewer than five times count as
+    one. 0: an impossible draw.
+    """
     n = drawn.total()
     if any(outcome not in expected for outcome in drawn):
         return 0.0
@@ -80,19 +94,44 @@ TABLE_MASK = SkipMask(TABLE_LAYERS, (0,), (1,))
 FALSE_ALARM = 1e-4
 
 
-def check_sampling(warp: Warp = Warp(0.5), samples: int = 800, draft_length: int = 2,
-                   model: Any = None, mask: SkipMask = TABLE_MASK, drafter: Callable[[Drafter], Drafter] | None = None,
-                   exit_policy: Exit | None = None, length: int = 4, prompt: tuple[int, ...] = (2, 0),
-                   recipe: Recipe | None = None, modules: Sequence[Path] = (),
-                   next_logits: Callable[[Sequence[int]], NDArray[np.float64]] | None = None) -> DecodeStats:
-    """Samples of `length` tokens, by rounds that draft up to draft_length, are distributed as the full model's own."""
+def check_sampling(
+    warp: Warp = Warp(0.5),
+    samples: int = 800,
+    draft_length: int = 2,
+    model: Any = None,
+    mask: SkipMask = TABLE_MASK,
+    drafter: Callable[[Drafter], Drafter] | None = None,
+    exit_policy: Exit | None = None,
+    length: int = 4,
+    prompt: tuple[int, ...] = (2, 0),
+    recipe: Recipe | None = None,
+    modules: Sequence[Path] = (),
+    next_logits: Callable[[Sequence[int]], NDArray[np.float64]] | None = None,
+) -> DecodeStats:
+    """Samples of `length` tokens, by rounds that draft up to draft_length, are distributed as the
+    full model's own.
+    """
     model = model or TableModel()
-    decoder = Decoder(model, recipe, modules=modules) if recipe else \
-        Decoder(model, mask, draft_length=draft_length, exit_policy=exit_policy or make_exit("fixed"))
+    decoder = (
+        Decoder(model, recipe, module_folders=modules)
+        if recipe
+        else Decoder(
+            model, mask, draft_length=draft_length, exit_policy=exit_policy or make_exit("fixed")
+        )
+    )
     if drafter is not None:
-        wrapped(decoder, drafter)
-    results = [decoder.generate(prompt, length, temperature=warp.temperature, top_p=warp.top_p, top_k=warp.top_k, seed=seed)
-               for seed in range(samples)]
+        wrap_drafters(decoder, drafter)
+    results = [
+        decoder.generate(
+            prompt,
+            length,
+            temperature=warp.temperature,
+            top_p=warp.top_p,
+            top_k=warp.top_k,
+            seed=seed,
+        )
+        for seed in range(samples)
+    ]
     drawn = Counter(tuple(r.tokens) for r in results)
     expected = exact_distribution(next_logits or model.next_logits, prompt, length, warp)
     assert abs(sum(expected.values()) - 1) < 1e-9

@@ -10,33 +10,51 @@ from typing import Any
 import pytest
 import torch
 from helpers.threads import one_thread
-from helpers.tiny import driven_by, small_world, tiny_llama
+from helpers.tiny import tiny_llama, tiny_model_and_reference, use_engine
 
-from skipsearch.cache import Planner
+from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Batch, Decoder, Request
 from skipsearch.decoding import batch as batch_module
-from skipsearch.engine import RowCache, SharedCache, Wanted, inference, together
-from skipsearch.engine.forward import alone
-from skipsearch.engine.load import driven
+from skipsearch.engine import PassRequest, RowCache, SharedCache, no_grad, run_batched
+from skipsearch.engine.engines import wrap_engine
+from skipsearch.engine.forward import run_pass
 from skipsearch.errors import DecodeError, ModelError
 from skipsearch.models import adapt
-from skipsearch.models.families import family_of
-from skipsearch.models.lean import fuse
-from skipsearch.stats import DecodeStats
+from skipsearch.models.families.table import family_of
+from skipsearch.models.fused.fused_adapter import fuse_model
+from skipsearch.models.kv_cache import Planner
 
-from .batch_checks import GUESTS, check_batch, check_batch_that_grows, check_owners, check_passes_of_a_batch, guests
+from .batch_checks import (
+    GUESTS,
+    check_batch,
+    check_batch_that_grows,
+    check_owners,
+    check_passes_of_a_batch,
+    guests,
+)
 from .checks import DRAFTINGS, MASKS, PROMPTS, Drafting, assert_partly_accepted
 
 __all__ = ["one_thread"]
 
 
 def fuzz(seeds: range, longest: int = 24) -> DecodeStats:
-    """Every seed a batch of 1 to 8 rows, with one of the draftings, some with an end-of-sequence token."""
+    """Every seed a batch of 1 to 8 rows, with one of the draftings, some with an end-of-sequence
+    token.
+    """
     total, seen = DecodeStats(), Counter[str]()
     for seed in seeds:
         drafting = (None, *DRAFTINGS)[seed % (1 + len(DRAFTINGS))]
-        total += check_batch(guests(seed, 10, longest), drafting, rows=1 + seed * 5 % 8, eos=(7, 41) if seed % 3 == 0 else (), seen=seen)
-    print(f"{len(seeds)} batches: {dict(seen)}, {total.drafted} drafted, {total.accepted} accepted, {total.rejecting_rounds} rejections")
+        total += check_batch(
+            guests(seed, 10, longest),
+            drafting,
+            rows=1 + seed * 5 % 8,
+            eos=(7, 41) if seed % 3 == 0 else (),
+            seen=seen,
+        )
+    print(
+        f"{len(seeds)} batches: {dict(seen)}, {total.drafted} drafted, {total.accepted} accepted, "
+        f"{total.rejecting_rounds} rejections"
+    )
     assert seen["joined later"]
     assert seen["left"]
     return total
@@ -53,8 +71,8 @@ def test_a_thousand_batches_give_each_request_what_it_gets_alone() -> None:
 
 @pytest.mark.parametrize("engine", ["lean", "graph", "native"])
 def test_on_other_engines_too(engine: str) -> None:
-    with driven_by(engine):
-        world = small_world()
+    with use_engine(engine):
+        world = tiny_model_and_reference()
     for drafting in (DRAFTINGS[0], DRAFTINGS[5], DRAFTINGS[6]):
         assert_partly_accepted(check_batch(drafting=drafting, world=world))
 
@@ -81,9 +99,11 @@ def test_one_row_is_a_batch_too() -> None:
 
 
 def test_answers_come_in_the_order_of_the_requests() -> None:
-    decoder = DRAFTINGS[0].decoder(small_world()[0])
+    decoder = DRAFTINGS[0].decoder(tiny_model_and_reference()[0])
     asked = [Request(PROMPTS[i % 4], 3 + 5 * i % 17) for i in range(11)]
-    assert [one.tokens for one in decoder.generate_batch(asked, 3)] == [decoder.generate(one).tokens for one in asked]
+    assert [one.tokens for one in decoder.generate_batch(asked, 3)] == [
+        decoder.generate(one).tokens for one in asked
+    ]
     assert decoder.generate_batch([]) == []
 
 
@@ -101,35 +121,40 @@ def test_in_exact_passes_a_row_is_the_same_to_the_bit_in_bfloat16() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.xdist_group("native")
-def test_an_engine_that_keeps_bits_decodes_exactly_in_joined_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_keeps_bits_decodes_exactly_in_joined_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In float32, where sums in another order would show, with passes of several rows in fact."""
     model, _ = tiny_native()
     decoder = Decoder(model, MASKS[0], draft_length=3, exact=True)
     asked = [replace(guest.request, end_on_repeat=None) for guest in GUESTS]
     alone = [decoder.generate(one) for one in asked]
-    widest, real = 0, batch_module.together
+    widest, real = 0, batch_module.run_batched
 
     def counting(wanted: Any) -> Any:
         nonlocal widest
         widest = max(widest, len(wanted))
         return real(wanted)
 
-    monkeypatch.setattr(batch_module, "together", counting)
+    monkeypatch.setattr(batch_module, "run_batched", counting)
     found = decoder.generate_batch(asked, 4)
     assert [one.tokens for one in found] == [one.tokens for one in alone]
     assert widest == 4
     logits = [logits_of_rows(model, [prompt]) for prompt in PROMPTS]
-    assert all(torch.equal(one[0], other) for one, other in zip(logits, logits_of_rows(model, PROMPTS), strict=True))
+    assert all(
+        torch.equal(one[0], other)
+        for one, other in zip(logits, logits_of_rows(model, PROMPTS), strict=True)
+    )
 
 
 def tiny_native() -> tuple[Any, Any]:
     hf = tiny_llama().float()
     model = adapt(hf)
-    lean = fuse(hf, replace(model.spec, engine="lean"), family_of(hf.config))
-    return driven(lean, "native"), hf
+    lean = fuse_model(hf, replace(model.spec, engine="lean"), family_of(hf.config))
+    return wrap_engine(lean, "native"), hf
 
 
-@inference
+@no_grad
 def logits_of_rows(model: Any, prompts: Any) -> list[torch.Tensor]:
     """Of each prompt behind its first two tokens, in one joined pass."""
     shared = SharedCache(model.spec.n_layers, len(prompts), 64)
@@ -138,14 +163,18 @@ def logits_of_rows(model: Any, prompts: Any) -> list[torch.Tensor]:
     for i, prompt in enumerate(prompts):
         text = [*prompt, 7, 8, 9]
         row = RowCache(shared, i, lambda *wanted: None)
-        alone(model, torch.tensor([text[:2]]), row, planner.chain(0, 2))
-        rows.append(Wanted(model, torch.tensor([text[2:]]), row, planner.chain(2, len(text) - 2), None))
-    return [logits[0] for logits in together(rows)]
+        run_pass(model, torch.tensor([text[:2]]), row, planner.plan_chain(0, 2))
+        rows.append(
+            PassRequest(
+                model, torch.tensor([text[2:]]), row, planner.plan_chain(2, len(text) - 2), None
+            )
+        )
+    return [logits[0] for logits in run_batched(rows)]
 
 
 def test_a_request_that_makes_no_sense_is_refused_and_the_others_go_on() -> None:
-    decoder = DRAFTINGS[0].decoder(small_world()[0])
-    batch = decoder.batch(2)
+    decoder = DRAFTINGS[0].decoder(tiny_model_and_reference()[0])
+    batch = decoder.new_batch(2)
     row = batch.join(Request(PROMPTS[0], 9))
     with pytest.raises(DecodeError, match="the prompt is empty"):
         batch.join(Request((), 9))
@@ -154,28 +183,31 @@ def test_a_request_that_makes_no_sense_is_refused_and_the_others_go_on() -> None
         batch.join(Request(PROMPTS[1], 9))
     tokens: list[int] = []
     while not row.ended:
-        batch.step()
+        batch.run_round()
         tokens += row.chunk.tokens if row.chunk else []
     assert tokens == decoder.generate(PROMPTS[0], 9).tokens
     with pytest.raises(DecodeError, match="rows is 0"):
-        Batch(decoder, 0)
+        Batch(decoder.loop, 0)
 
 
 def test_what_ends_one_row_ends_no_other() -> None:
     """A processor of the caller's own that fails, beside one that does not."""
-    decoder = DRAFTINGS[0].decoder(small_world()[0])
+    decoder = DRAFTINGS[0].decoder(tiny_model_and_reference()[0])
 
     def failing(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         if ids.shape[1] > 8:
             raise ValueError("enough")
         return logits
 
-    batch = decoder.batch(3)
-    rows = [batch.join(Request(PROMPTS[0], 12)), batch.join(Request(PROMPTS[0], 12, processors=(failing,))),
-            batch.join(Request(PROMPTS[2], 12, processors=(lambda ids, logits: logits,)))]
+    batch = decoder.new_batch(3)
+    rows = [
+        batch.join(Request(PROMPTS[0], 12)),
+        batch.join(Request(PROMPTS[0], 12, processors=(failing,))),
+        batch.join(Request(PROMPTS[2], 12, processors=(lambda ids, logits: logits,))),
+    ]
     read: dict[Any, list[int]] = {row: [] for row in rows}
-    while batch.rows:
-        for row in batch.step():
+    while batch.running:
+        for row in batch.run_round():
             read[row] += row.chunk.tokens if row.chunk else []
     assert isinstance(rows[1].error, ValueError)
     assert rows[0].error is rows[2].error is None
@@ -183,44 +215,48 @@ def test_what_ends_one_row_ends_no_other() -> None:
     assert read[rows[2]] == decoder.generate(PROMPTS[2], 12).tokens
 
 
-def test_a_model_that_breaks_ends_every_row_that_waited_for_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = Decoder(small_world()[0]).batch(2)
+def test_a_model_that_breaks_ends_every_row_that_waited_for_the_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = Decoder(tiny_model_and_reference()[0]).new_batch(2)
     rows = [batch.join(Request(prompt, 9)) for prompt in PROMPTS[:2]]
-    batch.step()
+    batch.run_round()
 
     def breaks(wanted: Any) -> Any:
         raise ModelError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(batch_module, "together", breaks)
-        batch.step()
+        patch.setattr(batch_module, "run_batched", breaks)
+        batch.run_round()
     assert [str(row.error) for row in rows] == ["broken"] * 2
-    assert batch.free == 2
+    assert batch.n_free == 2
     again = batch.join(Request(PROMPTS[0], 3))
-    batch.step()
+    batch.run_round()
     assert again.error is None
 
 
 def test_while_a_batch_is_crowded_nobody_drafts_and_greedy_tokens_stay() -> None:
-    decoder = DRAFTINGS[0].decoder(small_world()[0])
+    decoder = DRAFTINGS[0].decoder(tiny_model_and_reference()[0])
     asked = [Request(prompt, 8 + 4 * i) for i, prompt in enumerate(PROMPTS)]
     alone = [decoder.generate(one) for one in asked]
-    decoder.plain_from = 2
+    decoder.plain_from_batch = 2
     found = decoder.generate_batch(asked, 4)
     assert [one.tokens for one in found] == [one.tokens for one in alone]
-    assert [one.stats.drafted > 0 for one in found] == [False, False, False, True], "the last one drafts once it is alone"
-    decoder.plain_from = None
+    assert [one.stats.drafted > 0 for one in found] == [False, False, False, True], (
+        "the last one drafts once it is alone"
+    )
+    decoder.plain_from_batch = None
     assert all(one.stats.drafted for one in decoder.generate_batch(asked, 4))
 
 
 def test_a_traced_row_tells_what_was_proposed() -> None:
-    decoder = DRAFTINGS[0].decoder(small_world()[0])
-    batch = decoder.batch(2)
+    decoder = DRAFTINGS[0].decoder(tiny_model_and_reference()[0])
+    batch = decoder.new_batch(2)
     rows = [batch.join(Request(PROMPTS[0], 20), trace=True), batch.join(Request(PROMPTS[2], 20))]
     proposed: dict[Any, int] = dict.fromkeys(rows, 0)
     stats: dict[Any, DecodeStats] = {}
-    while batch.rows:
-        for row in batch.step():
+    while batch.running:
+        for row in batch.run_round():
             assert row.chunk is not None
             proposed[row] += len(row.chunk.proposal.tokens) if row.chunk.proposal else 0
             stats |= {row: row.chunk.stats} if row.chunk.stats else {}
@@ -228,17 +264,17 @@ def test_a_traced_row_tells_what_was_proposed() -> None:
 
 
 def test_autograd_is_as_it_was_after_a_batch_that_was_left_half_way() -> None:
-    batch = DRAFTINGS[0].decoder(small_world()[0]).batch(3)
+    batch = DRAFTINGS[0].decoder(tiny_model_and_reference()[0]).new_batch(3)
     for prompt in PROMPTS[:3]:
         batch.join(Request(prompt, 20))
-    batch.step()
+    batch.run_round()
     batch.close()
-    assert batch.free == 3
+    assert batch.n_free == 3
     assert torch.is_grad_enabled()
 
 
 def test_two_threads_drive_a_batch_each() -> None:
-    decoder = DRAFTINGS[0].decoder(small_world()[0])
+    decoder = DRAFTINGS[0].decoder(tiny_model_and_reference()[0])
     asked = [guest.request for guest in GUESTS]
     alone = [decoder.generate(one).tokens for one in asked]
     found: dict[int, list[list[int]]] = {}
@@ -255,8 +291,8 @@ def test_two_threads_drive_a_batch_each() -> None:
 
 
 def test_a_row_that_waits_for_its_turn_may_be_dropped_before_it_began() -> None:
-    decoder = Decoder(small_world()[0])
-    batch = decoder.batch(2)
+    decoder = Decoder(tiny_model_and_reference()[0])
+    batch = decoder.new_batch(2)
     first, second = batch.join(Request(PROMPTS[0], 4)), batch.join(Request(PROMPTS[1], 4))
     batch.drop(second)
-    assert batch.step() == [first]
+    assert batch.run_round() == [first]

@@ -1,4 +1,6 @@
-"""The embedded model in fp32: plain, speculative and Hugging Face's own generation write the same tokens."""
+"""The embedded model in fp32: plain, speculative and Hugging Face's own generation write the same
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,18 @@ from functools import cache
 
 import pytest
 import torch
-from helpers.lasting import thorough
+from helpers.marks import thorough
 
 from skipsearch import load_model
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
-from skipsearch.exits import make_exit
-from skipsearch.mask import SkipMask
+from skipsearch.drafters.exits import make_exit
 from skipsearch.models import ModelAdapter
-from skipsearch.stats import DecodeStats
 
 from .checks import assert_partly_accepted
 
-TEXTS = ("def read_lines(path):\n", "class Stack:\n    \"\"\"", "The function returns")
+TEXTS = ("def read_lines(path):\n", 'class Stack:\n    """', "The function returns")
 NEW_TOKENS = 20
 
 
@@ -34,8 +36,10 @@ def prompt(text: str) -> list[int]:
 @cache
 def of_hugging_face(text: str) -> list[int]:
     ids = torch.tensor([prompt(text)])
-    out = demo("hf").model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS)  # type: ignore[attr-defined]
-    return out[0, ids.shape[1]:].tolist()
+    out = demo("hf").model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS
+    )  # type: ignore[attr-defined]
+    return out[0, ids.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("engine", ["lean", *thorough("hf")])
@@ -64,7 +68,9 @@ def test_speculative_decoding_writes_the_same_tokens(kind: str, engine: str) -> 
 def test_a_stop_string_cuts_the_text_and_the_rounds_alike() -> None:
     layers = demo().spec.n_layers
     plain = Decoder(demo()).generate(prompt(TEXTS[0]), NEW_TOKENS, stop="\n")
-    drafted = Decoder(demo(), SkipMask(layers, (8, 10), (9,)), draft_length=6).generate(prompt(TEXTS[0]), NEW_TOKENS, stop="\n")
+    drafted = Decoder(demo(), SkipMask(layers, (8, 10), (9,)), draft_length=6).generate(
+        prompt(TEXTS[0]), NEW_TOKENS, stop="\n"
+    )
     assert (plain.tokens, plain.text, plain.finish_reason) == (drafted.tokens, drafted.text, "stop")
     assert plain.text is not None
     assert "\n" not in plain.text

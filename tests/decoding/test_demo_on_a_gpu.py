@@ -1,4 +1,5 @@
-"""The embedded model on a GPU, by every engine that runs there: fp32, exact text in bf16, weights in fewer bits, a profile tuned on a CPU.
+"""The embedded model on a GPU, by every engine that runs there: fp32, exact text in bf16, weights
+in fewer bits, a profile tuned on a CPU.
 
 `pytest -m gpu`. `pytest -m slow` runs the same code on a CPU, on less text.
 """
@@ -12,22 +13,30 @@ from pathlib import Path
 import pytest
 
 import skipsearch
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.exits import make_exit
 from skipsearch.engine import load_model
-from skipsearch.exits import make_exit
-from skipsearch.mask import SkipMask
 from skipsearch.models import ModelAdapter
 from skipsearch.profile import load_profile
-from skipsearch.stats import DecodeStats
 from skipsearch.tasks import load_task
 
 from .checks import assert_partly_accepted
 
 MASK = SkipMask(20, attn=(2, 4, 5, 7, 9, 11, 13), mlp=(3, 6, 8, 10, 12))
-TOKENS = {"cuda": (24, 440), "cpu": (2, 40)}   # prompts, and tokens behind each: more than 10,000 on a GPU
+TOKENS = {
+    "cuda": (24, 440),
+    "cpu": (2, 40),
+}  # prompts, and tokens behind each: more than 10,000 on a GPU
 
 
-@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), pytest.param("cpu", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=[
+        pytest.param("cuda", marks=pytest.mark.gpu),
+        pytest.param("cpu", marks=pytest.mark.slow),
+    ]
+)
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -44,7 +53,9 @@ def demo(device: str, dtype: str, engine: str, quantization: str | None = None) 
     return load_model("demo", device=device, dtype=dtype, engine=engine, quantization=quantization)
 
 
-def assert_drafts_change_nothing(model: ModelAdapter, device: str, exact: bool, exit_kind: str = "fixed") -> None:
+def assert_drafts_change_nothing(
+    model: ModelAdapter, device: str, exact: bool, exit_kind: str = "fixed"
+) -> None:
     prompts, most = TOKENS[device]
     plain = Decoder(model, exact=exact)
     drafting = Decoder(model, MASK, draft_length=5, exit_policy=make_exit(exit_kind), exact=exact)
@@ -56,20 +67,33 @@ def assert_drafts_change_nothing(model: ModelAdapter, device: str, exact: bool, 
         assert drafted.tokens == expected, prompt.id
         total, written = total + drafted.stats, written + len(expected)
     assert_partly_accepted(total)
-    print(f"\n{model.spec.engine}, {model.spec.dtype_name}: {written} tokens, none changed by {total.drafted} drafts", end="")
+    print(
+        f"\n{model.spec.engine}, {model.spec.dtype_name}: {written} tokens, none changed by "
+        f"{total.drafted} drafts",
+        end="",
+    )
 
 
 @pytest.mark.parametrize("exit_kind", ["fixed", "confidence"])
 def test_in_float32_drafts_change_no_token(engine: str, device: str, exit_kind: str) -> None:
-    assert_drafts_change_nothing(demo(device, "float32", engine), device, exact=False, exit_kind=exit_kind)
+    assert_drafts_change_nothing(
+        demo(device, "float32", engine), device, exact=False, exit_kind=exit_kind
+    )
 
 
-def test_in_float32_every_engine_writes_the_unmodified_models_text(engine: str, device: str) -> None:
+def test_in_float32_every_engine_writes_the_unmodified_models_text(
+    engine: str, device: str
+) -> None:
     prompts, most = TOKENS[device]
-    for prompt in load_task("pycode").calibration[:min(prompts, 6)]:
+    for prompt in load_task("pycode").calibration[: min(prompts, 6)]:
         ids = list(demo(device, "float32", "hf").tokenizer(prompt.text).input_ids)[-60:]
-        expected = Decoder(demo(device, "float32", "hf")).generate(ids, most, ignore_eos=True).tokens
-        assert Decoder(demo(device, "float32", engine)).generate(ids, most, ignore_eos=True).tokens == expected
+        expected = (
+            Decoder(demo(device, "float32", "hf")).generate(ids, most, ignore_eos=True).tokens
+        )
+        assert (
+            Decoder(demo(device, "float32", engine)).generate(ids, most, ignore_eos=True).tokens
+            == expected
+        )
 
 
 def test_exact_text_in_bfloat16_does_not_depend_on_the_draft(engine: str, device: str) -> None:
@@ -77,15 +101,25 @@ def test_exact_text_in_bfloat16_does_not_depend_on_the_draft(engine: str, device
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("quantization", ["bitsandbytes-4bit", "bitsandbytes-8bit", "torchao-4bit", "torchao-8bit"])
-def test_with_weights_in_fewer_bits_exact_text_does_not_depend_on_the_draft(quantization: str) -> None:
+@pytest.mark.parametrize(
+    "quantization", ["bitsandbytes-4bit", "bitsandbytes-8bit", "torchao-4bit", "torchao-8bit"]
+)
+def test_with_weights_in_fewer_bits_exact_text_does_not_depend_on_the_draft(
+    quantization: str,
+) -> None:
     if find_spec(library := quantization.partition("-")[0]) is None:
         pytest.skip(f"needs {library}")
     assert_drafts_change_nothing(demo("cuda", "bfloat16", "hf", quantization), "cuda", exact=True)
 
 
 def test_a_profile_tuned_on_a_cpu_is_lossless_here(engine: str, device: str) -> None:
-    profile = load_profile(min((Path(skipsearch.__file__).parent / "demo" / "profiles" / "demo" / "pycode").glob("*.yaml")))
+    profile = load_profile(
+        min(
+            (Path(skipsearch.__file__).parent / "demo" / "profiles" / "demo" / "pycode").glob(
+                "*.yaml"
+            )
+        )
+    )
     assert profile.hardware is not None
     assert profile.hardware.kind == "cpu"
     model = demo(device, "float32", engine)

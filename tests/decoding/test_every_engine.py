@@ -1,40 +1,65 @@
-"""What holds of one engine holds of each: the checks of this folder and the planted bugs, with another engine under the same loop."""
+"""What holds of one engine holds of each: the checks of this folder and the planted bugs, with
+another engine under the same loop.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from helpers.lasting import engines
-from helpers.properties import examples
-from helpers.tiny import FullModel, driven_by, small_world
+from helpers.marks import engine_params
+from helpers.properties import with_examples
+from helpers.tiny import FullModel, tiny_model_and_reference, use_engine
 from hypothesis import given
 
+from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
 from skipsearch.errors import ModelError
-from skipsearch.stats import DecodeStats
 
-from .checks import MASKS, PROMPTS, Drafting, assert_partly_accepted, check_endings, check_greedy, check_streams_side_by_side
+from .checks import (
+    MASKS,
+    PROMPTS,
+    Drafting,
+    assert_partly_accepted,
+    check_endings,
+    check_greedy,
+    check_streams_side_by_side,
+)
 from .count_checks import check_counts
 from .planted import BUGS
 from .planted.cache import check_greedy_on_padded_passes
 from .test_greedy_losslessness import draftings, requests
 
-# These bugs are planted into `KVCache.write`, which native code does not go through: it writes K/V itself.
-IN_WRITE = {"nan_left_in_an_unwritten_slot", "stale_kv_at_accepted_positions", "full_model_kv_missing"}
+# These bugs are planted into `KVCache.write`, which native code does not go through: it writes K/V
+# itself.
+IN_WRITE = {
+    "nan_left_in_an_unwritten_slot",
+    "stale_kv_at_accepted_positions",
+    "full_model_kv_missing",
+}
 NATIVE = ("native", "native-8bit")
-CHECKS = (check_greedy, check_greedy_on_padded_passes, check_streams_side_by_side, check_endings, check_counts)
+CHECKS = (
+    check_greedy,
+    check_greedy_on_padded_passes,
+    check_streams_side_by_side,
+    check_endings,
+    check_counts,
+)
 
 
-@pytest.fixture(params=engines("lean", "graph", *NATIVE), autouse=True)
+@pytest.fixture(params=engine_params("lean", "graph", *NATIVE), autouse=True)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    with driven_by(request.param):
+    with use_engine(request.param):
         yield request.param
 
 
 def test_the_engine_of_the_moment_is_used(engine: str) -> None:
-    model, full = small_world()
-    assert type(model).__name__.lower().startswith(engine.removesuffix("-8bit"))
+    model, full = tiny_model_and_reference()
+    assert (
+        type(model)
+        .__name__.lower()
+        .startswith({"lean": "fused"}.get(engine, engine.removesuffix("-8bit")))
+    )
     assert model.spec.quantization == (engine if engine == "native-8bit" else None)
     assert isinstance(full, FullModel)
 
@@ -56,7 +81,7 @@ def test_a_check_fails_while_the_bug_is_planted(bug: str, engine: str) -> None:
 def test_greedy_tokens_are_the_full_models_own_whatever_is_asked() -> None:
     total = DecodeStats()
 
-    @examples(25)
+    @with_examples(25)
     @given(draftings, requests)
     def holds(drafting: Drafting, request: tuple[tuple[int, ...], int]) -> None:
         nonlocal total
@@ -67,8 +92,10 @@ def test_greedy_tokens_are_the_full_models_own_whatever_is_asked() -> None:
 
 
 def test_a_text_that_crosses_several_sizes_of_the_key_buffer_is_exact() -> None:
-    """256 slots, then 512: the recordings of an engine with static shapes change in the middle of a request."""
-    model, full = small_world()
+    """256 slots, then 512: the recordings of an engine with static shapes change in the middle of a
+    request.
+    """
+    model, full = tiny_model_and_reference()
     prompt = tuple(i * 7 % 64 for i in range(235))
     decoder = Decoder(model, MASKS[0], draft_length=5)
     assert decoder.generate(prompt, 20).tokens == full.greedy(prompt, 20)

@@ -1,4 +1,6 @@
-"""The guard: a drafter that costs more than it brings rests, by counts and not by a clock; and resting is exactly plain decoding."""
+"""The guard: a drafter that costs more than it brings rests, by counts and not by a clock; and
+resting is exactly plain decoding.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +8,44 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from helpers.drafting import drafting_with
-from helpers.properties import examples
-from helpers.tiny import LAYERS, small_world
+from helpers.drafting import decoder_with
+from helpers.properties import with_examples
+from helpers.tiny import LAYERS, tiny_model_and_reference
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skipsearch.core.recipe import Recipe
+from skipsearch.core.stats import DecodeStats, DrafterCost
 from skipsearch.decoding import Decoder
-from skipsearch.decoding.guard import FIRST_REST, LONGEST_REST, MOST_CREDIT, Guard
-from skipsearch.drafters import DecodeContext, Draft
-from skipsearch.drafters.lookup import Lookup
-from skipsearch.drafters.skip import Skip
-from skipsearch.exits.fixed import Fixed
-from skipsearch.recipe import Recipe
-from skipsearch.stats import DecodeStats, Price
+from skipsearch.decoding.guard import FIRST_PAUSE, MAX_CREDIT, MAX_PAUSE, Guard
+from skipsearch.drafters import DecodeContext, Draft, DraftSession
+from skipsearch.drafters.exits.fixed import Fixed
+from skipsearch.drafters.lookup.spec import Lookup
+from skipsearch.drafters.skip.spec import Skip
 
 from .checks import MASKS, PROMPTS, assert_partly_accepted
 
-GOOD = Price(beta=0.25, verify_ratio=1.2, rows=3.0, gain=0.5)
+GOOD = DrafterCost(beta=0.25, verify_ratio=1.2, rows_per_round=3.0, net_gain=0.5)
 
 
 def rests_after(guard: Guard, rounds: list[tuple[int, int]]) -> list[bool]:
-    """Whether drafter 0 rests after each of these rounds of its own, (drafted, accepted); a round while it rests is a plain one."""
+    """Whether drafter 0 rests after each of these rounds of its own, (drafted, accepted); a round
+    while it rests is a plain one.
+    """
     found = []
     for drafted, accepted in rounds:
-        if guard.rests(0):
-            guard.passed(None)
+        if guard.is_paused(0):
+            guard.record_round(None)
         else:
-            guard.passed(0, drafted, accepted)
-        found.append(guard.rests(0))
+            guard.record_round(0, drafted, accepted)
+        found.append(guard.is_paused(0))
     return found
 
 
 def test_a_drafter_rests_once_its_rounds_have_cost_more_than_its_profile_promised() -> None:
-    """A round of 3 wrong tokens yields 1 and costs 3 · 0.25 + 1.2: it loses 0.95 of the 1.5 that three rounds promise."""
+    """A round of 3 wrong tokens yields 1 and costs 3 · 0.25 + 1.2: it loses 0.95 of the 1.5 that
+    three rounds promise.
+    """
     assert rests_after(Guard([GOOD]), [(3, 0)] * 3) == [False, True, True]
 
 
@@ -50,44 +56,53 @@ def test_a_drafter_that_keeps_its_promise_never_rests() -> None:
 def test_it_is_tried_again_and_each_rest_is_twice_as_long_until_a_try_pays() -> None:
     guard, rests = Guard([GOOD]), []
     for _ in range(6):
-        while not guard.rests(0):
-            guard.passed(0, 3, 0)
+        while not guard.is_paused(0):
+            guard.record_round(0, 3, 0)
         length = 0
-        while guard.rests(0):
-            guard.passed(None)
+        while guard.is_paused(0):
+            guard.record_round(None)
             length += 1
         rests.append(length)
-    assert rests == [FIRST_REST * 2**n for n in range(4)] + [LONGEST_REST] * 2
-    guard.passed(0, 3, 3)   # a try that pays
-    while not guard.rests(0):
-        guard.passed(0, 3, 0)
-    assert sum(not guard.passed(None) and guard.rests(0) for _ in range(99)) == FIRST_REST - 1
+    assert rests == [FIRST_PAUSE * 2**n for n in range(4)] + [MAX_PAUSE] * 2
+    guard.record_round(0, 3, 3)  # a try that pays
+    while not guard.is_paused(0):
+        guard.record_round(0, 3, 0)
+    assert (
+        sum(not guard.record_round(None) and guard.is_paused(0) for _ in range(99))
+        == FIRST_PAUSE - 1
+    )
 
 
 def test_a_long_good_text_is_forgotten_soon_enough() -> None:
     guard = Guard([GOOD])
     rests_after(guard, [(3, 3)] * 1000)
-    assert rests_after(guard, [(3, 0)] * 9).index(True) <= MOST_CREDIT / 0.95 + 1
+    assert rests_after(guard, [(3, 0)] * 9).index(True) <= MAX_CREDIT / 0.95 + 1
 
 
 def test_drafters_are_weighed_apart_and_one_without_a_price_is_left_alone() -> None:
     guard = Guard([None, GOOD, GOOD])
     for _ in range(5):
-        guard.passed(0, 3, 0)
-        guard.passed(1, 3, 0)
-    assert [guard.rests(i) for i in range(3)] == [False, True, False]
+        guard.record_round(0, 3, 0)
+        guard.record_round(1, 3, 0)
+    assert [guard.is_paused(i) for i in range(3)] == [False, True, False]
 
 
-@examples(60)
-@given(st.lists(st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=60))
+@with_examples(60)
+@given(
+    st.lists(
+        st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=60
+    )
+)
 def test_the_same_rounds_lead_to_the_same_decisions(rounds: list[tuple[int, int]]) -> None:
     assert rests_after(Guard([GOOD]), rounds) == rests_after(Guard([GOOD]), rounds)
 
 
-class Wrong:
-    """A drafter that is never right: it always proposes the token that the full model likes least."""
+class Wrong(DraftSession):
+    """A drafter that is never right: it always proposes the token that the full model likes
+    least.
+    """
 
-    def begin(self, ctx: DecodeContext) -> Wrong:
+    def new_session(self) -> Wrong:
         return self
 
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
@@ -98,40 +113,49 @@ class Wrong:
 
 
 def test_resting_is_exactly_plain_decoding() -> None:
-    model, full = small_world()
-    decoder = drafting_with(model, Wrong(), 3)
-    decoder.loop.prices = [GOOD]
+    model, full = tiny_model_and_reference()
+    decoder = decoder_with(model, Wrong(), 3)
+    decoder.loop.drafter_costs = [GOOD]
     result = decoder.generate(PROMPTS[0], 60)
     assert result.tokens == full.greedy(PROMPTS[0], 60)
-    assert result.stats.by_drafter[0].rounds < 12 < result.stats.rounds, "after two bad rounds it is tried now and then"
+    assert result.stats.by_drafter[0].rounds < 12 < result.stats.rounds, (
+        "after two bad rounds it is tried now and then"
+    )
     assert result.stats.drafted == 3 * result.stats.by_drafter[0].rounds
 
 
 def test_each_request_starts_from_the_profile() -> None:
-    decoder = drafting_with(small_world()[0], Wrong(), 3)
-    decoder.loop.prices = [GOOD]
+    decoder = decoder_with(tiny_model_and_reference()[0], Wrong(), 3)
+    decoder.loop.drafter_costs = [GOOD]
     counted = [decoder.generate(PROMPTS[0], 60).stats.by_drafter for _ in range(2)]
     assert counted[0] == counted[1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_recipe_under_guard_is_lossless_and_repeats_itself(temperature: float) -> None:
-    model, full = small_world()
-    recipe = Recipe((Lookup(min_match=1, draft_length=4), Skip.of(MASKS[0], 4, Fixed())))
-    strict = [Price(0.0, 1.3, 3.0, 0.01), Price(0.7, 1.3, 3.0, 0.01)]
+    model, full = tiny_model_and_reference()
+    recipe = Recipe((Lookup(min_match=1, draft_length=4), Skip.from_mask(MASKS[0], 4, Fixed())))
+    strict = [DrafterCost(0.0, 1.3, 3.0, 0.01), DrafterCost(0.7, 1.3, 3.0, 0.01)]
     total = DecodeStats()
     for prompt in PROMPTS:
-        first, again = (Decoder(model, recipe, prices=strict).generate(prompt, 40, temperature=temperature, seed=3) for _ in range(2))
+        first, again = (
+            Decoder(model, recipe, drafter_costs=strict).generate(
+                prompt, 40, temperature=temperature, seed=3
+            )
+            for _ in range(2)
+        )
         assert (first.tokens, first.stats.by_drafter) == (again.tokens, again.stats.by_drafter)
         if temperature == 0:
             assert first.tokens == full.greedy(prompt, 40)
         total += first.stats
     assert_partly_accepted(total)
     assert all(0 < d.rounds < total.rounds for d in total.by_drafter)
-    assert sum(d.rounds for d in total.by_drafter) < total.rounds, "there were rounds in which both rested"
+    assert sum(d.rounds for d in total.by_drafter) < total.rounds, (
+        "there were rounds in which both rested"
+    )
 
 
 def test_a_bare_mask_or_recipe_has_no_guard() -> None:
-    model, _ = small_world()
-    assert not Decoder(model, MASKS[0]).loop.prices
+    model, _ = tiny_model_and_reference()
+    assert not Decoder(model, MASKS[0]).loop.drafter_costs
     assert MASKS[0].n_layers == LAYERS

@@ -1,5 +1,6 @@
-"""The checks of this folder and the planted bugs, with the model on another device than the CPU: a GPU, or `away`, which imitates one as
-far as a CPU can. The full model that they compare with stays on the CPU."""
+"""The checks of this folder and the planted bugs, with the model on another device than the CPU: a
+GPU, or `away`, which imitates one as far as a CPU can. The full model that they compare with stays
+on the CPU."""
 
 from __future__ import annotations
 
@@ -7,39 +8,59 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from helpers import away
-from helpers.tiny import driven_by, small_world
+from helpers import fake_device
+from helpers.tiny import tiny_model_and_reference, use_engine
 
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.exits import make_exit
 from skipsearch.errors import ModelError
-from skipsearch.exits import make_exit
 
 from .checks import MASKS, PROMPTS
 from .planted import BUGS, CHECKS, Check
 
 # What they look at is what the unmodified modules are called with, or trained by.
-OF_MODULES = ("check_kangaroo_passes", "check_s3d_rows", "check_adapted_rows", "check_kangaroo_rows", "check_only_the_drafts_own_learns")
-# On `graph` a verify pass runs the first layers again, instead of going on behind them, so that these mistakes have no place there.
-OF_RESUMING = ("adapter_does_not_catch_up", "adapter_is_not_rolled_back", "adapter_keeps_what_it_wrote_of_rejected_tokens",
-               "rows_of_rejected_tokens_are_kept", "draft_writes_a_slot_too_early", "verification_resumes_from_stale_rows",
-               "verification_resumes_a_layer_too_late", "siblings_skip_the_layers_below_the_exit")
+OF_MODULES = (
+    "check_kangaroo_passes",
+    "check_s3d_rows",
+    "check_adapted_rows",
+    "check_kangaroo_rows",
+    "check_only_the_drafts_own_learns",
+)
+# On `graph` a verify pass runs the first layers again, instead of going on behind them, so that
+# these mistakes have no place there.
+OF_RESUMING = (
+    "adapter_does_not_catch_up",
+    "adapter_is_not_rolled_back",
+    "adapter_keeps_what_it_wrote_of_rejected_tokens",
+    "rows_of_rejected_tokens_are_kept",
+    "draft_writes_a_slot_too_early",
+    "verification_resumes_from_stale_rows",
+    "verification_resumes_a_layer_too_late",
+    "siblings_skip_the_layers_below_the_exit",
+)
 
 
-@pytest.fixture(params=[pytest.param("away", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)], scope="module")
+@pytest.fixture(
+    params=[
+        pytest.param("away", marks=pytest.mark.slow),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
+    scope="module",
+)
 def device(request: pytest.FixtureRequest) -> str:
     if request.param == "away":
-        away.begin()
+        fake_device.register_device()
     return request.param
 
 
 @pytest.fixture(params=["hf", "lean", "graph"], autouse=True)
 def engine(request: pytest.FixtureRequest, device: str) -> Iterator[str]:
-    with driven_by(request.param, device):
+    with use_engine(request.param, device):
         yield request.param
 
 
 def test_the_model_is_on_the_device(device: str) -> None:
-    model, full = small_world()
+    model, full = tiny_model_and_reference()
     assert model.spec.device.type == device
     assert {tensor.device.type for tensor in full.hf.parameters()} == {"cpu"}
 
@@ -62,20 +83,34 @@ def test_a_check_fails_while_the_bug_is_planted(bug: str, engine: str) -> None:
         check()
 
 
-@pytest.mark.parametrize("mixed", [torch.add, lambda there, here: torch.nn.functional.linear(there, here.expand(2, 3))])
+@pytest.mark.parametrize(
+    "mixed", [torch.add, lambda there, here: torch.nn.functional.linear(there, here.expand(2, 3))]
+)
 def test_the_device_refuses_tensors_of_another(device: str, mixed) -> None:
     with pytest.raises(RuntimeError, match="same device"):
         mixed(torch.ones(3, device=device), torch.ones(3))
 
 
-@pytest.mark.parametrize(("exit_kind", "most"), [(None, 1.0), ("fixed", 2.0), ("confidence", 2.0 + 4)])
-def test_the_host_waits_once_a_round_and_for_what_an_exit_policy_asks(exit_kind: str | None, most: float, device: str) -> None:
-    """Once for the verdict of a verify pass, once for the tokens that stand, if any, and once for each drafted token's confidence."""
+@pytest.mark.parametrize(
+    ("exit_kind", "most"), [(None, 1.0), ("fixed", 2.0), ("confidence", 2.0 + 4)]
+)
+def test_the_host_waits_once_a_round_and_for_what_an_exit_policy_asks(
+    exit_kind: str | None, most: float, device: str
+) -> None:
+    """Once for the verdict of a verify pass, once for the tokens that stand, if any, and once for
+    each drafted token's confidence.
+    """
     if device != "away":
         pytest.skip("counted on the imitated device")
-    model, _ = small_world()
-    decoder = Decoder(model, MASKS[0], draft_length=4, exit_policy=make_exit(exit_kind)) if exit_kind else Decoder(model)
+    model, _ = tiny_model_and_reference()
+    decoder = (
+        Decoder(model, MASKS[0], draft_length=4, exit_policy=make_exit(exit_kind))
+        if exit_kind
+        else Decoder(model)
+    )
     decoder.generate(PROMPTS[0], 10)
-    before = away.begin().fetched()
+    before = fake_device.register_device().fetched()
     stats = decoder.generate(PROMPTS[0], 40).stats
-    assert 1 <= (away.begin().fetched() - before) / (stats.rounds + 1) <= most   # and once behind the prompt
+    assert (
+        1 <= (fake_device.register_device().fetched() - before) / (stats.rounds + 1) <= most
+    )  # and once behind the prompt

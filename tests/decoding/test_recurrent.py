@@ -1,4 +1,6 @@
-"""Models with recurrent layers: greedy text is the full model's own, whatever is drafted and rejected."""
+"""Models with recurrent layers: greedy text is the full model's own, whatever is drafted and
+rejected.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +9,36 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.lasting import thorough
+from helpers.marks import thorough
 from helpers.tiny import LAYERS
 
 import skipsearch as ss
+from skipsearch.core.recipe import Recipe, Siblings
 from skipsearch.decoding import Decoder, Request
-from skipsearch.decoding.batch import generate_batch
-from skipsearch.drafters.asd import ASD
+from skipsearch.decoding.batch import run_batch
+from skipsearch.drafters.asd.spec import ASD
+from skipsearch.drafters.exits import make_exit
 from skipsearch.errors import DecodeError, SearchError
-from skipsearch.exits import make_exit
-from skipsearch.recipe import Recipe, Siblings
 
 from .checks import MASKS, PROMPTS, Drafting, assert_partly_accepted
-from .recurrent_checks import CHAINS, KINDS, check_growing_recurrent, check_recurrent, recurrent_world
+from .recurrent_checks import (
+    CHAINS,
+    KINDS,
+    check_growing_recurrent,
+    check_recurrent,
+    recurrent_world,
+)
 
 
-@pytest.mark.parametrize("family", ["lfm2", *thorough(*(family for family in KINDS if family != "lfm2"))])
+@pytest.mark.parametrize(
+    "family", ["lfm2", *thorough(*(family for family in KINDS if family != "lfm2"))]
+)
 def test_greedy_tokens_are_the_full_models_own(family: str) -> None:
-    """Linear attention, Mamba beside attention, short convolutions, and Mamba that takes rows one by one."""
+    """Linear attention, Mamba beside attention, short convolutions, and Mamba that takes rows one
+    by one.
+    """
     model, _ = recurrent_world(family)
-    assert model.spec.recurrent
+    assert model.spec.is_recurrent
     assert_partly_accepted(check_recurrent(family, CHAINS if family == "lfm2" else CHAINS[:1]))
 
 
@@ -35,13 +47,15 @@ def test_a_session_that_grows_keeps_its_states() -> None:
 
 
 def test_a_session_reuses_no_more_than_its_states_allow() -> None:
-    """They stand where the last pass began and where it ended: a prompt that leaves the text before that starts anew."""
+    """They stand where the last pass began and where it ended: a prompt that leaves the text before
+    that starts anew.
+    """
     model, full = recurrent_world("lfm2")
-    session = Decoder(model, CHAINS[0].recipe).session()
+    session = Decoder(model, CHAINS[0].recipe).new_session()
     answer = session.generate(PROMPTS[2], 12).tokens
-    assert session.shared([*PROMPTS[2], 1]) == 0
+    assert session.count_shared([*PROMPTS[2], 1]) == 0
     again = [*PROMPTS[2], *answer]
-    assert session.shared([*again, 5]) == len(session.tokens) > len(PROMPTS[2])
+    assert session.count_shared([*again, 5]) == len(session.cached_ids) > len(PROMPTS[2])
     assert session.generate([*again, 5, 6], 8).tokens == full.greedy([*again, 5, 6], 8)
     assert session.generate([*PROMPTS[2], 1], 8).tokens == full.greedy([*PROMPTS[2], 1], 8)
 
@@ -59,8 +73,8 @@ def test_streams_side_by_side_keep_states_of_their_own() -> None:
 
 def test_a_batch_gives_each_request_its_own_text() -> None:
     model, full = recurrent_world("lfm2")
-    batch = Decoder(model, CHAINS[0].recipe).batch(3)
-    found = generate_batch(batch, [Request(prompt, 10) for prompt in PROMPTS])
+    batch = Decoder(model, CHAINS[0].recipe).new_batch(3)
+    found = run_batch(batch, [Request(prompt, 10) for prompt in PROMPTS])
     assert [one.tokens for one in found] == [full.greedy(prompt, 10) for prompt in PROMPTS]
 
 
@@ -68,14 +82,29 @@ def test_generate_takes_the_place_of_the_models_own() -> None:
     _, full = recurrent_world("lfm2")
     prompt = torch.tensor([PROMPTS[0]])
     mine = ss.generate(full.hf, prompt, profile=MASKS[0], max_new_tokens=12)
-    assert mine[0, prompt.shape[1]:].tolist() == full.greedy(PROMPTS[0], 12)
+    assert mine[0, prompt.shape[1] :].tolist() == full.greedy(PROMPTS[0], 12)
 
 
-@pytest.mark.parametrize(("recipe", "exact", "said"), [
-    (Drafting(MASKS[0], siblings=Siblings(below=0.6, most=2)).recipe, False, "leave siblings out"),
-    (Recipe((ASD(draft_length=4, exit=make_exit("fixed")),)), False, "draft with skip or lookup"),
-    (Drafting().recipe, True, "no exact mode")], ids=["siblings", "hidden states", "exact"])
-def test_what_needs_more_than_a_chain_is_refused_in_a_sentence(recipe: Recipe, exact: bool, said: str) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "exact", "said"),
+    [
+        (
+            Drafting(MASKS[0], siblings=Siblings(below=0.6, most=2)).recipe,
+            False,
+            "leave siblings out",
+        ),
+        (
+            Recipe((ASD(draft_length=4, exit=make_exit("fixed")),)),
+            False,
+            "draft with skip or lookup",
+        ),
+        (Drafting().recipe, True, "no exact mode"),
+    ],
+    ids=["siblings", "hidden states", "exact"],
+)
+def test_what_needs_more_than_a_chain_is_refused_in_a_sentence(
+    recipe: Recipe, exact: bool, said: str
+) -> None:
     model, _ = recurrent_world("lfm2")
     with pytest.raises(DecodeError, match=said) as caught:
         Decoder(model, recipe, exact=exact)
@@ -90,9 +119,16 @@ def test_tuning_refuses_drafters_that_read_hidden_states_before_any_work() -> No
 
 
 def test_a_mask_covers_recurrent_sub_layers() -> None:
-    """`attn` stands for the layer's mixer, whatever its kind: leaving one out changes what is drafted."""
+    """`attn` stands for the layer's mixer, whatever its kind: leaving one out changes what is
+    drafted.
+    """
     model, _ = recurrent_world("lfm2")
-    texts = [Decoder(model, ss.SkipMask(LAYERS, attn=(i,)), draft_length=3).generate(PROMPTS[0], 20).stats.accepted for i in range(LAYERS)]
+    texts = [
+        Decoder(model, ss.SkipMask(LAYERS, attn=(i,)), draft_length=3)
+        .generate(PROMPTS[0], 20)
+        .stats.accepted
+        for i in range(LAYERS)
+    ]
     whole = Decoder(model, ss.SkipMask(LAYERS), draft_length=3).generate(PROMPTS[0], 20).stats
     assert whole.accepted == whole.drafted
     assert max(texts) < whole.drafted

@@ -1,7 +1,8 @@
-"""Sampling with drafts is sampling from the full model: chi-square tests against exact, enumerated probabilities.
+"""Sampling with drafts is sampling from the full model: chi-square tests against exact, enumerated
+probabilities.
 
-Seeds are fixed, so a verdict is the same at every run; a true sampler would fail one of these with a chance of about 1 in 10,000.
-"""
+Seeds are fixed, so a verdict is the same at every run; a true sampler would fail one of these with
+a chance of about 1 in 10,000."""
 
 from __future__ import annotations
 
@@ -12,22 +13,29 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.lasting import thorough
-from helpers.table import TABLE_LAYERS, TableModel
+from helpers.marks import thorough
+from helpers.table_model import TABLE_LAYERS, TableModel
 from helpers.tiny import FullModel, tiny_llama
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from skipsearch.core.mask import SkipMask
 from skipsearch.decoding import Decoder
-from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
 from skipsearch.drafters import DecodeContext, Draft, Drafter, DraftSession
-from skipsearch.exits import make_exit
-from skipsearch.mask import SkipMask
+from skipsearch.drafters.exits import make_exit
+from skipsearch.engine.sampler import GreedySampler, SamplingParams, TemperatureSampler
 from skipsearch.models import adapt
 
 from .checks import assert_partly_accepted
 from .sampling_checks import TABLE_MASK, Warp, check_sampling, exact_distribution, surprise
 
-WARPS = [Warp(), Warp(0.4), Warp(1.7), Warp(top_p=0.7), Warp(top_k=2), Warp(0.6, top_p=0.85, top_k=4)]
+WARPS = [
+    Warp(),
+    Warp(0.4),
+    Warp(1.7),
+    Warp(top_p=0.7),
+    Warp(top_k=2),
+    Warp(0.6, top_p=0.85, top_k=4),
+]
 
 
 class Certain:
@@ -36,16 +44,16 @@ class Certain:
     def __init__(self, inner: Drafter):
         self.inner = inner
 
-    def begin(self, ctx: DecodeContext) -> CertainSession:
-        return CertainSession(self.inner.begin(ctx))
+    def new_session(self) -> CertainSession:
+        return CertainSession(self.inner.new_session())
 
 
-class CertainSession:
+class CertainSession(DraftSession):
     def __init__(self, inner: DraftSession):
         self.inner = inner
 
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
-        draft = self.inner.draft(replace(ctx, picker=GreedyPicker()), most)
+        draft = self.inner.draft(replace(ctx, sampler=GreedySampler()), most)
         assert draft is not None
         assert draft.probs is None
         return draft
@@ -80,19 +88,30 @@ def test_a_real_llama_is_sampled_from_unchanged() -> None:
     hf = tiny_llama(layers=2, vocab=5, hidden=8, context=16)
     full = FullModel(hf)
     mask = SkipMask(2, (1,), (0,))
-    assert_partly_accepted(check_sampling(Warp(0.7, top_p=0.95), 700, model=adapt(hf), mask=mask, next_logits=full.next_logits))
+    assert_partly_accepted(
+        check_sampling(
+            Warp(0.7, top_p=0.95), 700, model=adapt(hf), mask=mask, next_logits=full.next_logits
+        )
+    )
 
 
 def test_a_seed_repeats_a_sample_and_another_seed_gives_another() -> None:
-    decoder = Decoder(TableModel(vocab=40), TABLE_MASK, draft_length=3, exit_policy=make_exit("fixed"))
-    samples = [decoder.generate([3], 30, temperature=1.0, seed=seed).tokens for seed in (7, 7, 8, 9)]
+    decoder = Decoder(
+        TableModel(vocab=40), TABLE_MASK, draft_length=3, exit_policy=make_exit("fixed")
+    )
+    samples = [
+        decoder.generate([3], 30, temperature=1.0, seed=seed).tokens for seed in (7, 7, 8, 9)
+    ]
     assert samples[0] == samples[1]
     assert len({tuple(s) for s in samples}) == 3
 
 
 def test_a_seed_repeats_a_sample_without_drafting() -> None:
     decoder = Decoder(TableModel(vocab=40))
-    assert decoder.generate([3], 20, temperature=1.0, seed=1).tokens == decoder.generate([3], 20, temperature=1.0, seed=1).tokens
+    assert (
+        decoder.generate([3], 20, temperature=1.0, seed=1).tokens
+        == decoder.generate([3], 20, temperature=1.0, seed=1).tokens
+    )
 
 
 def test_sampling_leaves_the_global_random_state_alone() -> None:
@@ -103,8 +122,14 @@ def test_sampling_leaves_the_global_random_state_alone() -> None:
 
 def test_whole_numbers_do_where_fractions_do() -> None:
     decoder = Decoder(TableModel(), TABLE_MASK)
-    assert decoder.generate([1], 6, temperature=1, seed=2).tokens == decoder.generate([1], 6, temperature=1.0, seed=2).tokens
-    assert decoder.generate([1], 6, temperature=1.0, top_k=3.0).tokens == decoder.generate([1], 6, temperature=1.0, top_k=3).tokens  # type: ignore[arg-type]
+    assert (
+        decoder.generate([1], 6, temperature=1, seed=2).tokens
+        == decoder.generate([1], 6, temperature=1.0, seed=2).tokens
+    )
+    assert (
+        decoder.generate([1], 6, temperature=1.0, top_k=3.0).tokens
+        == decoder.generate([1], 6, temperature=1.0, top_k=3).tokens
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("limit", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-6}], ids=str)
@@ -120,25 +145,37 @@ def test_tokens_are_drawn_from_what_transformers_own_warpers_leave(warp: Warp) -
     logits = torch.randn(4, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = TemperatureLogitsWarper(warp.temperature)(None, logits)
     expected = TopKLogitsWarper(warp.top_k)(None, expected) if warp.top_k else expected
-    expected = (TopPLogitsWarper(warp.top_p)(None, expected) if warp.top_p < 1 else expected).softmax(-1)
-    found = SamplingPicker(Sampling(warp.temperature, warp.top_p, warp.top_k), torch.Generator()).probs(logits)
+    expected = (
+        TopPLogitsWarper(warp.top_p)(None, expected) if warp.top_p < 1 else expected
+    ).softmax(-1)
+    found = TemperatureSampler(
+        SamplingParams(warp.temperature, warp.top_p, warp.top_k), torch.Generator()
+    ).warp_to_probs(logits)
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(found, torch.from_numpy(np.stack([warp.probabilities(row) for row in logits.numpy()])))
+    torch.testing.assert_close(
+        found, torch.from_numpy(np.stack([warp.probabilities(row) for row in logits.numpy()]))
+    )
 
 
-def test_the_draft_is_confident_by_what_it_draws_from_and_by_its_softmax_where_it_is_greedy() -> None:
+def test_the_draft_is_confident_by_what_it_draws_from_and_by_its_softmax_where_it_is_greedy() -> (
+    None
+):
     logits = torch.tensor([[2.0, 1.0, 0.0]])
-    picker = SamplingPicker(Sampling(0.5, top_k=2), torch.Generator().manual_seed(0))
-    scored = picker.score(logits, confidence=True)
-    assert picker.draw(scored)[1] is scored.weights
+    picker = TemperatureSampler(SamplingParams(0.5, top_k=2), torch.Generator().manual_seed(0))
+    scored = picker.score(logits, with_confidence=True)
+    assert picker.draw(scored)[1] is scored.probs
     assert float(scored.confidence) == pytest.approx(1 / (1 + np.exp(-2)))
-    assert float(GreedyPicker().score(logits, confidence=True).confidence) == pytest.approx(1 / (1 + np.exp(-1) + np.exp(-2)))
+    assert float(GreedySampler().score(logits, with_confidence=True).confidence) == pytest.approx(
+        1 / (1 + np.exp(-1) + np.exp(-2))
+    )
 
 
 def test_the_table_models_two_forward_passes_agree() -> None:
     model = TableModel()
     for prompt in ([0], [3, 1], [4, 4, 2, 0, 1]):
-        assert Decoder(model).generate(prompt, 1).tokens == [int(model.next_logits(prompt).argmax())]
+        assert Decoder(model).generate(prompt, 1).tokens == [
+            int(model.next_logits(prompt).argmax())
+        ]
     plain = check_sampling(samples=500, mask=SkipMask(TABLE_LAYERS))
     assert plain.accepted == plain.drafted
 

@@ -1,4 +1,6 @@
-"""One model serves several threads, on every engine: each request gets the full model's own tokens, whoever else is decoding."""
+"""One model serves several threads, on every engine: each request gets the full model's own tokens,
+whoever else is decoding.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +9,56 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers.lasting import engines
-from helpers.tiny import driven_by, small_world
+from helpers.marks import engine_params
+from helpers.tiny import tiny_model_and_reference, use_engine
 
+from skipsearch.core.recipe import Recipe
 from skipsearch.decoding import Decoder
-from skipsearch.drafters.lookup import Lookup
-from skipsearch.drafters.skip import Skip
-from skipsearch.exits.adaptive import Adaptive
+from skipsearch.drafters.exits.adaptive import Adaptive
+from skipsearch.drafters.lookup.spec import Lookup
+from skipsearch.drafters.skip.spec import Skip
 from skipsearch.models import ModelAdapter
-from skipsearch.recipe import Recipe
 
 from .checks import MASKS, PROMPTS
 
-THREADS, REQUESTS = 4, 26   # of each thread: with one decoder and with four, 208 generations of each recipe
-LONG = tuple(i * 7 % 64 for i in range(180))   # its cache is larger than the others', so that tables grow while others read them
+THREADS, REQUESTS = (
+    4,
+    26,
+)  # of each thread: with one decoder and with four, 208 generations of each recipe
+LONG = tuple(
+    i * 7 % 64 for i in range(180)
+)  # its cache is larger than the others', so that tables grow while others read them
 RECIPES = {
     "plain": Recipe(),
-    "lookup,skip": Recipe((Lookup(min_match=1, draft_length=4), Skip.of(MASKS[0], 5, Adaptive(threshold=0.3, step=0.5)))),
+    "lookup,skip": Recipe(
+        (
+            Lookup(min_match=1, draft_length=4),
+            Skip.from_mask(MASKS[0], 5, Adaptive(threshold=0.3, step=0.5)),
+        )
+    ),
 }
 
 
-@pytest.fixture(params=engines("hf", "native", thorough=("lean", "graph")), autouse=True)
+@pytest.fixture(params=engine_params("hf", "native", thorough=("lean", "graph")), autouse=True)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)   # threads take turns within a pass, not once in a while
-    with driven_by(request.param):
+    sys.setswitchinterval(1e-5)  # threads take turns within a pass, not once in a while
+    with use_engine(request.param):
         yield request.param
     sys.setswitchinterval(before)
 
 
 def requests(thread: int) -> list[tuple[tuple[int, ...], int]]:
-    """Prompts and lengths; each thread in an order of its own, the long one when the others are at work."""
+    """Prompts and lengths; each thread in an order of its own, the long one when the others are at
+    work.
+    """
     prompts = [*PROMPTS, LONG]
     return [(prompts[(thread + n) % len(prompts)], 4 + (thread + n) % 9) for n in range(REQUESTS)]
 
 
 def together(decoders: Sequence[Decoder]) -> list[list[list[int]]]:
     """The tokens of each thread's requests, all threads at once."""
+
     def work(thread: int) -> list[list[int]]:
         return [decoders[thread].generate(prompt, n).tokens for prompt, n in requests(thread)]
 
@@ -61,7 +76,9 @@ def one_each(model: ModelAdapter, recipe: Recipe) -> list[Decoder]:
 
 @pytest.mark.parametrize("decoders", [one_for_all, one_each])
 @pytest.mark.parametrize("shape", RECIPES)
-def test_threads_get_the_tokens_they_would_get_alone(shape: str, decoders: Callable[[ModelAdapter, Recipe], list[Decoder]]) -> None:
-    model, full = small_world()
+def test_threads_get_the_tokens_they_would_get_alone(
+    shape: str, decoders: Callable[[ModelAdapter, Recipe], list[Decoder]]
+) -> None:
+    model, full = tiny_model_and_reference()
     for thread, found in enumerate(together(decoders(model, RECIPES[shape]))):
         assert found == [full.greedy(prompt, n) for prompt, n in requests(thread)]

@@ -5,36 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from helpers.modules import MASK, TRAINED, card_of, copies, early_card
-from helpers.tiny import LAYERS, VOCAB, small_world, tiny_llama
+from helpers.modules import SMALL_MASK, TRAINED_CARD, make_card, make_early_exit_card, noisy_copies
+from helpers.tiny import LAYERS, VOCAB, tiny_llama, tiny_model_and_reference
 
-from skipsearch.cache import Planner
-from skipsearch.decoding.sampling import GreedyPicker
+from skipsearch.core.mask import SkipMask
+from skipsearch.drafters.kangaroo.weights import build_early_exit as assembled_kangaroo
+from skipsearch.drafters.kangaroo.weights import predict_text
+from skipsearch.drafters.s3d.weights import build_multi_token as assembled_s3d
+from skipsearch.drafters.trained.card import ModuleCard
+from skipsearch.drafters.trained.module_weights import apply_module, make_base
 from skipsearch.engine import draft_step, forward
-from skipsearch.mask import SkipMask
+from skipsearch.engine.sampler import GreedySampler
 from skipsearch.models import ModelAdapter, adapt
-from skipsearch.models.hf import HFAdapter
-from skipsearch.modules.card import Card
-from skipsearch.modules.kangaroo import assembled as assembled_kangaroo
-from skipsearch.modules.kangaroo import predictions
-from skipsearch.modules.pupils import AdaptedPupil, KangarooPupil, Pupil, S3DPupil
-from skipsearch.modules.rows import draft_states, lesson, read
-from skipsearch.modules.s3d import assembled as assembled_s3d
-from skipsearch.modules.trainer import Settings, Trainer
-from skipsearch.modules.weights import adapted, base_of
+from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.models.kv_cache import Planner
+from skipsearch.training.distill_batch import make_draft_batch, run_draft_layers, run_teacher
+from skipsearch.training.students import AdaptedStudent, KangarooStudent, S3DStudent, Student
+from skipsearch.training.trainer import Trainer, TrainSettings
 
-DEPTH = 3                                # rows of an adapted draft in these trainings
-MIDDLE = SkipMask(LAYERS, (2,), (2,))    # that s3d leaves out in them
+DEPTH = 3  # rows of an adapted draft in these trainings
+MIDDLE = SkipMask(LAYERS, (2,), (2,))  # that s3d leaves out in them
 
 
 def model_here() -> HFAdapter:
-    model, _ = small_world()
+    model, _ = tiny_model_and_reference()
     assert isinstance(model, HFAdapter)
     return model
 
 
 def texts(n: int = 12, length: int = 20) -> torch.Tensor:
-    return torch.randint(VOCAB, (n, length), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
+    return torch.randint(
+        VOCAB, (n, length), generator=torch.Generator().manual_seed(3), dtype=torch.int32
+    )
 
 
 def given_texts(n: int, length: int = 20) -> torch.Tensor:
@@ -44,12 +46,21 @@ def given_texts(n: int, length: int = 20) -> torch.Tensor:
 
 def draft_here(noise: float = 0.2) -> ModelAdapter:
     model = model_here()
-    return adapted(model, card_of(model, MASK), copies(model, MASK, noise), "x")
+    return apply_module(
+        model, make_card(model, SMALL_MASK), noisy_copies(model, SMALL_MASK, noise), "x"
+    )
 
 
-def s3d_card(rank: int | None = None) -> Card:
-    return Card(kind="s3d", base=base_of(model_here().spec), attn=MIDDLE.attn, mlp=MIDDLE.mlp, form="lora" if rank else "embeddings",
-                rank=rank, trained=TRAINED)
+def s3d_card(rank: int | None = None) -> ModuleCard:
+    return ModuleCard(
+        kind="s3d",
+        base=make_base(model_here().spec),
+        attn=MIDDLE.attn,
+        mlp=MIDDLE.mlp,
+        form="lora" if rank else "embeddings",
+        rank=rank,
+        trained=TRAINED_CARD,
+    )
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -58,61 +69,85 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 @torch.no_grad()
 def check_adapted_rows() -> None:
-    """A row is the draft pass that decoding runs there: committed text before the round, the draft's own K/V from there on."""
+    """A row is the draft pass that decoding runs there: committed text before the round, the
+    draft's own K/V from there on.
+    """
     model, draft, some = model_here(), draft_here(), given_texts(2)
     for first in (0, 2):
-        given = lesson(read(model, some, 4), DEPTH, first)
-        found = draft.head(draft_states(draft, MASK, given))
+        given = make_draft_batch(run_teacher(model, some, 4), DEPTH, first)
+        found = draft.head(run_draft_layers(draft, SMALL_MASK, given))
         for b in range(2):
-            for start in range(first, first + given.fed.shape[1], DEPTH):
+            for start in range(first, first + given.input_ids.shape[1], DEPTH):
                 cache, planner = model.new_cache(1, 32), Planner(32, model.spec.device)
                 if start:
-                    forward(model, some[b:b + 1, :start], cache, planner.chain(0, start))
+                    forward(model, some[b : b + 1, :start], cache, planner.plan_chain(0, start))
                 for k in range(DEPTH):
-                    token, plan = some[b:b + 1, start + k:start + k + 1], planner.chain(start + k, 1)
-                    close(found[b, start - first + k], forward(draft, token, cache, plan, MASK)[0, -1])
-                    scored = draft_step(draft, token, cache, plan, MASK, GreedyPicker(), False)
-                    assert int(scored.weights) == int(found[b, start - first + k].argmax())
+                    token, plan = (
+                        some[b : b + 1, start + k : start + k + 1],
+                        planner.plan_chain(start + k, 1),
+                    )
+                    close(
+                        found[b, start - first + k],
+                        forward(draft, token, cache, plan, SMALL_MASK)[0, -1],
+                    )
+                    scored = draft_step(
+                        draft, token, cache, plan, SMALL_MASK, GreedySampler(), False
+                    )
+                    assert scored.choice is not None
+                    assert int(scored.choice) == int(found[b, start - first + k].argmax())
 
 
 @torch.no_grad()
 def check_s3d_rows() -> None:
-    """A group of rows is the one pass that decoding drafts with there, with low-rank changes and without."""
+    """A group of rows is the one pass that decoding drafts with there, with low-rank changes and
+    without.
+    """
     model, some = model_here(), given_texts(2, 19)
     for rank in (None, 2):
-        pupil = S3DPupil(model, MIDDLE, 4, rank)
-        found = pupil.head(pupil.rows(pupil.read(some, 4), 1)[0])
-        draft = assembled_s3d(model, s3d_card(rank), {name: parameter.detach() for name, parameter in pupil.parameters.items()}, "x")
+        pupil = S3DStudent(model, MIDDLE, 4, rank)
+        found = pupil.head(pupil.run_draft(pupil.run_teacher(some, 4), 1)[0])
+        draft = assembled_s3d(
+            model,
+            s3d_card(rank),
+            {name: parameter.detach() for name, parameter in pupil.parameters.items()},
+            "x",
+        )
         for b in range(2):
             for start in range(1, 1 + found.shape[1], 4):
                 cache, planner = model.new_cache(1, 32), Planner(32, model.spec.device)
-                forward(model, some[b:b + 1, :start], cache, planner.chain(0, start))
-                states = draft.states(some[b:b + 1, start:start + 1], 4, cache, planner.chain(start, 4))
-                close(draft.model.head(states)[0], found[b, start - 1:start + 3])
+                forward(model, some[b : b + 1, :start], cache, planner.plan_chain(0, start))
+                states = draft.run_draft_layers(
+                    some[b : b + 1, start : start + 1], 4, cache, planner.plan_chain(start, 4)
+                )
+                close(draft.model.head(states)[0], found[b, start - 1 : start + 3])
 
 
 @torch.no_grad()
 def check_kangaroo_rows() -> None:
-    """A row is what decoding drafts from behind that token, and it is taught what the full model says there."""
+    """A row is what decoding drafts from behind that token, and it is taught what the full model
+    says there.
+    """
     model, some = model_here(), given_texts(2)
     for form in ("attention", "layer"):
-        pupil = KangarooPupil(model, 2, form)
-        states, taught = pupil.rows(pupil.read(some, 4), 0)
+        pupil = KangarooStudent(model, 2, form)
+        states, taught = pupil.run_draft(pupil.run_teacher(some, 4), 0)
         tensors = {name: parameter.detach() for name, parameter in pupil.parameters.items()}
-        early = assembled_kangaroo(model, early_card(model, 2, form), tensors, "x")
+        early = assembled_kangaroo(model, make_early_exit_card(model, 2, form), tensors, "x")
         for b in range(2):
-            close(pupil.head(states)[b], predictions(early, some[b].tolist()))
-            said = model.model(some[b:b + 1], use_cache=False).logits[0]
-            assert torch.equal(taught.tokens[b, :, 0], said.argmax(-1)), "what is taught at a row is what follows that row's token"
+            close(pupil.head(states)[b], predict_text(early, some[b].tolist()))
+            said = model.model(some[b : b + 1], use_cache=False).logits[0]
+            assert torch.equal(taught.tokens[b, :, 0], said.argmax(-1)), (
+                "what is taught at a row is what follows that row's token"
+            )
 
 
-def pupils() -> Iterator[Pupil]:
+def pupils() -> Iterator[Student]:
     """One of every kind and form, each of a model of its own."""
     for rank in (None, 4):
-        yield AdaptedPupil(fresh(), MASK, rank, DEPTH)
-        yield S3DPupil(fresh(), MIDDLE, 4, rank)
+        yield AdaptedStudent(fresh(), SMALL_MASK, rank, DEPTH)
+        yield S3DStudent(fresh(), MIDDLE, 4, rank)
     for form in ("attention", "layer"):
-        yield KangarooPupil(fresh(), 2, form)
+        yield KangarooStudent(fresh(), 2, form)
 
 
 def fresh() -> HFAdapter:
@@ -126,10 +161,16 @@ def check_only_the_drafts_own_learns() -> None:
     for pupil in pupils():
         before = {name: weight.clone() for name, weight in pupil.model.model.state_dict().items()}
         own = {name: parameter.detach().clone() for name, parameter in pupil.parameters.items()}
-        trainer = Trainer(pupil, texts(), Settings(steps=3, seconds=None, batch=4, likeliest=16))
+        trainer = Trainer(
+            pupil, texts(), TrainSettings(steps=3, seconds=None, batch_size=4, top_k=16)
+        )
         trainer.run()
         for name, weight in pupil.model.model.state_dict().items():
             assert torch.equal(weight, before[name]), (pupil.facts, name)
         assert all(weight.grad is None for weight in pupil.model.model.parameters())
-        still = {name for name, tensor in trainer.tensors().items() if torch.equal(tensor, own[name])}
+        still = {
+            name
+            for name, tensor in trainer.export_tensors().items()
+            if torch.equal(tensor, own[name])
+        }
         assert not still, (pupil.facts, still)

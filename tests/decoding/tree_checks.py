@@ -1,4 +1,6 @@
-"""What drafts with siblings promise: the full model's own greedy tokens, and its own distribution where the request samples."""
+"""What drafts with siblings promise: the full model's own greedy tokens, and its own distribution
+where the request samples.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,24 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from skipsearch.core.recipe import Siblings
+from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding.trees import accept_tree_sampled
-from skipsearch.recipe import Siblings
-from skipsearch.stats import DecodeStats
 
 from .acceptance_checks import Row, Tokens, assert_same_distribution, text_distribution
 from .checks import MASKS, Drafting, check_greedy
 from .sampling_checks import TABLE_MASK, Warp, check_sampling
 
-BUSHY = (Drafting(MASKS[0], 4, siblings=Siblings(below=1.0, most=2)), Drafting(MASKS[1], 3, siblings=Siblings(below=0.5, most=4)))
+BUSHY = (
+    Drafting(MASKS[0], 4, siblings=Siblings(below=1.0, most=2)),
+    Drafting(MASKS[1], 3, siblings=Siblings(below=0.5, most=4)),
+)
 
 
 def check_trees() -> DecodeStats:
-    """Trees of one node beside each token and of several: greedy text is the full model's own, and siblings were part of it."""
+    """Trees of one node beside each token and of several: greedy text is the full model's own, and
+    siblings were part of it.
+    """
     stats = check_greedy(BUSHY)
     drafted, accepted = stats.by_drafter[0].drafted, stats.accepted
     assert stats.by_drafter[0].siblings > drafted
@@ -34,24 +41,29 @@ def check_trees() -> DecodeStats:
 
 def check_tree_sampling() -> DecodeStats:
     """Samples by rounds with siblings are distributed as the full model's own, warped or not."""
-    from skipsearch.drafters.skip import Skip
-    from skipsearch.exits import make_exit
-    from skipsearch.recipe import Recipe
+    from skipsearch.core.recipe import Recipe
+    from skipsearch.drafters.exits import make_exit
+    from skipsearch.drafters.skip.spec import Skip
 
     total = DecodeStats()
     for warp in (Warp(0.7), Warp(1.3, top_p=0.9, top_k=4)):
-        recipe = Recipe((Skip.of(TABLE_MASK, 2, make_exit("fixed"), Siblings(below=1.0, most=2)),))
+        recipe = Recipe(
+            (Skip.from_mask(TABLE_MASK, 2, make_exit("fixed"), Siblings(below=1.0, most=2)),)
+        )
         total += check_sampling(warp, samples=1200, recipe=recipe)
     assert total.by_drafter[0].siblings
     return total
 
 
-# --- the rule, by enumeration ------------------------------------------------------------------------------------------------
+# --- the rule, by enumeration
+# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Tree:
-    """tokens, and which one each of them follows, counted from 1; chance: that exactly this tree was drafted; q: a row for each token."""
+    """tokens, and which one each of them follows, counted from 1; chance: that exactly this tree
+    was drafted; q: a row for each token.
+    """
 
     tokens: Tokens = ()
     parents: Tokens = ()
@@ -60,7 +72,9 @@ class Tree:
 
 
 def drawn_below(tree: Tree, node: int, q: Row, count: int) -> Iterator[Tree]:
-    """All ways in which `count` children of a node can be drawn from q without replacement, or fewer if no more can be."""
+    """All ways in which `count` children of a node can be drawn from q without replacement, or
+    fewer if no more can be.
+    """
     mine = [tree.tokens[i] for i, parent in enumerate(tree.parents) if parent == node]
     left = 1 - sum(q[token] for token in mine)
     if len(mine) == count or left < 1e-12:
@@ -68,12 +82,19 @@ def drawn_below(tree: Tree, node: int, q: Row, count: int) -> Iterator[Tree]:
         return
     for token, mass in enumerate(q):
         if mass and token not in mine:
-            grown = Tree((*tree.tokens, token), (*tree.parents, node), tree.chance * mass / left, (*tree.q, q))
+            grown = Tree(
+                (*tree.tokens, token),
+                (*tree.parents, node),
+                tree.chance * mass / left,
+                (*tree.q, q),
+            )
             yield from drawn_below(grown, node, q, count)
 
 
 class Coin:
-    """A uniform number of which only its comparisons matter. Each one forks: `script` says how, and `chance` is how likely that was."""
+    """A uniform number of which only its comparisons matter. Each one forks: `script` says how, and
+    `chance` is how likely that was.
+    """
 
     def __init__(self, script: list[bool]):
         self.script, self.chance, self.asked, self.share = script, 1.0, 0, 1.0
@@ -90,8 +111,12 @@ class Coin:
         return choice
 
 
-def tree_outcomes(tree: Tree, p: Callable[[Tokens], Row], certain: bool = False) -> dict[Tokens, float]:
-    """Probability of what one call emits for a tree: accepted tokens and the one that follows them."""
+def tree_outcomes(
+    tree: Tree, p: Callable[[Tokens], Row], certain: bool = False
+) -> dict[Tokens, float]:
+    """Probability of what one call emits for a tree: accepted tokens and the one that follows
+    them.
+    """
     texts = [()]
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
         texts.append((*texts[parent], token))
@@ -107,9 +132,20 @@ def tree_outcomes(tree: Tree, p: Callable[[Tokens], Row], certain: bool = False)
             seen.append(w)
             return w.argmax()[None]
 
-        with patch.object(torch, "rand", lambda *_, c=coin, **__: c), patch.object(torch, "multinomial", drawn):
-            path, _ = accept_tree_sampled(torch.tensor(tree.tokens, dtype=torch.long), tree.parents, q_rows, p_rows, torch.Generator())
-        scripts += [[*script, *[True] * (i - len(script)), False] for i in range(len(script), coin.asked)]
+        with (
+            patch.object(torch, "rand", lambda *_, c=coin, **__: c),
+            patch.object(torch, "multinomial", drawn),
+        ):
+            path, _ = accept_tree_sampled(
+                torch.tensor(tree.tokens, dtype=torch.long),
+                tree.parents,
+                q_rows,
+                p_rows,
+                torch.Generator(),
+            )
+        scripts += [
+            [*script, *[True] * (i - len(script)), False] for i in range(len(script), coin.asked)
+        ]
         if coin.chance > 1e-15:
             [w] = weights
             for token, share in enumerate((w / w.sum()).tolist()):
@@ -118,8 +154,12 @@ def tree_outcomes(tree: Tree, p: Callable[[Tokens], Row], certain: bool = False)
     return found
 
 
-def filled(tree: Tree, q: Callable[[Tokens], Row], kids: Sequence[int], below: int = 1) -> Iterator[Tree]:
-    """A root's children, all drawn, and then so many below each of them. below: the child whose turn it is."""
+def filled(
+    tree: Tree, q: Callable[[Tokens], Row], kids: Sequence[int], below: int = 1
+) -> Iterator[Tree]:
+    """A root's children, all drawn, and then so many below each of them. below: the child whose
+    turn it is.
+    """
     if below > min(len(kids), tree.parents.count(0)):
         yield tree
         return
@@ -127,28 +167,46 @@ def filled(tree: Tree, q: Callable[[Tokens], Row], kids: Sequence[int], below: i
         yield from filled(more, q, kids, below + 1)
 
 
-def emitted_by_trees(q: Callable[[Tokens], Row], p: Callable[[Tokens], Row], kids: Sequence[int]) -> dict[Tokens, float]:
-    """Probability of every text of three tokens. kids: of each child of the root, how many are drawn below it."""
+def emitted_by_trees(
+    q: Callable[[Tokens], Row], p: Callable[[Tokens], Row], kids: Sequence[int]
+) -> dict[Tokens, float]:
+    """Probability of every text of three tokens. kids: of each child of the root, how many are
+    drawn below it.
+    """
     texts: dict[Tokens, float] = defaultdict(float)
     for first in drawn_below(Tree(), 0, q(()), len(kids)):
         for tree in filled(first, q, kids):
             for text, share in tree_outcomes(tree, p).items():
                 completed = {text: tree.chance * share}
                 while len(next(iter(completed))) < 3:
-                    completed = {(*t, y): mass * w for t, mass in completed.items() for y, w in enumerate(p(t))}
+                    completed = {
+                        (*t, y): mass * w
+                        for t, mass in completed.items()
+                        for y, w in enumerate(p(t))
+                    }
                 for t, mass in completed.items():
                     texts[t] += mass
     return {text: mass for text, mass in texts.items() if mass > 1e-12}
 
 
 def shapes_of_trees(most: int) -> list[tuple[int, ...]]:
-    """Every tree of three tokens, two levels and up to `most` nodes, as `emitted_by_trees` has it."""
-    return [kids for children in (1, 2, 3) for kids in product(range(4), repeat=children) if children + sum(kids) <= most]
+    """Every tree of three tokens, two levels and up to `most` nodes, as `emitted_by_trees` has
+    it.
+    """
+    return [
+        kids
+        for children in (1, 2, 3)
+        for kids in product(range(4), repeat=children)
+        if children + sum(kids) <= most
+    ]
 
 
-def check_tree_acceptance(rows: Sequence[Row] = ((0.5, 0.25, 0.25), (0.1, 0.2, 0.7), (0.25, 0.75, 0.0), (0.6, 0.1, 0.3)),
-                          shapes: Sequence[Sequence[int]] = ((1,), (2, 0), (0, 2), (3, 0, 0), (0, 3, 0))) -> None:
+def check_tree_acceptance(
+    rows: Sequence[Row] = ((0.5, 0.25, 0.25), (0.1, 0.2, 0.7), (0.25, 0.75, 0.0), (0.6, 0.1, 0.3)),
+    shapes: Sequence[Sequence[int]] = ((1,), (2, 0), (0, 2), (3, 0, 0), (0, 3, 0)),
+) -> None:
     """Whatever p and q, texts of a round with siblings have the full model's own probabilities."""
+
     def p(text: Tokens) -> Row:
         return rows[(len(text) + sum(text)) % len(rows)]
 

@@ -1,5 +1,6 @@
-"""The documents' results: the README's table and bar chart from the files that `tests/benchmarks/recipes.py --out` wrote into docs/results,
-and the table of masks chosen while decoding from those of `tests/benchmarks/in_context.py`."""
+"""The documents' results: the README's table and bar chart from the files that
+`tests/benchmarks/recipes.py --out` wrote into docs/results, and the table of masks chosen while
+decoding from those of `tests/benchmarks/in_context.py`."""
 
 from __future__ import annotations
 
@@ -8,30 +9,46 @@ import json
 from pathlib import Path
 from typing import Any
 
-from skipsearch.report.theme import COLOURS, GAIN, INK, MUTED, style
+from skipsearch.report.theme import COLOURS, GAIN, INK, MUTED, themed_figure
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "recipes.svg"
 METHODS = sorted((ROOT / "docs" / "results").glob("methods-*.json"))
 TASKS = {"pycode": "continue source code", "prose": "continue documentation"}
-RECIPES = {"skip alone": "skip", "lookup": "lookup", "lookup,skip": "lookup, then skip", "bundled: adapted": "adapted (trained sub-layers)",
-           "bundled: lookup,adapted": "lookup, then adapted"}
+RECIPES = {
+    "skip alone": "skip",
+    "lookup": "lookup",
+    "lookup,skip": "lookup, then skip",
+    "bundled: adapted": "adapted (trained sub-layers)",
+    "bundled: lookup,adapted": "lookup, then adapted",
+}
 
 # Of `in_context.py`, with what the papers report, on other models, machines and text.
-CHOSEN = {"skip": ("skip", "1.5–1.6× (13B)"), "lookup": ("lookup", "1.66× (7B)"), "lookup,skip": ("lookup, then skip", ""),
-          "clasp": ("clasp", "1.24–1.67× (8B–70B)"), "lookup,clasp": ("lookup, then clasp", ""),
-          "asd": ("asd", "1.38–1.44× (13B)"), "lookup,asd": ("lookup, then asd", ""),
-          "swift": ("swift", "1.41× (13B), 1.48× (70B)"), "lookup,swift": ("lookup, then swift", "")}
+CHOSEN = {
+    "skip": ("skip", "1.5–1.6× (13B)"),
+    "lookup": ("lookup", "1.66× (7B)"),
+    "lookup,skip": ("lookup, then skip", ""),
+    "clasp": ("clasp", "1.24–1.67× (8B–70B)"),
+    "lookup,clasp": ("lookup, then clasp", ""),
+    "asd": ("asd", "1.38–1.44× (13B)"),
+    "lookup,asd": ("lookup, then asd", ""),
+    "swift": ("swift", "1.41× (13B), 1.48× (70B)"),
+    "lookup,swift": ("lookup, then swift", ""),
+}
 
 
 def recipes(task: str) -> dict[str, Any]:
     """What `recipes.py --out` wrote."""
-    found: dict[str, Any] = json.loads((ROOT / "docs" / "results" / f"recipes-{task}.json").read_text("utf-8"))
+    found: dict[str, Any] = json.loads(
+        (ROOT / "docs" / "results" / f"recipes-{task}.json").read_text("utf-8")
+    )
     return found
 
 
 def measured(task: str) -> list[dict[str, Any]]:
-    """A row for each of RECIPES, in their order. Of the shape that `tune` chose, the recipe that won its race on calibration prompts."""
+    """A row for each of RECIPES, in their order. Of the shape that `tune` chose, the recipe that
+    won its race on calibration prompts.
+    """
     by_name = {row["name"]: row for row in recipes(task)["rows"]["all"]}
     auto = by_name["auto"]
     by_name[",".join(drafter["kind"] for drafter in auto["by_drafter"])] = auto
@@ -40,45 +57,77 @@ def measured(task: str) -> list[dict[str, Any]]:
 
 def speedup(row: dict[str, Any]) -> str:
     """Mean and interval, as tables have them."""
-    return f"{row['speedup']['mean']:.2f}× ({row['speedup']['low']:.2f}–{row['speedup']['high']:.2f})"
+    return (
+        f"{row['speedup']['mean']:.2f}× ({row['speedup']['low']:.2f}–{row['speedup']['high']:.2f})"
+    )
 
 
 def table() -> str:
     """Recipes against tasks, and what a token of plain decoding takes."""
     by_task = {task: measured(task) for task in TASKS}
-    heads = [f"`{task}`: {what}, {by_task[task][0]['prompts']} prompts" for task, what in TASKS.items()]
+    heads = [
+        f"`{task}`: {what}, {by_task[task][0]['prompts']} prompts" for task, what in TASKS.items()
+    ]
     lines = ["| recipe | " + " | ".join(heads) + " |", "|---|" + "---|" * len(TASKS)]
-    lines.append("| plain | " + " | ".join(f"{1e3 * recipes(task)['plain_ms_per_token']['mean']:.2f} ms a token" for task in TASKS) + " |")
+    lines.append(
+        "| plain | "
+        + " | ".join(
+            f"{1e3 * recipes(task)['plain_ms_per_token']['mean']:.2f} ms a token" for task in TASKS
+        )
+        + " |"
+    )
     for k, name in enumerate(RECIPES.values()):
-        lines.append(f"| {name} | " + " | ".join(speedup(by_task[task][k]) for task in TASKS) + " |")
+        lines.append(
+            f"| {name} | " + " | ".join(speedup(by_task[task][k]) for task in TASKS) + " |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def chosen() -> str:
     """Drafters that choose their masks while they decode, beside those that do not."""
     files = {task: ROOT / "docs" / "results" / f"in-context-{task}.json" for task in TASKS}
-    by_task = {task: {row["name"]: row for row in json.loads(file.read_text("utf-8"))["rows"]} for task, file in files.items()}
-    heads = [f"`{task}`, {by_task[task]['skip']['prompts']} prompts | α | τ | β | choosing" for task in TASKS]
-    lines = [f"| recipe | {' | '.join(heads)} | as published, elsewhere |", "|---|" + "---|---|---|---|---|" * len(TASKS) + "---|"]
+    by_task = {
+        task: {row["name"]: row for row in json.loads(file.read_text("utf-8"))["rows"]}
+        for task, file in files.items()
+    }
+    heads = [
+        f"`{task}`, {by_task[task]['skip']['prompts']} prompts | α | τ | β | choosing"
+        for task in TASKS
+    ]
+    lines = [
+        f"| recipe | {' | '.join(heads)} | as published, elsewhere |",
+        "|---|" + "---|---|---|---|---|" * len(TASKS) + "---|",
+    ]
     for name, (said, published) in CHOSEN.items():
         cells = []
         for task in TASKS:
             row = by_task[task][name]
             figures = " | ".join(f"{row[key]:.2f}" for key in ("alpha", "tau", "beta"))
-            cells.append(f"{speedup(row)} | {figures} | {row['choosing']:.1%}" if name not in ("skip", "lookup", "lookup,skip") else
-                         f"{speedup(row)} | {figures} | ")
+            cells.append(
+                f"{speedup(row)} | {figures} | {row['choosing']:.1%}"
+                if name not in ("skip", "lookup", "lookup,skip")
+                else f"{speedup(row)} | {figures} | "
+            )
         lines.append(f"| {said} | {' | '.join(cells)} | {published} |")
     return "\n".join(lines) + "\n"
 
 
 def long() -> str:
     """The same recipes over long texts of one task."""
-    found = {row["name"]: row for row in json.loads((ROOT / "docs" / "results" / "in-context-long.json").read_text("utf-8"))["rows"]}
+    found = {
+        row["name"]: row
+        for row in json.loads(
+            (ROOT / "docs" / "results" / "in-context-long.json").read_text("utf-8")
+        )["rows"]
+    }
     lines = ["| recipe | speedup | α | τ | β | choosing |", "|---|---|---|---|---|---|"]
     for name, (said, _) in CHOSEN.items():
         row = found[name]
         choosing = "" if name in ("skip", "lookup", "lookup,skip") else f"{row['choosing']:.1%}"
-        lines.append(f"| {said} | {speedup(row)} | {row['alpha']:.2f} | {row['tau']:.2f} | {row['beta']:.2f} | {choosing} |")
+        lines.append(
+            f"| {said} | {speedup(row)} | {row['alpha']:.2f} | {row['tau']:.2f} | "
+            f"{row['beta']:.2f} | {choosing} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -86,7 +135,7 @@ def picture() -> str:
     """The same as bars, an SVG that follows light and dark."""
     import matplotlib
 
-    with style() as figure_of, matplotlib.rc_context({"svg.hashsalt": "recipes"}):
+    with themed_figure() as figure_of, matplotlib.rc_context({"svg.hashsalt": "recipes"}):
         figure = figure_of(figsize=(8.4, 2.5), layout="constrained")
         for place, task in enumerate(TASKS):
             axes = figure.add_subplot(1, len(TASKS), place + 1)
@@ -95,10 +144,26 @@ def picture() -> str:
                 mean, low, high = (row["speedup"][key] for key in ("mean", "low", "high"))
                 axes.barh([k], [mean], height=0.62, color=GAIN, alpha=0.85)
                 axes.plot([low, high], [k, k], color=INK, linewidth=1.4)
-                axes.annotate(f"{mean:.2f}×", (high, k), (5, 0), textcoords="offset points", va="center", fontweight="bold")
+                axes.annotate(
+                    f"{mean:.2f}×",
+                    (high, k),
+                    (5, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontweight="bold",
+                )
             axes.axvline(1, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
-            axes.set(xlim=(0, 2.6), title=f"{task}: {TASKS[task]}", xlabel="times as fast as plain decoding", ylim=(len(rows) - 0.5, -0.5))
-            axes.set_yticks(range(len(rows)), list(RECIPES.values()) if not place else [""] * len(rows), color=INK)
+            axes.set(
+                xlim=(0, 2.6),
+                title=f"{task}: {TASKS[task]}",
+                xlabel="times as fast as plain decoding",
+                ylim=(len(rows) - 0.5, -0.5),
+            )
+            axes.set_yticks(
+                range(len(rows)),
+                list(RECIPES.values()) if not place else [""] * len(rows),
+                color=INK,
+            )
             axes.tick_params(left=False)
             axes.spines["left"].set_visible(False)
         file = io.StringIO()
@@ -106,7 +171,10 @@ def picture() -> str:
     svg = file.getvalue()
     for name, (light, _) in COLOURS.items():
         svg = svg.replace(light, f"var(--{name})")
-    pairs = {dark: " ".join(f"--{name}: {pair[dark]};" for name, pair in COLOURS.items()) for dark in (0, 1)}
+    pairs = {
+        dark: " ".join(f"--{name}: {pair[dark]};" for name, pair in COLOURS.items())
+        for dark in (0, 1)
+    }
     rules = f"svg {{ {pairs[0]} }} @media (prefers-color-scheme: dark) {{ svg {{ {pairs[1]} }} }}"
     head, _, rest = svg.partition("<defs>")
     return f"{head}<style>{rules}</style>\n <defs>{rest}"

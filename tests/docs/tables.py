@@ -1,7 +1,7 @@
 """The tables of the documents that are made from the code.
 
-A document marks the place of a table with `<!-- name -->` and `<!-- /name -->`. Run as a program, this rewrites them all, and the bar chart
-of results:
+A document marks the place of a table with `<!-- name -->` and `<!-- /name -->`. Run as a program,
+this rewrites them all, and the bar chart of results:
 
     PYTHONPATH=.:tests .venv/bin/python -m docs.tables
 """
@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from skipsearch.bench.methods import MethodRow, as_markdown
-from skipsearch.cli.catalogue import rows
+from skipsearch.bench.method_table import MethodRow, to_markdown
+from skipsearch.cli.list_command import list_entries
 
 from . import results
 
@@ -25,7 +25,7 @@ BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n(?P<text>.*?)<!-- /(?P=name) --
 
 def listed(what: str) -> Callable[[], str]:
     """As `skipsearch list` prints it."""
-    return lambda: table(what.removesuffix("s"), "what it does", rows(what))
+    return lambda: table(what.removesuffix("s"), "what it does", list_entries(what))
 
 
 def commands() -> str:
@@ -36,34 +36,59 @@ def commands() -> str:
 
     if not app.registered_commands:
         register()
-    found = {f"skipsearch {name}": command.get_short_help_str(200).removesuffix(".")
-             for name, command in get_command(app).commands.items()}  # type: ignore[attr-defined]
+    found = {
+        f"skipsearch {name}": command.get_short_help_str(200).removesuffix(".")
+        for name, command in get_command(app).commands.items()
+    }  # type: ignore[attr-defined]
     return table("command", "what it does", found)
 
 
 def table(first: str, second: str, entries: Mapping[str, str | Mapping[str, str]]) -> str:
-    """The names as code, and what is said of each: a note under the heading `second`, or several under headings of their own."""
-    notes = {name: {second: note} if isinstance(note, str) else note for name, note in entries.items()}
+    """The names as code, and what is said of each: a note under the heading `second`, or several
+    under headings of their own.
+    """
+    notes = {
+        name: {second: note} if isinstance(note, str) else note for name, note in entries.items()
+    }
     heads = [head or second for head in next(iter(notes.values()))]
     lines = [f"| {' | '.join([first, *heads])} |", "|---" * (1 + len(heads)) + "|"]
-    lines += [" | ".join([f"| `{name}`", *(note.replace("|", r"\|") for note in of_it.values())]) + " |" for name, of_it in notes.items()]
+    lines += [
+        " | ".join([f"| `{name}`", *(note.replace("|", r"\|") for note in of_it.values())]) + " |"
+        for name, of_it in notes.items()
+    ]
     return "\n".join(lines) + "\n"
 
 
 def methods(path: Path) -> Callable[[], str]:
     """What `skipsearch bench --methods --json` wrote into docs/results."""
-    return lambda: as_markdown([MethodRow.from_dict(row) for row in json.loads(path.read_text("utf-8"))["rows"]])
+    return lambda: to_markdown(
+        [MethodRow.from_dict(row) for row in json.loads(path.read_text("utf-8"))["rows"]]
+    )
 
 
-TABLES: dict[str, Callable[[], str]] = {"drafters": listed("drafters"), "exits": listed("exits"), "searchers": listed("searchers"),
-                                        "engines": listed("engines"), "commands": commands,
-                                        "recipes": results.table, "chosen": results.chosen, "long": results.long,
-                                        **{path.stem: methods(path) for path in results.METHODS}}
+TABLES: dict[str, Callable[[], str]] = {
+    "drafters": listed("drafters"),
+    "exits": listed("exits"),
+    "searchers": listed("searchers"),
+    "engines": listed("engines"),
+    "commands": commands,
+    "recipes": results.table,
+    "chosen": results.chosen,
+    "long": results.long,
+    **{path.stem: methods(path) for path in results.METHODS},
+}
 
 
 def filled(text: str) -> str:
-    """A page with its tables as the code has them now. Raises: KeyError for a table that nothing here makes."""
-    return BLOCK.sub(lambda block: f"<!-- {block['name']} -->\n{TABLES[block['name']]()}<!-- /{block['name']} -->", text)
+    """A page with its tables as the code has them now. Raises: KeyError for a table that nothing
+    here makes.
+    """
+    return BLOCK.sub(
+        lambda block: (
+            f"<!-- {block['name']} -->\n{TABLES[block['name']]()}<!-- /{block['name']} -->"
+        ),
+        text,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The documents: links lead somewhere, tables are those of the code, and pictures exist in light and dark."""
+"""The documents: links lead somewhere, tables are those of the code, and pictures exist in light
+and dark.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from skipsearch.modules.files import sha256
+from skipsearch.drafters.trained.module_files import hash_module_file
 from skipsearch.profile import load_profile
 
 from . import results
@@ -17,8 +19,14 @@ from .results import METHODS
 from .tables import BLOCK, PAGES, ROOT, TABLES, filled
 
 FOLDERS = ("profiles", "calibration_data", "docs", "tests", "skipsearch")
-EVERY = sorted({*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md",
-                *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))})
+EVERY = sorted(
+    {
+        *PAGES,
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")),
+    }
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -42,28 +50,50 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_are_those_of_the_code(page: Path) -> None:
-    assert filled(page.read_text("utf-8")) == page.read_text("utf-8"), "PYTHONPATH=.:tests .venv/bin/python -m docs.tables rewrites them"
+    assert filled(page.read_text("utf-8")) == page.read_text("utf-8"), (
+        "PYTHONPATH=.:tests .venv/bin/python -m docs.tables rewrites them"
+    )
 
 
 @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
-def test_the_methods_were_measured_with_the_model_and_the_modules_that_are_bundled(path: Path) -> None:
-    found, bundled = json.loads(path.read_text("utf-8")), ROOT / "skipsearch" / "demo" / "profiles" / "demo"
-    assert found["weights_sha256"] == load_profile(next(bundled.glob("pycode/*.yaml"))).model.weights_sha256
-    assert found["modules"] == {file.name: sha256(file) for file in bundled.glob("*/*.safetensors")}
+def test_the_methods_were_measured_with_the_model_and_the_modules_that_are_bundled(
+    path: Path,
+) -> None:
+    found, bundled = (
+        json.loads(path.read_text("utf-8")),
+        ROOT / "skipsearch" / "demo" / "profiles" / "demo",
+    )
+    assert (
+        found["weights_sha256"]
+        == load_profile(next(bundled.glob("pycode/*.yaml"))).model.weights_sha256
+    )
+    assert found["modules"] == {
+        file.name: hash_module_file(file) for file in bundled.glob("*/*.safetensors")
+    }
 
 
 def test_each_table_stands_somewhere() -> None:
-    assert {block["name"] for page in PAGES for block in BLOCK.finditer(page.read_text("utf-8"))} == set(TABLES)
+    assert {
+        block["name"] for page in PAGES for block in BLOCK.finditer(page.read_text("utf-8"))
+    } == set(TABLES)
 
 
 def test_every_page_is_linked_from_the_index_and_says_what_it_is_for() -> None:
     index = (ROOT / "docs" / "README.md").read_text("utf-8")
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name == "README.md" or f"({page.name})" in index
-        assert len(page.read_text("utf-8").split("\n\n")[1]) > 40, f"{page.name} opens without a sentence"
+        assert len(page.read_text("utf-8").split("\n\n")[1]) > 40, (
+            f"{page.name} opens without a sentence"
+        )
 
 
-@pytest.mark.parametrize("path", ["CITATION.cff", *(f".github/ISSUE_TEMPLATE/{name}.yml" for name in ("bug", "idea", "measurement"))])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "CITATION.cff",
+        *(f".github/ISSUE_TEMPLATE/{name}.yml" for name in ("bug", "idea", "measurement")),
+    ],
+)
 def test_what_github_reads_is_yaml_with_a_title(path: str) -> None:
     found = yaml.safe_load((ROOT / path).read_text("utf-8"))
     assert found.get("title") or (found["name"] and found["description"] and found["body"])
@@ -79,4 +109,8 @@ def test_the_bar_chart_shows_the_figures_of_the_table_in_light_and_dark() -> Non
 
 
 def test_the_results_are_of_texts_that_no_draft_changed() -> None:
-    assert all(row["identical"] == row["of"] > 300 for task in results.TASKS for row in results.measured(task))
+    assert all(
+        row["identical"] == row["of"] > 300
+        for task in results.TASKS
+        for row in results.measured(task)
+    )

@@ -1,4 +1,6 @@
-"""What every drafter promises. A drafter is tested here from the moment its line stands in DRAFTERS."""
+"""What every drafter promises. A drafter is tested here from the moment its line stands in
+DRAFTERS.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +11,23 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.drafting import begun, drafting_with
-from helpers.modules import folder, small_kangaroo, small_module, small_s3d
-from helpers.tiny import VOCAB, FullModel, small_world
+from helpers.drafting import begin_session, decoder_with
+from helpers.modules import module_folder, small_kangaroo, small_module, small_s3d
+from helpers.tiny import VOCAB, FullModel, tiny_model_and_reference
 from torch import Tensor
 
-from skipsearch.cache import KVCache, Planner
-from skipsearch.decoding.sampling import GreedyPicker, Sampling, SamplingPicker
-from skipsearch.drafters import DRAFTERS, DecodeContext, Draft, Drafter, DraftSession, WatchingDrafter
-from skipsearch.drafters.asd import ASD
-from skipsearch.drafters.base import TokenPicker
-from skipsearch.drafters.clasp import CLaSp
-from skipsearch.drafters.lookup import Lookup
-from skipsearch.drafters.skip import Skip
-from skipsearch.drafters.swift import SWIFT
+from skipsearch.core.recipe import DrafterSpec, Recipe
+from skipsearch.drafters import DRAFTERS, DecodeContext, Draft, Drafter, DraftSession
+from skipsearch.drafters.asd.spec import ASD
+from skipsearch.drafters.base import TokenSampler
+from skipsearch.drafters.clasp.spec import CLaSp
+from skipsearch.drafters.exits.fixed import Fixed
+from skipsearch.drafters.lookup.spec import Lookup
+from skipsearch.drafters.skip.spec import Skip
+from skipsearch.drafters.swift.spec import SWIFT
 from skipsearch.engine import forward
-from skipsearch.exits.fixed import Fixed
-from skipsearch.recipe import DrafterSpec, Recipe
+from skipsearch.engine.sampler import GreedySampler, SamplingParams, TemperatureSampler
+from skipsearch.models.kv_cache import KVCache, Planner
 
 # How each drafter is set up for these tests: a new one adds its line.
 SPECS: dict[str, DrafterSpec] = {
@@ -36,38 +38,50 @@ SPECS: dict[str, DrafterSpec] = {
     "clasp": CLaSp(skip=2, interval=2, draft_length=12, exit=Fixed()),
     "swift": SWIFT(draft_length=12, exit=Fixed()),
     "kangaroo": small_kangaroo(),
-    "s3d": small_s3d(ahead=12),
+    "s3d": small_s3d(draft_tokens=12),
 }
 CAPACITY = 64
-PROMPT = [5, 17, 40, 3, 22, 5, 17]   # its end stood in it before, so that lookup has something to say
+PROMPT = [
+    5,
+    17,
+    40,
+    3,
+    22,
+    5,
+    17,
+]  # its end stood in it before, so that lookup has something to say
 
 
 def build(kind: str) -> Drafter:
-    return SPECS[kind].build(small_world()[0], [folder()])
+    return SPECS[kind].build(tiny_model_and_reference()[0], [module_folder()])
 
 
-def context(picker: TokenPicker | None = None) -> DecodeContext:
+def context(picker: TokenSampler | None = None) -> DecodeContext:
     """A round that is about to start: a prompt in the cache, one token pending."""
-    model, _ = small_world()
+    model, _ = tiny_model_and_reference()
     cache, planner = model.new_cache(1, CAPACITY), Planner(CAPACITY, torch.device("cpu"))
     with torch.no_grad():
-        forward(model, torch.tensor([PROMPT]), cache, planner.chain(0, len(PROMPT)), last_only=True)
+        forward(
+            model, torch.tensor([PROMPT]), cache, planner.plan_chain(0, len(PROMPT)), last_only=True
+        )
     cache.length = len(PROMPT)
-    pending = torch.tensor([[40]])   # what stood behind the same tokens before
-    return DecodeContext(model, cache, planner, pending, [*PROMPT, 40], len(PROMPT), picker or GreedyPicker())
+    pending = torch.tensor([[40]])  # what stood behind the same tokens before
+    return DecodeContext(
+        model, cache, planner, pending, [*PROMPT, 40], len(PROMPT), picker or GreedySampler()
+    )
 
 
-def sampling(seed: int = 0) -> SamplingPicker:
-    return SamplingPicker(Sampling(0.9, top_k=20), torch.Generator().manual_seed(seed))
+def sampling(seed: int = 0) -> TemperatureSampler:
+    return TemperatureSampler(SamplingParams(0.9, top_k=20), torch.Generator().manual_seed(seed))
 
 
 def committed(cache: KVCache) -> list[Tensor]:
-    return [t[:, :, :cache.length].clone() for t in (*cache.keys, *cache.values) if t is not None]
+    return [t[:, :, : cache.length].clone() for t in (*cache.keys, *cache.values) if t is not None]
 
 
 @torch.no_grad()
 def drafted(kind: str, ctx: DecodeContext, most: int) -> Draft:
-    draft = begun(build(kind), ctx).draft(ctx, most)
+    draft = begin_session(build(kind), ctx).draft(ctx, most)
     assert draft is not None
     return draft
 
@@ -83,8 +97,10 @@ def test_it_carries_the_name_it_is_listed_under(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("most", [1, 2, 7])
-@pytest.mark.parametrize("picker", [GreedyPicker, sampling])
-def test_it_proposes_at_least_one_token_and_no_more_than_it_may(kind: str, most: int, picker: Callable[[], TokenPicker]) -> None:
+@pytest.mark.parametrize("picker", [GreedySampler, sampling])
+def test_it_proposes_at_least_one_token_and_no_more_than_it_may(
+    kind: str, most: int, picker: Callable[[], TokenSampler]
+) -> None:
     draft = drafted(kind, context(picker()), most)
     [n] = draft.tokens.shape
     assert 1 <= n <= most
@@ -93,14 +109,20 @@ def test_it_proposes_at_least_one_token_and_no_more_than_it_may(kind: str, most:
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_a_sampled_draft_comes_with_the_distributions_it_was_drawn_from_or_is_certain(kind: str) -> None:
+def test_a_sampled_draft_comes_with_the_distributions_it_was_drawn_from_or_is_certain(
+    kind: str,
+) -> None:
     draft = drafted(kind, context(sampling()), 5)
     if draft.probs is None:
         return
     assert draft.probs.shape == (len(draft.tokens), VOCAB)
-    torch.testing.assert_close(draft.probs.sum(-1), torch.ones(draft.tokens.shape, dtype=draft.probs.dtype))
+    torch.testing.assert_close(
+        draft.probs.sum(-1), torch.ones(draft.tokens.shape, dtype=draft.probs.dtype)
+    )
     assert float(draft.probs.min()) >= 0
-    assert bool((draft.probs.gather(-1, draft.tokens[..., None]) > 0).all()), "a token that q never draws was drawn"
+    assert bool((draft.probs.gather(-1, draft.tokens[..., None]) > 0).all()), (
+        "a token that q never draws was drawn"
+    )
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -110,15 +132,24 @@ def test_a_greedy_draft_is_certain_of_its_tokens(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize("picker", [GreedyPicker, sampling])
-def test_the_same_round_is_drafted_the_same_way_again(kind: str, picker: Callable[[], TokenPicker]) -> None:
-    assert torch.equal(drafted(kind, context(picker()), 6).tokens, drafted(kind, context(picker()), 6).tokens)
+@pytest.mark.parametrize("picker", [GreedySampler, sampling])
+def test_the_same_round_is_drafted_the_same_way_again(
+    kind: str, picker: Callable[[], TokenSampler]
+) -> None:
+    assert torch.equal(
+        drafted(kind, context(picker()), 6).tokens, drafted(kind, context(picker()), 6).tokens
+    )
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_it_leaves_what_is_committed_alone(kind: str) -> None:
     ctx = context()
-    before, length, history, pending = committed(ctx.cache), ctx.cache.length, list(ctx.history), ctx.pending.clone()
+    before, length, history, pending = (
+        committed(ctx.cache),
+        ctx.cache.length,
+        list(ctx.history),
+        ctx.pending.clone(),
+    )
     drafted(kind, ctx, 8)
     assert ctx.cache.length == length
     assert all(torch.equal(a, b) for a, b in zip(before, committed(ctx.cache), strict=True))
@@ -130,8 +161,12 @@ def test_it_leaves_what_is_committed_alone(kind: str) -> None:
 def test_it_writes_no_slot_behind_its_last_proposal(kind: str) -> None:
     ctx = context()
     draft = drafted(kind, ctx, 4)
-    end = ctx.cache.length + max(len(draft.tokens), SPECS[kind].scratch)   # the pending token and all proposals but the last
-    assert not any(bool(t[:, :, end:].any()) for t in (*ctx.cache.keys, *ctx.cache.values) if t is not None)
+    end = ctx.cache.length + max(
+        len(draft.tokens), SPECS[kind].scratch_slots
+    )  # the pending token and all proposals but the last
+    assert not any(
+        bool(t[:, :, end:].any()) for t in (*ctx.cache.keys, *ctx.cache.values) if t is not None
+    )
 
 
 class Witness:
@@ -141,26 +176,19 @@ class Witness:
         self.inner = inner
         self.calls: list[str] = []
 
-    def begin(self, ctx: DecodeContext) -> WitnessSession:
-        assert ctx.history[:ctx.prompt] == ctx.history
-        assert ctx.cache.length == ctx.prompt
-        self.calls.append("begin")
-        return WitnessSession(self, self.inner.begin(ctx))
-
-
-class WatchingWitness(Witness):
-    def watch(self) -> WitnessSession:
-        return WitnessSession(self, self.inner.watch())  # type: ignore[attr-defined]
+    def new_session(self) -> WitnessSession:
+        return WitnessSession(self, self.inner.new_session())
 
 
 class WitnessSession:
-    def __getattr__(self, name: str) -> Any:   # what a session that watches has beside
+    def __getattr__(self, name: str) -> Any:  # what a session that watches has beside
         return getattr(self.inner, name)
 
     def begin(self, ctx: DecodeContext) -> None:
-        assert ctx.cache.length == ctx.prompt
+        assert ctx.history[: ctx.prompt_length] == ctx.history
+        assert ctx.cache.length == ctx.prompt_length
         self.calls.append("begin")
-        self.inner.begin(ctx)  # type: ignore[attr-defined]
+        self.inner.begin(ctx)
 
     def __init__(self, witness: Witness, inner: DraftSession):
         self.calls, self.inner = witness.calls, inner
@@ -178,39 +206,46 @@ class WitnessSession:
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_decoder_tells_it_after_every_verify_pass_of_its_own_what_was_accepted(kind: str, temperature: float) -> None:
-    model, _ = small_world()
+def test_a_decoder_tells_it_after_every_verify_pass_of_its_own_what_was_accepted(
+    kind: str, temperature: float
+) -> None:
+    model, _ = tiny_model_and_reference()
     drafter = build(kind)
-    witness = (WatchingWitness if isinstance(drafter, WatchingDrafter) else Witness)(drafter)
-    decoder = drafting_with(model, witness, 3)
+    witness = Witness(drafter)
+    decoder = decoder_with(model, witness, 3)
     for _ in range(2):
         decoder.generate(PROMPT, 20, temperature=temperature)
     assert [witness.calls[0], witness.calls.count("begin")] == ["begin", 2]
     followers = Counter(pairwise(witness.calls))
-    assert followers["draft", "verified"] == witness.calls.count("draft") > 2, "and only a round of its own"
+    assert followers["draft", "verified"] == witness.calls.count("draft") > 2, (
+        "and only a round of its own"
+    )
     assert witness.calls.count("verified") == witness.calls.count("draft")
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("draft_length", [1, 4, 12])
 def test_decoding_with_it_is_lossless(kind: str, draft_length: int) -> None:
-    model, full = small_world()
+    model, full = tiny_model_and_reference()
     assert isinstance(full, FullModel)
-    decoder = drafting_with(model, build(kind), draft_length)
+    decoder = decoder_with(model, build(kind), draft_length)
     for prompt in (PROMPT, [0], [7] * 12):
         assert decoder.generate(prompt, 14).tokens == full.greedy(prompt, 14)
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_requests_that_interleave_draft_as_they_would_alone(kind: str) -> None:
-    model, _ = small_world()
+    model, _ = tiny_model_and_reference()
     prompts = (PROMPT, [0, 9, 0], [7] * 5)
 
     def drafts_of(prompts: Sequence[Sequence[int]], together: bool) -> list[list[tuple[int, ...]]]:
-        decoder = drafting_with(model, build(kind), 4)
+        decoder = decoder_with(model, build(kind), 4)
         streams = [decoder.stream(prompt, 24) for prompt in prompts]
         chunks = list(zip_longest(*streams)) if together else list(zip_longest(*map(list, streams)))
-        return [[tuple(chunk.tokens) for chunk in column if chunk] for column in zip(*chunks, strict=True)]
+        return [
+            [tuple(chunk.tokens) for chunk in column if chunk]
+            for column in zip(*chunks, strict=True)
+        ]
 
     assert drafts_of(prompts, together=True) == drafts_of(prompts, together=False)
 

@@ -1,4 +1,6 @@
-"""The `skip` drafter: the model itself without some sub-layers, one token a pass, until its exit policy says stop."""
+"""The `skip` drafter: the model itself without some sub-layers, one token a pass, until its exit
+policy says stop.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,15 @@ from typing import ClassVar
 
 import pytest
 import torch
-from helpers.tiny import LAYERS, small_world
+from helpers.tiny import LAYERS, tiny_model_and_reference
 
+from skipsearch.core.mask import SkipMask
 from skipsearch.drafters import DecodeContext, Draft
-from skipsearch.drafters.skip import SkipDrafter
+from skipsearch.drafters.exits.adaptive import Adaptive
+from skipsearch.drafters.exits.confidence import Confidence
+from skipsearch.drafters.exits.fixed import Fixed
+from skipsearch.drafters.skip.session import SkipDrafter
 from skipsearch.engine import forward
-from skipsearch.exits.adaptive import Adaptive
-from skipsearch.exits.confidence import Confidence
-from skipsearch.exits.fixed import Fixed
-from skipsearch.mask import SkipMask
 
 from .test_drafter_contract import context, sampling
 
@@ -32,14 +34,14 @@ class Listening:
         self.asked: list[tuple[float, int]] = []
         self.told: list[tuple[int, int]] = []
 
-    def stop(self, confidence: float, n_drafted: int) -> bool:
+    def should_stop(self, confidence: float, n_drafted: int) -> bool:
         self.asked.append((confidence, n_drafted))
         return n_drafted >= self.stop_at
 
     def observe(self, n_accepted: int, n_drafted: int) -> None:
         self.told.append((n_accepted, n_drafted))
 
-    shared: ClassVar[bool] = False
+    shared_across_requests: ClassVar[bool] = False
 
     def begin(self) -> Listening:
         return self
@@ -50,7 +52,7 @@ class Deaf(Listening):
 
 
 def drafted(drafter: SkipDrafter, ctx: DecodeContext, most: int) -> Draft:
-    draft = drafter.begin(ctx).draft(ctx, most)
+    draft = drafter.new_session().draft(ctx, most)
     assert draft is not None
     return draft
 
@@ -59,13 +61,19 @@ def drafted(drafter: SkipDrafter, ctx: DecodeContext, most: int) -> Draft:
 def test_its_first_token_is_what_the_model_says_without_the_skipped_sublayers() -> None:
     ctx, again = context(), context()
     draft = drafted(SkipDrafter(MASK, Fixed()), ctx, 1)
-    logits = forward(again.model, again.pending, again.cache, again.planner.chain(again.cache.length, 1), MASK)
+    logits = forward(
+        again.model,
+        again.pending,
+        again.cache,
+        again.planner.plan_chain(again.cache.length, 1),
+        MASK,
+    )
     assert draft.tokens.tolist() == [int(logits[0, -1].argmax())]
 
 
 @torch.no_grad()
 def test_without_a_mask_it_drafts_the_full_models_own_tokens() -> None:
-    _, full = small_world()
+    _, full = tiny_model_and_reference()
     ctx = context()
     tokens = drafted(SkipDrafter(SkipMask(LAYERS), Fixed()), ctx, 9).tokens.tolist()
     assert tokens == full.greedy(ctx.history, 9)
@@ -98,7 +106,7 @@ def test_a_policy_that_reads_no_confidence_is_never_asked() -> None:
 def test_the_policy_hears_how_many_of_how_many_were_accepted() -> None:
     policy = Listening(3)
     ctx = context()
-    session = SkipDrafter(MASK, policy).begin(ctx)
+    session = SkipDrafter(MASK, policy).new_session()
     for accepted in (2, 0, 3):
         session.draft(ctx, 8)
         session.verified(ctx, range(1, 1 + accepted))
@@ -126,7 +134,7 @@ def test_a_skipped_attention_writes_nothing_and_the_others_write_theirs() -> Non
 def test_a_threshold_that_learns_belongs_to_one_request_unless_it_is_shared() -> None:
     for shared in (False, True):
         ctx, drafter = context(), SkipDrafter(MASK, Adaptive(threshold=0.2, across_requests=shared))
-        first = drafter.begin(ctx)
+        first = drafter.new_session()
         first.draft(ctx, 4)
         first.verified(ctx, ())
-        assert (drafter.begin(ctx).exit.threshold != 0.2) is shared  # type: ignore[attr-defined]
+        assert (drafter.new_session().exit_session.threshold != 0.2) is shared

@@ -1,4 +1,4 @@
-"""Passes of the native engine in parts: what goes into one layer is shown or given, and the bits stay those of a whole pass."""
+"""Passes of the native engine in several calls have the bits of a pass in one."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import pytest
 import torch
 from decoding.count_checks import recorded
 from decoding.kangaroo_checks import PROMPTS, UNSURE, check_kangaroo_drafts, check_kangaroo_siblings
-from helpers.modules import folder, small_kangaroo
-from helpers.tiny import driven_by, small_world
+from helpers.modules import module_folder, small_kangaroo
+from helpers.tiny import tiny_model_and_reference, use_engine
 from models.tiny import some_tokens
 from torch import Tensor
 
-from skipsearch.cache import KVCache, PassPlan, Planner
-from skipsearch.drafters.lookup import Lookup
-from skipsearch.engine import forward, inference, onward, resumed
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import Recipe
+from skipsearch.drafters.lookup.spec import Lookup
+from skipsearch.engine import forward, no_grad, resume_pass, run_layers
 from skipsearch.engine.native import NativeAdapter
-from skipsearch.mask import SkipMask
-from skipsearch.recipe import Recipe
+from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
 from .test_native import CPU, DTYPES, FAMILIES, native
 
 pytestmark = pytest.mark.xdist_group("native")
-Call = tuple[int, int, int]   # first layer, the layer behind the last, rows
+Call = tuple[int, int, int]  # first layer, the layer behind the last, rows
 
 
 class Shown(list[Tensor]):
@@ -43,8 +43,16 @@ class Shown(list[Tensor]):
 def calls() -> Iterator[list[Call]]:
     found, real = list[Call](), NativeAdapter.run_layers
 
-    def run_layers(self: NativeAdapter, given: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | bytes | None, first: int,
-                   last: int, *rest: bool) -> Tensor:
+    def run_layers(
+        self: NativeAdapter,
+        given: Tensor,
+        cache: KVCache,
+        plan: PassPlan,
+        mask: SkipMask | bytes | None,
+        first: int,
+        last: int,
+        *rest: bool,
+    ) -> Tensor:
         found.append((first, last, given.shape[1]))
         return real(self, given, cache, plan, mask, first, last, *rest)
 
@@ -52,15 +60,17 @@ def calls() -> Iterator[list[Call]]:
         yield found
 
 
-@inference
+@no_grad
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_pass_that_is_shown_or_goes_on_in_the_middle_has_the_bits_of_a_whole_one(name: str, dtype: torch.dtype) -> None:
+def test_a_pass_that_is_shown_or_goes_on_in_the_middle_has_the_bits_of_a_whole_one(
+    name: str, dtype: torch.dtype
+) -> None:
     model, tokens = native(name, dtype), some_tokens(24)
     n, planner = model.spec.n_layers, Planner(64, CPU)
     for mask in (None, SkipMask(n, (n - 1,), (0,))):
         whole, shown, parts = (model.new_cache(1, 64) for _ in range(3))
-        plans = [planner.chain(0, 20), planner.chain(20, 4)]
+        plans = [planner.plan_chain(0, 20), planner.plan_chain(20, 4)]
         pieces = [tokens[:, :20], tokens[:, 20:]]
         look = Shown()
         look.layers = (0, 1, n)
@@ -73,68 +83,116 @@ def test_a_pass_that_is_shown_or_goes_on_in_the_middle_has_the_bits_of_a_whole_o
             assert torch.equal(h, look[-1])
             assert torch.equal(model.head(h), wanted)
             assert torch.equal(model.run_layers(look[-2], parts, plan, mask, 1, n, True), wanted)
-            assert torch.equal(model.run_layers(piece, parts, plan, mask, 0, n, True, True), wanted[:, -1:])
+            assert torch.equal(
+                model.run_layers(piece, parts, plan, mask, 0, n, True, True), wanted[:, -1:]
+            )
             look.layers = (1,)
             assert torch.equal(forward(model, piece, shown, plan, mask, tap=look), wanted)
             assert torch.equal(look[-1], look[-3])
             look.layers = (0, 1, n)
-        for a, b, c in zip((*whole.keys, *whole.values), (*shown.keys, *shown.values), (*parts.keys, *parts.values), strict=True):
+        for a, b, c in zip(
+            (*whole.keys, *whole.values),
+            (*shown.keys, *shown.values),
+            (*parts.keys, *parts.values),
+            strict=True,
+        ):
             assert (a is None) == (b is None) == (c is None)
             assert a is None or (torch.equal(a, b) and torch.equal(a, c))
 
 
-@inference
+@no_grad
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_that_were_drafted_one_by_one_are_verified_to_the_bit_from_there_on(dtype: torch.dtype) -> None:
+def test_rows_that_were_drafted_one_by_one_are_verified_to_the_bit_from_there_on(
+    dtype: torch.dtype,
+) -> None:
     model, tokens = native(FAMILIES[0], dtype), some_tokens(24)
     n, planner = model.spec.n_layers, Planner(64, CPU)
-    below = SkipMask.whole_layers(n, range(1, n))
+    below = SkipMask.from_layers(n, range(1, n))
     whole, cache = model.new_cache(1, 64), model.new_cache(1, 64)
     for each in (whole, cache):
-        forward(model, tokens[:, :20], each, planner.chain(0, 20))
-    wanted = forward(model, tokens[:, 20:], whole, planner.chain(20, 4))
-    reached = [onward(model, model.embed(tokens[:, at:at + 1]), cache, planner.chain(at, 1), below) for at in (20, 21)]
-    assert torch.equal(resumed(model, torch.cat(reached, dim=1), 1, tokens[:, 22:], cache, planner.chain(20, 4)), wanted)
+        forward(model, tokens[:, :20], each, planner.plan_chain(0, 20))
+    wanted = forward(model, tokens[:, 20:], whole, planner.plan_chain(20, 4))
+    reached = [
+        run_layers(
+            model, model.embed(tokens[:, at : at + 1]), cache, planner.plan_chain(at, 1), below
+        )
+        for at in (20, 21)
+    ]
+    assert torch.equal(
+        resume_pass(
+            model, torch.cat(reached, dim=1), 1, tokens[:, 22:], cache, planner.plan_chain(20, 4)
+        ),
+        wanted,
+    )
 
 
 def test_a_pass_over_nothing_is_nothing() -> None:
     model = native(FAMILIES[0])
-    cache, plan = model.new_cache(1, 64), Planner(64, CPU).chain(0, 0)
-    assert forward(model, torch.empty(1, 0, dtype=torch.long), cache, plan).shape == (1, 0, model.spec.vocab)
-    assert model.run_layers(torch.empty(1, 0, model.spec.hidden, dtype=model.spec.dtype), cache, plan, None, 1, 2).shape[1] == 0
+    cache, plan = model.new_cache(1, 64), Planner(64, CPU).plan_chain(0, 0)
+    assert forward(model, torch.empty(1, 0, dtype=torch.long), cache, plan).shape == (
+        1,
+        0,
+        model.spec.vocab_size,
+    )
+    assert (
+        model.run_layers(
+            torch.empty(1, 0, model.spec.hidden_size, dtype=model.spec.dtype),
+            cache,
+            plan,
+            None,
+            1,
+            2,
+        ).shape[1]
+        == 0
+    )
 
 
 def test_kangaroo_is_verified_from_the_exit_layer_on_in_one_call() -> None:
     spec = small_kangaroo("attention", 0.1, 5, UNSURE)
-    with driven_by("native"):
-        model, full = small_world()
+    with use_engine("native"):
+        model, full = tiny_model_and_reference()
     n, out = model.spec.n_layers, spec.exit_layer
     for prompt in PROMPTS[:3]:
         with calls() as made:
-            stats, rounds = recorded(model, full, Recipe((spec,)), [prompt], 20, [folder()])
+            stats, rounds = recorded(model, full, Recipe((spec,)), [prompt], 20, [module_folder()])
         verified = [rows for first, last, rows in made if (first, last) == (out, n)]
         lengths = [len(found.chain) + 1 for found in rounds]
         undrafted = stats.rounds - len(rounds)
-        assert verified == [len(prompt), *lengths, *[1] * undrafted], "the prefill, a pass a round, and a last token that nobody drafted"
+        assert verified == [len(prompt), *lengths, *[1] * undrafted], (
+            "the prefill, a pass a round, and a last token that nobody drafted"
+        )
         assert made.count((0, out, len(prompt))) >= 1
         assert (0, n) not in {(first, last) for first, last, _ in made}
 
 
 def test_drafts_of_kangaroo_follow_the_definition_with_what_others_drafted_between() -> None:
-    with driven_by("native"):
+    with use_engine("native"):
         check_kangaroo_drafts()
         check_kangaroo_siblings()
-        model, full = small_world()
+        model, full = tiny_model_and_reference()
         recipe = Recipe((Lookup(min_match=1, draft_length=3), small_kangaroo("layer", 0.1, 4)))
-        stats, _ = recorded(model, full, recipe, PROMPTS, 20, [folder()])
+        stats, _ = recorded(model, full, recipe, PROMPTS, 20, [module_folder()])
         assert 0 < stats.accepted < stats.drafted
 
 
 def test_a_part_that_begins_a_layer_too_late_is_noticed() -> None:
     real = NativeAdapter.run_layers
 
-    def late(self: NativeAdapter, given: Tensor, cache: KVCache, plan: PassPlan, mask: Any, first: int, last: int, *rest: bool) -> Tensor:
+    def late(
+        self: NativeAdapter,
+        given: Tensor,
+        cache: KVCache,
+        plan: PassPlan,
+        mask: Any,
+        first: int,
+        last: int,
+        *rest: bool,
+    ) -> Tensor:
         return real(self, given, cache, plan, mask, first + (1 < first + 1 < last), last, *rest)
 
-    with driven_by("native"), patch.object(NativeAdapter, "run_layers", late), pytest.raises(AssertionError):
+    with (
+        use_engine("native"),
+        patch.object(NativeAdapter, "run_layers", late),
+        pytest.raises(AssertionError),
+    ):
         check_kangaroo_drafts()

@@ -1,10 +1,12 @@
-"""How fast transformers generates with an exported draft as its assistant, against without it; by hand:
+"""How fast transformers generates with an exported draft as its assistant, against without it; by
+hand:
 
-    python tests/export/assistant_speed.py MODEL DRAFT [--task pycode] [--prompts 16] [--draft-length 5] [--threshold 0.4]
+    python tests/export/assistant_speed.py MODEL DRAFT [--task pycode] [--prompts 16]
+    [--draft-length 5] [--threshold 0.4]
 
-Both decode the task's hold-out prompts greedily in turns, each as far as the model writes alone until its first repeated n-gram.
-Prints milliseconds a token, the prefill included, and the paired ratio with its 95 % interval.
-"""
+Both decode the task's hold-out prompts greedily in turns, each as far as the model writes alone
+until its first repeated n-gram. Prints milliseconds a token, the prefill included, and the paired
+ratio with its 95 % interval."""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from skipsearch.models.hub import locate
-from skipsearch.repeats import first_repeat
-from skipsearch.stats import bootstrap_ratio
+from skipsearch.core.stats import bootstrap_ratio
+from skipsearch.decoding.repetition import find_first_repeat
+from skipsearch.models.loading.hub import resolve_model
 from skipsearch.tasks import load_task
 
 
@@ -33,9 +35,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    folder, *_ = locate(args.model)
+    folder, *_ = resolve_model(args.model)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model, draft = (AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, args.dtype)).eval() for path in (folder, args.draft))
+    model, draft = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, args.dtype)).eval()
+        for path in (folder, args.draft)
+    )
     draft.generation_config.num_assistant_tokens = args.draft_length
     draft.generation_config.num_assistant_tokens_schedule = "constant"
     draft.generation_config.assistant_confidence_threshold = args.threshold
@@ -43,26 +48,42 @@ def main() -> None:
 
     def timed(ids: torch.Tensor, new: int, **assistant: Any) -> tuple[list[int], float]:
         started = perf_counter()
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, **assistant)
-        return out[0, ids.shape[1]:].tolist(), perf_counter() - started
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=new,
+            **assistant,
+        )
+        return out[0, ids.shape[1] :].tolist(), perf_counter() - started
 
     alone, assisted, tokens, identical = [], [], 0, 0
-    prompts = task.holdout[:args.prompts]
+    prompts = task.holdout[: args.prompts]
     for i, prompt in enumerate(prompts):
-        ids = torch.tensor([tokenizer(prompt.text)["input_ids"][-task.max_prompt_tokens:]])
-        written, _ = timed(ids, task.max_new_tokens)   # a warm-up too
-        new = (first_repeat(written, task.end_on_repeat) if task.end_on_repeat else None) or len(written)
-        turns = {name: timed(ids, new, **assistant) for name, assistant in
-                 sorted({"alone": {}, "assisted": {"assistant_model": draft}}.items(), reverse=bool(i % 2))}
+        ids = torch.tensor([tokenizer(prompt.text)["input_ids"][-task.max_prompt_tokens :]])
+        written, _ = timed(ids, task.max_new_tokens)  # a warm-up too
+        new = (
+            find_first_repeat(written, task.end_on_repeat) if task.end_on_repeat else None
+        ) or len(written)
+        turns = {
+            name: timed(ids, new, **assistant)
+            for name, assistant in sorted(
+                {"alone": {}, "assisted": {"assistant_model": draft}}.items(), reverse=bool(i % 2)
+            )
+        }
         (plain, plain_seconds), (helped, helped_seconds) = turns["alone"], turns["assisted"]
         alone.append(plain_seconds)
         assisted.append(helped_seconds)
         tokens += len(plain)
         identical += plain == helped
     ratio = bootstrap_ratio(alone, assisted)
-    print(f"{len(prompts)} prompts, {tokens} tokens: alone {1e3 * sum(alone) / tokens:.2f} ms/token, with the draft "
-          f"{1e3 * sum(assisted) / tokens:.2f}, speedup {ratio.mean:.2f} ({ratio.low:.2f}–{ratio.high:.2f}), tokens identical on "
-          f"{identical} of {len(prompts)}")
+    print(
+        f"{len(prompts)} prompts, {tokens} tokens: alone {1e3 * sum(alone) / tokens:.2f} ms/token, "
+        "with the draft "
+        f"{1e3 * sum(assisted) / tokens:.2f}, speedup {ratio.mean:.2f} "
+        f"({ratio.low:.2f}–{ratio.high:.2f}), tokens identical on "
+        f"{identical} of {len(prompts)}"
+    )
 
 
 if __name__ == "__main__":

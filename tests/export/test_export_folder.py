@@ -1,4 +1,6 @@
-"""The folder that an export writes: whole or not there, with all that belongs to the model, and a README that can be followed."""
+"""The folder that an export writes: whole or not there, with all that belongs to the model, and a
+README that can be followed.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +16,29 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from helpers.byte_tokenizer import byte_tokenizer
 from helpers.golden import check_golden
-from helpers.text import byte_tokenizer
 from models.tiny import LAYERS, hf_model, logits_without, some_tokens
 from safetensors import safe_open
 
 import skipsearch
-from skipsearch.drafters.lookup import Lookup
-from skipsearch.drafters.skip import Skip
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import DrafterSpec
+from skipsearch.drafters.exits.fixed import Fixed
+from skipsearch.drafters.lookup.spec import Lookup
+from skipsearch.drafters.skip.spec import Skip
 from skipsearch.errors import ExportError, ModelError, ProfileError
-from skipsearch.exits.fixed import Fixed
-from skipsearch.export import export, run, weights
-from skipsearch.export.conversion import Conversion
-from skipsearch.export.deci import CONFIGURATION
-from skipsearch.export.draft import carried
-from skipsearch.export.readme import readme
-from skipsearch.export.source import Source
-from skipsearch.mask import SkipMask
-from skipsearch.models.families import FAMILIES
+from skipsearch.export import export_draft, export_profile, tensor_copy
+from skipsearch.export.checkpoint import Checkpoint
+from skipsearch.export.exportable import extract_exportable
+from skipsearch.export.hf_checkpoint import Conversion
+from skipsearch.export.readme import write_readme
+from skipsearch.models.families.table import FAMILIES
 from skipsearch.profile import load_profile
-from skipsearch.recipe import DrafterSpec
 
 from .drafts import GOLDEN, logits_of_checkpoint, profile_for, saved
 
-MASK = SkipMask.whole_layers(LAYERS, (1,))
+MASK = SkipMask.from_layers(LAYERS, (1,))
 
 
 @pytest.fixture
@@ -46,15 +47,21 @@ def source(tmp_path: Path) -> Path:
 
 
 def export_from(source: Path, mask: SkipMask = MASK) -> list[str]:
-    return export(profile_for(str(source), "llama", mask), str(source), "hf", source.with_name("draft"))
+    return export_draft(
+        profile_for(str(source), "llama", mask), str(source), "hf", source.with_name("draft")
+    )
 
 
-# --- whole or not there ---------------------------------------------------------------------------------------------------------
+# --- whole or not there
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_that_exists_is_replaced(source: Path, tmp_path: Path) -> None:
     (tmp_path / "draft").mkdir()
-    with pytest.raises(ExportError, match=r"draft exists already, and an export replaces nothing: choose another --out"):
+    with pytest.raises(
+        ExportError,
+        match=r"draft exists already, and an export replaces nothing: choose another --out",
+    ):
         export_from(source)
     (tmp_path / "draft").rmdir()
     (tmp_path / "draft").symlink_to(tmp_path / "nowhere")
@@ -63,75 +70,124 @@ def test_nothing_that_exists_is_replaced(source: Path, tmp_path: Path) -> None:
     assert (tmp_path / "draft").is_symlink()
 
 
-def test_an_existing_folder_is_found_out_before_any_work(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_folder_is_found_out_before_any_work(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "draft").mkdir()
-    monkeypatch.setattr(run, "open_source", lambda _: pytest.fail("work was begun"))
+    monkeypatch.setattr(export_profile, "open_checkpoint", lambda _: pytest.fail("work was begun"))
     with pytest.raises(ExportError, match="exists already"):
         export_from(source)
 
 
-def test_a_folder_that_comes_meanwhile_is_not_replaced_either(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_comes_meanwhile_is_not_replaced_either(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An empty one would be, by the operating system."""
-    monkeypatch.setattr(run, "readme", lambda *_: (tmp_path / "draft").mkdir() or "")
+    monkeypatch.setattr(
+        export_profile, "write_readme", lambda *_: (tmp_path / "draft").mkdir() or ""
+    )
     with pytest.raises(ExportError, match="exists already"):
         export_from(source)
     assert os.listdir(tmp_path / "draft") == []
 
 
-@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=["interrupted", "disk full"])
+@pytest.mark.parametrize(
+    "failure",
+    [KeyboardInterrupt(), OSError(28, "No space left on device")],
+    ids=["interrupted", "disk full"],
+)
 def test_an_export_that_stops_in_the_middle_leaves_nothing_behind(
-        failure: BaseException, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure: BaseException, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr(run, "readme", fail)   # the weights are written by then
+    monkeypatch.setattr(export_profile, "write_readme", fail)  # the weights are written by then
     with pytest.raises((KeyboardInterrupt, ExportError)) as caught:
         export_from(source)
     assert os.listdir(tmp_path) == ["model"]
     if isinstance(caught.value, ExportError):
-        assert re.fullmatch(r"cannot write .*draft: No space left on device; choose another --out", str(caught.value))
+        assert re.fullmatch(
+            r"cannot write .*draft: No space left on device; choose another --out",
+            str(caught.value),
+        )
 
 
-def test_a_killed_export_leaves_no_folder_of_that_name(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "readme", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+def test_a_killed_export_leaves_no_folder_of_that_name(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        export_profile, "write_readme", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    )
     child = multiprocessing.get_context("fork").Process(target=export_from, args=(source,))
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
     assert not (tmp_path / "draft").exists()
     monkeypatch.undo()
-    export_from(source)   # and the next one is not in its way
+    export_from(source)  # and the next one is not in its way
     assert (tmp_path / "draft" / "model.safetensors").is_file()
 
 
 def test_a_disk_without_room_is_found_out_before_anything_is_written(
-        source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(weights.shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    monkeypatch.setattr(weights, "save_file", lambda *_, **__: pytest.fail("it was written"))
-    with pytest.raises(ExportError, match=r"take 0\.0 GB and the disk of .* has 0\.0 GB free: make room there"):
+    monkeypatch.setattr(tensor_copy.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(tensor_copy, "save_file", lambda *_, **__: pytest.fail("it was written"))
+    with pytest.raises(
+        ExportError, match=r"take 0\.0 GB and the disk of .* has 0\.0 GB free: make room there"
+    ):
         export_from(source)
 
 
-# --- what is in it --------------------------------------------------------------------------------------------------------------
+# --- what is in it
+# --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_belongs_to_the_model_comes_along_and_nothing_else_does(source: Path, tmp_path: Path) -> None:
+def test_what_belongs_to_the_model_comes_along_and_nothing_else_does(
+    source: Path, tmp_path: Path
+) -> None:
     byte_tokenizer().save_pretrained(source)
-    for name in ("LICENSE", "USE_POLICY.md", "chat_template.jinja", "modeling_x.py", "model.bin", "notes.txt", "README.md"):
+    for name in (
+        "LICENSE",
+        "USE_POLICY.md",
+        "chat_template.jinja",
+        "modeling_x.py",
+        "model.bin",
+        "notes.txt",
+        "README.md",
+    ):
         (source / name).write_text(name)
     export_from(source)
     found = set(os.listdir(tmp_path / "draft"))
-    assert found >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "LICENSE",
-                     "USE_POLICY.md", "chat_template.jinja", "README.md"}
+    assert found >= {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "LICENSE",
+        "USE_POLICY.md",
+        "chat_template.jinja",
+        "README.md",
+    }
     assert not found & {"modeling_x.py", "model.bin", "notes.txt"}
     assert (tmp_path / "draft" / "README.md").read_text() != "README.md"
 
 
-def test_large_weights_come_in_shards_with_an_index(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "SHARD_BYTES", 30_000)
+def test_large_weights_come_in_shards_with_an_index(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_copy, "SHARD_BYTES", 30_000)
     draft, told = tmp_path / "draft", list[tuple[int, int]]()
-    export(profile_for(str(source), "llama", MASK), str(source), "hf", draft, lambda done, total: told.append((done, total)))
+    export_draft(
+        profile_for(str(source), "llama", MASK),
+        str(source),
+        "hf",
+        draft,
+        lambda done, total: told.append((done, total)),
+    )
     index = json.loads((draft / "model.safetensors.index.json").read_text())
     shards = sorted(set(index["weight_map"].values()))
     assert len(shards) > 2
@@ -140,9 +196,16 @@ def test_large_weights_come_in_shards_with_an_index(source: Path, tmp_path: Path
     assert shards == sorted(path.name for path in draft.glob("*.safetensors"))
     for shard in shards:
         with safe_open(draft / shard, framework="pt") as stored:
-            assert set(stored.keys()) == {name for name, file in index["weight_map"].items() if file == shard}
+            assert set(stored.keys()) == {
+                name for name, file in index["weight_map"].items() if file == shard
+            }
     tokens = some_tokens(12)
-    torch.testing.assert_close(logits_of_checkpoint(draft, tokens), logits_without("llama", tokens, MASK), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        logits_of_checkpoint(draft, tokens),
+        logits_without("llama", tokens, MASK),
+        rtol=1e-9,
+        atol=1e-9,
+    )
 
 
 def test_everybody_may_read_it(source: Path, tmp_path: Path) -> None:
@@ -151,71 +214,115 @@ def test_everybody_may_read_it(source: Path, tmp_path: Path) -> None:
     assert len(modes) == 1
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------------------
+# --- what is refused
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_profile_that_drafts_nothing_has_nothing_to_export(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"drafts nothing.*there is nothing to export"):
-        export(load_profile(GOLDEN / "v2_plain.yaml"), str(source), "hf", tmp_path / "draft")
+        export_draft(load_profile(GOLDEN / "v2_plain.yaml"), str(source), "hf", tmp_path / "draft")
 
 
 LOOKUP = Lookup(min_match=3, draft_length=7)
-SKIP = Skip.of(MASK, 5, Fixed())
+SKIP = Skip.from_mask(MASK, 5, Fixed())
 
 
-@pytest.mark.parametrize(("drafters", "has"), [
-    ((LOOKUP,), "drafts with lookup, which has no skip drafter"), ((LOOKUP, SKIP, Skip.of(MASK, 6, Fixed())), "has 2 skip drafters")])
+@pytest.mark.parametrize(
+    ("drafters", "has"),
+    [
+        ((LOOKUP,), "drafts with lookup, which has no skip drafter"),
+        ((LOOKUP, SKIP, Skip.from_mask(MASK, 6, Fixed())), "has 2 skip drafters"),
+    ],
+)
 def test_a_recipe_without_exactly_one_skip_drafter_is_refused_before_any_work(
-        drafters: tuple[DrafterSpec, ...], has: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "open_source", lambda _: pytest.fail("work was begun"))
+    drafters: tuple[DrafterSpec, ...],
+    has: str,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(export_profile, "open_checkpoint", lambda _: pytest.fail("work was begun"))
     profile = profile_for("model", "llama", MASK).model_copy(update={"drafters": drafters})
-    with pytest.raises(ExportError, match=f"{has}, and an export carries the mask of one: use it in skipsearch, or make one with"):
-        export(profile, str(source), "hf", tmp_path / "draft")
+    with pytest.raises(
+        ExportError,
+        match=f"{has}, and an export carries the mask of one: use it in skipsearch, or make one "
+        "with",
+    ):
+        export_draft(profile, str(source), "hf", tmp_path / "draft")
     assert os.listdir(tmp_path) == ["model"]
 
 
-def test_of_lookup_and_skip_the_skip_drafter_is_exported_and_the_rest_is_named(source: Path, tmp_path: Path) -> None:
-    warnings = export(profile_for(str(source), "llama", MASK, LOOKUP), str(source), "hf", tmp_path / "draft")
-    assert "lookup stays behind, which no checkpoint can hold: draft/README.md says more" in warnings
-    alone = export(profile_for(str(source), "llama", MASK), str(source), "hf", tmp_path / "alone")
-    assert not [warning for warning in alone if "stays behind" in warning]
+def test_of_lookup_and_skip_the_skip_drafter_is_exported_and_the_rest_is_named(
+    source: Path, tmp_path: Path
+) -> None:
+    warnings = export_draft(
+        profile_for(str(source), "llama", MASK, LOOKUP), str(source), "hf", tmp_path / "draft"
+    )
+    assert (
+        "lookup is left out, since no checkpoint can hold it: draft/README.md says more" in warnings
+    )
+    alone = export_draft(
+        profile_for(str(source), "llama", MASK), str(source), "hf", tmp_path / "alone"
+    )
+    assert not [warning for warning in alone if "is left out" in warning]
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "draft" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
 
 def test_an_unknown_format_is_answered_with_the_known_ones(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"no export format called 'gguf'; available: custom-generate, deci, hf"):
-        export(profile_for(str(source), "llama", MASK), str(source), "gguf", tmp_path / "draft")
+    with pytest.raises(
+        ExportError, match=r"no export format called 'gguf'; available: custom-generate, hf"
+    ):
+        export_draft(
+            profile_for(str(source), "llama", MASK), str(source), "gguf", tmp_path / "draft"
+        )
 
 
 def test_a_profile_of_another_model_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="5 layers, but model has 3"):
-        export(profile_for("org/other", "llama", SkipMask.whole_layers(5, (1,))), str(source), "hf", tmp_path / "draft")
+        export_draft(
+            profile_for("org/other", "llama", SkipMask.from_layers(5, (1,))),
+            str(source),
+            "hf",
+            tmp_path / "draft",
+        )
 
 
 def test_a_profile_of_other_weights_is_a_warning(source: Path, tmp_path: Path) -> None:
-    warnings = export(profile_for("org/other", "llama", MASK), str(source), "hf", tmp_path / "draft")
+    warnings = export_draft(
+        profile_for("org/other", "llama", MASK), str(source), "hf", tmp_path / "draft"
+    )
     assert any("made for org/other, used with model" in warning for warning in warnings)
 
 
-def test_a_draft_that_lost_to_plain_decoding_is_exported_with_a_warning(source: Path, tmp_path: Path) -> None:
+def test_a_draft_that_lost_to_plain_decoding_is_exported_with_a_warning(
+    source: Path, tmp_path: Path
+) -> None:
     lost = load_profile(GOLDEN / "v2_lost.yaml")
-    lost = lost.model_copy(update={"model": profile_for("model", "llama", MASK).model, "lost": (SKIP,)})
-    (warning,) = export(lost, str(source), "hf", tmp_path / "draft")
+    lost = lost.model_copy(
+        update={"model": profile_for("model", "llama", MASK).model, "lost": (SKIP,)}
+    )
+    (warning,) = export_draft(lost, str(source), "hf", tmp_path / "draft")
     assert "nothing beat plain decoding where this profile was made" in warning
 
 
 def test_quantised_weights_are_refused(source: Path) -> None:
     config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq", "bits": 4}}))
-    with pytest.raises(ExportError, match=r"stored as gptq-4bit.*export the model that it was made from"):
+    (source / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
+    )
+    with pytest.raises(
+        ExportError, match=r"stored as gptq-4bit.*export the model that it was made from"
+    ):
         export_from(source)
 
 
 def test_a_config_that_transformers_refuses_is_one_sentence(source: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"hidden_size": "wide"}))
-    with pytest.raises(ModelError, match=r"config\.json cannot be used \([^\n]*\); take the original model's"):
+    with pytest.raises(
+        ModelError, match=r"config\.json cannot be used \([^\n]*\); take the original model's"
+    ):
         export_from(source)
 
 
@@ -226,62 +333,116 @@ def test_a_damaged_weight_file_is_one_sentence(source: Path, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["model"]
 
 
-# --- its README -----------------------------------------------------------------------------------------------------------------
+# --- its README
+# -----------------------------------------------------------------------------------------------------------------
 
 
-def text_of(form: str, model: str = "org/model", name: str = "my-draft", before: tuple[DrafterSpec, ...] = ()) -> str:
-    source = Source(Path("/models/model"), model, "v2" if "/" in model else None, {}, None, FAMILIES["llama"], [])
-    mask = SkipMask(16, (3, 4), (7,)) if form == "deci" else SkipMask.whole_layers(16, (3, 4))
-    conversion = (Conversion({}, str, (CONFIGURATION,), False, ("A caveat.",)) if form == "deci" else Conversion({}, str))
-    profile = profile_for(model, "llama", mask, *before)
-    return readme(profile, carried(profile), source, conversion, name)
+def text_of(
+    model: str = "org/model",
+    name: str = "my-draft",
+    before: tuple[DrafterSpec, ...] = (),
+    caveats: tuple[str, ...] = (),
+) -> str:
+    source = Checkpoint(
+        Path("/models/model"),
+        model,
+        "v2" if "/" in model else None,
+        {},
+        None,
+        FAMILIES["llama"],
+        [],
+    )
+    profile = profile_for(model, "llama", SkipMask.from_layers(16, (3, 4)), *before)
+    return write_readme(
+        profile, extract_exportable(profile), source, Conversion({}, str, caveats), name
+    )
 
 
-@pytest.mark.parametrize("form", ["hf", "deci"])
-def test_the_readme_is_this(form: str) -> None:
-    text = text_of(form).replace(f"skipsearch {skipsearch.__version__}:", "skipsearch 0.1.0:")
-    check_golden(Path(__file__).parent / "golden" / f"README_{form}.md", text)
+def test_the_readme_is_this() -> None:
+    text = text_of().replace(f"skipsearch {skipsearch.__version__}:", "skipsearch 0.1.0:")
+    check_golden(Path(__file__).parent / "golden" / "README_hf.md", text)
 
 
 def test_the_readme_of_a_recipe_with_lookup_is_this() -> None:
-    text = text_of("hf", before=(LOOKUP,)).replace(f"skipsearch {skipsearch.__version__}:", "skipsearch 0.1.0:")
+    text = text_of(before=(LOOKUP,)).replace(
+        f"skipsearch {skipsearch.__version__}:", "skipsearch 0.1.0:"
+    )
     check_golden(Path(__file__).parent / "golden" / "README_lookup.md", text)
 
 
-def test_it_says_that_lookup_stays_behind_and_which_engines_have_one_of_their_own() -> None:
-    text = text_of("hf", before=(LOOKUP,))
-    assert "**Lookup stays behind.** The profile drafts with `lookup,skip`" in text
+def test_a_caveat_stands_after_the_commands() -> None:
+    assert text_of(caveats=("A caveat.",)).index("\nA caveat.\n") > text_of().index("## llama.cpp")
+
+
+def test_it_says_that_lookup_is_left_out_and_which_engines_have_one_of_their_own() -> None:
+    text = text_of(before=(LOOKUP,))
+    assert "**Lookup is left out.** The profile drafts with `lookup,skip`" in text
     (vllm,) = re.findall(r"\| vLLM \| `--speculative-config (.*)` \|", text)
-    assert json.loads(shlex.split(vllm)[0]) == {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_min": 3,
-                                                "prompt_lookup_max": 16}
-    for said in ("--speculative-algorithm NGRAM", "decoding_type: NGram", "--spec-type ngram-simple", "prompt_lookup_num_tokens=7"):
+    assert json.loads(shlex.split(vllm)[0]) == {
+        "method": "ngram",
+        "num_speculative_tokens": 7,
+        "prompt_lookup_min": 3,
+        "prompt_lookup_max": 16,
+    }
+    for said in (
+        "--speculative-algorithm NGRAM",
+        "decoding_type: NGram",
+        "--spec-type ngram-simple",
+        "prompt_lookup_num_tokens=7",
+    ):
         assert said in text
-    assert "ookup" not in text_of("hf")
+    assert "ookup" not in text_of()
 
 
-def test_the_readme_says_what_a_second_copy_costs_and_that_the_draft_length_is_to_be_tuned_again() -> None:
-    text = text_of("hf")
-    for said in ("**The weights here are a second copy.**", "**Tune the draft length again.**", "org/model@v2",
-                 "## vLLM", "## SGLang", "## TensorRT-LLM", "## llama.cpp", "## Transformers", "## The profile"):
+def test_the_readme_says_what_a_second_copy_costs_and_that_the_draft_length_is_to_be_tuned_again() -> (
+    None
+):
+    text = text_of()
+    for said in (
+        "**The weights here are a second copy.**",
+        "**Tune the draft length again.**",
+        "org/model@v2",
+        "## vLLM",
+        "## SGLang",
+        "## TensorRT-LLM",
+        "## llama.cpp",
+        "## Transformers",
+        "## The profile",
+    ):
         assert said in text
 
 
 @pytest.mark.parametrize("name", ["my-draft", "it's a draft"])
 def test_its_commands_are_what_a_shell_understands(name: str) -> None:
-    blocks = re.findall(r"```sh\n(.*?)```", text_of("hf", "model", name), re.DOTALL)
-    vllm, sglang, tensorrt, llama = (shlex.split(block.replace("\\\n", " ").replace("<<'END'", "")) for block in blocks)
+    blocks = re.findall(r"```sh\n(.*?)```", text_of("model", name), re.DOTALL)
+    vllm, sglang, tensorrt, llama = (
+        shlex.split(block.replace("\\\n", " ").replace("<<'END'", "")) for block in blocks
+    )
     assert vllm[:3] == ["vllm", "serve", "/models/model"]
-    assert json.loads(vllm[-1]) == {"method": "draft_model", "model": f"./{name}", "num_speculative_tokens": 5}
+    assert json.loads(vllm[-1]) == {
+        "method": "draft_model",
+        "model": f"./{name}",
+        "num_speculative_tokens": 5,
+    }
     assert sglang[sglang.index("--speculative-draft-model-path") + 1] == f"./{name}"
     assert sglang[sglang.index("--speculative-num-draft-tokens") + 1] == "6"
     settings = yaml.safe_load(blocks[2].split("<<'END'\n")[1].split("END\n")[0])
-    assert settings["speculative_config"] == {"decoding_type": "Draft_Target", "max_draft_len": 5, "speculative_model": f"./{name}"}
+    assert settings["speculative_config"] == {
+        "decoding_type": "Draft_Target",
+        "max_draft_len": 5,
+        "speculative_model": f"./{name}",
+    }
     assert tensorrt[-4:] == ["trtllm-serve", "/models/model", "--config", "speculative.yaml"]
     assert llama[llama.index("--spec-draft-n-max") + 1] == "5"
 
 
 def test_the_profile_that_it_came_from_is_in_it() -> None:
-    quoted = text_of("hf").split("## The profile\n\n```yaml\n")[1].removesuffix("```\n")
+    quoted = text_of().split("## The profile\n\n```yaml\n")[1].removesuffix("```\n")
     (drafter,) = yaml.safe_load(quoted)["drafters"]
-    assert (drafter["kind"], drafter["attn"], drafter["mlp"], drafter["draft_length"]) == ("skip", [3, 4], [3, 4], 5)
+    assert (drafter["kind"], drafter["attn"], drafter["mlp"], drafter["draft_length"]) == (
+        "skip",
+        [3, 4],
+        [3, 4],
+        5,
+    )
     assert (GOLDEN / "v2_unmeasured.yaml").read_text().splitlines()[0] == quoted.splitlines()[0]

@@ -1,4 +1,6 @@
-"""The command line, run in this process: starting Python anew takes longer than most of what is asked of it here."""
+"""The command line, run in this process: starting Python anew takes longer than most of what is
+asked of it here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import pytest
 from skipsearch.cli.main import main
 
 
-def in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[int, str, str]:
+def run_in_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object
+) -> tuple[int, str, str]:
     """(exit status, stdout, stderr as one line) of a command."""
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -1,4 +1,6 @@
-"""A latency table that nobody measured: for searches whose times do not matter, since measuring takes longer than all the rest of them."""
+"""A latency table that nobody measured: for searches whose times do not matter, since measuring
+takes longer than all the rest of them.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,24 @@ from typing import Any
 
 import pytest
 
-from skipsearch import tuning
-from skipsearch.costs import Costs
-from skipsearch.evaluation.objectives import MAX_DRAFT
+from skipsearch.core.cost_model import Costs
 from skipsearch.models import ModelAdapter
+from skipsearch.tuning import calibration
+from skipsearch.tuning.objective import MAX_DRAFT
 
 
-def made_up(model: ModelAdapter, *_: Any, **__: Any) -> Costs:
-    """In place of `tuning.table_costs`: attention is a little dearer than an MLP, and a row more costs little."""
+def fake_costs(model: ModelAdapter, *_: Any, **__: Any) -> Costs:
+    """In place of `calibration.measure_task_costs`: attention is a little dearer than an MLP, and a row more
+    costs little.
+    """
     n = model.spec.n_layers
-    return Costs((1.2e-3, 0.8e-3) * n, 1e-3, tuple((2e-3 * n + 1e-3) * (1 + 0.03 * rows) for rows in range(MAX_DRAFT + 1)))
+    return Costs(
+        (1.2e-3, 0.8e-3) * n,
+        1e-3,
+        tuple((2e-3 * n + 1e-3) * (1 + 0.03 * rows) for rows in range(MAX_DRAFT + 1)),
+    )
 
 
 @pytest.fixture
 def made_up_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "table_costs", made_up)
+    monkeypatch.setattr(calibration, "measure_task_costs", fake_costs)

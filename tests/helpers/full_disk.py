@@ -8,10 +8,12 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def room_for(size: int) -> Iterator[None]:
-    """No file of this process grows beyond so many bytes: what goes past them is cut short, and the next write fails."""
+def limit_file_size(max_bytes: int) -> Iterator[None]:
+    """No file of this process grows beyond so many bytes: what goes past them is cut short, and the
+    next write fails.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, hard))
     try:
         yield
     finally:

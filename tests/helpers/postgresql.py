@@ -14,12 +14,12 @@ def postgresql() -> Iterator[str]:
     """URL of an empty data base, gone after the test."""
     server = server_url()
     name = f"skipsearch_{uuid4().hex}"
-    ask(server, f"CREATE DATABASE {name}")
+    execute(server, f"CREATE DATABASE {name}")
     yield f"{server.rpartition('/')[0]}/{name}"
-    ask(server, f"DROP DATABASE {name} WITH (FORCE)")
+    execute(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def ask(url: str, *statements: str) -> None:
+def execute(url: str, *statements: str) -> None:
     """Have a server do something."""
     import psycopg
 

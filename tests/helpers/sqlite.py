@@ -1,4 +1,6 @@
-"""SQLite without waiting for the disk: nobody pulls the plug of a test, and some disks take a tenth of a second a commit."""
+"""SQLite without waiting for the disk: nobody pulls the plug of a test, and some disks take a tenth
+of a second a commit.
+"""
 
 from __future__ import annotations
 

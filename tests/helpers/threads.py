@@ -1,4 +1,6 @@
-"""Tiny models are fastest on one thread, and tests of one machine should not fight for its cores."""
+"""Tiny models are fastest on one thread, and tests of one machine should not fight for its
+cores.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Tiny models that draft well but not perfectly without any training, and what the full model says, found without skipsearch.
+"""Tiny models that draft well but not perfectly without any training, and what the full model says,
+found without skipsearch.
 
-Every embedding is large and every residual branch small, so that leaving branches out changes the next token often, not always.
-"""
+Every embedding is large and every residual branch small, so that leaving branches out changes the
+next token often, not always."""
 
 from __future__ import annotations
 
@@ -18,25 +19,45 @@ import torch
 from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from skipsearch.engine.graph import GraphAdapter
-from skipsearch.engine.load import driven
-from skipsearch.engine.native import eight_bit_model
-from skipsearch.engine.native.eights import dequantised, quantised
+from skipsearch.engine.cuda_graph import GraphAdapter
+from skipsearch.engine.engines import wrap_engine
+from skipsearch.engine.native import to_native_int8
+from skipsearch.engine.native.int8 import dequantize_q8, quantize_q8
 from skipsearch.models import ModelAdapter, adapt
-from skipsearch.models.families import family_of
-from skipsearch.models.lean import fuse
-from skipsearch.models.quantize import NATIVE
+from skipsearch.models.families.table import family_of
+from skipsearch.models.fused.fused_adapter import fuse_model
+from skipsearch.models.loading.quantize import NATIVE_INT8
 
 LAYERS = 5
 VOCAB = 64
 
 
-def tiny_llama(seed: int = 0, *, layers: int = LAYERS, vocab: int = VOCAB, hidden: int = 32, context: int = 256,
-               attn: float = 0.35, mlp: float = 0.2, eos: int | list[int] | None = None) -> LlamaForCausalLM:
-    """A random fp64 Llama. attn, mlp: size of the residual branches beside an embedding of size 1; smaller drafts better."""
-    config = LlamaConfig(vocab_size=vocab, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
-                         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=context, eos_token_id=eos,
-                         bos_token_id=None, pad_token_id=None)
+def tiny_llama(
+    seed: int = 0,
+    *,
+    layers: int = LAYERS,
+    vocab: int = VOCAB,
+    hidden: int = 32,
+    context: int = 256,
+    attn: float = 0.35,
+    mlp: float = 0.2,
+    eos: int | list[int] | None = None,
+) -> LlamaForCausalLM:
+    """A random fp64 Llama. attn, mlp: size of the residual branches beside an embedding of size 1;
+    smaller drafts better.
+    """
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=context,
+        eos_token_id=eos,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
     model = LlamaForCausalLM(config).double().eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     scales = {"o_proj": attn, "down_proj": mlp, "q_proj": 3.0, "k_proj": 3.0}
@@ -50,11 +71,13 @@ def tiny_llama(seed: int = 0, *, layers: int = LAYERS, vocab: int = VOCAB, hidde
 
 
 @torch.no_grad()
-def in_eight_bits(model: Any) -> Any:
-    """The model itself, each matrix of it, head included, rounded to what 8 bits are of it. A tied embedding is rounded with the head."""
+def round_to_int8(model: Any) -> Any:
+    """The model itself, each matrix of it, head included, rounded to what 8 bits are of it. A tied
+    embedding is rounded with the head.
+    """
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
-            module.weight.copy_(dequantised(*quantised(module.weight)))
+            module.weight.copy_(dequantize_q8(*quantize_q8(module.weight)))
     return model
 
 
@@ -72,14 +95,16 @@ def with_tokenizer(model: ModelAdapter, tokenizer: Any) -> ModelAdapter:
 
 
 class FullModel:
-    """What the unmodified model itself generates: Hugging Face's own forward over the whole sequence at every step, no cache."""
+    """What the unmodified model itself generates: Hugging Face's own forward over the whole
+    sequence at every step, no cache.
+    """
 
     def __init__(self, hf: Any):
         self.hf = hf
-        self._known: dict[tuple[int, ...], list[int]] = {}
+        self._cache: dict[tuple[int, ...], list[int]] = {}
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        tokens = self._known.setdefault(tuple(prompt), [])
+        tokens = self._cache.setdefault(tuple(prompt), [])
         while len(tokens) < n:
             ids = torch.tensor([[*prompt, *tokens]])
             tokens.append(int(self.hf(ids, use_cache=False).logits[0, -1].argmax()))
@@ -89,16 +114,21 @@ class FullModel:
         return self.hf(torch.tensor([list(history)]), use_cache=False).logits[0, -1].numpy()
 
 
-def small_world(seed: int = 0) -> tuple[ModelAdapter, FullModel]:
-    """The model that most tests share, driven by the engine of the moment on its device; the full model's own view is on the CPU."""
+def tiny_model_and_reference(seed: int = 0) -> tuple[ModelAdapter, FullModel]:
+    """The model that most tests share, driven by the engine of the moment on its device; the full
+    model's own view is on the CPU.
+    """
     engine = _engine.get()
-    return _driven(seed, engine, _device.get()), _full(seed, engine == NATIVE)
+    return _make_driven_model(seed, engine, _device.get()), _make_reference(
+        seed, engine == NATIVE_INT8
+    )
 
 
 @contextmanager
-def driven_by(engine: str, device: str = "cpu") -> Iterator[None]:
-    """While it lasts, `small_world` is driven by this engine, which may be `graph` on a CPU, or native with weights of 8 bits by their
-    name: another model, so the full model is another one too."""
+def use_engine(engine: str, device: str = "cpu") -> Iterator[None]:
+    """While it lasts, `small_world` is driven by this engine, which may be `graph` on a CPU, or
+    native with weights of 8 bits by their name: another model, so the full model is another one
+    too."""
     engine_before, device_before = _engine.set(engine), _device.set(device)
     try:
         yield
@@ -112,28 +142,34 @@ _device: ContextVar[str] = ContextVar("device", default="cpu")
 
 
 @cache
-def _full(seed: int, eight_bits: bool = False) -> FullModel:
-    return FullModel(in_eight_bits(tiny_llama(seed)) if eight_bits else tiny_llama(seed))
+def _make_reference(seed: int, eight_bits: bool = False) -> FullModel:
+    return FullModel(round_to_int8(tiny_llama(seed)) if eight_bits else tiny_llama(seed))
 
 
-def world_of(make: Callable[[], LlamaForCausalLM]) -> tuple[ModelAdapter, FullModel]:
+def model_and_reference(make: Callable[[], LlamaForCausalLM]) -> tuple[ModelAdapter, FullModel]:
     """As `small_world`, of another model. make: the same weights at every call."""
     engine = _engine.get()
-    return _under(engine, make().to(_device.get())), FullModel(in_eight_bits(make()) if engine == NATIVE else make())
+    return _wrap_engine(engine, make().to(_device.get())), FullModel(
+        round_to_int8(make()) if engine == NATIVE_INT8 else make()
+    )
 
 
 @cache
-def _driven(seed: int, engine: str, device: str) -> ModelAdapter:
-    own = tiny_llama(seed).to(device) if engine != "hf" or device != "cpu" else _full(seed).hf
-    return _under(engine, own)
+def _make_driven_model(seed: int, engine: str, device: str) -> ModelAdapter:
+    own = (
+        tiny_llama(seed).to(device)
+        if engine != "hf" or device != "cpu"
+        else _make_reference(seed).hf
+    )
+    return _wrap_engine(engine, own)
 
 
-def _under(engine: str, hf: LlamaForCausalLM) -> ModelAdapter:
+def _wrap_engine(engine: str, hf: LlamaForCausalLM) -> ModelAdapter:
     """The model under an engine, which may take its weights over."""
     model = adapt(hf)
     if engine == "hf":
         return model
-    lean = fuse(hf, replace(model.spec, engine="lean"), family_of(hf.config))
-    if engine == NATIVE:
-        return eight_bit_model(lean)
-    return GraphAdapter(lean) if engine == "graph" else driven(lean, engine)
+    lean = fuse_model(hf, replace(model.spec, engine="lean"), family_of(hf.config))
+    if engine == NATIVE_INT8:
+        return to_native_int8(lean)
+    return GraphAdapter(lean) if engine == "graph" else wrap_engine(lean, engine)

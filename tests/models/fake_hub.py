@@ -1,4 +1,6 @@
-"""A small local server that answers like the Hugging Face Hub: repositories at one commit, public, gated, private or broken."""
+"""A small local server that answers like the Hugging Face Hub: repositories at one commit, public,
+gated, private or broken.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ ALLOWED = "hf_whoever_accepted_the_licence"
 
 @dataclass
 class Repo:
-    """files: content by name. gated: only ALLOWED may read files; private: without it nothing is seen. cut: bytes after which the
-    connection breaks, by file."""
+    """files: content by name. gated: only ALLOWED may read files; private: without it nothing is
+    seen. cut: bytes after which the connection breaks, by file."""
 
     files: dict[str, bytes]
     gated: bool = False
@@ -28,7 +30,9 @@ class Repo:
 
 
 class FakeHub:
-    """broken: a status that every request is answered with instead. served: (method, path) of the requests so far."""
+    """broken: a status that every request is answered with instead. served: (method, path) of the
+    requests so far.
+    """
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
@@ -55,7 +59,9 @@ class FakeHub:
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def add(self, name: str, folder: Path, **traits: Any) -> Repo:
-        self.repos[name] = Repo({path.name: path.read_bytes() for path in folder.iterdir()}, **traits)
+        self.repos[name] = Repo(
+            {path.name: path.read_bytes() for path in folder.iterdir()}, **traits
+        )
         return self.repos[name]
 
     def close(self) -> None:
@@ -68,18 +74,44 @@ class FakeHub:
             return _send(request, self.broken)
         asks = parts[:2] == ["api", "models"]
         name = "/".join(parts[2:4] if asks else parts[:2])
-        repo, token = self.repos.get(name), request.headers.get("Authorization", "").removeprefix("Bearer ")
+        repo, token = (
+            self.repos.get(name),
+            request.headers.get("Authorization", "").removeprefix("Bearer "),
+        )
         if repo is None or (repo.private and token != ALLOWED):
             return _send(request, 404 if token else 401, "RepoNotFound")
         action, revision, *path = [*(parts[4:] if asks else parts[2:]), "main", "main"]
         if action in {"revision", "tree", "resolve"} and revision not in repo.revisions:
             return _send(request, 404, "RevisionNotFound")
         if asks:
-            tree = [{"type": "file", "path": file, "size": len(data), "oid": hashlib.sha1(data).hexdigest(),
-                     **({"lfs": {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 9}} if _large(file) else {})}
-                    for file, data in repo.files.items()]
-            info = {"id": name, "modelId": name, "sha": COMMIT, "private": repo.private, "gated": "manual" if repo.gated else False,
-                    "siblings": [{"rfilename": file} for file in repo.files]}
+            tree = [
+                {
+                    "type": "file",
+                    "path": file,
+                    "size": len(data),
+                    "oid": hashlib.sha1(data).hexdigest(),
+                    **(
+                        {
+                            "lfs": {
+                                "oid": hashlib.sha256(data).hexdigest(),
+                                "size": len(data),
+                                "pointerSize": 9,
+                            }
+                        }
+                        if _large(file)
+                        else {}
+                    ),
+                }
+                for file, data in repo.files.items()
+            ]
+            info = {
+                "id": name,
+                "modelId": name,
+                "sha": COMMIT,
+                "private": repo.private,
+                "gated": "manual" if repo.gated else False,
+                "siblings": [{"rfilename": file} for file in repo.files],
+            }
             return _send(request, 200, body=json.dumps(tree if action == "tree" else info).encode())
         if repo.gated and token != ALLOWED:
             return _send(request, 403 if token else 401, "GatedRepo")
@@ -95,10 +127,22 @@ def _large(file: str) -> bool:
     return file.endswith(".safetensors")
 
 
-def _send(request: BaseHTTPRequestHandler, status: int, code: str = "", body: bytes = b"", cut: int | None = None, etag: str = "") -> None:
+def _send(
+    request: BaseHTTPRequestHandler,
+    status: int,
+    code: str = "",
+    body: bytes = b"",
+    cut: int | None = None,
+    etag: str = "",
+) -> None:
     request.send_response(status)
-    for header, value in (("X-Error-Code", code), ("ETag", f'"{etag}"' if etag else ""), ("X-Repo-Commit", COMMIT),
-                          ("Content-Type", "application/json"), ("Content-Length", str(len(body)))):
+    for header, value in (
+        ("X-Error-Code", code),
+        ("ETag", f'"{etag}"' if etag else ""),
+        ("X-Repo-Commit", COMMIT),
+        ("Content-Type", "application/json"),
+        ("Content-Length", str(len(body))),
+    ):
         if value:
             request.send_header(header, value)
     request.end_headers()

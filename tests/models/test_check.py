@@ -1,8 +1,11 @@
-"""The check at load: what drives a model is compared with the model's own forward, and what was planted is found and named."""
+"""The check at load: what drives a model is compared with the model's own forward, and what was
+planted is found and named.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +13,22 @@ from typing import Any
 
 import pytest
 import torch
-from decoding.planted.recurrent import recurrent_state_not_restored, riding_rows_counted_twice, states_of_a_draft_verify
+from decoding.planted.recurrent import (
+    recurrent_state_not_restored,
+    riding_rows_counted_twice,
+    states_of_a_draft_verify,
+)
 from torch import Tensor, nn
 
 import skipsearch as ss
-from skipsearch.cache import PassPlan
 from skipsearch.errors import ModelError
-from skipsearch.models import checked, loader
-from skipsearch.models.check import FORK, WAYS, Finding, compared, reference
-from skipsearch.models.own import OwnAdapter
+from skipsearch.models import stored_checks
+from skipsearch.models.check import SCENARIOS, CheckResult, check_against
+from skipsearch.models.generic.generic_adapter import GenericAdapter
+from skipsearch.models.kv_cache import PassPlan
+from skipsearch.models.loading import loader
+from skipsearch.models.reference import FORK_AT, record_reference
+from skipsearch.models.stored_checks import PACKAGE, code_hash
 
 from .every_class import build
 from .tiny import ADAPTED, adapted, hf_model
@@ -26,12 +36,12 @@ from .tiny import ADAPTED, adapted, hf_model
 FAMILIES = ["starcoder2", "arcee", "gpt_oss", "ministral3", "helium", "cohere2"]
 WINDOWED = ["starcoder2", "gpt_oss", "ministral", "cohere2", "ministral3", "phimoe"]
 RECURRENT = ["lfm2", "qwen3_5_text", "qwen3_next", "falcon_h1", "granitemoehybrid", "jamba"]
-Plant = Callable[[OwnAdapter], None]
+Plant = Callable[[GenericAdapter], None]
 
 
 def refused(model: nn.Module, adapter: Any) -> str:
     with pytest.raises(ModelError) as caught:
-        compared(adapter, reference(model, adapter.spec))
+        check_against(adapter, record_reference(model, adapter.spec))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -47,35 +57,55 @@ def changed(part: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     part.forward = forward  # type: ignore[method-assign]
 
 
-def a_scale_on_a_branch(adapter: OwnAdapter) -> None:
+def a_scale_on_a_branch(adapter: GenericAdapter) -> None:
     """Another one for each feature: a norm behind the branch would take one for all out again."""
-    changed(adapter._own.skeleton.layers[1].mlp, lambda out: out * torch.linspace(1, 1.05, out.shape[-1], dtype=out.dtype))
+    changed(
+        adapter._forward.instrumented.layers[1].mlp,
+        lambda out: out * torch.linspace(1, 1.05, out.shape[-1], dtype=out.dtype),
+    )
 
 
-def a_bias_in_an_attention(adapter: OwnAdapter) -> None:
-    changed(adapter._own.skeleton.layers[1].self_attn, lambda out: out + torch.linspace(-0.05, 0.05, out.shape[-1], dtype=out.dtype))
+def a_bias_in_an_attention(adapter: GenericAdapter) -> None:
+    changed(
+        adapter._forward.instrumented.layers[1].self_attn,
+        lambda out: out + torch.linspace(-0.05, 0.05, out.shape[-1], dtype=out.dtype),
+    )
 
 
-def positions_shifted_after_a_rollback(adapter: OwnAdapter) -> None:
+def positions_shifted_after_a_rollback(adapter: GenericAdapter) -> None:
     run, farthest = adapter.run, 0
 
-    def shifted(tokens: Tensor, cache: Any, plan: PassPlan, mask: Any, last_only: bool) -> Tensor | None:
+    def shifted(
+        tokens: Tensor, cache: Any, plan: PassPlan, mask: Any, last_only: bool
+    ) -> Tensor | None:
         nonlocal farthest
-        back = plan.start is not None and 0 < plan.start < farthest
-        farthest = plan.keys
-        return run(tokens, cache, replace(plan, positions=plan.positions + 1) if back else plan, mask, last_only)
+        back = plan.first_slot is not None and 0 < plan.first_slot < farthest
+        farthest = plan.n_keys
+        return run(
+            tokens,
+            cache,
+            replace(plan, positions=plan.positions + 1) if back else plan,
+            mask,
+            last_only,
+        )
 
     adapter.run = shifted  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("plant", "named"), [
-    (a_scale_on_a_branch, "behind layer 1"), (a_bias_in_an_attention, "behind layer 1"),
-    (positions_shifted_after_a_rollback, "after a rollback")], ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("plant", "named"),
+    [
+        (a_scale_on_a_branch, "after layer 1"),
+        (a_bias_in_an_attention, "after layer 1"),
+        (positions_shifted_after_a_rollback, "after a rollback"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_a_planted_difference_is_refused_and_named(family: str, plant: Plant, named: str) -> None:
     model = build(family)
     adapter = ss.adapt(model)
-    assert isinstance(adapter, OwnAdapter)
+    assert isinstance(adapter, GenericAdapter)
     plant(adapter)
     assert named in refused(model, adapter)
     assert ss.adapt(model).spec == adapter.spec, "the model itself was altered"
@@ -90,34 +120,46 @@ def test_a_window_off_by_one_is_refused(family: str, off: int) -> None:
         config: Any = model.config
         config.sliding_window = window
         adapter = ss.adapt(model)
-        assert isinstance(adapter, OwnAdapter)
-        known = reference(model, adapter.spec)
-        assert any(sight.window == window for sight in known.sights or ())
-        adapter.sights = [replace(sight, window=sight.window + off) if sight.window else sight for sight in adapter.sights]
+        assert isinstance(adapter, GenericAdapter)
+        known = record_reference(model, adapter.spec)
+        assert any(sight.window == window for sight in known.attention_patterns or ())
+        adapter.attention_patterns = [
+            replace(sight, window=sight.window + off) if sight.window else sight
+            for sight in adapter.attention_patterns
+        ]
         with pytest.raises(ModelError, match="otherwise than its own forward") as caught:
-            compared(adapter, known)
+            check_against(adapter, known)
         assert window == 8 or f"a window of {window + off}" in str(caught.value)
 
 
 def test_a_sink_left_out_is_refused() -> None:
     model = build("gpt_oss")
     adapter = ss.adapt(model)
-    assert isinstance(adapter, OwnAdapter)
-    attention = adapter._own.skeleton.layers[0].self_attn
-    attention.__dict__["_parameters"] = {**attention._parameters, "sinks": nn.Parameter(torch.full_like(attention.sinks, -1e4))}
-    assert "behind layer 0" in refused(model, adapter)
+    assert isinstance(adapter, GenericAdapter)
+    attention = adapter._forward.instrumented.layers[0].self_attn
+    attention.__dict__["_parameters"] = {
+        **attention._parameters,
+        "sinks": nn.Parameter(torch.full_like(attention.sinks, -1e4)),
+    }
+    assert "after layer 0" in refused(model, adapter)
 
 
-@pytest.mark.parametrize("family", ["lfm2", *(pytest.param(family, marks=pytest.mark.thorough) for family in RECURRENT[1:])])
+@pytest.mark.parametrize(
+    "family",
+    ["lfm2", *(pytest.param(family, marks=pytest.mark.thorough) for family in RECURRENT[1:])],
+)
 def test_a_state_that_is_not_restored_or_is_moved_twice_is_refused(family: str) -> None:
     model = build(family)
     adapter = ss.adapt(model)
-    assert adapter.spec.recurrent
-    for plant, named in ((recurrent_state_not_restored, "a rollback"), (riding_rows_counted_twice, "after half a rollback"),
-                         (states_of_a_draft_verify, "a rollback")):
+    assert adapter.spec.is_recurrent
+    for plant, named in (
+        (recurrent_state_not_restored, "a rollback"),
+        (riding_rows_counted_twice, "after half a rollback"),
+        (states_of_a_draft_verify, "a rollback"),
+    ):
         with plant():
             assert named in refused(model, adapter)
-    compared(adapter, reference(model, adapter.spec))  # type: ignore[arg-type]
+    check_against(adapter, record_reference(model, adapter.spec))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3_text", "gpt_neox", "phi"])
@@ -126,23 +168,27 @@ def test_what_a_row_says_wrongly_is_refused_too(name: str) -> None:
     layer = adapter._layers[2]
     wrong = [*adapter._layers[:2], replace(layer, attn=replace(layer.attn, scale=1.05))]
     adapter._layers = wrong
-    assert "behind layer 2 or in the head" in refused(model, adapter)
+    assert "after layer 2 or in the head" in refused(model, adapter)
 
 
 @pytest.mark.parametrize("name", ADAPTED)
 def test_every_row_and_every_fused_model_passes(name: str) -> None:
     adapter: Any = adapted(name)
-    found = compared(adapter, reference(hf_model(name), adapter.spec))
-    assert list(found.differences) == list(WAYS)
+    found = check_against(adapter, record_reference(hf_model(name), adapter.spec))
+    assert list(found.differences) == list(SCENARIOS)
     assert max(found.differences.values()) < found.tolerance < found.hidden_key
-    assert found.spans or adapter.family.alibi   # whose masks hold a bias for each key
+    assert found.spans or adapter.family.alibi  # whose masks hold a bias for each key
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_embedded_model_passes_in_every_dtype_and_a_hidden_key_would_not(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Finding] = []
-    monkeypatch.setattr(checked, "kept_finding", lambda spec: None)
-    monkeypatch.setattr(checked, "keep", lambda spec, finding: kept.append(finding))
+def test_the_embedded_model_passes_in_every_dtype_and_a_hidden_key_would_not(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[CheckResult] = []
+    monkeypatch.setattr(stored_checks, "load_check_result", lambda spec: None)
+    monkeypatch.setattr(
+        stored_checks, "save_check_result", lambda spec, finding: kept.append(finding)
+    )
     for engine in ("hf", "lean"):
         loader.load_adapter("demo", "cpu", dtype, None, engine)
     for found in kept:
@@ -151,10 +197,16 @@ def test_the_embedded_model_passes_in_every_dtype_and_a_hidden_key_would_not(dty
     assert len(kept) == 2
 
 
-def test_a_check_is_kept_for_the_same_files_and_made_again_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_is_kept_for_the_same_files_and_made_again_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path))
     asked: list[str] = []
-    monkeypatch.setattr(loader, "reference", lambda model, spec: asked.append(spec.engine) or reference(model, spec))
+    monkeypatch.setattr(
+        loader,
+        "record_reference",
+        lambda model, spec: asked.append(spec.engine) or record_reference(model, spec),
+    )
     for engine, count in (("lean", 1), ("lean", 1), ("hf", 2), ("hf", 2)):
         loader.load_adapter("demo", "cpu", "float32", None, engine)
         assert len(asked) == count
@@ -167,9 +219,40 @@ def test_a_check_is_kept_for_the_same_files_and_made_again_for_others(tmp_path: 
     assert len(asked) == 3
 
 
+@pytest.mark.parametrize(
+    "changed_file",
+    [
+        "cache.py",
+        "mask.py",
+        "models/fused/fused_adapter.py",
+        "engine/forward.py",
+        "engine/native/native_adapter.py",
+        "engine/native/src/forward.h",
+        "engine/native/src/exports.cpp",
+    ],
+)
+def test_a_kept_check_is_made_again_after_a_change_of_any_code_that_drives_a_pass(
+    changed_file: str, tmp_path: Path
+) -> None:
+    package = tmp_path / "skipsearch"
+    shutil.copytree(
+        PACKAGE,
+        package,
+        ignore=lambda _, names: {name for name in names if name in ("demo", "__pycache__")},
+    )
+    before = code_hash(package)
+    with (package / changed_file).open("a") as file:
+        file.write("\n")
+    assert code_hash(package) != before
+
+
 def test_a_model_in_memory_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(loader, "reference", lambda model, spec: asked.append(1) or reference(model, spec))
+    monkeypatch.setattr(
+        loader,
+        "record_reference",
+        lambda model, spec: asked.append(1) or record_reference(model, spec),
+    )
     model = build("glm")
     ss.adapt(model)
     ss.adapt(model)
@@ -178,6 +261,6 @@ def test_a_model_in_memory_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_rows_before_the_fork_are_the_same_in_both_texts() -> None:
     model = hf_model("llama")
-    known = reference(model, ss.adapt(model).spec)
-    assert torch.equal(known.tokens[0, :FORK], known.tokens[1, :FORK])
-    assert known.tokens[0, FORK] != known.tokens[1, FORK]
+    known = record_reference(model, ss.adapt(model).spec)
+    assert torch.equal(known.tokens[0, :FORK_AT], known.tokens[1, :FORK_AT])
+    assert known.tokens[0, FORK_AT] != known.tokens[1, FORK_AT]

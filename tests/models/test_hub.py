@@ -1,4 +1,6 @@
-"""Names on the Hub, against a local server that answers like it: what is downloaded, and the sentence for each failure."""
+"""Names on the Hub, against a local server that answers like it: what is downloaded, and the
+sentence for each failure.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.letters import letter_tokenizer
+from helpers.letter_tokenizer import letter_tokenizer
 from huggingface_hub import constants
 from safetensors.torch import load_file
 
 from skipsearch.errors import ModelError
 from skipsearch.models import load_adapter, load_tokenizer
-from skipsearch.models.hub import HUB_ID
-from skipsearch.models.names import ALIASES
+from skipsearch.models.loading.aliases import ALIASES
+from skipsearch.models.loading.hub import HUB_ID
 
 from .fake_hub import ALLOWED, COMMIT, FakeHub
 from .tiny import new_hf_model
@@ -37,7 +39,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     server = FakeHub()
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        server.url + "/{repo_id}/resolve/{revision}/{filename}",
+    )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -52,21 +58,32 @@ def refusal(name: str) -> str:
     return str(caught.value)
 
 
-def test_a_hub_id_is_downloaded_once_and_nothing_that_is_not_read(hub: FakeHub, model_folder: Path) -> None:
+def test_a_hub_id_is_downloaded_once_and_nothing_that_is_not_read(
+    hub: FakeHub, model_folder: Path
+) -> None:
     hub.add("org/tiny", model_folder)
     spec = load_adapter("org/tiny", device="cpu").spec
     assert (spec.id, spec.revision, spec.family) == ("org/tiny", None, "llama")
     assert spec.weights_sha256 == load_adapter(str(model_folder), device="cpu").spec.weights_sha256
-    fetched = {path.rpartition("/")[2] for method, path in hub.served if method == "GET" and "/resolve/" in path}
-    assert fetched == {"config.json", "generation_config.json", "model.safetensors.index.json",
-                       *(path.name for path in model_folder.glob("model-*.safetensors"))}
+    fetched = {
+        path.rpartition("/")[2]
+        for method, path in hub.served
+        if method == "GET" and "/resolve/" in path
+    }
+    assert fetched == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        *(path.name for path in model_folder.glob("model-*.safetensors")),
+    }
     hub.served.clear()
     load_adapter(f"org/tiny@{COMMIT}", device="cpu")
     assert hub.served == [], "a pinned commit that is there needs no network"
 
 
 def test_a_tokenizer_comes_without_the_weights_which_follow_when_they_are_needed(
-        hub: FakeHub, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub: FakeHub, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repo = hub.add("org/tiny", model_folder)
     letter_tokenizer().save_pretrained(tmp_path / "tokenizer")
     repo.files |= {path.name: path.read_bytes() for path in (tmp_path / "tokenizer").iterdir()}
@@ -75,16 +92,25 @@ def test_a_tokenizer_comes_without_the_weights_which_follow_when_they_are_needed
     assert not any(path.endswith(".safetensors") for _, path in hub.served)
     with monkeypatch.context() as offline:
         offline.setattr(constants, "HF_HUB_OFFLINE", True)
-        assert refusal("org/tiny") == ("org/tiny is only half downloaded and the Hub cannot be reached: connect, and the same command "
-                                       "fetches the rest")
-    assert load_adapter("org/tiny", device="cpu").tokenizer("two").input_ids == tokenizer("two").input_ids
+        assert refusal("org/tiny") == (
+            "org/tiny is only half downloaded and the Hub cannot be reached: connect, and the same "
+            "command "
+            "fetches the rest"
+        )
+    assert (
+        load_adapter("org/tiny", device="cpu").tokenizer("two").input_ids
+        == tokenizer("two").input_ids
+    )
 
 
 def test_a_revision_is_part_of_the_name(hub: FakeHub, model_folder: Path) -> None:
     hub.add("org/tiny", model_folder)
     for revision in ("v1", "refs/pr/4"):
         assert load_adapter(f"org/tiny@{revision}", device="cpu").spec.revision == revision
-    assert refusal("org/tiny@v2") == "org/tiny has no revision 'v2'; look up its branches and tags on its Hub page"
+    assert (
+        refusal("org/tiny@v2")
+        == "org/tiny has no revision 'v2'; look up its branches and tags on its Hub page"
+    )
 
 
 def test_an_alias_is_its_hub_id(hub: FakeHub, model_folder: Path) -> None:
@@ -93,9 +119,11 @@ def test_an_alias_is_its_hub_id(hub: FakeHub, model_folder: Path) -> None:
     assert load_adapter("llama-2-7b@v1", device="cpu").spec.revision == "v1"
 
 
-def test_a_gated_model_says_where_to_accept_its_licence(hub: FakeHub, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gated_model_says_where_to_accept_its_licence(
+    hub: FakeHub, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add("meta-llama/Llama-2-13b-hf", model_folder, gated=True)
-    sentence = ("meta-llama/Llama-2-13b-hf is gated: accept its licence on its Hub page, then log in with `hf auth login` as that user")
+    sentence = "meta-llama/Llama-2-13b-hf is gated: accept its licence on its Hub page, then log in with `hf auth login` as that user"
     assert refusal("llama-2-13b") == sentence
     monkeypatch.setenv("HF_TOKEN", "hf_someone_else")
     assert refusal("llama-2-13b") == sentence
@@ -103,21 +131,29 @@ def test_a_gated_model_says_where_to_accept_its_licence(hub: FakeHub, model_fold
     assert load_adapter("llama-2-13b", device="cpu").spec.id == "meta-llama/Llama-2-13b-hf"
 
 
-def test_a_missing_or_private_model_is_a_matter_of_spelling_or_login(hub: FakeHub, model_folder: Path) -> None:
+def test_a_missing_or_private_model_is_a_matter_of_spelling_or_login(
+    hub: FakeHub, model_folder: Path
+) -> None:
     hub.add("org/secret", model_folder, private=True)
     for name in ("org/tyni", "org/secret"):
         assert refusal(name) == (
-            f"the Hub has no model {name!r}, or it is private, and no folder has this name: check the spelling, or log in with "
-            "`hf auth login`")
+            f"the Hub has no model {name!r}, or it is private, and no folder has this name: check "
+            "the spelling, or log in with "
+            "`hf auth login`"
+        )
 
 
 def test_offline_the_cache_is_enough_and_without_it_the_sentence_says_so(
-        hub: FakeHub, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub: FakeHub, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add("org/tiny", model_folder)
     load_adapter("org/tiny", device="cpu")
     hub.close()
-    unreachable = ("org/other is not in the local cache and the Hub cannot be reached: connect once to download it, or give a folder that "
-                   "has it")
+    unreachable = (
+        "org/other is not in the local cache and the Hub cannot be reached: connect once to "
+        "download it, or give a folder that "
+        "has it"
+    )
     assert load_adapter("org/tiny", device="cpu").spec.id == "org/tiny"
     assert refusal("org/other") == unreachable
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -125,20 +161,28 @@ def test_offline_the_cache_is_enough_and_without_it_the_sentence_says_so(
     assert refusal("org/other") == unreachable
 
 
-def test_half_a_download_is_completed_when_the_hub_is_back(hub: FakeHub, model_folder: Path, tmp_path: Path) -> None:
+def test_half_a_download_is_completed_when_the_hub_is_back(
+    hub: FakeHub, model_folder: Path, tmp_path: Path
+) -> None:
     hub.add("org/tiny", model_folder)
     load_adapter("org/tiny", device="cpu")
     shard = next((tmp_path / "cache").rglob("snapshots/*/model-00002*"))
     shard.unlink()
     server, hub.broken = hub.broken, 503
     assert refusal("org/tiny") == (
-        "org/tiny is only half downloaded and the Hub cannot be reached: connect, and the same command fetches the rest")
+        "org/tiny is only half downloaded and the Hub cannot be reached: connect, and the same "
+        "command fetches the rest"
+    )
     hub.broken = server
     assert load_adapter("org/tiny", device="cpu").spec.id == "org/tiny"
 
 
-def test_a_connection_that_breaks_is_one_sentence(hub: FakeHub, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client waits longer before each new try
+def test_a_connection_that_breaks_is_one_sentence(
+    hub: FakeHub, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "time.sleep", lambda seconds: None
+    )  # the client waits longer before each new try
     hub.add("org/tiny", model_folder, cut={"config.json": 20})
     message = refusal("org/tiny")
     assert message.startswith("downloading org/tiny failed (")
@@ -146,7 +190,11 @@ def test_a_connection_that_breaks_is_one_sentence(hub: FakeHub, model_folder: Pa
 
 
 def test_the_clients_own_bars_and_warnings_stay_off_a_pipe(
-        hub: FakeHub, model_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    hub: FakeHub,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     repo = hub.add("org/tiny", model_folder, cut={"config.json": 20})
     refusal("org/tiny")
@@ -162,10 +210,15 @@ def test_a_full_disk_is_one_sentence(hub: FakeHub, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
-    assert refusal("org/tiny") == "the disk is too full for org/tiny: free some space, or set HF_HOME to a larger disk"
+    assert (
+        refusal("org/tiny")
+        == "the disk is too full for org/tiny: free some space, or set HF_HOME to a larger disk"
+    )
 
 
-def test_pytorch_files_are_fetched_only_where_there_is_no_safetensors(hub: FakeHub, model_folder: Path, tmp_path: Path) -> None:
+def test_pytorch_files_are_fetched_only_where_there_is_no_safetensors(
+    hub: FakeHub, model_folder: Path, tmp_path: Path
+) -> None:
     weights: dict[str, torch.Tensor] = {}
     for file in model_folder.glob("model*.safetensors"):
         weights |= load_file(file)
@@ -180,32 +233,53 @@ def test_pytorch_files_are_fetched_only_where_there_is_no_safetensors(hub: FakeH
     assert load_adapter("org/old", device="cpu").spec.id == "org/old"
 
 
-def test_models_that_lie_on_the_hub_in_a_form_we_do_not_read(hub: FakeHub, model_folder: Path) -> None:
+def test_models_that_lie_on_the_hub_in_a_form_we_do_not_read(
+    hub: FakeHub, model_folder: Path
+) -> None:
     other = hub.add("org/other", model_folder)
     other.files = {"config.json": other.files["config.json"], "model.gguf": b"GGUF"}
-    assert "has no weights; read are model.safetensors and pytorch_model.bin" in refusal("org/other")
+    assert "has no weights; read are model.safetensors and pytorch_model.bin" in refusal(
+        "org/other"
+    )
     assert not any("model.gguf" in path for _, path in hub.served)
 
     hub.add("org/encoder", model_folder).files["config.json"] = b'{"model_type": "t5"}'
-    assert "t5 models cannot be driven exactly: an encoder feeds its decoder" in refusal("org/encoder")
+    assert "t5 models cannot be driven exactly: an encoder feeds its decoder" in refusal(
+        "org/encoder"
+    )
 
     cut = hub.add("org/damaged", model_folder)
     name = next(file for file in cut.files if file.startswith("model-00002"))
     cut.files[name] = cut.files[name][:-7]
-    assert re.search(r"model-00002-of-0\d+\.safetensors has \d+ bytes and its header announces \d+", refusal("org/damaged"))
+    assert re.search(
+        r"model-00002-of-0\d+\.safetensors has \d+ bytes and its header announces \d+",
+        refusal("org/damaged"),
+    )
 
 
 @pytest.mark.parametrize("name", ["org/a..b", "org/-x--y-"])
 def test_names_that_the_hub_cannot_have_are_refused(hub: FakeHub, name: str) -> None:
-    assert refusal(name) == f"{name!r} is not a name that the Hub can have; a Hub id has the form org/name[@revision]"
+    assert (
+        refusal(name) == f"{name!r} is not a name that the Hub can have; a Hub id has the form "
+        "org/name[@revision]"
+    )
 
 
 @pytest.mark.thorough
-def test_the_environments_endpoint_is_the_one_that_is_asked(hub: FakeHub, model_folder: Path, tmp_path: Path) -> None:
+def test_the_environments_endpoint_is_the_one_that_is_asked(
+    hub: FakeHub, model_folder: Path, tmp_path: Path
+) -> None:
     hub.add("org/tiny", model_folder, gated=True)
     code = "from skipsearch.models import load_adapter; print(load_adapter('org/tiny', device='cpu').spec)"
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": ALLOWED}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_TOKEN": ALLOWED,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "org/tiny (llama, 3 layers) as float32 on cpu\n"
 
 
@@ -213,8 +287,24 @@ PAPERS = {
     *(f"llama-2-{size}{kind}" for size in ("7b", "13b", "70b") for kind in ("", "-chat")),
     *(f"codellama-{size}{kind}" for size in ("7b", "13b", "34b") for kind in ("", "-instruct")),
     *(f"llama-3-{size}{kind}" for size in ("8b", "70b") for kind in ("", "-instruct")),
-    "llama-3.1-405b", "vicuna-7b", "vicuna-13b", "vicuna-33b", "phi-3-mini"}
-TODAY = ("qwen2.5-", "qwen3-", "mistral-", "gemma-2-", "gemma-3-", "smollm2-", "olmo-2-", "tinyllama-", "llama-3.2-", "llama-3.3-")
+    "llama-3.1-405b",
+    "vicuna-7b",
+    "vicuna-13b",
+    "vicuna-33b",
+    "phi-3-mini",
+}
+TODAY = (
+    "qwen2.5-",
+    "qwen3-",
+    "mistral-",
+    "gemma-2-",
+    "gemma-3-",
+    "smollm2-",
+    "olmo-2-",
+    "tinyllama-",
+    "llama-3.2-",
+    "llama-3.3-",
+)
 
 
 def test_every_model_of_the_papers_and_of_today_has_a_short_name() -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from skipsearch.core.mask import SkipMask
 from skipsearch.decoding import Decoder
-from skipsearch.evaluation.replay import Replay
-from skipsearch.exits import make_exit
-from skipsearch.mask import SkipMask
+from skipsearch.drafters.exits import make_exit
+from skipsearch.replay.replay import Replay
 
 from .tiny import ADAPTED, LAYERS, adapted, full_logits, hf_model, some_tokens
 
@@ -23,15 +23,21 @@ def greedy(name: str, prompt: Tensor) -> list[int]:
     """The Hugging Face model over the whole text again for each token, without a cache."""
     tokens = prompt
     for _ in range(NEW):
-        tokens = torch.cat([tokens, full_logits(name, tokens)[-1:].argmax(dim=-1, keepdim=True)], dim=1)
-    return tokens[0, prompt.shape[1]:].tolist()
+        tokens = torch.cat(
+            [tokens, full_logits(name, tokens)[-1:].argmax(dim=-1, keepdim=True)], dim=1
+        )
+    return tokens[0, prompt.shape[1] :].tolist()
 
 
 @every_model
 def test_drafting_changes_no_token(name: str) -> None:
     prompt = some_tokens(7)
     expected, accepted, drafted = greedy(name, prompt), 0, 0
-    for mask in (SkipMask(LAYERS, mlp=(2,)), SkipMask(LAYERS, attn=(1,)), SkipMask(LAYERS, attn=(0, 2), mlp=(1,))):
+    for mask in (
+        SkipMask(LAYERS, mlp=(2,)),
+        SkipMask(LAYERS, attn=(1,)),
+        SkipMask(LAYERS, attn=(0, 2), mlp=(1,)),
+    ):
         decoder = Decoder(adapted(name), mask, draft_length=4, exit_policy=make_exit("fixed"))
         result = decoder.generate(prompt, max_new_tokens=NEW, ignore_eos=True)
         assert result.tokens == expected
@@ -43,17 +49,28 @@ def test_drafting_changes_no_token(name: str) -> None:
 def test_plain_decoding_is_transformers_generate(name: str) -> None:
     prompt = some_tokens(7)
     theirs = hf_model(name).generate(  # type: ignore[operator]
-        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW, min_new_tokens=NEW, eos_token_id=None,
-        pad_token_id=0)
-    assert Decoder(adapted(name)).generate(prompt, max_new_tokens=NEW, ignore_eos=True).tokens == theirs[0, 7:].tolist()
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        max_new_tokens=NEW,
+        min_new_tokens=NEW,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    assert (
+        Decoder(adapted(name)).generate(prompt, max_new_tokens=NEW, ignore_eos=True).tokens
+        == theirs[0, 7:].tolist()
+    )
 
 
 @every_model
 def test_replaying_the_full_model_agrees_with_itself(name: str) -> None:
-    """A replay asks every position at once, its own K/V behind the text: a window or a bias must go by positions there."""
+    """A replay asks every position at once, its own K/V behind the text: a window or a bias must go
+    by positions there.
+    """
     model = adapted(name)
     model.spec = replace(model.spec, eos_token_ids=())  # texts of full length
     replay = Replay(model, [some_tokens(7)[0].tolist(), some_tokens(12)[0].tolist()], NEW, None)
     replayed = replay(SkipMask(LAYERS))
-    assert [len(one.agrees) for one in replayed] == [NEW - 1, NEW - 1]
-    assert all(one.agrees.all() for one in replayed)
+    assert [len(one.acceptance) for one in replayed] == [NEW - 1, NEW - 1]
+    assert all(one.acceptance.all() for one in replayed)

@@ -1,16 +1,18 @@
-"""Models of random weights: of the shape that was asked for, and with an acceptance that can be dialled."""
+"""Models of random weights: of the shape that was asked for, and with an acceptance that can be
+dialled.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.exits import make_exit
 from skipsearch.errors import ModelError
-from skipsearch.exits import make_exit
-from skipsearch.mask import SkipMask
 from skipsearch.models import load_adapter, synthetic
-from skipsearch.stats import DecodeStats
 
 HALF = SkipMask(8, attn=(0, 2, 4, 6), mlp=(1, 3, 5, 7))
 
@@ -18,7 +20,10 @@ HALF = SkipMask(8, attn=(0, 2, 4, 6), mlp=(1, 3, 5, 7))
 def drafted(name: str) -> DecodeStats:
     model = load_adapter(name, device="cpu", dtype="float32")
     plain = Decoder(model)
-    decoder, total = Decoder(model, HALF, draft_length=4, exit_policy=make_exit("fixed")), DecodeStats()
+    decoder, total = (
+        Decoder(model, HALF, draft_length=4, exit_policy=make_exit("fixed")),
+        DecodeStats(),
+    )
     for first in range(6):
         result = decoder.generate([first, 7, 90, 3], 24)
         assert result.tokens == plain.generate([first, 7, 90, 3], 24).tokens
@@ -37,28 +42,46 @@ def test_smaller_branches_are_accepted_more_often() -> None:
 
 def test_it_has_the_shape_that_its_name_says() -> None:
     spec = load_adapter("synthetic:3x64", device="cpu").spec
-    assert (spec.n_layers, spec.hidden, spec.id, spec.weights_sha256) == (3, 64, "synthetic:3x64", None)
+    assert (spec.n_layers, spec.hidden_size, spec.id, spec.weights_sha256) == (
+        3,
+        64,
+        "synthetic:3x64",
+        None,
+    )
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("llama-2-7b", 6.74e9), ("llama-2-13b", 13.0e9), ("llama-2-70b", 69.0e9),
-                                                  ("llama-3-8b", 8.03e9), ("phi-3-mini", 3.82e9)])
-def test_a_known_shape_has_as_many_weights_as_the_model_it_is_named_after(name: str, parameters: float) -> None:
-    shape, _ = synthetic.parse(f"synthetic:{name}")
-    counted = sum(tensor.values for tensor in synthetic.tensors(shape))
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama-2-7b", 6.74e9),
+        ("llama-2-13b", 13.0e9),
+        ("llama-2-70b", 69.0e9),
+        ("llama-3-8b", 8.03e9),
+        ("phi-3-mini", 3.82e9),
+    ],
+)
+def test_a_known_shape_has_as_many_weights_as_the_model_it_is_named_after(
+    name: str, parameters: float
+) -> None:
+    shape, _ = synthetic.parse_synthetic_name(f"synthetic:{name}")
+    counted = sum(tensor.n_values for tensor in synthetic.list_synthetic_tensors(shape))
     assert counted == pytest.approx(parameters, rel=0.01)
     with torch.device("meta"):
         from transformers import LlamaForCausalLM
 
-        model = LlamaForCausalLM(synthetic.config(shape))
+        model = LlamaForCausalLM(synthetic.make_synthetic_config(shape))
     assert sum(w.numel() for w in model.parameters() if w.ndim > 1) == counted
 
 
-@pytest.mark.parametrize(("name", "sentence"), [
-    ("synthetic:llama-2-14b", "did you mean llama-2-13b"),
-    ("synthetic:24x500", "write synthetic:24x448"),
-    ("synthetic:24x512/none", "write a number above 0"),
-    ("synthetic:24x512/-1", "write a number above 0"),
-])
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("synthetic:llama-2-14b", "did you mean llama-2-13b"),
+        ("synthetic:24x500", "write synthetic:24x448"),
+        ("synthetic:24x512/none", "write a number above 0"),
+        ("synthetic:24x512/-1", "write a number above 0"),
+    ],
+)
 def test_a_name_that_says_nothing_is_refused(name: str, sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         load_adapter(name, device="cpu")

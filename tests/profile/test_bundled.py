@@ -1,5 +1,6 @@
-"""The profiles that come along. Those of the package are for the embedded model: retraining that voids them, so tune them again. Those of
-the checkout are masks that others published, which nobody has measured here."""
+"""The profiles that come along. Those of the package are for the embedded model: retraining that
+voids them, so tune them again. Those of the checkout are masks that others published, which nobody
+has measured here."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ import pytest
 
 import skipsearch
 from skipsearch.models import load_adapter
-from skipsearch.models.names import ALIASES
+from skipsearch.models.loading.aliases import ALIASES
 from skipsearch.profile import dump_profile, load_profile
-from skipsearch.profile.importers import import_skip_sets
-from skipsearch.profile.lookup import find_profile
-from skipsearch.profile.match import MachineFacts, ModelFacts
-from skipsearch.profile.places import ENVIRONMENT, misplaced, profile_path
+from skipsearch.profile.compatibility import MachineFacts, ModelFacts
+from skipsearch.profile.find import find_profile
+from skipsearch.profile.import_ import import_skip_sets
+from skipsearch.profile.paths import PATH_VARIABLE, explain_misplaced, profile_path
 from skipsearch.profile.validate import validate_paths
 from skipsearch.tasks import load_task
 
@@ -33,7 +34,9 @@ def test_there_is_one_for_each_task_that_needs_no_network() -> None:
 def test_it_is_for_the_embedded_model_as_it_is_now(path: Path) -> None:
     profile, spec = load_profile(path), load_adapter("demo").spec
     found = (profile.model.id, profile.model.config_sha256, profile.model.weights_sha256)
-    assert found == ("demo", spec.config_sha256, spec.weights_sha256), f"the embedded model is another one now: tune {path} again"
+    assert found == ("demo", spec.config_sha256, spec.weights_sha256), (
+        f"the embedded model is another one now: tune {path} again"
+    )
 
 
 @bundled
@@ -43,34 +46,58 @@ def test_it_was_tuned_from_a_clean_commit_and_found_lossless(path: Path) -> None
     assert profile.measured is not None
     assert profile.provenance.commit
     assert "dirty" not in profile.provenance.commit
-    assert profile.measured.lossless.identical == profile.measured.lossless.prompts == profile.measured.prompts
-    assert misplaced(path, profile) is None
+    assert (
+        profile.measured.lossless.identical
+        == profile.measured.lossless.prompts
+        == profile.measured.prompts
+    )
+    assert explain_misplaced(path, profile) is None
     assert profile.task.version == load_task(profile.task.name).version
 
 
-# --- masks that others published ---------------------------------------------------------------------------------------------------
+# --- masks that others published
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_published_masks_are_of_this_version_unmeasured_and_where_they_belong() -> None:
-    assert [checked.fault for checked in validate_paths([ROOT / "profiles"])] == [None] * len(PUBLISHED)
+    assert [checked.error for checked in validate_paths([ROOT / "profiles"])] == [None] * len(
+        PUBLISHED
+    )
     for path in PUBLISHED:
         profile = load_profile(path)
-        assert path.read_text() == dump_profile(profile), "imported anew, or migrated, it would be another text"
-        assert (profile.verdict, profile.provenance.searcher, profile.recipe.shape) == ("unmeasured", "import", "skip")
+        assert path.read_text() == dump_profile(profile), (
+            "imported anew, or migrated, it would be another text"
+        )
+        assert (profile.verdict, profile.provenance.searcher, profile.recipe.shape) == (
+            "unmeasured",
+            "import",
+            "skip",
+        )
         assert 0.3 < profile.mask.n_skipped / (2 * profile.model.n_layers) < 0.6
 
 
-@pytest.mark.parametrize(("published", "count", "task"), [("dilab-zju/self-speculative-decoding", 4, "any"), ("hemingkx/SWIFT", 5, None)])
+@pytest.mark.parametrize(
+    ("published", "count", "task"),
+    [("dilab-zju/self-speculative-decoding", 4, "any"), ("hemingkx/SWIFT", 5, None)],
+)
 def test_each_says_who_published_it(published: str, count: int, task: str | None) -> None:
-    """Draft & Verify's are for a model, SWIFT's for a model and a task, so that no two claim one place."""
+    """Draft & Verify's are for a model, SWIFT's for a model and a task, so that no two claim one
+    place.
+    """
     found = [load_profile(path) for path in PUBLISHED]
-    theirs = [profile for profile in found if f"github.com/{published} skip_layers.json, " in str(profile.provenance.source)]
+    theirs = [
+        profile
+        for profile in found
+        if f"github.com/{published} skip_layers.json, " in str(profile.provenance.source)
+    ]
     assert len(theirs) == count
     assert len({profile_path(profile) for profile in found}) == len(found)
     assert all((profile.task.name == "any") == (task == "any") for profile in theirs)
 
 
-@pytest.mark.skipif(not PUBLISHED_FILES.is_dir(), reason="the published files are not beside the checkout")
+@pytest.mark.skipif(
+    not PUBLISHED_FILES.is_dir(), reason="the published files are not beside the checkout"
+)
 @pytest.mark.parametrize("name", ["draft_and_verify", "swift"])
 def test_they_are_what_the_published_files_say(name: str) -> None:
     for profile in import_skip_sets(PUBLISHED_FILES / f"skip_layers_{name}.json"):
@@ -79,11 +106,19 @@ def test_they_are_what_the_published_files_say(name: str) -> None:
 
 @pytest.mark.parametrize(("task", "found_for"), [("cnndm", "cnndm"), ("pycode", "any")])
 def test_a_checkout_has_something_for_llama_2_13b_on_the_first_day(
-        task: str, found_for: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task: str, found_for: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.delenv(ENVIRONMENT, raising=False)
-    model = ModelFacts(id=ALIASES["llama-2-13b"], family="llama", n_layers=40, revision="main", config_sha256="a" * 64,
-                       weights_sha256="b" * 64, dtype="bfloat16")
+    monkeypatch.delenv(PATH_VARIABLE, raising=False)
+    model = ModelFacts(
+        id=ALIASES["llama-2-13b"],
+        family="llama",
+        n_layers=40,
+        revision="main",
+        config_sha256="a" * 64,
+        weights_sha256="b" * 64,
+        dtype="bfloat16",
+    )
     found = find_profile(model, MachineFacts(kind="cuda", name="NVIDIA H100"), task)
     assert found.profile is not None
     assert (found.profile.task.name, found.profile.recipe.shape) == (found_for, "skip")

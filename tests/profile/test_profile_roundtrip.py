@@ -10,14 +10,24 @@ import pytest
 import yaml
 from helpers.golden import check_golden
 from hypothesis import given, settings
-from profile_samples import GOLDEN, SAMPLES, VERDICTS, choosing, every, lost, mixed, profiles, speculate
+from profile_samples import (
+    GOLDEN,
+    SAMPLES,
+    VERDICTS,
+    choosing,
+    every,
+    lost,
+    mixed,
+    profiles,
+    speculate,
+)
 
-from skipsearch.drafters.skip import Skip
+from skipsearch.core.recipe import DRAFTERS, EXITS
+from skipsearch.drafters.skip.spec import Skip
 from skipsearch.errors import ProfileError
 from skipsearch.profile import Profile, dump_profile, load_profile, parse_profile
-from skipsearch.profile.dump import as_dict
+from skipsearch.profile.canonical import to_plain_data
 from skipsearch.profile.schema import json_schema
-from skipsearch.recipe import DRAFTERS, EXITS
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -31,13 +41,19 @@ def test_a_version_1_file_says_what_it_always_said(verdict: str) -> None:
 
 
 def test_the_mask_of_a_version_1_file_that_lost_is_a_candidate_that_lost() -> None:
-    text = (GOLDEN / "v1_speculate.yaml").read_text().replace("verdict:    speculate", "verdict:    plain")
+    text = (
+        (GOLDEN / "v1_speculate.yaml")
+        .read_text()
+        .replace("verdict:    speculate", "verdict:    plain")
+    )
     text = text.replace("{mean: 1.337, ci95: [1.31, 1.366]}", "{mean: 0.97, ci95: [0.95, 0.99]}")
     assert parse_profile(text.encode(), "x.yaml") == lost()
 
 
 def test_the_json_schema_is_the_golden_file() -> None:
-    check_golden(GOLDEN / "schema.json", json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n")
+    check_golden(
+        GOLDEN / "schema.json", json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
+    )
 
 
 def test_a_version_0_file_loads_as_the_current_version() -> None:
@@ -62,7 +78,7 @@ def test_any_profile_survives_dump_and_load(profile: Profile) -> None:
 @settings(max_examples=40, deadline=None)
 @given(profiles())
 def test_other_yaml_readers_read_the_same_values(profile: Profile) -> None:
-    assert yaml.safe_load(dump_profile(profile)) == as_dict(profile)
+    assert yaml.safe_load(dump_profile(profile)) == to_plain_data(profile)
 
 
 def test_numbers_keep_their_kind_so_that_whole_floats_stay_floats() -> None:
@@ -75,8 +91,10 @@ def test_numbers_keep_their_kind_so_that_whole_floats_stay_floats() -> None:
 
 def test_unordered_layers_and_keys_come_out_in_canonical_order() -> None:
     text = dump_profile(speculate())
-    shuffled = text.replace("{kind: skip, attn: [3, 4], mlp: [7], draft_length: 8, ",
-                            "{draft_length: 8, mlp: [7], attn: [4, 3], kind: skip, ")
+    shuffled = text.replace(
+        "{kind: skip, attn: [3, 4], mlp: [7], draft_length: 8, ",
+        "{draft_length: 8, mlp: [7], attn: [4, 3], kind: skip, ",
+    )
     assert shuffled != text
     assert dump_profile(parse_profile(shuffled.encode(), "x.yaml")) == text
 
@@ -88,21 +106,36 @@ def test_what_says_nothing_is_left_out() -> None:
         assert key in full
     assert "across_requests: true" in full
     nothing_copied = full.replace("copied_from_prompt: 0.31", "copied_from_prompt: 0.0")
-    assert dump_profile(parse_profile(nothing_copied.encode(), "x.yaml")) == nothing_copied, "that none were copied was counted"
+    assert dump_profile(parse_profile(nothing_copied.encode(), "x.yaml")) == nothing_copied, (
+        "that none were copied was counted"
+    )
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_json_schema_allows_what_the_loader_does(name: str) -> None:
-    jsonschema.validate(as_dict(SAMPLES[name]()), json_schema())
+    jsonschema.validate(to_plain_data(SAMPLES[name]()), json_schema())
 
 
-@pytest.mark.parametrize(("path", "value"), [
-    (("drafters", 1, "kind"), "magic"), (("drafters", 0, "kind"), "skip"), (("drafters", 1, "exit", "kind"), "sudden"),
-    (("drafters", 0, "attn"), [1]), (("drafters", 0, "min_match"), 17), (("drafters", 1, "exit", "threshold"), 2),
-    (("drafters",), [{"kind": "lookup", "min_match": n, "draft_length": 1} for n in range(1, 10)]),
-], ids=str)
-def test_the_json_schema_refuses_kinds_and_keys_that_it_does_not_know(path: tuple[str | int, ...], value: object) -> None:
-    data = as_dict(mixed())
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("drafters", 1, "kind"), "magic"),
+        (("drafters", 0, "kind"), "skip"),
+        (("drafters", 1, "exit", "kind"), "sudden"),
+        (("drafters", 0, "attn"), [1]),
+        (("drafters", 0, "min_match"), 17),
+        (("drafters", 1, "exit", "threshold"), 2),
+        (
+            ("drafters",),
+            [{"kind": "lookup", "min_match": n, "draft_length": 1} for n in range(1, 10)],
+        ),
+    ],
+    ids=str,
+)
+def test_the_json_schema_refuses_kinds_and_keys_that_it_does_not_know(
+    path: tuple[str | int, ...], value: object
+) -> None:
+    data = to_plain_data(mixed())
     *parents, key = path
     part: Any = data
     for parent in parents:
@@ -112,10 +145,19 @@ def test_the_json_schema_refuses_kinds_and_keys_that_it_does_not_know(path: tupl
         jsonschema.validate(data, json_schema())
 
 
-@pytest.mark.parametrize(("drafter", "path"), [(0, "kind"), (0, "min_match"), (1, "kind"), (1, "exit"), (1, "exit.kind"),
-                                                   (1, "exit.threshold")])
+@pytest.mark.parametrize(
+    ("drafter", "path"),
+    [
+        (0, "kind"),
+        (0, "min_match"),
+        (1, "kind"),
+        (1, "exit"),
+        (1, "exit.kind"),
+        (1, "exit.threshold"),
+    ],
+)
 def test_the_json_schema_wants_every_key_as_the_loader_does(drafter: int, path: str) -> None:
-    data = as_dict(mixed())
+    data = to_plain_data(mixed())
     *parents, key = path.split(".")
     part = data["drafters"][drafter]
     for parent in parents:
@@ -135,7 +177,11 @@ def test_there_is_a_sample_of_every_kind() -> None:
 
 def test_the_json_schema_knows_every_kind() -> None:
     definitions = json_schema()["$defs"].values()
-    kinds = {part["properties"]["kind"]["const"] for part in definitions if "const" in part["properties"].get("kind", {})}
+    kinds = {
+        part["properties"]["kind"]["const"]
+        for part in definitions
+        if "const" in part["properties"].get("kind", {})
+    }
     assert kinds == {*DRAFTERS, *EXITS}
 
 

@@ -31,7 +31,9 @@ def test_saving_respects_the_umask_as_any_file_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     path = tmp_path / "x.yaml"
     save_profile(plain(), path)
 
@@ -45,7 +47,9 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkey
     assert path.read_text() == dump_profile(plain())
 
 
-def test_an_interrupt_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(_: int) -> None:
         raise KeyboardInterrupt
 
@@ -62,6 +66,21 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         with pytest.raises(ProfileError, match=f"cannot write {path}: .*choose another place"):
             save_profile(speculate(), path)
     assert sorted(os.listdir(tmp_path)) == ["file", "folder.yaml"]
+
+
+def test_a_profile_that_would_not_load_again_is_not_written_over_one_that_does(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "x.yaml"
+    save_profile(plain(), path)
+    unreadable = speculate().model_copy(
+        update={"engine": "no name of an engine"}
+    )  # a copy is not validated
+    with pytest.raises(ProfileError, match=r"would not load again \(.*engine"):
+        save_profile(unreadable, path, replace=True)
+    assert load_profile(path) == plain()
+    assert (tmp_path / "x.yaml.unreadable").read_text() == dump_profile(unreadable)
+    assert len(os.listdir(tmp_path)) == 2
 
 
 def test_a_long_file_name_still_has_room_for_its_temporary_neighbour(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Studies as `tune` leaves them, without a search: a journal with judged masks, a race and a policy surface."""
+"""Studies as `tune` leaves them, without a search: a journal with judged masks, a race and a policy
+surface.
+"""
 
 from __future__ import annotations
 
@@ -7,72 +9,190 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from skipsearch.drafters.lookup import Lookup
-from skipsearch.drafters.skip import Skip
-from skipsearch.exits.confidence import Confidence
-from skipsearch.ledger import Ledger
-from skipsearch.mask import SkipMask
-from skipsearch.recipe import Recipe
-from skipsearch.stats import Trial, TrialState
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import Recipe
+from skipsearch.core.stats import Trial, TrialState
+from skipsearch.drafters.exits.confidence import Confidence
+from skipsearch.drafters.lookup.spec import Lookup
+from skipsearch.drafters.skip.spec import Skip
+from skipsearch.tuning.study import StudyStore
 
 LAYERS = 6
-IDENTITY: dict[str, Any] = {"model": "demo", "n_layers": LAYERS, "dtype": "float32", "device": "a processor", "engine": "lean",
-                            "task": "sums", "objective": "replay", "config_sha256": "c" * 64, "software": {"torch": "2"}}
+IDENTITY: dict[str, Any] = {
+    "model": "demo",
+    "n_layers": LAYERS,
+    "dtype": "float32",
+    "device": "a processor",
+    "engine": "lean",
+    "task": "sums",
+    "objective": "replay",
+    "config_sha256": "c" * 64,
+    "software": {"torch": "2"},
+}
 SEARCHERS = {"sensitivity": 5, "gp": 12}
 LOOKUP = {"kind": "lookup", "min_match": 2, "draft_length": 8}
-WINNER = [LOOKUP, {"kind": "skip", "attn": [1, 2], "mlp": [3], "draft_length": 6, "exit": {"kind": "confidence", "threshold": 0.4}}]
+WINNER = [
+    LOOKUP,
+    {
+        "kind": "skip",
+        "attn": [1, 2],
+        "mlp": [3],
+        "draft_length": 6,
+        "exit": {"kind": "confidence", "threshold": 0.4},
+    },
+]
 SECOND = [{"kind": "skip", "attn": [2], "mlp": [3], "draft_length": 3, "exit": {"kind": "fixed"}}]
-RACED = [{"recipe": WINNER, "predicted": 1.31, "split": "calibration", "speedup": {"mean": 1.27, "low": 1.2, "high": 1.34}},
-         {"recipe": SECOND, "predicted": 1.22, "split": "calibration", "speedup": {"mean": 0.97, "low": 0.9, "high": 1.04}},
-         {"recipe": WINNER, "predicted": None, "split": "holdout", "speedup": {"mean": 1.24, "low": 1.16, "high": 1.31}}]
-OLD_RACED = [{"attn": [1, 2], "mlp": [3], "policy": "confidence 0.4, up to 6", "predicted": 1.31, "split": "calibration",
-              "speedup": {"mean": 1.27, "low": 1.2, "high": 1.34}},
-             {"attn": [2], "mlp": [3], "policy": "fixed, up to 3", "predicted": 1.22, "split": "calibration",
-              "speedup": {"mean": 0.97, "low": 0.9, "high": 1.04}},
-             {"attn": [1, 2], "mlp": [3], "policy": "confidence 0.4, up to 6", "predicted": None, "split": "holdout",
-              "speedup": {"mean": 1.24, "low": 1.16, "high": 1.31}}]
-SURFACE = {"policies": [*({"kind": "fixed", "draft_length": n, "threshold": None, "speedup": 1.25 - 0.05 * abs(n - 3)}
-                          for n in range(1, 9)),
-                        *({"kind": "confidence", "draft_length": n, "threshold": t, "speedup": 1.3 - abs(t - 0.4) - 0.02 * abs(n - 6)}
-                          for n in (4, 6, 8, 12) for t in (0.2, 0.4, 0.6)),
-                        *({"kind": "adaptive", "draft_length": 12, "threshold": t, "speedup": 1.1 + t / 10 + target / 100}
-                          for t in (0.4, 0.6) for target in (0.7, 0.9))]}
+RACED = [
+    {
+        "recipe": WINNER,
+        "predicted": 1.31,
+        "split": "calibration",
+        "speedup": {"mean": 1.27, "low": 1.2, "high": 1.34},
+    },
+    {
+        "recipe": SECOND,
+        "predicted": 1.22,
+        "split": "calibration",
+        "speedup": {"mean": 0.97, "low": 0.9, "high": 1.04},
+    },
+    {
+        "recipe": WINNER,
+        "predicted": None,
+        "split": "holdout",
+        "speedup": {"mean": 1.24, "low": 1.16, "high": 1.31},
+    },
+]
+OLD_RACED = [
+    {
+        "attn": [1, 2],
+        "mlp": [3],
+        "policy": "confidence 0.4, up to 6",
+        "predicted": 1.31,
+        "split": "calibration",
+        "speedup": {"mean": 1.27, "low": 1.2, "high": 1.34},
+    },
+    {
+        "attn": [2],
+        "mlp": [3],
+        "policy": "fixed, up to 3",
+        "predicted": 1.22,
+        "split": "calibration",
+        "speedup": {"mean": 0.97, "low": 0.9, "high": 1.04},
+    },
+    {
+        "attn": [1, 2],
+        "mlp": [3],
+        "policy": "confidence 0.4, up to 6",
+        "predicted": None,
+        "split": "holdout",
+        "speedup": {"mean": 1.24, "low": 1.16, "high": 1.31},
+    },
+]
+SURFACE = {
+    "policies": [
+        *(
+            {
+                "kind": "fixed",
+                "draft_length": n,
+                "threshold": None,
+                "speedup": 1.25 - 0.05 * abs(n - 3),
+            }
+            for n in range(1, 9)
+        ),
+        *(
+            {
+                "kind": "confidence",
+                "draft_length": n,
+                "threshold": t,
+                "speedup": 1.3 - abs(t - 0.4) - 0.02 * abs(n - 6),
+            }
+            for n in (4, 6, 8, 12)
+            for t in (0.2, 0.4, 0.6)
+        ),
+        *(
+            {
+                "kind": "adaptive",
+                "draft_length": 12,
+                "threshold": t,
+                "speedup": 1.1 + t / 10 + target / 100,
+            }
+            for t in (0.4, 0.6)
+            for target in (0.7, 0.9)
+        ),
+    ]
+}
 
 
-BROUGHT = [{"drafter": 0, "by": "match length", "low": 2, "high": 3, "positions": 50, "right": 20},
-           {"drafter": 0, "by": "match length", "low": 6, "high": 8, "positions": 30, "right": 27},
-           *({"drafter": 1, "by": "confidence", "low": k / 10, "high": (k + 1) / 10, "positions": 10 * (k + 1), "right": (k + 1) ** 2}
-             for k in range(10))]
+BROUGHT = [
+    {"drafter": 0, "by": "match length", "low": 2, "high": 3, "positions": 50, "right": 20},
+    {"drafter": 0, "by": "match length", "low": 6, "high": 8, "positions": 30, "right": 27},
+    *(
+        {
+            "drafter": 1,
+            "by": "confidence",
+            "low": k / 10,
+            "high": (k + 1) / 10,
+            "positions": 10 * (k + 1),
+            "right": (k + 1) ** 2,
+        }
+        for k in range(10)
+    ),
+]
 
 
-def moved(n_layers: int) -> dict[str, Any]:
-    """Twelve rounds of which lookup drafted two and nobody one, under three masks."""
-    masks = [[int((s + k) % 3 == 0) for s in range(2 * n_layers)] for k in range(3)]
-    rounds = [[1, 4, k % 5] for k in range(9)] + [[0, 8, 6], [0, 2, 0], [-1, 0, 0]]
-    return {"drafter": 1, "masks": [[0, masks[0]], [4, masks[1]], [9, masks[2]]], "rounds": rounds}
-
-
-def make_study(where: Path | str, searchers: dict[str, int] = SEARCHERS, *, recorded: bool = True, failed: int = 0, seed: int = 0,
-               raced: Any = RACED, surface: Any = SURFACE, policy: str = "", **identity: Any) -> Ledger:
-    """searchers: how many masks each judged. recorded: as studies are written now, with searchers, seconds, race and surface.
+def make_study(
+    where: Path | str,
+    searchers: dict[str, int] = SEARCHERS,
+    *,
+    recorded: bool = True,
+    failed: int = 0,
+    seed: int = 0,
+    raced: Any = RACED,
+    surface: Any = SURFACE,
+    policy: str = "",
+    **identity: Any,
+) -> StudyStore:
+    """searchers: how many masks each judged. recorded: as studies are written now, with searchers,
+    seconds, race and surface.
 
     policy: in words, as older studies have it in place of a recipe.
     """
-    ledger, random = Ledger(where, IDENTITY | identity), Random(seed)
+    ledger, random = StudyStore(where, IDENTITY | identity), Random(seed)
     n_layers = int(ledger.study.user_attrs["identity"]["n_layers"])
     for name, count in searchers.items():
         for _ in range(count):
             mask = SkipMask.from_bits([random.randint(0, 1) for _ in range(2 * n_layers)])
             speedup = 1.3 - abs(mask.n_skipped - n_layers) / n_layers + random.gauss(0, 0.05)
-            recipe = None if policy else Recipe((Lookup(min_match=2, draft_length=8), Skip.of(mask, 6, Confidence(threshold=0.4))))
-            ledger.add(Trial(mask, 0.01 / speedup, 0.0002, "replay", 0.8, 2.1, 1 - mask.n_skipped / (2 * n_layers),
-                             baseline_seconds_per_token=0.01, recipe=recipe, searcher=name if recorded else "",
-                             search_seconds=random.uniform(0.1, 0.4) if recorded else None), **{"policy": policy} if policy else {})
+            recipe = (
+                None
+                if policy
+                else Recipe(
+                    (
+                        Lookup(min_match=2, draft_length=8),
+                        Skip.from_mask(mask, 6, Confidence(threshold=0.4)),
+                    )
+                )
+            )
+            ledger.add(
+                Trial(
+                    mask,
+                    0.01 / speedup,
+                    0.0002,
+                    "replay",
+                    0.8,
+                    2.1,
+                    1 - mask.n_skipped / (2 * n_layers),
+                    baseline_seconds_per_token=0.01,
+                    recipe=recipe,
+                    searcher=name if recorded else "",
+                    search_seconds=random.uniform(0.1, 0.4) if recorded else None,
+                ),
+                **{"policy": policy} if policy else {},
+            )
     for _ in range(failed):
         ledger.add(Trial(SkipMask(n_layers, (0,)), math.inf, state=TrialState.FAILED))
     if recorded:
-        ledger.note("raced", raced)
-        ledger.note("surface", surface)
-        ledger.note("brought", BROUGHT)
-        ledger.note("moved", moved(n_layers))
+        ledger.set_attr("raced", raced)
+        ledger.set_attr("surface", surface)
+        ledger.set_attr("brought", BROUGHT)
     return ledger

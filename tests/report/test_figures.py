@@ -1,4 +1,6 @@
-"""Every figure holds the marks and the numbers of what it is given, as an SVG that can stand anywhere in a page, or as a picture."""
+"""Every figure holds the marks and the numbers of what it is given, as an SVG that can stand
+anywhere in a page, or as a picture.
+"""
 
 from __future__ import annotations
 
@@ -10,45 +12,45 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from helpers.profiles import GOLDEN, demo_profile
+from helpers.profiles import GOLDEN, write_demo_profile
 
 from report.studies import BROUGHT, LOOKUP, OLD_RACED, RACED, SURFACE, make_study
+from skipsearch.core.mask import format_sublayer_count
 from skipsearch.errors import ExportError, SearchError
-from skipsearch.mask import sublayers
 from skipsearch.profile import Profile, load_profile
 from skipsearch.report import (
-    Drawn,
-    NothingToDraw,
-    Study,
-    by_certainty,
-    by_drafter,
-    closed_form,
-    convergence,
-    layer_map,
-    policy_surface,
-    predicted_measured,
+    MissingData,
+    ReportFigure,
+    StudyRecord,
+    draw_closed_form,
+    draw_convergence,
+    draw_drafters,
+    draw_layer_map,
+    draw_policy_surface,
+    draw_predictions,
+    draw_reliability,
+    draw_speedup_by_skipped,
+    draw_token_times,
     read_study,
-    speedup_by_skipped,
-    token_times,
 )
-from skipsearch.report.closed_form import by_counts, drafted_per_round
-from skipsearch.report.maps import map_rows
-from skipsearch.report.searches import compared
+from skipsearch.report.closed_form import drafted_per_round, speedup_from_counts
+from skipsearch.report.layer_map import build_map_rows
+from skipsearch.report.search_figures import collect_predictions
 from skipsearch.report.theme import COLOURS
 
-LAYERS = 16   # of the golden profile
+LAYERS = 16  # of the golden profile
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+def study(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
     path = tmp_path_factory.mktemp("study") / "both.journal"
     make_study(path, n_layers=LAYERS)
     return read_study(path)
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Study:
+def old(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
     path = tmp_path_factory.mktemp("study") / "old.journal"
     make_study(path, {"": 6}, recorded=False, seed=1, n_layers=LAYERS)
     return read_study(path)
@@ -67,16 +69,25 @@ def mixed() -> Profile:
 
 
 @pytest.fixture(scope="module")
-def svgs(study: Study, profile: Profile, mixed: Profile) -> list[str]:
+def svgs(study: StudyRecord, profile: Profile, mixed: Profile) -> list[str]:
     """Every figure."""
-    figures = [convergence([study]), speedup_by_skipped([study]), predicted_measured([study], profile), layer_map([study], profile),
-               policy_surface(study), policy_surface(study, "surface-1"), token_times(profile), closed_form(profile), by_drafter(mixed),
-               by_certainty(study)]
-    return [drawn.svg("t", "d") for drawn in figures]
+    figures = [
+        draw_convergence([study]),
+        draw_speedup_by_skipped([study]),
+        draw_predictions([study], profile),
+        draw_layer_map([study], profile),
+        draw_policy_surface(study),
+        draw_policy_surface(study, "surface-1"),
+        draw_token_times(profile),
+        draw_closed_form(profile),
+        draw_drafters(mixed),
+        draw_reliability(study),
+    ]
+    return [drawn.to_svg("t", "d") for drawn in figures]
 
 
-def parsed(drawn: Drawn) -> ElementTree.Element:
-    return ElementTree.fromstring(drawn.svg("t", "d"))
+def parsed(drawn: ReportFigure) -> ElementTree.Element:
+    return ElementTree.fromstring(drawn.to_svg("t", "d"))
 
 
 def marks(root: ElementTree.Element, id: str) -> list[ElementTree.Element]:
@@ -85,11 +96,14 @@ def marks(root: ElementTree.Element, id: str) -> list[ElementTree.Element]:
     return [e for e in group.iter() if e.tag in (f"{SVG}use", f"{SVG}path") and e not in shapes]
 
 
-# --- what is drawn --------------------------------------------------------------------------------------------------------------
+# --- what is drawn
+# --------------------------------------------------------------------------------------------------------------
 
 
-def test_convergence_of_one_search_tells_its_searchers_apart_over_masks_and_over_seconds(study: Study) -> None:
-    drawn = convergence([study])
+def test_convergence_of_one_search_tells_its_searchers_apart_over_masks_and_over_seconds(
+    study: StudyRecord,
+) -> None:
+    drawn = draw_convergence([study])
     root = parsed(drawn)
     for panel in (0, 1):
         assert [len(marks(root, f"convergence-trials-{panel}-{k}")) for k in (0, 1)] == [5, 12]
@@ -98,88 +112,129 @@ def test_convergence_of_one_search_tells_its_searchers_apart_over_masks_and_over
     assert drawn.rows[-1][5] == f"{study.best.speedup:.3f}×"
 
 
-def test_convergence_of_two_searches_tells_them_apart_and_has_no_clock_where_one_has_none(study: Study, old: Study) -> None:
-    root = parsed(convergence([study, old]))
+def test_convergence_of_two_searches_tells_them_apart_and_has_no_clock_where_one_has_none(
+    study: StudyRecord, old: StudyRecord
+) -> None:
+    root = parsed(draw_convergence([study, old]))
     assert [len(marks(root, f"convergence-trials-0-{k}")) for k in (0, 1)] == [17, 6]
     assert not [g for g in root.iter() if (g.get("id") or "").startswith("convergence-trials-1")]
 
 
-def test_speedup_by_skipped_has_a_point_a_mask_and_joins_the_best(study: Study) -> None:
-    drawn = speedup_by_skipped([study])
+def test_speedup_by_skipped_has_a_point_a_mask_and_joins_the_best(study: StudyRecord) -> None:
+    drawn = draw_speedup_by_skipped([study])
     assert sum(len(marks(parsed(drawn), f"skipped-trials-{k}")) for k in (0, 1)) == 17
     best = {int(row[0]): row[2] for row in drawn.rows}
     assert best[study.best.trial.mask.n_skipped] == f"{study.best.speedup:.3f}×"
     assert sum(int(row[1]) for row in drawn.rows) == 17
 
 
-def test_predicted_against_measured_has_the_race_the_hold_out_and_the_profile(study: Study, profile: Profile) -> None:
-    points = compared([study], profile)
-    assert [(p.predicted, p.measured.mean) for p in points[:3]] == [(1.31, 1.27), (1.22, 0.97), (1.31, 1.24)]
-    assert points[3].what.startswith("profile")
-    root = parsed(predicted_measured([study], profile))
+def test_predicted_against_measured_has_the_race_the_hold_out_and_the_profile(
+    study: StudyRecord, profile: Profile
+) -> None:
+    points = collect_predictions([study], profile)
+    assert [(p.predicted, p.measured.mean) for p in points[:3]] == [
+        (1.31, 1.27),
+        (1.22, 0.97),
+        (1.31, 1.24),
+    ]
+    assert points[3].origin.startswith("profile")
+    root = parsed(draw_predictions([study], profile))
     assert [len(marks(root, f"predicted-raced-{k}")) for k in (0, 1, 2)] == [2, 1, 1]
     assert [len(marks(root, f"predicted-intervals-{k}")) for k in (0, 1, 2)] == [2, 1, 1]
 
 
-def test_what_a_profile_s_counts_come_to_is_tokens_a_round_over_the_price_of_a_round(profile: Profile) -> None:
+def test_what_a_profile_s_counts_come_to_is_tokens_a_round_over_the_price_of_a_round(
+    profile: Profile,
+) -> None:
     found = profile.measured
     assert found is not None
     drafted = drafted_per_round(profile)
     assert drafted == pytest.approx((3.42 - 1) / 0.81)
-    assert by_counts(profile) == pytest.approx(3.42 / (drafted * 0.52 + 1.18))
+    assert speedup_from_counts(profile) == pytest.approx(3.42 / (drafted * 0.52 + 1.18))
 
 
-def test_the_layer_map_has_two_rows_of_cells_a_searcher_the_winner_s_and_the_profile_s(study: Study, profile: Profile) -> None:
-    rows = map_rows([study], profile)
+def test_the_layer_map_has_two_rows_of_cells_a_searcher_the_winner_s_and_the_profile_s(
+    study: StudyRecord, profile: Profile
+) -> None:
+    rows = build_map_rows([study], profile)
     assert [row.name for row in rows] == ["sensitivity", "gp", "winner", "profile"]
-    assert all(0 <= share <= 1 for row in rows for share in row.share)
+    assert all(0 <= share <= 1 for row in rows for share in row.skipped_share)
     assert rows[1].count == 5
-    winner = study.mask_of(study.raced[-1])
+    winner = study.mask_of(study.race[-1])
     assert winner is not None
-    assert rows[2].share == tuple(float(bit) for bit in winner.bits)
-    assert rows[3].share == tuple(float(bit) for bit in profile.mask.bits)
-    assert len(marks(parsed(layer_map([study], profile)), "layers-cells")) == 4 * 2 * LAYERS
+    assert rows[2].skipped_share == tuple(float(bit) for bit in winner.bits)
+    assert rows[3].skipped_share == tuple(float(bit) for bit in profile.mask.bits)
+    assert len(marks(parsed(draw_layer_map([study], profile)), "layers-cells")) == 4 * 2 * LAYERS
 
 
-def test_the_policy_surface_has_a_cell_a_policy_and_of_adaptive_targets_the_best(study: Study) -> None:
-    drawn = policy_surface(study)
+def test_the_policy_surface_has_a_cell_a_policy_and_of_adaptive_targets_the_best(
+    study: StudyRecord,
+) -> None:
+    drawn = draw_policy_surface(study)
     points = SURFACE["policies"]
     policies = {(p["kind"], p["draft_length"], p["threshold"]) for p in points}
     root = parsed(drawn)
-    assert len(marks(root, "surface-gain")) + len(marks(root, "surface-loss")) == len(drawn.rows) == len(policies)
+    assert (
+        len(marks(root, "surface-gain")) + len(marks(root, "surface-loss"))
+        == len(drawn.rows)
+        == len(policies)
+    )
     assert ["adaptive from 0.4", "12", "1.149×"] in [[*row] for row in drawn.rows]
     assert drawn.rows[0] == ["no exit (fixed)", "1", "1.150×"]
 
 
 def test_a_surface_where_nothing_gains_is_drawn(tmp_path: Path) -> None:
-    make_study(tmp_path / "a.journal", {"gp": 2}, surface={"policies": [{"kind": "fixed", "draft_length": 1, "speedup": 0.8}]})
-    assert len(marks(parsed(policy_surface(read_study(tmp_path / "a.journal"))), "surface-loss")) == 1
+    make_study(
+        tmp_path / "a.journal",
+        {"gp": 2},
+        surface={"policies": [{"kind": "fixed", "draft_length": 1, "speedup": 0.8}]},
+    )
+    assert (
+        len(marks(parsed(draw_policy_surface(read_study(tmp_path / "a.journal"))), "surface-loss"))
+        == 1
+    )
 
 
 def test_a_profile_s_figures_have_its_measurement(profile: Profile) -> None:
-    assert [len(marks(parsed(token_times(profile)), f"times-bar-{k}")) for k in (0, 1)] == [1, 1]
-    drawn = closed_form(profile)
+    assert [len(marks(parsed(draw_token_times(profile)), f"times-bar-{k}")) for k in (0, 1)] == [
+        1,
+        1,
+    ]
+    drawn = draw_closed_form(profile)
     assert len(marks(parsed(drawn), "closed-form-measured")) == 1
     assert len(marks(parsed(drawn), "closed-form-closed-form")) >= 16
     assert ["1", f"{(1 + 0.87) / (0.52 + 1.18):.3f}×"] in [[*row] for row in drawn.rows]
 
 
-def test_what_each_drafter_brought_is_a_bar_of_accepted_in_one_of_drafted_tokens(mixed: Profile) -> None:
-    drawn = by_drafter(mixed)
+def test_what_each_drafter_brought_is_a_bar_of_accepted_in_one_of_drafted_tokens(
+    mixed: Profile,
+) -> None:
+    drawn = draw_drafters(mixed)
     root = parsed(drawn)
-    assert [len(marks(root, f"drafters-{gid}-{k}")) for gid in ("drafted", "accepted") for k in (0, 1)] == [1] * 4
+    assert [
+        len(marks(root, f"drafters-{gid}-{k}")) for gid in ("drafted", "accepted") for k in (0, 1)
+    ] == [1] * 4
     first = "1. lookup: 2 tokens must match, copies up to 16, at most 4 per matched token"
-    assert [[*row] for row in drawn.rows] == [[first, "400", "3200", "1900", "59%"],
-                                              ["2. skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8", "700", "2100", "1500", "71%"]]
+    assert [[*row] for row in drawn.rows] == [
+        [first, "400", "3200", "1900", "59%"],
+        ["2. skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8", "700", "2100", "1500", "71%"],
+    ]
     (tip,) = [mark[0].text for mark in marks(root, "drafters-accepted-1")]
-    assert tip == "2. skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8: 1500 of 2100 drafted tokens accepted, in 700 rounds"
+    assert (
+        tip == "2. skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8: 1500 of 2100 drafted tokens "
+        "accepted, in 700 rounds"
+    )
 
 
 def test_a_drafter_that_never_drafted_is_shown_too(mixed: Profile) -> None:
     assert mixed.measured is not None
-    idle = mixed.measured.by_drafter[0].model_copy(update={"rounds": 0, "drafted": 0, "accepted": 0})
-    measured = mixed.measured.model_copy(update={"by_drafter": (idle, mixed.measured.by_drafter[1])})
-    drawn = by_drafter(mixed.model_copy(update={"measured": measured}))
+    idle = mixed.measured.by_drafter[0].model_copy(
+        update={"rounds": 0, "drafted": 0, "accepted": 0}
+    )
+    measured = mixed.measured.model_copy(
+        update={"by_drafter": (idle, mixed.measured.by_drafter[1])}
+    )
+    drawn = draw_drafters(mixed.model_copy(update={"measured": measured}))
     assert [*drawn.rows[0]][1:] == ["0", "0", "0", "never asked, or had nothing to say"]
     assert parsed(drawn).tag == f"{SVG}svg"
 
@@ -187,70 +242,118 @@ def test_a_drafter_that_never_drafted_is_shown_too(mixed: Profile) -> None:
 def test_a_recipe_of_several_drafters_has_no_closed_form(mixed: Profile) -> None:
     lookups = mixed.model_copy(update={"drafters": mixed.drafters[:1]})
     for profile, shape in ((mixed, "lookup,skip"), (lookups, "lookup")):
-        with pytest.raises(NothingToDraw, match=rf"for recipes of one skip drafter\. This profile drafts with {shape}\."):
-            closed_form(profile)
+        with pytest.raises(
+            MissingData,
+            match=rf"for recipes of one skip drafter\. This profile drafts with {shape}\.",
+        ):
+            draw_closed_form(profile)
 
 
 def test_what_has_no_mask_has_no_row_in_the_layer_map(mixed: Profile, tmp_path: Path) -> None:
     lookups = mixed.model_copy(update={"drafters": mixed.drafters[:1]})
-    with pytest.raises(NothingToDraw, match=r"skips no sub-layers: it drafts with lookup\."):
-        layer_map([], lookups)
-    make_study(tmp_path / "a.journal", {"gp": 2}, raced=[entry | {"recipe": [LOOKUP]} for entry in RACED], n_layers=LAYERS)
+    with pytest.raises(MissingData, match=r"skips no sub-layers: it drafts with lookup\."):
+        draw_layer_map([], lookups)
+    make_study(
+        tmp_path / "a.journal",
+        {"gp": 2},
+        raced=[entry | {"recipe": [LOOKUP]} for entry in RACED],
+        n_layers=LAYERS,
+    )
     study = read_study(tmp_path / "a.journal")
-    assert [row.name for row in map_rows([study], lookups)] == ["gp"]
-    assert [(p.skipped, p.recipe) for p in compared([study])] == [(0, "lookup: 2 tokens must match, copies up to 8")] * 3
+    assert [row.name for row in build_map_rows([study], lookups)] == ["gp"]
+    assert [(p.n_skipped, p.recipe) for p in collect_predictions([study])] == [
+        (0, "lookup: 2 tokens must match, copies up to 8")
+    ] * 3
 
 
 def test_one_mask_is_enough(tmp_path: Path) -> None:
     make_study(tmp_path / "a.journal", {"gp": 1}, raced=RACED[:1])
     study = read_study(tmp_path / "a.journal")
-    for drawn in (convergence([study]), speedup_by_skipped([study]), predicted_measured([study]), layer_map([study])):
+    for drawn in (
+        draw_convergence([study]),
+        draw_speedup_by_skipped([study]),
+        draw_predictions([study]),
+        draw_layer_map([study]),
+    ):
         assert parsed(drawn).tag == f"{SVG}svg"
 
 
-def test_how_often_drafts_are_right_has_a_bar_a_group_and_a_panel_a_drafter(study: Study) -> None:
-    drawn = by_certainty(study)
-    assert [row[:2] for row in drawn.rows[:3]] == [["1. by match length", "2"], ["1. by match length", "6–7"],
-                                                   ["2. by confidence", "0.0–0.1"]]
+def test_how_often_drafts_are_right_has_a_bar_a_group_and_a_panel_a_drafter(
+    study: StudyRecord,
+) -> None:
+    drawn = draw_reliability(study)
+    assert [row[:2] for row in drawn.rows[:3]] == [
+        ["1. by match length", "2"],
+        ["1. by match length", "6–7"],
+        ["2. by confidence", "0.0–0.1"],
+    ]
     assert drawn.rows[1][2:] == ["30", "27", "90%"]
     assert len(drawn.rows) == len(drawn.tips) == len(BROUGHT)
 
 
-# --- what cannot be -------------------------------------------------------------------------------------------------------------
+# --- what cannot be
+# -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("draw", [
-    lambda old, profile: convergence([]), lambda old, profile: speedup_by_skipped([]), lambda old, profile: predicted_measured([old]),
-    lambda old, profile: predicted_measured([], profile), lambda old, profile: layer_map([]), lambda old, profile: policy_surface(None),
-    lambda old, profile: policy_surface(old), lambda old, profile: token_times(None), lambda old, profile: token_times(profile),
-    lambda old, profile: closed_form(None), lambda old, profile: closed_form(profile), lambda old, profile: by_drafter(None),
-    lambda old, profile: by_certainty(None), lambda old, profile: by_certainty(old),
-    lambda old, profile: by_drafter(profile), lambda old, profile: by_drafter(load_profile(GOLDEN / "v2_plain.yaml")),
-    lambda old, profile: by_drafter(load_profile(GOLDEN / "v2_speculate.yaml")),
-    lambda old, profile: layer_map([], load_profile(GOLDEN / "v2_plain.yaml")),
-])
-def test_a_figure_says_what_it_needs(draw: Callable[[Study, Profile], Drawn], old: Study, tmp_path: Path) -> None:
-    with pytest.raises(NothingToDraw) as raised:
-        draw(old, load_profile(demo_profile(tmp_path / "unmeasured.yaml")))
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda old, profile: draw_convergence([]),
+        lambda old, profile: draw_speedup_by_skipped([]),
+        lambda old, profile: draw_predictions([old]),
+        lambda old, profile: draw_predictions([], profile),
+        lambda old, profile: draw_layer_map([]),
+        lambda old, profile: draw_policy_surface(None),
+        lambda old, profile: draw_policy_surface(old),
+        lambda old, profile: draw_token_times(None),
+        lambda old, profile: draw_token_times(profile),
+        lambda old, profile: draw_closed_form(None),
+        lambda old, profile: draw_closed_form(profile),
+        lambda old, profile: draw_drafters(None),
+        lambda old, profile: draw_reliability(None),
+        lambda old, profile: draw_reliability(old),
+        lambda old, profile: draw_drafters(profile),
+        lambda old, profile: draw_drafters(load_profile(GOLDEN / "v2_plain.yaml")),
+        lambda old, profile: draw_drafters(load_profile(GOLDEN / "v2_speculate.yaml")),
+        lambda old, profile: draw_layer_map([], load_profile(GOLDEN / "v2_plain.yaml")),
+    ],
+)
+def test_a_figure_says_what_it_needs(
+    draw: Callable[[StudyRecord, Profile], ReportFigure], old: StudyRecord, tmp_path: Path
+) -> None:
+    with pytest.raises(MissingData) as raised:
+        draw(old, load_profile(write_demo_profile(tmp_path / "unmeasured.yaml")))
     assert str(raised.value).endswith(".")
 
 
-def test_searches_of_two_models_are_not_compared(study: Study, tmp_path: Path, profile: Profile) -> None:
+def test_searches_of_two_models_are_not_compared(
+    study: StudyRecord, tmp_path: Path, profile: Profile
+) -> None:
     make_study(tmp_path / "small.journal", {"gp": 2}, model="small")
     small = read_study(tmp_path / "small.journal")
-    with pytest.raises(SearchError, match=r"both is of demo \(16 layers\) and small of small \(6 layers\): a report compares"):
-        convergence([study, small])
-    with pytest.raises(SearchError, match=r"small is of small \(6 layers\) and the profile of demo \(16 layers\)"):
-        layer_map([small], profile)
+    with pytest.raises(
+        SearchError,
+        match=r"both is of demo \(16 layers\) and small of small \(6 layers\): a report compares",
+    ):
+        draw_convergence([study, small])
+    with pytest.raises(
+        SearchError, match=r"small is of small \(6 layers\) and the profile of demo \(16 layers\)"
+    ):
+        draw_layer_map([small], profile)
 
 
-def test_without_matplotlib_one_sentence_says_how_to_get_it(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_one_sentence_says_how_to_get_it(
+    study: StudyRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ExportError, match="needs matplotlib, which is not installed: pip install matplotlib"):
-        convergence([study])
+    with pytest.raises(
+        ExportError, match="needs matplotlib, which is not installed: pip install matplotlib"
+    ):
+        draw_convergence([study])
 
 
-# --- an SVG for the middle of a page --------------------------------------------------------------------------------------------
+# --- an SVG for the middle of a page
+# --------------------------------------------------------------------------------------------
 
 
 def test_no_two_figures_share_an_id_and_every_reference_stays_in_its_own(svgs: list[str]) -> None:
@@ -265,10 +368,26 @@ def test_no_two_figures_share_an_id_and_every_reference_stays_in_its_own(svgs: l
         assert {*references} <= {f"#{id}" for id in ids}
 
 
-def test_it_is_named_and_described_by_the_page_and_brings_no_style_of_its_own(svgs: list[str]) -> None:
+def test_it_is_named_and_described_by_the_page_and_brings_no_style_of_its_own(
+    svgs: list[str],
+) -> None:
     for root in map(ElementTree.fromstring, svgs):
-        assert (root.get("role"), root.get("aria-labelledby"), root.get("aria-describedby")) == ("img", "t", "d")
-        assert {e.tag.removeprefix(SVG) for e in root.iter()} <= {"svg", "g", "defs", "clipPath", "rect", "path", "use", "text", "title"}
+        assert (root.get("role"), root.get("aria-labelledby"), root.get("aria-describedby")) == (
+            "img",
+            "t",
+            "d",
+        )
+        assert {e.tag.removeprefix(SVG) for e in root.iter()} <= {
+            "svg",
+            "g",
+            "defs",
+            "clipPath",
+            "rect",
+            "path",
+            "use",
+            "text",
+            "title",
+        }
 
 
 def test_every_colour_is_one_of_the_page_s(svgs: list[str]) -> None:
@@ -280,23 +399,30 @@ def test_every_colour_is_one_of_the_page_s(svgs: list[str]) -> None:
     assert len({light for light, _ in COLOURS.values()}) == len(COLOURS)
 
 
-def test_the_same_study_gives_the_same_bytes(study: Study) -> None:
-    assert convergence([study]).svg("t", "d") == convergence([study]).svg("t", "d")
+def test_the_same_study_gives_the_same_bytes(study: StudyRecord) -> None:
+    assert draw_convergence([study]).to_svg("t", "d") == draw_convergence([study]).to_svg("t", "d")
 
 
-def test_every_mark_says_what_it_is_under_the_pointer(study: Study) -> None:
-    said = [mark[0].text for mark in marks(parsed(convergence([study])), "convergence-trials-0-1")]
+def test_every_mark_says_what_it_is_under_the_pointer(study: StudyRecord) -> None:
+    said = [
+        mark[0].text for mark in marks(parsed(draw_convergence([study])), "convergence-trials-0-1")
+    ]
     own = [j for j in study.judged if j.searcher == "gp"]
-    assert said == [f"gp: {j.speedup:.2f}×, {j.trial.mask.n_skipped} skipped, α 0.80, τ 2.10, β {j.trial.beta:.2f}, "
-                    f"lookup: 2 tokens must match, copies up to 8; skip {sublayers(j.trial.mask.n_skipped)}, confidence 0.4, up to 6"
-                    for j in own]
+    assert said == [
+        f"gp: {j.speedup:.2f}×, {j.trial.mask.n_skipped} skipped, α 0.80, τ 2.10, β "
+        f"{j.trial.beta:.2f}, "
+        "lookup: 2 tokens must match, copies up to 8; skip "
+        f"{format_sublayer_count(j.trial.mask.n_skipped)}, confidence 0.4, up to 6"
+        for j in own
+    ]
 
 
-def test_a_notebook_shows_a_picture(study: Study) -> None:
-    assert convergence([study])._repr_png_().startswith(b"\x89PNG")
+def test_a_notebook_shows_a_picture(study: StudyRecord) -> None:
+    assert draw_convergence([study])._repr_png_().startswith(b"\x89PNG")
 
 
-# --- names that are not what a figure hopes for -----------------------------------------------------------------------------------
+# --- names that are not what a figure hopes for
+# -----------------------------------------------------------------------------------
 
 
 class Elements(HTMLParser):
@@ -314,9 +440,21 @@ class Elements(HTMLParser):
         return iter(self.found)
 
 
-STRANGE = ["<script>alert(1)</script>",
-           "$\\frac{1", "\"'><img src=x onerror=alert(1)>", "]]><script>", "nul \x00 and \x1b[31m", "搜索者 🦊",
-           "\ufffe", "a" * 500, "two\nlines", "_hidden", " ", "url(#x) id=\"y\"", "#1f2328"]
+STRANGE = [
+    "<script>alert(1)</script>",
+    "$\\frac{1",
+    "\"'><img src=x onerror=alert(1)>",
+    "]]><script>",
+    "nul \x00 and \x1b[31m",
+    "搜索者 🦊",
+    "\ufffe",
+    "a" * 500,
+    "two\nlines",
+    "_hidden",
+    " ",
+    'url(#x) id="y"',
+    "#1f2328",
+]
 
 
 @pytest.mark.parametrize("name", STRANGE)
@@ -324,9 +462,11 @@ def test_any_name_is_only_text(name: str, tmp_path: Path) -> None:
     raced = [OLD_RACED[0] | {"policy": name}, *OLD_RACED[1:]]
     make_study(tmp_path / "a.journal", {name: 2, "gp": 1}, raced=raced, policy=name)
     study = read_study(tmp_path / "a.journal", label=name)
-    for drawn in (convergence([study]), predicted_measured([study]), layer_map([study])):
-        svg = drawn.svg("t", "d")
+    for drawn in (draw_convergence([study]), draw_predictions([study]), draw_layer_map([study])):
+        svg = drawn.to_svg("t", "d")
         ElementTree.fromstring(svg)
         tags = {tag for tag, _ in Elements(svg)}
         assert tags <= {"svg", "g", "defs", "clippath", "rect", "path", "use", "text", "title"}
-        assert not [key for _, attributes in Elements(svg) for key in attributes if key.startswith("on")]
+        assert not [
+            key for _, attributes in Elements(svg) for key in attributes if key.startswith("on")
+        ]

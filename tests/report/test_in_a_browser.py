@@ -1,4 +1,6 @@
-"""The page as a person gets it: opened from disk in headless Chromium, every figure drawn, nothing complained about, nothing fetched."""
+"""The page as a person gets it: opened from disk in headless Chromium, every figure drawn, nothing
+complained about, nothing fetched.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,24 @@ from report.studies import OLD_RACED, make_study
 from skipsearch.profile import load_profile
 from skipsearch.profile.schema import DrafterCounts
 from skipsearch.report import write_report
-from skipsearch.report.study import read_studies
+from skipsearch.report.study_reader import read_studies
 from skipsearch.report.theme import COLOURS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 LAYERS = 16
-FIGURES = ("convergence", "skipped", "predicted", "layers", "surface", "times", "drafters", "certainty", "moved", "closed-form")
+FIGURES = (
+    "convergence",
+    "skipped",
+    "predicted",
+    "layers",
+    "surface",
+    "times",
+    "drafters",
+    "certainty",
+    "closed-form",
+)
 # Of a group of marks: how many lie in their figure and have a size there.
 VISIBLE = """selector => {
   const outside = document.querySelector(selector).closest('svg').getBoundingClientRect();
@@ -55,7 +67,9 @@ def opened(browser: Browser) -> Iterator[Open]:
         pages.append(found.page)
         found.page.on("console", lambda message: found.complaints.append(message.text))
         found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
-        found.page.on("requestfailed", lambda request: found.complaints.append(f"failed: {request.url}"))
+        found.page.on(
+            "requestfailed", lambda request: found.complaints.append(f"failed: {request.url}")
+        )
         found.page.on("request", lambda request: found.requests.append(request.url))
         found.page.goto(path.as_uri())
         return found
@@ -72,8 +86,17 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_study(folder / "both.journal", n_layers=LAYERS, failed=1)
     out, profile = folder / "report.html", load_profile(GOLDEN / "v2_speculate.yaml")
     assert profile.measured is not None
-    counted = profile.measured.model_copy(update={"by_drafter": (DrafterCounts(kind="skip", rounds=9, drafted=30, accepted=20),)})
-    assert write_report(out, read_studies([folder / "both.journal"]), profile.model_copy(update={"measured": counted})) == []
+    counted = profile.measured.model_copy(
+        update={"by_drafter": (DrafterCounts(kind="skip", rounds=9, drafted=30, accepted=20),)}
+    )
+    assert (
+        write_report(
+            out,
+            read_studies([folder / "both.journal"]),
+            profile.model_copy(update={"measured": counted}),
+        )
+        == []
+    )
     return out
 
 
@@ -84,17 +107,39 @@ def test_every_figure_is_drawn_with_the_marks_of_its_data(full: Path, opened: Op
         assert box is not None
         assert box["width"] > 300
         assert box["height"] > 50
-    expected = {"convergence-trials-0-0": 5, "convergence-trials-0-1": 12, "convergence-trials-1-0": 5, "convergence-trials-1-1": 12,
-                "convergence-best-0-0": 1, "convergence-best-1-0": 1, "skipped-trials-0": 5, "skipped-trials-1": 12, "skipped-best": 1,
-                "predicted-raced-0": 2, "predicted-raced-1": 1, "predicted-raced-2": 1, "predicted-intervals-0": 2, "predicted-diagonal": 1,
-                "layers-cells": 4 * 2 * LAYERS, "surface-gain": 20, "surface-loss": 2, "times-bar-0": 1, "times-bar-1": 1,
-                "drafters-drafted-0": 1, "drafters-accepted-0": 1, "certainty-group-0-1": 1, "certainty-group-1-9": 1,
-                "moved-skipped": 32, "moved-drafted-own": 9, "moved-accepted-own": 7, "moved-drafted-others": 2, "moved-accepted-others": 1,
-                "closed-form-measured": 1, "closed-form-closed-form": 17}
+    expected = {
+        "convergence-trials-0-0": 5,
+        "convergence-trials-0-1": 12,
+        "convergence-trials-1-0": 5,
+        "convergence-trials-1-1": 12,
+        "convergence-best-0-0": 1,
+        "convergence-best-1-0": 1,
+        "skipped-trials-0": 5,
+        "skipped-trials-1": 12,
+        "skipped-best": 1,
+        "predicted-raced-0": 2,
+        "predicted-raced-1": 1,
+        "predicted-raced-2": 1,
+        "predicted-intervals-0": 2,
+        "predicted-diagonal": 1,
+        "layers-cells": 4 * 2 * LAYERS,
+        "surface-gain": 20,
+        "surface-loss": 2,
+        "times-bar-0": 1,
+        "times-bar-1": 1,
+        "drafters-drafted-0": 1,
+        "drafters-accepted-0": 1,
+        "certainty-group-0-1": 1,
+        "certainty-group-1-9": 1,
+        "closed-form-measured": 1,
+        "closed-form-closed-form": 17,
+    }
     assert {group: found.marks(group) for group in expected} == expected
 
 
-def test_the_browser_complains_about_nothing_and_fetches_nothing_else(full: Path, opened: Open) -> None:
+def test_the_browser_complains_about_nothing_and_fetches_nothing_else(
+    full: Path, opened: Open
+) -> None:
     found = opened(full)
     assert found.complaints == []
     assert found.requests == [full.as_uri()]
@@ -112,26 +157,44 @@ def test_the_numbers_unfold_below_each_figure(full: Path, opened: Open) -> None:
 
 def test_a_screen_reader_is_told_what_each_figure_is(full: Path, opened: Open) -> None:
     page = opened(full).page
-    for title in ("Convergence by searcher", "Speedup against skipped sub-layers", "Predicted against measured", "Layer map by searcher",
-                  "Policy surface", "Time a token", "What each drafter brought", "How often drafts are right",
-                  "How masks moved", "Closed form beside the measurement"):
+    for title in (
+        "Convergence by searcher",
+        "Speedup against skipped sub-layers",
+        "Predicted against measured",
+        "Layer map by searcher",
+        "Policy surface",
+        "Time a token",
+        "What each drafter contributed",
+        "How often drafts are right",
+        "Closed form and measurement",
+    ):
         assert page.get_by_role("heading", name=title).count() == 1
         assert page.get_by_role("img", name=title).count() == 1
 
 
-@pytest.mark.parametrize(("scheme", "medium", "dark"), [("light", "screen", False), ("dark", "screen", True), ("dark", "print", False)])
-def test_figures_follow_the_page_into_the_dark_and_onto_paper(scheme: Any, medium: Any, dark: bool, full: Path, opened: Open) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "medium", "dark"),
+    [("light", "screen", False), ("dark", "screen", True), ("dark", "print", False)],
+)
+def test_figures_follow_the_page_into_the_dark_and_onto_paper(
+    scheme: Any, medium: Any, dark: bool, full: Path, opened: Open
+) -> None:
     page = opened(full, color_scheme=scheme).page
     page.emulate_media(media=medium)
     colour = "selector => getComputedStyle(document.querySelector(selector))"
-    rgb = {name: "rgb({}, {}, {})".format(*bytes.fromhex(pair[dark][1:])) for name, pair in COLOURS.items()}
+    rgb = {
+        name: "rgb({}, {}, {})".format(*bytes.fromhex(pair[dark][1:]))
+        for name, pair in COLOURS.items()
+    }
     assert page.evaluate(f"({colour})('body').backgroundColor") == rgb["paper"]
     assert page.evaluate(f"({colour})('body').color") == rgb["ink"]
     assert page.evaluate(f"({colour})('#convergence-trials-0-0 use').fill") == rgb["s0"]
 
 
 @pytest.mark.parametrize("width", [360, 1000])
-def test_on_a_narrow_screen_figures_scroll_and_the_page_does_not(width: int, full: Path, opened: Open) -> None:
+def test_on_a_narrow_screen_figures_scroll_and_the_page_does_not(
+    width: int, full: Path, opened: Open
+) -> None:
     page = opened(full, viewport={"width": width, "height": 700}).page
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert page.evaluate("document.querySelector('#figure-layers .wide').scrollWidth") >= 600
@@ -141,31 +204,64 @@ EVIL = "</title></svg></script><script>document.title = 'owned'</script><img src
 
 
 def test_what_a_file_says_is_shown_as_text_and_never_run(tmp_path: Path, opened: Open) -> None:
-    text = (GOLDEN / "v2_speculate.yaml").read_text().replace("name: NVIDIA H200", f"name: '{EVIL.replace(chr(39), chr(39) * 2)}'")
-    (tmp_path / "evil.yaml").write_text(text.replace("id: demo", "id: <b onclick=alert(1)>demo</b>"))
+    text = (
+        (GOLDEN / "v2_speculate.yaml")
+        .read_text()
+        .replace("name: NVIDIA H200", f"name: '{EVIL.replace(chr(39), chr(39) * 2)}'")
+    )
+    (tmp_path / "evil.yaml").write_text(
+        text.replace("id: demo", "id: <b onclick=alert(1)>demo</b>")
+    )
     path = tmp_path / "<img src=x onerror=alert(1)>.journal"
-    make_study(path, {EVIL: 3, "gp": 2}, raced=[OLD_RACED[0] | {"policy": EVIL}, *OLD_RACED[1:]], policy=EVIL, n_layers=LAYERS, task=EVIL,
-               device=EVIL, model="<b onclick=alert(1)>demo</b>")
+    make_study(
+        path,
+        {EVIL: 3, "gp": 2},
+        raced=[OLD_RACED[0] | {"policy": EVIL}, *OLD_RACED[1:]],
+        policy=EVIL,
+        n_layers=LAYERS,
+        task=EVIL,
+        device=EVIL,
+        model="<b onclick=alert(1)>demo</b>",
+    )
     write_report(tmp_path / "evil.html", read_studies([path]), load_profile(tmp_path / "evil.yaml"))
     found = opened(tmp_path / "evil.html")
     assert found.complaints == []
     assert found.requests == [(tmp_path / "evil.html").as_uri()]
     assert found.page.title() == "skipsearch: <b onclick=alert(1)>demo</b> on pycode"
-    assert found.page.locator("script, img, iframe, b, body > title, [onclick], [onerror]").count() == 0
+    assert (
+        found.page.locator("script, img, iframe, b, body > title, [onclick], [onerror]").count()
+        == 0
+    )
     assert EVIL in found.page.locator("main").inner_text()
     assert found.marks("convergence-trials-0-0") == 3
 
 
-def test_a_page_of_two_old_studies_draws_what_they_hold_and_says_what_they_lack(tmp_path: Path, opened: Open) -> None:
+def test_a_page_of_two_old_studies_draws_what_they_hold_and_says_what_they_lack(
+    tmp_path: Path, opened: Open
+) -> None:
     for seed, name in enumerate(("one", "two")):
-        make_study(tmp_path / f"{name}.journal", {"gp": 7 + seed}, recorded=False, seed=seed, device=name)
-    missing = write_report(tmp_path / "report.html", read_studies([tmp_path / "one.journal", tmp_path / "two.journal"]))
-    assert missing == ["Predicted against measured", "Policy surface", "Time a token", "What each drafter brought",
-                       "How often drafts are right", "How masks moved", "Closed form beside the measurement"]
+        make_study(
+            tmp_path / f"{name}.journal", {"gp": 7 + seed}, recorded=False, seed=seed, device=name
+        )
+    missing = write_report(
+        tmp_path / "report.html", read_studies([tmp_path / "one.journal", tmp_path / "two.journal"])
+    )
+    assert missing == [
+        "Predicted against measured",
+        "Policy surface",
+        "Time a token",
+        "What each drafter contributed",
+        "How often drafts are right",
+        "Closed form and measurement",
+    ]
     found = opened(tmp_path / "report.html")
     assert found.complaints == []
     assert [found.marks(f"convergence-trials-0-{k}") for k in (0, 1)] == [7, 8]
     assert "device: one one; two two" in found.page.locator("main").inner_text()
-    for figure, sentence in (("predicted", "This study holds no race"), ("surface", "no policy surface"), ("times", "with --profile")):
+    for figure, sentence in (
+        ("predicted", "This study holds no race"),
+        ("surface", "no policy surface"),
+        ("times", "with --profile"),
+    ):
         assert sentence in found.page.locator(f"#missing-{figure}").inner_text()
         assert found.page.locator(f"#figure-{figure}").count() == 0

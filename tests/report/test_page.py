@@ -9,8 +9,8 @@ import pytest
 from helpers.profiles import GOLDEN
 
 from skipsearch.profile import load_profile
-from skipsearch.report.page import render
-from skipsearch.report.study import read_study
+from skipsearch.report.report_page import render_report
+from skipsearch.report.study_reader import read_study
 
 from .studies import LAYERS, make_study
 
@@ -20,12 +20,28 @@ def first_sentence(html: str) -> str:
     return unescape(found)
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("speculate", "Drafting pays: decoding with this profile is 1.337× (1.310–1.366) as fast as plain decoding"),
-    ("lost", "Drafting does not pay here: the best recipe was 0.97× (0.95–0.99) as fast as plain decoding"),
-    ("unmeasured", "This profile was never measured: decoding with it is lossless, and its speed is unknown.")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "speculate",
+            "Drafting pays: decoding with this profile is 1.337× (1.310–1.366) as fast as plain "
+            "decoding",
+        ),
+        (
+            "lost",
+            "Drafting does not pay here: the best recipe was 0.97× (0.95–0.99) as fast as plain "
+            "decoding",
+        ),
+        (
+            "unmeasured",
+            "This profile was never measured: decoding with it is lossless, and its speed is "
+            "unknown.",
+        ),
+    ],
+)
 def test_it_opens_with_the_profiles_verdict(name: str, said: str) -> None:
-    html, _ = render([], load_profile(GOLDEN / f"v2_{name}.yaml"))
+    html, _ = render_report([], load_profile(GOLDEN / f"v2_{name}.yaml"))
     assert first_sentence(html).startswith(said)
     assert html.index('class="verdict"') < html.index("Summary")
 
@@ -34,13 +50,15 @@ def test_without_a_profile_it_opens_with_what_the_search_predicts(tmp_path: Path
     make_study(tmp_path / "one.journal", n_layers=LAYERS)
     study = read_study(tmp_path / "one.journal")
     assert study.best is not None
-    html, _ = render([study], None)
-    assert first_sentence(html) == (f"The best of {len(study.judged)} judged masks is predicted to decode "
-                                    f"{study.best.speedup:.2f}× as fast as plain decoding.")
+    html, _ = render_report([study], None)
+    assert first_sentence(html) == (
+        f"The best of {len(study.judged)} judged masks is predicted to decode "
+        f"{study.best.speedup:.2f}× as fast as plain decoding."
+    )
 
 
 def test_terms_are_explained_before_the_first_table_and_figure(tmp_path: Path) -> None:
     make_study(tmp_path / "one.journal", n_layers=LAYERS)
-    html, _ = render([read_study(tmp_path / "one.journal")], None)
+    html, _ = render_report([read_study(tmp_path / "one.journal")], None)
     for term in ("α: ", "τ: ", "β: ", "v: "):
         assert 0 < html.index(term) < html.index("<table>") < html.index("<figure")

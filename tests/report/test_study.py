@@ -1,4 +1,6 @@
-"""A study is read as it stands, whoever wrote it and however far it came, and reading it leaves no trace."""
+"""A study is read as it stands, whoever wrote it and however far it came, and reading it leaves no
+trace.
+"""
 
 from __future__ import annotations
 
@@ -12,59 +14,77 @@ from helpers.sqlite import unsynced_sqlite
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from report.studies import IDENTITY, LAYERS, LOOKUP, OLD_RACED, RACED, SURFACE, make_study, moved
+from report.studies import IDENTITY, LAYERS, LOOKUP, OLD_RACED, RACED, SURFACE, make_study
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial, TrialState
 from skipsearch.errors import SearchError
-from skipsearch.ledger import Ledger
-from skipsearch.mask import SkipMask
 from skipsearch.report import read_study
-from skipsearch.report.page import render
-from skipsearch.report.study import UNKNOWN, read_studies
-from skipsearch.stats import Trial, TrialState
-from skipsearch.storage import STUDY
+from skipsearch.report.report_page import render_report
+from skipsearch.report.study_reader import UNKNOWN_SEARCHER, read_studies
+from skipsearch.tuning.storage import DEFAULT_STUDY_NAME
+from skipsearch.tuning.study import StudyStore
 
 __all__ = ["unsynced_sqlite"]
 
 
 @pytest.fixture(params=["journal", "sqlite"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "search.journal") if request.param == "journal" else f"sqlite:///{tmp_path / 'search.db'}"
+    return (
+        str(tmp_path / "search.journal")
+        if request.param == "journal"
+        else f"sqlite:///{tmp_path / 'search.db'}"
+    )
 
 
 def test_it_holds_the_judged_masks_in_their_order_and_what_was_noted(storage: str) -> None:
     ledger = make_study(storage, failed=2)
     study = read_study(storage)
-    assert [j.trial for j in study.judged] == [t for t in ledger.trials() if t.state is TrialState.COMPLETE]
-    assert study.left_out == 2
+    assert [j.trial for j in study.judged] == [
+        t for t in ledger.trials() if t.state is TrialState.COMPLETE
+    ]
+    assert study.n_left_out == 2
     assert study.searchers == ("sensitivity", "gp")
     assert study.n_layers == LAYERS
     assert study.identity["task"] == "sums"
-    assert [r.split for r in study.raced] == [r["split"] for r in RACED]
+    assert [r.split for r in study.race] == [r["split"] for r in RACED]
     assert len(study.surface) == len(SURFACE["policies"])
     assert study.best_so_far[-1] == study.best.speedup == max(j.speedup for j in study.judged)
-    assert study.clock is not None
-    assert study.clock[-1] == pytest.approx(sum(j.trial.search_seconds or 0 for j in study.judged))
+    assert study.elapsed_s is not None
+    assert study.elapsed_s[-1] == pytest.approx(
+        sum(j.trial.search_seconds or 0 for j in study.judged)
+    )
 
 
 @pytest.mark.parametrize("raced", [RACED, OLD_RACED], ids=["recipes", "masks and policies"])
-def test_what_was_promised_of_the_winner_is_what_the_race_says_of_its_recipe(raced: Any, tmp_path: Path) -> None:
+def test_what_was_promised_of_the_winner_is_what_the_race_says_of_its_recipe(
+    raced: Any, tmp_path: Path
+) -> None:
     make_study(tmp_path / "a.journal", raced=raced)
     study = read_study(tmp_path / "a.journal")
     assert study.confirmed is not None
     assert study.confirmed.predicted is None
-    assert study.promised(study.confirmed) == 1.31
+    assert study.predicted_speedup(study.confirmed) == 1.31
     assert study.mask_of(study.confirmed) == SkipMask(LAYERS, (1, 2), (3,))
 
 
-def test_what_a_mask_was_judged_in_is_told_of_new_studies_and_old_ones_alike(tmp_path: Path) -> None:
+def test_what_a_mask_was_judged_in_is_told_of_new_studies_and_old_ones_alike(
+    tmp_path: Path,
+) -> None:
     make_study(tmp_path / "new.journal")
     make_study(tmp_path / "old.journal", raced=OLD_RACED, policy="confidence 0.4, up to 6")
     new, old = (read_study(tmp_path / f"{age}.journal") for age in ("new", "old"))
     for ours, theirs in zip(new.judged, old.judged, strict=True):
         assert ours.trial.mask == theirs.trial.mask
-        assert theirs.recipe == f"skip {theirs.trial.mask.n_skipped} sub-layers, confidence 0.4, up to 6"
+        assert (
+            theirs.recipe
+            == f"skip {theirs.trial.mask.n_skipped} sub-layers, confidence 0.4, up to 6"
+        )
         assert ours.recipe == f"lookup: 2 tokens must match, copies up to 8; {theirs.recipe}"
-    assert [str(r) for r in old.raced[:2]] == ["skip 3 sub-layers, confidence 0.4, up to 6", "skip 2 sub-layers, fixed, up to 3"]
-    assert str(new.raced[0]) == f"lookup: 2 tokens must match, copies up to 8; {old.raced[0]}"
+    assert [str(r) for r in old.race[:2]] == [
+        "skip 3 sub-layers, confidence 0.4, up to 6",
+        "skip 2 sub-layers, fixed, up to 3",
+    ]
+    assert str(new.race[0]) == f"lookup: 2 tokens must match, copies up to 8; {old.race[0]}"
 
 
 def test_a_winner_without_a_mask_has_none(tmp_path: Path) -> None:
@@ -72,43 +92,53 @@ def test_a_winner_without_a_mask_has_none(tmp_path: Path) -> None:
     study = read_study(tmp_path / "a.journal")
     assert study.confirmed is not None
     assert study.mask_of(study.confirmed) is None
-    assert study.promised(study.confirmed) == 1.31
+    assert study.predicted_speedup(study.confirmed) == 1.31
 
 
-def test_reading_leaves_no_trace_and_fails_no_mask_that_is_being_judged(storage: str, tmp_path: Path,
-                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skipsearch.storage.HEARTBEAT_SECONDS", 3600)   # that one leaves a trace
+def test_reading_leaves_no_trace_and_fails_no_mask_that_is_being_judged(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skipsearch.tuning.storage.HEARTBEAT_S", 3600)  # that one leaves a trace
     ledger = make_study(storage)
     ledger.claim(SkipMask(LAYERS, (1,)))
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
-    assert read_study(storage).left_out == 1
-    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()} == before
+    assert read_study(storage).n_left_out == 1
+    assert {
+        path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()
+    } == before
     assert ledger.study.get_trials()[-1].state is optuna.trial.TrialState.RUNNING
 
 
-def test_a_mask_that_two_workers_claimed_counts_once_and_a_data_base_may_hold_several_studies(tmp_path: Path) -> None:
+def test_a_mask_that_two_workers_claimed_counts_once_and_a_data_base_may_hold_several_studies(
+    tmp_path: Path,
+) -> None:
     url = f"sqlite:///{tmp_path / 'searches.db'}"
     for name, count in (("one", 2), ("two", 3)):
         ledger = make_study(f"{url}#{name}", {"gp": count})
     assert ledger.claim(SkipMask(LAYERS, (1,))) is not None
     assert ledger.claim(SkipMask(LAYERS, (1,))) is None
-    assert [(len(study.judged), study.left_out) for study in read_studies([f"{url}#one", f"{url}#two"])] == [(2, 0), (3, 1)]
+    assert [
+        (len(study.judged), study.n_left_out)
+        for study in read_studies([f"{url}#one", f"{url}#two"])
+    ] == [(2, 0), (3, 1)]
 
 
 def test_a_study_of_before_searchers_were_recorded_is_read(tmp_path: Path) -> None:
     make_study(tmp_path / "old.journal", recorded=False)
     study = read_study(tmp_path / "old.journal")
-    assert study.searchers == (UNKNOWN,)
-    assert study.clock is None
+    assert study.searchers == (UNKNOWN_SEARCHER,)
+    assert study.elapsed_s is None
     assert study.confirmed is None
     assert study.surface == ()
 
 
-def test_one_of_several_searches_in_a_data_base_is_named_and_duplicates_do_not_count(tmp_path: Path) -> None:
+def test_one_of_several_searches_in_a_data_base_is_named_and_duplicates_do_not_count(
+    tmp_path: Path,
+) -> None:
     url = f"sqlite:///{tmp_path / 'search.db'}"
     ledger = make_study(f"{url}#second")
     assert ledger.claim(ledger.trials()[0].mask) is None
-    assert read_study(f"{url}#second").left_out == 0
+    assert read_study(f"{url}#second").n_left_out == 0
     with pytest.raises(SearchError, match="holds no search of this program"):
         read_study(url)
 
@@ -122,7 +152,11 @@ def test_half_a_line_of_a_process_that_is_writing_is_left_for_later(tmp_path: Pa
 
 
 def test_several_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
-    places = [tmp_path / "one" / "x.journal", tmp_path / "two" / "x.journal", tmp_path / "two" / "gp.journal"]
+    places = [
+        tmp_path / "one" / "x.journal",
+        tmp_path / "two" / "x.journal",
+        tmp_path / "two" / "gp.journal",
+    ]
     for place in places:
         make_study(place)
     assert [study.label for study in read_studies(places)] == [str(places[0]), str(places[1]), "gp"]
@@ -130,7 +164,8 @@ def test_several_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
         read_studies([places[0], places[0]])
 
 
-# --- what is not a study --------------------------------------------------------------------------------------------------------
+# --- what is not a study
+# --------------------------------------------------------------------------------------------------------
 
 
 def nothing(path: Path) -> None:
@@ -170,7 +205,7 @@ def foreign(path: Path, name: str = "mine") -> None:
 
 
 def nameless(path: Path) -> None:
-    foreign(path, STUDY)
+    foreign(path, DEFAULT_STUDY_NAME)
 
 
 def endless(path: Path) -> None:
@@ -186,11 +221,15 @@ def impossible_race(path: Path) -> None:
 
 
 def impossible_recipe(path: Path) -> None:
-    make_study(path, {"gp": 1}, raced=[RACED[0] | {"recipe": [RACED[0]["recipe"][1] | {"attn": [LAYERS]}]}])
+    make_study(
+        path, {"gp": 1}, raced=[RACED[0] | {"recipe": [RACED[0]["recipe"][1] | {"attn": [LAYERS]}]}]
+    )
 
 
 def later_race(path: Path) -> None:
-    make_study(path, {"gp": 1}, raced=[RACED[0] | {"recipe": [{"kind": "oracle", "draft_length": 1}]}])
+    make_study(
+        path, {"gp": 1}, raced=[RACED[0] | {"recipe": [{"kind": "oracle", "draft_length": 1}]}]
+    )
 
 
 def senseless_race(path: Path) -> None:
@@ -199,20 +238,37 @@ def senseless_race(path: Path) -> None:
 
 def later_trial(path: Path) -> None:
     ledger = make_study(path, {})
-    ledger.add(Trial(SkipMask(LAYERS, (1,)), 0.01, baseline_seconds_per_token=0.01), recipe=[{"kind": "oracle"}])
+    ledger.add(
+        Trial(SkipMask(LAYERS, (1,)), 0.01, baseline_seconds_per_token=0.01),
+        recipe=[{"kind": "oracle"}],
+    )
 
 
-@pytest.mark.parametrize(("make", "sentence"), [
-    (nothing, "the file does not exist"), (folder, "that is a folder"), (empty, "is not the journal of a search"),
-    (text, "is not the journal of a search"), (broken, "cannot be read"), (nothing_judged, "holds no judged mask (0 trials"),
-    (all_failed, "holds no judged mask (3 trials"), (lookup_alone, "was for lookup alone, which has no masks to judge"),
-    (foreign, "holds no search of this program"),
-    (nameless, "does not say of how many layers"), (endless, "does not say of how many layers"), (other_race, "the race in"),
-    (impossible_race, f"attn layer {LAYERS} is outside"), (impossible_recipe, f"attn layer {LAYERS} is outside"),
-    (later_race, "the recipe is none that this version knows"), (senseless_race, "the recipe is none that this version knows"),
-    (later_trial, "trial 0 of"),
-])
-def test_what_is_no_study_of_ours_is_refused_in_one_sentence(make: Callable[[Path], Any], sentence: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (nothing, "the file does not exist"),
+        (folder, "that is a folder"),
+        (empty, "is not the journal of a search"),
+        (text, "is not the journal of a search"),
+        (broken, "cannot be read"),
+        (nothing_judged, "holds no judged mask (0 trials"),
+        (all_failed, "holds no judged mask (3 trials"),
+        (lookup_alone, "was for lookup alone, which has no masks to judge"),
+        (foreign, "holds no search of this program"),
+        (nameless, "does not say how many layers"),
+        (endless, "does not say how many layers"),
+        (other_race, "the race in"),
+        (impossible_race, f"attn layer {LAYERS} is outside"),
+        (impossible_recipe, f"attn layer {LAYERS} is outside"),
+        (later_race, "the recipe is not one that this version knows"),
+        (senseless_race, "the recipe is not one that this version knows"),
+        (later_trial, "trial 0 of"),
+    ],
+)
+def test_what_is_no_study_of_ours_is_refused_in_one_sentence(
+    make: Callable[[Path], Any], sentence: str, tmp_path: Path
+) -> None:
     path = tmp_path / "x.journal"
     make(path)
     with pytest.raises(SearchError) as raised:
@@ -222,12 +278,19 @@ def test_what_is_no_study_of_ours_is_refused_in_one_sentence(make: Callable[[Pat
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("url", "sentence"), [
-    ("sqlite:///{}/none.db", "the file does not exist"), ("postgresql://me:secret@127.0.0.1:1/searches", "cannot be read"),
-    ("nosuch://me:secret@host/x", "cannot be read"), ("sqlite:/://", "is not a storage address"),
-    ("postgresql://127.0.0.1:1/searches?user=me&password=secret", "cannot be read"),
-])
-def test_an_address_that_leads_nowhere_is_one_sentence_without_its_password(url: str, sentence: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("sqlite:///{}/none.db", "the file does not exist"),
+        ("postgresql://me:secret@127.0.0.1:1/searches", "cannot be read"),
+        ("nosuch://me:secret@host/x", "cannot be read"),
+        ("sqlite:/://", "is not a storage address"),
+        ("postgresql://127.0.0.1:1/searches?user=me&password=secret", "cannot be read"),
+    ],
+)
+def test_an_address_that_leads_nowhere_is_one_sentence_without_its_password(
+    url: str, sentence: str, tmp_path: Path
+) -> None:
     with pytest.raises(SearchError, match=sentence) as raised:
         read_study(url.format(tmp_path))
     assert "secret" not in str(raised.value)
@@ -242,24 +305,12 @@ def test_a_data_base_without_a_study_stays_as_it_is(tmp_path: Path) -> None:
     assert file.read_bytes() == b""
 
 
-def test_a_search_without_masks_of_its_own_is_shown_by_its_race_and_by_how_masks_moved(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "x.journal", IDENTITY | {"drafters": "clasp"})
-    ledger.note("raced", RACED)
-    ledger.note("moved", moved(LAYERS))
+def test_a_search_without_masks_of_its_own_is_shown_by_its_race(tmp_path: Path) -> None:
+    ledger = StudyStore(tmp_path / "x.journal", IDENTITY | {"drafters": "clasp"})
+    ledger.set_attr("raced", RACED)
     study = read_study(tmp_path / "x.journal")
     assert study.best is None
-    assert study.moved is not None
-    assert [at for at, _ in study.moved.masks] == [0, 4, 9]
-    html, missing = render([study], None)
-    assert "How masks moved" not in missing
+    html, missing = render_report([study], None)
     assert "Predicted against measured" not in missing
     assert {"Convergence by searcher", "Layer map by searcher"} <= set(missing)
     assert "lookup: 2 tokens must match, copies up to 8" in html
-
-
-@pytest.mark.parametrize("change", [{"masks": [[1, [0] * 2 * LAYERS]]}, {"masks": [[0, [0, 1]]]}, {"masks": []}, {"rounds": []},
-                                    {"masks": [[0, [0, 1] * LAYERS], [40, [0, 1] * LAYERS]]}])
-def test_masks_that_cannot_have_moved_so_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
-    make_study(tmp_path / "x.journal").note("moved", moved(LAYERS) | change)
-    with pytest.raises(SearchError, match="how masks moved in"):
-        read_study(tmp_path / "x.journal")

@@ -1,15 +1,17 @@
-"""Searchers that learn as they go: `greedy`, `evolution`, `tpe`. What they share is in test_conformance, `gp` in test_gp."""
+"""Searchers that learn as they go: `greedy`, `evolution`, `tpe`. What they share is in
+test_conformance, `gp` in test_gp.
+"""
 
 from __future__ import annotations
 
 import optuna
 import pytest
 
-from skipsearch.mask import SkipMask
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial
 from skipsearch.searchers import Evidence, SearchProblem, make_searcher
-from skipsearch.searchers.evolution import START as FIRST_GENERATION
-from skipsearch.searchers.greedy import PATIENCE, WIDTH
-from skipsearch.stats import Trial
+from skipsearch.searchers.evolution import INITIAL_RANDOM as FIRST_GENERATION
+from skipsearch.searchers.greedy import PATIENCE, STEP_WIDTH
 
 from .toy import HiddenMask, ToyModel, drive
 
@@ -22,12 +24,22 @@ def test_greedy_without_evidence_first_judges_every_sublayer_alone() -> None:
 
 def test_greedy_with_evidence_first_judges_those_that_promise_most() -> None:
     alphas = tuple(0.5 + 0.01 * s for s in range(32))
-    found = drive(make_searcher("greedy", SearchProblem(16, evidence=Evidence(acceptance_without=alphas))), ToyModel.random(16), WIDTH)
-    assert [trial.mask.sublayers for trial in found] == [{s} for s in range(31, 31 - WIDTH, -1)]
+    found = drive(
+        make_searcher(
+            "greedy", SearchProblem(16, evidence=Evidence(single_skip_acceptance=alphas))
+        ),
+        ToyModel.random(16),
+        STEP_WIDTH,
+    )
+    assert [trial.mask.sublayers for trial in found] == [
+        {s} for s in range(31, 31 - STEP_WIDTH, -1)
+    ]
 
 
 def test_greedy_adds_to_the_best_mask_of_each_step() -> None:
-    toy = HiddenMask(target=SkipMask(4, attn=(1, 2), mlp=(1,)), weights=(0.1, 0.2, 0.1, 0.3, 0.5, 0.1, 0.1, 0.2))
+    toy = HiddenMask(
+        target=SkipMask(4, attn=(1, 2), mlp=(1,)), weights=(0.1, 0.2, 0.1, 0.3, 0.5, 0.1, 0.1, 0.2)
+    )
     found = drive(make_searcher("greedy", SearchProblem(4)), toy, 22)
     second_step, third_step = found[8:15], found[15:21]
     assert all(4 in trial.mask.sublayers and trial.mask.n_skipped == 2 for trial in second_step)
@@ -39,7 +51,7 @@ def test_greedy_goes_past_the_best_for_a_while_and_then_mends_it() -> None:
     found = drive(make_searcher("greedy", SearchProblem(4)), toy, 300)
     elimination = sum(8 - step for step in range(3 + PATIENCE))
     assert max(trial.mask.n_skipped for trial in found) == 3 + PATIENCE
-    assert all(trial.mask.distance(toy.target) <= 2 for trial in found[elimination:])
+    assert all(trial.mask.hamming_distance(toy.target) <= 2 for trial in found[elimination:])
     assert min(toy.regret(trial.mask) for trial in found) == 0
 
 
@@ -48,14 +60,19 @@ def test_greedy_ends_at_a_mask_that_no_flip_or_exchange_improves(seed: int) -> N
     toy = ToyModel.random(4, seed)
     found = drive(make_searcher("greedy", toy.problem()), toy, 300)
     best = min(found, key=lambda trial: trial.seconds_per_token)
-    flips = [(s,) for s in range(8)] + [(s, t) for s in best.mask.sublayers for t in set(range(8)) - best.mask.sublayers]
+    flips = [(s,) for s in range(8)] + [
+        (s, t) for s in best.mask.sublayers for t in set(range(8)) - best.mask.sublayers
+    ]
     assert len(found) < 300
-    assert all(toy.trial(best.mask.flipped(*flip)).seconds_per_token >= best.seconds_per_token for flip in flips)
+    assert all(
+        toy.trial(best.mask.flip(*flip)).seconds_per_token >= best.seconds_per_token
+        for flip in flips
+    )
 
 
 def test_greedy_mends_a_better_mask_that_somebody_else_found() -> None:
     toy = HiddenMask.random(n_layers=4, seed=2)
-    near = toy.target.flipped(0, 5)
+    near = toy.target.flip(0, 5)
     searcher = make_searcher("greedy", SearchProblem(4))
     searcher.tell(toy.trial(near))
     found = drive(searcher, toy, 100)
@@ -63,20 +80,29 @@ def test_greedy_mends_a_better_mask_that_somebody_else_found() -> None:
 
 
 def test_exchange_first_swaps_the_two_whose_flips_measured_best() -> None:
-    best, times = SkipMask.from_sublayers(4, [0, 1, 2, 3]), {0: 1.2, 1: 1.1, 2: 1.02, 3: 1.3, 4: 1.1, 5: 1.05, 6: 1.2, 7: 1.3}
+    best, times = (
+        SkipMask.from_sublayers(4, [0, 1, 2, 3]),
+        {0: 1.2, 1: 1.1, 2: 1.02, 3: 1.3, 4: 1.1, 5: 1.05, 6: 1.2, 7: 1.3},
+    )
     searcher = make_searcher("exchange", SearchProblem(4))
     searcher.tell(Trial(best, 1.0))
     for flipped, time in times.items():
-        searcher.tell(Trial(best.flipped(flipped), time))
-    assert searcher.ask() == best.flipped(2, 5)
+        searcher.tell(Trial(best.flip(flipped), time))
+    assert searcher.ask() == best.flip(2, 5)
 
 
 def test_exchange_remembers_a_flip_of_an_earlier_best_mask() -> None:
     first, second = SkipMask.from_sublayers(3, [0, 1]), SkipMask.from_sublayers(3, [0, 1, 2])
     searcher = make_searcher("exchange", SearchProblem(3))
-    for mask, time in ((first, 1.0), (first.flipped(5), 1.01), (first.flipped(4), 1.4), (second, 0.9), (second.flipped(3), 0.95)):
+    for mask, time in (
+        (first, 1.0),
+        (first.flip(5), 1.01),
+        (first.flip(4), 1.4),
+        (second, 0.9),
+        (second.flip(3), 0.95),
+    ):
         searcher.tell(Trial(mask, time))
-    assert searcher.ask() == second.flipped(5)
+    assert searcher.ask() == second.flip(5)
 
 
 def test_several_greedy_workers_never_wait_for_each_other() -> None:
@@ -90,13 +116,18 @@ def test_several_greedy_workers_never_wait_for_each_other() -> None:
 
 
 def test_evolution_breeds_from_the_best_alone() -> None:
-    """Every good mask skips sub-layer 3 and keeps 4: so does nearly every child, whatever the bad ones do."""
+    """Every good mask skips sub-layer 3 and keeps 4: so does nearly every child, whatever the bad
+    ones do.
+    """
     searcher = make_searcher("evolution", SearchProblem(8))
     strangers = drive(make_searcher("random", SearchProblem(8, seed=3)), ToyModel.random(8), 100)
     for mask in (trial.mask for trial in strangers):
         good = 3 in mask.sublayers and 4 not in mask.sublayers
         searcher.tell(Trial(mask, 0.01 if good else 0.1))
-    assert sum(3 in trial.mask.sublayers and 4 not in trial.mask.sublayers for trial in strangers) >= FIRST_GENERATION
+    assert (
+        sum(3 in trial.mask.sublayers and 4 not in trial.mask.sublayers for trial in strangers)
+        >= FIRST_GENERATION
+    )
     pending: set[SkipMask] = set()
     for _ in range(30):
         child = searcher.ask(pending)
@@ -116,7 +147,10 @@ def test_tpe_starts_its_study_anew_when_what_it_learned_from_changes() -> None:
     toy = HiddenMask.random(n_layers=4, seed=1)
     searcher, fresh = (make_searcher("tpe", SearchProblem(4)) for _ in range(2))
     trials = drive(searcher, toy, 12)
-    wall = [toy.trial(trial.mask, fidelity="wall") for trial in drive(make_searcher("random", SearchProblem(4, seed=8)), toy, 14)]
+    wall = [
+        toy.trial(trial.mask, fidelity="wall")
+        for trial in drive(make_searcher("random", SearchProblem(4, seed=8)), toy, 14)
+    ]
     for trial in wall:
         searcher.tell(trial)
     for trial in trials + wall:
@@ -124,7 +158,9 @@ def test_tpe_starts_its_study_anew_when_what_it_learned_from_changes() -> None:
     assert searcher.ask() == fresh.ask()
 
 
-def test_tpe_says_nothing_and_leaves_optunas_loudness_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_tpe_says_nothing_and_leaves_optunas_loudness_alone(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     verbosity = optuna.logging.get_verbosity()
     drive(make_searcher("tpe", SearchProblem(3)), HiddenMask.random(3, 0), 12)
     assert capfd.readouterr() == ("", "")

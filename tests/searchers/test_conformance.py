@@ -1,4 +1,6 @@
-"""What every searcher owes the driver. A searcher is tested here the moment its line stands in SEARCHERS."""
+"""What every searcher owes the driver. A searcher is tested here the moment its line stands in
+SEARCHERS.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,16 @@ from functools import cache
 import pytest
 import torch
 
-from skipsearch.mask import SkipMask
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial
 from skipsearch.searchers import SEARCHERS, Searcher, SearchProblem, make_searcher
-from skipsearch.stats import Trial
 
 from .toy import HiddenMask, ToyModel, drive, failure, slowed
 
 every_searcher = pytest.mark.parametrize("name", SEARCHERS)
 
 TOY = ToyModel.random(n_layers=4, seed=1)
-ENOUGH = 15   # evaluations: past every searcher's start, so that its own way of proposing is seen
+ENOUGH = 15  # evaluations: past every searcher's start, so that its own way of proposing is seen
 
 
 @cache
@@ -54,14 +56,18 @@ def test_never_skips_what_must_not_be_skipped(name: str) -> None:
 
 @every_searcher
 def test_skips_only_whole_layers_when_asked_to(name: str) -> None:
-    masks = proposals(make_searcher(name, TOY.problem(whole_layers=True, never_skip=frozenset({1}))))
+    masks = proposals(
+        make_searcher(name, TOY.problem(whole_layers=True, never_skip=frozenset({1})))
+    )
     assert masks
     assert all(mask.attn == mask.mlp and 0 not in mask.attn for mask in masks)
 
 
 @every_searcher
 def test_the_same_seed_and_tells_give_the_same_proposals(name: str) -> None:
-    assert proposals(make_searcher(name, TOY.problem(seed=3))) == [trial.mask for trial in one_search(name)]
+    assert proposals(make_searcher(name, TOY.problem(seed=3))) == [
+        trial.mask for trial in one_search(name)
+    ]
 
 
 @every_searcher
@@ -75,7 +81,9 @@ def test_telling_everything_again_resumes_the_search(name: str) -> None:
 
 @every_searcher
 def test_learns_from_masks_that_others_proposed_and_does_not_repeat_them(name: str) -> None:
-    foreign = proposals(make_searcher(name, TOY.problem()), 8) + proposals(make_searcher("random", TOY.problem(seed=9)), 8)
+    foreign = proposals(make_searcher(name, TOY.problem()), 8) + proposals(
+        make_searcher("random", TOY.problem(seed=9)), 8
+    )
     searcher = make_searcher(name, TOY.problem())
     for mask in foreign:
         searcher.tell(TOY.trial(mask))
@@ -120,7 +128,9 @@ def test_survives_failed_and_infinite_and_senseless_trials(name: str) -> None:
         assert mask not in seen
         seen.add(mask)
         good = TOY.trial(mask)
-        endless, senseless = (replace(good, seconds_per_token=value, stderr=value) for value in (math.inf, math.nan))
+        endless, senseless = (
+            replace(good, seconds_per_token=value, stderr=value) for value in (math.inf, math.nan)
+        )
         searcher.tell((good, failure(mask), endless, senseless)[n % 4])
     assert seen
 
@@ -169,7 +179,9 @@ def test_leaves_the_global_random_state_and_thread_count_alone(name: str) -> Non
 
 @every_searcher
 def test_wall_times_told_among_replayed_ones_do_not_mislead(name: str) -> None:
-    """Another clock: every wall time here is ten times its replay, so mixed up they would look like bad masks."""
+    """Another clock: every wall time here is ten times its replay, so mixed up they would look like
+    bad masks.
+    """
     plain, mixed = (make_searcher(name, TOY.problem()) for _ in range(2))
     for trial in drive(make_searcher("random", TOY.problem(seed=5)), TOY, 14):
         plain.tell(trial)
@@ -179,9 +191,16 @@ def test_wall_times_told_among_replayed_ones_do_not_mislead(name: str) -> None:
     assert proposals(plain, 2) == proposals(mixed, 2)
 
 
-@pytest.mark.parametrize(("name", "evaluations"), [("gp", 30), ("greedy", 60), ("evolution", 60), ("tpe", 60)])
-def test_adaptive_searchers_clearly_beat_random_whatever_the_best_mask_is(name: str, evaluations: int) -> None:
-    """The best mask is drawn at random, bit by bit, so a bias towards skipping or keeping cannot pass for learning."""
+@pytest.mark.parametrize(
+    ("name", "evaluations"), [("gp", 30), ("greedy", 60), ("evolution", 60), ("tpe", 60)]
+)
+def test_adaptive_searchers_clearly_beat_random_whatever_the_best_mask_is(
+    name: str, evaluations: int
+) -> None:
+    """The best mask is drawn at random, bit by bit, so a bias towards skipping or keeping cannot
+    pass for learning.
+    """
+
     def regret(searcher: str) -> float:
         total = 0.0
         for seed in range(2):

@@ -1,4 +1,6 @@
-"""Searchers that know their masks beforehand: `random`, `middle`, `uniform`, `sensitivity` and their kind."""
+"""Searchers that know their masks beforehand: `random`, `middle`, `uniform`, `sensitivity` and
+their kind.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ from collections import Counter
 
 import pytest
 
-from skipsearch.costs import Costs
-from skipsearch.mask import SkipMask
+from skipsearch.core.cost_model import Costs
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial, expected_speedup
 from skipsearch.searchers import Evidence, SearchProblem, make_searcher
-from skipsearch.searchers.predict import draft_ratio, predicted_speedup
-from skipsearch.searchers.ranked import coarse_to_fine
-from skipsearch.searchers.uniform import evenly
-from skipsearch.stats import Trial, expected_speedup
+from skipsearch.searchers.fixed_order import coarse_to_fine
+from skipsearch.searchers.predictions import draft_ratio, predicted_speedup
+from skipsearch.searchers.uniform import evenly_spaced
 
 from .toy import ToyModel
 
@@ -52,7 +54,10 @@ def test_random_sees_light_and_heavy_masks_as_often_as_even_ones() -> None:
 
 
 def test_random_differs_by_seed() -> None:
-    assert make_searcher("random", SearchProblem(8, seed=0)).ask() != make_searcher("random", SearchProblem(8, seed=1)).ask()
+    assert (
+        make_searcher("random", SearchProblem(8, seed=0)).ask()
+        != make_searcher("random", SearchProblem(8, seed=1)).ask()
+    )
 
 
 def test_middle_skips_one_run_around_the_middle_of_every_length() -> None:
@@ -66,11 +71,16 @@ def test_middle_skips_one_run_around_the_middle_of_every_length() -> None:
 
 
 def test_middle_closes_ranks_where_a_sublayer_must_stay() -> None:
-    assert everything("middle", SearchProblem(4, never_skip=frozenset({3})))[0].sublayers == {1, 2, 4, 5}
+    assert everything("middle", SearchProblem(4, never_skip=frozenset({3})))[0].sublayers == {
+        1,
+        2,
+        4,
+        5,
+    }
 
 
 def test_uniform_skips_every_other_layer_first() -> None:
-    assert everything("uniform", SearchProblem(8))[0] == SkipMask.whole_layers(8, (1, 3, 5, 7))
+    assert everything("uniform", SearchProblem(8))[0] == SkipMask.from_layers(8, (1, 3, 5, 7))
 
 
 def test_uniform_takes_as_many_attentions_as_mlps_at_even_distances() -> None:
@@ -83,25 +93,39 @@ def test_uniform_takes_as_many_attentions_as_mlps_at_even_distances() -> None:
 
 
 def test_even_spreads_leave_both_ends_room() -> None:
-    assert evenly(12, 3) == (2, 6, 10)
-    assert evenly(5, 0) == ()
+    assert evenly_spaced(12, 3) == (2, 6, 10)
+    assert evenly_spaced(5, 0) == ()
 
 
 def test_sensitivity_skips_the_least_harmful_first() -> None:
     alphas = (0.5, 0.9, 0.99, 0.6, 0.95, 0.7)
-    masks = everything("sensitivity", SearchProblem(3, evidence=Evidence(acceptance_without=alphas)))
+    masks = everything(
+        "sensitivity", SearchProblem(3, evidence=Evidence(single_skip_acceptance=alphas))
+    )
     by_count = {mask.n_skipped: mask.sublayers for mask in masks}
-    assert [by_count[k] for k in range(1, 7)] == [{2}, {2, 4}, {1, 2, 4}, {1, 2, 4, 5}, {1, 2, 3, 4, 5}, set(range(6))]
+    assert [by_count[k] for k in range(1, 7)] == [
+        {2},
+        {2, 4},
+        {1, 2, 4},
+        {1, 2, 4, 5},
+        {1, 2, 3, 4, 5},
+        set(range(6)),
+    ]
 
 
 def test_sensitivity_starts_with_half_of_the_model_and_sees_every_count_once() -> None:
-    counts = [mask.n_skipped for mask in everything("sensitivity", ToyModel.random(8, seed=2).problem())]
+    counts = [
+        mask.n_skipped for mask in everything("sensitivity", ToyModel.random(8, seed=2).problem())
+    ]
     assert counts[0] == 8
     assert sorted(counts) == list(range(1, 17))
 
 
 def test_sensitivity_lives_with_an_acceptance_of_nought() -> None:
-    masks = everything("sensitivity", SearchProblem(2, evidence=Evidence(acceptance_without=(0.0, 0.9, 0.8, 0.0))))
+    masks = everything(
+        "sensitivity",
+        SearchProblem(2, evidence=Evidence(single_skip_acceptance=(0.0, 0.9, 0.8, 0.0))),
+    )
     assert masks[0].sublayers == {1, 2}
     assert len(masks) == 4
 

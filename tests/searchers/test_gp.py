@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from skipsearch.mask import SkipMask
+from skipsearch.core.mask import SkipMask
 from skipsearch.searchers import SearchProblem, make_searcher
-from skipsearch.searchers.gp import START
-from skipsearch.searchers.memory import Judged
+from skipsearch.searchers.gp import INITIAL_RANDOM
+from skipsearch.searchers.history import Observation
 from skipsearch.searchers.region import GROW_AFTER, SHRINK_AFTER, trust_region
 
 from .toy import HiddenMask, ToyModel, drive
 
 
-def judged(*scores: tuple[Iterable[int], float]) -> list[Judged]:
-    return [Judged(frozenset(units), log_time, 1e-6) for units, log_time in scores]
+def judged(*scores: tuple[Iterable[int], float]) -> list[Observation]:
+    return [Observation(frozenset(units), log_time, 1e-6) for units, log_time in scores]
 
 
 def test_the_region_lies_around_the_best_mask_told() -> None:
@@ -41,9 +41,11 @@ def test_masks_told_from_far_away_do_not_resize_it() -> None:
     assert trust_region(judged(((), 0.0), *far), n_units=32).radius == 8
 
 
-def test_a_region_searched_out_is_closed_and_the_next_opens_around_the_best_mask_outside_it() -> None:
+def test_a_region_searched_out_is_closed_and_the_next_opens_around_the_best_mask_outside_it() -> (
+    None
+):
     elsewhere = (set(range(20)), 0.5)
-    rounds = 4   # radius 8, 4, 2, 1
+    rounds = 4  # radius 8, 4, 2, 1
     flips = [({u}, 1.0) for _ in range(rounds) for u in range(SHRINK_AFTER)]
     region = trust_region(judged(((), 0.0), elsewhere, *flips), n_units=32)
     assert (region.centre, region.radius) == (set(range(20)), 8)
@@ -57,19 +59,28 @@ def test_with_every_told_mask_searched_out_the_region_is_anywhere() -> None:
 def test_gp_goes_on_from_what_other_searchers_found() -> None:
     toy = ToyModel.random(6, seed=3)
     searcher = make_searcher("gp", toy.problem())
-    seeds = [trial for name in ("middle", "uniform") for trial in drive(make_searcher(name, toy.problem()), toy, 8)]
+    seeds = [
+        trial
+        for name in ("middle", "uniform")
+        for trial in drive(make_searcher(name, toy.problem()), toy, 8)
+    ]
     for trial in seeds:
         searcher.tell(trial)
     best_seed = min(seeds, key=lambda trial: trial.seconds_per_token)
     found = drive(searcher, toy, 10)
     assert min(trial.seconds_per_token for trial in found) < best_seed.seconds_per_token
-    assert all(trial.mask.distance(best_seed.mask) <= 8 for trial in found[:1])
+    assert all(trial.mask.hamming_distance(best_seed.mask) <= 8 for trial in found[:1])
 
 
 def test_gp_starts_with_random_masks_when_it_knows_too_little() -> None:
     toy = ToyModel.random(4)
-    start = [trial.mask for trial in drive(make_searcher("gp", toy.problem(seed=4)), toy, START)]
-    assert start == [trial.mask for trial in drive(make_searcher("random", toy.problem(seed=4)), toy, START)]
+    start = [
+        trial.mask for trial in drive(make_searcher("gp", toy.problem(seed=4)), toy, INITIAL_RANDOM)
+    ]
+    assert start == [
+        trial.mask
+        for trial in drive(make_searcher("random", toy.problem(seed=4)), toy, INITIAL_RANDOM)
+    ]
 
 
 def test_gp_is_not_led_astray_by_noise_that_it_is_told_of() -> None:
@@ -82,9 +93,16 @@ def test_gp_is_not_led_astray_by_noise_that_it_is_told_of() -> None:
         assert mask is not None
         masks.append(mask)
         exact = toy.trial(mask)
-        searcher.tell(replace(exact, seconds_per_token=exact.seconds_per_token * math.exp(0.1 * rng.standard_normal()),
-                              stderr=0.1 * exact.seconds_per_token))
-    assert np.mean([toy.regret(mask) for mask in masks[-8:]]) < 0.5 * np.mean([toy.regret(mask) for mask in masks[:10]])
+        searcher.tell(
+            replace(
+                exact,
+                seconds_per_token=exact.seconds_per_token * math.exp(0.1 * rng.standard_normal()),
+                stderr=0.1 * exact.seconds_per_token,
+            )
+        )
+    assert np.mean([toy.regret(mask) for mask in masks[-8:]]) < 0.5 * np.mean(
+        [toy.regret(mask) for mask in masks[:10]]
+    )
 
 
 def test_gp_finds_the_one_mask_that_is_left() -> None:

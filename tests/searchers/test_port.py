@@ -7,10 +7,17 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from skipsearch import searchers
-from skipsearch.costs import Costs
+from skipsearch.core.cost_model import Costs
+from skipsearch.core.mask import SkipMask
 from skipsearch.errors import SearchError
-from skipsearch.mask import SkipMask
-from skipsearch.searchers import ENTRY_POINT_GROUP, SEARCHERS, Evidence, SearchProblem, make_searcher, searcher_names
+from skipsearch.searchers import (
+    ENTRY_POINT_GROUP,
+    SEARCHERS,
+    Evidence,
+    SearchProblem,
+    make_searcher,
+    searcher_names,
+)
 from skipsearch.searchers.middle import Middle
 from skipsearch.searchers.random import Random
 
@@ -28,7 +35,9 @@ def test_units_of_a_whole_layer_search_are_the_layers_that_are_free_altogether()
     assert problem.mask_of([1]) == SkipMask(3, attn=(2,), mlp=(2,))
 
 
-@pytest.mark.parametrize("mask", [SkipMask(3, attn=(1,)), SkipMask(3, attn=(0,)), SkipMask(3, mlp=(2,))])
+@pytest.mark.parametrize(
+    "mask", [SkipMask(3, attn=(1,)), SkipMask(3, attn=(0,)), SkipMask(3, mlp=(2,))]
+)
 def test_a_mask_outside_the_search_space_has_no_units(mask: SkipMask) -> None:
     assert SearchProblem(3, never_skip=frozenset({3}), whole_layers=True).units_of(mask) is None
 
@@ -38,20 +47,27 @@ def test_a_mask_of_another_model_is_refused() -> None:
         SearchProblem(16).units_of(SkipMask(12))
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [
-    ({"never_skip": frozenset({8})}, "names sub-layer 8, outside 0..7"),
-    ({"never_skip": frozenset(range(8))}, "leaves nothing to skip"),
-    ({"never_skip": frozenset({0, 2, 4, 6}), "whole_layers": True}, "leaves nothing to skip"),
-    ({"seed": -1}, "seed is -1"),
-    ({"evidence": Evidence(cosines=(0.9,) * 7)}, "cosines has 7 values for 8 sub-layers"),
-    ({"evidence": Evidence(costs=Costs((1.0,) * 8, 1.0, (9.0,)))}, "verify has 1 passes"),
-])
-def test_a_problem_that_makes_no_sense_is_refused_in_one_sentence(arguments: dict[str, object], sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"never_skip": frozenset({8})}, "names sub-layer 8, outside 0..7"),
+        ({"never_skip": frozenset(range(8))}, "leaves nothing to skip"),
+        ({"never_skip": frozenset({0, 2, 4, 6}), "whole_layers": True}, "leaves nothing to skip"),
+        ({"seed": -1}, "seed is -1"),
+        ({"evidence": Evidence(cosines=(0.9,) * 7)}, "cosines has 7 values for 8 sub-layers"),
+        ({"evidence": Evidence(costs=Costs((1.0,) * 8, 1.0, (9.0,)))}, "verify has 1 passes"),
+    ],
+)
+def test_a_problem_that_makes_no_sense_is_refused_in_one_sentence(
+    arguments: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(SearchError, match=sentence):
         SearchProblem(4, **arguments)
 
 
-@pytest.mark.parametrize("name", [name for name in ("sensitivity", "knapsack", "asd", "clasp") if name in SEARCHERS])
+@pytest.mark.parametrize(
+    "name", [name for name in ("sensitivity", "knapsack", "asd", "clasp") if name in SEARCHERS]
+)
 def test_missing_evidence_is_named_when_the_searcher_is_made(name: str) -> None:
     with pytest.raises(SearchError, match=rf"'{name}' needs evidence\.\w+"):
         make_searcher(name, SearchProblem(4))
@@ -80,7 +96,9 @@ def test_third_parties_cannot_take_one_of_our_names(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("value", ["no_such_package:X", "skipsearch.searchers.random:NoSuchClass"])
-def test_a_third_party_searcher_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_a_third_party_searcher_that_cannot_be_imported_is_named(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
     installed(monkeypatch, "theirs", value)
     with pytest.raises(SearchError, match=rf"'theirs' \({value}\) cannot be imported"):
         make_searcher("theirs", SearchProblem(4))

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from skipsearch.costs import Costs
-from skipsearch.mask import SkipMask
+from skipsearch.core.cost_model import Costs
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial, expected_round_tokens, expected_speedup
 from skipsearch.searchers import Evidence, Searcher, SearchProblem
-from skipsearch.searchers.predict import draft_ratio
+from skipsearch.searchers.predictions import draft_ratio
 from skipsearch.searchers.s3d import (
-    PROBES,
-    S3D,
-    acceptance,
+    N_PROBES,
+    S3DSearcher,
+    acceptance_from_beta,
     fit_u,
+    mean_round_tokens,
     one_pass_improvement,
-    round_tokens,
     sequential_improvement,
 )
-from skipsearch.stats import Trial, expected_round_tokens, expected_speedup
 
 from .toy import failure
 
-COSTS = Costs(sublayers=(1.0,) * 32, overhead=0.0, verify=tuple(32.0 + 0.3 * rows for rows in range(9)))
+COSTS = Costs(
+    sublayers=(1.0,) * 32, overhead=0.0, verify=tuple(32.0 + 0.3 * rows for rows in range(9))
+)
 PROBLEM = SearchProblem(16, evidence=Evidence(costs=COSTS))
 
 
@@ -30,47 +32,62 @@ def measure(searcher: Searcher, u: float, evaluations: int) -> list[SkipMask]:
     masks: list[SkipMask] = []
     while len(masks) < evaluations and (mask := searcher.ask()) is not None:
         beta = draft_ratio(COSTS, mask)
-        searcher.tell(Trial(mask, 1.0, fidelity="replay", alpha=acceptance(beta, u), beta=beta))
+        searcher.tell(
+            Trial(mask, 1.0, fidelity="replay", alpha=acceptance_from_beta(beta, u), beta=beta)
+        )
         masks.append(mask)
     return masks
 
 
 def test_acceptance_is_equation_10() -> None:
-    assert acceptance(0.5, 0.01) == pytest.approx((1 - 0.01**0.5) / (1 - 0.01)) == pytest.approx(0.909, abs=1e-3)
+    assert (
+        acceptance_from_beta(0.5, 0.01)
+        == pytest.approx((1 - 0.01**0.5) / (1 - 0.01))
+        == pytest.approx(0.909, abs=1e-3)
+    )
 
 
 @pytest.mark.parametrize("u", [1e-9, 0.01, 1.0, 50.0, 1e9])
 def test_the_whole_model_is_always_right_and_no_model_never(u: float) -> None:
-    assert acceptance(1.0, u) == pytest.approx(1)
-    assert acceptance(0.0, u) == 0
-    assert acceptance(0.4, 1.0) == 0.4
+    assert acceptance_from_beta(1.0, u) == pytest.approx(1)
+    assert acceptance_from_beta(0.0, u) == 0
+    assert acceptance_from_beta(0.4, 1.0) == 0.4
 
 
 def test_u_below_one_predicts_more_acceptance_than_cost_and_u_above_one_less() -> None:
-    assert acceptance(0.5, 0.01) > 0.5 > acceptance(0.5, 100)
+    assert acceptance_from_beta(0.5, 0.01) > 0.5 > acceptance_from_beta(0.5, 100)
 
 
 @pytest.mark.parametrize("draft_length", [1, 2, 5])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 1.0])
-def test_tokens_of_a_round_with_one_acceptance_for_all_are_leviathans(alpha: float, draft_length: int) -> None:
-    assert round_tokens([alpha] * draft_length) == pytest.approx(expected_round_tokens(alpha, draft_length))
+def test_tokens_of_a_round_with_one_acceptance_for_all_are_leviathans(
+    alpha: float, draft_length: int
+) -> None:
+    assert mean_round_tokens([alpha] * draft_length) == pytest.approx(
+        expected_round_tokens(alpha, draft_length)
+    )
 
 
 def test_tokens_of_a_round_are_equation_11() -> None:
     a, b = 0.8, 0.5
-    assert round_tokens([a, b]) == pytest.approx(1 * (1 - a) + 2 * a * (1 - b) + 3 * a * b)
+    assert mean_round_tokens([a, b]) == pytest.approx(1 * (1 - a) + 2 * a * (1 - b) + 3 * a * b)
 
 
 def test_the_one_pass_factor_is_equation_12_with_the_papers_constants() -> None:
-    alpha = acceptance(0.5, 0.01)
+    alpha = acceptance_from_beta(0.5, 0.01)
     second = (1.22 - 0.44) * alpha
-    assert one_pass_improvement(alpha, 2, 0.5) == pytest.approx(((1 - alpha) + 2 * alpha * (1 - second) + 3 * alpha * second) / 1.54)
+    assert one_pass_improvement(alpha, 2, 0.5) == pytest.approx(
+        ((1 - alpha) + 2 * alpha * (1 - second) + 3 * alpha * second) / 1.54
+    )
 
 
 def test_the_one_pass_factor_puts_the_optimum_where_the_paper_does() -> None:
     """Figure 5: about half of the layers and four tokens; a fifth adds next to nothing."""
     betas = [b / 100 for b in range(5, 101)]
-    best = {g: max((one_pass_improvement(acceptance(b, 0.01), g, b), b) for b in betas) for g in range(1, 6)}
+    best = {
+        g: max((one_pass_improvement(acceptance_from_beta(b, 0.01), g, b), b) for b in betas)
+        for g in range(1, 6)
+    }
     assert 0.45 <= best[4][1] <= 0.55
     assert best[4][0] - best[3][0] > 5 * (best[5][0] - best[4][0])
 
@@ -81,27 +98,38 @@ def test_the_one_pass_factor_goes_no_further_than_its_discount_was_measured() ->
 
 
 def test_the_sequential_factor_is_leviathans() -> None:
-    assert sequential_improvement(0.8, 3, 0.4, 1.1) == pytest.approx(expected_speedup(0.8, 3, 0.4, 1.1))
+    assert sequential_improvement(0.8, 3, 0.4, 1.1) == pytest.approx(
+        expected_speedup(0.8, 3, 0.4, 1.1)
+    )
     assert sequential_improvement(0.8, 3, 0.4, 1.1, delta=0.1) < expected_speedup(0.8, 3, 0.4, 1.1)
 
 
 @pytest.mark.parametrize("u", [1e-6, 0.01, 0.9, 3.0, 1e5])
 def test_the_fit_finds_u_again_on_both_sides_of_one(u: float) -> None:
-    points = [(beta, acceptance(beta, u)) for beta in (0.25, 0.5, 0.75)]
+    points = [(beta, acceptance_from_beta(beta, u)) for beta in (0.25, 0.5, 0.75)]
     assert fit_u(points) == pytest.approx(u, rel=0.01)
 
 
 def test_s3d_probes_a_half_a_quarter_and_three_quarters_first() -> None:
-    masks = measure(S3D(PROBLEM), u=1e-8, evaluations=PROBES)
+    masks = measure(S3DSearcher(PROBLEM), u=1e-8, evaluations=N_PROBES)
     assert [mask.n_skipped for mask in masks] == [16, 8, 24]
 
 
 def test_s3d_then_proposes_what_maximises_the_factor_and_its_neighbours() -> None:
-    searcher = S3D(PROBLEM)
-    measure(searcher, u=1e-8, evaluations=PROBES)
-    best = searcher.predictions()[0]
-    by_hand = max((sequential_improvement(acceptance(1 - k / 32, 1e-8), g, 1 - k / 32, COSTS.verify[g] / 32), k, g)
-                  for k in range(1, 33) for g in range(1, 9))
+    searcher = S3DSearcher(PROBLEM)
+    measure(searcher, u=1e-8, evaluations=N_PROBES)
+    best = searcher.forecast()[0]
+    by_hand = max(
+        (
+            sequential_improvement(
+                acceptance_from_beta(1 - k / 32, 1e-8), g, 1 - k / 32, COSTS.verify[g] / 32
+            ),
+            k,
+            g,
+        )
+        for k in range(1, 33)
+        for g in range(1, 9)
+    )
     assert (best.count, best.draft_length) == by_hand[1:]
     counts = [mask.n_skipped for mask in measure(searcher, u=1e-8, evaluations=4)]
     assert counts[0] == best.count or best.count in (8, 16, 24)
@@ -109,12 +137,12 @@ def test_s3d_then_proposes_what_maximises_the_factor_and_its_neighbours() -> Non
 
 
 def test_s3d_says_dont_where_acceptance_stays_below_cost() -> None:
-    assert len(measure(S3D(PROBLEM), u=100.0, evaluations=10)) == PROBES
+    assert len(measure(S3DSearcher(PROBLEM), u=100.0, evaluations=10)) == N_PROBES
 
 
 def test_s3d_says_dont_when_no_probe_could_be_measured() -> None:
-    searcher = S3D(PROBLEM)
-    for _ in range(PROBES):
+    searcher = S3DSearcher(PROBLEM)
+    for _ in range(N_PROBES):
         mask = searcher.ask()
         assert mask is not None
         searcher.tell(failure(mask))
@@ -122,26 +150,26 @@ def test_s3d_says_dont_when_no_probe_could_be_measured() -> None:
 
 
 def test_s3d_needs_no_probes_where_somebody_measured_middle_masks_already() -> None:
-    searcher = S3D(PROBLEM)
-    measured = measure(S3D(PROBLEM), u=1e-8, evaluations=PROBES)
+    searcher = S3DSearcher(PROBLEM)
+    measured = measure(S3DSearcher(PROBLEM), u=1e-8, evaluations=N_PROBES)
     for mask in measured:
-        searcher.tell(Trial(mask, 1.0, alpha=acceptance(draft_ratio(COSTS, mask), 1e-8)))
+        searcher.tell(Trial(mask, 1.0, alpha=acceptance_from_beta(draft_ratio(COSTS, mask), 1e-8)))
     following = searcher.ask()
     assert following is not None
     assert following not in measured
 
 
 def test_s3d_learns_nothing_from_masks_off_its_curve() -> None:
-    searcher = S3D(PROBLEM)
+    searcher = S3DSearcher(PROBLEM)
     searcher.tell(Trial(SkipMask(16, attn=(0, 15)), 1.0, alpha=0.01))
-    assert searcher.predictions() == []
+    assert searcher.forecast() == []
 
 
 def test_s3d_goes_on_while_its_probes_are_measured_elsewhere() -> None:
-    searcher = S3D(PROBLEM)
+    searcher = S3DSearcher(PROBLEM)
     pending: set[SkipMask] = set()
-    for _ in range(PROBES + 2):
+    for _ in range(N_PROBES + 2):
         mask = searcher.ask(pending)
         assert mask is not None
         pending.add(mask)
-    assert len(pending) == PROBES + 2
+    assert len(pending) == N_PROBES + 2

@@ -1,4 +1,6 @@
-"""Models that are a few small formulas, for searchers to search: what a mask costs, accepts and takes is known exactly."""
+"""Models that are a few small formulas, for searchers to search: what a mask costs, accepts and
+takes is known exactly.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skipsearch.costs import Costs
-from skipsearch.mask import SkipMask
+from skipsearch.core.cost_model import Costs
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial, TrialState, expected_speedup
 from skipsearch.searchers import Evidence, Searcher, SearchProblem
-from skipsearch.stats import Trial, TrialState, expected_speedup
 
 
 @dataclass(frozen=True)
 class ToyModel:
-    """Both ends of the model matter, its middle is nearly idle, and two neighbours skipped together hurt more than each alone.
+    """Both ends of the model matter, its middle is nearly idle, and two neighbours skipped together
+    hurt more than each alone.
 
-    -log α = Σ harm + clash for each pair of consecutive skipped sub-layers; the time is that of the best draft length of 1..8.
-    """
+    -log α = Σ harm + clash for each pair of consecutive skipped sub-layers; the time is that of the
+    best draft length of 1..8."""
 
     harms: tuple[float, ...]
     cosines: tuple[float, ...]
@@ -39,29 +42,55 @@ class ToyModel:
         harms = (0.005 + 0.6 * from_middle**4) * rng.lognormal(sigma=0.6, size=n)
         sublayers = tuple(float(c) for c in np.where(np.arange(n) % 2, 0.8e-3, 1.2e-3))
         full = 1e-3 + sum(sublayers)
-        costs = Costs(sublayers, overhead=1e-3, verify=tuple(full * (1 + 0.03 * rows) for rows in range(9)))
+        costs = Costs(
+            sublayers, overhead=1e-3, verify=tuple(full * (1 + 0.03 * rows) for rows in range(9))
+        )
         return cls(tuple(harms.tolist()), tuple(np.exp(-harms).tolist()), costs)
 
     def alpha(self, mask: SkipMask) -> float:
         skipped = mask.sublayers
-        return math.exp(-sum(self.harms[s] for s in skipped) - self.clash * sum(s + 1 in skipped for s in skipped))
+        return math.exp(
+            -sum(self.harms[s] for s in skipped)
+            - self.clash * sum(s + 1 in skipped for s in skipped)
+        )
 
     def trial(self, mask: SkipMask, fidelity: str = "replay") -> Trial:
-        beta = self.costs.draft(mask) / self.costs.verify[0]
+        beta = self.costs.draft_step_seconds(mask) / self.costs.verify[0]
         full = self.costs.verify[0]
-        seconds = min(full / expected_speedup(self.alpha(mask), g, beta, v / full) for g, v in enumerate(self.costs.verify) if g)
-        return Trial(mask, seconds, 0.01 * seconds, fidelity, self.alpha(mask), None, beta, baseline_seconds_per_token=full)
+        seconds = min(
+            full / expected_speedup(self.alpha(mask), g, beta, v / full)
+            for g, v in enumerate(self.costs.verify)
+            if g
+        )
+        return Trial(
+            mask,
+            seconds,
+            0.01 * seconds,
+            fidelity,
+            self.alpha(mask),
+            None,
+            beta,
+            baseline_seconds_per_token=full,
+        )
 
-    def problem(self, seed: int = 0, never_skip: frozenset[int] = frozenset(), whole_layers: bool = False) -> SearchProblem:
+    def problem(
+        self, seed: int = 0, never_skip: frozenset[int] = frozenset(), whole_layers: bool = False
+    ) -> SearchProblem:
         network = ResidualNetwork.random(self.n_layers)
-        evidence = Evidence(cosines=self.cosines, acceptance_without=tuple(math.exp(-h) for h in self.harms), costs=self.costs,
-                            states=network.states(), probe=network.probe)
+        evidence = Evidence(
+            cosines=self.cosines,
+            single_skip_acceptance=tuple(math.exp(-h) for h in self.harms),
+            costs=self.costs,
+            states=network.states(),
+            probe=network.probe,
+        )
         return SearchProblem(self.n_layers, never_skip, evidence, seed, whole_layers)
 
 
 @dataclass(frozen=True)
 class HiddenMask:
-    """A model whose best mask is any mask at all: each sub-layer that differs from it costs time, neighbours that differ more.
+    """A model whose best mask is any mask at all: each sub-layer that differs from it costs time,
+    neighbours that differ more.
 
     No searcher can win by preferring to skip, or to keep.
     """
@@ -86,18 +115,24 @@ class HiddenMask:
 
 @dataclass(frozen=True)
 class ResidualNetwork:
-    """Layer i: h + attention branch, then + MLP branch, each a random linear map and a tanh. `parallel`: both read the same h."""
+    """Layer i: h + attention branch, then + MLP branch, each a random linear map and a tanh.
+    `parallel`: both read the same h.
+    """
 
-    weights: Tensor   # [2L, H, H]
-    inputs: Tensor    # [N, H]
+    weights: Tensor  # [2L, H, H]
+    inputs: Tensor  # [N, H]
     parallel: bool = False
 
     @classmethod
-    def random(cls, n_layers: int, seed: int = 0, positions: int = 12, parallel: bool = False) -> ResidualNetwork:
+    def random(
+        cls, n_layers: int, seed: int = 0, positions: int = 12, parallel: bool = False
+    ) -> ResidualNetwork:
         generator = torch.Generator().manual_seed(seed)
         hidden = 8
         scale = torch.rand(2 * n_layers, 1, 1, generator=generator)
-        weights = torch.randn(2 * n_layers, hidden, hidden, generator=generator) * scale / hidden**0.5
+        weights = (
+            torch.randn(2 * n_layers, hidden, hidden, generator=generator) * scale / hidden**0.5
+        )
         return cls(weights, torch.randn(positions, hidden, generator=generator), parallel)
 
     def probe(self, i: int, states: Tensor, attn: bool, mlp: bool) -> Tensor:
@@ -124,7 +159,9 @@ def drive(searcher: Searcher, toy: ToyModel | HiddenMask, evaluations: int) -> l
     """Ask, judge, tell, until the evaluations or the proposals run out."""
     trials: list[Trial] = []
     while len(trials) < evaluations and (mask := searcher.ask()) is not None:
-        trials.append(replace(toy.trial(mask), searcher=getattr(searcher, "proposer", "")))   # as the driver does
+        trials.append(
+            replace(toy.trial(mask), searcher=getattr(searcher, "proposer", ""))
+        )  # as the driver does
         searcher.tell(trials[-1])
     return trials
 

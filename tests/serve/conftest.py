@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from helpers.letters import CHAT, letter_tokenizer
+from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from helpers.tiny import FullModel, tiny_llama
 
 import skipsearch
@@ -32,14 +32,20 @@ class Running:
 
 
 @contextmanager
-def running_server(folder: Path, keys: str | None = ",".join(KEYS), *words: str) -> Iterator[Running]:
+def running_server(
+    folder: Path, keys: str | None = ",".join(KEYS), *words: str
+) -> Iterator[Running]:
     folder.mkdir(parents=True, exist_ok=True)
     told, log = folder / "address", folder / "log"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | ({} if keys is None else {"SKIPSEARCH_API_KEY": keys})
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | (
+        {} if keys is None else {"SKIPSEARCH_API_KEY": keys}
+    )
     with log.open("wb") as errors:
-        process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("tiny_server.py")), str(told), *words],
-                                   stderr=errors,
-                                   env=environment)
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("tiny_server.py")), str(told), *words],
+            stderr=errors,
+            env=environment,
+        )
         try:
             deadline = time.monotonic() + 120
             while not told.exists() or not told.read_text():
@@ -65,6 +71,6 @@ def full_model() -> FullModel:
 
 def expected(prompt: str, tokens: int, chat: bool = False) -> str:
     """What the model itself says to a prompt, greedily, found without skipsearch."""
-    tokenizer = letter_tokenizer(CHAT)
+    tokenizer = letter_tokenizer(CHAT_TEMPLATE)
     ids = tokenizer(f"user:{prompt}\nai:" if chat else prompt).input_ids
     return str(tokenizer.decode(full_model().greedy(ids, tokens), skip_special_tokens=True))

@@ -1,7 +1,7 @@
 """Each engine behind the server and behind the chat, and when a batch of the server stops drafting.
 
-The engine graph is driven here without a GPU, as in tests/engine; from the command line it is refused there.
-"""
+The engine graph is driven here without a GPU, as in tests/engine; from the command line it is
+refused there."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from helpers.command import in_process
-from helpers.lasting import engines
-from helpers.letters import CHAT, letter_tokenizer
+from helpers.command import run_in_process
+from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
+from helpers.marks import engine_params
 from helpers.threads import one_thread
-from helpers.tiny import FullModel, driven_by, small_world, with_tokenizer
+from helpers.tiny import FullModel, tiny_model_and_reference, use_engine, with_tokenizer
 
-from skipsearch.conversation import Conversation
+from skipsearch.core.schema_types import Interval
+from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder, Request
-from skipsearch.fields import Interval
+from skipsearch.decoding.conversation import Conversation
 from skipsearch.models import ModelAdapter
 from skipsearch.profile import Profile, load_profile
-from skipsearch.profile.measured import BatchSpeed
+from skipsearch.profile.measurement import BatchSpeed
 from skipsearch.serve.app import build_app
-from skipsearch.serve.desk import Desk, Job, Piece
-from skipsearch.serve.keys import Keys
+from skipsearch.serve.auth import APIKeys
 from skipsearch.serve.limits import Limits
+from skipsearch.serve.scheduler import Job, RoundOutput, Scheduler
 from skipsearch.serve.service import Service
-from skipsearch.stats import DecodeStats
 
 from .tiny_server import RECIPE
 
@@ -37,95 +37,160 @@ __all__ = ["one_thread"]
 PROMPT = "a b c a b c a"
 
 
-@pytest.fixture(params=engines("hf", "lean", "graph", "native"))
+@pytest.fixture(params=engine_params("hf", "lean", "graph", "native"))
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    with driven_by(request.param):
+    with use_engine(request.param):
         yield request.param
 
 
 def world() -> tuple[ModelAdapter, FullModel]:
-    """The shared tiny model with a tokenizer, driven by the engine of the moment, and the full model's own view of it."""
-    model, full = small_world()
-    return with_tokenizer(model, letter_tokenizer(CHAT)), full
+    """The shared tiny model with a tokenizer, driven by the engine of the moment, and the full
+    model's own view of it.
+    """
+    model, full = tiny_model_and_reference()
+    return with_tokenizer(model, letter_tokenizer(CHAT_TEMPLATE)), full
 
 
 def expected(full: FullModel, text: str, tokens: int) -> str:
-    tokenizer = letter_tokenizer(CHAT)
-    return str(tokenizer.decode(full.greedy(tokenizer(text).input_ids, tokens), skip_special_tokens=True))
+    tokenizer = letter_tokenizer(CHAT_TEMPLATE)
+    return str(
+        tokenizer.decode(full.greedy(tokenizer(text).input_ids, tokens), skip_special_tokens=True)
+    )
 
 
 @pytest.mark.parametrize("together", [False, True])
 def test_a_server_answers_with_plain_decodings_tokens(engine: str, together: bool) -> None:
     model, full = world()
-    with TestClient(build_app(Service(Decoder(model, RECIPE), Keys([]), Limits(together=together), "tiny"))) as client:
+    with TestClient(
+        build_app(
+            Service(Decoder(model, RECIPE), APIKeys([]), Limits(batch_passes=together), "tiny")
+        )
+    ) as client:
         assert client.get("/v1/models").json()["data"][0]["skipsearch"]["engine"] == engine
         asked: dict[str, Any] = {"prompt": [PROMPT, "zzz"], "max_tokens": 40, "temperature": 0}
         drafted = client.post("/v1/completions", json=asked).json()
-        plain = client.post("/v1/completions", json=asked | {"skipsearch": {"profile": "none"}}).json()
+        plain = client.post(
+            "/v1/completions", json=asked | {"skipsearch": {"profile": "none"}}
+        ).json()
         for answer in (drafted, plain):
-            assert [choice["text"] for choice in answer["choices"]] == [expected(full, text, 40) for text in asked["prompt"]]
+            assert [choice["text"] for choice in answer["choices"]] == [
+                expected(full, text, 40) for text in asked["prompt"]
+            ]
         assert 0 < drafted["skipsearch"]["accepted"] < drafted["skipsearch"]["drafted"]
         assert plain["skipsearch"]["drafted"] == 0
-        chat = {"messages": [{"role": "user", "content": "say it"}], "max_tokens": 30, "temperature": 0, "stream": True}
+        chat = {
+            "messages": [{"role": "user", "content": "say it"}],
+            "max_tokens": 30,
+            "temperature": 0,
+            "stream": True,
+        }
         lines = client.post("/v1/chat/completions", json=chat).text.splitlines()
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == expected(full, "user:say it\nai:", 30)
+        assert "".join(
+            event["choices"][0]["delta"].get("content", "") for event in events
+        ) == expected(full, "user:say it\nai:", 30)
 
 
 def test_a_chat_answers_with_plain_decodings_tokens_turn_after_turn(engine: str) -> None:
     model, full = world()
     assert model.spec.engine == engine
-    talk = Conversation(model, max_new_tokens=30, decoder_of=lambda model, _: Decoder(model, RECIPE))
+    talk = Conversation(
+        model, max_new_tokens=30, make_decoder=lambda model, _: Decoder(model, RECIPE)
+    )
     text, total = "", DecodeStats()
     for said in ("say it", PROMPT):
         text += f"user:{said}\nai:"
-        answer = "".join(talk.ask(said))
+        answer = "".join(talk.send(said))
         assert answer == expected(full, text, 30)
         text = f"{text.removesuffix('ai:')}assistant:{answer}\n"
-        assert talk.last is not None
-        total += talk.last
+        assert talk.last_stats is not None
+        total += talk.last_stats
     assert total.cached_tokens > 0, "the second turn reuses the first"
     assert 0 < total.accepted < total.drafted
 
 
 @pytest.mark.parametrize("command", ["serve", "chat"])
-def test_an_engine_that_cannot_run_here_is_refused_in_a_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-                                                                 command: str) -> None:
-    asked = (command, "--model", "demo", "--profile", "none", "--device", "cpu", "--threads", 1, "--engine")
-    code, _, said = in_process(capsys, monkeypatch, *asked, "graph")
-    assert (code, "the engine graph records CUDA graphs and demo is on cpu: use --device cuda, or --engine lean" in said) == (1, True), said
-    code, _, said = in_process(capsys, monkeypatch, *asked, "fast")
+def test_an_engine_that_cannot_run_here_is_refused_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    asked = (
+        command,
+        "--model",
+        "demo",
+        "--profile",
+        "none",
+        "--device",
+        "cpu",
+        "--threads",
+        1,
+        "--engine",
+    )
+    code, _, said = run_in_process(capsys, monkeypatch, *asked, "graph")
+    assert (
+        code,
+        "the engine graph records CUDA graphs and demo is on cpu: use --device cuda, or --engine "
+        "lean" in said,
+    ) == (1, True), said
+    code, _, said = run_in_process(capsys, monkeypatch, *asked, "fast")
     assert code == 1
     assert "fast" in said
     assert "native" in said
 
 
-# --- when a batch stops drafting ---------------------------------------------------------------------------------------------------
+# --- when a batch stops drafting
+# ---------------------------------------------------------------------------------------------------
 
 
 def profile_of(model: ModelAdapter, speedups: dict[int, float]) -> Profile:
     """A profile whose drafting was measured at these numbers of requests side by side."""
     golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / "v2_speculate.yaml")
     assert golden.measured is not None
-    rows = tuple(BatchSpeed(requests=size, speedup=Interval.rounded(mean, mean - 0.01, mean + 0.01)) for size, mean in speedups.items())
-    made_for = golden.model.model_copy(update={"id": model.spec.id, "family": "llama", "n_layers": model.spec.n_layers, "dtype": "float64",
-                                               "config_sha256": model.spec.config_sha256, "weights_sha256": None})
-    return golden.model_copy(update={"model": made_for, "drafters": RECIPE.drafters,
-                                     "measured": golden.measured.model_copy(update={"by_batch": rows})})
+    rows = tuple(
+        BatchSpeed(requests=size, speedup=Interval.from_rounded(mean, mean - 0.01, mean + 0.01))
+        for size, mean in speedups.items()
+    )
+    made_for = golden.model.model_copy(
+        update={
+            "id": model.spec.id,
+            "family": "llama",
+            "n_layers": model.spec.n_layers,
+            "dtype": "float64",
+            "config_sha256": model.spec.config_sha256,
+            "weights_sha256": None,
+        }
+    )
+    return golden.model_copy(
+        update={
+            "model": made_for,
+            "drafters": RECIPE.drafters,
+            "measured": golden.measured.model_copy(update={"by_batch": rows}),
+        }
+    )
 
 
 def served(profile: Profile, tokens: list[int]) -> list[DecodeStats]:
-    """How requests of so many tokens, that `serve --together` runs side by side, were decoded; each with the full model's own tokens."""
+    """How requests of so many tokens, that `serve --batch-passes` runs side by side, were decoded; each
+    with the full model's own tokens.
+    """
     model, full = world()
-    desk = Desk(Decoder(model, profile), Limits(running=8, together=True))
+    desk = Scheduler(Decoder(model, profile), Limits(max_num_seqs=8, batch_passes=True))
     ids = [5, 6, 7, 5, 6, 7, 5]
     told: list[list[Any]] = [[] for _ in tokens]
-    desk.submit([Job(Request(ids, most), ids, "k", heard.append) for most, heard in zip(tokens, told, strict=True)])
+    desk.submit(
+        [
+            Job(Request(ids, most), ids, "k", heard.append)
+            for most, heard in zip(tokens, told, strict=True)
+        ]
+    )
     desk.start()
     desk.close()
     stats = []
     for most, heard in zip(tokens, told, strict=True):
-        chunks = [piece.chunk for piece in heard if isinstance(piece, Piece) and piece.chunk is not None]
+        chunks = [
+            piece.chunk
+            for piece in heard
+            if isinstance(piece, RoundOutput) and piece.chunk is not None
+        ]
         assert [token for chunk in chunks for token in chunk.tokens] == full.greedy(ids, most)
         assert chunks[-1].stats is not None
         stats.append(chunks[-1].stats)
@@ -134,11 +199,13 @@ def served(profile: Profile, tokens: list[int]) -> list[DecodeStats]:
 
 def test_from_the_size_on_at_which_plain_decoding_is_faster_the_server_decodes_plainly() -> None:
     profile = profile_of(world()[0], {1: 1.5, 2: 1.2, 3: 0.9})
-    assert profile.plain_from == 3
+    assert profile.plain_from_batch == 3
     for number in (1, 2):
         assert all(0 < stats.accepted < stats.drafted for stats in served(profile, number * [30]))
     assert [stats.drafted for stats in served(profile, 4 * [30])] == [0] * 4
-    assert [stats.drafted > 0 for stats in served(profile, [8, 30, 30])] == [False, True, True], "once the first has ended the others draft"
+    assert [stats.drafted > 0 for stats in served(profile, [8, 30, 30])] == [False, True, True], (
+        "once the first has ended the others draft"
+    )
 
 
 def test_where_drafting_always_pays_the_server_drafts_at_any_size() -> None:

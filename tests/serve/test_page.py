@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import pytest
-from helpers.lasting import thorough
+from helpers.marks import thorough
 
 from .conftest import KEYS, Running, expected
 
@@ -22,12 +22,22 @@ pytestmark = pytest.mark.xdist_group("server")
 
 @pytest.fixture(params=["light", *thorough("dark")])
 def page(browser: Browser, server: Running, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """The page, with a key typed in. Nothing may go wrong in it, and nothing may be asked of another origin."""
+    """The page, with a key typed in. Nothing may go wrong in it, and nothing may be asked of
+    another origin.
+    """
     page = browser.new_page(color_scheme=request.param, viewport={"width": 1100, "height": 800})
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" and "of 40" not in said.text else None)
-    page.on("request", lambda asked: None if asked.url.startswith(server.address) else wrong.append(asked.url))
+    page.on(
+        "console",
+        lambda said: (
+            wrong.append(said.text) if said.type == "error" and "of 40" not in said.text else None
+        ),
+    )
+    page.on(
+        "request",
+        lambda asked: None if asked.url.startswith(server.address) else wrong.append(asked.url),
+    )
     page.goto(server.address)
     page.get_by_text("this server asks for an API key").wait_for()
     page.get_by_label("API key").fill(KEYS[0])
@@ -45,30 +55,47 @@ def write(page: Page, prompt: str, tokens: int) -> None:
     page.wait_for_selector("body[data-state=done]", timeout=60_000)
 
 
-def test_tokens_arrive_in_the_colours_of_those_who_proposed_them(page: Page, tmp_path: Path) -> None:
+def test_tokens_arrive_in_the_colours_of_those_who_proposed_them(
+    page: Page, tmp_path: Path
+) -> None:
     page.get_by_label("plain decoding beside it").check()
     write(page, "a b c a b c", 120)
     own, plain = page.locator("#own pre"), page.locator("#none pre")
     shown = own.evaluate("e => [...e.querySelectorAll('span')].map(s => s.textContent).join('')")
     assert shown == plain.evaluate("e => e.textContent") == expected("a b c a b c", 120, chat=True)
-    for colour in ("c0", "c1"):   # lookup, skip
+    for colour in ("c0", "c1"):  # lookup, skip
         assert own.locator(f"span.{colour}").count() > 0
         assert plain.locator(f"span.{colour}").count() == 0
-    backgrounds = [own.locator(f"span.{name}").first.evaluate("e => getComputedStyle(e).backgroundColor") for name in ("c0", "c1")]
+    backgrounds = [
+        own.locator(f"span.{name}").first.evaluate("e => getComputedStyle(e).backgroundColor")
+        for name in ("c0", "c1")
+    ]
     assert len(set(backgrounds)) == 2
     assert own.locator("del").count() > 0
     assert not own.locator("del").first.is_visible()
     page.get_by_label("show rejected tokens").check()
     assert own.locator("del").first.is_visible()
-    assert own.locator("del").first.evaluate("e => getComputedStyle(e).textDecorationLine") == "line-through"
-    figures = dict(zip(page.locator("#own dt").all_text_contents(), page.locator("#own dd").all_text_contents(), strict=True))
+    assert (
+        own.locator("del").first.evaluate("e => getComputedStyle(e).textDecorationLine")
+        == "line-through"
+    )
+    figures = dict(
+        zip(
+            page.locator("#own dt").all_text_contents(),
+            page.locator("#own dd").all_text_contents(),
+            strict=True,
+        )
+    )
     assert float(figures["τ"]) > 1
     assert 0 < float(figures["α"]) < 1
     assert float(figures["tokens/s"]) > 0
     assert figures["tokens"] == "120"
     assert re.fullmatch(r"\d+\.\d\d s", figures["first token"])
     if folder := os.environ.get("SKIPSEARCH_SCREENSHOTS"):
-        page.screenshot(path=f"{folder}/serve-{page.evaluate('matchMedia(`(prefers-color-scheme: dark)`).matches')}.png", full_page=True)
+        page.screenshot(
+            path=f"{folder}/serve-{page.evaluate('matchMedia(`(prefers-color-scheme: dark)`).matches')}.png",
+            full_page=True,
+        )
 
 
 def test_the_keyboard_alone_is_enough(page: Page) -> None:

@@ -1,4 +1,6 @@
-"""Tools in a chat: what the template is given is what transformers gives it, and what cannot be carried out is refused by name."""
+"""Tools in a chat: what the template is given is what transformers gives it, and what cannot be
+carried out is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +10,65 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from helpers.letters import CHAT, letter_tokenizer
+from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from helpers.threads import one_thread
 from helpers.tiny import FullModel, tiny_llama
 
 from skipsearch.decoding import Decoder
 from skipsearch.models import adapt
 from skipsearch.serve.app import build_app
-from skipsearch.serve.keys import Keys
+from skipsearch.serve.auth import APIKeys
 from skipsearch.serve.service import Service
 
 from .tiny_server import LIMITS, RECIPE
 
 __all__ = ["one_thread"]
-# As chat models have it: schemas before the first turn, calls and their results in turns of their own.
-WITH_TOOLS = ("<s>{% if tools %}tools:{% for t in tools %}{{ t | tojson }}\n{% endfor %}{% endif %}"
-              "{% for m in messages %}{{ m['role'] }}:{% if m.tool_calls %}{% for c in m.tool_calls %}"
-              "call {{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}:{{ v }},{% endfor %})"
-              "{% endfor %}{% else %}{{ m['content'] }}{% endif %}{% if m.tool_call_id %} ({{ m.tool_call_id }}){% endif %}\n{% endfor %}"
-              "{% if add_generation_prompt %}ai:{% endif %}")
-TOOLS: list[Any] = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {
-    "word": {"type": "string"}}, "required": ["word"]}, "description": "look a word up"}}]
+# As chat models have it: schemas before the first turn, calls and their results in turns of their
+# own.
+WITH_TOOLS = (
+    "<s>{% if tools %}tools:{% for t in tools %}{{ t | tojson }}\n{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m['role'] }}:{% if m.tool_calls %}{% for c in m.tool_calls %}"
+    "call {{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}:{{ v }},{% "
+    "endfor %})"
+    "{% endfor %}{% else %}{{ m['content'] }}{% endif %}{% if m.tool_call_id %} ({{ m.tool_call_id "
+    "}}){% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}ai:{% endif %}"
+)
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "parameters": {
+                "type": "object",
+                "properties": {"word": {"type": "string"}},
+                "required": ["word"],
+            },
+            "description": "look a word up",
+        },
+    }
+]
 USER: list[Any] = [{"role": "user", "content": "say it"}]
-CALLED: list[Any] = [*USER, {"role": "assistant", "content": None, "tool_calls": [
-    {"id": "abc", "type": "function", "function": {"name": "look_up", "arguments": "{\"word\": \"it\"}"}}]},
-    {"role": "tool", "tool_call_id": "abc", "content": "a pronoun"}]
+CALLED: list[Any] = [
+    *USER,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "abc",
+                "type": "function",
+                "function": {"name": "look_up", "arguments": '{"word": "it"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "abc", "content": "a pronoun"},
+]
 
 
 def client_of(template: Any) -> Iterator[TestClient]:
     decoder = Decoder(adapt(tiny_llama(context=1024), letter_tokenizer(template)), RECIPE)
-    with TestClient(build_app(Service(decoder, Keys([]), LIMITS, "tiny"))) as client:
+    with TestClient(build_app(Service(decoder, APIKeys([]), LIMITS, "tiny"))) as client:
         yield client
 
 
@@ -48,17 +79,24 @@ def client() -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def without() -> Iterator[TestClient]:
-    yield from client_of(CHAT)
+    yield from client_of(CHAT_TEMPLATE)
 
 
 def ask(client: TestClient, messages: list[Any] = USER, **more: Any) -> Any:
-    return client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 24, "temperature": 0} | more)
+    return client.post(
+        "/v1/chat/completions",
+        json={"messages": messages, "max_tokens": 24, "temperature": 0} | more,
+    )
 
 
-def expected(messages: list[Any], tools: list[Any] | None, template: Any = WITH_TOOLS) -> tuple[int, str]:
+def expected(
+    messages: list[Any], tools: list[Any] | None, template: Any = WITH_TOOLS
+) -> tuple[int, str]:
     """(tokens of the prompt, answer) by transformers alone."""
     tokenizer = letter_tokenizer(template)
-    ids = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True)["input_ids"]
+    ids = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True)[
+        "input_ids"
+    ]
     answer = FullModel(tiny_llama(context=1024)).greedy(ids, 24)
     return len(ids), str(tokenizer.decode(answer, skip_special_tokens=True))
 
@@ -83,9 +121,50 @@ def test_answers_with_tools_are_drafted_and_some_drafts_are_rejected(client: Tes
     assert 0 < figures["accepted"] < figures["drafted"]
 
 
-@pytest.mark.parametrize("asked", [{}, {"tools": []}, {"tools": None}, {"tool_choice": "auto"}, {"tools": TOOLS, "tool_choice": "none"},
-                                   {"functions": [], "function_call": "none", "response_format": {"type": "text"}}])
-def test_where_no_tool_may_be_used_the_prompt_has_none(client: TestClient, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_strict_tools_are_accepted_and_make_the_same_prompt(
+    client: TestClient, strict: bool | None
+) -> None:
+    """Agents send `strict` by default. Nothing is constrained, so the model is not told that
+    anything is.
+    """
+    tools = json.loads(json.dumps(TOOLS))
+    tools[0]["function"]["strict"] = strict
+    assert told(ask(client, tools=tools)) == expected(USER, TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/responses"),
+        ("GET", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+    ],
+)
+def test_the_responses_api_is_refused_with_the_address_to_use(
+    client: TestClient, method: str, path: str
+) -> None:
+    answer = client.request(
+        method, path, json={"model": "tiny", "input": "Hello"} if method == "POST" else None
+    )
+    assert answer.status_code == 404
+    assert "/v1/chat/completions" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"tools": []},
+        {"tools": None},
+        {"tool_choice": "auto"},
+        {"tools": TOOLS, "tool_choice": "none"},
+        {"functions": [], "function_call": "none", "response_format": {"type": "text"}},
+    ],
+)
+def test_where_no_tool_may_be_used_the_prompt_has_none(
+    client: TestClient, asked: dict[str, Any]
+) -> None:
     assert told(ask(client, **asked)) == expected(USER, None)
 
 
@@ -99,11 +178,11 @@ def test_a_call_and_its_result_stand_in_the_next_prompt(client: TestClient) -> N
 
 
 def test_of_several_templates_the_one_for_tools_is_taken() -> None:
-    several = {"default": CHAT, "tool_use": WITH_TOOLS}
+    several = {"default": CHAT_TEMPLATE, "tool_use": WITH_TOOLS}
     client = client_of(several)
     each = next(client)
     assert told(ask(each, tools=TOOLS)) == expected(USER, TOOLS)
-    assert told(ask(each)) == expected(USER, None, CHAT)
+    assert told(ask(each)) == expected(USER, None, CHAT_TEMPLATE)
     client.close()
 
 
@@ -111,49 +190,106 @@ def tool(**function: Any) -> list[Any]:
     return [{"type": "function", "function": {"name": "f"} | function}]
 
 
-@pytest.mark.parametrize(("asked", "param", "sentence"), [
-    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", 'tool_choice is "required"; this server forces no call'),
-    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "look_up"}}}, "tool_choice", "this server forces no call"),
-    ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls", "parallel_tool_calls is false"),
-    ({"tools": tool(strict=True)}, "tools", "the tool f is strict"),
-    ({"tools": 128 * tool() + tool()}, "tools", "129 tools are given; at most 128 are read"),
-    ({"tools": {}}, "tools", "tools is not as it should be"),
-    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools", "the one kind that this server knows"),
-    ({"tools": ["f"]}, "tools", "the one kind that this server knows"),
-    ({"tools": tool(name="a b")}, "tools", 'a tool has the name "a b"'),
-    ({"tools": tool(name=None)}, "tools", "a tool has the name null"),
-    ({"tools": tool(description=3)}, "tools", "a description that is no text"),
-    ({"tools": tool(parameters=[])}, "tools", "parameters that are no object"),
-    ({"functions": [{"name": "f"}]}, "functions", "functions is"),
-    ({"function_call": "auto"}, "function_call", "function_call is"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "response_format is"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "response_format", "response_format is"),
-], ids=lambda value: f"{value!s:.50}")
-def test_what_an_answer_would_have_to_be_forced_into_is_refused(client: TestClient, asked: Any, param: str, sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("asked", "param", "sentence"),
+    [
+        (
+            {"tools": TOOLS, "tool_choice": "required"},
+            "tool_choice",
+            'tool_choice is "required"; this server forces no call',
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "look_up"}}},
+            "tool_choice",
+            "this server forces no call",
+        ),
+        (
+            {"tools": TOOLS, "parallel_tool_calls": False},
+            "parallel_tool_calls",
+            "parallel_tool_calls is false",
+        ),
+        ({"tools": tool(strict="yes")}, "tools", "a strict that is neither true, false nor null"),
+        ({"tools": 128 * tool() + tool()}, "tools", "129 tools are given; at most 128 are read"),
+        ({"tools": {}}, "tools", "tools is not as it should be"),
+        (
+            {"tools": [{"type": "custom", "custom": {"name": "x"}}]},
+            "tools",
+            "the one kind that this server knows",
+        ),
+        ({"tools": ["f"]}, "tools", "the one kind that this server knows"),
+        ({"tools": tool(name="a b")}, "tools", 'a tool has the name "a b"'),
+        ({"tools": tool(name=None)}, "tools", "a tool has the name null"),
+        ({"tools": tool(description=3)}, "tools", "a description that is no text"),
+        ({"tools": tool(parameters=[])}, "tools", "parameters that are no object"),
+        ({"functions": [{"name": "f"}]}, "functions", "functions is"),
+        ({"function_call": "auto"}, "function_call", "function_call is"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "response_format is"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {}},
+                }
+            },
+            "response_format",
+            "response_format is",
+        ),
+    ],
+    ids=lambda value: f"{value!s:.50}",
+)
+def test_what_an_answer_would_have_to_be_forced_into_is_refused(
+    client: TestClient, asked: Any, param: str, sentence: str
+) -> None:
     check_refused(ask(client, **asked), param, sentence)
 
 
-@pytest.mark.parametrize(("message", "sentence"), [
-    ({"role": "assistant", "content": None}, "a message of the assistant has no content"),
-    ({"role": "assistant", "content": None, "tool_calls": []}, "a message of the assistant has no content"),
-    ({"role": "assistant", "tool_calls": [1]}, "tool_calls is not a list of"),
-    ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, "whose arguments are no JSON object"),
-    ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}, "whose arguments are no JSON object"),
-    ({"role": "assistant", "content": "", "function_call": {"name": "f"}}, "a message has 'function_call'"),
-], ids=lambda value: f"{value!s:.50}")
-def test_a_turn_that_makes_no_sense_is_refused(client: TestClient, message: Any, sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        ({"role": "assistant", "content": None}, "a message of the assistant has no content"),
+        (
+            {"role": "assistant", "content": None, "tool_calls": []},
+            "a message of the assistant has no content",
+        ),
+        ({"role": "assistant", "tool_calls": [1]}, "tool_calls is not a list of"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+            "whose arguments are no JSON object",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]},
+            "whose arguments are no JSON object",
+        ),
+        (
+            {"role": "assistant", "content": "", "function_call": {"name": "f"}},
+            "a message has 'function_call'",
+        ),
+    ],
+    ids=lambda value: f"{value!s:.50}",
+)
+def test_a_turn_that_makes_no_sense_is_refused(
+    client: TestClient, message: Any, sentence: str
+) -> None:
     check_refused(ask(client, [*USER, message]), "messages", sentence)
 
 
 def test_what_the_template_does_not_show_is_refused(without: TestClient) -> None:
     """The prompt is the same with and without it, so the model would not know."""
-    check_refused(ask(without, tools=TOOLS), "tools", "this model's chat template has no place for tools")
-    check_refused(ask(without, CALLED), "messages", "for which this model's chat template has no place")
-    assert told(ask(without, tools=TOOLS, tool_choice="none")) == expected(USER, None, CHAT)
+    check_refused(
+        ask(without, tools=TOOLS), "tools", "this model's chat template has no place for tools"
+    )
+    check_refused(
+        ask(without, CALLED), "messages", "for which this model's chat template has no place"
+    )
+    assert told(ask(without, tools=TOOLS, tool_choice="none")) == expected(
+        USER, None, CHAT_TEMPLATE
+    )
 
 
 def test_a_completion_takes_no_tools(client: TestClient) -> None:
-    check_refused(client.post("/v1/completions", json={"prompt": "x", "tools": TOOLS}), "tools", "tools is")
+    check_refused(
+        client.post("/v1/completions", json={"prompt": "x", "tools": TOOLS}), "tools", "tools is"
+    )
 
 
 def check_refused(answer: Any, param: str, sentence: str) -> None:

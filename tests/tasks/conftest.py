@@ -29,7 +29,9 @@ def jsonl(tmp_path: Path) -> Callable[..., Path]:
 
     def write(rows: Sequence[Any], name: str = "rows.jsonl") -> Path:
         path = tmp_path / name
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+        path.write_text(
+            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8"
+        )
         return path
 
     return write
@@ -37,11 +39,22 @@ def jsonl(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def task_folder(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a task.yaml, the small one with some lines replaced and some added, and returns its folder."""
+    """Writes a task.yaml, the small one with some lines replaced and some added, and returns its
+    folder.
+    """
 
     def write(more: str = "", **replaced: str) -> Path:
-        lines = [next((f"{key}: {value}" for key, value in replaced.items() if line.startswith(f"{key}:")), line)
-                 for line in MANIFEST.splitlines()]
+        lines = [
+            next(
+                (
+                    f"{key}: {value}"
+                    for key, value in replaced.items()
+                    if line.startswith(f"{key}:")
+                ),
+                line,
+            )
+            for line in MANIFEST.splitlines()
+        ]
         (tmp_path / "task.yaml").write_text("\n".join(lines) + "\n" + more, "utf-8")
         return tmp_path
 

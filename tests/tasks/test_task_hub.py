@@ -1,4 +1,6 @@
-"""The Hub path against a small server that answers like the Hub: downloads, the cache, and each way it can fail."""
+"""The Hub path against a small server that answers like the Hub: downloads, the cache, and each way
+it can fail.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,16 @@ from huggingface_hub import constants
 from skipsearch.errors import TaskError
 from skipsearch.tasks import load_task, manifest_path, task_names
 from skipsearch.tasks.manifest import HubSource, read_manifest
-from skipsearch.tasks.sources import hub
+from skipsearch.tasks.sources import hub_dataset
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 Folder = Callable[..., Path]
 
 
 class FakeHub:
-    """Files by name, of the one data set org/set at one commit; `refuse` is what it answers instead, as the Hub words it."""
+    """Files by name, of the one data set org/set at one commit; `refuse` is what it answers
+    instead, as the Hub words it.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -35,8 +39,12 @@ class FakeHub:
         class Handler(BaseHTTPRequestHandler):
             def do_HEAD(self) -> None:
                 outer.requests += 1
-                body = outer.files.get(self.path.partition(f"/datasets/org/set/resolve/{COMMIT}/")[2])
-                status, code = outer.refuse or ((200, "") if body is not None else (404, "EntryNotFound"))
+                body = outer.files.get(
+                    self.path.partition(f"/datasets/org/set/resolve/{COMMIT}/")[2]
+                )
+                status, code = outer.refuse or (
+                    (200, "") if body is not None else (404, "EntryNotFound")
+                )
                 self.send_response(status)
                 if code:
                     self.send_header("X-Error-Code", code)
@@ -64,7 +72,11 @@ class FakeHub:
 def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     hub_server = FakeHub()
     monkeypatch.setattr(constants, "ENDPOINT", hub_server.url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub_server.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        hub_server.url + "/{repo_id}/resolve/{revision}/{filename}",
+    )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets-cache")
     yield hub_server
@@ -78,7 +90,15 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
 
 
 def source(**more: object) -> str:
-    return json.dumps({"kind": "hub", "repo": "org/set", "revision": COMMIT, "calibration_files": ["train.parquet"]} | more)
+    return json.dumps(
+        {
+            "kind": "hub",
+            "repo": "org/set",
+            "revision": COMMIT,
+            "calibration_files": ["train.parquet"],
+        }
+        | more
+    )
 
 
 def refusal(folder: Path) -> str:
@@ -88,22 +108,46 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_two_files_of_a_pinned_revision_are_two_halves(fake_hub: FakeHub, task_folder: Folder) -> None:
-    fake_hub.files = {"train.parquet": parquet([{"question": f"train {i}"} for i in range(9)] + [{"question": "shared"}]),
-                      "test.jsonl": b'{"question": "test 0"}\n{"question": "test 1"}\n{"question": "shared"}\n'}
+def test_two_files_of_a_pinned_revision_are_two_halves(
+    fake_hub: FakeHub, task_folder: Folder
+) -> None:
+    fake_hub.files = {
+        "train.parquet": parquet(
+            [{"question": f"train {i}"} for i in range(9)] + [{"question": "shared"}]
+        ),
+        "test.jsonl": b'{"question": "test 0"}\n{"question": "test 1"}\n{"question": "shared"}\n',
+    }
     folder = task_folder(source=source(holdout_files=["test.jsonl"]), holdout="9")
     task = load_task(folder)
     assert len(task.calibration) == 4
-    assert all(prompt.text.startswith("Q: train ") and prompt.id.startswith("train-") for prompt in task.calibration)
-    assert sorted(prompt.text for prompt in task.holdout) == ["Q: shared\nA:", "Q: test 0\nA:", "Q: test 1\nA:"]
+    assert all(
+        prompt.text.startswith("Q: train ") and prompt.id.startswith("train-")
+        for prompt in task.calibration
+    )
+    assert sorted(prompt.text for prompt in task.holdout) == [
+        "Q: shared\nA:",
+        "Q: test 0\nA:",
+        "Q: test 1\nA:",
+    ]
     before = fake_hub.requests
     assert load_task(folder) == task
     assert fake_hub.requests == before, "a pinned file that is there needs no network"
 
 
-def test_one_file_is_cut_in_two_with_shots_from_neither_half(fake_hub: FakeHub, task_folder: Folder) -> None:
-    fake_hub.files = {"train.parquet": parquet([{"question": f"q{i}", "answer": f"line\nof {i}"} for i in range(8)])}
-    task = load_task(task_folder('shots: 2\nshot: "Q: {question} A: {answer}\\n"\nsingle_line: [answer]\n', source=source()))
+def test_one_file_is_cut_in_two_with_shots_from_neither_half(
+    fake_hub: FakeHub, task_folder: Folder
+) -> None:
+    fake_hub.files = {
+        "train.parquet": parquet(
+            [{"question": f"q{i}", "answer": f"line\nof {i}"} for i in range(8)]
+        )
+    }
+    task = load_task(
+        task_folder(
+            'shots: 2\nshot: "Q: {question} A: {answer}\\n"\nsingle_line: [answer]\n',
+            source=source(),
+        )
+    )
     texts = [prompt.text for prompt in task.calibration + task.holdout]
     shots = {text.rpartition("Q: ")[0] for text in texts}
     assert len(texts) == 6
@@ -114,8 +158,10 @@ def test_one_file_is_cut_in_two_with_shots_from_neither_half(fake_hub: FakeHub, 
     assert not any(f"Q: {question} A:" in min(shots) for question in asked)
 
 
-def test_large_files_are_sampled_by_the_seed(fake_hub: FakeHub, task_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "POOL", 5)
+def test_large_files_are_sampled_by_the_seed(
+    fake_hub: FakeHub, task_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_dataset, "MAX_POOL_ROWS", 5)
     fake_hub.files = {"train.parquet": parquet([{"question": f"q{i}"} for i in range(50)])}
     tasks = [load_task(task_folder(source=source(), seed=seed)) for seed in ("0", "0", "1")]
     ids = [{prompt.id for prompt in task.calibration + task.holdout} for task in tasks]
@@ -123,27 +169,36 @@ def test_large_files_are_sampled_by_the_seed(fake_hub: FakeHub, task_folder: Fol
     assert len(ids[0]) == 5
 
 
-@pytest.mark.parametrize(("refuse", "rule"), [
-    ((403, "GatedRepo"), "org/set is gated; accept its terms"),
-    ((401, "RepoNotFound"), "org/set is not a data set on the Hub, or a private one"),
-    ((404, "RevisionNotFound"), f"org/set has no revision {COMMIT}"),
-    (None, f"org/set has no file train.parquet at revision {COMMIT}"),
-])
-def test_what_the_hub_refuses_is_one_sentence(fake_hub: FakeHub, task_folder: Folder, refuse: tuple[int, str] | None,
-                                              rule: str) -> None:
+@pytest.mark.parametrize(
+    ("refuse", "rule"),
+    [
+        ((403, "GatedRepo"), "org/set is gated; accept its terms"),
+        ((401, "RepoNotFound"), "org/set is not a data set on the Hub, or a private one"),
+        ((404, "RevisionNotFound"), f"org/set has no revision {COMMIT}"),
+        (None, f"org/set has no file train.parquet at revision {COMMIT}"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence(
+    fake_hub: FakeHub, task_folder: Folder, refuse: tuple[int, str] | None, rule: str
+) -> None:
     fake_hub.refuse = refuse
     assert rule in refusal(task_folder(source=source()))
 
 
-def test_offline_without_a_cached_copy_is_one_sentence(fake_hub: FakeHub, task_folder: Folder,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_without_a_cached_copy_is_one_sentence(
+    fake_hub: FakeHub, task_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "is not in the local cache and the Hub cannot be reached" in refusal(task_folder(source=source()))
+    assert "is not in the local cache and the Hub cannot be reached" in refusal(
+        task_folder(source=source())
+    )
 
 
 def test_a_damaged_file_is_named(fake_hub: FakeHub, task_folder: Folder) -> None:
     fake_hub.files = {"train.parquet": b"PAR1 this is no parquet file"}
-    assert "org/set/train.parquet is not readable as parquet" in refusal(task_folder(source=source()))
+    assert "org/set/train.parquet is not readable as parquet" in refusal(
+        task_folder(source=source())
+    )
 
 
 def test_a_wrong_column_names_the_row(fake_hub: FakeHub, task_folder: Folder) -> None:
@@ -153,12 +208,36 @@ def test_a_wrong_column_names_the_row(fake_hub: FakeHub, task_folder: Folder) ->
 
 
 SHAPES: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
-    "cnndm": (lambda i: {"article": f"News {i}.", "highlights": "One .\nTwo .", "id": i}, "Summary: One . Two .\nArticle: News"),
-    "xsum": (lambda i: {"document": f"News {i}.", "summary": "One.", "id": i}, "Summary: One.\nArticle: News"),
-    "humaneval": (lambda i: {"task_id": f"HumanEval/{i}", "prompt": f"def f{i}():\n", "canonical_solution": ""}, "def f"),
+    "cnndm": (
+        lambda i: {"article": f"News {i}.", "highlights": "One .\nTwo .", "id": i},
+        "Summary: One . Two .\nArticle: News",
+    ),
+    "xsum": (
+        lambda i: {"document": f"News {i}.", "summary": "One.", "id": i},
+        "Summary: One.\nArticle: News",
+    ),
+    "humaneval": (
+        lambda i: {
+            "task_id": f"HumanEval/{i}",
+            "prompt": f"def f{i}():\n",
+            "canonical_solution": "",
+        },
+        "def f",
+    ),
     "gsm8k": (lambda i: {"question": f"How many {i}?", "answer": "#### 3"}, "Question: How many"),
-    "mtbench": (lambda i: {"prompt": [f"first {i}", "second"], "prompt_id": 7, "category": "math", "reference": []}, "first"),
-    "wmt14_de_en": (lambda i: {"translation": {"de": f"Satz {i}", "en": "sentence"}}, "Translate German to English: Satz"),
+    "mtbench": (
+        lambda i: {
+            "prompt": [f"first {i}", "second"],
+            "prompt_id": 7,
+            "category": "math",
+            "reference": [],
+        },
+        "first",
+    ),
+    "wmt14_de_en": (
+        lambda i: {"translation": {"de": f"Satz {i}", "en": "sentence"}},
+        "Translate German to English: Satz",
+    ),
     "nq": (lambda i: {"question": f"who was {i}", "answer": ["somebody"]}, "who was"),
     "rag": (lambda i: {"prompt": f"Passage.\nWho was {i}?"}, "Passage.\nWho was"),
     "specbench": (lambda i: {"prompt": f"Question {i}?"}, "Question"),
@@ -166,11 +245,14 @@ SHAPES: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("task", sorted(set(task_names()) - {"pycode", "prose"}))
-def test_every_hub_task_of_ours_renders_rows_of_its_data_sets_shape(task: str, tmp_path: Path,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows with the columns that the data set's card names; the real ones are out of reach of a test."""
+def test_every_hub_task_of_ours_renders_rows_of_its_data_sets_shape(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with the columns that the data set's card names; the real ones are out of reach of a
+    test.
+    """
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets-cache")
-    monkeypatch.setattr(hub, "fetch", lambda source, file, task: tmp_path / file)
+    monkeypatch.setattr(hub_dataset, "download_file", lambda source, file, task: tmp_path / file)
     origin = read_manifest(manifest_path(task)).source
     assert isinstance(origin, HubSource)
     shape, expected = SHAPES[task]

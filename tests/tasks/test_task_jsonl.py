@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from skipsearch.errors import TaskError
 from skipsearch.tasks import Prompt, load_task, read_prompts
 from skipsearch.tasks.manifest import read_manifest
-from skipsearch.tasks.split import cut_in_two, take_both
+from skipsearch.tasks.split import pair_pools, split_pool
 
 Write = Callable[..., Path]
-DATA = Path(__file__).parents[3] / "shared" / "data"  # samples of the published files, where a developer has them
+DATA = (
+    Path(__file__).parents[3] / "shared" / "data"
+)  # samples of the published files, where a developer has them
 
 
 def prompts(n: int) -> list[dict[str, str]]:
@@ -32,15 +34,22 @@ def refusal(path: Path) -> str:
 
 def test_a_file_of_prompts_is_a_task_with_plain_defaults(jsonl: Write) -> None:
     task = load_task(jsonl(prompts(200)))
-    assert (task.name, task.max_new_tokens, task.end_on_repeat, task.sampling.temperature) == ("rows", 128, 6, 0.0)
+    assert (task.name, task.max_new_tokens, task.end_on_repeat, task.sampling.temperature) == (
+        "rows",
+        128,
+        6,
+        0.0,
+    )
     assert (len(task.calibration), len(task.holdout), task.notes) == (96, 32, ())
 
 
 def test_a_small_file_is_cut_in_two_and_says_so(jsonl: Write) -> None:
     task = load_task(jsonl(prompts(20)))
     assert (len(task.calibration), len(task.holdout)) == (10, 10)
-    assert task.notes == ("the task has only 10 calibration prompts, instead of 96",
-                          "the task has only 10 hold-out prompts, instead of 32")
+    assert task.notes == (
+        "the task has only 10 calibration prompts, instead of 96",
+        "the task has only 10 hold-out prompts, instead of 32",
+    )
 
 
 def test_the_order_of_a_file_and_repeated_lines_do_not_matter(jsonl: Write) -> None:
@@ -51,24 +60,29 @@ def test_the_order_of_a_file_and_repeated_lines_do_not_matter(jsonl: Write) -> N
 
 
 def test_fewer_than_two_distinct_prompts_are_refused(jsonl: Write) -> None:
-    assert "1 distinct prompt; at least 2 are needed" in refusal(jsonl([{"prompt": "a"}, {"prompt": "a "}]))
+    assert "1 distinct prompt; at least 2 are needed" in refusal(
+        jsonl([{"prompt": "a"}, {"prompt": "a "}])
+    )
     assert "holds no line" in refusal(jsonl([]))
 
 
-@pytest.mark.parametrize(("line", "rule"), [
-    (b'{"prompt": "x"', r"line 3: not JSON (Expecting ',' delimiter, column 15)"),
-    (b"[1]", "line 3: a list, not an object"),
-    (b"null", "line 3: a NoneType, not an object"),
-    (b'{"prompt": "caf\xe9"}', "line 3: not UTF-8 (byte 15 of the line)"),
-    (b'{"prompt": ""}', "line 3: the prompt is empty"),
-    (b'{"prompt": null}', "line 3: prompt is missing"),
-    (b'{"prompt": ["a"]}', "line 3: prompt is a list"),
-    (b'{"prompt": "\\ud800"}', "line 3: the text holds half of a surrogate pair"),
-    (b'{"text": "x"}', "line 3: its columns (text) are of no known shape"),
-    (b"{}", "line 3: its columns (none) are of no known shape"),
-    (b"1" * 5000, "line 3: not JSON (Exceeds the limit"),
-    (b"[" * 100_000, "line 3: nested too deeply"),
-])
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        (b'{"prompt": "x"', r"line 3: not JSON (Expecting ',' delimiter, column 15)"),
+        (b"[1]", "line 3: a list, not an object"),
+        (b"null", "line 3: a NoneType, not an object"),
+        (b'{"prompt": "caf\xe9"}', "line 3: not UTF-8 (byte 15 of the line)"),
+        (b'{"prompt": ""}', "line 3: the prompt is empty"),
+        (b'{"prompt": null}', "line 3: prompt is missing"),
+        (b'{"prompt": ["a"]}', "line 3: prompt is a list"),
+        (b'{"prompt": "\\ud800"}', "line 3: the text holds half of a surrogate pair"),
+        (b'{"text": "x"}', "line 3: its columns (text) are of no known shape"),
+        (b"{}", "line 3: its columns (none) are of no known shape"),
+        (b"1" * 5000, "line 3: not JSON (Exceeds the limit"),
+        (b"[" * 100_000, "line 3: nested too deeply"),
+    ],
+)
 def test_a_bad_line_is_named(tmp_path: Path, line: bytes, rule: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b'{"prompt": "fine"}\n\n' + line + b"\n")
@@ -76,14 +90,25 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, rule: str) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none.jsonl") == f"{tmp_path / 'none.jsonl'}: cannot be read (No such file or directory)"
+    assert (
+        refusal(tmp_path / "none.jsonl")
+        == f"{tmp_path / 'none.jsonl'}: cannot be read (No such file or directory)"
+    )
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir], ids=["pipe", "device", "folder"])
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir],
+    ids=["pipe", "device", "folder"],
+)
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
     path = tmp_path / "endless.jsonl"
     make(path)
-    assert re.search(r"endless\.jsonl: this is a (device or pipe|folder); give a regular file", refusal(path))
+    assert re.search(
+        r"endless\.jsonl: this is a (device or pipe|folder); give a regular file", refusal(path)
+    )
     with pytest.raises(TaskError, match="give a regular file"):
         read_prompts(path)
     with pytest.raises(TaskError, match="give a regular file"):
@@ -99,30 +124,57 @@ def test_a_link_to_a_file_is_as_good_as_the_file(jsonl: Write, tmp_path: Path) -
 
 def test_read_prompts_keeps_order_repetitions_and_ids(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_text('\ufeff{"prompt": "a"}\n\n{"id": "x", "prompt": "b"}\r\n{"id": "x", "prompt": "a"}', "utf-8")
+    path.write_text(
+        '\ufeff{"prompt": "a"}\n\n{"id": "x", "prompt": "b"}\r\n{"id": "x", "prompt": "a"}', "utf-8"
+    )
     assert read_prompts(path) == (Prompt("line-1", "a"), Prompt("x", "b"), Prompt("x@line-4", "a"))
 
 
-@pytest.mark.parametrize(("row", "expected"), [
-    ({"question_id": 81, "category": "writing", "turns": ["first", "second"]}, Prompt("81", "first", "writing")),
-    ({"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "test": "…"}, Prompt("HumanEval/0", "def f():\n")),
-    ({"question": "How many?", "answer": "#### 3"}, Prompt("line-1", "Question: How many?\nAnswer:")),
-    ({"article": "News.", "highlights": "Short."}, Prompt("line-1", "Article: News.\nSummary:")),
-])
-def test_published_files_are_understood_as_they_are(jsonl: Write, row: dict[str, object], expected: Prompt) -> None:
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (
+            {"question_id": 81, "category": "writing", "turns": ["first", "second"]},
+            Prompt("81", "first", "writing"),
+        ),
+        (
+            {"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "test": "…"},
+            Prompt("HumanEval/0", "def f():\n"),
+        ),
+        (
+            {"question": "How many?", "answer": "#### 3"},
+            Prompt("line-1", "Question: How many?\nAnswer:"),
+        ),
+        (
+            {"article": "News.", "highlights": "Short."},
+            Prompt("line-1", "Article: News.\nSummary:"),
+        ),
+    ],
+)
+def test_published_files_are_understood_as_they_are(
+    jsonl: Write, row: dict[str, object], expected: Prompt
+) -> None:
     assert read_prompts(jsonl([row])) == (expected,)
 
 
 def test_a_tasks_prompt_ends_on_text_where_a_request_to_decode_stays_as_it_is(jsonl: Write) -> None:
     path = jsonl([{"prompt": f"def f{i}():\r\n\n"} for i in range(2)])
     task = load_task(path)
-    assert sorted(prompt.text for prompt in task.calibration + task.holdout) == ["def f0():", "def f1():"]
+    assert sorted(prompt.text for prompt in task.calibration + task.holdout) == [
+        "def f0():",
+        "def f1():",
+    ]
     assert [prompt.text for prompt in read_prompts(path)] == ["def f0():\r\n\n", "def f1():\r\n\n"]
     humaneval = load_task("humaneval", data=path)
-    assert {prompt.text for prompt in humaneval.calibration + humaneval.holdout} == {"def f0():", "def f1():"}
+    assert {prompt.text for prompt in humaneval.calibration + humaneval.holdout} == {
+        "def f0():",
+        "def f1():",
+    }
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="no samples of the published files beside the repository")
+@pytest.mark.skipif(
+    not DATA.is_dir(), reason="no samples of the published files beside the repository"
+)
 @pytest.mark.parametrize("file", ["spec_bench_even", "humaneval", "gsm8k_train200"])
 def test_real_files_load(file: str) -> None:
     lines = (DATA / f"{file}.jsonl").read_text("utf-8").splitlines()
@@ -130,21 +182,25 @@ def test_real_files_load(file: str) -> None:
     assert (len(task.calibration), len(task.holdout)) == (96, 32)
     first = json.loads(lines[0])
     assert len(read_prompts(DATA / f"{file}.jsonl")) == len(lines)
-    assert read_prompts(DATA / f"{file}.jsonl")[0].id == str(first.get("question_id", first.get("task_id", "line-1")))
+    assert read_prompts(DATA / f"{file}.jsonl")[0].id == str(
+        first.get("question_id", first.get("task_id", "line-1"))
+    )
 
 
 texts = st.lists(st.text("abc ", min_size=1, max_size=3).filter(str.strip), min_size=0, max_size=30)
 
 
 @given(texts, st.integers(1, 12), st.integers(1, 12), st.integers(0, 3))
-def test_halves_are_disjoint_never_empty_and_waste_nothing(pool: list[str], calibration: int, holdout: int, seed: int) -> None:
+def test_halves_are_disjoint_never_empty_and_waste_nothing(
+    pool: list[str], calibration: int, holdout: int, seed: int
+) -> None:
     distinct = {text.strip() for text in pool}
     made = [Prompt(str(i), text) for i, text in enumerate(pool)]
     if len(distinct) < 2:
         with pytest.raises(TaskError, match="at least 2"):
-            cut_in_two(made, calibration, holdout, seed, "here")
+            split_pool(made, calibration, holdout, seed, "here")
         return
-    front, back = cut_in_two(made, calibration, holdout, seed, "here")
+    front, back = split_pool(made, calibration, holdout, seed, "here")
     found = [{p.text.strip() for p in half} for half in (front, back)]
     assert found[0].isdisjoint(found[1])
     assert 1 <= len(front) == len(found[0]) <= calibration
@@ -152,17 +208,22 @@ def test_halves_are_disjoint_never_empty_and_waste_nothing(pool: list[str], cali
     assert len(front) + len(back) == min(len(distinct), calibration + holdout)
 
 
-@given(texts.filter(lambda pool: len({text.strip() for text in pool}) >= 8), st.text("xyz", min_size=1, max_size=2))
+@given(
+    texts.filter(lambda pool: len({text.strip() for text in pool}) >= 8),
+    st.text("xyz", min_size=1, max_size=2),
+)
 def test_a_file_that_grows_moves_no_prompt_to_the_other_half(pool: list[str], added: str) -> None:
     made = [Prompt(str(i), text) for i, text in enumerate(pool)]
-    front, back = cut_in_two(made, 4, 4, 0, "here")
-    more_front, more_back = cut_in_two([*made, Prompt("new", added)], 4, 4, 0, "here")
+    front, back = split_pool(made, 4, 4, 0, "here")
+    more_front, more_back = split_pool([*made, Prompt("new", added)], 4, 4, 0, "here")
     assert {p.id for p in front}.isdisjoint(p.id for p in more_back)
     assert {p.id for p in back}.isdisjoint(p.id for p in more_front)
 
 
 def test_a_text_of_both_pools_is_held_out_alone() -> None:
-    front, back = take_both([Prompt("a", "one"), Prompt("b", "two")], [Prompt("c", "two ")], 5, 5, 0, "here")
+    front, back = pair_pools(
+        [Prompt("a", "one"), Prompt("b", "two")], [Prompt("c", "two ")], 5, 5, 0, "here"
+    )
     assert ([p.id for p in front], [p.id for p in back]) == (["a"], ["c"])
     with pytest.raises(TaskError, match="no prompt for the calibration half"):
-        take_both([Prompt("b", "two")], [Prompt("c", "two")], 5, 5, 0, "here")
+        pair_pools([Prompt("b", "two")], [Prompt("c", "two")], 5, 5, 0, "here")

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from skipsearch.errors import TaskError
 from skipsearch.tasks import Prompt, data_folder, load_task, task_files, task_names
 from skipsearch.tasks.manifest import HubSource, read_manifest
-from skipsearch.tasks.template import columns_of, render
-from skipsearch.tasks.values import text_sha256
+from skipsearch.tasks.prompt_template import fill_template, list_columns
+from skipsearch.tasks.task import text_sha256
 
 Folder = Callable[..., Path]
 Write = Callable[..., Path]
-DATA = Path(__file__).parents[3] / "shared" / "data"  # samples of the published files, where a developer has them
+DATA = (
+    Path(__file__).parents[3] / "shared" / "data"
+)  # samples of the published files, where a developer has them
 PAPERS = {"cnndm", "xsum", "humaneval", "gsm8k", "mtbench", "wmt14_de_en", "nq", "rag", "specbench"}
 
 
@@ -33,19 +35,33 @@ def test_a_task_is_the_one_its_folder_names_and_ends_on_repetition(task: str) ->
     assert isinstance(manifest.source, HubSource)
 
 
-@pytest.mark.parametrize(("task", "shots", "sampling"), [
-    ("cnndm", 1, (0.2, 0.85)), ("xsum", 1, (0.2, 0.85)), ("humaneval", 0, (0.6, 0.95)),
-    ("gsm8k", 0, (0.0, 1.0))])  # greedy, as its appendix I reports accuracy
+@pytest.mark.parametrize(
+    ("task", "shots", "sampling"),
+    [
+        ("cnndm", 1, (0.2, 0.85)),
+        ("xsum", 1, (0.2, 0.85)),
+        ("humaneval", 0, (0.6, 0.95)),
+        ("gsm8k", 0, (0.0, 1.0)),
+    ],
+)  # greedy, as its appendix I reports accuracy
 def test_draft_and_verifys_table_6(task: str, shots: int, sampling: tuple[float, float]) -> None:
     manifest = read_manifest(data_folder() / task / "task.yaml")
     assert (manifest.shots, manifest.max_new_tokens) == (shots, 512)
-    assert (manifest.sampling.temperature, manifest.sampling.top_p, manifest.sampling.top_k) == (*sampling, 0)
+    assert (manifest.sampling.temperature, manifest.sampling.top_p, manifest.sampling.top_k) == (
+        *sampling,
+        0,
+    )
 
 
 @pytest.mark.parametrize("task", ["mtbench", "wmt14_de_en", "nq", "rag", "specbench"])
 def test_clasps_spec_bench_is_greedy_up_to_1024_tokens_of_a_request(task: str) -> None:
     manifest = read_manifest(data_folder() / task / "task.yaml")
-    assert (manifest.shots, manifest.max_new_tokens, manifest.sampling.temperature, manifest.chat) == (0, 1024, 0.0, True)
+    assert (
+        manifest.shots,
+        manifest.max_new_tokens,
+        manifest.sampling.temperature,
+        manifest.chat,
+    ) == (0, 1024, 0.0, True)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
@@ -58,9 +74,13 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
         load_task(tmp_path)
 
 
-def test_without_the_data_folder_the_places_it_was_looked_for_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_data_folder_the_places_it_was_looked_for_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr("skipsearch.tasks.load.__file__", str(tmp_path / "skipsearch" / "tasks" / "load.py"))
+    monkeypatch.setattr(
+        "skipsearch.tasks.load.__file__", str(tmp_path / "skipsearch" / "tasks" / "load.py")
+    )
     with pytest.raises(TaskError, match=r"neither in .*calibration_data nor in .*share"):
         task_names()
     (tmp_path / "share" / "skipsearch" / "calibration_data").mkdir(parents=True)
@@ -71,20 +91,37 @@ def test_a_folder_is_a_task_and_its_paths_count_from_it(task_folder: Folder, jso
     jsonl([{"question": f"q{i}", "answer": "a"} for i in range(6)])
     task = load_task(task_folder())
     assert [len(task.calibration), len(task.holdout)] == [4, 2]
-    assert all(prompt.text.startswith("Q: q") and prompt.text.endswith("\nA:") for prompt in task.calibration)
+    assert all(
+        prompt.text.startswith("Q: q") and prompt.text.endswith("\nA:")
+        for prompt in task.calibration
+    )
     assert load_task(task_folder() / "task.yaml") == task
 
 
 def test_two_files_are_two_halves(task_folder: Folder, jsonl: Write) -> None:
     jsonl([{"question": f"q{i}"} for i in range(6)])
     jsonl([{"question": f"held {i}"} for i in range(3)], "held.jsonl")
-    task = load_task(task_folder(source="{kind: jsonl, path: rows.jsonl, holdout_path: held.jsonl}"))
+    task = load_task(
+        task_folder(source="{kind: jsonl, path: rows.jsonl, holdout_path: held.jsonl}")
+    )
     assert all("held" in prompt.text for prompt in task.holdout)
     assert not any("held" in prompt.text for prompt in task.calibration)
 
 
-@pytest.mark.parametrize("outside", ["../rows.jsonl", "{tmp}/rows.jsonl", "link.jsonl", "linked/rows.jsonl", ".", '"rows\\0.jsonl"'])
-def test_a_manifest_names_no_file_outside_of_its_own_folder(task_folder: Folder, jsonl: Write, tmp_path: Path, outside: str) -> None:
+@pytest.mark.parametrize(
+    "outside",
+    [
+        "../rows.jsonl",
+        "{tmp}/rows.jsonl",
+        "link.jsonl",
+        "linked/rows.jsonl",
+        ".",
+        '"rows\\0.jsonl"',
+    ],
+)
+def test_a_manifest_names_no_file_outside_of_its_own_folder(
+    task_folder: Folder, jsonl: Write, tmp_path: Path, outside: str
+) -> None:
     rows, folder = jsonl([{"question": f"q{i}"} for i in range(6)]), tmp_path / "task"
     for key in ("path", "holdout_path"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -93,14 +130,20 @@ def test_a_manifest_names_no_file_outside_of_its_own_folder(task_folder: Folder,
         (folder / "link.jsonl").symlink_to(rows)
         (folder / "linked").symlink_to(tmp_path)
         named = {"path": "inside.jsonl", key: outside.format(tmp=tmp_path)}
-        task_folder(source="{kind: jsonl, " + ", ".join(f"{k}: {v}" for k, v in named.items()) + "}")
+        task_folder(
+            source="{kind: jsonl, " + ", ".join(f"{k}: {v}" for k, v in named.items()) + "}"
+        )
         shutil.move(tmp_path / "task.yaml", folder / "task.yaml")
-        with pytest.raises(TaskError, match="which is not in this folder; put it there, or name it with --data"):
+        with pytest.raises(
+            TaskError, match="which is not in this folder; put it there, or name it with --data"
+        ):
             load_task(folder)
         assert len(load_task(folder, data=rows).calibration) == 4, "the way out"
 
 
-def test_a_manifests_file_may_stand_in_a_folder_below_and_the_task_behind_a_link(task_folder: Folder, jsonl: Write, tmp_path: Path) -> None:
+def test_a_manifests_file_may_stand_in_a_folder_below_and_the_task_behind_a_link(
+    task_folder: Folder, jsonl: Write, tmp_path: Path
+) -> None:
     (tmp_path / "below").mkdir()
     jsonl([{"question": f"q{i}"} for i in range(6)], "below/real.jsonl")
     (tmp_path / "below" / "rows.jsonl").symlink_to("real.jsonl")
@@ -119,30 +162,55 @@ def test_the_files_that_a_task_is_read_from_are_known(task_folder: Folder, jsonl
 
 
 def test_local_data_replaces_a_tasks_source(jsonl: Write) -> None:
-    task = load_task("gsm8k", data=jsonl([{"question": f"How many {i}?", "answer": "3"} for i in range(100)]))
-    assert (task.name, len(task.calibration), task.calibration[0].text[:18]) == ("gsm8k", 64, "Question: How many")
+    task = load_task(
+        "gsm8k", data=jsonl([{"question": f"How many {i}?", "answer": "3"} for i in range(100)])
+    )
+    assert (task.name, len(task.calibration), task.calibration[0].text[:18]) == (
+        "gsm8k",
+        64,
+        "Question: How many",
+    )
     assert task.notes == ("text from rows.jsonl instead of the task's own source",)
     with pytest.raises(TaskError, match="is data itself"):
         load_task("rows.jsonl", data="more.jsonl")
 
 
 def test_spec_bench_lines_serve_the_task_of_their_category(jsonl: Write) -> None:
-    rows = [{"question_id": i, "category": "rag" if i % 2 else "qa", "turns": [f"text {i}", "more"]} for i in range(20)]
+    rows = [
+        {"question_id": i, "category": "rag" if i % 2 else "qa", "turns": [f"text {i}", "more"]}
+        for i in range(20)
+    ]
     task = load_task("rag", data=jsonl(rows))
     assert {int(prompt.id) % 2 for prompt in task.calibration + task.holdout} == {1}
     whole = load_task("nq", data=jsonl(rows))
     assert any("10 rows are whole prompts already" in note for note in whole.notes)
     assert whole.calibration[0].text.startswith("text ")
-    with pytest.raises(TaskError, match=r"of a category that task wmt14_de_en takes \(translation\); there are qa, rag"):
+    with pytest.raises(
+        TaskError,
+        match=r"of a category that task wmt14_de_en takes \(translation\); there are qa, rag",
+    ):
         load_task("wmt14_de_en", data=jsonl(rows))
-    with pytest.raises(TaskError, match=r"no row is of a category that task humaneval takes \(none\)"):
+    with pytest.raises(
+        TaskError, match=r"no row is of a category that task humaneval takes \(none\)"
+    ):
         load_task("humaneval", data=jsonl(rows))
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="no samples of the published files beside the repository")
-@pytest.mark.parametrize(("task", "file"), [
-    ("humaneval", "humaneval"), ("gsm8k", "gsm8k_train200"), ("specbench", "spec_bench_even"),
-    *((part, "spec_bench_even") for part in ("cnndm", "gsm8k", "mtbench", "wmt14_de_en", "nq", "rag"))])
+@pytest.mark.skipif(
+    not DATA.is_dir(), reason="no samples of the published files beside the repository"
+)
+@pytest.mark.parametrize(
+    ("task", "file"),
+    [
+        ("humaneval", "humaneval"),
+        ("gsm8k", "gsm8k_train200"),
+        ("specbench", "spec_bench_even"),
+        *(
+            (part, "spec_bench_even")
+            for part in ("cnndm", "gsm8k", "mtbench", "wmt14_de_en", "nq", "rag")
+        ),
+    ],
+)
 def test_the_papers_tasks_run_from_the_published_files(task: str, file: str) -> None:
     loaded = load_task(task, data=DATA / f"{file}.jsonl")
     assert min(len(loaded.calibration), len(loaded.holdout)) >= 20
@@ -151,44 +219,85 @@ def test_the_papers_tasks_run_from_the_published_files(task: str, file: str) -> 
 
 def test_the_hash_is_of_the_text_alone(jsonl: Write) -> None:
     task = load_task(jsonl([{"prompt": "a"}, {"prompt": "b"}]))
-    renamed = dataclasses.replace(task, calibration=tuple(Prompt("other", p.text) for p in task.calibration))
+    renamed = dataclasses.replace(
+        task, calibration=tuple(Prompt("other", p.text) for p in task.calibration)
+    )
     assert renamed.calibration_sha256 == task.calibration_sha256
     assert text_sha256([Prompt("1", "ab")]) != text_sha256([Prompt("1", "a"), Prompt("2", "b")])
-    assert text_sha256([Prompt("1", "a"), Prompt("2", "b")]) != text_sha256([Prompt("1", "b"), Prompt("2", "a")])
+    assert text_sha256([Prompt("1", "a"), Prompt("2", "b")]) != text_sha256(
+        [Prompt("1", "b"), Prompt("2", "a")]
+    )
 
 
-@given(st.dictionaries(st.from_regex(r"[a-z]\w{0,5}", fullmatch=True), st.text(), min_size=1, max_size=4), st.data())
-def test_a_rendered_template_is_str_format_of_its_columns(columns: dict[str, str], data: st.DataObject) -> None:
-    parts = data.draw(st.lists(st.one_of(st.sampled_from(["{{", "}}", "text ", "\n"]),
-                                         st.sampled_from(sorted(columns)).map(lambda name: "{" + name + "}"))))
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z]\w{0,5}", fullmatch=True), st.text(), min_size=1, max_size=4
+    ),
+    st.data(),
+)
+def test_a_rendered_template_is_str_format_of_its_columns(
+    columns: dict[str, str], data: st.DataObject
+) -> None:
+    parts = data.draw(
+        st.lists(
+            st.one_of(
+                st.sampled_from(["{{", "}}", "text ", "\n"]),
+                st.sampled_from(sorted(columns)).map(lambda name: "{" + name + "}"),
+            )
+        )
+    )
     template = "".join(parts)
-    assert render(template, columns) == template.format(**columns)
-    assert set(columns_of(template)) <= set(columns)
+    assert fill_template(template, columns) == template.format(**columns)
+    assert set(list_columns(template)) <= set(columns)
 
 
-@pytest.mark.parametrize(("template", "columns", "expected"), [
-    ("{a[de]}", {"a": {"de": "Satz"}}, "Satz"), ("{a[1]}", {"a": ["x", "y"]}, "y"), ("{n} + 1", {"n": 2}, "2 + 1")])
-def test_placeholders_reach_into_a_column(template: str, columns: dict[str, object], expected: str) -> None:
-    assert render(template, columns) == expected
+@pytest.mark.parametrize(
+    ("template", "columns", "expected"),
+    [
+        ("{a[de]}", {"a": {"de": "Satz"}}, "Satz"),
+        ("{a[1]}", {"a": ["x", "y"]}, "y"),
+        ("{n} + 1", {"n": 2}, "2 + 1"),
+    ],
+)
+def test_placeholders_reach_into_a_column(
+    template: str, columns: dict[str, object], expected: str
+) -> None:
+    assert fill_template(template, columns) == expected
 
 
-@pytest.mark.parametrize(("template", "columns", "rule"), [
-    ("{a[fr]}", {"a": {"de": "Satz"}}, r"a\[fr\] is missing"), ("{a[2]}", {"a": ["x"]}, r"a\[2\] is missing"),
-    ("{a}", {"a": ["x"]}, "a is a list"), ("{a}", {"a": True}, "a is a bool"), ("{a.b}", {"a": "x"}, "is not a placeholder")])
-def test_a_placeholder_without_text_is_named(template: str, columns: dict[str, object], rule: str) -> None:
+@pytest.mark.parametrize(
+    ("template", "columns", "rule"),
+    [
+        ("{a[fr]}", {"a": {"de": "Satz"}}, r"a\[fr\] is missing"),
+        ("{a[2]}", {"a": ["x"]}, r"a\[2\] is missing"),
+        ("{a}", {"a": ["x"]}, "a is a list"),
+        ("{a}", {"a": True}, "a is a bool"),
+        ("{a.b}", {"a": "x"}, "is not a placeholder"),
+    ],
+)
+def test_a_placeholder_without_text_is_named(
+    template: str, columns: dict[str, object], rule: str
+) -> None:
     with pytest.raises(ValueError, match=rule):
-        render(template, columns)
+        fill_template(template, columns)
 
 
 def test_a_file_of_another_name_is_told_what_names_there_are(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("one\n")
     with pytest.raises(TaskError, match=r"prompts.txt is a file whose name does not end in .jsonl"):
         load_task(tmp_path / "prompts.txt")
-    with pytest.raises(TaskError, match=r"not JSON .*; and prompts.txt does not end in .jsonl: is it the right file\?"):
+    with pytest.raises(
+        TaskError,
+        match=r"not JSON .*; and prompts.txt does not end in .jsonl: is it the right file\?",
+    ):
         load_task("pycode", data=tmp_path / "prompts.txt")
 
 
 def test_a_misspelt_file_has_the_nearest_name_suggested(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text("one\n")
-    with pytest.raises(TaskError, match=r"promts.jsonl: cannot be read \(No such file or directory\); did you mean .*/prompts.jsonl\?$"):
+    with pytest.raises(
+        TaskError,
+        match=r"promts.jsonl: cannot be read \(No such file or directory\); did you mean "
+        r".*/prompts.jsonl\?$",
+    ):
         load_task(tmp_path / "promts.jsonl")

@@ -4,58 +4,145 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 
-from skipsearch.engine.native.adapter import NativeAdapter, in_its_layout, why_not
-from skipsearch.engine.native.library import NoCompiler, Progress, compiler_here, kept_library, open_library
-from skipsearch.errors import ModelError, OtherEngine
-from skipsearch.models.lean import LeanAdapter
-from skipsearch.models.quantize import NATIVE
+from skipsearch.engine.native.build import (
+    BuildProgress,
+    NativeLibrary,
+    NoCompilerError,
+    cached_library,
+    find_compiler,
+    load_or_build,
+)
+from skipsearch.engine.native.native_adapter import NativeAdapter
+from skipsearch.engine.native.repack import repack_weights, why_not_native
+from skipsearch.engine.native.rounded import round_to_int8
+from skipsearch.errors import EngineFallbackWarning, ModelError
+from skipsearch.models.fused.fused_adapter import FusedAdapter
+from skipsearch.models.loading.placement import in_gb
+from skipsearch.models.loading.quantize import NATIVE_INT8
+from skipsearch.models.memory import memory_errors_reported
 
-__all__ = ["NativeAdapter", "eight_bit_model", "kept_library", "native_model", "prepare", "ready_model", "why_not", "why_not_here"]
+__all__ = [
+    "NativeAdapter",
+    "cached_library",
+    "prebuild",
+    "to_native",
+    "to_native_if_built",
+    "to_native_int8",
+    "why_not_native",
+    "why_unavailable",
+]
 
 
-def native_model(lean: LeanAdapter, progress: Progress = lambda done, total: None) -> NativeAdapter | LeanAdapter:
-    """The model under the native engine, which takes its weights over; as it is, with an `OtherEngine` warning, where that cannot be.
+def to_native(
+    fused_model: FusedAdapter, progress: BuildProgress = lambda done, total: None
+) -> NativeAdapter | FusedAdapter:
+    """Put the model under the native engine, which takes its weights over.
 
-    progress(done, total): of files compiled, on first use. Raises: ModelError where the library cannot be kept or loaded.
+    If that cannot be, warn with `EngineFallbackWarning` and return the model as it is.
+
+    progress(done, total): of files compiled, on first use.
+    Raises: ModelError if the library cannot be stored or loaded, or computes something else.
     """
-    reason = why_not(lean)
+    reason = why_not_native(fused_model)
     if reason is None:
         try:
-            return in_its_layout(lean, open_library(progress))
-        except NoCompiler as error:
-            warnings.warn(OtherEngine(f"{error}; until then the engine lean takes its place"), stacklevel=2)
-            return lean
-    warnings.warn(OtherEngine(f"the engine native cannot drive {lean.spec.id}: {reason}; the engine lean takes its place"), stacklevel=2)
-    return lean
+            return _repack_checked(fused_model, load_or_build(progress))
+        except NoCompilerError as error:
+            warnings.warn(
+                EngineFallbackWarning(f"{error}; until then the engine lean takes its place"),
+                stacklevel=2,
+            )
+            return fused_model
+    warnings.warn(
+        EngineFallbackWarning(
+            f"the engine native cannot drive {fused_model.spec.id}: {reason}; the engine lean "
+            "takes its place"
+        ),
+        stacklevel=2,
+    )
+    return fused_model
 
 
-def eight_bit_model(lean: LeanAdapter, progress: Progress = lambda done, total: None) -> NativeAdapter:
-    """The model with weights of 8 bits, which takes the place of its own. Raises: ModelError where there is none, since nothing else is the
-    same model."""
-    if (reason := why_not(lean)) is not None:
-        raise ModelError(f"quantization {NATIVE} cannot be had of {lean.spec.id}, since the engine native cannot drive it: {reason}")
-    return in_its_layout(lean, open_library(progress), eight_bits=True)
+def to_native_int8(
+    fused_model: FusedAdapter, progress: BuildProgress = lambda done, total: None
+) -> NativeAdapter:
+    """Return the model with 8-bit weights, which replace its own.
+
+    Raises: ModelError if the native engine cannot run it, since no other engine runs the same
+        model.
+    """
+    if (reason := why_not_native(fused_model)) is not None:
+        raise ModelError(
+            f"quantization {NATIVE_INT8} is not possible for {fused_model.spec.id}: the engine "
+            f"native cannot drive it: {reason}"
+        )
+    return _repack_checked(fused_model, load_or_build(progress), as_int8=True)
 
 
-def ready_model(lean: LeanAdapter) -> NativeAdapter | None:
-    """The model under the native engine, which takes its weights over, where the library was built before; None otherwise."""
-    if why_not(lean) is not None or (built := kept_library()) is None:
+def to_native_if_built(fused_model: FusedAdapter) -> NativeAdapter | None:
+    """Put the model under the native engine if the library was built before; return None otherwise.
+
+    Raises: ModelError if it computes something else than `fused_model`.
+    """
+    if why_not_native(fused_model) is not None or (library := cached_library()) is None:
         return None
-    return in_its_layout(lean, built)
+    return _repack_checked(fused_model, library)
 
 
-def why_not_here(lean: LeanAdapter) -> str | None:
-    """What keeps `auto` from this engine here, as half a sentence; None if nothing does: it was built, or a compiler was found. Builds
-    nothing."""
-    reason = why_not(lean)
-    if reason is None and kept_library() is None and compiler_here() is None:
+def _repack_checked(
+    fused_model: FusedAdapter, library: NativeLibrary, as_int8: bool = False
+) -> NativeAdapter:
+    """Return the model in the native layout, after a check that it computes what `fused_model`
+    does.
+
+    Raises: ModelError if it does not, or if memory runs out.
+    """
+    from skipsearch.models.stored_checks import check_engine  # which imports transformers
+
+    spec = replace(
+        fused_model.spec,
+        engine="native",
+        quantization=NATIVE_INT8 if as_int8 else fused_model.spec.quantization,
+    )
+    with memory_errors_reported(
+        spec.device,
+        lambda free: (
+            f"{spec.id} ran out of memory while the engine native repacked its weights of "
+            f"{in_gb(fused_model.weight_bytes)}, and this machine has {in_gb(free)} free: use "
+            "--engine lean"
+        ),
+    ):
+        return check_engine(
+            spec,
+            lambda: round_to_int8(fused_model) if as_int8 else fused_model,
+            lambda: repack_weights(fused_model, library, as_int8),
+            library.sha256,
+        )
+
+
+def why_unavailable(fused_model: FusedAdapter) -> str | None:
+    """Return what keeps `auto` from this engine here, as half a sentence; None if it was built, or
+    could be.
+
+    It builds nothing.
+    """
+    reason = why_not_native(fused_model)
+    if reason is None and cached_library() is None and find_compiler() is None:
         return "there is no C++ compiler: install g++"
     return reason
 
 
-def prepare(model: object, progress: Progress) -> None:
-    """Builds the library for a model that it can drive, so that `ready_model` finds it. Where it cannot be built nothing is said."""
-    if isinstance(model, LeanAdapter) and why_not(model) is None and kept_library() is None:
+def prebuild(model: object, progress: BuildProgress) -> None:
+    """Build the library for a model that it can run, so that `to_native_if_built` finds it.
+
+    A build that fails is not reported.
+    """
+    if (
+        isinstance(model, FusedAdapter)
+        and why_not_native(model) is None
+        and cached_library() is None
+    ):
         with suppress(ModelError):
-            open_library(progress)
+            load_or_build(progress)

@@ -1,4 +1,6 @@
-"""Local text: a file of one JSON object a line, UTF-8, blank lines skipped; every error names its line."""
+"""Local text: a file of one JSON object a line, UTF-8, blank lines skipped; every error names its
+line.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +10,38 @@ from pathlib import Path
 from typing import Any
 
 from skipsearch.errors import TaskError
-from skipsearch.tasks.files import beside, open_regular
 from skipsearch.tasks.manifest import JsonlSource
-from skipsearch.tasks.prompts import bare_prompt
-from skipsearch.tasks.rows import Pools, Row
-from skipsearch.tasks.values import Prompt
+from skipsearch.tasks.prompt_rows import prompt_from_row
+from skipsearch.tasks.rows import Row, RowPools
+from skipsearch.tasks.task import Prompt
+from skipsearch.tasks.task_files import open_task_file, resolve_inside
 
 EXAMPLE = '{"prompt": "…"}'
 ID_COLUMNS = ("id", "question_id", "task_id", "prompt_id")
 
 
-def read(source: JsonlSource, folder: Path) -> Pools:
+def read_jsonl(source: JsonlSource, folder: Path) -> RowPools:
     """The rows of a manifest's files, whose paths count from the manifest's folder."""
-    calibration, *holdout = map(read_rows, files(source, folder))
-    return Pools(calibration, holdout[0] if holdout else None)
+    calibration, *holdout = map(read_rows, list_source_files(source, folder))
+    return RowPools(calibration, holdout[0] if holdout else None)
 
 
-def files(source: JsonlSource, folder: Path) -> tuple[Path, ...]:
-    """Of a manifest in `folder`: its file or, where the halves have one each, its two. Raises: TaskError."""
-    return tuple(beside(folder, name) for name in (source.path, source.holdout_path) if name is not None)
+def list_source_files(source: JsonlSource, folder: Path) -> tuple[Path, ...]:
+    """Of a manifest in `folder`: its file or, where the halves have one each, its two. Raises:
+    TaskError.
+    """
+    return tuple(
+        resolve_inside(folder, name)
+        for name in (source.path, source.holdout_path)
+        if name is not None
+    )
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Raises: TaskError naming file and line: not readable, no regular file, not UTF-8, not a JSON object, or no line at all."""
-    with open_regular(path) as lines:
+    """Raises: TaskError naming file and line: not readable, no regular file, not UTF-8, not a JSON
+    object, or no line at all.
+    """
+    with open_task_file(path) as lines:
         try:
             rows = parse_rows(lines, str(path))
         except OSError as error:
@@ -43,39 +53,54 @@ def read_rows(path: Path) -> list[Row]:
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
     """Every line's prompt in the file's order, repetitions included."""
-    return tuple(bare_prompt(row) for row in read_rows(path))
+    return tuple(prompt_from_row(row) for row in read_rows(path))
 
 
 def parse_rows(lines: Iterable[bytes], name: str) -> list[Row]:
     """Rows of raw lines; `name` stands for the file in errors."""
-    return list(each_row(lines, name))
+    return list(iter_rows(lines, name))
 
 
-def each_row(lines: Iterable[bytes], name: str) -> Iterator[Row]:
+def iter_rows(lines: Iterable[bytes], name: str) -> Iterator[Row]:
     """As `parse_rows`, each as soon as its line is there."""
     taken: set[str] = set()
     for number, line in enumerate(lines, start=1):
         where = f"{name}, line {number}"
-        columns = _object(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
+        columns = _parse_object(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
         if columns is None:
             continue
-        given = next((columns[key] for key in ID_COLUMNS if isinstance(columns.get(key), str | int)), None)
+        given = next(
+            (columns[key] for key in ID_COLUMNS if isinstance(columns.get(key), str | int)), None
+        )
         identity = f"line-{number}" if given is None else str(given)
-        yield Row(identity if identity not in taken else f"{identity}@line-{number}", where, columns)
+        yield Row(
+            identity if identity not in taken else f"{identity}@line-{number}", where, columns
+        )
         taken.add(identity)
 
 
-def _object(line: bytes, where: str) -> Mapping[str, Any] | None:
+def _parse_object(line: bytes, location: str) -> Mapping[str, Any] | None:
     try:
         text = line.decode("utf-8").strip()
         value = json.loads(text) if text else None
     except UnicodeDecodeError as error:
-        raise TaskError(f"{where}: not UTF-8 (byte {error.start} of the line); save the file as UTF-8") from error
+        raise TaskError(
+            f"{location}: not UTF-8 (byte {error.start} of the line); save the file as UTF-8"
+        ) from error
     except ValueError as error:
-        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise TaskError(f"{where}: not JSON ({reason}); a line is one object such as {EXAMPLE}") from error
+        reason = (
+            f"{error.msg}, column {error.colno}"
+            if isinstance(error, json.JSONDecodeError)
+            else str(error)
+        )
+        raise TaskError(
+            f"{location}: not JSON ({reason}); a line is one object such as {EXAMPLE}"
+        ) from error
     except RecursionError as error:
-        raise TaskError(f"{where}: nested too deeply to be a row of text") from error
+        raise TaskError(f"{location}: nested too deeply to be a row of text") from error
     if text and not isinstance(value, dict):
-        raise TaskError(f"{where}: a {type(value).__name__}, not an object; a line is one object such as {EXAMPLE}")
+        raise TaskError(
+            f"{location}: a {type(value).__name__}, not an object; a line is one object such as "
+            f"{EXAMPLE}"
+        )
     return value

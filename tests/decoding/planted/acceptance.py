@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from skipsearch.decoding import acceptance, loop
-from skipsearch.decoding.sampling import SamplingPicker
 from skipsearch.drafters import DecodeContext, Draft
-from skipsearch.drafters.skip import SkipSession
-from skipsearch.engine import Scored
+from skipsearch.drafters.skip.session import SkipSession
+from skipsearch.engine import DraftScores
+from skipsearch.engine.sampler import TemperatureSampler
 
 from ..acceptance_checks import check_acceptance
 from ..checks import check_greedy
@@ -46,19 +46,28 @@ def correction_read_from_the_row_behind() -> Iterator[None]:
         yield
 
 
-def _swapped(drafted: Tensor, q: Tensor | None, p: Tensor, generator: torch.Generator) -> tuple[int, int]:
+def _swapped(
+    drafted: Tensor, q: Tensor | None, p: Tensor, generator: torch.Generator
+) -> tuple[int, int]:
     n = len(drafted)
     px = p[:n].gather(1, drafted[:, None])[:, 0]
     qx = torch.ones_like(px) if q is None else q.gather(1, drafted[:, None])[:, 0]
     u = torch.rand(n, generator=generator, dtype=p.dtype)
     accepted = int((u * px < qx).long().cumprod(dim=0).sum())
-    weights = p[n] if accepted == n else acceptance.residual(p[accepted], None if q is None else q[accepted], drafted[accepted])
+    weights = (
+        p[n]
+        if accepted == n
+        else acceptance.residual(p[accepted], None if q is None else q[accepted], drafted[accepted])
+    )
     return accepted, int(torch.multinomial(weights, 1, generator=generator))
 
 
 @caught_by(check_sampling)
 def p_and_q_swapped() -> Iterator[None]:
-    with patch.object(loop, "accept_sampled", _swapped), patch.object(acceptance, "accept_sampled", _swapped):
+    with (
+        patch.object(loop, "accept_sampled", _swapped),
+        patch.object(acceptance, "accept_sampled", _swapped),
+    ):
         yield
 
 
@@ -70,7 +79,10 @@ def p_and_q_swapped_in_the_rule_alone() -> Iterator[None]:
 
 @caught_by(check_acceptance)
 def residual_not_renormalised() -> Iterator[None]:
-    """torch.multinomial forgives it; any other way to draw would not, so it is the rule's own check that has to see it."""
+    """torch.multinomial forgives it; any other way to draw would not, so it is the rule's own check
+    that has to see it.
+    """
+
     def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
         if q is None:
             q = torch.zeros_like(p)
@@ -92,7 +104,9 @@ def residual_replaced_by_p() -> Iterator[None]:
 def residual_keeps_the_certain_token() -> Iterator[None]:
     """A one-hot draft is handled as if it had no distribution at all."""
     real = acceptance.residual
-    with patch.object(acceptance, "residual", lambda p, q, token: p if q is None else real(p, q, token)):
+    with patch.object(
+        acceptance, "residual", lambda p, q, token: p if q is None else real(p, q, token)
+    ):
         yield
 
 
@@ -100,16 +114,17 @@ def residual_keeps_the_certain_token() -> Iterator[None]:
 def greedy_draft_entered_as_its_softmax() -> Iterator[None]:
     real = SkipSession.draft
 
-    class Greedy(SamplingPicker):
-        def __init__(self, inner: SamplingPicker):
+    class Greedy(TemperatureSampler):
+        def __init__(self, inner: TemperatureSampler):
             self.key, self.generator, self.warpers = inner.key, inner.generator, inner.warpers
 
-        def draw(self, scored: Scored) -> tuple[Tensor, Tensor | None]:
-            return scored.weights.argmax(dim=-1, keepdim=True), scored.weights
+        def draw(self, scored: DraftScores) -> tuple[Tensor, Tensor | None]:
+            assert scored.probs is not None
+            return scored.probs.argmax(dim=-1, keepdim=True), scored.probs
 
     def draft(self: SkipSession, ctx: DecodeContext, most: int) -> Draft | None:
-        assert isinstance(ctx.picker, SamplingPicker)
-        return real(self, replace(ctx, picker=Greedy(ctx.picker)), most)
+        assert isinstance(ctx.sampler, TemperatureSampler)
+        return real(self, replace(ctx, sampler=Greedy(ctx.sampler)), most)
 
     with patch.object(SkipSession, "draft", draft):
         yield
@@ -117,36 +132,37 @@ def greedy_draft_entered_as_its_softmax() -> Iterator[None]:
 
 @caught_by(check_sampling)
 def bonus_token_without_temperature() -> Iterator[None]:
-    real = SamplingPicker.probs
+    real = TemperatureSampler.warp_to_probs
 
-    def probs(self: SamplingPicker, logits: Tensor) -> Tensor:
+    def probs(self: TemperatureSampler, logits: Tensor) -> Tensor:
         warped = real(self, logits)
-        if len(logits) > 1:   # a verify pass
+        if len(logits) > 1:  # a verify pass
             warped[-1] = logits[-1].softmax(dim=-1)
         return warped
 
-    with patch.object(SamplingPicker, "probs", probs):
+    with patch.object(TemperatureSampler, "warp_to_probs", probs):
         yield
 
 
 @caught_by(check_sampling)
 def draft_judged_at_another_temperature() -> Iterator[None]:
-    real = SamplingPicker.draw
+    real = TemperatureSampler.draw
 
-    def draw(self: SamplingPicker, scored: Scored) -> tuple[Tensor, Tensor | None]:
-        hotter = scored.weights**0.5
+    def draw(self: TemperatureSampler, scored: DraftScores) -> tuple[Tensor, Tensor | None]:
+        assert scored.probs is not None
+        hotter = scored.probs**0.5
         return real(self, scored)[0], hotter / hotter.sum(dim=-1, keepdim=True)
 
-    with patch.object(SamplingPicker, "draw", draw):
+    with patch.object(TemperatureSampler, "draw", draw):
         yield
 
 
 @caught_by(check_sampling_of_likely_tokens)
 def top_p_and_top_k_left_out_of_the_verify_pass() -> Iterator[None]:
-    real = SamplingPicker.probs
+    real = TemperatureSampler.warp_to_probs
 
-    def probs(self: SamplingPicker, logits: Tensor) -> Tensor:
+    def probs(self: TemperatureSampler, logits: Tensor) -> Tensor:
         return (logits / 0.7).softmax(dim=-1) if len(logits) > 1 else real(self, logits)
 
-    with patch.object(SamplingPicker, "probs", probs):
+    with patch.object(TemperatureSampler, "warp_to_probs", probs):
         yield

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from skipsearch.decoding import loop
 from skipsearch.drafters import DecodeContext
-from skipsearch.drafters.adapted import AdaptedDrafter, AdaptedSession
+from skipsearch.drafters.adapted.session import OnModelSession
 
 from ..adapted_checks import check_adapted, check_adapted_drafts
 from .register import caught_by
@@ -17,24 +17,29 @@ from .register import caught_by
 @caught_by(check_adapted)
 def trained_weights_verify() -> Iterator[None]:
     """The trained sub-layers are put into the model itself, so that verification runs them too."""
-    real = AdaptedDrafter.begin
+    real = OnModelSession.begin
 
-    def begin(self: AdaptedDrafter, ctx: DecodeContext) -> Any:
+    def begin(self: OnModelSession, ctx: DecodeContext) -> None:
         ctx.model = self.model
-        return real(self, ctx)
+        real(self, ctx)
 
-    real_full = loop.DecodeLoop._round
+    real_full = loop.DecodeLoop._run_round
 
     def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
         with patch.object(self, "model", request.ctx.model):
             return real_full(self, request, room)
 
-    with patch.object(AdaptedDrafter, "begin", begin), patch.object(loop.DecodeLoop, "_round", rounds):
+    with (
+        patch.object(OnModelSession, "begin", begin),
+        patch.object(loop.DecodeLoop, "_run_round", rounds),
+    ):
         yield
 
 
 @caught_by(check_adapted_drafts)
 def trained_weights_are_never_used() -> Iterator[None]:
     """Lossless, and for nothing: the draft runs the model's own weights."""
-    with patch.object(AdaptedSession, "draft", lambda self, ctx, most: self.skip.draft(ctx, most)):
+    with patch.object(
+        OnModelSession, "draft", lambda self, ctx, most: self.session.draft(ctx, most)
+    ):
         yield

@@ -10,16 +10,16 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from skipsearch.cache import KVCache, PassPlan
-from skipsearch.decoding import Batch, Request, Row, batch, rooms
-from skipsearch.decoding.prefix import Prefix
-from skipsearch.decoding.rooms import Rooms
-from skipsearch.drafters.choosing import ChoosingSession
-from skipsearch.drafters.lookup import LookupDrafter
-from skipsearch.engine import RowCache, SharedCache, Wanted, joined
-from skipsearch.mask import SkipMask
-from skipsearch.models import masks
-from skipsearch.modules.kangaroo import Shallow
+from skipsearch.core.mask import SkipMask
+from skipsearch.decoding import Batch, Request, RunningRequest, batch, batch_cache
+from skipsearch.decoding.batch_cache import BatchCache
+from skipsearch.decoding.prefix_cache import PrefixCache
+from skipsearch.drafters.dynamic_mask import DynamicMaskSession
+from skipsearch.drafters.kangaroo.weights import EarlyExitDraft
+from skipsearch.drafters.lookup.session import LookupSession
+from skipsearch.engine import PassRequest, RowCache, SharedCache, batched_pass
+from skipsearch.models import attention_masks
+from skipsearch.models.kv_cache import KVCache, PassPlan, round_slots
 
 from ..batch_checks import (
     check_batch,
@@ -39,7 +39,9 @@ from .register import caught_by
 def row_sees_the_first_rows_kv() -> Iterator[None]:
     real = KVCache.write
 
-    def write(self: KVCache, layer: int, key: Tensor, value: Tensor, plan: PassPlan) -> tuple[Tensor, Tensor]:
+    def write(
+        self: KVCache, layer: int, key: Tensor, value: Tensor, plan: PassPlan
+    ) -> tuple[Tensor, Tensor]:
         keys, values = real(self, layer, key, value, plan)
         return keys[:1].expand_as(keys), values[:1].expand_as(values)
 
@@ -63,7 +65,7 @@ def seed_of_the_request_before() -> Iterator[None]:
     seeds = [0]
     real = Batch.join
 
-    def join(self: Batch, request: Request, **named: Any) -> Row:
+    def join(self: Batch, request: Request, **named: Any) -> RunningRequest:
         seeds.append(request.seed)
         return real(self, replace(request, seed=seeds[-2]), **named)
 
@@ -74,175 +76,213 @@ def seed_of_the_request_before() -> Iterator[None]:
 @caught_by(check_batch)
 def one_length_for_all_rows() -> Iterator[None]:
     """Where one row accepts more, all lengths move."""
-    def moved(self: RowCache, length: int) -> None:
-        self.shared.length = length
 
-    with patch.object(RowCache, "length", property(lambda self: self.shared.length, moved), create=True):
+    def moved(self: RowCache, length: int) -> None:
+        self.shared_cache.length = length
+
+    with patch.object(
+        RowCache, "length", property(lambda self: self.shared.length, moved), create=True
+    ):
         yield
 
 
 @caught_by(check_batch)
 def longest_row_shown_to_all() -> Iterator[None]:
     """Every row sees as many keys as the longest: zeros, or what an earlier request left."""
-    real = joined.joined_plan
+    real = batched_pass.batch_plans
 
     def plan(plans: Sequence[PassPlan | None], spare: int, device: torch.device) -> PassPlan:
         made = real(plans, spare, device)
-        assert made.visible is not None
-        return replace(made, visible=made.visible | (made.visible.any(dim=0, keepdim=True) & (made.slots != spare)[:, None, :, None]))
+        assert made.mask is not None
+        return replace(
+            made,
+            mask=made.mask
+            | (made.mask.any(dim=0, keepdim=True) & (made.slots != spare)[:, None, :, None]),
+        )
 
-    with patch.object(joined, "joined_plan", plan):
+    with patch.object(batched_pass, "batch_plans", plan):
         yield
 
 
 @caught_by(check_batch)
 def all_rows_stand_where_the_first_does() -> Iterator[None]:
-    real = joined.joined_plan
+    real = batched_pass.batch_plans
 
     def plan(*arguments: Any) -> PassPlan:
         made = real(*arguments)
         return replace(made, positions=made.positions[:1].expand_as(made.positions))
 
-    with patch.object(joined, "joined_plan", plan):
+    with patch.object(batched_pass, "batch_plans", plan):
         yield
 
 
 @caught_by(check_batch)
 def padding_written_into_the_text() -> Iterator[None]:
-    real = joined.joined_plan
-    with patch.object(joined, "joined_plan", lambda plans, spare, device: real(plans, 0, device)):
+    real = batched_pass.batch_plans
+    with patch.object(
+        batched_pass, "batch_plans", lambda plans, spare, device: real(plans, 0, device)
+    ):
         yield
 
 
 @caught_by(check_batch_of_trees)
 def trees_of_a_batch_seen_as_chains() -> Iterator[None]:
-    real = joined.joined_plan
+    real = batched_pass.batch_plans
 
     def plan(plans: Sequence[PassPlan | None], spare: int, device: torch.device) -> PassPlan:
-        return real([plan and replace(plan, chain=True) for plan in plans], spare, device)
+        return real([plan and replace(plan, is_chain=True) for plan in plans], spare, device)
 
-    with patch.object(joined, "joined_plan", plan):
+    with patch.object(batched_pass, "batch_plans", plan):
         yield
 
 
 @caught_by(check_batch)
 def answers_handed_out_in_another_order() -> Iterator[None]:
-    """Logits go to the rows in the order in which they asked, and not by their place in the pass."""
-    real = joined.together
+    """Logits go to the rows in the order in which they asked, and not by their place in the
+    pass.
+    """
+    real = batched_pass.run_batched
 
-    def together(wanted: Sequence[Wanted]) -> list[Any]:
-        return real(sorted(wanted, key=lambda w: w.cache.first))
+    def together(wanted: Sequence[PassRequest]) -> list[Any]:
+        return real(sorted(wanted, key=lambda w: w.cache.first_row))
 
-    with patch.object(batch, "together", together):
+    with patch.object(batch, "run_batched", together):
         yield
 
 
 @caught_by(check_batch)
 def scores_of_all_asked_for_by_one() -> Iterator[None]:
-    """A greedy row that drafts beside a sampled one gets its draft from the sampled one's distribution."""
-    with patch.object(Wanted, "kind", property(lambda self: (id(self.model), self.mask, self.scorer is None, self.confidence))):
+    """A greedy row that drafts beside a sampled one gets its draft from the sampled one's
+    distribution.
+    """
+    with patch.object(
+        PassRequest,
+        "group_key",
+        property(
+            lambda self: (id(self.model), self.mask, self.scorer is None, self.with_confidence)
+        ),
+    ):
         yield
 
 
 @caught_by(check_batch)
 def row_moved_without_its_kv() -> Iterator[None]:
     def move(self: SharedCache, row: RowCache, to: int) -> None:
-        del self._parts[row.first, row.last]
-        row.first, row.last = to, to + 1
-        self.enter(row)
+        del self._views[row.first_row, row.end_row]
+        row.first_row, row.end_row = to, to + 1
+        self.register(row)
 
-    with patch.object(SharedCache, "move", move):
+    with patch.object(SharedCache, "move_row", move):
         yield
 
 
 @caught_by(check_batch_that_grows)
 def row_cache_grown_without_what_was_there() -> Iterator[None]:
-    def grow(self: SharedCache, capacity: int) -> None:
-        if capacity > self.spare:
-            self.capacity = capacity + 1
+    def reserve(self: SharedCache, slots: int) -> None:
+        if slots > self.padding_slot:
+            self._set_capacity(round_slots(slots) + 1)
             for buffers in (self.keys, self.values):
-                buffers[:] = [None if old is None else old.new_zeros(*old.shape[:2], self.capacity, old.shape[3]) for old in buffers]
-            self._renew()
+                buffers[:] = [
+                    None
+                    if old is None
+                    else old.new_zeros(*old.shape[:2], self.capacity, old.shape[3])
+                    for old in buffers
+                ]
+            self._refresh_views()
 
-    with patch.object(SharedCache, "grow", grow):
+    with patch.object(SharedCache, "reserve", reserve):
         yield
 
 
 @caught_by(check_batch)
 def view_of_the_cache_that_was() -> Iterator[None]:
     """A row that was moved still reads and writes where it stood."""
-    real = SharedCache.move
+    real = SharedCache.move_row
 
     def move(self: SharedCache, row: RowCache, to: int) -> None:
         keys, values = row.keys, row.values
         real(self, row, to)
         row.keys, row.values = keys, values
 
-    with patch.object(SharedCache, "move", move):
+    with patch.object(SharedCache, "move_row", move):
         yield
 
 
 @caught_by(check_passes_of_a_batch)
 def row_that_has_ended_still_drafts() -> Iterator[None]:
     """Its last pass is run again beside those of the others."""
-    last: dict[Row, Wanted] = {}
-    real = batch._next_pass
+    last: dict[RunningRequest, PassRequest] = {}
+    real = batch._run_next_group
 
-    def next_pass(waiting: list[tuple[Row, Wanted]]) -> list[tuple[Row, Any]]:
+    def next_pass(
+        waiting: list[tuple[RunningRequest, PassRequest]],
+    ) -> list[tuple[RunningRequest, Any]]:
         last.update(waiting)
-        taken = {wanted.cache.first for _, wanted in waiting}
-        waiting += [(row, wanted) for row, wanted in last.items() if row.ended and waiting and wanted.cache.first not in taken]
+        taken = {wanted.cache.first_row for _, wanted in waiting}
+        waiting += [
+            (row, wanted)
+            for row, wanted in last.items()
+            if row.ended and waiting and wanted.cache.first_row not in taken
+        ]
         return [(row, answer) for row, answer in real(waiting) if not row.ended]
 
-    with patch.object(batch, "_next_pass", next_pass):
+    with patch.object(batch, "_run_next_group", next_pass):
         yield
 
 
 @caught_by(check_batch)
 def dropped_row_goes_on() -> Iterator[None]:
-    with patch.object(Row, "close", lambda self: None), patch.object(Batch, "drop", lambda self, row: None):
+    with (
+        patch.object(RunningRequest, "close", lambda self: None),
+        patch.object(Batch, "drop", lambda self, row: None),
+    ):
         yield
 
 
 @caught_by(check_batch)
 def stale_tail_of_a_rows_prefix() -> Iterator[None]:
     """What an earlier request left is copied into a row as if all of it were the prompt's."""
-    with patch.object(Prefix, "shared", lambda self, prompt: min(len(self.tokens), len(prompt) - 1)):
+    with patch.object(
+        PrefixCache, "count_shared", lambda self, prompt: min(len(self.tokens), len(prompt) - 1)
+    ):
         yield
 
 
 @caught_by(check_batch_of_lookups)
 def lookups_of_one_row_answered_by_another() -> Iterator[None]:
     """The index over a request's own text is that of the request that joined last."""
-    real = LookupDrafter.begin
-    kept: list[Any] = []
+    real = LookupSession.begin
+    indexes: list[Any] = []
 
-    def begin(self: LookupDrafter, ctx: Any) -> Any:
-        session = real(self, ctx)
-        kept.append(session.index)
-        session.index = kept[0]
-        return session
+    def begin(self: LookupSession, ctx: Any) -> None:
+        real(self, ctx)
+        indexes.append(self.index)
+        self.index = indexes[0]
 
-    with patch.object(LookupDrafter, "begin", begin):
+    with patch.object(LookupSession, "begin", begin):
         yield
 
 
 @caught_by(check_batch_of_windows)
 def window_of_the_first_row_for_all() -> Iterator[None]:
     """How far back a row sees is counted from where another one stands."""
-    real = masks.windowed
+    real = attention_masks.with_window
 
     def windowed(plan: PassPlan, window: int | None) -> Tensor | None:
         return real(replace(plan, positions=plan.positions[:1].expand_as(plan.positions)), window)
 
-    with patch.object(masks, "windowed", windowed):
+    with patch.object(attention_masks, "with_window", windowed):
         yield
 
 
 @caught_by(check_batch_of_windows)
 def window_left_out_of_joined_passes() -> Iterator[None]:
-    real = masks.windowed
-    with patch.object(masks, "windowed", lambda plan, window: real(plan, None if len(plan.positions) > 1 else window)):
+    real = attention_masks.with_window
+    with patch.object(
+        attention_masks,
+        "with_window",
+        lambda plan, window: real(plan, None if len(plan.positions) > 1 else window),
+    ):
         yield
 
 
@@ -250,12 +290,12 @@ def window_left_out_of_joined_passes() -> Iterator[None]:
 def adapters_kv_of_another_row() -> Iterator[None]:
     """One cache for the adapter, whoever drafts."""
     caches: dict[int, KVCache] = {}
-    real = Shallow.new_cache
+    real = EarlyExitDraft.new_cache
 
-    def new_cache(self: Shallow, capacity: int) -> KVCache:
+    def new_cache(self: EarlyExitDraft, capacity: int) -> KVCache:
         return caches.setdefault(capacity, real(self, capacity))
 
-    with patch.object(Shallow, "new_cache", new_cache):
+    with patch.object(EarlyExitDraft, "new_cache", new_cache):
         yield
 
 
@@ -263,30 +303,39 @@ def adapters_kv_of_another_row() -> Iterator[None]:
 def one_mask_for_all_rows() -> Iterator[None]:
     """The mask that any request chose last is in force in all."""
     latest = [SkipMask(1)]
-    chosen, real = ChoosingSession._adopt, ChoosingSession.draft
+    chosen, real = DynamicMaskSession._set_mask, DynamicMaskSession.draft
 
-    def adopt(self: ChoosingSession, mask: SkipMask) -> None:
+    def adopt(self: DynamicMaskSession, mask: SkipMask) -> None:
         chosen(self, mask)
         latest[0] = mask
 
-    def draft(self: ChoosingSession, ctx: Any, most: int) -> Any:
-        self._skip.skipped = latest[0]
+    def draft(self: DynamicMaskSession, ctx: Any, most: int) -> Any:
+        self._skip_session.mask = latest[0]
         return real(self, ctx, most)
 
-    with patch.object(ChoosingSession, "_adopt", adopt), patch.object(ChoosingSession, "draft", draft):
+    with (
+        patch.object(DynamicMaskSession, "_set_mask", adopt),
+        patch.object(DynamicMaskSession, "draft", draft),
+    ):
         yield
 
 
 @caught_by(check_owners)
 def prompt_shared_with_everybody() -> Iterator[None]:
     """Who sends what another one is just asking gets its first token sooner, and knows."""
-    real = Rooms.begin
-    with patch.object(Rooms, "begin", lambda self, cache, prompt, owner: real(self, cache, prompt, "all")):
+    real = BatchCache.copy_shared_prefix
+    with patch.object(
+        BatchCache,
+        "copy_shared_prefix",
+        lambda self, cache, prompt, owner: real(self, cache, prompt, "all"),
+    ):
         yield
 
 
 @caught_by(check_owners)
 def prompt_of_another_taken_whole() -> Iterator[None]:
     """K/V of a row's prompt are taken without a look at where the two part."""
-    with patch.object(rooms, "common", lambda one, other: min(len(one), len(other))):
+    with patch.object(
+        batch_cache, "common_prefix_length", lambda one, other: min(len(one), len(other))
+    ):
         yield

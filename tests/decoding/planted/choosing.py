@@ -10,68 +10,86 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from skipsearch import programme
-from skipsearch.cache import KVCache, PassPlan, Planner
+from decoding.dynamic_mask_checks import (
+    check_asd,
+    check_choosing,
+    check_clasp,
+    check_swift,
+    check_swift_as_published,
+)
 from skipsearch.drafters import DecodeContext
-from skipsearch.drafters.asd import ASD, PromptCosines
-from skipsearch.drafters.choosing import ChoosingSession
-from skipsearch.drafters.clasp import LastToken
-from skipsearch.drafters.swift import OnTheFly
+from skipsearch.drafters.asd.session import ASDPolicy
+from skipsearch.drafters.asd.spec import ASD
+from skipsearch.drafters.clasp import dynamic_program
+from skipsearch.drafters.clasp import session as clasp_session
+from skipsearch.drafters.clasp.session import CLaSpPolicy
+from skipsearch.drafters.dynamic_mask import DynamicMaskSession
+from skipsearch.drafters.swift.session import SWIFTPolicy
+from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
-from ..choosing_checks import check_asd, check_choosing, check_clasp, check_swift, check_swift_as_published
 from .register import caught_by
 
 
 @caught_by(check_clasp)
 def token_that_is_planned_for_sees_itself_twice() -> Iterator[None]:
     """The committed slot of the token is visible beside the row that stands in its place."""
-    real = Planner.anchored
-    with patch.object(Planner, "anchored", lambda self, start, positions, anchors, groups:
-                      real(self, start, positions, anchors + 1, groups)):
+    real = Planner.plan_replay
+    with patch.object(
+        Planner,
+        "plan_replay",
+        lambda self, start, positions, anchors, groups: real(
+            self, start, positions, anchors + 1, groups
+        ),
+    ):
         yield
 
 
 @caught_by(check_clasp)
 def states_of_a_plan_see_each_other() -> Iterator[None]:
-    real = Planner.anchored
-    with patch.object(Planner, "anchored", lambda self, start, positions, anchors, groups:
-                      real(self, start, positions, anchors, torch.zeros_like(groups))):
+    real = Planner.plan_replay
+    with patch.object(
+        Planner,
+        "plan_replay",
+        lambda self, start, positions, anchors, groups: real(
+            self, start, positions, anchors, torch.zeros_like(groups)
+        ),
+    ):
         yield
 
 
 @caught_by(check_clasp)
 def plan_from_a_rejected_row() -> Iterator[None]:
     """The states are those of the last row of the verify pass, whether it stood or not."""
-    real = LastToken._planned
+    real = CLaSpPolicy._plan_mask
 
-    def planned(self: LastToken, ctx: DecodeContext, row: int) -> Any:
-        return real(self, ctx, self.states[0].shape[1] - 1)
+    def planned(self: CLaSpPolicy, ctx: DecodeContext, row: int) -> Any:
+        return real(self, ctx, self.hidden_states[0].shape[1] - 1)
 
-    with patch.object(LastToken, "_planned", planned):
+    with patch.object(CLaSpPolicy, "_plan_mask", planned):
         yield
 
 
 @caught_by(check_clasp)
 def plan_that_is_late() -> Iterator[None]:
     """A plan is made one round after it is due."""
-    real = LastToken.next
+    real = CLaSpPolicy.next_mask
 
-    def following(self: LastToken, ctx: DecodeContext, path: Sequence[int]) -> Any:
-        before = self.since
+    def following(self: CLaSpPolicy, ctx: DecodeContext, path: Sequence[int]) -> Any:
+        before = self.since_last_plan
         found = real(self, ctx, path)
         if found is not None:
-            self.since = before - self.spec.interval
+            self.since_last_plan = before - self.spec.interval
         return found
 
-    with patch.object(LastToken, "next", following):
+    with patch.object(CLaSpPolicy, "next_mask", following):
         yield
 
 
 @caught_by(check_asd)
 def branch_compared_without_its_residual() -> Iterator[None]:
-    real = PromptCosines.tap
+    real = ASDPolicy.tap
 
-    def tap(self: PromptCosines, model: Any, cache: KVCache, plan: PassPlan, rows: int) -> Any:
+    def tap(self: ASDPolicy, model: Any, cache: KVCache, plan: PassPlan, rows: int) -> Any:
         look = real(self, model, cache, plan, rows)
 
         def of_branches(i: int, h: Tensor) -> Any:
@@ -80,129 +98,152 @@ def branch_compared_without_its_residual() -> Iterator[None]:
 
         return of_branches
 
-    with patch.object(PromptCosines, "tap", tap):
+    with patch.object(ASDPolicy, "tap", tap):
         yield
 
 
 @caught_by(check_asd)
 def layers_counted_from_0() -> Iterator[None]:
-    real = PromptCosines.first
+    real = ASDPolicy.initial_mask
 
-    def first(self: PromptCosines, ctx: DecodeContext) -> Any:
+    def first(self: ASDPolicy, ctx: DecodeContext) -> Any:
         mask = real(self, ctx)
-        every = {i for i in range(mask.n_layers - self.spec.keep_last) if self.spec.every and i % self.spec.every == 0}
+        every = {
+            i
+            for i in range(mask.n_layers - self.spec.keep_last)
+            if self.spec.every and i % self.spec.every == 0
+        }
         return replace(mask, attn=tuple(sorted({*mask.attn, *every})), mlp=tuple(sorted(every)))
 
-    with patch.object(PromptCosines, "first", first):
+    with patch.object(ASDPolicy, "initial_mask", first):
         yield
 
 
 @caught_by(check_asd)
 def mask_of_the_request_before() -> Iterator[None]:
     kept: dict[ASD, Any] = {}
-    real = PromptCosines.first
+    real = ASDPolicy.initial_mask
 
-    def first(self: PromptCosines, ctx: DecodeContext) -> Any:
+    def first(self: ASDPolicy, ctx: DecodeContext) -> Any:
         return kept.setdefault(self.spec, real(self, ctx))
 
-    with patch.object(PromptCosines, "first", first):
+    with patch.object(ASDPolicy, "initial_mask", first):
         yield
 
 
 @caught_by(check_asd)
 def generated_tokens_in_the_mean() -> Iterator[None]:
     """The cosines of the text written so far move the mask, which is to be the prompt's alone."""
-    real = PromptCosines.tap
+    real = ASDPolicy.tap
 
-    def tap(self: PromptCosines, *of_the_pass: Any) -> Any:
+    def tap(self: ASDPolicy, *of_the_pass: Any) -> Any:
         self.decided = False
         return real(self, *of_the_pass)
 
-    with patch.object(PromptCosines, "tap", tap), patch.object(PromptCosines, "next", lambda self, ctx, path: self.mask(self.spec)):
+    with (
+        patch.object(ASDPolicy, "tap", tap),
+        patch.object(ASDPolicy, "next_mask", lambda self, ctx, path: self.select_mask(self.spec)),
+    ):
         yield
 
 
 @caught_by(check_clasp)
 def states_of_the_thinned_model() -> Iterator[None]:
-    """The plan aims at what the model makes under the mask of the plan before, and not at what the full model makes."""
-    real, skipped = programme.solve_token, list[Any]()
+    """The plan aims at what the model makes under the mask of the plan before, and not at what the
+    full model makes.
+    """
+    real, skipped = dynamic_program.solve_one_token, list[Any]()
 
     def solve(states: Tensor, steps: Any, run: Any, count: int) -> Any:
         rows = states.clone()
         for step in steps:
             before = rows[step.layer]
-            rows[step.layer + 1] = before if step in skipped else run(step.layer, before.expand(count + 1, -1), step.attn, step.mlp)[0]
+            rows[step.layer + 1] = (
+                before
+                if step in skipped
+                else run(step.layer, before.expand(count + 1, -1), step.attn, step.mlp)[0]
+            )
         skipped[:] = real(rows, steps, run, count)
         return list(skipped)
 
-    with patch.object(programme, "solve_token", solve):
+    with patch.object(clasp_session, "solve_one_token", solve):
         yield
 
 
 @caught_by(check_swift_as_published)
 def latest_tokens_judged_as_published() -> Iterator[None]:
     """The published rule reads the first tokens behind the prompt."""
-    with patch.object(OnTheFly, "_named_at_the_start", OnTheFly._named):
+    with patch.object(SWIFTPolicy, "_score_first", SWIFTPolicy._score_recent):
         yield
 
 
 @caught_by(check_swift_as_published)
 def mask_at_the_start_judged_as_published() -> Iterator[None]:
     """The published search has no score of the mask that it starts with."""
-    real = OnTheFly._try
+    real = SWIFTPolicy._run_trial
 
-    def tried(self: OnTheFly, ctx: DecodeContext) -> None:
-        stream = self.drafter.stream
-        if not stream.tried:
-            stream.named, stream.tried = self._named_at_the_start(ctx, stream.mask), self.drafter.spec.window
+    def tried(self: SWIFTPolicy, ctx: DecodeContext) -> None:
+        stream = self.drafter.search
+        if not stream.n_judged:
+            stream.n_correct, stream.n_judged = (
+                self._score_first(ctx, stream.mask),
+                self.drafter.spec.window,
+            )
         real(self, ctx)
 
-    with patch.object(OnTheFly, "_try", tried):
+    with patch.object(SWIFTPolicy, "_run_trial", tried):
         yield
 
 
 @caught_by(check_asd)
 def padding_in_the_mean() -> Iterator[None]:
     """Rows that only fill a pass up count as prompt."""
-    real = PromptCosines.tap
+    real = ASDPolicy.tap
 
-    def tap(self: PromptCosines, model: Any, cache: KVCache, plan: PassPlan, rows: int) -> Any:
+    def tap(self: ASDPolicy, model: Any, cache: KVCache, plan: PassPlan, rows: int) -> Any:
         return real(self, model, cache, plan, plan.positions.shape[1])
 
-    with patch.object(PromptCosines, "tap", tap):
+    with patch.object(ASDPolicy, "tap", tap):
         yield
 
 
 @caught_by(check_swift)
 def tried_tokens_see_each_other() -> Iterator[None]:
     """Masks are judged with the draft's own K/V in the place of the full model's."""
-    real = Planner.anchored
-    with patch.object(Planner, "anchored", lambda self, start, positions, anchors, groups:
-                      real(self, start, positions, anchors * 0 + anchors.min(), torch.zeros_like(groups))):
+    real = Planner.plan_replay
+    with patch.object(
+        Planner,
+        "plan_replay",
+        lambda self, start, positions, anchors, groups: real(
+            self, start, positions, anchors * 0 + anchors.min(), torch.zeros_like(groups)
+        ),
+    ):
         yield
 
 
 @caught_by(check_choosing)
 def trial_written_over_the_text() -> Iterator[None]:
     """The rows of a trial are written to the slots that they stand for."""
-    real = Planner.anchored
+    real = Planner.plan_replay
 
-    def anchored(self: Planner, start: int, positions: Tensor, anchors: Tensor, groups: Tensor) -> PassPlan:
+    def anchored(
+        self: Planner, start: int, positions: Tensor, anchors: Tensor, groups: Tensor
+    ) -> PassPlan:
         plan = real(self, start, positions, anchors, groups)
-        return replace(plan, slots=positions, start=None)
+        return replace(plan, slots=positions, first_slot=None)
 
-    with patch.object(Planner, "anchored", anchored):
+    with patch.object(Planner, "plan_replay", anchored):
         yield
 
 
 @caught_by(check_choosing)
 def mask_changed_within_a_round() -> Iterator[None]:
     """A mask is chosen while a draft is under way, and its K/V are taken for the full model's."""
-    real = ChoosingSession.committed
+    real = DynamicMaskSession.committed
 
-    def committed(self: ChoosingSession, ctx: DecodeContext, path: Sequence[int]) -> None:
+    def committed(self: DynamicMaskSession, ctx: DecodeContext, path: Sequence[int]) -> None:
         real(self, ctx, path)
-        ctx.cache.length += self.masks[-1][0] == self.round
+        ctx.cache.length += self.mask_history[-1][0] == self.n_rounds
 
-    with patch.object(ChoosingSession, "committed", committed):
+    with patch.object(DynamicMaskSession, "committed", committed):
         yield

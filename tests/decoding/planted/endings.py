@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from skipsearch.decoding import loop
-from skipsearch.decoding.stopping import Stopper, TextStream
+from skipsearch.decoding.stopping import Detokenizer, StopCondition
 
 from ..checks import check_endings, check_greedy
 from .register import caught_by
@@ -15,22 +15,29 @@ from .register import caught_by
 
 @caught_by(check_greedy)
 def one_token_too_many() -> Iterator[None]:
-    real = Stopper.push
+    real = StopCondition.push_token
 
-    def push(self: Stopper, token: int) -> str | None:
-        reason = real(self, token)
-        return None if reason == "length" and self.n_tokens == self.max_new_tokens else reason
+    def push(self: StopCondition, token: int) -> str | None:
+        if real(self, token) == "length" and self.n_tokens == self.max_new_tokens:
+            self.reason = None
+        return self.reason
 
-    with patch.object(Stopper, "push", push):
+    with patch.object(StopCondition, "push_token", push):
         yield
 
 
 @caught_by(check_endings)
 def eos_inside_a_round_does_not_cut_it() -> Iterator[None]:
     """The end is looked for, but only after a whole round has been emitted."""
-    left = [1]   # tokens of the round that are still to be pushed; the prefill's own is a round of one
+    left = [
+        1
+    ]  # tokens of the round that are still to be pushed; the prefill's own is a round of one
     reasons: list[str] = []
-    real_push, real_round, real_prefill = Stopper.push, loop.DecodeLoop._round, loop.DecodeLoop._prefill
+    real_push, real_round, real_prefill = (
+        StopCondition.push_token,
+        loop.DecodeLoop._run_round,
+        loop.DecodeLoop._prefill,
+    )
 
     def prefill(self: loop.DecodeLoop, *args: Any) -> Any:
         left[0] = 1
@@ -42,49 +49,52 @@ def eos_inside_a_round_does_not_cut_it() -> Iterator[None]:
         left[0] = len(tokens)
         return tokens
 
-    def push(self: Stopper, token: int) -> str | None:
+    def push(self: StopCondition, token: int) -> str | None:
         left[0] -= 1
         if reason := real_push(self, token):
             reasons.append(reason)
         return reasons[0] if reasons and not left[0] else None
 
-    with patch.object(Stopper, "push", push), patch.object(loop.DecodeLoop, "_round", rounds), \
-            patch.object(loop.DecodeLoop, "_prefill", prefill):
+    with (
+        patch.object(StopCondition, "push_token", push),
+        patch.object(loop.DecodeLoop, "_run_round", rounds),
+        patch.object(loop.DecodeLoop, "_prefill", prefill),
+    ):
         yield
 
 
 @caught_by(check_endings)
 def stop_string_sought_in_the_last_token_only() -> Iterator[None]:
-    real = TextStream.push
+    real = Detokenizer.push_token
 
-    def push(self: TextStream, token: int) -> bool:
+    def push(self: Detokenizer, token: int) -> bool:
         real(self, token)
-        return any(s in self.tokenizer.decode([token]) for s in self.stop)
+        return any(s.text in self.tokenizer.decode([token]) for s in self.stop_strings)
 
-    with patch.object(TextStream, "push", push):
+    with patch.object(Detokenizer, "push_token", push):
         yield
 
 
 @caught_by(check_endings)
 def half_a_character_shown() -> Iterator[None]:
-    def push(self: TextStream, token: int) -> bool:
+    def push(self: Detokenizer, token: int) -> bool:
         self.tokens.append(token)
-        self.held += self.tokenizer.decode([token], skip_special_tokens=True)
-        return any(s in self.held for s in self.stop)
+        self.ready += self.tokenizer.decode([token], skip_special_tokens=True)
+        return any(s.text in self.ready for s in self.stop_strings)
 
-    with patch.object(TextStream, "push", push):
+    with patch.object(Detokenizer, "push_token", push):
         yield
 
 
 @caught_by(check_endings)
 def start_of_a_stop_string_shown() -> Iterator[None]:
-    real = TextStream.take
+    real = Detokenizer.pop_text
 
-    def take(self: TextStream, last: bool = False) -> str:
+    def take(self: Detokenizer, last: bool = False) -> str:
         if last:
             return real(self, last)
-        text, self.held = self.held, ""
+        text, self.ready = self.ready, ""
         return text
 
-    with patch.object(TextStream, "take", take):
+    with patch.object(Detokenizer, "pop_text", take):
         yield

@@ -9,12 +9,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from skipsearch.cache import KVCache, PassPlan
 from skipsearch.decoding import loop
 from skipsearch.drafters import DecodeContext, Draft
-from skipsearch.drafters.kangaroo import KangarooSession, ResumingSession
-from skipsearch.models import variants
-from skipsearch.modules.kangaroo import Shallow
+from skipsearch.drafters.kangaroo.session import KangarooSession, ResumingSession
+from skipsearch.drafters.kangaroo.weights import EarlyExitDraft
+from skipsearch.models import weight_overlay
+from skipsearch.models.kv_cache import KVCache, PassPlan
 
 from ..kangaroo_checks import check_kangaroo_drafts, check_kangaroo_passes, check_kangaroo_siblings
 from ..trained_checks import check_kangaroo_committed
@@ -23,19 +23,23 @@ from .register import caught_by
 
 @caught_by(check_kangaroo_drafts)
 def adapter_does_not_catch_up() -> Iterator[None]:
-    """The last token of a round that was accepted whole, and what other drafters brought, never reach the adapter's cache."""
-    real = ResumingSession._behind
+    """The last token of a round that was accepted whole, and what other drafters brought, never
+    reach the adapter's cache.
+    """
+    real = ResumingSession._pending_features
 
     def behind(self: ResumingSession, ctx: DecodeContext) -> Tensor:
         return real(self, ctx)[:, -1:]
 
-    with patch.object(ResumingSession, "_behind", behind):
+    with patch.object(ResumingSession, "_pending_features", behind):
         yield
 
 
 @caught_by(check_kangaroo_drafts)
 def adapter_is_not_rolled_back() -> Iterator[None]:
-    """What the adapter wrote for rejected tokens is taken for that of the tokens in their places."""
+    """What the adapter wrote for rejected tokens is taken for that of the tokens in their
+    places.
+    """
     yield from _not_rolled_back()
 
 
@@ -44,7 +48,7 @@ def _not_rolled_back() -> Iterator[None]:
 
     def verified(self: ResumingSession, ctx: DecodeContext, path: Sequence[int]) -> None:
         real(self, ctx, path)
-        self.known = self._begun + self._drafted
+        self.n_in_cache = self._round_start + self._n_drafted
 
     with patch.object(ResumingSession, "verified", verified):
         yield
@@ -52,12 +56,15 @@ def _not_rolled_back() -> Iterator[None]:
 
 @caught_by(check_kangaroo_drafts)
 def rows_of_rejected_tokens_are_kept() -> Iterator[None]:
-    """The adapter reads the states of all rows of a verify pass, those of tokens that fell included."""
+    """The adapter reads the states of all rows of a verify pass, those of tokens that fell
+    included.
+    """
+
     def committed(self: ResumingSession, ctx: DecodeContext, path: Sequence[int]) -> None:
-        states = torch.cat(self._seen, dim=1)
+        states = torch.cat(self._tapped, dim=1)
         start = ctx.cache.length - 1 - len(path)
-        self._owed.append(states[:, max(0, self.known - start):])
-        self._seen = []
+        self._unread_features.append(states[:, max(0, self.n_in_cache - start) :])
+        self._tapped = []
 
     with patch.object(ResumingSession, "committed", committed):
         yield
@@ -66,44 +73,52 @@ def rows_of_rejected_tokens_are_kept() -> Iterator[None]:
 @caught_by(check_kangaroo_drafts)
 def verification_resumes_from_stale_rows() -> Iterator[None]:
     """The rows that a draft hands over are those of the round before."""
-    real, kept = ResumingSession._resuming, dict[tuple[int, ...], Tensor]()
+    real, kept = ResumingSession._attach_partial_pass, dict[tuple[int, ...], Tensor]()
 
     def resuming(self: ResumingSession, draft: Draft, reached: Tensor) -> Draft:
         stale = kept.get(reached.shape, reached)
         kept[reached.shape] = reached
         return real(self, draft, stale)
 
-    with patch.object(ResumingSession, "_resuming", resuming):
+    with patch.object(ResumingSession, "_attach_partial_pass", resuming):
         yield
 
 
 @caught_by(check_kangaroo_drafts)
 def verification_resumes_a_layer_too_late() -> Iterator[None]:
-    real = loop.resumed
+    real = loop.resume_pass
 
-    def resumed(model: Any, hidden: Tensor, first: int, rest: Tensor, cache: KVCache, plan: PassPlan, tap: Any) -> Tensor:
+    def resumed(
+        model: Any,
+        hidden: Tensor,
+        first: int,
+        rest: Tensor,
+        cache: KVCache,
+        plan: PassPlan,
+        tap: Any,
+    ) -> Tensor:
         return real(model, hidden, first + 1, rest, cache, plan, lambda i, h: tap(i - 1, h))
 
-    with patch.object(loop, "resumed", resumed):
+    with patch.object(loop, "resume_pass", resumed):
         yield
 
 
 @caught_by(check_kangaroo_siblings)
 def siblings_skip_the_layers_below_the_exit() -> Iterator[None]:
     """Rows that no draft pass went through take a row in their place that one did."""
-    real = loop.resumed
+    real = loop.resume_pass
 
     def resumed(model: Any, hidden: Tensor, first: int, rest: Tensor, *arguments: Any) -> Tensor:
         return real(model, hidden, first, rest[:, :1].expand_as(rest), *arguments)
 
-    with patch.object(loop, "resumed", resumed):
+    with patch.object(loop, "resume_pass", resumed):
         yield
 
 
 @caught_by(check_kangaroo_passes)
 def verification_begins_at_layer_0() -> Iterator[None]:
     """Right tokens, and the work below the exit done twice."""
-    with patch.object(ResumingSession, "_resuming", lambda self, draft, reached: draft):
+    with patch.object(ResumingSession, "_attach_partial_pass", lambda self, draft, reached: draft):
         yield
 
 
@@ -116,7 +131,7 @@ def unsure_token_is_dropped() -> Iterator[None]:
         found = real(self, ctx, most)
         if found is None or len(found.tokens) in (1, most):
             return found
-        self._drafted -= 1
+        self._n_drafted -= 1
         return Draft(found.tokens[:-1], None if found.probs is None else found.probs[:-1])
 
     with patch.object(KangarooSession, "draft", draft):
@@ -125,18 +140,19 @@ def unsure_token_is_dropped() -> Iterator[None]:
 
 @caught_by(check_kangaroo_drafts)
 def final_norm_in_the_place_of_the_adapters() -> Iterator[None]:
-    with patch.object(Shallow, "head", lambda self, h: self.model.head(h)):
+    with patch.object(EarlyExitDraft, "head", lambda self, h: self.model.head(h)):
         yield
 
 
 @caught_by(check_kangaroo_drafts)
 def both_norms_before_the_head() -> Iterator[None]:
     """The adapter's norm, and the model's final norm behind it."""
-    def head(self: Shallow, h: Tensor) -> Tensor:
-        [own] = variants.final_norm(self.adapter).values()
+
+    def head(self: EarlyExitDraft, h: Tensor) -> Tensor:
+        [own] = weight_overlay.get_final_norm(self.adapter).values()
         return self.model.head(own * h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt())
 
-    with patch.object(Shallow, "head", head):
+    with patch.object(EarlyExitDraft, "head", head):
         yield
 
 
@@ -148,11 +164,11 @@ def adapter_keeps_what_it_wrote_of_rejected_tokens() -> Iterator[None]:
 @caught_by(check_kangaroo_committed)
 def draft_writes_a_slot_too_early() -> Iterator[None]:
     """The layers below the exit write over the last committed token."""
-    real = ResumingSession._features
+    real = ResumingSession._compute_features
 
     def features(self: ResumingSession, token: Tensor, ctx: DecodeContext, slot: int) -> Tensor:
         real(self, token, ctx, slot - 1)
         return real(self, token, ctx, slot)
 
-    with patch.object(ResumingSession, "_features", features):
+    with patch.object(ResumingSession, "_compute_features", features):
         yield

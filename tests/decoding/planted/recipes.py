@@ -14,9 +14,9 @@ from skipsearch.decoding import acceptance, loop
 from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.loop import DecodeLoop
 from skipsearch.drafters import DecodeContext, Draft
-from skipsearch.drafters.lookup import LookupDrafter, LookupSession
-from skipsearch.drafters.memory import Memory
-from skipsearch.drafters.suffixes import Match, SuffixIndex
+from skipsearch.drafters.lookup.answer_memory import AnswerMemory
+from skipsearch.drafters.lookup.session import LookupDrafter, LookupSession
+from skipsearch.drafters.lookup.suffix_index import Match, SuffixIndex
 
 from ..checks import check_greedy
 from ..recipe_checks import check_certain_sampling, check_guard, check_lookup, check_memory
@@ -26,29 +26,31 @@ from .register import caught_by
 @caught_by(check_lookup)
 def lookup_one_place_off() -> Iterator[None]:
     """What is proposed starts one token behind the one that followed the match."""
-    real = SuffixIndex.match
+    real = SuffixIndex.longest_match
 
     def match(self: SuffixIndex) -> Match | None:
         found = real(self)
-        return None if found is None else Match(found.length, min(found.position + 1, len(self) - 1))
+        return (
+            None if found is None else Match(found.length, min(found.position + 1, len(self) - 1))
+        )
 
-    with patch.object(SuffixIndex, "match", match):
+    with patch.object(SuffixIndex, "longest_match", match):
         yield
 
 
 @caught_by(check_lookup)
 def lookup_across_requests() -> Iterator[None]:
-    """One index for all requests of a drafter: what one user wrote speeds up, and so betrays itself to, another."""
-    real = LookupDrafter.begin
+    """One index for all requests of a drafter: what one user wrote speeds up, and so betrays itself
+    to, another.
+    """
+    real = LookupDrafter.new_session
 
-    def begin(self: LookupDrafter, ctx: DecodeContext) -> Any:
-        session = real(self, ctx)
-        kept = self.__dict__.setdefault("kept", session)
-        kept.index.extend(ctx.history)
-        session.index = kept.index
+    def new_session(self: LookupDrafter) -> LookupSession:
+        session = real(self)
+        session.index = self.__dict__.setdefault("index", session.index)
         return session
 
-    with patch.object(LookupDrafter, "begin", begin):
+    with patch.object(LookupDrafter, "new_session", new_session):
         yield
 
 
@@ -59,7 +61,7 @@ def answers_remembered_unasked() -> Iterator[None]:
 
     def init(self: DecodeLoop, *args: Any) -> None:
         real(self, *args)
-        self.memory = Memory(1000)
+        self.answer_memory = AnswerMemory(1000)
 
     with patch.object(DecodeLoop, "__init__", init):
         yield
@@ -68,10 +70,11 @@ def answers_remembered_unasked() -> Iterator[None]:
 @caught_by(check_memory)
 def memory_reaches_into_the_next_answer() -> Iterator[None]:
     """Nothing stands between two answers of the memory."""
-    def add(self: Memory, answer: Sequence[int]) -> None:
+
+    def add(self: AnswerMemory, answer: Sequence[int]) -> None:
         self._index.extend(answer)
 
-    with patch.object(Memory, "add", add):
+    with patch.object(AnswerMemory, "add", add):
         yield
 
 
@@ -104,14 +107,14 @@ def rejected_tokens_enter_the_index() -> Iterator[None]:
 @caught_by(check_greedy)
 def guard_that_loses_a_token() -> Iterator[None]:
     """While a drafter rests, its round is left out instead of being a plain one."""
-    real = loop.DecodeLoop._round
+    real = loop.DecodeLoop._run_round
 
     def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
         tokens = real(self, request, room)
-        resting = request.guard is not None and request.guard.rests(0)
+        resting = request.guard is not None and request.guard.is_paused(0)
         return tokens if not resting else tokens[1:] or tokens + tokens
 
-    with patch.object(loop.DecodeLoop, "_round", rounds):
+    with patch.object(loop.DecodeLoop, "_run_round", rounds):
         yield
 
 
@@ -131,12 +134,14 @@ def guard_shared_by_requests() -> Iterator[None]:
 @caught_by(check_guard)
 def guard_told_of_nobody() -> Iterator[None]:
     """Rounds are weighed as if nobody had drafted, so nobody ever rests."""
-    real = Guard.passed
+    real = Guard.record_round
 
-    def passed(self: Guard, drafter: int | None, drafted: int = 0, accepted: int = 0, siblings: int = 0) -> None:
+    def passed(
+        self: Guard, drafter: int | None, drafted: int = 0, accepted: int = 0, siblings: int = 0
+    ) -> None:
         real(self, None)
 
-    with patch.object(Guard, "passed", passed):
+    with patch.object(Guard, "record_round", passed):
         yield
 
 
@@ -145,7 +150,9 @@ def certain_token_kept_whatever_its_chance() -> Iterator[None]:
     """A looked-up token counts as drawn from p itself, so it always stands."""
     real = acceptance.accept_sampled
 
-    def accept(drafted: Tensor, q: Tensor | None, p: Tensor, generator: torch.Generator) -> tuple[int, int]:
+    def accept(
+        drafted: Tensor, q: Tensor | None, p: Tensor, generator: torch.Generator
+    ) -> tuple[int, int]:
         if q is not None or not len(drafted):
             return real(drafted, q, p, generator)
         return len(drafted), int(torch.multinomial(p[len(drafted)], 1, generator=generator))

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from skipsearch.cache import KVCache
-from skipsearch.models.recurrent import RecurrentCache, Standing
+from skipsearch.models.generic.recurrent import RecurrentCache, StateAt
 
 from ..recurrent_checks import check_growing_recurrent, check_recurrent
 from .register import caught_by
@@ -16,61 +15,63 @@ from .register import caught_by
 @caught_by(check_recurrent)
 def recurrent_state_not_restored() -> Iterator[None]:
     """What a rejected draft changed in a state stays changed."""
-    real = RecurrentCache.begin
+    real = RecurrentCache.begin_pass
 
-    def begin(self: RecurrentCache, start: int, mask: Any) -> Standing | None:
-        if self.latest is not None and self.latest.at > start:
-            self.latest = Standing(start, self.latest.states)
+    def begin(self: RecurrentCache, start: int, mask: Any) -> StateAt | None:
+        if self.end_state is not None and self.end_state.position > start:
+            self.end_state = StateAt(start, self.end_state.states)
         return real(self, start, mask)
 
-    with patch.object(RecurrentCache, "begin", begin):
+    with patch.object(RecurrentCache, "begin_pass", begin):
         yield
 
 
 @caught_by(check_recurrent)
 def riding_rows_counted_twice() -> Iterator[None]:
-    """Tokens that rode along with a pass, and are in the states that it kept, ride along with the next one too."""
-    real = RecurrentCache.passed
+    """Tokens that rode along with a pass, and are in the states that it kept, ride along with the
+    next one too.
+    """
+    real = RecurrentCache.end_full_pass
 
-    def passed(self: RecurrentCache, start: int, kept: Any, latest: Standing) -> None:
-        began = self.kept.at if self.kept is not None else 0
+    def passed(self: RecurrentCache, start: int, kept: Any, latest: StateAt) -> None:
+        began = self.start_state.position if self.start_state is not None else 0
         real(self, start, kept, latest)
         if kept is not None:
-            self.kept = Standing(began, kept)
+            self.start_state = StateAt(began, kept)
 
-    with patch.object(RecurrentCache, "passed", passed):
+    with patch.object(RecurrentCache, "end_full_pass", passed):
         yield
 
 
 @caught_by(check_recurrent)
 def states_of_a_draft_verify() -> Iterator[None]:
     """A verify pass goes on from where a draft's states happen to stand."""
-    real = RecurrentCache.begin
+    real = RecurrentCache.begin_pass
 
-    def begin(self: RecurrentCache, start: int, mask: Any) -> Standing | None:
-        if mask is None and self.draft is not None:
-            return Standing(start, self.draft[1].states)
+    def begin(self: RecurrentCache, start: int, mask: Any) -> StateAt | None:
+        if mask is None and self.draft_state is not None:
+            return StateAt(start, self.draft_state[1].states)
         return real(self, start, mask)
 
-    with patch.object(RecurrentCache, "begin", begin):
+    with patch.object(RecurrentCache, "begin_pass", begin):
         yield
 
 
 @caught_by(check_recurrent)
 def states_shared_and_not_copied() -> Iterator[None]:
     """A draft changes the very states that verification goes on from."""
-    with patch("skipsearch.models.recurrent.cloned", lambda state: state):
+    with patch("skipsearch.models.generic.recurrent.clone_state", lambda state: state):
         yield
 
 
 @caught_by(check_growing_recurrent)
 def tokens_left_behind_in_a_small_cache() -> Iterator[None]:
-    """A session's larger cache takes K/V and states over, and not the tokens that are to ride along."""
-    real = RecurrentCache.take_over
+    """A cache that grows keeps K/V and states, and not the tokens that are to ride along."""
+    real = RecurrentCache._set_capacity
 
-    def take_over(self: RecurrentCache, other: KVCache, count: int) -> None:
-        real(self, other, count)
+    def set_capacity(self: RecurrentCache, capacity: int) -> None:
+        real(self, capacity)
         self.tokens.zero_()
 
-    with patch.object(RecurrentCache, "take_over", take_over):
+    with patch.object(RecurrentCache, "_set_capacity", set_capacity):
         yield

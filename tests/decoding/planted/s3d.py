@@ -11,11 +11,17 @@ import torch
 from torch import Tensor
 
 from skipsearch.decoding import loop
-from skipsearch.drafters import DecodeContext, Draft, s3d
-from skipsearch.drafters.s3d import S3DDrafter
-from skipsearch.modules.s3d import Simultaneous
+from skipsearch.drafters import DecodeContext, Draft
+from skipsearch.drafters.s3d import session
+from skipsearch.drafters.s3d.session import S3DDrafter
+from skipsearch.drafters.s3d.weights import MultiTokenDraft
 
-from ..s3d_checks import check_s3d_drafts, check_s3d_names_tokens, check_s3d_tree_sampling, check_s3d_trees
+from ..s3d_checks import (
+    check_s3d_drafts,
+    check_s3d_names_tokens,
+    check_s3d_tree_sampling,
+    check_s3d_trees,
+)
 from ..trained_checks import check_enumerated, check_s3d_committed
 from .register import caught_by
 
@@ -27,46 +33,57 @@ def check_s3d_law() -> None:
 @caught_by(check_s3d_drafts)
 def changes_for_drafting_verify() -> Iterator[None]:
     """The low-rank changes are put into the model itself, so that verification runs them too."""
-    real = loop.DecodeLoop._full
+    real = loop.DecodeLoop._run_full_model
 
     def full(self: loop.DecodeLoop, *arguments: Any, **options: Any) -> Any:
         inner = [getattr(drafter, "inner", None) for _, drafter in self.drafters]
-        changed = next((drafter.simultaneous.model for drafter in inner if hasattr(drafter, "simultaneous")), self.model)
+        changed = next(
+            (
+                drafter.multi_token_draft.model
+                for drafter in inner
+                if hasattr(drafter, "multi_token_draft")
+            ),
+            self.model,
+        )
         with patch.object(self, "model", changed):
             return real(self, *arguments, **options)
 
-    with patch.object(loop.DecodeLoop, "_full", full):
+    with patch.object(loop.DecodeLoop, "_run_full_model", full):
         yield
 
 
 @caught_by(check_s3d_drafts)
 def embeddings_of_the_wrong_depth() -> Iterator[None]:
-    real = Simultaneous.states
+    real = MultiTokenDraft.run_draft_layers
 
-    def states(self: Simultaneous, *arguments: Any) -> Tensor:
-        with patch.object(self, "unknown", self.unknown.roll(1, 0)):
+    def states(self: MultiTokenDraft, *arguments: Any) -> Tensor:
+        with patch.object(self, "mask_embeddings", self.mask_embeddings.roll(1, 0)):
             return real(self, *arguments)
 
-    with patch.object(Simultaneous, "states", states):
+    with patch.object(MultiTokenDraft, "run_draft_layers", states):
         yield
 
 
 @caught_by(check_s3d_trees)
 def nodes_of_a_tree_take_the_row_of_their_parent() -> Iterator[None]:
-    real = s3d.as_tree
-    with patch.object(s3d, "as_tree", lambda tree, ranked, probs: real(tree, torch.cat([ranked[:1], ranked[:-1]]), probs)):
+    real = session.build_tree_draft
+    with patch.object(
+        session,
+        "build_tree_draft",
+        lambda tree, ranked, probs: real(tree, torch.cat([ranked[:1], ranked[:-1]]), probs),
+    ):
         yield
 
 
 @caught_by(check_s3d_tree_sampling)
 def nodes_of_a_tree_carry_the_distribution_of_another_depth() -> Iterator[None]:
-    real = s3d.as_tree
+    real = session.build_tree_draft
 
     def as_tree(tree: Any, ranked: Tensor, probs: Tensor) -> Draft:
         found = real(tree, ranked, probs)
         return replace(found, probs=found.probs.flip(0))
 
-    with patch.object(s3d, "as_tree", as_tree):
+    with patch.object(session, "build_tree_draft", as_tree):
         yield
 
 
@@ -77,7 +94,11 @@ def rows_carry_the_distribution_of_another_depth() -> Iterator[None]:
 
     def draft(self: S3DDrafter, ctx: DecodeContext, most: int) -> Draft | None:
         found = real(self, ctx, most)
-        return found if found is None or found.probs is None else replace(found, probs=found.probs.flip(0))
+        return (
+            found
+            if found is None or found.probs is None
+            else replace(found, probs=found.probs.flip(0))
+        )
 
     with patch.object(S3DDrafter, "draft", draft):
         yield
@@ -85,12 +106,14 @@ def rows_carry_the_distribution_of_another_depth() -> Iterator[None]:
 
 @caught_by(check_s3d_names_tokens)
 def unknown_tokens_join_the_vocabulary() -> Iterator[None]:
-    """A head that shares its matrix with the embedding grows with it, so that the draft may name what stands for an unknown token."""
+    """A head that shares its matrix with the embedding grows with it, so that the draft may name
+    what stands for an unknown token.
+    """
     real = S3DDrafter.draft
 
     class Grown:
-        def __init__(self, draft: Simultaneous):
-            self.inner, self.unknown = draft.model, draft.unknown
+        def __init__(self, draft: MultiTokenDraft):
+            self.inner, self.unknown = draft.model, draft.mask_embeddings
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.inner, name)
@@ -99,7 +122,7 @@ def unknown_tokens_join_the_vocabulary() -> Iterator[None]:
             return torch.cat([self.inner.head(h), h @ self.unknown.T], dim=-1)
 
     def draft(self: S3DDrafter, ctx: DecodeContext, most: int) -> Draft | None:
-        with patch.object(self.simultaneous, "model", Grown(self.simultaneous)):
+        with patch.object(self.multi_token_draft, "model", Grown(self.multi_token_draft)):
             return real(self, ctx, most)
 
     with patch.object(S3DDrafter, "draft", draft):
@@ -108,12 +131,14 @@ def unknown_tokens_join_the_vocabulary() -> Iterator[None]:
 
 @caught_by(check_s3d_committed)
 def kv_of_unknown_tokens_are_committed() -> Iterator[None]:
-    """What the draft pass wrote for rows whose token nobody knew takes the place of what verification wrote for the tokens that stood."""
+    """What the draft pass wrote for rows whose token nobody knew takes the place of what
+    verification wrote for the tokens that stood.
+    """
     real, wrote = S3DDrafter.draft, list[tuple[Tensor, int, Tensor]]()
 
     def draft(self: S3DDrafter, ctx: DecodeContext, most: int) -> Draft | None:
         found, start = real(self, ctx, most), ctx.cache.length
-        end = start + min(most, self.simultaneous.most)
+        end = start + min(most, self.multi_token_draft.max_tokens)
         buffers = [buffer for buffer in (*ctx.cache.keys, *ctx.cache.values) if buffer is not None]
         wrote[:] = [(buffer, start, buffer[:, :, start:end].clone()) for buffer in buffers]
         return found
@@ -121,7 +146,7 @@ def kv_of_unknown_tokens_are_committed() -> Iterator[None]:
     def verified(self: S3DDrafter, ctx: DecodeContext, path: Sequence[int]) -> None:
         for buffer, start, rows in wrote:
             known = min(1 + len(path), rows.shape[2])
-            buffer[:, :, start + 1:start + known] = rows[:, :, 1:known]
+            buffer[:, :, start + 1 : start + known] = rows[:, :, 1:known]
 
     with patch.object(S3DDrafter, "draft", draft), patch.object(S3DDrafter, "verified", verified):
         yield

@@ -10,22 +10,37 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from skipsearch.cache import PassPlan, Planner
-from skipsearch.modules.pupils import KangarooPupil
-from skipsearch.modules.rows import Targets
+from skipsearch.models.kv_cache import PassPlan, Planner
+from skipsearch.training.distill_batch import TeacherTargets
+from skipsearch.training.students import KangarooStudent
 
-from ..training_checks import check_adapted_rows, check_kangaroo_rows, check_only_the_drafts_own_learns, check_s3d_rows
+from ..training_checks import (
+    check_adapted_rows,
+    check_kangaroo_rows,
+    check_only_the_drafts_own_learns,
+    check_s3d_rows,
+)
 from .register import caught_by
 
 
 def _anchored(later: int = 0, together: bool = False) -> Iterator[None]:
-    """later: slots of the text that a row sees too many. together: rows see those of all groups before them."""
-    real = Planner.anchored
+    """later: slots of the text that a row sees too many. together: rows see those of all groups
+    before them.
+    """
+    real = Planner.plan_replay
 
-    def anchored(self: Planner, start: int, positions: Tensor, anchors: Tensor, groups: Tensor) -> PassPlan:
-        return real(self, start, positions, anchors + later, torch.zeros_like(groups) if together else groups)
+    def anchored(
+        self: Planner, start: int, positions: Tensor, anchors: Tensor, groups: Tensor
+    ) -> PassPlan:
+        return real(
+            self,
+            start,
+            positions,
+            anchors + later,
+            torch.zeros_like(groups) if together else groups,
+        )
 
-    with patch.object(Planner, "anchored", anchored):
+    with patch.object(Planner, "plan_replay", anchored):
         yield
 
 
@@ -54,26 +69,26 @@ def adapted_drafts_see_each_other() -> Iterator[None]:
 @caught_by(check_adapted_rows)
 def drafts_stand_where_their_rows_are() -> Iterator[None]:
     """Positions count on behind the text, as slots do."""
-    real = Planner.anchored
+    real = Planner.plan_replay
 
     def anchored(self: Planner, start: int, *arguments: Tensor) -> PassPlan:
         plan = real(self, start, *arguments)
         return replace(plan, positions=plan.slots % self.capacity)
 
-    with patch.object(Planner, "anchored", anchored):
+    with patch.object(Planner, "plan_replay", anchored):
         yield
 
 
 @caught_by(check_kangaroo_rows)
 def targets_are_those_of_the_token_before() -> Iterator[None]:
     """Inputs and targets are shifted against each other."""
-    real = KangarooPupil.read
+    real = KangarooStudent.run_teacher
 
-    def read(self: KangarooPupil, texts: Tensor, likeliest: int) -> tuple[Tensor, Targets]:
+    def read(self: KangarooStudent, texts: Tensor, likeliest: int) -> tuple[Tensor, TeacherTargets]:
         features, taught = real(self, texts, likeliest)
-        return features, Targets(taught.tokens.roll(1, 1), taught.shares.roll(1, 1))
+        return features, TeacherTargets(taught.tokens.roll(1, 1), taught.probs.roll(1, 1))
 
-    with patch.object(KangarooPupil, "read", read):
+    with patch.object(KangarooStudent, "run_teacher", read):
         yield
 
 
@@ -81,5 +96,9 @@ def targets_are_those_of_the_token_before() -> Iterator[None]:
 def copies_share_the_models_weights() -> Iterator[None]:
     """What learns is the model itself, so that verification runs other weights than were loaded."""
     real = copy.deepcopy
-    with patch.object(copy, "deepcopy", lambda thing, *memo: thing if isinstance(thing, nn.Module) else real(thing, *memo)):
+    with patch.object(
+        copy,
+        "deepcopy",
+        lambda thing, *memo: thing if isinstance(thing, nn.Module) else real(thing, *memo),
+    ):
         yield

@@ -10,10 +10,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from skipsearch.cache import KVCache, PassPlan, Planner
 from skipsearch.decoding import acceptance, loop, trees
-from skipsearch.decoding.sampling import SamplingPicker
-from skipsearch.engine import Scored
+from skipsearch.engine import DraftScores
+from skipsearch.engine.sampler import TemperatureSampler
+from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
 from .. import tree_checks
 from ..tree_checks import check_tree_acceptance, check_tree_sampling, check_trees
@@ -23,40 +23,42 @@ from .register import caught_by
 @caught_by(check_trees)
 def sibling_sees_its_sibling() -> Iterator[None]:
     """A verify pass over a tree shows every row all rows before it, as in a chain."""
-    real = Planner.tree
+    real = Planner.plan_tree
 
     def tree(self: Planner, start: int, parents: Sequence[int]) -> PassPlan:
         plan = real(self, start, parents)
-        return replace(plan, visible=(self.slots[:, :plan.keys] <= plan.slots[0, :, None])[None, None])
+        return replace(
+            plan, mask=(self.list_slots(plan.n_keys) <= plan.slots[0, :, None])[None, None]
+        )
 
-    with patch.object(Planner, "tree", tree):
+    with patch.object(Planner, "plan_tree", tree):
         yield
 
 
 @caught_by(check_trees)
 def sibling_stands_where_its_slot_is() -> Iterator[None]:
     """Positions count rows, so a sibling is turned by the angle of another place."""
-    real = Planner.tree
+    real = Planner.plan_tree
 
     def tree(self: Planner, start: int, parents: Sequence[int]) -> PassPlan:
         plan = real(self, start, parents)
         return replace(plan, positions=plan.slots)
 
-    with patch.object(Planner, "tree", tree):
+    with patch.object(Planner, "plan_tree", tree):
         yield
 
 
 @caught_by(check_trees)
 def path_not_moved() -> Iterator[None]:
     """The K/V of an accepted sibling stay where the tree had them."""
-    with patch.object(KVCache, "gather", lambda self, slots, start: None):
+    with patch.object(KVCache, "compact", lambda self, slots, start: None):
         yield
 
 
 @caught_by(check_trees)
 def length_advanced_by_rows() -> Iterator[None]:
     """Siblings that fell count as committed."""
-    real = loop.DecodeLoop._round
+    real = loop.DecodeLoop._run_round
 
     def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
         before = sum(d.siblings for d in request.stats.by_drafter)
@@ -64,7 +66,7 @@ def length_advanced_by_rows() -> Iterator[None]:
         request.ctx.cache.length += sum(d.siblings for d in request.stats.by_drafter) - before
         return tokens
 
-    with patch.object(loop.DecodeLoop, "_round", rounds):
+    with patch.object(loop.DecodeLoop, "_run_round", rounds):
         yield
 
 
@@ -86,9 +88,9 @@ def any_sibling_of_a_right_token_stands() -> Iterator[None]:
 
 @caught_by(check_trees)
 def padding_taken_for_a_token() -> Iterator[None]:
-    """Paths of a tree are padded to one length by a token, and the padding stands where the full model chooses that very token, as in
-    SWIFT's code."""
-    padding = 34   # which the texts of the check have
+    """Paths of a tree are padded to one length by a token, and the padding stands where the full
+    model chooses that very token, as in SWIFT's code."""
+    padding = 34  # which the texts of the check have
     real = trees.accept_tree_greedy
 
     def accept(drafted: Tensor, parents: Sequence[int], logits: Tensor) -> tuple[list[int], int]:
@@ -103,7 +105,10 @@ def padding_taken_for_a_token() -> Iterator[None]:
 
 @caught_by(check_tree_acceptance)
 def residual_over_a_little_more_than_its_sum() -> Iterator[None]:
-    """What is left of p is divided by its sum and a little, so that it is no distribution, as in SWIFT's code."""
+    """What is left of p is divided by its sum and a little, so that it is no distribution, as in
+    SWIFT's code.
+    """
+
     def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
         left = acceptance.residual(p, q, token)
         total = (p - q).clamp(min=0).sum() if q is not None else 1 - p[token]
@@ -116,6 +121,7 @@ def residual_over_a_little_more_than_its_sum() -> Iterator[None]:
 @caught_by(check_tree_acceptance)
 def residual_against_the_first_q_again() -> Iterator[None]:
     """A second sibling is weighed as if the first one could have been drawn once more."""
+
     def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
         return p if q is None else acceptance.residual(p, q, token)
 
@@ -125,10 +131,18 @@ def residual_against_the_first_q_again() -> Iterator[None]:
 
 @caught_by(check_tree_acceptance)
 def residual_against_another_branch() -> Iterator[None]:
-    """A rejected token is weighed by the distribution that the tokens of another branch were drawn from."""
+    """A rejected token is weighed by the distribution that the tokens of another branch were drawn
+    from.
+    """
     real = trees.accept_tree_sampled
 
-    def accept(drafted: Tensor, parents: Sequence[int], q: Tensor | None, p: Tensor, generator: torch.Generator) -> tuple[list[int], int]:
+    def accept(
+        drafted: Tensor,
+        parents: Sequence[int],
+        q: Tensor | None,
+        p: Tensor,
+        generator: torch.Generator,
+    ) -> tuple[list[int], int]:
         return real(drafted, parents, None if q is None else q.flip(0), p, generator)
 
     with patch.object(tree_checks, "accept_tree_sampled", accept):
@@ -138,19 +152,23 @@ def residual_against_another_branch() -> Iterator[None]:
 @caught_by(check_tree_sampling)
 def siblings_drawn_with_replacement() -> Iterator[None]:
     """A sibling may be the token beside which it stands."""
-    def draw(self: SamplingPicker, scored: Scored) -> tuple[Tensor, Tensor | None]:
-        return torch.multinomial(scored.weights, self.choices, replacement=True, generator=self.generator), scored.weights
 
-    with patch.object(SamplingPicker, "draw", draw):
+    def draw(self: TemperatureSampler, scored: DraftScores) -> tuple[Tensor, Tensor | None]:
+        assert scored.probs is not None
+        return torch.multinomial(
+            scored.probs, self.n_choices, replacement=True, generator=self.generator
+        ), scored.probs
+
+    with patch.object(TemperatureSampler, "draw", draw):
         yield
 
 
 @caught_by(check_tree_sampling)
 def token_behind_a_path_drawn_unwarped() -> Iterator[None]:
-    real = SamplingPicker.probs
+    real = TemperatureSampler.warp_to_probs
 
-    def probs(self: SamplingPicker, logits: Tensor) -> Tensor:
+    def probs(self: TemperatureSampler, logits: Tensor) -> Tensor:
         return logits.softmax(dim=-1) if len(logits) > 1 else real(self, logits)
 
-    with patch.object(SamplingPicker, "probs", probs):
+    with patch.object(TemperatureSampler, "warp_to_probs", probs):
         yield

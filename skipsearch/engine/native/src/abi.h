@@ -1,79 +1,100 @@
-// What Python hands over: plain structs. ../abi.py mirrors them field by field.
+// The structs that Python fills in. ../abi.py mirrors them field by field.
 #pragma once
 #include <cstdint>
 
 enum Dtype : int64_t { F32, BF16, F64 };
-enum Kind : int64_t { AS_DTYPE, EIGHT_BITS };   // of a matrix
-enum Act : int64_t { SILU, GELU_TANH, GELU };
+enum MatrixKind : int64_t { NATIVE_DTYPE, INT8 };   // weights in the model's dtype, or in int8
+enum Activation : int64_t { SILU, GELU_TANH, GELU };
 
-// Output rows lie in panels of so many, side by side for each input: weight[panel][input][PANEL], padded with zeros. In bfloat16 two inputs
-// of one output are neighbours: weight[panel][input / 2][PANEL][2].
-constexpr int64_t PANEL = 32;
+// Output rows in a panel. A weight matrix is stored panel by panel, [panel][input][PANEL_ROWS], so
+// that a vector load reads one input of neighbouring outputs. In bfloat16 two inputs of one output
+// are neighbours: [panel][input / 2][PANEL_ROWS][2]. Missing outputs and inputs are zeros.
+constexpr int64_t PANEL_ROWS = 32;
 
-// Weights of 8 bits: so many inputs of an output share a scale. Block after block: a scale in bfloat16 for each output of the panel, then the
-// inputs one by one, int8[input][PANEL]. The last block may be shorter, an even number of inputs.
-constexpr int64_t SCALED = 32, SCALE_BYTES = 2 * PANEL, BLOCK_BYTES = SCALE_BYTES + SCALED * PANEL;
+// An int8 panel is stored group by group. A group has GROUP_SIZE inputs: first one bfloat16 scale
+// for each output, then int8[input][PANEL_ROWS]. The last group may be shorter, but has an even
+// number of inputs.
+constexpr int64_t GROUP_SIZE = 32;
+constexpr int64_t SCALE_BYTES = 2 * PANEL_ROWS;                             // scales of one group
+constexpr int64_t GROUP_BYTES = SCALE_BYTES + GROUP_SIZE * PANEL_ROWS;      // a whole group
 
-// bias: float, or double for F64, padded to whole panels; null for none.
 struct Matrix {
     const void *weight;
-    const void *bias;
-    int64_t out, in, kind;
+    const void *bias;              // float (double for F64), padded to whole panels; null: no bias
+    int64_t out, in;               // outputs and inputs, without padding
+    int64_t kind;                  // MatrixKind
 };
 
-// x / rms(x) * weight. weight: float, or double for F64; null where there is no norm.
+// RMSNorm: x / rms(x) * weight.
 struct Norm {
-    const void *weight;
+    const void *weight;            // [width], float (double for F64); null: no norm
     double eps;
     int64_t width;
 };
 
-// gate_up: a panel of gate, then the panel of up beside it, both padded. window: in Model::windows. table: of angles, in Pass::tables.
 struct Layer {
     Norm attn_norm, q_norm, k_norm, attn_post_norm, mlp_norm, mlp_post_norm;
-    Matrix qkv, out, gate_up, down;
-    int64_t heads, kv_heads, head_dim, window, table, act;
-    double scale;
+    Matrix qkv, out;
+    Matrix gate_up;                // a panel of gate, then the same panel of up; both are padded
+    Matrix down;
+    int64_t heads, kv_heads, head_dim;
+    int64_t window_index;          // in Model::windows
+    int64_t rotary_index;          // in PassArgs::rotary_tables
+    int64_t activation;            // Activation
+    double scale;                  // of attention scores
 };
 
-// embedding: [vocab, hidden]; null where the head's panels are the embedding too.
 struct Model {
-    int64_t dtype, hidden, vocab, n_layers, n_windows;
+    int64_t dtype, hidden_size, vocab_size, n_layers, n_windows;
     const Layer *layers;
-    const int64_t *windows;        // tokens that a row sees; 0 for all
-    Norm norm;
+    const int64_t *windows;        // [n_windows] tokens that a row attends to; 0: all
+    Norm norm;                     // before the head
     Matrix head;
-    const void *embedding;
+    const void *embedding;         // [vocab_size, hidden_size]; null: the head's panels are used
     double embed_scale;
 };
 
-// cos, sin: [length, width], of each position, float or double as biases are; sin negated in its first half.
-struct Table {
+// cos and sin of the rotary embedding, [length, width] by position, in float (double for F64).
+// sin is negated in its first half.
+struct RotaryTable {
     const void *cos, *sin;
     int64_t width, length;
 };
 
-// One pass of `batch` texts with `rows` tokens each, through the layers first ... last - 1.
-struct Pass {
-    const int64_t *tokens;         // [batch, rows]; null: hidden goes into layer `first`
-    const void *hidden;            // [batch, rows, H]
-    void *hidden_out;              // what goes into layer `last`; null for none
-    void *logits;                  // [batch, rows or 1, vocab]; null for none
-    int64_t *choice;               // [batch], of the last row, with logits; null for none
-    float *confidence;             // [batch], its probability
-    int64_t batch, rows, first, last, last_only;
-    const uint8_t *skip;           // [2 * n_layers], attention and MLP in turn; null: nothing is left out
+// One pass over `batch` texts with `rows` tokens each, through layers first_layer to end_layer - 1.
+// A batch stride is the number of elements from one text to the next; 0: all texts share one row.
+struct PassArgs {
+    const int64_t *tokens;         // [batch, rows]; null: the pass starts from `hidden`
+    const void *hidden;            // [batch, rows, hidden_size], the input of first_layer
+    void *hidden_out;              // [batch, rows, hidden_size], input of end_layer; may be null
+    void *logits;                  // [batch, rows or 1, vocab_size]; may be null
+    int64_t *choice;               // [batch] argmax of the last row; may be null
+    float *confidence;             // [batch] probability of `choice`; may be null
+    int64_t batch, rows;
+    int64_t first_layer, end_layer;
+    int64_t last_only;             // 1: only the last row of each text gets logits
+    const uint8_t *skip;           // [n_layers, 2] for attention and MLP: 1 = skipped; null: none
     const int64_t *positions;      // [batch or 1, rows]
-    int64_t positions_step;        // from one text to the next
-    const int64_t *slots;
-    int64_t slots_step;
-    const uint8_t *visible;        // [batch or 1, rows, keys]; null: a row sees the slots up to its own
-    int64_t visible_step, visible_row;
-    const int64_t *key_positions;  // [batch or 1, keys]; null: as the slots are numbered, but for those of the pass
-    int64_t key_positions_step;
-    int64_t keys, capacity;
-    void *const *k;                // of each layer: [batch, kv_heads, capacity, head_dim]
-    void *const *v;
-    const Table *tables;
+    int64_t positions_batch_stride;
+    const int64_t *slots;          // [batch or 1, rows], where K/V of each token is written
+    int64_t slots_batch_stride;
+    const uint8_t *visible;        // [batch or 1, rows, n_keys]; null: each slot up to a row's own
+    int64_t visible_batch_stride, visible_row_stride;
+    const int64_t *key_positions;  // [batch or 1, n_keys]; null: slot i has position i, except for
+                                   // the slots of this pass
+    int64_t key_positions_batch_stride;
+    int64_t n_keys;                // slots that rows may attend to
+    int64_t capacity;              // slots of the cache
+    void *const *k;                // [n_layers] pointers to [batch, kv_heads, capacity, head_dim]
+    void *const *v;                // the same of values
+    const RotaryTable *rotary_tables;
     int64_t threads;
+};
+
+// y = x * matrix^T + bias, for arrays in the model's dtype.
+struct ProductArgs {
+    const Matrix *matrix;
+    const void *x;                 // [rows, in]
+    void *y;                       // [rows, out]
+    int64_t rows, threads;
 };

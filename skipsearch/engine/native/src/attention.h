@@ -1,100 +1,123 @@
-// Attention over the slot cache. Keys are taken in blocks of BLOCK entries of a row's own text; what a row gets of a block does not depend on
-// the other rows, and the blocks of a row are merged in order, so that threads may take them apart.
+// Attention over the KV cache. A row's keys are taken in blocks of KEY_BLOCK entries of the row's
+// own text. The result of a block does not depend on the other rows, and a row's blocks are merged
+// in order. So different threads may compute the blocks of one row, and the bits stay the same.
 #pragma once
 #include "matrix.h"
 #include "kernels.h"
 
 namespace {
 
-constexpr int64_t BLOCK = KEYS_AT_ONCE;
-constexpr int TOGETHER = 4;            // heads of queries that share what is read
+constexpr int QUERY_TILE = 4;   // queries that share what is read
 
-// One head of one row.
-template <class T> struct Query {
-    const Sum<T> *q;
-    const Seen *seen;
+// One query head of one row.
+template <class T> struct QueryRow {
+    const Acc<T> *q;                   // [head_dim]
+    const VisibleKeys *visible_keys;
     int64_t row, head;
 };
 
-// Of some entries: the largest score, the sum of e^(score - largest), and the values by these weights, [D].
-template <class A> struct Part {
-    A most, sum;
+// A softmax over some of the keys: the largest score, the sum of e^(score - max), and the sum of
+// values weighted by e^(score - max), [head_dim].
+template <class A> struct PartialSoftmax {
+    A max, sum;
     A *values;
 };
 
-template <class T, int WIDTH> inline Sum<T> dot(const Sum<T> *q, const T *key, int64_t any_width) {
-    const int64_t width = WIDTH ? WIDTH : any_width;
+// Returns q * key. WIDTH is the head_dim if it is known at compile time, or 0.
+template <class T, int WIDTH>
+inline Acc<T> dot(const Acc<T> *q, const T *key, int64_t run_time_width) {
+    const int64_t width = WIDTH ? WIDTH : run_time_width;
     Vec<T> acc = {};
     int64_t d = 0;
 #pragma GCC unroll 16
     for (; d + LANES<T> <= width; d += LANES<T>) acc += load(q + d) * load(key + d);
-    Sum<T> found = lanes_sum(acc);
-    for (; d < width; ++d) found += q[d] * wide(key[d]);
-    return found;
+    Acc<T> sum = sum_lanes(acc);
+    for (; d < width; ++d) sum += q[d] * to_acc(key[d]);
+    return sum;
 }
 
-// Scores of the keys from ... to - 1. The usual widths have loops of their own, of the same sums.
-template <class T, int WIDTH> void score_all(const Sum<T> *q, const T *keys, int64_t width, int64_t from, int64_t to, Sum<T> scale, Sum<T> *scores) {
+template <class T, int WIDTH>
+void score_keys_of_width(const Acc<T> *q, const T *keys, int64_t width, int64_t from, int64_t to,
+                         Acc<T> scale, Acc<T> *scores) {
 #pragma GCC unroll 4
-    for (int64_t i = from; i < to; ++i) scores[i] = scale * dot<T, WIDTH>(q, keys + i * width, width);
-}
-template <class T> void score(const Sum<T> *q, const T *keys, int64_t width, int64_t from, int64_t to, Sum<T> scale, Sum<T> *scores) {
-    if (width == 64) score_all<T, 64>(q, keys, width, from, to, scale, scores);
-    else if (width == 128) score_all<T, 128>(q, keys, width, from, to, scale, scores);
-    else score_all<T, 0>(q, keys, width, from, to, scale, scores);
+    for (int64_t i = from; i < to; ++i)
+        scores[i] = scale * dot<T, WIDTH>(q, keys + i * width, width);
 }
 
-// Fetches BYTES of the entry that stands DISTANCE behind entry i: one of `entries`, or behind `to` one of `then`; null for none.
-template <class T, int BYTES> inline void fetch(const T *entries, const T *then, int64_t width, int64_t i, int64_t to) {
-    const int64_t distance = AHEAD / (width * int64_t(sizeof(T)));
-    if (i + distance >= to && !then) return;
-    const char *at = (const char *)(i + distance < to ? entries + (i + distance) * width : then + (i + distance - to) * width);
+// Writes the scores of keys from ... to - 1. The usual widths have loops of their own, which sum in
+// the same order.
+template <class T>
+void score_keys(const Acc<T> *q, const T *keys, int64_t width, int64_t from, int64_t to,
+                Acc<T> scale, Acc<T> *scores) {
+    if (width == 64) score_keys_of_width<T, 64>(q, keys, width, from, to, scale, scores);
+    else if (width == 128) score_keys_of_width<T, 128>(q, keys, width, from, to, scale, scores);
+    else score_keys_of_width<T, 0>(q, keys, width, from, to, scale, scores);
+}
+
+// Prefetches BYTES bytes of the entry that is PREFETCH_BYTES after entry i. An entry at or after
+// `to` is counted from `next` on. next: what is read after these entries; null: nothing.
+template <class T, int BYTES>
+inline void prefetch_entry(const T *entries, const T *next, int64_t width, int64_t i, int64_t to) {
+    const int64_t distance = PREFETCH_BYTES / (width * int64_t(sizeof(T)));
+    if (i + distance >= to && !next) return;
+    const char *address = (const char *)(i + distance < to ? entries + (i + distance) * width
+                                                           : next + (i + distance - to) * width);
 #pragma GCC unroll 16
-    for (int line = 0; line < BYTES; line += LINE) __builtin_prefetch(at + line, 0, 3);
+    for (int line = 0; line < BYTES; line += CACHE_LINE) __builtin_prefetch(address + line, 0, 3);
 }
 
-// V vectors of the values from d on, by N weights each [BLOCK] of the entries from ... to - 1. then: what is read next.
+// As accumulate_values, for the V vectors of values from dimension d on.
 template <class T, int N, int V>
-inline void gather(const T *values, const T *then, int64_t width, int64_t d, int64_t from, int64_t to, const Sum<T> *const *weights,
-                   Sum<T> *const *into) {
+inline void accumulate_vectors(const T *values, const T *next, int64_t width, int64_t d,
+                               int64_t from, int64_t to, const Acc<T> *const *weights,
+                               Acc<T> *const *sums) {
     Vec<T> acc[N][V];
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n)
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) acc[n][v] = load(into[n] + d + v * LANES<T>);
+        for (int v = 0; v < V; ++v) acc[n][v] = load(sums[n] + d + v * LANES<T>);
     for (int64_t i = from; i < to; ++i) {
         const T *value = values + i * width + d;
-        fetch<T, V * LANES<T> * int(sizeof(T))>(values + d, then ? then + d : nullptr, width, i, to);
+        prefetch_entry<T, V * LANES<T> * int(sizeof(T))>(values + d, next ? next + d : nullptr,
+                                                         width, i, to);
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) {
-            const Vec<T> read = load(value + v * LANES<T>);
+            const Vec<T> vec = load(value + v * LANES<T>);
 #pragma GCC unroll 16
-            for (int n = 0; n < N; ++n) acc[n][v] += read * weights[n][i];
+            for (int n = 0; n < N; ++n) acc[n][v] += vec * weights[n][i];
         }
     }
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n)
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) store(into[n] + d + v * LANES<T>, acc[n][v]);
+        for (int v = 0; v < V; ++v) store(sums[n] + d + v * LANES<T>, acc[n][v]);
 }
 
+// Adds the values of entries from ... to - 1, weighted by weights[n] [KEY_BLOCK], to sums[n]
+// [width], for each of N queries. next: what is read afterwards; null: nothing.
 template <class T, int N>
-void weigh(const T *values, const T *then, int64_t width, int64_t from, int64_t to, const Sum<T> *const *weights, Sum<T> *const *into) {
+void accumulate_values(const T *values, const T *next, int64_t width, int64_t from, int64_t to,
+                       const Acc<T> *const *weights, Acc<T> *const *sums) {
     int64_t d = 0;
-    for (; d + 4 * LANES<T> <= width; d += 4 * LANES<T>) gather<T, N, 4>(values, then, width, d, from, to, weights, into);
-    for (; d + LANES<T> <= width; d += LANES<T>) gather<T, N, 1>(values, then, width, d, from, to, weights, into);
+    for (; d + 4 * LANES<T> <= width; d += 4 * LANES<T>)
+        accumulate_vectors<T, N, 4>(values, next, width, d, from, to, weights, sums);
+    for (; d + LANES<T> <= width; d += LANES<T>)
+        accumulate_vectors<T, N, 1>(values, next, width, d, from, to, weights, sums);
     for (; d < width; ++d)
         for (int n = 0; n < N; ++n)
-            for (int64_t i = from; i < to; ++i) into[n][d] += weights[n][i] * wide(values[i * width + d]);
+            for (int64_t i = from; i < to; ++i)
+                sums[n][d] += weights[n][i] * to_acc(values[i * width + d]);
 }
 
-// The same of N queries at once, N a power of two: keys are read once for all of them, and sums of lanes are taken together.
+// Writes the scores of keys from ... to - 1 for N queries, N a power of two. Each key is read once
+// for all queries. The lane sums of all products of a tile are taken together.
 template <class T, int WIDTH, int N>
-void score_tiles(const Query<T> *queries, const T *keys, const T *then, int64_t from, int64_t to, Sum<T> scale, Sum<T> (*scores)[BLOCK]) {
+void score_tiles(const QueryRow<T> *queries, const T *keys, const T *next, int64_t from,
+                 int64_t to, Acc<T> scale, Acc<T> (*scores)[KEY_BLOCK]) {
     constexpr int KEYS = LANES<T> / N, VECTORS = WIDTH / LANES<T>;
     for (int64_t i = from; i < to; i += KEYS) {
         Vec<T> sums[LANES<T>] = {};
-        fetch<T, KEYS * WIDTH * int(sizeof(T))>(keys, then, WIDTH, i, to);
+        prefetch_entry<T, KEYS * WIDTH * int(sizeof(T))>(keys, next, WIDTH, i, to);
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; ++v) {
             Vec<T> q[N];
@@ -107,140 +130,168 @@ void score_tiles(const Query<T> *queries, const T *keys, const T *then, int64_t 
                 for (int n = 0; n < N; ++n) sums[n * KEYS + k] += q[n] * key;
             }
         }
-        Sum<T> found[LANES<T>];
-        store(found, all_lanes_sums(sums) * scale);
+        Acc<T> tile[LANES<T>];   // [N, KEYS]
+        store(tile, sum_lanes_of_each(sums) * scale);
 #pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) __builtin_memcpy(scores[n] + i, found + n * KEYS, KEYS * sizeof(Sum<T>));
+        for (int n = 0; n < N; ++n)
+            __builtin_memcpy(scores[n] + i, tile + n * KEYS, KEYS * sizeof(Acc<T>));
     }
 }
 
-// Scores of N queries, from[n] ... to[n] - 1 of each.
+// Writes the scores of keys from[n] ... to[n] - 1 for query n of N.
 template <class T, int N>
-void score_some(const Query<T> *queries, const T *keys, const T *then, int64_t width, const int64_t *from, const int64_t *to, Sum<T> scale,
-                Sum<T> (*scores)[BLOCK]) {
-    int64_t low = 0, high = BLOCK;   // what all have
-    for (int n = 0; n < N; ++n) low = from[n] > low ? from[n] : low, high = to[n] < high ? to[n] : high;
+void score_queries(const QueryRow<T> *queries, const T *keys, const T *next, int64_t width,
+                   const int64_t *from, const int64_t *to, Acc<T> scale,
+                   Acc<T> (*scores)[KEY_BLOCK]) {
+    int64_t low = 0, high = KEY_BLOCK;   // the keys that all queries attend to
+    for (int n = 0; n < N; ++n)
+        low = from[n] > low ? from[n] : low, high = to[n] < high ? to[n] : high;
     if (low > high || (N & (N - 1)) || N > LANES<T> || (width != 64 && width != 128)) high = low;
     if constexpr ((N & (N - 1)) == 0 && N <= LANES<T>) {
         high = low + (high - low) / (LANES<T> / N) * (LANES<T> / N);
-        if (width == 64 && low < high) score_tiles<T, 64, N>(queries, keys, then, low, high, scale, scores);
-        if (width == 128 && low < high) score_tiles<T, 128, N>(queries, keys, then, low, high, scale, scores);
+        if (width == 64 && low < high)
+            score_tiles<T, 64, N>(queries, keys, next, low, high, scale, scores);
+        if (width == 128 && low < high)
+            score_tiles<T, 128, N>(queries, keys, next, low, high, scale, scores);
     }
     for (int n = 0; n < N; ++n) {
-        if (low < high && from[n] < low) score<T>(queries[n].q, keys, width, from[n], low, scale, scores[n]);
+        if (low < high && from[n] < low)
+            score_keys<T>(queries[n].q, keys, width, from[n], low, scale, scores[n]);
         const int64_t rest = low < high && high > from[n] ? high : from[n];
-        if (rest < to[n]) score<T>(queries[n].q, keys, width, rest, to[n], scale, scores[n]);
+        if (rest < to[n])
+            score_keys<T>(queries[n].q, keys, width, rest, to[n], scale, scores[n]);
     }
 }
 
-// What one query has in a block: slots that are entries of the same number, from low to high, then `extra` ones up to last.
-struct Stretch {
-    int64_t low, high, last;
+// What one query attends to in a block. Entries low ... high - 1 are the slots of the same number,
+// counted from the block's start. Entries high ... end - 1 have their slots in `extra`.
+struct BlockRange {
+    int64_t low, high, end;
     const int32_t *extra;
 
-    Stretch(const Seen &seen, int64_t begin) : extra(seen.extra) {
-        low = within(seen.first - begin), high = within(seen.prefix - begin), last = within(seen.count - begin);
+    BlockRange(const VisibleKeys &visible_keys, int64_t start) : extra(visible_keys.extra) {
+        low = clamp(visible_keys.first - start), high = clamp(visible_keys.prefix - start);
+        end = clamp(visible_keys.count - start);
         if (low > high) low = high;
-        if (extra) extra += begin + high - seen.prefix;
+        if (extra) extra += start + high - visible_keys.prefix;
     }
 
   private:
-    static int64_t within(int64_t n) { return n < 0 ? 0 : n > BLOCK ? BLOCK : n; }
+    static int64_t clamp(int64_t n) { return n < 0 ? 0 : n > KEY_BLOCK ? KEY_BLOCK : n; }
 };
 
-// Turns scores [from, to) into e^(score - largest). The vectors that they lie in are filled up with scores of nothing.
-template <class T> void weights_of(Sum<T> *scores, int64_t from, int64_t to, Part<Sum<T>> &part) {
-    using A = Sum<T>;
-    const int64_t low = from / LANES<T> * LANES<T>, high = (to + LANES<T> - 1) / LANES<T> * LANES<T>;
+// Replaces scores [from, to) by e^(score - max), and sets max and sum of `part`. Other entries of
+// the vectors that hold these scores become 0.
+template <class T>
+void softmax_weights(Acc<T> *scores, int64_t from, int64_t to, PartialSoftmax<Acc<T>> &part) {
+    using A = Acc<T>;
+    const int64_t low = from / LANES<T> * LANES<T>;
+    const int64_t high = (to + LANES<T> - 1) / LANES<T> * LANES<T>;
     for (int64_t i = low; i < from; ++i) scores[i] = -A(__builtin_inf());
     for (int64_t i = to; i < high; ++i) scores[i] = -A(__builtin_inf());
-    Vec<T> tops = Vec<T>{} - A(__builtin_inf()), sums = {};
+    Vec<T> maxima = Vec<T>{} - A(__builtin_inf()), sums = {};
     for (int64_t i = low; i < high; i += LANES<T>) {
         const Vec<T> s = load(scores + i);
-        tops = s > tops ? s : tops;
+        maxima = s > maxima ? s : maxima;
     }
-    part.most = tops[0];
-    for (int lane = 1; lane < LANES<T>; ++lane) part.most = tops[lane] > part.most ? tops[lane] : part.most;
-    const A most = part.most > -A(__builtin_inf()) ? part.most : A(0);   // of nothing but hidden entries
+    part.max = maxima[0];
+    for (int lane = 1; lane < LANES<T>; ++lane)
+        part.max = maxima[lane] > part.max ? maxima[lane] : part.max;
+    // If all entries are outside the window, -inf - -inf would be NaN.
+    const A max = part.max > -A(__builtin_inf()) ? part.max : A(0);
     for (int64_t i = low; i < high; i += LANES<T>) {
-        const Vec<T> e = exps(load(scores + i) - most);
+        const Vec<T> e = exp_vec(load(scores + i) - max);
         store(scores + i, e);
         sums += e;
     }
-    part.sum = lanes_sum(sums);
+    part.sum = sum_lanes(sums);
 }
 
-// Up to TOGETHER queries over entries block * BLOCK ... of one head of keys and values [capacity, D]. parts[n].values are overwritten.
-// then: the keys that are read next; null for none.
+// Computes the attention of N queries over the entries of one block, for one KV head.
+// keys, values: [capacity, width]. parts: [N], overwritten, their values too.
+// next: the keys that are read afterwards; null: nothing.
 template <class T, int N>
-void attend(const Query<T> *queries, const T *keys, const T *values, const T *then, int64_t width, int64_t block, Sum<T> scale,
-            Part<Sum<T>> *parts) {
-    using A = Sum<T>;
-    const int64_t begin = block * BLOCK;
-    keys += begin * width, values += begin * width;
-    alignas(64) A weights[N][BLOCK], extra[N][BLOCK];
-    const A *shared[N];
-    A *into[N];
-    int64_t from = BLOCK, to = 0;
+void attend_block(const QueryRow<T> *queries, const T *keys, const T *values, const T *next,
+                  int64_t width, int64_t block, Acc<T> scale, PartialSoftmax<Acc<T>> *parts) {
+    using A = Acc<T>;
+    const int64_t start = block * KEY_BLOCK;
+    keys += start * width, values += start * width;
+    alignas(64) A weights[N][KEY_BLOCK], extra_weights[N][KEY_BLOCK];
+    const A *weight_rows[N];
+    A *sums[N];
+    int64_t from = KEY_BLOCK, to = 0;   // the slots that any query attends to
     int64_t lows[N], highs[N];
     for (int n = 0; n < N; ++n) {
-        const Stretch own(*queries[n].seen, begin);
-        lows[n] = own.low, highs[n] = own.high;
+        const BlockRange range(*queries[n].visible_keys, start);
+        lows[n] = range.low, highs[n] = range.high;
     }
-    score_some<T, N>(queries, keys, values, width, lows, highs, scale, weights);
+    score_queries<T, N>(queries, keys, values, width, lows, highs, scale, weights);
     for (int n = 0; n < N; ++n) {
-        const Stretch own(*queries[n].seen, begin);
-        for (int64_t i = own.high; i < own.last; ++i) {
-            const int32_t slot = own.extra[i - own.high];
+        const BlockRange range(*queries[n].visible_keys, start);
+        for (int64_t i = range.high; i < range.end; ++i) {
+            const int32_t slot = range.extra[i - range.high];
             weights[n][i] = -A(__builtin_inf());
-            if (slot >= 0) score<T>(queries[n].q, keys + (slot - begin - i) * width, width, i, i + 1, scale, weights[n]);
+            if (slot >= 0)
+                score_keys<T>(queries[n].q, keys + (slot - start - i) * width, width, i, i + 1,
+                              scale, weights[n]);
         }
-        weights_of<T>(weights[n], own.low, own.last, parts[n]);
-        for (int64_t i = own.high; i < own.last; ++i) extra[n][i] = weights[n][i];
+        softmax_weights<T>(weights[n], range.low, range.end, parts[n]);
+        for (int64_t i = range.high; i < range.end; ++i) extra_weights[n][i] = weights[n][i];
         for (int64_t d = 0; d < width; ++d) parts[n].values[d] = 0;
-        shared[n] = weights[n], into[n] = parts[n].values;
-        if (own.low < own.high) from = own.low < from ? own.low : from, to = own.high > to ? own.high : to;
+        weight_rows[n] = weights[n], sums[n] = parts[n].values;
+        if (range.low < range.high)
+            from = range.low < from ? range.low : from, to = range.high > to ? range.high : to;
     }
-    for (int n = 0; n < N; ++n) {   // where others have entries and this one has none
-        const Stretch own(*queries[n].seen, begin);
-        for (int64_t i = from; i < own.low && i < to; ++i) weights[n][i] = 0;
-        for (int64_t i = own.high > from ? own.high : from; i < to; ++i) weights[n][i] = 0;
-    }
-    if (from < to) weigh<T, N>(values, then, width, from, to, shared, into);
+    // Slots that only other queries attend to get weight 0.
     for (int n = 0; n < N; ++n) {
-        const Stretch own(*queries[n].seen, begin);
-        for (int64_t i = own.high; i < own.last; ++i) {
-            const int32_t slot = own.extra[i - own.high];
-            const A *one = &extra[n][i];
-            if (slot >= 0) weigh<T, 1>(values + (slot - begin) * width, nullptr, width, 0, 1, &one, &into[n]);
+        const BlockRange range(*queries[n].visible_keys, start);
+        for (int64_t i = from; i < range.low && i < to; ++i) weights[n][i] = 0;
+        for (int64_t i = range.high > from ? range.high : from; i < to; ++i) weights[n][i] = 0;
+    }
+    if (from < to) accumulate_values<T, N>(values, next, width, from, to, weight_rows, sums);
+    for (int n = 0; n < N; ++n) {
+        const BlockRange range(*queries[n].visible_keys, start);
+        for (int64_t i = range.high; i < range.end; ++i) {
+            const int32_t slot = range.extra[i - range.high];
+            const A *weight = &extra_weights[n][i];
+            if (slot >= 0)
+                accumulate_values<T, 1>(values + (slot - start) * width, nullptr, width, 0, 1,
+                                        &weight, &sums[n]);
         }
     }
 }
 
-template <class T, int N = TOGETHER>
-void attend_some(int64_t count, const Query<T> *queries, const T *keys, const T *values, const T *then, int64_t width, int64_t block,
-                 Sum<T> scale, Part<Sum<T>> *parts) {
+// Runs attend_block for `count` queries, at most QUERY_TILE.
+template <class T, int N = QUERY_TILE>
+void attend_block_of(int64_t count, const QueryRow<T> *queries, const T *keys, const T *values,
+                     const T *next, int64_t width, int64_t block, Acc<T> scale,
+                     PartialSoftmax<Acc<T>> *parts) {
     if constexpr (N > 0) {
-        if (count == N) return attend<T, N>(queries, keys, values, then, width, block, scale, parts);
-        attend_some<T, N - 1>(count, queries, keys, values, then, width, block, scale, parts);
+        if (count == N)
+            return attend_block<T, N>(queries, keys, values, next, width, block, scale, parts);
+        attend_block_of<T, N - 1>(count, queries, keys, values, next, width, block, scale, parts);
     }
 }
 
-// Adds a later part to the ones before it, which it is overwritten with where there are none.
-template <class A> void merge(Part<A> &before, const Part<A> &part, int64_t width) {
-    if (part.sum == 0) return;
-    if (before.sum == 0) {
-        before.most = part.most, before.sum = part.sum;
-        for (int64_t d = 0; d < width; ++d) before.values[d] = part.values[d];
+// Merges the result for later keys into `total`. A sum of 0 means that no key was attended to.
+template <class A>
+void merge(PartialSoftmax<A> &total, const PartialSoftmax<A> &later, int64_t width) {
+    if (later.sum == 0) return;
+    if (total.sum == 0) {
+        total.max = later.max, total.sum = later.sum;
+        for (int64_t d = 0; d < width; ++d) total.values[d] = later.values[d];
         return;
     }
-    const A most = part.most > before.most ? part.most : before.most;
-    const Vec<A> scales = exps(Vec<A>{before.most - most, part.most - most});
-    const A old = scales[0], own = scales[1];
-    before.most = most, before.sum = before.sum * old + part.sum * own;
-    for (int64_t d = 0; d < width; ++d) before.values[d] = before.values[d] * old + part.values[d] * own;
+    const A max = later.max > total.max ? later.max : total.max;
+    const Vec<A> scales = exp_vec(Vec<A>{total.max - max, later.max - max});
+    const A total_scale = scales[0], later_scale = scales[1];
+    total.max = max, total.sum = total.sum * total_scale + later.sum * later_scale;
+    for (int64_t d = 0; d < width; ++d)
+        total.values[d] = total.values[d] * total_scale + later.values[d] * later_scale;
 }
 
-inline int64_t blocks_of(const Seen &seen) { return (seen.count + BLOCK - 1) / BLOCK; }
+inline int64_t block_count(const VisibleKeys &visible_keys) {
+    return (visible_keys.count + KEY_BLOCK - 1) / KEY_BLOCK;
+}
 
 }  // namespace

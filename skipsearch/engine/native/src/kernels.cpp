@@ -1,52 +1,67 @@
-// All kernels of one dtype, SS_TYPE (float, double or bf16), for the instruction set that the compiler's flags choose.
-#include "pass.h"
+// The kernels of one dtype, SS_TYPE (float, double or bf16), for the instruction set that the
+// compiler's flags choose.
+#include "forward.h"
 
 namespace {
 
-template <class T> void run_pass(const Job &job) {
-    Runner<T> runner(job);
-    together(int(job.pass->threads), Runner<T>::work, &runner);
+template <class T> void run_pass(const PassJob &job) {
+    ForwardPass<T> pass(job);
+    run_on_threads(int(job.args->threads), ForwardPass<T>::work, &pass);
 }
 
-template <class T> struct Multiplier {
-    const Product &p;
-    int64_t step;
-    In<T> *x;
-    Sum<T> *sums;
+// A product of a matrix and rows. Each thread takes some of the panels.
+template <class T> struct PanelProduct {
+    const ProductArgs &args;
+    int64_t x_stride;
+    Input<T> *x;       // [rows, x_stride]
+    Acc<T> *sums;      // [threads, ROWS_AT_ONCE, PANEL_ROWS]
 
-    static void work(void *self, int thread, int threads, Barrier &) { ((Multiplier *)self)->run(thread, threads); }
+    static void work(void *self, int thread, int threads, Barrier &) {
+        ((PanelProduct *)self)->run(thread, threads);
+    }
 
     void run(int thread, int threads) {
-        const Matrix &m = *p.matrix;
-        Sum<T> *mine = sums + thread * ROWS * PANEL;
-        for (auto [n, end] = Share(panels(m), thread, threads); n < end; ++n)
-            for (int64_t r = 0; r < p.rows; r += ROWS) {
-                const int64_t rows = p.rows - r < ROWS ? p.rows - r : ROWS, width = m.out - n * PANEL < PANEL ? m.out - n * PANEL : PANEL;
-                panel<T>(m, n, x + r * step, step, rows, mine);
-                biased<T>(m, n, rows, mine);
+        const Matrix &matrix = *args.matrix;
+        Acc<T> *thread_sums = sums + thread * ROWS_AT_ONCE * PANEL_ROWS;
+        for (auto [n, end] = WorkRange(panel_count(matrix), thread, threads); n < end; ++n)
+            for (int64_t r = 0; r < args.rows; r += ROWS_AT_ONCE) {
+                const int64_t rows = args.rows - r < ROWS_AT_ONCE ? args.rows - r : ROWS_AT_ONCE;
+                const int64_t width = matrix.out - n * PANEL_ROWS < PANEL_ROWS
+                                          ? matrix.out - n * PANEL_ROWS
+                                          : PANEL_ROWS;
+                multiply_panel<T>(matrix, n, x + r * x_stride, x_stride, rows, thread_sums);
+                add_bias<T>(matrix, n, rows, thread_sums);
                 for (int64_t i = 0; i < rows; ++i)
-                    for (int64_t j = 0; j < width; ++j) ((T *)p.y)[(r + i) * m.out + n * PANEL + j] = narrow<T>(mine[i * PANEL + j]);
+                    for (int64_t j = 0; j < width; ++j)
+                        ((T *)args.y)[(r + i) * matrix.out + n * PANEL_ROWS + j] =
+                            from_acc<T>(thread_sums[i * PANEL_ROWS + j]);
             }
     }
 };
 
-template <class T> void run_product(const Product &p) {
-    const int64_t step = (p.matrix->in + PANEL - 1) / PANEL * PANEL;
+template <class T> void run_product(const ProductArgs &args) {
+    const int64_t x_stride = (args.matrix->in + PANEL_ROWS - 1) / PANEL_ROWS * PANEL_ROWS;
     Arena arena{nullptr};
-    Multiplier<T> work{p, step, nullptr, nullptr};
-    for (int twice = 0; twice < 2; ++twice) {
-        if (twice) arena.at = (char *)workspace(size_t(arena.at - (char *)nullptr));
-        work.x = arena.take<In<T>>(p.rows * step), work.sums = arena.take<Sum<T>>(p.threads * ROWS * PANEL);
+    PanelProduct<T> product{args, x_stride, nullptr, nullptr};
+    // The first iteration measures the memory, the second one uses it.
+    for (int measured = 0; measured < 2; ++measured) {
+        if (measured) arena.next = (char *)get_workspace(size_t(arena.next - (char *)nullptr));
+        product.x = arena.take<Input<T>>(args.rows * x_stride);
+        product.sums = arena.take<Acc<T>>(args.threads * ROWS_AT_ONCE * PANEL_ROWS);
     }
-    for (int64_t r = 0; r < p.rows; ++r)
-        for (int64_t d = 0; d < step; ++d)
-            work.x[r * step + d] = d < p.matrix->in ? input<T>(wide(((const T *)p.x)[r * p.matrix->in + d])) : input<T>(0);
-    together(int(p.threads), Multiplier<T>::work, &work);
+    for (int64_t r = 0; r < args.rows; ++r)
+        for (int64_t d = 0; d < x_stride; ++d)
+            product.x[r * x_stride + d] =
+                d < args.matrix->in
+                    ? to_input<T>(to_acc(((const T *)args.x)[r * args.matrix->in + d]))
+                    : to_input<T>(0);
+    run_on_threads(int(args.threads), PanelProduct<T>::work, &product);
 }
 
 }  // namespace
 
-#define NAMED(type) NAMED_TOO(type)
-#define NAMED_TOO(type) kernels_##type
-extern const Kernels NAMED(SS_TYPE);
-const Kernels NAMED(SS_TYPE) = {run_pass<SS_TYPE>, run_product<SS_TYPE>};
+// SS_TYPE has to be expanded before ## joins it to the name.
+#define KERNELS_OF(type) KERNELS_OF_EXPANDED(type)
+#define KERNELS_OF_EXPANDED(type) kernels_##type
+extern const Kernels KERNELS_OF(SS_TYPE);
+const Kernels KERNELS_OF(SS_TYPE) = {run_pass<SS_TYPE>, run_product<SS_TYPE>};

@@ -1,27 +1,18 @@
-// Between main.cpp and the kernels, which are compiled once for each dtype.
+// The interface between exports.cpp and the kernels, which are compiled once for each dtype.
 #pragma once
-#include "rows.h"
+#include "visibility.h"
 
-// seen: by window, [batch * rows] each. blocks: of keys, of the row that sees most.
-struct Job {
+constexpr int64_t KEY_BLOCK = 256;   // keys that attention takes as one block
+
+struct PassJob {
     const Model *model;
-    const Pass *pass;
-    const Seen *const *seen;
-    int64_t blocks;
+    const PassArgs *args;
+    const VisibleKeys *const *visible_keys;   // [n_windows] pointers to [batch * rows]
+    int64_t key_blocks;                       // key blocks of the row that attends to the most keys
 };
 
-// y [rows, out] = x [rows, in] times a matrix, with its bias; in T as stored.
-struct Product {
-    const Matrix *matrix;
-    const void *x;
-    void *y;
-    int64_t rows, threads;
-};
-
-// Of one dtype.
+// The kernels of one dtype.
 struct Kernels {
-    void (*pass)(const Job &);
-    void (*product)(const Product &);
+    void (*run_pass)(const PassJob &);
+    void (*run_product)(const ProductArgs &);
 };
-
-constexpr int64_t KEYS_AT_ONCE = 256;   // entries of a block of keys

@@ -1,139 +1,180 @@
-// A matrix in panels times some rows. An output is summed input by input, in chunks whose sums are then added up in order: the same for one
-// row as for many, and whoever takes it. Rows share what is read: a chunk of a panel stays in the first cache while all of them use it.
+// Multiplies a matrix in panels by rows of inputs. An output is summed over chunks of inputs, and
+// the sums of the chunks are added in order. So a result has the same bits for any number of rows
+// and threads. The rows share what is read: a chunk stays in the L1 cache while all rows use it.
 #pragma once
 #include "vec.h"
 
 namespace {
 
-// What a row of inputs is kept as. The dot product of bfloat16 takes pairs of neighbours as they are.
+// Input<T> is how a row of inputs is stored. The dot product instruction of bfloat16 reads pairs of
+// neighbouring bfloat16; all other code reads Acc<T>.
 #if defined(SS_BF16_DOT)
-template <class T> using In = T;
+template <class T> using Input = T;
 #else
-template <class T> using In = Sum<T>;
+template <class T> using Input = Acc<T>;
 #endif
 
-template <class T> inline In<T> input(Sum<T> x);
-template <> inline In<float> input<float>(float x) { return x; }
-template <> inline In<double> input<double>(double x) { return x; }
-template <> inline In<bf16> input<bf16>(float x) {
+// Rounds a value to T and returns it as it is stored in a row of inputs.
+template <class T> inline Input<T> to_input(Acc<T> x);
+template <> inline Input<float> to_input<float>(float x) { return x; }
+template <> inline Input<double> to_input<double>(double x) { return x; }
+template <> inline Input<bf16> to_input<bf16>(float x) {
 #if defined(SS_BF16_DOT)
-    return narrow<bf16>(x);
+    return from_acc<bf16>(x);
 #else
-    return rounded<bf16>(x);
+    return round_to<bf16>(x);
 #endif
 }
 
-// The same of a vector.
-template <class T> inline void store_input(In<T> *to, Vec<T> x) {
-    if constexpr (sizeof(In<T>) == sizeof(T)) store_as(to, x);
-    else store(to, rounded_all<T>(x));
+// Stores a vector as to_input does a value.
+template <class T> inline void store_input(Input<T> *to, Vec<T> x) {
+    if constexpr (sizeof(Input<T>) == sizeof(T)) store_as(to, x);
+    else store(to, round_vec_to<T>(x));
 }
 
-constexpr int64_t CHUNK_BYTES = 16384, AHEAD = 8192, LINE = 64;   // AHEAD: how far a group that is alone fetches
-template <class W> constexpr int64_t STEP = sizeof(W) <= 2 ? 2 : 1;               // inputs that are taken together
-template <class W> constexpr int64_t CHUNK = CHUNK_BYTES / (PANEL * sizeof(W));   // inputs of a chunk
-template <class T> constexpr int VECS = PANEL / LANES<T>;                         // vectors of a panel
-template <class T> constexpr int GROUP = SS_BYTES == 64 ? 16 / VECS<T> : SS_BYTES == 32 ? 8 / VECS<T> : 1;   // rows that registers hold
+constexpr int64_t CACHE_LINE = 64;          // bytes
+constexpr int64_t CHUNK_BYTES = 16384;      // of weights in a chunk
+constexpr int64_t PREFETCH_BYTES = 8192;    // how far ahead one row tile prefetches
 
-// Inputs of a row, rounded up, so that none is read that was not written.
-inline int64_t padded(int64_t inputs) { return (inputs + 15) / 16 * 16; }
+// Of weights stored as W: inputs that the inner loop takes at once, and inputs of a chunk.
+template <class W> constexpr int64_t STEP_INPUTS = sizeof(W) <= 2 ? 2 : 1;
+template <class W> constexpr int64_t CHUNK_INPUTS = CHUNK_BYTES / (PANEL_ROWS * sizeof(W));
 
-template <class T> struct Step;
+// Vectors of a panel's outputs, and rows whose sums fit in the vector registers.
+template <class T> constexpr int PANEL_VECS = PANEL_ROWS / LANES<T>;
+template <class T>
+constexpr int TILE_ROWS = SS_BYTES == 64   ? 16 / PANEL_VECS<T>
+                          : SS_BYTES == 32 ? 8 / PANEL_VECS<T>
+                                           : 1;
 
-template <class A> struct Wide {
-    template <int R> static inline void add(Vec<A> (&acc)[R][VECS<A>], const A *w, const A *x, int64_t next) {
+// InnerStep<T>::add adds the products of STEP_INPUTS inputs of R rows to acc.
+// w: [PANEL_ROWS, STEP_INPUTS] weights. x: [R, x_stride] inputs.
+template <class T> struct InnerStep;
+
+template <class A> struct OneInputStep {
+    template <int R>
+    static inline void add(Vec<A> (&acc)[R][PANEL_VECS<A>], const A *w, const A *x,
+                           int64_t x_stride) {
 #pragma GCC unroll 16
-        for (int v = 0; v < VECS<A>; ++v) {
+        for (int v = 0; v < PANEL_VECS<A>; ++v) {
             const Vec<A> weight = load(w + v * LANES<A>);
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) acc[r][v] += weight * x[r * next];
+            for (int r = 0; r < R; ++r) acc[r][v] += weight * x[r * x_stride];
         }
     }
 };
-template <> struct Step<float> : Wide<float> {};
-template <> struct Step<double> : Wide<double> {};
-template <> struct Step<bf16> {
-    template <int R> static inline void add(FloatVec (&acc)[R][VECS<bf16>], const bf16 *w, const In<bf16> *x, int64_t next) {
+template <> struct InnerStep<float> : OneInputStep<float> {};
+template <> struct InnerStep<double> : OneInputStep<double> {};
+template <> struct InnerStep<bf16> {
+    template <int R>
+    static inline void add(FloatVec (&acc)[R][PANEL_VECS<bf16>], const bf16 *w,
+                           const Input<bf16> *x, int64_t x_stride) {
 #pragma GCC unroll 16
-        for (int v = 0; v < VECS<bf16>; ++v) {
-            const WordVec pairs = raw<WordVec>(w + 2 * v * LANES<bf16>);
+        for (int v = 0; v < PANEL_VECS<bf16>; ++v) {
+            const WordVec pairs = load_bits<WordVec>(w + 2 * v * LANES<bf16>);
 #if defined(SS_BF16_DOT)
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
-                acc[r][v] = (FloatVec)_mm512_dpbf16_ps((__m512)acc[r][v], (__m512bh)pairs, (__m512bh)(WordVec{} + raw<uint32_t>(x + r * next)));
+            for (int r = 0; r < R; ++r) {
+                const WordVec x_pair = WordVec{} + load_bits<uint32_t>(x + r * x_stride);
+                acc[r][v] = (FloatVec)_mm512_dpbf16_ps((__m512)acc[r][v], (__m512bh)pairs,
+                                                       (__m512bh)x_pair);
+            }
 #else
             const FloatVec even = (FloatVec)(pairs << 16), odd = (FloatVec)(pairs & 0xffff0000u);
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) acc[r][v] += even * x[r * next];
+            for (int r = 0; r < R; ++r) acc[r][v] += even * x[r * x_stride];
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) acc[r][v] += odd * x[r * next + 1];
+            for (int r = 0; r < R; ++r) acc[r][v] += odd * x[r * x_stride + 1];
 #endif
         }
     }
 };
 
-// R rows times a chunk, added to `sums` [R, PANEL]. ahead: what to fetch meanwhile, `pace` bytes a step.
+// Tile<T, W, R>::run adds the products of R rows and a chunk to sums [R, PANEL_ROWS]. Each step of
+// the loop prefetches `prefetch_step` bytes from `prefetch` on.
 template <class T, class W, int R> struct Tile {
-    static void run(const char *weights, const In<T> *x, int64_t next, int64_t inputs, Sum<T> *sums, const char *ahead, int64_t pace) {
+    static void run(const char *weights, const Input<T> *x, int64_t x_stride, int64_t inputs,
+                    Acc<T> *sums, const char *prefetch, int64_t prefetch_step) {
         const T *w = (const T *)weights;
-        Vec<T> acc[R][VECS<T>] = {};
-        for (int64_t k = 0; k < inputs; k += STEP<T>) {
-            __builtin_prefetch(ahead, 0, 3);
-            if (pace > LINE) __builtin_prefetch(ahead + LINE, 0, 3);
-            ahead += pace;
-            Step<T>::template add<R>(acc, w + k * PANEL, x + k, next);
+        Vec<T> acc[R][PANEL_VECS<T>] = {};
+        for (int64_t k = 0; k < inputs; k += STEP_INPUTS<T>) {
+            __builtin_prefetch(prefetch, 0, 3);
+            if (prefetch_step > CACHE_LINE) __builtin_prefetch(prefetch + CACHE_LINE, 0, 3);
+            prefetch += prefetch_step;
+            InnerStep<T>::template add<R>(acc, w + k * PANEL_ROWS, x + k, x_stride);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
-            for (int v = 0; v < VECS<T>; ++v) {
-                Sum<T> *to = sums + r * PANEL + v * LANES<T>;
+            for (int v = 0; v < PANEL_VECS<T>; ++v) {
+                Acc<T> *to = sums + r * PANEL_ROWS + v * LANES<T>;
                 store(to, load(to) + acc[r][v]);
             }
     }
 };
 
-template <class T, class W, int R = GROUP<T>>
-void tiles(int64_t rows, const char *w, const In<T> *x, int64_t next, int64_t inputs, Sum<T> *sums, const char *ahead, int64_t pace) {
+// Runs the tile that has `rows` rows, at most TILE_ROWS.
+template <class T, class W, int R = TILE_ROWS<T>>
+void run_tile(int64_t rows, const char *weights, const Input<T> *x, int64_t x_stride,
+              int64_t inputs, Acc<T> *sums, const char *prefetch, int64_t prefetch_step) {
     if constexpr (R > 0) {
-        if (rows == R) return Tile<T, W, R>::run(w, x, next, inputs, sums, ahead, pace);
-        tiles<T, W, R - 1>(rows, w, x, next, inputs, sums, ahead, pace);
+        if (rows == R)
+            return Tile<T, W, R>::run(weights, x, x_stride, inputs, sums, prefetch, prefetch_step);
+        run_tile<T, W, R - 1>(rows, weights, x, x_stride, inputs, sums, prefetch, prefetch_step);
     }
 }
 
-// Of so many inputs of a panel.
-template <class W> inline int64_t bytes_of(int64_t inputs) { return inputs * PANEL * int64_t(sizeof(W)); }
-template <> inline int64_t bytes_of<int8_t>(int64_t inputs) { return inputs * PANEL + (inputs + SCALED - 1) / SCALED * SCALE_BYTES; }
+// Returns the bytes that `inputs` inputs of a panel take.
+template <class W> inline int64_t panel_bytes(int64_t inputs) {
+    return inputs * PANEL_ROWS * int64_t(sizeof(W));
+}
+template <> inline int64_t panel_bytes<int8_t>(int64_t inputs) {
+    return inputs * PANEL_ROWS + (inputs + GROUP_SIZE - 1) / GROUP_SIZE * SCALE_BYTES;
+}
 
 template <class T, class W>
-void panel_of(const Matrix &m, int64_t p, const In<T> *x, int64_t next, int64_t rows, Sum<T> *sums) {
-    const int64_t inputs = (m.in + STEP<W> - 1) / STEP<W> * STEP<W>;
-    const char *weights = (const char *)m.weight + p * bytes_of<W>(inputs);
-    // The more rows, the fewer steps the processor looks ahead by itself. Groups that share a chunk fetch a part of the next one each.
-    const int64_t groups = (rows + GROUP<T> - 1) / GROUP<T>, pace = STEP<W> * PANEL * int64_t(sizeof(W)) / groups;
-    const int64_t distance = groups == 1 ? AHEAD : CHUNK_BYTES;
-    for (int64_t i = 0; i < rows * PANEL; ++i) sums[i] = 0;
-    for (int64_t k = 0; k < inputs; k += CHUNK<W>) {
-        const int64_t count = inputs - k < CHUNK<W> ? inputs - k : CHUNK<W>;
-        const char *chunk = weights + bytes_of<W>(k), *ahead = chunk + distance;
-        for (int64_t g = 0; g < groups; ++g) {
-            const int64_t r = g * GROUP<T>, left = rows - r < GROUP<T> ? rows - r : GROUP<T>;
-            tiles<T, W>(left, chunk, x + r * next + k, next, count, sums + r * PANEL, ahead + g * pace * (count / STEP<W>), pace);
+void multiply_panel_as(const Matrix &matrix, int64_t panel, const Input<T> *x, int64_t x_stride,
+                       int64_t rows, Acc<T> *sums) {
+    const int64_t inputs = (matrix.in + STEP_INPUTS<W> - 1) / STEP_INPUTS<W> * STEP_INPUTS<W>;
+    const char *weights = (const char *)matrix.weight + panel * panel_bytes<W>(inputs);
+    // With more rows, the processor by itself looks fewer steps ahead. If several tiles share a
+    // chunk, each tile prefetches a part of the next chunk.
+    const int64_t tiles = (rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>;
+    const int64_t prefetch_step = STEP_INPUTS<W> * PANEL_ROWS * int64_t(sizeof(W)) / tiles;
+    const int64_t distance = tiles == 1 ? PREFETCH_BYTES : CHUNK_BYTES;
+    for (int64_t i = 0; i < rows * PANEL_ROWS; ++i) sums[i] = 0;
+    for (int64_t k = 0; k < inputs; k += CHUNK_INPUTS<W>) {
+        const int64_t count = inputs - k < CHUNK_INPUTS<W> ? inputs - k : CHUNK_INPUTS<W>;
+        const char *chunk = weights + panel_bytes<W>(k), *prefetch = chunk + distance;
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+            const int64_t r = tile * TILE_ROWS<T>;
+            const int64_t tile_rows = rows - r < TILE_ROWS<T> ? rows - r : TILE_ROWS<T>;
+            run_tile<T, W>(tile_rows, chunk, x + r * x_stride + k, x_stride, count,
+                           sums + r * PANEL_ROWS,
+                           prefetch + tile * prefetch_step * (count / STEP_INPUTS<W>),
+                           prefetch_step);
         }
     }
 }
 
-// One panel of the matrix times `rows` rows x [rows, next], without the bias: sums [rows, PANEL].
-template <class T> void panel(const Matrix &m, int64_t p, const In<T> *x, int64_t next, int64_t rows, Sum<T> *sums) {
-    m.kind == EIGHT_BITS ? panel_of<T, int8_t>(m, p, x, next, rows, sums) : panel_of<T, T>(m, p, x, next, rows, sums);
+// Multiplies one panel of the matrix by x [rows, x_stride], without the bias.
+// Writes sums [rows, PANEL_ROWS].
+template <class T>
+void multiply_panel(const Matrix &matrix, int64_t panel, const Input<T> *x, int64_t x_stride,
+                    int64_t rows, Acc<T> *sums) {
+    matrix.kind == INT8 ? multiply_panel_as<T, int8_t>(matrix, panel, x, x_stride, rows, sums)
+                        : multiply_panel_as<T, T>(matrix, panel, x, x_stride, rows, sums);
 }
 
-inline int64_t panels(const Matrix &m) { return (m.out + PANEL - 1) / PANEL; }
+inline int64_t panel_count(const Matrix &matrix) {
+    return (matrix.out + PANEL_ROWS - 1) / PANEL_ROWS;
+}
 
-// What part of so many things a thread takes: [from, to).
-struct Share {
+// A thread's share of `count` items: from ... to - 1.
+struct WorkRange {
     int64_t from, to;
-    Share(int64_t count, int thread, int threads) : from(count * thread / threads), to(count * (thread + 1) / threads) {}
+    WorkRange(int64_t count, int thread, int threads)
+        : from(count * thread / threads), to(count * (thread + 1) / threads) {}
 };
 
 }  // namespace

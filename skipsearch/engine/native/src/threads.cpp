@@ -12,10 +12,10 @@
 
 namespace {
 
-constexpr auto SPIN = std::chrono::microseconds(50);
-constexpr int MOST = 256;
+constexpr auto SPIN_TIME = std::chrono::microseconds(50);
+constexpr int MAX_THREADS = 256;
 
-inline void pause() {
+inline void pause_cpu() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -23,34 +23,35 @@ inline void pause() {
 #endif
 }
 
-// Whether `done` became true within SPIN.
-template <class Done> bool spun(Done done) {
-    const auto until = std::chrono::steady_clock::now() + SPIN;
+// Spins until `done()` is true, at most for SPIN_TIME. Returns whether it became true.
+template <class Done> bool spin_until(Done done) {
+    const auto deadline = std::chrono::steady_clock::now() + SPIN_TIME;
     do {
         for (int i = 0; i < 64; ++i) {
             if (done()) return true;
-            pause();
+            pause_cpu();
         }
-    } while (std::chrono::steady_clock::now() < until);
+    } while (std::chrono::steady_clock::now() < deadline);
     return done();
 }
 
-// Sleeping threads that wait for the next job. It is never destroyed: they may outlive what runs at the end of a process.
-class Team {
+// Threads that sleep until the next job. A pool is never destroyed, because its threads may run
+// longer than the destructors at the end of a process.
+class ThreadPool {
   public:
     const pid_t process = getpid();
-    std::mutex taken;
+    std::mutex in_use;
 
     void run(int threads, Work work, void *context) {
-        threads = grow(threads);
+        threads = start_threads(threads);
         Barrier barrier(threads);
-        left_.store(started_);
+        busy_.store(started_);
         work_ = work, context_ = context, threads_ = threads, barrier_ = &barrier;
         job_.fetch_add(1);
         job_.notify_all();
         work(context, 0, threads, barrier);
-        if (!spun([&] { return left_.load() == 0; }))
-            while (left_.load()) sched_yield();
+        if (!spin_until([&] { return busy_.load() == 0; }))
+            while (busy_.load()) sched_yield();
     }
 
   private:
@@ -60,45 +61,48 @@ class Team {
     int threads_ = 0;
     Barrier *barrier_ = nullptr;
     alignas(64) std::atomic<uint32_t> job_{0};
-    alignas(64) std::atomic<int> left_{0};
+    alignas(64) std::atomic<int> busy_{0};   // pool threads that have not finished the job
 
-    // So many as there are, where the system gives no more.
-    int grow(int threads) {
+    // Starts missing threads. Returns how many threads can work, the caller included: fewer than
+    // asked for if the system refuses to start one.
+    int start_threads(int threads) {
         try {
-            for (; started_ < threads - 1; ++started_) std::thread(&Team::serve, this, started_ + 1, job_.load()).detach();
+            for (; started_ < threads - 1; ++started_)
+                std::thread(&ThreadPool::run_worker, this, started_ + 1, job_.load()).detach();
         } catch (const std::system_error &) {
             return started_ + 1;
         }
         return threads;
     }
 
-    void serve(int thread, uint32_t seen) {
+    void run_worker(int thread, uint32_t last_job) {
         for (;;) {
-            if (!spun([&] { return job_.load() != seen; })) job_.wait(seen);
-            if (job_.load() == seen) continue;
-            ++seen;
+            if (!spin_until([&] { return job_.load() != last_job; })) job_.wait(last_job);
+            if (job_.load() == last_job) continue;
+            ++last_job;
             if (thread < threads_) work_(context_, thread, threads_, *barrier_);
-            left_.fetch_sub(1);
+            busy_.fetch_sub(1);
         }
     }
 };
 
-// A child that was forked has none of the threads, and perhaps a lock that nobody will open again.
-Team *team() {
-    static std::atomic<Team *> ours{nullptr};
-    Team *found = ours.load();
-    while (found == nullptr || found->process != getpid()) {
-        Team *made = new Team;
-        if (ours.compare_exchange_strong(found, made)) return made;
-        delete made;
+// Returns the pool of this process. A forked child needs a new one: it has none of its parent's
+// threads, and the parent's lock may be locked for ever.
+ThreadPool *get_thread_pool() {
+    static std::atomic<ThreadPool *> current{nullptr};
+    ThreadPool *pool = current.load();
+    while (pool == nullptr || pool->process != getpid()) {
+        ThreadPool *new_pool = new ThreadPool;
+        if (current.compare_exchange_strong(pool, new_pool)) return new_pool;
+        delete new_pool;
     }
-    return found;
+    return pool;
 }
 
-struct Own {
+struct ThreadBuffer {
     void *memory = nullptr;
     size_t bytes = 0;
-    ~Own() { std::free(memory); }
+    ~ThreadBuffer() { std::free(memory); }
 };
 
 }  // namespace
@@ -111,31 +115,31 @@ void Barrier::wait() {
         phase_.store(phase + 1);
         return;
     }
-    if (!spun([&] { return phase_.load() != phase; }))
+    if (!spin_until([&] { return phase_.load() != phase; }))
         while (phase_.load() == phase) sched_yield();
 }
 
-void together(int threads, Work work, void *context) {
-    if (threads > MOST) threads = MOST;
+void run_on_threads(int threads, Work work, void *context) {
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
     if (threads > 1) {
-        Team *found = team();
-        std::unique_lock<std::mutex> mine(found->taken, std::try_to_lock);
-        if (mine.owns_lock()) return found->run(threads, work, context);
+        ThreadPool *pool = get_thread_pool();
+        std::unique_lock<std::mutex> lock(pool->in_use, std::try_to_lock);
+        if (lock.owns_lock()) return pool->run(threads, work, context);
     }
-    Barrier alone(1);
-    work(context, 0, 1, alone);
+    Barrier barrier(1);
+    work(context, 0, 1, barrier);
 }
 
-void *workspace(size_t bytes) {
-    thread_local Own own;
-    if (own.bytes < bytes) {
-        std::free(own.memory);
-        own.bytes = (bytes + 4095) / 4096 * 4096;
-        own.memory = std::aligned_alloc(4096, own.bytes);
-        if (own.memory == nullptr) {
-            own.bytes = 0;
+void *get_workspace(size_t bytes) {
+    thread_local ThreadBuffer buffer;
+    if (buffer.bytes < bytes) {
+        std::free(buffer.memory);
+        buffer.bytes = (bytes + 4095) / 4096 * 4096;
+        buffer.memory = std::aligned_alloc(4096, buffer.bytes);
+        if (buffer.memory == nullptr) {
+            buffer.bytes = 0;
             throw std::bad_alloc();
         }
     }
-    return own.memory;
+    return buffer.memory;
 }

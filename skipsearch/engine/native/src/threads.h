@@ -1,10 +1,11 @@
-// Threads that share the work of a pass, and the memory that a pass works in.
+// The threads that share the work of a pass, and the memory that a pass works in.
 #pragma once
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
-// All threads of a team meet here. They spin for a moment and then let others run, so that a busy machine is not made worse.
+// A barrier for all threads of a job. A waiting thread spins for a moment and then yields, so that
+// it does not slow down a machine that has other work.
 class Barrier {
   public:
     explicit Barrier(int count) : count_(count) {}
@@ -18,9 +19,11 @@ class Barrier {
 
 using Work = void (*)(void *context, int thread, int threads, Barrier &barrier);
 
-// work(context, 0 ... threads - 1), the caller being thread 0. Where another caller has the team, or this process has none, the caller works
-// alone: sums do not depend on who takes them.
-void together(int threads, Work work, void *context);
+// Calls work(context, thread, threads, barrier) on `threads` threads; the caller is thread 0.
+// The caller works alone if another caller is using the pool. The result is the same, because no
+// sum depends on the number of threads.
+void run_on_threads(int threads, Work work, void *context);
 
-// The caller's own memory of at least so many bytes, on a cache line; the next call may move it.
-void *workspace(size_t bytes);
+// Returns page-aligned memory of at least `bytes` bytes that belongs to the calling thread. The
+// next call may move it. Throws std::bad_alloc.
+void *get_workspace(size_t bytes);

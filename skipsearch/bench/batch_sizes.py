@@ -1,0 +1,171 @@
+"""Requests side by side: how drafting fares against plain decoding as a batch grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+from skipsearch import decoding
+from skipsearch.bench.bench_prompts import BenchRequest
+from skipsearch.bench.benchmark import BenchProgress
+from skipsearch.bench.systems import SkipsearchSystem
+from skipsearch.core.machine import synchronize
+from skipsearch.core.schema_types import Interval
+from skipsearch.core.stats import DecodeStats, Estimate, bootstrap_ratio
+from skipsearch.decoding import Batch
+from skipsearch.profile import Profile
+from skipsearch.profile.schema import BatchSpeed
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """One peer with so many requests side by side. tokens_per_second: of all of them together,
+    behind each one's first token.
+
+    speedup: over the first peer at this size, paired by group of requests, with its 95 % interval.
+    against_one: tokens a second over those of the first peer at the first size. identical: requests
+    whose tokens are those that the first peer gives them at this size."""
+
+    requests: int
+    peer: str
+    engine: str
+    tokens_per_second: float
+    speedup: Estimate
+    against_one: float
+    identical: int
+    prompts: int
+    tau: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class _GroupRun:
+    """One group of requests. seconds: from where all have their first token."""
+
+    seconds: float
+    n_tokens: int
+    texts: list[list[int]]
+    stats: DecodeStats
+
+
+def run_batch_benchmark(
+    systems: Sequence[SkipsearchSystem],
+    requests: Sequence[BenchRequest],
+    sizes: Sequence[int],
+    repeats: int = 1,
+    progress: BenchProgress = lambda done, total: None,
+) -> list[BatchRow]:
+    """Greedy decoding of the requests in groups of each size, every peer in turn; the rows of a
+    group write the same number of tokens, so that the batch stays full for as long as plain
+    decoding lasts. A size that is larger than the requests are takes some of them again."""
+    groups = {size: _group_requests(requests, size) for size in sizes}
+    total, done = repeats * sum(len(found) for found in groups.values()), 0
+    rows: list[BatchRow] = []
+    for size in sizes:
+        runs: dict[str, list[list[_GroupRun]]] = {
+            peer.name: [[] for _ in groups[size]] for peer in systems
+        }
+        for peer in systems:
+            _run_group(peer, groups[size][0], 8)  # kernels are chosen, pages touched
+        for repeat in range(repeats):
+            for number, group in enumerate(groups[size]):
+                shift = (number + repeat) % len(systems)
+                for peer in [*systems[shift:], *systems[:shift]]:
+                    runs[peer.name][number].append(
+                        _run_group(peer, group, max(2, sum(r.new_tokens for r in group) // size))
+                    )
+                progress(done := done + 1, total)
+        rows += [
+            _make_batch_row(size, peer, runs[peer.name], runs[systems[0].name], rows)
+            for peer in systems
+        ]
+    return rows
+
+
+def add_batch_speedups(profile: Profile, rows: Sequence[BatchRow], peer: str) -> Profile:
+    """The profile with what this peer showed. It has been measured."""
+    assert profile.measured is not None
+    found = tuple(
+        BatchSpeed(
+            requests=row.requests,
+            speedup=Interval.from_rounded(row.speedup.mean, row.speedup.low, row.speedup.high),
+        )
+        for row in sorted(rows, key=lambda row: row.requests)
+        if row.peer == peer
+    )
+    return profile.model_copy(
+        update={"measured": profile.measured.model_copy(update={"by_batch": found})}
+    )
+
+
+def _group_requests(requests: Sequence[BenchRequest], size: int) -> list[list[BenchRequest]]:
+    count = -(-len(requests) // size)
+    return [
+        [requests[(group * size + i) % len(requests)] for i in range(size)]
+        for group in range(count)
+    ]
+
+
+def _run_group(
+    system: SkipsearchSystem, group: Sequence[BenchRequest], new_tokens: int
+) -> _GroupRun:
+    texts: list[list[int]] = [[] for _ in group]
+    stats, device = DecodeStats(), system.model.spec.device
+    with closing(
+        Batch(system.decoder.loop, len(group))
+    ) as batch:  # which drafts whatever a profile says of its size
+        rows = {
+            batch.join(decoding.Request(request.prompt_ids, new_tokens, ignore_eos=True)): i
+            for i, request in enumerate(group)
+        }
+        started = perf_counter()
+        while batch.running:
+            for row in batch.run_round():
+                if row.error is not None:
+                    raise row.error
+                if row.chunk is not None:
+                    texts[rows[row]] += row.chunk.tokens
+                    stats += row.chunk.stats or DecodeStats()
+            if all(len(text) == 1 for text in texts):  # the prompts are read
+                synchronize(device)
+                started = perf_counter()
+    synchronize(device)
+    return _GroupRun(perf_counter() - started, sum(len(text) - 1 for text in texts), texts, stats)
+
+
+def _make_batch_row(
+    size: int,
+    system: SkipsearchSystem,
+    runs: list[list[_GroupRun]],
+    baseline: list[list[_GroupRun]],
+    earlier_rows: Sequence[BatchRow],
+) -> BatchRow:
+    ours, theirs = (
+        [sum(run.seconds / run.n_tokens for run in found) for found in groups]
+        for groups in (runs, baseline)
+    )
+    pace = sum(run.n_tokens for found in runs for run in found) / sum(
+        run.seconds for found in runs for run in found
+    )
+    stats = sum((run.stats for found in runs for run in found), DecodeStats())
+    texts = [
+        (a, b)
+        for mine, other in zip(runs, baseline, strict=True)
+        for a, b in zip(mine[0].texts, other[0].texts, strict=True)
+    ]
+    return BatchRow(
+        size,
+        system.name,
+        system.model.spec.engine,
+        pace,
+        bootstrap_ratio(theirs, ours),
+        pace / earlier_rows[0].tokens_per_second if earlier_rows else 1.0,
+        sum(a == b for a, b in texts),
+        len(texts),
+        stats.tau,
+    )

@@ -1,0 +1,61 @@
+"""What is asked of the peers: a task's hold-out prompts, or tokens drawn at random for a model that
+reads no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from skipsearch.decoding import Decoder
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.replay.workload import Workload
+from skipsearch.tasks import Prompt
+
+MT_BENCH = frozenset(
+    {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+)
+RANDOM_PROMPT_TOKENS, RANDOM_NEW_TOKENS = 128, 64  # tokens
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """A prompt and how many tokens every peer writes behind it. category: the column of
+    Spec-Bench's table that it counts for, or nothing.
+    """
+
+    prompt_ids: tuple[int, ...]
+    new_tokens: int
+    category: str = ""
+
+
+def make_task_requests(
+    model: ModelAdapter, workload: Workload, prompts: Sequence[Prompt]
+) -> list[BenchRequest]:
+    """As long as the task lets each generation run: the full model decides, once. prompts: what the
+    workload was made of.
+    """
+    plain, categories = Decoder(model), {p.id: p.category for p in prompts}
+    return [
+        BenchRequest(
+            tuple(prompt),
+            max(2, len(workload.generate(plain, i, 0).tokens)),
+            spec_bench_category(categories[workload.prompt_names[i]]),
+        )
+        for i, prompt in enumerate(workload.prompt_ids)
+    ]
+
+
+def spec_bench_category(category: str) -> str:
+    """Spec-Bench counts the eight categories of MT-bench as one. Source: Xia et al. 2024, table
+    2.
+    """
+    return "conversation" if category in MT_BENCH else category
+
+
+def make_random_requests(model: ModelAdapter, count: int, seed: int = 0) -> list[BenchRequest]:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(model.spec.vocab_size, (count, RANDOM_PROMPT_TOKENS), generator=generator)
+    return [BenchRequest(tuple(row.tolist()), RANDOM_NEW_TOKENS) for row in rows]

@@ -1,0 +1,259 @@
+"""The run itself: every peer on every prompt in turn, the order rotating, after a warm-up; medians
+and paired ratios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from skipsearch.bench.bench_prompts import BenchRequest
+from skipsearch.bench.pass_timing import PassTimes, time_passes_of
+from skipsearch.bench.peak_memory import bytes_per_token, measure_bandwidth, measure_peak_memory
+from skipsearch.bench.systems import SkipsearchSystem, System, SystemRun
+from skipsearch.core.stats import DecodeStats, Estimate, bootstrap_ratio, expected_speedup
+from skipsearch.drafters.exits.fixed import Fixed
+
+BenchProgress = Callable[[int, int], None]
+CONTEXT_TOKENS = 32  # generated behind each context
+
+
+@dataclass(frozen=True)
+class DrafterRow:
+    """What one drafter of a peer's recipe did, over all runs. share: of the rounds of the decoder,
+    those that it drafted.
+
+    copied: accepted tokens that it copied from the prompt.
+    """
+
+    kind: str
+    share: float
+    rounds: int
+    drafted: int
+    accepted: int
+    alpha: float | None
+    copied: int
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One peer. Times in milliseconds; speedup over the first peer, paired by prompt, with its 95 %
+    interval.
+
+    beta, verify_ratio: a draft and a verify pass over a plain pass of the same engine, where that
+    took part, each timed on its own; closed_form: the speedup over that engine's plain decoding
+    that α, β, v and a fixed draft length predict. What only our engines know is None for others.
+    peak_bytes: weights, and the most that a run took beside them. memory_normalised: the speedup
+    over the first peer divided by the memory relative to it (S3D's M). bandwidth_share: bytes that
+    a token of plain decoding has to read, over the bytes that this machine reads in the time it
+    took; None where a token is not a pass. loop_overhead: of the decode time, the share outside
+    model passes. by_drafter: in the order of the recipe."""
+
+    peer: str
+    engine: str
+    ms_per_token: float
+    ms_per_token_quartiles: tuple[float, float]
+    first_token_ms: float
+    tokens_per_second: float
+    end_to_end_tokens_per_second: float
+    speedup: Estimate
+    identical: int
+    prompts: int
+    tau: float | None
+    alpha: float | None
+    accepted_fraction: float | None
+    beta: float | None
+    verify_ratio: float | None
+    closed_form: float | None
+    peak_bytes: int | None
+    memory_normalised: float | None
+    bandwidth_share: float | None
+    loop_overhead: float | None
+    by_drafter: list[DrafterRow]
+    by_group: dict[str, Estimate]
+    by_context: dict[int, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_benchmark(
+    systems: Sequence[System],
+    requests: Sequence[BenchRequest],
+    repeats: int = 3,
+    contexts: Sequence[int] = (),
+    progress: BenchProgress = lambda done, total: None,
+) -> list[BenchRow]:
+    """Greedy decoding of each request by every peer, then of each context length."""
+    for peer in systems:
+        for _ in range(2):  # kernels are chosen, graphs recorded, pages touched
+            peer.run(requests[0].prompt_ids, min(requests[0].new_tokens, 24))
+    runs: dict[str, list[list[SystemRun]]] = {peer.name: [[] for _ in requests] for peer in systems}
+    total, done = repeats * (len(requests) + len(contexts)), 0
+    for repeat in range(repeats):
+        for p, request in enumerate(requests):
+            for peer in _rotate(systems, p + repeat):
+                runs[peer.name][p].append(peer.run(request.prompt_ids, request.new_tokens))
+            progress(done := done + 1, total)
+    paces = _time_contexts(systems, requests, contexts, repeats, lambda: progress(done, total))
+    longest = max(requests, key=lambda r: len(r.prompt_ids) + r.new_tokens)
+    peaks = {
+        peer.name: measure_peak_memory(
+            lambda peer=peer: peer.run(longest.prompt_ids, longest.new_tokens),  # type: ignore[misc]
+            peer.model.spec.device,
+        )
+        for peer in systems
+    }
+    bandwidth = measure_bandwidth(systems[0].model.spec.device, systems[0].model.read_bytes)
+    times = {
+        peer.name: time_passes_of(peer, requests[:8])
+        for peer in systems
+        if isinstance(peer, SkipsearchSystem)
+    }
+    return [
+        _make_bench_row(peer, systems, requests, runs, paces[peer.name], peaks, bandwidth, times)
+        for peer in systems
+    ]
+
+
+def _rotate(systems: Sequence[System], turn: int) -> list[System]:
+    shift = turn % len(systems)
+    return [*systems[shift:], *systems[:shift]]
+
+
+def _time_contexts(
+    systems: Sequence[System],
+    requests: Sequence[BenchRequest],
+    contexts: Sequence[int],
+    repeats: int,
+    step: Callable[[], None],
+) -> dict[str, dict[int, float]]:
+    """Milliseconds a token behind so many tokens of the prompts' own text; contexts that the model
+    was not made for are left out.
+    """
+    text = [t for request in requests for t in request.prompt_ids]
+    most = systems[0].model.spec.context_length
+    paces: dict[str, dict[int, list[float]]] = {peer.name: {} for peer in systems}
+    for repeat in range(repeats):
+        for c in contexts:
+            if most is not None and c + CONTEXT_TOKENS > most:
+                continue
+            prompt = (text * (c // len(text) + 1))[:c]
+            for peer in _rotate(systems, repeat):
+                run = peer.run(prompt, CONTEXT_TOKENS)
+                paces[peer.name].setdefault(c, []).append(
+                    1e3 * run.decode_s / (len(run.tokens) - 1)
+                )
+            step()
+    return {
+        name: {c: median(values) for c, values in found.items()} for name, found in paces.items()
+    }
+
+
+def _make_bench_row(
+    system: System,
+    systems: Sequence[System],
+    requests: Sequence[BenchRequest],
+    all_runs: dict[str, list[list[SystemRun]]],
+    by_context: dict[int, float],
+    peaks: dict[str, int | None],
+    bandwidth: float,
+    pass_times: dict[str, PassTimes],
+) -> BenchRow:
+    first, runs = all_runs[systems[0].name], all_runs[system.name]
+    pace = sorted(1e3 * r.decode_s / (len(r.tokens) - 1) for rs in runs for r in rs)
+    stats = sum((r.stats for rs in runs for r in rs if r.stats), DecodeStats())
+    seconds = sum(r.first_token_s + r.decode_s for rs in runs for r in rs)
+    written = sum(len(r.tokens) for rs in runs for r in rs)
+    speedup = _paired_speedup(first, runs)
+    mine, plain = pass_times.get(system.name), _plain_pass_s(system, systems, pass_times)
+    beta = mine.mean_draft_s / plain if mine and mine.mean_draft_s and plain else None
+    v = mine.mean_full_s / plain if mine and stats.drafted and plain else None
+    memory, reference = (
+        None if peaks[p.name] is None else p.model.weight_bytes + (peaks[p.name] or 0)
+        for p in (system, systems[0])
+    )
+    context = sum((len(r.prompt_ids) + r.new_tokens / 2) for r in requests) / len(requests)
+    a_pass_a_token = (
+        stats.drafted == 0
+        if stats.rounds
+        else system.name in ("hf-generate", "hf-compile", "llama-cpp")
+    )
+    typical = median(pace)
+    return BenchRow(
+        peer=system.name,
+        engine=system.engine,
+        ms_per_token=typical,
+        ms_per_token_quartiles=(pace[len(pace) // 4], pace[3 * len(pace) // 4]),
+        first_token_ms=1e3 * median(r.first_token_s for rs in runs for r in rs),
+        tokens_per_second=1e3 / typical,
+        end_to_end_tokens_per_second=written / seconds,
+        speedup=speedup,
+        identical=sum(a[0].tokens == b[0].tokens for a, b in zip(runs, first, strict=True)),
+        prompts=len(runs),
+        tau=stats.tau,
+        alpha=stats.alpha,
+        accepted_fraction=stats.accepted_fraction,
+        beta=beta,
+        verify_ratio=v,
+        closed_form=_closed_form_speedup(system, stats, beta, v),
+        peak_bytes=memory,
+        memory_normalised=speedup.mean * reference / memory if memory and reference else None,
+        bandwidth_share=bytes_per_token(system.model, context) / (typical / 1e3) / bandwidth
+        if a_pass_a_token
+        else None,
+        loop_overhead=mine.loop_share if mine else None,
+        by_drafter=_drafter_rows(system, stats),
+        by_group={
+            g: _paired_speedup(
+                [rs for rs, q in zip(first, requests, strict=True) if q.category == g],
+                [rs for rs, q in zip(runs, requests, strict=True) if q.category == g],
+            )
+            for g in dict.fromkeys(q.category for q in requests)
+            if g
+        },
+        by_context=by_context,
+    )
+
+
+def _drafter_rows(system: System, stats: DecodeStats) -> list[DrafterRow]:
+    drafters = system.decoder.recipe.drafters if isinstance(system, SkipsearchSystem) else ()
+    return [
+        DrafterRow(
+            spec.kind,
+            counts.rounds / stats.rounds,
+            counts.rounds,
+            counts.drafted,
+            counts.accepted,
+            counts.alpha,
+            counts.copied,
+        )
+        for spec, counts in zip(drafters, stats.by_drafter, strict=True)
+    ]
+
+
+def _paired_speedup(baseline: list[list[SystemRun]], ours: list[list[SystemRun]]) -> Estimate:
+    theirs, mine = ([median(r.decode_s for r in rs) for rs in side] for side in (baseline, ours))
+    return bootstrap_ratio(theirs, mine)
+
+
+def _plain_pass_s(
+    system: System, systems: Sequence[System], pass_times: dict[str, PassTimes]
+) -> float | None:
+    """Seconds of a plain pass by the engine of this peer, if that took part."""
+    plain = [
+        other for other in systems if other.name.startswith("plain") and other.model is system.model
+    ]
+    return pass_times[plain[0].name].mean_full_s if plain and plain[0].name in pass_times else None
+
+
+def _closed_form_speedup(
+    system: System, stats: DecodeStats, beta: float | None, verify_ratio: float | None
+) -> float | None:
+    drafters = system.decoder.recipe.drafters if isinstance(system, SkipsearchSystem) else ()
+    fixed = len(drafters) == 1 and isinstance(getattr(drafters[0], "exit", None), Fixed)
+    if not fixed or beta is None or verify_ratio is None or stats.alpha is None:
+        return None
+    return expected_speedup(stats.alpha, drafters[0].draft_length, beta, verify_ratio)

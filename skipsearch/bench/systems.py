@@ -1,0 +1,198 @@
+"""Who takes part in a benchmark: this engine plain and with a profile, our other engines, Hugging
+Face's ways to generate, llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from skipsearch.bench.hugging_face import GENERATE_VARIANTS, HFGenerate
+from skipsearch.bench.llama_cpp import NAMES as BY_LLAMA_CPP
+from skipsearch.bench.llama_cpp import LlamaCpp, LlamaGenerate
+from skipsearch.core.recipe import DRAFTERS, Recipe
+from skipsearch.core.registry import unknown_name
+from skipsearch.core.stats import DecodeStats
+from skipsearch.decoding import Decoder
+from skipsearch.decoding.match_model import check_profile
+from skipsearch.drafters.exits.fixed import Fixed
+from skipsearch.drafters.lookup.spec import Lookup
+from skipsearch.drafters.skip.spec import Skip
+from skipsearch.engine import ENGINES, canonical_name
+from skipsearch.errors import DecodeError
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.loading.quantize import NATIVE_INT8
+from skipsearch.profile import Profile
+
+PROFILE_SYSTEMS = (
+    "profile",
+    "recipe",
+    *(f"profile:{kind}" for kind in DRAFTERS),
+)  # recipe: another name of profile
+OWN_SYSTEMS = ("plain", "skip", "lookup", "lookup+skip", *PROFILE_SYSTEMS)
+LOOKUP_SPEC = Lookup(min_match=2, draft_length=8)  # of the peers `lookup` and `lookup+skip`
+SKIP_DRAFT_LENGTH = 4  # of `skip` and `lookup+skip`
+SYSTEMS = (
+    *OWN_SYSTEMS,
+    *(f"{name}@{engine}" for name in OWN_SYSTEMS for engine in ENGINES),
+    *GENERATE_VARIANTS,
+    *BY_LLAMA_CPP,
+)
+PLAIN_WEIGHTS = "plain weights"  # in the place of an engine
+ModelLoader = Callable[[str], ModelAdapter]
+
+
+@dataclass(frozen=True)
+class SystemRun:
+    """One peer on one prompt. first_token_s: seconds until the first token; decode_s: seconds of
+    those behind it.
+    """
+
+    tokens: list[int]
+    first_token_s: float
+    decode_s: float
+    stats: DecodeStats | None = None
+
+
+class System(Protocol):
+    """engine: what drives it, by name. model: its weights, as this program holds them."""
+
+    name: str
+    engine: str
+    model: ModelAdapter
+
+    def run(self, prompt: Sequence[int], new_tokens: int) -> SystemRun:
+        """Exactly `new_tokens` greedy tokens, whatever they are, so that all peers do the same
+        work.
+        """
+
+
+class SkipsearchSystem:
+    def __init__(self, name: str, decoder: Decoder):
+        self.name, self.engine, self.model, self.decoder = (
+            name,
+            decoder.model.spec.engine,
+            decoder.model,
+            decoder,
+        )
+
+    def run(self, prompt: Sequence[int], new_tokens: int) -> SystemRun:
+        result = self.decoder.generate(prompt, new_tokens, ignore_eos=True)
+        return SystemRun(
+            result.tokens, result.stats.prefill_seconds, result.stats.decode_seconds, result.stats
+        )
+
+
+class ExternalSystem:
+    """llama: llama.cpp, where that generates."""
+
+    def __init__(
+        self, name: str, engine: str, model: ModelAdapter, generator: HFGenerate | LlamaGenerate
+    ):
+        self.name, self.engine, self.model, self.generator = name, engine, model, generator
+        self.llama = generator.llama if isinstance(generator, LlamaGenerate) else None
+
+    def run(self, prompt: Sequence[int], new_tokens: int) -> SystemRun:
+        return SystemRun(*self.generator.run(prompt, new_tokens))
+
+
+def make_systems(
+    names: Sequence[str],
+    engine: str,
+    profile: Profile | None,
+    load_model: ModelLoader,
+    exact: bool = False,
+) -> list[System]:
+    """engine: of the peers that name none. load_model: a model by engine, the same object for the
+    same name. Of `PLAIN_WEIGHTS`, in Hugging Face's modules whatever the quantization, llama.cpp
+    makes its 8 bits where the engine has 8 bits. exact: of ours.
+
+    Raises: DecodeError for an unknown peer, one named twice, or one that the profile does not say
+    how to make; ModelError where an engine cannot drive the model."""
+    peers: list[System] = []
+    llama: LlamaCpp | None = None
+    taken: list[str] = []
+    for name in names:
+        kind, at, other = name.partition("@")
+        other = canonical_name(other)
+        if f"{kind}{at}{other}" not in SYSTEMS:
+            raise DecodeError(unknown_name("peer", name, SYSTEMS))
+        kind = "profile" if kind == "recipe" else kind
+        if f"{kind}@{other}" in taken:
+            raise DecodeError(
+                f"the peer {name} is named "
+                f"twice{' (recipe is profile)' if kind == 'profile' else ''}; one run of it serves"
+            )
+        taken.append(f"{kind}@{other}")
+        if name in GENERATE_VARIANTS:
+            peers.append(
+                ExternalSystem(name, "hf", load_model("hf"), HFGenerate(name, load_model("hf")))
+            )
+            continue
+        if name in BY_LLAMA_CPP:
+            eight_bits = load_model(engine).spec.quantization == NATIVE_INT8
+            theirs = load_model(engine if eight_bits else "hf")
+            llama = llama or LlamaCpp(
+                load_model(PLAIN_WEIGHTS) if eight_bits else theirs, eight_bits
+            )
+            peers.append(
+                ExternalSystem(name, "llama.cpp", theirs, LlamaGenerate(name, llama))
+            )  # its weights take as many bytes
+            continue
+        if kind in PROFILE_SYSTEMS and profile is None:
+            raise DecodeError(f"the peer `{name}` needs --profile FILE")
+        model = load_model(other or engine)
+        recipe = (
+            _recipe_from_profile(name, kind, profile, model)
+            if profile and kind in PROFILE_SYSTEMS
+            else _unsearched_recipe(kind, model.spec.n_layers)
+        )
+        peers.append(
+            SkipsearchSystem(
+                name,
+                Decoder(
+                    model,
+                    recipe,
+                    exact=exact,
+                    module_folders=profile.module_folders if profile else (),
+                ),
+            )
+        )
+    return peers
+
+
+def _recipe_from_profile(name: str, kind: str, profile: Profile, model: ModelAdapter) -> Recipe:
+    """A profile's recipe, or what one kind of drafter is of it. Raises: DecodeError if it has none
+    of that kind; ProfileError.
+    """
+    check_profile(profile, model)
+    drafters, part = profile.drafters, kind.partition(":")[2]
+    if not part:
+        return profile.recipe
+    chosen = tuple(drafter for drafter in drafters if drafter.kind == part)
+    if not chosen:
+        raise DecodeError(
+            f"the peer `{name}` needs a profile that drafts by {part}, and this one's recipe is "
+            f"{profile.recipe}: leave that "
+            "peer out"
+        )
+    return Recipe(chosen)
+
+
+def _unsearched_recipe(kind: str, n_layers: int) -> Recipe:
+    """skip: every second sub-layer left out, of both kinds alike, and a fixed draft length;
+    settings that nobody searched.
+    """
+    skip = Skip(
+        attn=tuple(range(1, n_layers, 2)),
+        mlp=tuple(range(0, n_layers, 2)),
+        draft_length=SKIP_DRAFT_LENGTH,
+        exit=Fixed(),
+    )
+    return {
+        "plain": Recipe(),
+        "skip": Recipe((skip,)),
+        "lookup": Recipe((LOOKUP_SPEC,)),
+        "lookup+skip": Recipe((LOOKUP_SPEC, skip)),
+    }[kind]

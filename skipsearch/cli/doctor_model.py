@@ -1,0 +1,71 @@
+"""What `skipsearch doctor --model` says of a model: what it was read as, what was checked, what
+drives it, and what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from skipsearch.models.adapter import ModelAdapter
+
+
+def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
+    """A line for each question. model_name: as `--model` has it. Raises: ModelError."""
+    from skipsearch.engine import load_model
+    from skipsearch.models.stored_checks import load_check_result
+
+    model = load_model(model_name, device=device, dtype=dtype, allow_native=False)
+    found = load_check_result(model.spec)
+    return {
+        "model": str(model.spec),
+        "read as": getattr(
+            model, "description", f"by the row {model.spec.family} of the table of families"
+        ),
+        "checked": str(found)
+        if found
+        else "nothing: its weights are random, or the result could not be kept",
+        "engine": _describe_engine(model),
+        "memory": f"{model.weight_bytes / 2**20:,.0f} MiB of weights, "
+        f"{model.read_bytes / 2**20:,.0f} MiB of them read for each token",
+        "context": f"{model.spec.context_length:,} tokens"
+        if model.spec.context_length
+        else "it names none",
+        "chat template": _describe_template(model),
+        "next": f"skipsearch tune --model {model_name} --task pycode, or your own prompts.jsonl",
+    }
+
+
+def _describe_engine(model: ModelAdapter) -> str:
+    """What `--engine auto` takes here, and why nothing faster. Builds nothing."""
+    from skipsearch.engine import is_native_allowed
+    from skipsearch.engine.native import why_unavailable
+    from skipsearch.models.families.hf_adapter import HFAdapter
+    from skipsearch.models.fused.fused_adapter import FusedAdapter, why_not_fusable
+    from skipsearch.models.generic.generic_adapter import GenericAdapter
+
+    if isinstance(model, GenericAdapter):
+        return f"hf: {model.spec.family} models have no row in the table of families, so their own forward drives them"
+    if isinstance(model, HFAdapter):
+        config = model.model.config
+        return f"hf: lean, native and graph cannot, since {why_not_fusable(config, model.spec.quantization, model.spec.n_devices)}"
+    if model.spec.device.type != "cpu":
+        return "graph (CUDA graphs) where it is faster than lean, which is measured when the model is loaded"
+    if not is_native_allowed():
+        return "lean: SKIPSEARCH_NATIVE=0 forbids native"
+    reason = why_unavailable(model) if isinstance(model, FusedAdapter) else None
+    return (
+        "native (C++, built once for this CPU)"
+        if reason is None
+        else f"lean; native cannot: {reason}"
+    )
+
+
+def _describe_template(model: ModelAdapter) -> str:
+    if model.tokenizer is None:
+        return "it has no tokenizer, so it takes token ids only"
+    return (
+        "it has one, for tasks and chat that ask for it"
+        if getattr(model.tokenizer, "chat_template", None)
+        else "it has none"
+    )

@@ -1,0 +1,119 @@
+"""`skipsearch list`: the names that other commands take and profiles hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from skipsearch.cli.options import Json, require_usage
+
+KINDS = ("models", "tasks", "searchers", "engines", "drafters", "exits")
+
+
+def catalogue(
+    what: Annotated[str, typer.Argument(help=", ".join(KINDS))], as_json: Json = False
+) -> None:
+    """Example: skipsearch list searchers
+
+    The names that commands take: models (aliases of Hub ids), tasks, searchers, engines; and that
+    profiles hold: drafters, exits."""
+    require_usage(what in KINDS, f"{what!r} is not one of {', '.join(KINDS)}")
+    from rich.table import Table
+
+    from skipsearch.cli.consoles import out, print_json
+
+    found = list_entries(what)
+    if as_json:
+        print_json(found)
+        return
+    more = next((list(note) for note in found.values() if isinstance(note, dict)), [""])
+    table = Table(what.removesuffix("s"), *more, box=None, pad_edge=False)
+    for name, note in found.items():
+        table.add_row(name, *(note.values() if isinstance(note, dict) else [note]))
+    out.print(table)
+
+
+def list_entries(kind: str) -> dict[str, Any]:
+    """Each entry's name with what is said of it: a note, or several by their heading. kind: one of
+    WHAT.
+    """
+    return dict(_LISTERS[kind]())
+
+
+def _list_models() -> dict[str, str]:
+    from skipsearch.models.families.table import FAMILIES
+    from skipsearch.models.loading.aliases import ALIASES
+
+    known = f"models of the families {', '.join(sorted(FAMILIES))}"
+    others = "models of any other decoder-only class of transformers, read by structure and checked at load; `doctor --model` tells"
+    return {"demo": "the embedded model"} | ALIASES | {"org/name, or a folder": known, "": others}
+
+
+def _list_tasks() -> dict[str, str]:
+    from skipsearch.tasks.load import manifest_path, read_manifest, task_names
+
+    return {name: read_manifest(manifest_path(name)).description for name in task_names()}
+
+
+def _first_lines(table: dict[str, str]) -> dict[str, str]:
+    """What each unit says of itself: the first line of its module's docstring, or why it cannot be
+    read.
+    """
+    from importlib import import_module
+
+    notes = {}
+    for name, target in sorted(table.items()):
+        try:
+            doc = (import_module(target.partition(":")[0]).__doc__ or "").strip().splitlines()
+        except ImportError as error:
+            doc = [f"cannot be imported: {error}"]
+        notes[name] = doc[0].split("`: ", 1)[-1] if doc else ""
+    return notes
+
+
+def _list_searchers() -> dict[str, str]:
+    from skipsearch.searchers import searcher_table
+
+    return _first_lines(searcher_table())
+
+
+def _list_engines() -> dict[str, str]:
+    from skipsearch.engine.engines import ENGINES
+
+    return ENGINES
+
+
+def _list_drafters() -> dict[str, dict[str, str]]:
+    """Each with its source, what it needs and what it may be combined with."""
+    from skipsearch.core.recipe import DRAFTERS
+    from skipsearch.core.registry import resolve_name
+    from skipsearch.errors import SkipSearchError
+
+    rows = {}
+    for name, what in _first_lines(DRAFTERS).items():
+        about = resolve_name("drafter", name, DRAFTERS, SkipSearchError).info
+        rows[name] = {
+            "what it does": what,
+            "source": about.source,
+            "needs": about.requires,
+            "goes with": about.combines_with,
+        }
+    return rows
+
+
+def _list_exits() -> dict[str, str]:
+    from skipsearch.core.recipe import EXITS
+
+    return _first_lines(EXITS)
+
+
+_LISTERS: dict[str, Callable[[], Mapping[str, Any]]] = {
+    "models": _list_models,
+    "tasks": _list_tasks,
+    "searchers": _list_searchers,
+    "engines": _list_engines,
+    "drafters": _list_drafters,
+    "exits": _list_exits,
+}

@@ -1,0 +1,245 @@
+"""`--profile` and `--model` of the commands that decode: a file, `auto` or `none`, and the model
+that it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skipsearch.cli.options import (
+    load_cli_model,
+    loadable_quantization,
+    profile_model_argument,
+    require_usage,
+    select_engine,
+    warn,
+)
+from skipsearch.profile.paths import ANY
+
+if TYPE_CHECKING:
+    from skipsearch.decoding import Decoder
+    from skipsearch.models import ModelAdapter
+    from skipsearch.profile import Profile
+
+ProfileChoice = Annotated[
+    str,
+    typer.Option(
+        help="A file, `auto` (the best profile found for this machine) or `none` (plain decoding)."
+    ),
+]
+AutoTask = Annotated[
+    str,
+    typer.Option(
+        help="Which task `--profile auto` looks for: a name, or the .jsonl or folder that a "
+        "profile was "
+        "tuned on."
+    ),
+]
+AutoFolder = Annotated[
+    Path | None, typer.Option(help="A folder that `--profile auto` searches first.")
+]
+
+
+def load_model_and_profile(
+    profile: str,
+    model: str | None,
+    task: str,
+    folder: Path | None,
+    device: str,
+    dtype: str,
+    quantization: str | None,
+    engine: str,
+    threads: int | None,
+) -> tuple[ModelAdapter, Profile | None]:
+    """The model, driven by the engine that suits the profile, and the profile; None for plain
+    decoding.
+
+    Raises: SkipSearchError, before a model is loaded where that is possible.
+    """
+    require_model(profile, model)
+    from skipsearch.profile import load_profile
+
+    loaded = load_profile(profile) if profile not in ("auto", "none") else None
+    named = model or (profile_model_argument(loaded) if loaded else "")
+    if loaded is not None:
+        if model is not None:
+            _require_same_model(loaded, model)
+        dtype, threads, quantization = defaults_from_profile(
+            loaded, device, dtype, threads, quantization
+        )
+    adapter = load_cli_model(
+        named, device, dtype, engine, threads, quantization, loaded.engine if loaded else None
+    )
+    if profile == "auto":
+        loaded = find_profile_for(adapter, named, task, folder, profile_threads=threads is None)
+    return select_engine(adapter, engine, loaded.engine if loaded else None), loaded
+
+
+def defaults_from_profile(
+    profile: Profile, device: str, dtype: str, threads: int | None, quantization: str | None
+) -> tuple[str, int | None, str | None]:
+    """(dtype, threads, quantization): what the user left open of them, as it was when the profile
+    was measured.
+
+    On another kind of device everything stays open, and on another machine the threads, since its
+    cores are others."""
+    from skipsearch.core.machine import describe_machine
+    from skipsearch.models.loading.placement import pick_device
+
+    place, claimed, made = pick_device(device), profile.hardware, profile.model
+    if claimed is None or claimed.kind != place.type:
+        return dtype, threads, quantization
+    if threads is None and claimed.name == describe_machine(place).name:
+        threads = claimed.threads
+    return (
+        made.dtype or dtype if dtype == "auto" else dtype,
+        threads,
+        quantization or loadable_quantization(made.quantization),
+    )
+
+
+def resolve_task(profile: Profile, task: str | None) -> str:
+    """The task that is named, or else the profile's own. Raises: TaskError if that is one of
+    somebody's own, which only they can name.
+    """
+    from skipsearch.errors import TaskError
+    from skipsearch.tasks import task_names
+
+    if task is None and profile.task.name == ANY:
+        raise TaskError("this profile is for any task: say with --task on which one to measure it")
+    if task is None and profile.task.name not in task_names():
+        raise TaskError(
+            f"this profile was tuned on {profile.task.name!r}, which is no task that comes with "
+            "skipsearch: give --task with "
+            "the .jsonl file or the folder that it was tuned on, or with another task"
+        )
+    return task or profile.task.name
+
+
+def _require_same_model(profile: Profile, model_name: str) -> None:
+    """What the config of a model that lies here says against the profile, before its weights are
+    read. Raises: ProfileError, ModelError.
+    """
+    from skipsearch.models.loading.config import load_config
+    from skipsearch.models.loading.hub import resolve_model
+    from skipsearch.profile.compatibility import ModelFacts, compatibility_warnings
+
+    if model_name == "demo" or Path(model_name).expanduser().is_dir():
+        folder, identity, _ = resolve_model(model_name)
+        config = load_config(folder, model_name)
+        compatibility_warnings(
+            profile,
+            ModelFacts(
+                identity, config.model_type, config.get_text_config(decoder=True).num_hidden_layers
+            ),
+        )
+
+
+def require_model(profile: str, model: str | None) -> None:
+    """Raises: BadParameter where nothing says which model is meant."""
+    require_usage(model is not None or profile != "auto", "--profile auto needs --model")
+    require_usage(
+        model is not None or profile != "none",
+        "give --model, or --profile FILE, which names its model",
+    )
+
+
+def make_decoder(
+    model: ModelAdapter, profile: Profile | None, exact: bool = False, remember_tokens: int = 0
+) -> Decoder:
+    """Decodes as the profile says; one that nobody measured is guarded by what this machine's
+    latency table says, where there is one.
+
+    Raises: SkipSearchError.
+    """
+    from skipsearch.decoding import Decoder
+    from skipsearch.timing.guard_costs import resolve_drafter_costs
+
+    return Decoder(
+        model,
+        profile,
+        exact=exact,
+        drafter_costs=None if profile is None else resolve_drafter_costs(profile, model),
+        remember_tokens=remember_tokens,
+    )
+
+
+def find_profile_for(
+    model: ModelAdapter,
+    model_name: str,
+    task: str,
+    folder: Path | None,
+    profile_threads: bool = False,
+) -> Profile | None:
+    """What `--profile auto` finds, told on stderr with what it passed by.
+
+    model_name: as the user named the model. profile_threads: the number of threads is the
+    profile's, where it was measured on this machine. Raises: TaskError for a task of one's own that
+    cannot be read."""
+    import torch
+
+    from skipsearch.cli.consoles import err
+    from skipsearch.decoding.match_model import collect_machine_facts, collect_model_facts
+    from skipsearch.profile.find import NO_PROFILE, find_profile
+    from skipsearch.tasks import task_name
+
+    task = task_name(task)
+    found = find_profile(
+        collect_model_facts(model.spec), collect_machine_facts(model.spec), task, folder
+    )
+    for rung in found.steps if found.profile is None else found.steps[1:]:
+        if rung.outcome != NO_PROFILE:
+            err.print(f"{rung}", style="dim")
+    if found.profile is None:
+        warn(
+            [
+                f"no profile of {model.spec.id} "
+                f"{'for any task' if task == ANY else f'for the task {task}'} was found, so "
+                "decoding is "
+                f"plain; {_suggest_task(model_name, task, found.tasks)}"
+            ]
+        )
+        return None
+    if profile_threads and (
+        threads := defaults_from_profile(found.profile, str(model.spec.device), "auto", None, None)[
+            1
+        ]
+    ):
+        torch.set_num_threads(threads)
+    return found.profile
+
+
+def _suggest_task(model_name: str, task: str, tasks: Sequence[str]) -> str:
+    if near := get_close_matches(task, tasks, n=1):
+        return f"did you mean --task {near[0]}?"
+    match tasks:
+        case []:
+            return f"`skipsearch tune --model {model_name} --task …` makes one"
+        case [only]:
+            return f"there is one for {only}: give --task {only}"
+        case [*others, last]:
+            return f"there are profiles for {', '.join(others)} and {last}: choose one with --task"
+    raise AssertionError(tasks)
+
+
+def warn_about_verdict(profile: Profile | None) -> None:
+    """What a user should know of a profile before its speed surprises them."""
+    if profile is not None and profile.verdict == "plain":
+        warn(
+            [
+                "this profile says that nothing beat plain decoding where it was made, so decoding "
+                "is plain"
+            ]
+        )
+    if profile is not None and profile.verdict == "unmeasured":
+        warn(
+            [
+                "this profile was imported and never measured here: it may be slower than plain "
+                "decoding"
+            ]
+        )

@@ -1,0 +1,95 @@
+"""Standard input, output and error, whatever the shell and the locale made of them.
+
+A shell can start a command with any of the three closed, and a locale can name an encoding that has
+few characters. A command should then say what is wrong, or print escapes, and not end in a
+traceback."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import typer
+
+
+class ClosedOutput(io.TextIOBase):
+    """A standard output that was closed when the command began. Writing to it fails with a
+    sentence.
+    """
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        """Raises: OSError, as a write to any closed file does."""
+        raise OSError(
+            errno.EBADF,
+            "standard output is closed, so the result cannot be printed: send it to a file, or to "
+            "/dev/null",
+        )
+
+
+def prepare_streams() -> None:
+    """Make the standard streams usable; called before anything is read, printed or opened.
+
+    A closed stream gets the null device as its descriptor, or the next file to be opened would take
+    its number, and whatever a library prints would go into that file. A command without standard
+    error has nobody to tell, so what it says there is dropped."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    if sys.stdin is None:
+        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 (it stays open)
+    if sys.stdout is None:
+        sys.stdout = cast(TextIO, ClosedOutput())
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    # Bytes that are no text are read as escapes, as in arguments, and refused where the text is
+    # used.
+    _set(
+        sys.stdin, errors="surrogateescape", **({} if is_unicode(sys.stdin) else _wider(sys.stdin))
+    )
+    for stream in (sys.stdout, sys.stderr):
+        _set(stream, errors="backslashreplace")
+
+
+def is_unicode(stream: TextIO) -> bool:
+    """Return whether the stream's encoding has every character."""
+    encoding = getattr(stream, "encoding", None)  # None: a stream of text, such as StringIO
+    return encoding is None or encoding.lower().replace("_", "-").startswith("utf")
+
+
+def decode_argument(text: str) -> str:
+    """Return an argument as text. In a locale of few characters, UTF-8 arrives as escaped bytes.
+
+    Raises: BadParameter for bytes that are not UTF-8.
+    """
+    try:
+        return text if text.isascii() else os.fsencode(text).decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise typer.BadParameter(
+            f"it has the byte 0x{byte:02x}, which is not UTF-8: write the text in UTF-8"
+        ) from None
+    except UnicodeEncodeError:  # not from a command line
+        return text
+
+
+def _wider(stream: TextIO) -> dict[str, str]:
+    """ASCII is part of UTF-8, so text that was readable stays as it was."""
+    return (
+        {"encoding": "utf-8"}
+        if stream.encoding.lower() in ("ascii", "us-ascii", "ansi_x3.4-1968")
+        else {}
+    )
+
+
+def _set(stream: TextIO, **settings: Any) -> None:
+    if isinstance(stream, io.TextIOWrapper):  # tests and notebooks put other streams in their place
+        stream.reconfigure(**settings)

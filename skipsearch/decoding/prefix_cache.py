@@ -1,0 +1,113 @@
+"""K/V that one request leaves to the next, so that a shared prefix is not computed again.
+
+Slot i holds the K/V of token i, which depends on tokens 0 … i alone. After a request, the first
+slots hold its prompt and answer. A prompt that begins with the same tokens reuses their slots;
+later slots are hidden, as after any rollback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Protocol
+
+from skipsearch.errors import DecodeError
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.kv_cache import KVCache, Planner, round_slots
+
+FIRST_TOKENS = 128  # answer tokens that a new lease has slots for; a longer answer grows the cache
+
+
+@dataclass
+class Lease:
+    """A cache that one request runs on."""
+
+    cache: KVCache  # `length`: slots whose K/V the prompt shares
+    planner: Planner
+    history: Sequence[int]  # the prompt; the request replaces it by its prompt and emitted tokens
+
+
+class CacheSource(Protocol):
+    """Lends a request the cache that it runs on."""
+
+    def lease(
+        self, prompt: Sequence[int], slots: int, model: ModelAdapter
+    ) -> AbstractContextManager[Lease]:
+        """Lend a cache whose passes may use `slots` slots, and take it back after the request."""
+
+
+def lend(
+    cache: KVCache, prompt: Sequence[int], first: int, slots: int, model: ModelAdapter
+) -> Lease:
+    """Make a lease of a cache. first: slots to reserve now; slots: that passes may use at most."""
+    cache.reserve(first)
+    return Lease(cache, Planner(round_slots(slots), model.spec.device), prompt)
+
+
+def first_slots(prompt: Sequence[int], slots: int) -> int:
+    """Return how many slots a request begins with."""
+    return min(slots, len(prompt) + FIRST_TOKENS)
+
+
+class PrefixCache:
+    """A cache of one user for successive requests."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []  # tokens whose K/V of the full model is in the first slots
+        self._cache: KVCache | None = None
+        self._leased = Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the cached K/V in bytes."""
+        return 0 if self._cache is None else self._cache.nbytes
+
+    def count_shared(self, prompt: Sequence[int]) -> int:
+        """Return how many tokens of a prompt need no pass.
+
+        The last token always needs one, because its logits choose the first new token.
+        """
+        n_shared = min(common_prefix_length(self.tokens, prompt), len(prompt) - 1)
+        return 0 if self._cache is None else self._cache.resumable_length(n_shared)
+
+    @contextmanager
+    def lease(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Iterator[Lease]:
+        """Lend the cache and store the K/V that the request commits, even after an error.
+
+        Raises: DecodeError if another request runs on the cache.
+        """
+        if not self._leased.acquire(blocking=False):
+            raise DecodeError(
+                "this session is in the middle of an answer: read that to its end or close it, or "
+                "take another session"
+            )
+        try:
+            n_shared = self.count_shared(prompt)
+            if self._cache is None:
+                self._cache = model.new_cache(1, round_slots(1))
+            self._cache.length, self.tokens = n_shared, list(prompt[:n_shared])
+            lease = lend(self._cache, prompt, first_slots(prompt, slots), slots, model)
+            try:
+                yield lease
+            finally:
+                self._retain(lease.history)
+        finally:
+            self._leased.release()
+
+    def _retain(self, history: Sequence[int]) -> None:
+        """Keep the K/V of committed tokens only, and shrink the cache to their number."""
+        assert self._cache is not None
+        self.tokens = list(history[: self._cache.length])
+        self._cache.length = len(self.tokens)
+        try:
+            self._cache.shrink(self._cache.length + FIRST_TOKENS)
+        except Exception:
+            # There is no memory for the smaller copy: the next request computes all of its prompt.
+            self._cache, self.tokens = None, []
+
+
+def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the length of the common prefix."""
+    max_length = min(len(one), len(other))
+    return next((i for i in range(max_length) if one[i] != other[i]), max_length)

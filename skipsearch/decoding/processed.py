@@ -1,0 +1,126 @@
+"""Acceptance for requests with logits processors: penalties, bans, constraints.
+
+A processor may read the tokens so far and may have a state. It is therefore called once for each
+emitted position, in order, and never with a rejected token: verification goes token by token here
+and stops at the first rejected draft token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from skipsearch.decoding.acceptance import choose_greedy, residual
+from skipsearch.errors import non_finite_logits
+
+FIRST_TOKENS = 256  # new ids that the buffer holds at first; most requests end before their limit
+# (token ids so far [1, T], logits [1, V]) -> logits [1, V]
+Processor = Callable[[Tensor, Tensor], Tensor]
+
+
+class ProcessedAcceptance:
+    """The acceptance rule of one request, with its processors in order.
+
+    prompt: token ids [1, T] as the processors see them, padding included. max_tokens: tokens that
+    may be emitted. sampled: draw tokens from the softmax of the processed logits; else take the
+    largest. on_token(ids so far [1, T], scores so far): called after each emitted token; returns
+    whether it is the last. keep_scores, keep_logits: collect the processed logits in `scores`, and
+    the logits before processing in `logits`, [1, V] for each emitted token. `ended`: whether the
+    last token was emitted, by `on_token` or by the request's stop condition."""
+
+    def __init__(
+        self,
+        processors: Sequence[Processor],
+        prompt: Tensor,
+        max_tokens: int,
+        sampled: bool = False,
+        on_token: Callable[[Tensor, list[Tensor] | None], bool] = lambda ids, scores: False,
+        keep_scores: bool = False,
+        keep_logits: bool = False,
+    ):
+        self.processors, self.sampled, self.on_token = list(processors), sampled, on_token
+        self.scores: list[Tensor] | None = [] if keep_scores else None
+        self.logits: list[Tensor] | None = [] if keep_logits else None
+        self.ended = False
+        self._ids = torch.cat([prompt, prompt.new_zeros(1, min(max_tokens, FIRST_TOKENS))], dim=1)
+        self._length = prompt.shape[1]
+
+    @property
+    def ids(self) -> Tensor:
+        """Token ids of the prompt and the emitted tokens, [1, T]."""
+        return self._ids[:, : self._length]
+
+    def accept(
+        self,
+        draft_tokens: Tensor,
+        q: Tensor | None,
+        logits: Tensor,
+        generator: torch.Generator,
+        ends: Callable[[int], object],
+    ) -> tuple[int, int]:
+        """Accept draft tokens by the rules of `accept_greedy` and `accept_sampled`.
+
+        draft_tokens: [N]; q: [N, V], the distribution each was drawn from, None: one-hot; logits:
+        [N + 1, V]. ends(token): as `StopCondition.push_token`; no processor is called after the
+        last token. Returns (number of accepted tokens, the token after them). If an accepted draft
+        token ends the generation, it is the token after them. Raises: ModelError if logits are not
+        finite."""
+        for i, proposed in enumerate(draft_tokens.tolist()):
+            token, accepted = self._judge_token(
+                proposed, draft_tokens[i], None if q is None else q[i], logits[i], generator
+            )
+            self._append_token(token, ends)
+            if not accepted or self.ended:
+                return i, token
+        token = self._choose_token(self._process_logits(logits[-1]), generator)
+        self._append_token(token, ends)
+        return len(draft_tokens), token
+
+    def _judge_token(
+        self,
+        draft_token: int,
+        draft_token_tensor: Tensor,
+        q: Tensor | None,
+        logits: Tensor,
+        generator: torch.Generator,
+    ) -> tuple[int, bool]:
+        """Return (the token of this position, whether the draft token was accepted)."""
+        scores = self._process_logits(logits)
+        if not self.sampled:
+            token = int(scores.argmax())
+            return token, token == draft_token
+        p = scores.softmax(dim=-1)[0]
+        q = None if q is None else q.to(p.dtype)
+        u = torch.rand((), generator=generator, device=p.device, dtype=p.dtype)
+        if bool(u * (1 if q is None else q[draft_token]) < p[draft_token]):
+            return draft_token, True
+        weights = residual(p, q, draft_token_tensor)
+        return int(torch.multinomial(weights, 1, generator=generator)), False
+
+    def _choose_token(self, scores: Tensor, generator: torch.Generator) -> int:
+        if not self.sampled:
+            return int(scores.argmax())
+        return int(torch.multinomial(scores.softmax(dim=-1)[0], 1, generator=generator))
+
+    def _process_logits(self, logits: Tensor) -> Tensor:
+        """Return processed logits [1, V], in float32 as transformers gives them to processors."""
+        if int(choose_greedy(logits)) < 0:
+            raise non_finite_logits()
+        scores = logits[None].to(torch.float32, copy=True)  # processors may write in place
+        if self.logits is not None:
+            self.logits.append(scores.clone())
+        for process in self.processors:
+            scores = process(self.ids, scores)
+        if self.scores is not None:
+            self.scores.append(scores)
+        return scores
+
+    def _append_token(self, token: int, ends: Callable[[int], object]) -> None:
+        if self._length == self._ids.shape[1]:
+            # Double the buffer, so that each id is copied less than twice on average.
+            self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)], dim=1)
+        self._ids[0, self._length] = token
+        self._length += 1
+        # A list, because both must be called for each token.
+        self.ended = any([ends(token), self.on_token(self.ids, self.scores)])

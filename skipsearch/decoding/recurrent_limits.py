@@ -1,0 +1,42 @@
+"""Limits of models with recurrent layers: a recurrent state belongs to one position of the text, so
+their passes are chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skipsearch.core.recipe import DrafterSpec
+from skipsearch.drafters import Drafter
+from skipsearch.errors import DecodeError
+from skipsearch.models.adapter import ModelSpec
+
+
+def check_recurrent_limits(
+    spec: ModelSpec, drafters: Sequence[tuple[DrafterSpec, Drafter]], exact: bool
+) -> None:
+    """Raise DecodeError if a recurrent model cannot decode with these drafters, or exactly.
+
+    drafters: (settings, the drafter that was built from them).
+    """
+    if not spec.is_recurrent:
+        return
+    if exact:
+        raise DecodeError(
+            f"the layers of {spec.id} keep a recurrent state, whose bits depend on how its text "
+            "was cut into passes, so "
+            "there is no exact mode for it: leave that out"
+        )
+    for settings, drafter in drafters:
+        if drafter.new_session().observes_hidden:
+            raise DecodeError(
+                f"{settings.kind} reads hidden states while it decodes, and {spec.id}, whose "
+                "layers keep a recurrent state, "
+                "shows none: draft with skip or lookup"
+            )
+        if settings.scratch_slots:
+            raise DecodeError(
+                f"this {settings.kind} drafts siblings, and the recurrent states of {spec.id} "
+                "stand at one place of the "
+                "text: leave siblings out"
+            )

@@ -1,0 +1,1 @@
+"""Draft with a few sub-layers that have weights of their own."""

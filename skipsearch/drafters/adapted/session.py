@@ -1,0 +1,37 @@
+"""Draft as `skip` does, on a model with trained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
+from skipsearch.models.adapter import ModelAdapter
+
+
+class OnModelDrafter:
+    """A drafter that runs another drafter on another model.
+
+    model: what drafts. It writes to the cache of the model that verifies."""
+
+    def __init__(self, drafter: Drafter, model: ModelAdapter):
+        self.drafter, self.model = drafter, model
+
+    def new_session(self) -> OnModelSession:
+        return OnModelSession(self.drafter.new_session(), self.model)
+
+
+class OnModelSession(DraftSession):
+    """A session whose drafts come from another model."""
+
+    def __init__(self, session: DraftSession, model: ModelAdapter):
+        self.session, self.model = session, model
+
+    def begin(self, ctx: DecodeContext) -> None:
+        self.session.begin(ctx)
+
+    def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
+        return self.session.draft(replace(ctx, model=self.model), max_tokens)
+
+    def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
+        self.session.verified(ctx, accepted_nodes)

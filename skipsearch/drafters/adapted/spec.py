@@ -1,0 +1,76 @@
+"""`adapted`: the model drafts with a few of its sub-layers, which have weights trained for that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from skipsearch.core.mask import SkipMask, format_sublayer_count
+from skipsearch.core.recipe import DrafterInfo, Siblings
+from skipsearch.core.schema_types import ModuleRef
+from skipsearch.drafters.exits import Exit
+from skipsearch.drafters.skip.spec import Skip
+
+if TYPE_CHECKING:
+    from skipsearch.drafters.base import Drafter
+    from skipsearch.models.adapter import ModelAdapter
+
+
+class Adapted(Skip):
+    """As `skip`, but the sub-layers that the draft runs have trained weights, taken from a module.
+
+    Verification runs the model's own weights and writes its own K/V, so the tokens are the same
+    with any module, and with a bad one."""
+
+    kind: Literal["adapted"] = "adapted"  # type: ignore[assignment]
+    info = DrafterInfo(
+        "skipsearch", "a mask and weights that `train adapted` makes", "lookup before it; siblings"
+    )
+    module: ModuleRef = Field(description="the trained weights")
+
+    @classmethod
+    def from_module(
+        cls,
+        mask: SkipMask,
+        draft_length: int,
+        exit_policy: Exit,
+        module: ModuleRef,
+        siblings: Siblings | None = None,
+    ) -> Adapted:
+        """Return the settings that draft under a mask with the weights of a module."""
+        return cls(
+            attn=mask.attn,
+            mlp=mask.mlp,
+            draft_length=draft_length,
+            exit=exit_policy,
+            siblings=siblings,
+            module=module,
+        )
+
+    @property
+    def modules(self) -> tuple[ModuleRef, ...]:
+        return (self.module,)
+
+    def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
+        from skipsearch.drafters.adapted.session import OnModelDrafter
+        from skipsearch.drafters.skip.session import SkipDrafter
+        from skipsearch.drafters.trained.module_weights import load_drafting_model
+
+        skip = SkipDrafter(self.mask(model.spec.n_layers), self.exit, self.siblings)
+        return OnModelDrafter(skip, load_drafting_model(model, self.module, module_folders))
+
+    def __str__(self) -> str:
+        skipped = format_sublayer_count(len(self.attn) + len(self.mlp))
+        n, unit = next(
+            (self.module.parameters / size, unit)
+            for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1, ""))
+            if self.module.parameters >= size
+        )
+        beside = f", {self.siblings}" if self.siblings else ""
+        return (
+            f"adapted, skips {skipped}, {n:.3g}{unit} trained values, {self.exit}, "
+            f"up to {self.draft_length}{beside}"
+        )

@@ -1,0 +1,1 @@
+"""ASD: choose the mask from cosines between the input and output of sub-layers."""

@@ -1,0 +1,56 @@
+"""`asd`: the mask of a request comes from its prompt: attention that changes little is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from skipsearch.core.recipe import DrafterInfo, DrafterSpec
+from skipsearch.core.schema_types import Fraction
+from skipsearch.drafters.skip.spec import AnyExit
+
+if TYPE_CHECKING:
+    from skipsearch.drafters.base import Drafter
+    from skipsearch.models.adapter import ModelAdapter
+
+
+class ASD(DrafterSpec):
+    """One mask for each request, chosen while its prompt is read: it leaves out every attention
+    whose output points where its input did, and every m-th layer, but never the last n. In the
+    paper its exit policy is Draft & Verify's adaptive one.
+
+    The cosines are means over the prompt, between the residual stream before and after an
+    attention. If part of the prompt is in a session's cache, they are means over the rest. Source:
+    Metel et al. 2024, section 3.2 and algorithm 1."""
+
+    kind: Literal["asd"] = "asd"
+    info = DrafterInfo(
+        "Draft on the Fly (Metel et al. 2024)",
+        "states from the prompt's own prefill; no training, no calibration text",
+        "lookup before it",
+    )
+    dynamic_mask = True
+    threshold: Fraction = Field(
+        default=0.985, description="mean cosine from which an attention is left out, 0..1"
+    )
+    every: Annotated[int, Field(ge=0, le=1024)] = Field(
+        default=3, description="every so many layers one is left out; 0 leaves out none"
+    )
+    keep_last: Annotated[int, Field(ge=0, le=1024)] = Field(
+        default=2, description="last layers that are always kept"
+    )
+    exit: AnyExit
+
+    def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
+        from skipsearch.drafters.asd.session import ASDDrafter
+
+        return ASDDrafter(self, model)
+
+    def __str__(self) -> str:
+        return (
+            f"asd from cosine {self.threshold:g}, every {self.every}, keeps the last "
+            f"{self.keep_last}, {self.exit}, up to {self.draft_length}"
+        )

@@ -1,0 +1,1 @@
+"""CLaSp: choose the mask from hidden states by dynamic programming."""

@@ -1,0 +1,185 @@
+"""CLaSp's dynamic program: which steps of a model to skip so that the residual stream stays closest
+to the full model's.
+
+Steps are whole layers or sub-layers. The program sees no model: `run_step` runs one step on hidden
+states. The searcher `clasp` solves it over calibration text, the drafter `clasp` for one token
+while it decodes. g(i, j) is the best state after step i with j steps skipped. Source: CLaSp, eq. 2
+and algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+LayerProbe = Callable[[int, Tensor, bool, bool], Tensor]
+
+MIN_NORM = 1e-8  # avoids a division by zero
+# The relative error up to which two states are the same; 16-bit rounding makes less than 0.01.
+ROUNDING_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class DPStep:
+    """A step of the program: a part of a layer that runs, or is skipped."""
+
+    layer: int
+    attn: bool  # whether the attention is part of it
+    mlp: bool  # whether the MLP is
+    skippable: bool
+
+    @property
+    def sublayers(self) -> tuple[int, ...]:
+        return (2 * self.layer,) * self.attn + (2 * self.layer + 1,) * self.mlp
+
+
+@dataclass(frozen=True)
+class SolvedProgram:
+    """A solved program: for each step and each j, whether it is skipped if j steps up to and
+    including it are skipped.
+    """
+
+    steps: Sequence[DPStep]
+    skips_by_mean: Sequence[Tensor | None]  # [j + 1, 1] of each step; None: it must run
+    skips_by_position: Sequence[Tensor | None]  # [j + 1, N] of each step; None: it must run
+
+    @property
+    def n_skippable(self) -> int:
+        return sum(step.skippable for step in self.steps)
+
+    def solve_by_mean(self, count: int) -> set[int]:
+        """Return the flat sub-layers of `count` steps, chosen by the mean over positions."""
+        return self._sublayers_of(
+            [s for s, skips in enumerate(backtrack_skips(self.skips_by_mean, count)[:, 0]) if skips]
+        )
+
+    def solve_by_votes(self, count: int) -> set[int]:
+        """Return the flat sub-layers of the `count` steps that most positions skip.
+
+        Of steps with equal votes the earlier ones are skipped."""
+        votes = backtrack_skips(self.skips_by_position, count).sum(dim=1).tolist()
+        skippable = [s for s, step in enumerate(self.steps) if step.skippable]
+        return self._sublayers_of(sorted(skippable, key=lambda s: (-votes[s], s))[:count])
+
+    def _sublayers_of(self, step_indices: Sequence[int]) -> set[int]:
+        return {sublayer for s in step_indices for sublayer in self.steps[s].sublayers}
+
+
+@torch.no_grad()
+def solve_mean_and_votes(
+    hidden_states: Tensor, steps: Sequence[DPStep], run_step: LayerProbe
+) -> SolvedProgram | None:
+    """Solve both programs at once, with one call of `run_step` for all j of a step.
+
+    hidden_states: [L + 1, N, H], of the full model. Row j = 0 has skipped nothing, so it is the
+    full model's state, also between the attention and the MLP of a layer. Returns None if the steps
+    of a layer do not compute what the layer does."""
+    shared = each = hidden_states[:1]  # g(i, ·) of the two, [j, N, H]
+    by_mean: list[Tensor | None] = []
+    by_position: list[Tensor | None] = []
+    for step in steps:
+        shared_run, each_run = run_step(
+            step.layer, torch.cat([shared, each]), step.attn, step.mlp
+        ).chunk(2)
+        if step.mlp:
+            if not nearly_equal(shared_run[0], hidden_states[step.layer + 1]):
+                return None
+            shared_run, each_run = (
+                torch.cat([hidden_states[step.layer + 1][None], run[1:]])
+                for run in (shared_run, each_run)
+            )
+        if not step.skippable:
+            shared, each = shared_run, each_run
+            by_mean.append(None)
+            by_position.append(None)
+            continue
+        full = shared_run[0]
+        skips = _skip_advantage(shared_run, shared, full).mean(dim=1, keepdim=True) >= 0
+        by_mean.append(skips)
+        shared = _advance(skips, shared_run, shared)
+        skips = _skip_advantage(each_run, each, full) >= 0
+        by_position.append(skips)
+        each = _advance(skips, each_run, each)
+    return SolvedProgram(steps, by_mean, by_position)
+
+
+@torch.no_grad()
+def solve_one_token(
+    hidden_states: Tensor, steps: Sequence[DPStep], run_step: LayerProbe, count: int
+) -> list[DPStep]:
+    """Return the `count` steps to skip for one token, or all skippable ones if there are fewer.
+
+    hidden_states: [L + 1, H], of the full model. run_step(layer, rows [R, H], attn, mlp) returns
+    [R, H]: the step on states at the token's position. R is always min(count, skippable steps) + 1;
+    if only j steps can have been skipped, the first j + 1 rows are used. A tie skips."""
+    count = min(count, sum(step.skippable for step in steps))
+    # g(i, 0…count). Row 0 has skipped nothing, so it is the full model's state.
+    rows = hidden_states[:1].expand(count + 1, -1)
+    n_used, skips = 1, list[Tensor | None]()
+    for step in steps:
+        ran = run_step(step.layer, rows, step.attn, step.mlp)
+        full = hidden_states[step.layer + 1] if step.mlp else ran[0]
+        ran = torch.cat([full[None], ran[1:]])
+        if not step.skippable:
+            rows = ran
+            skips.append(None)
+            continue
+        both, target = torch.cat([ran[1:], rows[:-1]]), full  # [2 · count, H]
+        if both.dtype.itemsize < 4:
+            both, target = both.float(), target.float()
+        # The cosine without the length of `target`, which both sides share. It takes a quarter of
+        # the calls of `cosine_similarity`.
+        cosines = (both * target).sum(-1) / both.norm(dim=-1).clamp_min(MIN_NORM)
+        by_run, by_skip = cosines.chunk(2)
+        skipped = by_skip >= by_run  # [count]: of g(i, 1…count)
+        if n_used <= count:
+            skipped[n_used - 1 :] = True  # all steps so far are skipped
+        skips.append(torch.cat([skipped.new_zeros(1), skipped])[:, None])
+        rows = torch.cat([full[None], torch.where(skipped[:, None], rows[:-1], ran[1:])])
+        n_used = min(n_used + 1, count + 1)
+    return [
+        step
+        for step, skip in zip(steps, backtrack_skips(skips, count)[:, 0].tolist(), strict=True)
+        if skip
+    ]
+
+
+def _skip_advantage(run: Tensor, skipped: Tensor, full: Tensor) -> Tensor:
+    """Return [j + 1, N]: the cosine to the full state with j steps skipped if this step is skipped,
+    minus the cosine if it runs.
+
+    run, skipped: [j, N, H]."""
+    # No difference of two cosines reaches 3.
+    impossible = full.new_full((1, full.shape[0]), 3.0, dtype=torch.float)
+    by_run, by_skip = (
+        cosine_similarity(g.float(), full.float()[None], dim=-1) for g in (run, skipped)
+    )
+    # With no step skipped, this one ran; with all skipped, it did not.
+    return torch.cat([-impossible, by_skip[:-1] - by_run[1:], impossible])
+
+
+def _advance(skips: Tensor, run: Tensor, skipped: Tensor) -> Tensor:
+    """Return g(i, ·), [j + 1, N, H], from g(i − 1, ·): one more step can be skipped."""
+    return torch.where(
+        skips[..., None], torch.cat([skipped[:1], skipped]), torch.cat([run, run[-1:]])
+    )
+
+
+def backtrack_skips(skips: Sequence[Tensor | None], count: int) -> Tensor:
+    """Return the steps that each position skips if it skips `count` of them, [steps, N] bool."""
+    width = next((row.shape[1] for row in skips if row is not None), 1)
+    remaining = torch.full((width,), count)
+    path = torch.zeros(len(skips), width, dtype=torch.bool)
+    for s, row in reversed(list(enumerate(skips))):
+        if row is not None:
+            path[s] = row.cpu()[remaining, torch.arange(width)]
+            remaining = remaining - path[s].long()
+    return path
+
+
+def nearly_equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether two states differ by rounding alone."""
+    return bool((a.float() - b.float()).norm() <= ROUNDING_TOLERANCE * b.float().norm())

@@ -1,0 +1,14 @@
+"""Exit policies: when a round of drafting ends early.
+
+A token that is drafted after a wrong one is wasted. So a drafter that drafts token by token asks
+its exit policy after each token whether to stop. With `confidence` and a threshold of 0.6, a draft
+whose tokens have the probabilities 0.9, 0.8, 0.5 ends with the third, which is still verified.
+`recipe.EXITS` lists the policies, one file each; `exit_base.py` is the port."""
+
+from __future__ import annotations
+
+from skipsearch.core.recipe import EXITS, make_exit
+from skipsearch.drafters.exits.draft_policy import DraftPolicy
+from skipsearch.drafters.exits.exit_base import Exit, ExitSession, ThresholdExitSession
+
+__all__ = ["EXITS", "DraftPolicy", "Exit", "ExitSession", "ThresholdExitSession", "make_exit"]

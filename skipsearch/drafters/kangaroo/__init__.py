@@ -1,0 +1,1 @@
+"""Kangaroo: draft from the hidden state of an early layer."""

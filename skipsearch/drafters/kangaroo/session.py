@@ -1,0 +1,220 @@
+"""Draft with the model's first layers and a trained adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skipsearch.core.recipe import Siblings
+from skipsearch.drafters.base import DecodeContext, Draft, DraftSession, PartialPass
+from skipsearch.drafters.exits import Exit
+from skipsearch.drafters.kangaroo.spec import Kangaroo
+from skipsearch.drafters.kangaroo.weights import EarlyExitDraft, load_early_exit
+from skipsearch.drafters.skip.session import SharedExit, build_draft
+from skipsearch.engine import LayerTap, can_start_midway
+from skipsearch.errors import ModuleError
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.kv_cache import KVCache, PassPlan
+
+
+def make_kangaroo_drafter(
+    spec: Kangaroo, model: ModelAdapter, folders: Sequence[Path]
+) -> KangarooDrafter:
+    """Load the module of these settings.
+
+    Raises: MaskError for an exit that the model does not have; ModuleError for a module that is
+    missing, damaged, or made for another model or exit."""
+    spec.mask(model.spec.n_layers)
+    early_exit_draft = load_early_exit(model, spec.module, folders)
+    if early_exit_draft.exit_layer != spec.exit_layer:
+        raise ModuleError(
+            f"{spec.module.file}: this adapter was trained for layer "
+            f"{early_exit_draft.exit_layer}, and the recipe leaves the model "
+            f"at layer {spec.exit_layer}"
+        )
+    return KangarooDrafter(early_exit_draft, spec.exit, spec.siblings, can_start_midway(model))
+
+
+class KangarooDrafter:
+    """A drafter that leaves the model at an early layer.
+
+    resumes: its drafts are verified from the exit layer on, because their lower layers are the full
+    model's own work. An engine that runs whole passes only verifies from layer 0."""
+
+    def __init__(
+        self,
+        early_exit_draft: EarlyExitDraft,
+        exit_policy: Exit,
+        siblings: Siblings | None = None,
+        resumes: bool = False,
+    ):
+        self.early_exit_draft, self.exit = early_exit_draft, SharedExit(exit_policy)
+        self.siblings, self.resumes = siblings, resumes
+
+    def new_session(self) -> KangarooSession:
+        session_class = ResumingSession if self.resumes else KangarooSession
+        return session_class(
+            self.early_exit_draft,
+            self.exit.begin(),
+            self.exit.policy.reads_confidence,
+            self.siblings,
+        )
+
+
+class KangarooSession(DraftSession):
+    """Drafts one request into a cache of its own, and is verified from layer 0.
+
+    The cache holds the K/V of the layers below the exit and of the adapter, each token's in its
+    slot. The K/V of accepted tokens stay; the rest is overwritten."""
+
+    cache: KVCache
+
+    def __init__(
+        self,
+        early_exit_draft: EarlyExitDraft,
+        exit_session: Any,
+        reads_confidence: bool,
+        siblings: Siblings | None,
+    ):
+        self.early_exit_draft, self.exit = early_exit_draft, exit_session
+        self.reads_confidence, self.siblings = reads_confidence, siblings
+        self.n_in_cache = 0  # tokens of the text whose K/V are in the cache
+        self._round_start = self._n_drafted = 0
+
+    def begin(self, ctx: DecodeContext) -> None:
+        self.cache = self.early_exit_draft.new_cache(ctx.cache.capacity)
+
+    def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
+        sampler = ctx.sampler if self.siblings is None else ctx.sampler.top(1 + self.siblings.most)
+        reads_confidence = self.reads_confidence or self.siblings is not None
+        tokens, probs, n_siblings = list[Tensor](), list[Tensor](), list[int]()
+        start = len(ctx.history) - 1
+        features = self._pending_features(ctx)
+        exit_hidden = [features[:, -1:]]
+        for n in range(max_tokens):
+            n_rows = features.shape[1]
+            logits = self.early_exit_draft.compute_last_logits(
+                features, self.cache, ctx.planner.plan_chain(start + n + 1 - n_rows, n_rows)
+            )
+            scores = sampler.score(logits, reads_confidence)
+            ranked, q = sampler.draw(scores)  # [1, 1 + siblings]
+            tokens.append(ranked)
+            if q is not None:
+                probs.append(q)
+            confidence = None if scores.confidence is None else float(scores.confidence)
+            n_siblings.append(
+                0
+                if self.siblings is None or confidence is None
+                else self.siblings.count_for(confidence)
+            )
+            if n + 1 == max_tokens or (
+                confidence is not None
+                and self.reads_confidence
+                and self.exit.should_stop(confidence, n + 1)
+            ):
+                break
+            features = self._compute_features(ranked[:, :1], ctx, start + n + 1)
+            exit_hidden.append(features)
+        self._round_start, self._n_drafted = start, len(tokens)
+        self.n_in_cache = start  # until `verified` says how many drafted tokens were accepted
+        draft = build_draft(torch.cat(tokens), torch.cat(probs) if probs else None, n_siblings)
+        return self._attach_partial_pass(draft, torch.cat(exit_hidden, dim=1))
+
+    def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
+        n_accepted = sum(node <= self._n_drafted for node in accepted_nodes)
+        # The adapter has read neither siblings nor the last drafted token.
+        self.n_in_cache = self._round_start + 1 + min(n_accepted, self._n_drafted - 1)
+        self.exit.observe(n_accepted, self._n_drafted)
+
+    def _pending_features(self, ctx: DecodeContext) -> Tensor:
+        """Return the adapter's input [1, R, H] at the tokens that it has not read, the last of
+        which is the pending one.
+        """
+        unread = ctx.pending.new_tensor([ctx.history[self.n_in_cache :]])
+        return self.early_exit_draft.compute_features(
+            unread, self.cache, ctx.planner.plan_chain(self.n_in_cache, unread.shape[1])
+        )
+
+    def _compute_features(self, token: Tensor, ctx: DecodeContext, slot: int) -> Tensor:
+        """Return the adapter's input [1, 1, H] at a token [1, 1], and write its K/V to a slot."""
+        return self.early_exit_draft.compute_features(
+            token, self.cache, ctx.planner.plan_chain(slot, 1)
+        )
+
+    def _attach_partial_pass(self, draft: Draft, exit_hidden: Tensor) -> Draft:
+        return draft
+
+
+class _LayerInputTap:
+    """Captures the input of one layer, [1, rows, H]."""
+
+    def __init__(self, layer: int, n_rows: int, captured: list[Tensor]):
+        self.layers, self.n_rows, self.captured = (layer,), n_rows, captured
+
+    def __call__(self, layer: int, hidden: Tensor) -> None:
+        if layer in self.layers:
+            self.captured.append(hidden[:, : self.n_rows])
+
+
+class ResumingSession(KangarooSession):
+    """Drafts one request into the model's own cache, and is verified from the exit layer on.
+
+    Its own cache holds the adapter's K/V alone. The layers below the exit write to the slots after
+    the committed ones, where verification finds their K/V. At tokens that other drafters proposed,
+    the adapter's input is captured from the passes that verified them."""
+
+    observes_hidden = True
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._tapped: list[Tensor] = []  # [1, rows, H] at the exit layer, of the current pass
+        # the same at committed tokens that the adapter has not read
+        self._unread_features: list[Tensor] = []
+
+    def tap(
+        self, model: ModelAdapter, cache: KVCache, plan: PassPlan, n_rows: int
+    ) -> LayerTap | None:
+        return _LayerInputTap(self.early_exit_draft.exit_layer, n_rows, self._tapped)
+
+    def begin(self, ctx: DecodeContext) -> None:
+        super().begin(ctx)
+        features = torch.cat(self._tapped, dim=1)
+        # Tokens whose K/V an earlier request of the session left: no pass showed them.
+        n_before = ctx.prompt_length - features.shape[1]
+        if n_before:
+            earlier = self.early_exit_draft.compute_features(
+                ctx.pending.new_tensor([ctx.history[:n_before]]),
+                self.cache,
+                ctx.planner.plan_chain(0, n_before),
+            )
+            features = torch.cat([earlier, features], dim=1)
+        self.early_exit_draft.run_adapter(
+            features, self.cache, ctx.planner.plan_chain(0, ctx.prompt_length)
+        )
+        self._tapped = []
+
+    def committed(self, ctx: DecodeContext, accepted_rows: Sequence[int]) -> None:
+        features = torch.cat(self._tapped, dim=1)[:, [0, *accepted_rows]]
+        start = ctx.cache.length - features.shape[1]
+        self._unread_features.append(features[:, max(0, self.n_in_cache - start) :])
+        self._tapped = []
+
+    def _pending_features(self, ctx: DecodeContext) -> Tensor:
+        unread, self._unread_features = self._unread_features, []
+        pending = self._compute_features(ctx.pending, ctx, ctx.cache.length)
+        return torch.cat([*unread, pending], dim=1)
+
+    def _compute_features(self, token: Tensor, ctx: DecodeContext, slot: int) -> Tensor:
+        return self.early_exit_draft.compute_features(
+            token, ctx.cache, ctx.planner.plan_chain(slot, 1)
+        )
+
+    def _attach_partial_pass(self, draft: Draft, exit_hidden: Tensor) -> Draft:
+        return replace(
+            draft, partial_pass=PartialPass(exit_hidden, self.early_exit_draft.exit_layer)
+        )

@@ -1,0 +1,72 @@
+"""`kangaroo`: the model's first layers draft, followed by a trained adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import DrafterInfo, DrafterSpec, Siblings
+from skipsearch.core.schema_types import ModuleRef, is_none
+from skipsearch.drafters.skip.spec import AnyExit
+
+if TYPE_CHECKING:
+    from skipsearch.drafters.base import Drafter
+    from skipsearch.models.adapter import ModelAdapter
+
+
+class Kangaroo(DrafterSpec):
+    """Double early exiting: each draft pass leaves the model at `exit_layer`, and a round ends when
+    the exit policy says so.
+
+    The paper's settings are an exit after 2 or 3 layers, confidence 0.6, up to 6 tokens; the token
+    that the draft is unsure of is verified too. Verification resumes at the exit layer. If the
+    engine records whole passes (graph), or passes are exact, it begins at layer 0: the same tokens,
+    a little later. Source: Kangaroo (Liu et al. 2024), section 3."""
+
+    kind: Literal["kangaroo"] = "kangaroo"
+    info = DrafterInfo(
+        "Kangaroo (Liu et al. 2024)",
+        "an adapter that `train kangaroo` makes",
+        "lookup before it; siblings",
+    )
+    exit_layer: Annotated[int, Field(ge=1, le=1023)] = Field(
+        description="layers that the draft runs"
+    )
+    exit: AnyExit
+    siblings: Siblings | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="verified beside unsure tokens; left out: none",
+    )
+    module: ModuleRef = Field(description="the trained adapter")
+
+    @property
+    def modules(self) -> tuple[ModuleRef, ...]:
+        return (self.module,)
+
+    def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
+        from skipsearch.drafters.kangaroo.session import make_kangaroo_drafter
+
+        return make_kangaroo_drafter(self, model, module_folders)
+
+    def mask(self, n_layers: int) -> SkipMask:
+        """Return the mask of every layer from the exit on. Raises: MaskError for an exit that the
+        model does not have.
+        """
+        return SkipMask.from_layers(
+            n_layers, range(self.exit_layer, max(n_layers, self.exit_layer + 1))
+        )
+
+    @property
+    def scratch_slots(self) -> int:
+        return self.draft_length * self.siblings.most if self.siblings else 0
+
+    def __str__(self) -> str:
+        beside = f", {self.siblings}" if self.siblings else ""
+        return (
+            f"kangaroo at layer {self.exit_layer}, {self.exit}, up to {self.draft_length}{beside}"
+        )

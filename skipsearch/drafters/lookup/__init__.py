@@ -1,0 +1,1 @@
+"""Prompt lookup: propose what followed the longest match of the last tokens."""

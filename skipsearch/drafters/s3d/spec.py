@@ -1,0 +1,128 @@
+"""`s3d`: one pass drafts several tokens, from trained embeddings of unknown tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from skipsearch.core.mask import SkipMask, format_sublayer_count
+from skipsearch.core.recipe import DrafterInfo, DrafterSpec
+from skipsearch.core.schema_types import FrozenModel, Layers, ModuleRef, broken_rule, is_none
+from skipsearch.drafters.skip.spec import sorted_unique
+
+if TYPE_CHECKING:
+    from skipsearch.drafters.base import Drafter
+    from skipsearch.models.adapter import ModelAdapter
+
+Rank = Annotated[int, Field(ge=0, le=4)]
+
+
+class DraftTree(FrozenModel):
+    """The tree that is verified after one draft pass: nodes 1, 2, …, each a child of an earlier
+    node or of the pending token, which is 0.
+
+    A node at depth k is a choice of row k: rank 0 is its first choice, rank 1 what it would choose
+    if that were ruled out. The main path comes first: rank 0 after rank 0. The children of a node
+    have the ranks 0, 1, … without a gap, because they are drawn one after another."""
+
+    # Not strict: YAML and JSON know lists only.
+    parents: Annotated[tuple[int, ...], Field(strict=False, min_length=1, max_length=64)] = Field(
+        description="the node that each node follows, 0 the pending token"
+    )
+    ranks: Annotated[tuple[Rank, ...], Field(strict=False)] = Field(
+        description="which choice of its row each node is, 0 the first"
+    )
+
+    @model_validator(mode="after")
+    def _check_shape(self) -> DraftTree:
+        if len(self.ranks) != len(self.parents):
+            raise broken_rule("ranks", "one for each of the parents")
+        children: dict[int, list[int]] = {}
+        for node, (parent, rank) in enumerate(self._pairs, 1):
+            if not 0 <= parent < node:
+                raise broken_rule(
+                    "parents",
+                    f"node {node} cannot follow node {parent}: parents stand before their "
+                    "children, from 0 on",
+                )
+            if rank != len(children.setdefault(parent, [])):
+                raise broken_rule(
+                    "ranks",
+                    f"node {node} has rank {rank}, and the next one below node {parent} is "
+                    f"{len(children[parent])}",
+                )
+            children[parent].append(node)
+        if (self.n_main, 0) in self._pairs:
+            raise broken_rule(
+                "parents", "the trunk, which is rank 0 below rank 0, stands before all other nodes"
+            )
+        return self
+
+    @property
+    def _pairs(self) -> list[tuple[int, int]]:
+        return list(zip(self.parents, self.ranks, strict=True))
+
+    @property
+    def n_main(self) -> int:
+        """Length of the main path."""
+        return next((n for n, pair in enumerate(self._pairs) if pair != (n, 0)), len(self.parents))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node, from 1."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return tuple(depths[1:])
+
+
+class S3D(DrafterSpec):
+    """Every row of the draft pass but the first stands for a token that is not known yet. So its
+    tokens do not depend on each other, and a round costs one draft pass whatever its length.
+    Source: S3D (Zhong & Bharadwaj 2024), section 3."""
+
+    kind: Literal["s3d"] = "s3d"
+    info = DrafterInfo(
+        "S3D (Zhong & Bharadwaj 2024)",
+        "embeddings and changes that `train s3d` makes",
+        "lookup before it; a tree of candidates",
+    )
+    attn: Layers = Field(
+        description="layers whose attention the draft skips, 0..n_layers-1, ascending"
+    )
+    mlp: Layers = Field(description="layers whose MLP the draft skips, 0..n_layers-1, ascending")
+    tree: DraftTree | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="what of the draft pass is verified; left out: a chain",
+    )
+    module: ModuleRef = Field(description="the trained embeddings and, if any, low-rank changes")
+
+    @field_validator("attn", "mlp")
+    @classmethod
+    def _sort_layers(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
+        return sorted_unique(layers)
+
+    @property
+    def modules(self) -> tuple[ModuleRef, ...]:
+        return (self.module,)
+
+    def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
+        from skipsearch.drafters.s3d.session import make_s3d_drafter
+
+        return make_s3d_drafter(self, model, module_folders)
+
+    def mask(self, n_layers: int) -> SkipMask:
+        return SkipMask(n_layers, self.attn, self.mlp)
+
+    @property
+    def scratch_slots(self) -> int:
+        return len(self.tree.parents) if self.tree else 0
+
+    def __str__(self) -> str:
+        skipped = format_sublayer_count(len(self.attn) + len(self.mlp))
+        shape = f", a tree of {len(self.tree.parents)}" if self.tree else ""
+        return f"s3d, skips {skipped}, up to {self.draft_length} in one pass{shape}"

@@ -1,0 +1,1 @@
+"""Draft with the model itself, without the sub-layers of a mask."""

@@ -1,0 +1,166 @@
+"""Draft with the model itself, without the sub-layers of a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import Siblings
+from skipsearch.drafters.base import DecodeContext, Draft, DraftSession, TokenSampler
+from skipsearch.drafters.exits import Exit, ThresholdExitSession
+from skipsearch.engine import draft_chain, draft_step
+
+
+class SiblingRule(Protocol):
+    """Decides which tokens have siblings. `Siblings` is one such rule."""
+
+    @property
+    def most(self) -> int:
+        """The most siblings of one token."""
+
+    def count_for(self, confidence: float) -> int:
+        """Return the number of siblings of a token with this top probability."""
+
+
+class SkipDrafter:
+    """A drafter that runs the model under a fixed mask.
+
+    Source: Draft & Verify, section 3.2; the exit policies are its section 3.4."""
+
+    def __init__(self, mask: SkipMask, exit_policy: Exit, siblings: Siblings | None = None):
+        self.mask, self.exit, self.siblings = mask, SharedExit(exit_policy), siblings
+
+    def new_session(self) -> SkipSession:
+        return SkipSession(
+            self.mask, self.exit.begin(), self.exit.policy.reads_confidence, self.siblings
+        )
+
+
+class SharedExit:
+    """An exit policy that hands one session to all requests if its settings ask for that."""
+
+    def __init__(self, policy: Exit):
+        self.policy = policy
+        self._shared = policy.begin() if policy.shared_across_requests else None
+
+    def begin(self) -> Any:
+        """Return the exit session of a new request."""
+        return self._shared or self.policy.begin()
+
+
+class SkipSession(DraftSession):
+    """Drafts one request under a mask, which may be replaced between rounds.
+
+    exit_session: of this request alone, unless the exit policy is shared across requests."""
+
+    def __init__(
+        self,
+        mask: SkipMask,
+        exit_session: Any,
+        reads_confidence: bool,
+        siblings: SiblingRule | None,
+    ):
+        self.mask, self.exit_session = mask, exit_session
+        self.reads_confidence, self.siblings = reads_confidence, siblings
+        self._has_threshold = isinstance(exit_session, ThresholdExitSession)
+        self._n_drafted = 0  # length of the latest chain
+
+    def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
+        sampler = ctx.sampler if self.siblings is None else ctx.sampler.top(1 + self.siblings.most)
+        if (draft := self._draft_in_one_call(ctx, sampler, max_tokens)) is not None:
+            return draft
+        reads_confidence = self.reads_confidence or self.siblings is not None
+        token = ctx.pending
+        tokens, probs, n_siblings = list[Tensor](), list[Tensor](), list[int]()
+        for n in range(max_tokens):
+            plan = ctx.planner.plan_chain(ctx.cache.length + n, 1)
+            scores = draft_step(
+                ctx.model, token, ctx.cache, plan, self.mask, sampler, reads_confidence
+            )
+            ranked, q = sampler.draw(scores)  # [1, 1 + siblings]
+            token = ranked[:, :1]
+            tokens.append(ranked)
+            n_siblings.append(0)
+            if q is not None:
+                probs.append(q)
+            if scores.confidence is None:
+                continue
+            confidence = float(scores.confidence)
+            if self.siblings:
+                n_siblings[-1] = self.siblings.count_for(confidence)
+            if (
+                n + 1 < max_tokens
+                and self.reads_confidence
+                and self.exit_session.should_stop(confidence, n + 1)
+            ):
+                break
+        self._n_drafted = len(tokens)
+        return build_draft(torch.cat(tokens), torch.cat(probs) if probs else None, n_siblings)
+
+    def _draft_in_one_call(
+        self, ctx: DecodeContext, sampler: TokenSampler, max_tokens: int
+    ) -> Draft | None:
+        """Return the same draft from one call of the engine.
+
+        Returns None if the engine has no such call, or the exit policy has to be asked between
+        tokens."""
+        threshold = self.exit_session.current_threshold() if self._has_threshold else None
+        if threshold is None:
+            return None
+        scores = draft_chain(
+            ctx.model,
+            ctx.pending,
+            ctx.cache,
+            ctx.planner,
+            self.mask,
+            sampler,
+            max_tokens,
+            threshold,
+        )
+        if scores is None or scores.choice is None:
+            return None
+        ranked, n_siblings = scores.choice, list[int]()
+        self._n_drafted = len(ranked)
+        if self.siblings is not None and scores.confidence is not None:
+            n_siblings = [self.siblings.count_for(c) for c in scores.confidence.tolist()]
+        return build_draft(ranked, None, n_siblings)
+
+    def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
+        n_accepted = sum(node <= self._n_drafted for node in accepted_nodes)
+        self.exit_session.observe(n_accepted, self._n_drafted)
+
+
+def build_draft(ranked_tokens: Tensor, probs: Tensor | None, n_siblings: Sequence[int]) -> Draft:
+    """Return a chain, or a tree if any of its tokens has siblings; arguments as `add_siblings`."""
+    if any(n_siblings):
+        return add_siblings(ranked_tokens, probs, n_siblings)
+    return Draft(ranked_tokens[:, 0], probs)
+
+
+def add_siblings(ranked_tokens: Tensor, probs: Tensor | None, n_siblings: Sequence[int]) -> Draft:
+    """Return the tree of a chain and the siblings of its tokens.
+
+    ranked_tokens: [N, 1 + siblings], its first column is the chain. probs: [N, V], what each row
+    was drawn from without replacement; None: greedy. n_siblings: for each row, how many of its
+    other columns are verified too."""
+    device, n = ranked_tokens.device, len(ranked_tokens)
+    counts = torch.tensor(n_siblings, device=device)[:, None]
+    ranks = torch.arange(1, ranked_tokens.shape[1], device=device)
+    rows, columns = (ranks <= counts).nonzero(as_tuple=True)
+    siblings = ranked_tokens[rows, 1 + columns]
+    if probs is not None:
+        # Sampling may have had fewer tokens to draw than were asked for.
+        possible = probs[rows].gather(1, siblings[:, None])[:, 0] > 0
+        siblings, rows = siblings[possible], rows[possible]
+    if not len(rows):
+        return Draft(ranked_tokens[:, 0], probs)
+    return Draft(
+        torch.cat([ranked_tokens[:, 0], siblings]),
+        None if probs is None else torch.cat([probs, probs[rows]]),
+        parents=(*range(n), *rows.tolist()),
+        n_main=n,
+    )

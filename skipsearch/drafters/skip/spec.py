@@ -1,0 +1,88 @@
+"""`skip`: the model drafts for itself with some of its sub-layers left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, field_validator
+
+from skipsearch.core.mask import SkipMask, format_sublayer_count
+from skipsearch.core.recipe import EXITS, DrafterInfo, DrafterSpec, Siblings, make_spec_union
+from skipsearch.core.schema_types import Layers, is_none
+from skipsearch.drafters.exits import Exit
+
+if TYPE_CHECKING:
+    from skipsearch.drafters.base import Drafter
+    from skipsearch.models.adapter import ModelAdapter
+
+    AnyExit = Exit
+else:
+    AnyExit = make_spec_union(EXITS)
+
+
+class Skip(DrafterSpec):
+    """Drafts with the model itself, without the sub-layers of a mask, one token a pass, until the
+    exit policy ends the draft.
+    """
+
+    kind: Literal["skip"] = "skip"
+    info = DrafterInfo(
+        "Draft & Verify (Zhang et al. 2023)",
+        "a mask, which `tune` searches on calibration prompts",
+        "lookup before it; siblings",
+    )
+    attn: Layers = Field(
+        description="layers whose attention the draft skips, 0..n_layers-1, ascending"
+    )
+    mlp: Layers = Field(description="layers whose MLP the draft skips, 0..n_layers-1, ascending")
+    exit: AnyExit
+    siblings: Siblings | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="verified beside unsure tokens; left out: none",
+    )
+
+    @classmethod
+    def from_mask(
+        cls, mask: SkipMask, draft_length: int, exit_policy: Exit, siblings: Siblings | None = None
+    ) -> Skip:
+        """Return the settings that draft under a mask."""
+        return cls(
+            attn=mask.attn,
+            mlp=mask.mlp,
+            draft_length=draft_length,
+            exit=exit_policy,
+            siblings=siblings,
+        )
+
+    @field_validator("attn", "mlp")
+    @classmethod
+    def _sort_layers(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
+        return sorted_unique(layers)
+
+    def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
+        from skipsearch.drafters.skip.session import SkipDrafter
+
+        return SkipDrafter(self.mask(model.spec.n_layers), self.exit, self.siblings)
+
+    def mask(self, n_layers: int) -> SkipMask:
+        return SkipMask(n_layers, self.attn, self.mlp)
+
+    @property
+    def scratch_slots(self) -> int:
+        return self.draft_length * self.siblings.most if self.siblings else 0
+
+    def __str__(self) -> str:
+        skipped = format_sublayer_count(len(self.attn) + len(self.mlp))
+        beside = f", {self.siblings}" if self.siblings else ""
+        return f"skip {skipped}, {self.exit}, up to {self.draft_length}{beside}"
+
+
+def sorted_unique(layers: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the layers in ascending order. Raises: ValueError if a layer is repeated."""
+    repeated = [layer for layer in sorted(set(layers)) if layers.count(layer) > 1]
+    if repeated:
+        raise ValueError(f"layer {repeated[0]} is listed more than once")
+    return tuple(sorted(layers))

@@ -1,0 +1,1 @@
+"""SWIFT: search the mask while decoding."""

@@ -1,0 +1,119 @@
+"""A module's card: what kind of trained part it is, for which model, and how it was trained.
+
+The card is in the header of the module's file, so that a file can be judged before a tensor of it
+is read. Nothing here loads torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.schema_types import (
+    Count,
+    Date,
+    FrozenModel,
+    Layers,
+    Name,
+    Sha256,
+    Text,
+    broken_rule,
+)
+from skipsearch.errors import MaskError
+
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class TrainedFor(FrozenModel):
+    """The model that a module was trained for, which verification runs unchanged."""
+
+    id: Text
+    family: Name
+    n_layers: int = Field(ge=1, le=1024)
+    weights_sha256: Sha256 | None = Field(
+        description="null where the model was not loaded from files"
+    )
+
+
+class TrainingRecord(FrozenModel):
+    """How a module was trained. text: on what, in words; licence: of that text."""
+
+    text: Text
+    licence: Text
+    tokens: Count = Field(description="tokens of text that the full model read for it")
+    rows: Count = Field(description="draft rows that were trained on")
+    steps: Count
+    seconds: Seconds
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)]
+    device: Text
+    dtype: Text = Field(description="that the passes were computed in")
+    created: Date
+    before: Annotated[float, Field(ge=0, le=1)] = Field(
+        description="share of tokens of text kept aside that the draft named as the full "
+        "model does, before training"
+    )
+    after: Annotated[float, Field(ge=0, le=1)] = Field(
+        description="the same, of the module as it is stored"
+    )
+
+
+FORMS = {
+    "adapted": ("copy", "lora"),
+    "kangaroo": ("attention", "layer"),
+    "s3d": ("embeddings", "lora"),
+}
+ExitLayer = Annotated[int, Field(ge=1, le=1023)]
+
+
+class ModuleCard(FrozenModel):
+    """What a module says about itself.
+
+    Forms of `adapted`: `copy`, whole copies of the sub-layers' weights for the draft; `lora`,
+    low-rank changes of `rank` to such copies. Of `kangaroo`: `attention`, an attention sub-layer
+    and a norm; `layer`, an MLP too. Of `s3d`: `embeddings` alone, or `lora` too."""
+
+    kind: Literal["adapted", "kangaroo", "s3d"]
+    base: TrainedFor
+    attn: Layers = Field(description="layers whose attention the draft skips")
+    mlp: Layers = Field(description="layers whose MLP the draft skips")
+    form: Literal["copy", "lora", "attention", "layer", "embeddings"]
+    rank: Annotated[int, Field(ge=1, le=4096)] | None = Field(description="of `lora`; else null")
+    exit_layer: ExitLayer | None = Field(
+        default=None,
+        description="of `kangaroo`: the first layer that the draft does not run; else null",
+    )
+    trained: TrainingRecord
+
+    @property
+    def mask(self) -> SkipMask:
+        """What the draft skips. All other sub-layers are trained."""
+        return SkipMask(self.base.n_layers, self.attn, self.mlp)
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> ModuleCard:
+        try:
+            mask = self.mask
+        except MaskError as error:
+            raise broken_rule("attn", str(error)) from error
+        if mask.n_skipped == 2 * self.base.n_layers:
+            raise broken_rule(
+                "attn", "it skips everything, so nothing is left that could be trained"
+            )
+        if (self.form == "lora") != (self.rank is not None):
+            raise broken_rule("rank", "it is a number for lora and null for any other form")
+        if self.form not in FORMS[self.kind] or (self.kind == "kangaroo") != (
+            self.exit_layer is not None
+        ):
+            raise broken_rule(
+                "form",
+                f"{self.kind} has one of these: {', '.join(FORMS[self.kind])}; and only kangaroo "
+                "an exit_layer",
+            )
+        if self.exit_layer is not None and mask != SkipMask.from_layers(
+            mask.n_layers, range(self.exit_layer, mask.n_layers)
+        ):
+            raise broken_rule(
+                "exit_layer", "the draft skips every layer from there on, and no other"
+            )
+        return self

@@ -1,0 +1,196 @@
+"""Find module files and read their headers, without trusting their content.
+
+A module is a safetensors file: eight bytes with the length of the header, the header as JSON, and
+the tensors. Its card is in the header's metadata. An error says what is wrong in one sentence, and
+no part of a file is ever run. Nothing here loads torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BufferedReader
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import ValidationError
+
+from skipsearch.core.files import IrregularFileError, open_regular
+from skipsearch.core.safetensors_header import (
+    FLOAT_BYTES,
+    METADATA_KEY,
+    HeaderError,
+    read_safetensors_header,
+)
+from skipsearch.core.schema_types import ModuleRef
+from skipsearch.drafters.trained.card import ModuleCard
+from skipsearch.errors import ModuleError
+
+MAX_FILE_BYTES = 4 * 2**30
+MAX_HEADER_BYTES = 4 * 2**20
+MAX_TENSORS = 20_000
+# The metadata have this key alone, so that equal modules are equal files.
+CARD_KEY = "skipsearch-module-1"
+WAY_OUT = "get the file again from where it came, or train one: skipsearch train --help"
+
+
+@dataclass(frozen=True)
+class ModuleHeader:
+    """The header of a module file."""
+
+    card: ModuleCard
+    shapes: dict[str, tuple[int, ...]]  # of the tensors, by name
+
+    @property
+    def n_parameters(self) -> int:
+        return sum(prod(shape) for shape in self.shapes.values())
+
+
+def find_module_file(ref: ModuleRef, folders: Sequence[Path]) -> Path:
+    """Return the first file in these folders that has the name and the hash of `ref`.
+
+    Raises: ModuleError, which says what was found instead."""
+    paths = [path for folder in folders if os.path.lexists(path := folder / ref.file)]
+    if not paths:
+        looked = " and ".join(map(str, folders)) or "no folder at all: give the one that holds it"
+        raise ModuleError(f"the module {ref.file} is not there; it was looked for in {looked}")
+    for path in paths:
+        if hash_module_file(path) == ref.sha256:
+            return path
+    raise ModuleError(
+        f"{paths[0]}: this is not the module that was measured (its hash is not "
+        f"{ref.sha256[:12]}…); {WAY_OUT}"
+    )
+
+
+def hash_module_file(path: Path) -> str:
+    """Return the SHA-256 of a module file. Raises: ModuleError if it cannot be one."""
+    with _open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def make_reference(path: Path, name: str) -> ModuleRef:
+    """Return how a profile names this file.
+
+    name: its path relative to the profile. Raises: ModuleError."""
+    header = read_module_header(path)
+    try:
+        return ModuleRef(
+            file=name, sha256=hash_module_file(path), parameters=max(1, header.n_parameters)
+        )
+    except ValidationError:
+        raise ModuleError(
+            f"{name!r} cannot be the name of a module in a profile: letters, digits and `._-/`, "
+            "ending in "
+            ".safetensors"
+        ) from None
+
+
+def read_module_header(path: Path) -> ModuleHeader:
+    """Return a file's header, checked against its size. Raises: ModuleError."""
+    with _open_regular(path) as file:
+        return parse_module_header(file, os.fstat(file.fileno()).st_size, str(path))
+
+
+def parse_module_header(file: BinaryIO, size: int, name: str) -> ModuleHeader:
+    """As `read_module_header`, from any binary stream of `size` bytes.
+
+    name: of the file, for errors. Raises: ModuleError."""
+    entries = _read_header(file, size, name)
+    metadata = entries.pop(METADATA_KEY, None)
+    if not isinstance(metadata, dict) or CARD_KEY not in metadata:
+        raise ModuleError(
+            f"{name}: this is a safetensors file, but no module of skipsearch: its header has no "
+            "card"
+        )
+    try:
+        card = ModuleCard.model_validate_json(metadata[CARD_KEY])
+    except (ValidationError, KeyError, TypeError, ValueError) as error:
+        raise ModuleError(
+            f"{name}: its card cannot be read ({_first_error(error)}); {WAY_OUT}"
+        ) from None
+    return ModuleHeader(card, {key: tuple(entry["shape"]) for key, entry in entries.items()})
+
+
+def list_modules(folder: Path) -> Iterator[Path]:
+    """Yield every *.safetensors file of a folder, in order of names.
+
+    Raises: ModuleError if it is no folder or has none."""
+    if not folder.is_dir():
+        raise ModuleError(
+            f"{folder} is not a folder: name the one that `skipsearch train --out` made"
+        )
+    paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    if not paths:
+        raise ModuleError(
+            f"{folder} holds no module (*.safetensors): make one with `skipsearch train adapted "
+            f"--out {folder}`"
+        )
+    yield from paths
+
+
+def _open_regular(path: Path) -> BufferedReader:
+    try:
+        file = open_regular(path)
+    except IrregularFileError:
+        raise ModuleError(
+            f"{path}: this is a folder, device or pipe, where a file should be; {WAY_OUT}"
+        ) from None
+    except OSError as error:
+        raise ModuleError(f"{path}: cannot be read: {error.strerror or error}") from None
+    size = os.fstat(file.fileno()).st_size
+    if size > MAX_FILE_BYTES:
+        file.close()
+        raise ModuleError(
+            f"{path}: this has {size / 2**30:.1f} GiB, and no module may have more than "
+            f"{MAX_FILE_BYTES / 2**30:.0f}; {WAY_OUT}"
+        )
+    return file
+
+
+def _read_header(file: BinaryIO, size: int, name: str) -> dict[str, Any]:
+    """Return the header. Raises: ModuleError, also for tensors that are not floats."""
+    try:
+        entries = read_safetensors_header(file, size, MAX_HEADER_BYTES)
+    except HeaderError as error:
+        raise ModuleError(f"{name}: {_describe_problem(error, size)}") from None
+    dtypes = [entry["dtype"] for key, entry in entries.items() if key != METADATA_KEY]
+    if not dtypes or not FLOAT_BYTES.keys() >= set(dtypes):
+        raise ModuleError(f"{name}: {_describe_problem(HeaderError('damaged', None), size)}")
+    if len(dtypes) > MAX_TENSORS:
+        raise ModuleError(
+            f"{name}: it announces {len(dtypes)} tensors, and no module has more than {MAX_TENSORS}"
+        )
+    return entries
+
+
+def _describe_problem(error: HeaderError, size: int) -> str:
+    match error.problem:
+        case "lfs pointer":
+            return (
+                "this is a Git LFS pointer and not the module: run `git lfs pull` where it came "
+                "from"
+            )
+        case "too short" if error.detail[:2] == b"PK" or error.detail[:1] == b"\x80":
+            return (
+                "this is a pickle, which can run code when it is opened, so it is not; modules are "
+                "safetensors files"
+            )
+        case "too short":
+            return f"this is no safetensors file, or it is cut short ({size} bytes); {WAY_OUT}"
+        case "damaged":
+            return f"its header is damaged, or holds what no module has; {WAY_OUT}"
+        case "wrong size":
+            return (
+                f"it has {size} bytes and its header announces {error.detail}, so it is cut short "
+                f"or damaged; {WAY_OUT}"
+            )
+
+
+def _first_error(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:200]
+    return type(error).__name__

@@ -1,0 +1,327 @@
+"""Build the native library from src/ on first use, store it, and load it in later processes."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from skipsearch.core.files import cache_dir
+from skipsearch.engine.code_cache import CodeCache, existing_code_cache, open_code_cache
+from skipsearch.engine.native import structs
+from skipsearch.errors import ModelError
+
+BuildProgress = Callable[[int, int], None]
+
+SOURCES = Path(__file__).parent / "src"
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fPIC",
+    "-fvisibility=hidden",
+)
+AVX512 = (
+    "-mavx2",
+    "-mfma",
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512vl",
+    "-mavx512dq",
+    "-mprefer-vector-width=512",
+)
+# Instruction sets, the plainest first: their names in /proc/cpuinfo, and the compiler's flags.
+INSTRUCTION_SETS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
+    "plain": (frozenset(), ()),
+    "avx2": (frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
+    "avx512": (frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq"}), AVX512),
+    "avx512bf16": (
+        frozenset(
+            {
+                "avx2",
+                "fma",
+                "avx512f",
+                "avx512bw",
+                "avx512vl",
+                "avx512dq",
+                "avx512_bf16",
+                "avx512vbmi",
+            }
+        ),
+        (*AVX512, "-mavx512bf16", "-mavx512vbmi", "-DSS_BF16_DOT"),
+    ),
+}
+# kernels.cpp is compiled for each of these, with the flags of the instruction set.
+KERNEL_TYPES = ("float", "bf16", "double")
+HOST_SOURCES = ("exports", "visibility", "threads")
+COMPILE_TIMEOUT_S = 600.0
+
+
+class NativeLibrary:
+    """The functions of the loaded library."""
+
+    def __init__(self, handle: ctypes.CDLL, instructions: str, sha256: str):
+        self.instructions = instructions  # the set that it was compiled for
+        self.sha256 = sha256  # of its code
+        self.c_run_pass = handle.skipsearch_run_pass
+        self.c_run_pass.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self.c_run_draft = handle.skipsearch_run_draft
+        self.c_run_draft.argtypes = (
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_double,
+        )
+        self.c_run_product = handle.skipsearch_run_product
+        self.c_run_product.argtypes = (ctypes.c_int64, ctypes.c_void_p)
+
+    def run_pass(self, model: structs.ModelStruct, args: structs.PassArgs) -> None:
+        """Run a pass.
+
+        Raises: MemoryError; IndexError for a token, slot or position that model or cache does not
+            have.
+        """
+        if code := self.c_run_pass(ctypes.byref(model), ctypes.byref(args)):
+            raise _error_of_code(code)
+
+    def run_draft_chain(
+        self, model: structs.ModelStruct, args: structs.PassArgs, max_tokens: int, threshold: float
+    ) -> int:
+        """Run passes of one token each, the first of which is given; return their number.
+
+        Raises: as `run_pass`.
+        """
+        count: int = self.c_run_draft(
+            ctypes.byref(model), ctypes.byref(args), max_tokens, threshold
+        )
+        if count < 0:
+            raise _error_of_code(-count)
+        return count
+
+    def run_product(self, dtype: torch.dtype, args: structs.ProductArgs) -> None:
+        """Run a matrix product. Raises: MemoryError."""
+        if self.c_run_product(
+            structs.DTYPE_CODES[str(dtype).removeprefix("torch.")], ctypes.byref(args)
+        ):
+            raise MemoryError("no memory for a matrix product")
+
+
+def _error_of_code(code: int) -> Exception:
+    return (
+        MemoryError("no memory for the buffers of a pass")
+        if code == 1
+        else IndexError("a token, slot or position out of range")
+    )
+
+
+class NoCompilerError(ModelError):
+    """There is no working C++ compiler."""
+
+
+_loaded: dict[str, NativeLibrary] = {}
+_loading = threading.Lock()
+
+
+def load_or_build(
+    progress: BuildProgress = lambda done, total: None, instructions: str | None = None
+) -> NativeLibrary:
+    """Load the library, after building it if it is not stored.
+
+    progress(done, total): of files compiled.
+    instructions: a key of `INSTRUCTION_SETS`; None: the best set of this processor.
+    Raises: NoCompilerError; ModelError if the library cannot be stored or loaded.
+    """
+    chosen = instructions or best_instruction_set()
+    name = _cache_name(chosen)
+    with _loading:
+        if name not in _loaded:
+            try:
+                code_cache = open_code_cache()
+                code = code_cache.read(name)
+                library = None if code is None else load_library(code, chosen)
+            except OSError as error:
+                raise _cannot_store(cache_dir() / "compiled", error) from None
+            _loaded[name] = library or _build_and_store(name, chosen, code_cache, progress)
+        return _loaded[name]
+
+
+def cached_library() -> NativeLibrary | None:
+    """Return the library if a process built it before, else None. Builds nothing."""
+    chosen = best_instruction_set()
+    name = _cache_name(chosen)
+    with _loading:
+        if name not in _loaded:
+            try:
+                code_cache = existing_code_cache()
+                code = None if code_cache is None else code_cache.read(name)
+                library = None if code is None else load_library(code, chosen)
+            except (OSError, ModelError):
+                return None
+            if library is None:
+                return None
+            _loaded[name] = library
+        return _loaded[name]
+
+
+@cache
+def best_instruction_set() -> str:
+    """Return the last of `INSTRUCTION_SETS` that this processor has all of."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return "plain"
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "ignore").splitlines()
+    except OSError:
+        return "plain"
+    cpu_flags = frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+    return [name for name, (required, _) in INSTRUCTION_SETS.items() if required <= cpu_flags][-1]
+
+
+def _cache_name(instructions: str) -> str:
+    source = b"".join(path.name.encode() + path.read_bytes() for path in sorted(SOURCES.iterdir()))
+    options = f"{FLAGS}{INSTRUCTION_SETS[instructions][1]}{sys.platform}{platform.machine()}"
+    return f"native-{instructions}-{hashlib.sha256(source + options.encode()).hexdigest()[:24]}"
+
+
+def _build_and_store(
+    name: str, instructions: str, code_cache: CodeCache, progress: BuildProgress
+) -> NativeLibrary:
+    """Build the library, try it here, and store it. Raises: NoCompilerError, ModelError."""
+    code = compile_library(instructions, progress)
+    library = load_library(code, instructions)
+    if library is None:
+        raise ModelError(
+            "the engine native was built and does not run on this processor; use --engine lean"
+        )
+    try:
+        code_cache.store(name, code)
+    except OSError as error:
+        raise _cannot_store(code_cache.folder, error) from None
+    return library
+
+
+def find_compiler() -> str | None:
+    """Return the command of a C++ compiler, or None."""
+    return os.environ.get("CXX") or next(
+        filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None
+    )
+
+
+def compile_library(instructions: str, progress: BuildProgress = lambda done, total: None) -> bytes:
+    """Compile the library; return its code.
+
+    Raises: NoCompilerError; OSError if the temporary folder is full.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise NoCompilerError(
+            "the engine native needs a C++ compiler and there is none: install g++"
+        )
+    flags = (*FLAGS, *INSTRUCTION_SETS[instructions][1])
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+
+        def compile_to_object(name: str, source: str, *options: str) -> list[str]:
+            output = str(folder / f"{name}.o")
+            return [compiler, *options, "-c", str(SOURCES / source), "-o", output]
+
+        commands = [
+            compile_to_object(kind, "kernels.cpp", *flags, f"-DSS_TYPE={kind}")
+            for kind in KERNEL_TYPES
+        ]
+        # Without the flags of the set: this code runs before the processor is checked.
+        set_option = f"-DSS_SET={list(INSTRUCTION_SETS).index(instructions)}"
+        commands += [
+            compile_to_object(part, f"{part}.cpp", *FLAGS, set_option) for part in HOST_SOURCES
+        ]
+        total = len(commands) + 1
+        progress(0, total)
+        with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
+            for done, command in enumerate(
+                as_completed([pool.submit(_run_compiler, command, folder) for command in commands]),
+                1,
+            ):
+                command.result()
+                progress(done, total)
+        library = folder / "native.so"
+        _run_compiler(
+            [
+                compiler,
+                "-shared",
+                "-pthread",
+                *(str(folder / f"{part}.o") for part in (*KERNEL_TYPES, *HOST_SOURCES)),
+                "-o",
+                str(library),
+            ],
+            folder,
+        )
+        progress(total, total)
+        return library.read_bytes()
+
+
+def _run_compiler(command: Sequence[str], folder: Path) -> None:
+    """Run one command. Raises: NoCompilerError with the compiler's first error."""
+    try:
+        process = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoCompilerError(
+            f"the engine native needs a C++ compiler that works ({error}): install g++"
+        ) from None
+    if process.returncode:
+        output = process.stderr.splitlines() or [f"exit status {process.returncode}"]
+        lines = [line for line in output if "error" in line] or output
+        raise NoCompilerError(
+            f"the engine native needs a C++ compiler that works ({lines[0][:160]}): install g++ 11 "
+            "or newer"
+        )
+
+
+def load_library(code: bytes, instructions: str) -> NativeLibrary | None:
+    """Load the code; return None if this processor lacks its instructions.
+
+    The bytes themselves are loaded, not the file that they were read from, which may have changed
+    since.
+    Raises: ModelError if the system loads no code from the temporary folder.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "native.so"
+            path.write_bytes(code)
+            handle = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ModelError(
+            f"the engine native could not be loaded ({str(error)[:120]}); the temporary folder may "
+            "be full, or mounted so that no code in it runs: set TMPDIR to another folder, or use "
+            "--engine lean"
+        ) from None
+    return (
+        NativeLibrary(handle, instructions, hashlib.sha256(code).hexdigest())
+        if handle.skipsearch_runs_here()
+        else None
+    )
+
+
+def _cannot_store(folder: Path, error: OSError) -> ModelError:
+    return ModelError(
+        f"the engine native cannot be stored in {folder} ({error.strerror}): set "
+        "SKIPSEARCH_CACHE_DIR to a folder with room, or use --engine lean"
+    )

@@ -1,0 +1,142 @@
+"""The structs that describe a model to the native kernels, and what they point to."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from skipsearch.engine.native import structs
+from skipsearch.engine.native.panels import PanelLinear, TiedEmbedding
+from skipsearch.models.fused.fused_adapter import FusedAdapter
+from skipsearch.models.fused.linear import Linear
+from skipsearch.models.fused.norms import RMSNorm
+from skipsearch.models.fused.sublayers import MLP, Attention
+
+ACTIVATION_CODES = {
+    "GELUTanh": structs.GELU_TANH,
+    "NewGELUActivation": structs.GELU_TANH,
+    "GELUActivation": structs.GELU,
+}
+
+
+def embedding_scale(table: nn.Embedding) -> float:
+    """Return the factor of an embedding's rows, rounded to their dtype; 1 for none."""
+    scale: Any = getattr(table, "embed_scale", None)
+    return 1.0 if scale is None else float(torch.as_tensor(scale).to(table.weight.dtype))
+
+
+def is_tied(fused_model: FusedAdapter) -> bool:
+    """Return whether embedding and head share one matrix."""
+    embedding: Any = fused_model._embedding
+    head = fused_model.unembed.weight
+    return (
+        isinstance(embedding, nn.Embedding)
+        and not head.is_mkldnn
+        and embedding.weight.data_ptr() == head.data_ptr()
+    )
+
+
+def activation_code(mlp: MLP) -> int | None:
+    """Return the kernels' number of an activation; None if they have none for it."""
+    return structs.SILU if mlp.act is F.silu else ACTIVATION_CODES.get(type(mlp.act).__name__)
+
+
+class _StructBuilder:
+    """Builds the structs of a model, and holds what they point to."""
+
+    def __init__(self, dtype: torch.dtype):
+        self.wide_dtype, self.keepalive = torch.promote_types(dtype, torch.float32), list[Any]()
+
+    def build_norm(self, norm: RMSNorm | None) -> structs.NormStruct:
+        if norm is None:
+            return structs.NormStruct(None, 0.0, 0)
+        weight = self._retain(norm.weight.to(self.wide_dtype).contiguous())
+        return structs.NormStruct(weight.data_ptr(), norm.eps, norm.width)
+
+    def build_matrix(self, matrix: Linear) -> structs.MatrixStruct:
+        assert isinstance(matrix, PanelLinear)
+        struct, bias = self._retain(matrix).struct, matrix.bias_fp32
+        struct.bias = None if bias is None else self._retain(bias).data_ptr()
+        return struct
+
+    def build_layer(
+        self, attention: Attention, mlp: MLP, window_index: int, rotary_index: int
+    ) -> structs.LayerStruct:
+        return structs.LayerStruct(
+            self.build_norm(attention.norm),
+            self.build_norm(attention.q_norm),
+            self.build_norm(attention.k_norm),
+            self.build_norm(attention.post_norm),
+            self.build_norm(mlp.norm),
+            self.build_norm(mlp.post_norm),
+            self.build_matrix(attention.qkv),
+            self.build_matrix(attention.out),
+            self.build_matrix(mlp.gate_up),
+            self.build_matrix(mlp.down),
+            attention.heads,
+            attention.kv_heads,
+            attention.head_dim,
+            window_index,
+            rotary_index,
+            activation_code(mlp),
+            attention.scale,
+        )
+
+    def _retain(self, thing: Any) -> Any:
+        self.keepalive.append(thing)
+        return thing
+
+
+def build_model_struct(
+    fused_model: FusedAdapter, layer_types: list[str | None]
+) -> tuple[structs.ModelStruct, list[Any]]:
+    """Return the struct of a model, and the owners of what it points to.
+
+    layer_types: in the order of their rotary tables.
+    """
+    spec, builder = fused_model.spec, _StructBuilder(fused_model.spec.dtype)
+    windows = sorted({attention.kind.window or 0 for attention, _ in fused_model.layers})
+    layers = (structs.LayerStruct * len(fused_model.layers))(
+        *(
+            builder.build_layer(
+                attention,
+                mlp,
+                windows.index(attention.kind.window or 0),
+                layer_types.index(attention.kind.layer_type),
+            )
+            for attention, mlp in fused_model.layers
+        )
+    )
+    embedding: Any = fused_model._embedding
+    has_rows = isinstance(embedding, TiedEmbedding) or (
+        isinstance(embedding, nn.Embedding) and embedding.max_norm is None
+    )
+    rows_ptr = (
+        embedding.weight.data_ptr()
+        if has_rows and not isinstance(embedding, TiedEmbedding)
+        else None
+    )
+    scale = (
+        (embedding.scale if isinstance(embedding, TiedEmbedding) else embedding_scale(embedding))
+        if has_rows
+        else 0.0
+    )
+    window_array = (ctypes.c_int64 * len(windows))(*windows)
+    model = structs.ModelStruct(
+        structs.DTYPE_CODES[spec.dtype_name],
+        spec.hidden_size,
+        spec.vocab_size,
+        len(layers),
+        len(windows),
+        layers,
+        window_array,
+        builder.build_norm(fused_model.norm),
+        builder.build_matrix(fused_model.unembed),
+        rows_ptr,
+        scale,
+    )
+    return model, [*builder.keepalive, layers, window_array, embedding]

@@ -1,0 +1,366 @@
+"""The native engine: one call of C++ for a whole pass, over repacked weights of a fused model.
+
+It computes what `models.fused` does, with sums in one order: the inputs of an output chunk by
+chunk, the keys of a row block by block, whatever the number of rows, threads and keys. So a row has
+the same bits in a pass of one token and in one of many.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from operator import is_
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.engine.native import structs
+from skipsearch.engine.native.build import NativeLibrary
+from skipsearch.engine.native.model_struct import build_model_struct
+from skipsearch.models.adapter import DraftScorer, DraftScores, PassRunner
+from skipsearch.models.fused.fused_adapter import FusedAdapter
+from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
+
+MAX_CACHED_MASKS = 1024  # whose bytes are cached
+
+
+class NativeAdapter:
+    """A fused model whose matrices are `PanelLinear`s, run by the native library."""
+
+    batch_invariant = True  # a row's bits do not depend on the other rows of its pass
+
+    def __init__(self, fused_model: FusedAdapter, library: NativeLibrary):
+        """fused_model: as `repack_weights` leaves it."""
+        self.fused_model, self.tokenizer, self.library = fused_model, fused_model.tokenizer, library
+        self.spec = replace(fused_model.spec, engine="native")
+        self.pass_runner: PassRunner | None = self
+        self.new_cache = fused_model.new_cache
+        self.embed = fused_model.embed
+        self.weight_bytes = fused_model.weight_bytes
+        self.read_bytes = fused_model.read_bytes
+        self._layer_types = list(fused_model.rotary_tables)
+        self._rotary_tables = self._make_rotary_tables()
+        self._kv_pointers: WeakKeyDictionary[KVCache, KVPointers] = WeakKeyDictionary()
+        self._model_struct, self._keepalive = build_model_struct(fused_model, self._layer_types)
+        self._skip_bytes_by_mask: dict[SkipMask, Any] = {}
+
+    @property
+    def attention_spans(self) -> list[tuple[int | None, int | None]]:
+        return self.fused_model.attention_spans
+
+    def run(
+        self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool
+    ) -> Tensor:
+        """Run a pass in one call, as `engine.forward` does."""
+        return self.run_layers(tokens, cache, plan, mask, 0, self.spec.n_layers, True, last_only)
+
+    def run_draft_step(
+        self,
+        token: Tensor,
+        cache: KVCache,
+        plan: PassPlan,
+        mask: SkipMask,
+        scorer: DraftScorer,
+        with_confidence: bool,
+    ) -> DraftScores | None:
+        """Run a greedy draft step in one call that returns the token; no logits are written."""
+        if not scorer.is_greedy or scorer.n_choices > 1 or self.fused_model.logit_steps:
+            return None
+        choice = torch.empty(len(token), 1, dtype=torch.long)
+        confidence = torch.empty(len(token)) if with_confidence else None
+        args = self._build_pass_args(token, cache, plan, 0, self.spec.n_layers, mask)
+        args.choice = choice.data_ptr()
+        args.last_only = 1
+        args.confidence = None if confidence is None else confidence.data_ptr()
+        self.library.run_pass(self._model_struct, args)
+        return DraftScores(choice=choice, confidence=confidence)
+
+    def run_draft_chain(
+        self,
+        token: Tensor,
+        cache: KVCache,
+        planner: Planner,
+        mask: SkipMask,
+        scorer: DraftScorer,
+        max_tokens: int,
+        threshold: float,
+    ) -> DraftScores | None:
+        """Run greedy draft steps in one call, if the kernels can read the embedding.
+
+        Siblings are chosen afterwards from the logits of all steps.
+        """
+        if (
+            not scorer.is_greedy
+            or not self._model_struct.embed_scale
+            or self.fused_model.logit_steps
+            or len(token) > 1
+            or cache.length + max_tokens > planner.capacity
+        ):
+            return None
+        self._reserve(cache, cache.length + max_tokens)
+        plan = planner.plan_chain(cache.length, 1)
+        if not plan.is_chain:  # a planner that gives a mask of slots
+            return None
+        choice = torch.empty(max_tokens, 1, dtype=torch.long)
+        confidence = torch.empty(max_tokens)
+        n_siblings = min(scorer.n_choices, self.spec.vocab_size) - 1
+        logits = (
+            torch.empty(max_tokens, self.spec.vocab_size, dtype=self.spec.dtype)
+            if n_siblings
+            else None
+        )
+        args = self._build_pass_args(token, cache, plan, 0, self.spec.n_layers, mask)
+        args.choice = choice.data_ptr()
+        args.confidence = confidence.data_ptr()
+        args.logits = _ptr(logits)
+        args.last_only = 1
+        n_steps = self.library.run_draft_chain(self._model_struct, args, max_tokens, threshold)
+        choice, confidence = choice[:n_steps], confidence[:n_steps]
+        if logits is not None:
+            sibling_tokens = (
+                logits[:n_steps].scatter(1, choice, float("-inf")).topk(n_siblings).indices
+            )
+            choice = torch.cat([choice, sibling_tokens], dim=1)
+        return DraftScores(choice=choice, confidence=confidence)
+
+    def run_layers(
+        self,
+        tokens_or_hidden: Tensor,
+        cache: KVCache,
+        plan: PassPlan,
+        mask: SkipMask | bytes | None,
+        first_layer: int,
+        end_layer: int,
+        with_head: bool = False,
+        last_only: bool = False,
+    ) -> Tensor:
+        """Run the layers in one call.
+
+        The kernels round hidden states to their dtype after every sub-layer, so a pass in several
+        calls has the bits of one in a single call.
+        """
+        batch, rows = tokens_or_hidden.shape[:2]
+        out = torch.empty(
+            batch,
+            1 if last_only else rows,
+            self.spec.vocab_size if with_head else self.spec.hidden_size,
+            dtype=self.spec.dtype,
+        )
+        if not rows:  # the kernels need at least one row
+            return out
+        args = self._build_pass_args(tokens_or_hidden, cache, plan, first_layer, end_layer, mask)
+        if with_head:
+            args.logits, args.last_only = out.data_ptr(), last_only
+        else:
+            args.hidden_out = out.data_ptr()
+        self.library.run_pass(self._model_struct, args)
+        return self._finish_logits(out) if with_head else out
+
+    def block(
+        self,
+        i: int,
+        h: Tensor,
+        cache: KVCache,
+        plan: PassPlan,
+        *,
+        attn: bool = True,
+        mlp: bool = True,
+    ) -> Tensor:
+        skip = bytearray(2 * len(self.fused_model.layers))
+        skip[2 * i], skip[2 * i + 1] = not attn, not mlp
+        return self.run_layers(h, cache, plan, bytes(skip), i, i + 1)
+
+    def head(self, h: Tensor) -> Tensor:
+        h, rows = h.contiguous(), h.numel() // self.spec.hidden_size
+        logits = torch.empty(*h.shape[:-1], self.spec.vocab_size, dtype=self.spec.dtype)
+        args = structs.PassArgs(
+            hidden=h.data_ptr(),
+            logits=logits.data_ptr(),
+            batch=1,
+            rows=rows,
+            threads=torch.get_num_threads(),
+        )
+        self.library.run_pass(self._model_struct, args)
+        return self._finish_logits(logits)
+
+    def _finish_logits(self, logits: Tensor) -> Tensor:
+        for logit_step in self.fused_model.logit_steps:
+            logits = logit_step(logits)
+        return logits
+
+    def _build_pass_args(
+        self,
+        tokens_or_hidden: Tensor,
+        cache: KVCache,
+        plan: PassPlan,
+        first_layer: int,
+        end_layer: int,
+        mask: SkipMask | bytes | None,
+    ) -> structs.PassArgs:
+        """Return the arguments of a pass over tokens [B, T] or hidden states [B, T, H].
+
+        They point into `cache`, and hold everything else that they point to.
+        """
+        self._reserve(cache, plan.n_keys)
+        skip, kv = self._skip_bytes(mask), self._kv_pointers.get(cache)
+        if kv is None or kv.generation != cache.generation:
+            kv = self._make_kv_pointers(cache, first_layer, end_layer, skip)
+        rotary = self._rotary_tables
+        if not all(
+            map(
+                is_,
+                rotary.sources,
+                [
+                    self.fused_model.rotary_tables[layer_type].cos_sin[0]
+                    for layer_type in self._layer_types
+                ],
+            )
+        ):
+            rotary = self._rotary_tables = self._make_rotary_tables()
+        tokens_or_hidden = tokens_or_hidden.contiguous()
+        hidden = (
+            tokens_or_hidden
+            if tokens_or_hidden.is_floating_point()
+            else None
+            if self._model_struct.embed_scale
+            else self.embed(tokens_or_hidden)
+        )
+        positions = _row_contiguous(plan.positions)
+        key_positions = _row_contiguous(plan.key_positions)
+        slots = positions if plan.slots is plan.positions else _row_contiguous(plan.slots)
+        visible = None if plan.is_chain else _row_contiguous(plan.mask)
+        args = structs.PassArgs(
+            tokens=None if hidden is not None else tokens_or_hidden.data_ptr(),
+            hidden=_ptr(hidden),
+            batch=tokens_or_hidden.shape[0],
+            rows=tokens_or_hidden.shape[1],
+            first_layer=first_layer,
+            end_layer=end_layer,
+            skip=None if skip is None else ctypes.addressof(skip),
+            positions=_ptr(positions),
+            positions_batch_stride=_batch_stride(positions),
+            slots=_ptr(slots),
+            slots_batch_stride=_batch_stride(slots),
+            visible=_ptr(visible),
+            visible_batch_stride=_batch_stride(visible),
+            visible_row_stride=0 if visible is None else visible.stride(-2),
+            key_positions=_ptr(key_positions),
+            key_positions_batch_stride=_batch_stride(key_positions),
+            n_keys=plan.n_keys,
+            capacity=cache.capacity,
+            k=kv.keys_ptr,
+            v=kv.values_ptr,
+            rotary_tables=ctypes.addressof(rotary.structs),
+            threads=torch.get_num_threads(),
+        )
+        args.keepalive = [
+            tokens_or_hidden,
+            hidden,
+            positions,
+            slots,
+            key_positions,
+            visible,
+            skip,
+            kv,
+            rotary,
+        ]
+        return args
+
+    def _reserve(self, cache: KVCache, slots: int) -> None:
+        """Let passes use `slots` slots, and as many positions."""
+        self.fused_model.prepare(slots)
+        cache.reserve(slots)
+
+    def _make_kv_pointers(
+        self, cache: KVCache, first_layer: int, end_layer: int, skip: Any
+    ) -> KVPointers:
+        """Look up the K/V buffers of a cache, after making those of the layers that run.
+
+        skip: as `_skip_bytes` returns it.
+        """
+        for i in range(first_layer, end_layer):
+            if not (skip and skip[2 * i]):
+                attention = self.fused_model.layers[i][0]
+                empty = torch.empty(
+                    1, attention.kv_heads, 0, attention.head_dim, dtype=self.spec.dtype
+                )
+                cache.get_buffers(i, empty, empty)
+        kv = KVPointers(cache)
+        # Cache the pointers if none of the buffers will be replaced in this generation.
+        if all(keys is not None and keys.shape[2] == cache.capacity for keys in cache.keys):
+            self._kv_pointers[cache] = kv
+        return kv
+
+    def _make_rotary_tables(self) -> RotaryTables:
+        """Return cos and sin of all positions, in float32 or better."""
+        dtype = torch.promote_types(self.spec.dtype, torch.float32)
+        sources, keepalive = list[Tensor](), list[Tensor]()
+        tables = (structs.RotaryTableStruct * len(self._layer_types))()
+        for table, layer_type in zip(tables, self._layer_types, strict=True):
+            cos_sin = self.fused_model.rotary_tables[layer_type].cos_sin
+            cos, sin = (x.to(dtype).contiguous() for x in cos_sin)
+            table.cos, table.sin = cos.data_ptr(), sin.data_ptr()
+            table.width, table.length = cos.shape[-1], cos.shape[1]
+            sources.append(cos_sin[0])
+            keepalive += [cos, sin]
+        return RotaryTables(sources, keepalive, tables)
+
+    def _skip_bytes(self, mask: SkipMask | bytes | None) -> Any:
+        """Return [2 · layers] bytes, attention and MLP of each layer, 1 for a skipped one."""
+        if not isinstance(mask, SkipMask):
+            return None if mask is None else (ctypes.c_uint8 * len(mask)).from_buffer_copy(mask)
+        skip = self._skip_bytes_by_mask.get(mask)
+        if skip is None:
+            if len(self._skip_bytes_by_mask) >= MAX_CACHED_MASKS:
+                self._skip_bytes_by_mask = {}
+            skip = (ctypes.c_uint8 * (2 * len(self.fused_model.layers)))()
+            for i in mask.sublayers:
+                skip[i] = 1
+            self._skip_bytes_by_mask[mask] = skip
+        return skip
+
+
+class RotaryTables(NamedTuple):
+    """The cos and sin tables for the kernels."""
+
+    sources: list[Tensor]  # cosines that they were made from
+    keepalive: list[Tensor]  # what the structs point to
+    structs: Any  # an array of RotaryTableStruct
+
+
+class KVPointers:
+    """The addresses of a cache's K/V buffers, looked up once for a generation of the cache.
+
+    The tensors are not held, so a cache that shrinks releases their memory.
+    """
+
+    def __init__(self, cache: KVCache):
+        self.generation = cache.generation
+        self._pointer_arrays = [
+            (ctypes.c_void_p * len(side))(
+                *(0 if buffer is None else buffer.data_ptr() for buffer in side)
+            )
+            for side in (cache.keys, cache.values)
+        ]
+        self.keys_ptr, self.values_ptr = map(ctypes.addressof, self._pointer_arrays)
+
+
+def _row_contiguous(table: Tensor | None) -> Tensor | None:
+    """Return […, N] with the elements of a row next to each other in memory."""
+    return (
+        table
+        if table is None or table.stride(-1) == 1 or table.shape[-1] == 1
+        else table.contiguous()
+    )
+
+
+def _ptr(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _batch_stride(tensor: Tensor | None) -> int:
+    """Return the number of elements from one text to the next; 0 if all texts share a row."""
+    return 0 if tensor is None or tensor.shape[0] == 1 else tensor.stride(0)

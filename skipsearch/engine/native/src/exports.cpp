@@ -1,0 +1,143 @@
+// The functions that Python calls. They return 0 if all went well, 1 if there is not enough memory,
+// and 2 if a token, slot or position is outside the model or the cache. skipsearch_run_draft
+// returns the number of drafted tokens, or one of these codes negated.
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "kernels.h"
+#include "threads.h"
+
+extern const Kernels kernels_float, kernels_double, kernels_bf16;
+
+namespace {
+
+// Each calling thread keeps one, so that a pass allocates nothing.
+struct VisibilityScratch {
+    std::vector<std::vector<VisibleKeys>> visible_keys;   // [n_windows][batch * rows]
+    std::vector<std::vector<int32_t>> extra;              // [n_windows], slots of extra entries
+    std::vector<const VisibleKeys *> by_window;           // [n_windows] pointers to visible_keys
+};
+
+bool is_inside(int64_t value, int64_t count) { return value >= 0 && value < count; }
+
+// Returns whether every token, slot and position is inside the memory that it is an index of.
+bool check_indices(const Model &model, const PassArgs &args) {
+    if (args.n_keys > args.capacity) return false;
+    for (int64_t b = 0; b < args.batch; ++b)
+        for (int64_t t = 0; t < args.rows; ++t) {
+            if (args.tokens && !is_inside(args.tokens[b * args.rows + t], model.vocab_size))
+                return false;
+            if (args.first_layer == args.end_layer) continue;
+            if (!is_inside(args.slots[b * args.slots_batch_stride + t], args.capacity))
+                return false;
+            for (int64_t i = args.first_layer; i < args.end_layer; ++i)
+                if (!is_inside(args.positions[b * args.positions_batch_stride + t],
+                               args.rotary_tables[model.layers[i].rotary_index].length))
+                    return false;
+        }
+    return true;
+}
+
+// Finds the visible keys of all rows for every window. Returns the key blocks of the row that
+// attends to the most keys.
+int64_t compute_visibility(const Model &model, const PassArgs &args, VisibilityScratch &scratch) {
+    const size_t windows = size_t(model.n_windows), rows = size_t(args.batch * args.rows);
+    if (scratch.visible_keys.size() < windows)
+        scratch.visible_keys.resize(windows), scratch.extra.resize(windows);
+    scratch.by_window.clear();
+    if (args.first_layer == args.end_layer) return 0;
+    int64_t max_keys = 0;
+    for (size_t w = 0; w < windows; ++w) {
+        std::vector<VisibleKeys> &visible_keys = scratch.visible_keys[w];
+        if (visible_keys.size() < rows) visible_keys.resize(rows);
+        if (const int64_t n_extra =
+                find_visible_keys(args, model.windows[w], visible_keys.data(), nullptr)) {
+            if (scratch.extra[w].size() < size_t(n_extra)) scratch.extra[w].resize(size_t(n_extra));
+            find_visible_keys(args, model.windows[w], visible_keys.data(), scratch.extra[w].data());
+        }
+        for (size_t r = 0; r < rows; ++r) max_keys = std::max(max_keys, visible_keys[r].count);
+        scratch.by_window.push_back(visible_keys.data());
+    }
+    return (max_keys + KEY_BLOCK - 1) / KEY_BLOCK;
+}
+
+const Kernels &get_kernels(int64_t dtype) {
+    return dtype == F64 ? kernels_double : dtype == BF16 ? kernels_bf16 : kernels_float;
+}
+
+bool run_checked(const Model &model, const PassArgs &args) {
+    static thread_local VisibilityScratch scratch;
+    if (!check_indices(model, args)) return false;
+    const int64_t key_blocks = compute_visibility(model, args, scratch);
+    get_kernels(model.dtype).run_pass(PassJob{&model, &args, scratch.by_window.data(), key_blocks});
+    return true;
+}
+
+}  // namespace
+
+#define EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+// Returns 1 if this processor has the instructions that the kernels were compiled to. SS_SET is
+// 0 for plain C++, 1 for AVX2, 2 for AVX-512, 3 for AVX-512 with bfloat16.
+EXPORT int skipsearch_runs_here() {
+#if SS_SET == 3
+    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vbmi")) return 0;
+#endif
+#if SS_SET >= 2
+    if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
+        !__builtin_cpu_supports("avx512dq"))
+        return 0;
+#endif
+#if SS_SET >= 1
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+#endif
+    return 1;
+}
+
+EXPORT int skipsearch_run_pass(const Model *model, const PassArgs *args) {
+    try {
+        return run_checked(*model, *args) ? 0 : 2;
+    } catch (const std::bad_alloc &) {
+        return 1;
+    }
+}
+
+// Drafts greedily: runs at most `max_tokens` passes of one token. The first pass is `first`. Each
+// later pass takes the token that the previous one chose, at the next position and slot. The draft
+// ends after the first token whose confidence is below `threshold`. `first` points to
+// choice [max_tokens], confidence [max_tokens], and logits [max_tokens, vocab_size] or null.
+EXPORT int skipsearch_run_draft(const Model *model, const PassArgs *first, int64_t max_tokens,
+                                double threshold) {
+    try {
+        PassArgs args = *first;
+        if (args.batch != 1 || args.rows != 1 || args.visible || args.key_positions || !args.tokens)
+            return -2;
+        int64_t position = *args.positions, slot = *args.slots, count = 0;
+        const int64_t logits_bytes =
+            model->vocab_size * (model->dtype == F64 ? 8 : model->dtype == BF16 ? 2 : 4);
+        args.positions = &position, args.slots = &slot;
+        while (count < max_tokens) {
+            if (!run_checked(*model, args)) return -2;
+            ++count;
+            if (double(*args.confidence) < threshold) break;
+            args.tokens = args.choice++, ++args.confidence, ++position, ++slot, ++args.n_keys;
+            if (args.logits) args.logits = (char *)args.logits + logits_bytes;
+        }
+        return int(count);
+    } catch (const std::bad_alloc &) {
+        return -1;
+    }
+}
+
+EXPORT int skipsearch_run_product(int64_t dtype, const ProductArgs *args) {
+    try {
+        get_kernels(dtype).run_product(*args);
+        return 0;
+    } catch (const std::bad_alloc &) {
+        return 1;
+    }
+}
+}

@@ -1,0 +1,115 @@
+"""The structs of src/abi.h, field by field, and its constants by the same names."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_double, c_int64, c_void_p
+from typing import Any
+
+PANEL_ROWS = 32  # output rows of a panel
+GROUP_SIZE = 32  # inputs that share a scale in int8
+SCALE_BYTES = 2 * PANEL_ROWS  # scales of a group
+GROUP_BYTES = SCALE_BYTES + GROUP_SIZE * PANEL_ROWS  # a whole group
+DTYPE_CODES = {"float32": 0, "bfloat16": 1, "float64": 2}
+NATIVE_DTYPE, INT8 = range(2)  # kinds of matrices
+SILU, GELU_TANH, GELU = range(3)  # activations
+
+
+class MatrixStruct(ctypes.Structure):
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_int64),
+        ("in", c_int64),
+        ("kind", c_int64),
+    )
+
+
+class NormStruct(ctypes.Structure):
+    _fields_ = (("weight", c_void_p), ("eps", c_double), ("width", c_int64))
+
+
+class LayerStruct(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, NormStruct)
+            for name in (
+                "attn_norm",
+                "q_norm",
+                "k_norm",
+                "attn_post_norm",
+                "mlp_norm",
+                "mlp_post_norm",
+            )
+        ),
+        *((name, MatrixStruct) for name in ("qkv", "out", "gate_up", "down")),
+        *(
+            (name, c_int64)
+            for name in (
+                "heads",
+                "kv_heads",
+                "head_dim",
+                "window_index",
+                "rotary_index",
+                "activation",
+            )
+        ),
+        ("scale", c_double),
+    )
+
+
+class ModelStruct(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, c_int64)
+            for name in ("dtype", "hidden_size", "vocab_size", "n_layers", "n_windows")
+        ),
+        ("layers", POINTER(LayerStruct)),
+        ("windows", POINTER(c_int64)),
+        ("norm", NormStruct),
+        ("head", MatrixStruct),
+        ("embedding", c_void_p),
+        ("embed_scale", c_double),
+    )
+
+
+class RotaryTableStruct(ctypes.Structure):
+    _fields_ = (("cos", c_void_p), ("sin", c_void_p), ("width", c_int64), ("length", c_int64))
+
+
+class PassArgs(ctypes.Structure):
+    keepalive: list[Any]  # owners of the memory that the pointers point to
+
+    _fields_ = (
+        *(
+            (name, c_void_p)
+            for name in ("tokens", "hidden", "hidden_out", "logits", "choice", "confidence")
+        ),
+        *((name, c_int64) for name in ("batch", "rows", "first_layer", "end_layer", "last_only")),
+        ("skip", c_void_p),
+        ("positions", c_void_p),
+        ("positions_batch_stride", c_int64),
+        ("slots", c_void_p),
+        ("slots_batch_stride", c_int64),
+        ("visible", c_void_p),
+        ("visible_batch_stride", c_int64),
+        ("visible_row_stride", c_int64),
+        ("key_positions", c_void_p),
+        ("key_positions_batch_stride", c_int64),
+        ("n_keys", c_int64),
+        ("capacity", c_int64),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("rotary_tables", c_void_p),
+        ("threads", c_int64),
+    )
+
+
+class ProductArgs(ctypes.Structure):
+    _fields_ = (
+        ("matrix", POINTER(MatrixStruct)),
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("rows", c_int64),
+        ("threads", c_int64),
+    )

@@ -1,0 +1,146 @@
+"""Choose a token from logits, for draft and full model alike.
+
+Temperature, top-k and top-p are applied in that order by transformers' own warpers, to p and q
+alike, and each is normalised again afterwards.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from math import isnan
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skipsearch.core.schema_types import MAX_TEMPERATURE, MAX_TOP_K
+from skipsearch.errors import DecodeError
+from skipsearch.models.adapter import DraftScores
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a request wants its tokens chosen. Raises: DecodeError for a value out of range."""
+
+    temperature: float = 0.0  # 0: greedy
+    top_p: float = 1.0  # in (0, 1]; 1: off
+    top_k: int = 0  # tokens; 0: off
+
+    def __post_init__(self) -> None:
+        if not is_real(self.temperature) or not 0 <= self.temperature <= MAX_TEMPERATURE:
+            raise DecodeError(
+                f"temperature is {self.temperature!r}; it is a number that lies in "
+                f"0..{MAX_TEMPERATURE:g}, and 0 is greedy decoding"
+            )
+        if 0 < self.temperature < 1e-6:
+            raise DecodeError(
+                f"temperature is {self.temperature}; under 0.000001 logits overflow, and 0 is "
+                "greedy decoding"
+            )
+        if not is_real(self.top_p) or not 0 < self.top_p <= 1:
+            raise DecodeError(
+                f"top_p is {self.top_p!r}; it is a number that lies in (0, 1], and 1 turns it off"
+            )
+        if not is_integral(self.top_k) or not 0 <= self.top_k <= MAX_TOP_K:
+            raise DecodeError(
+                f"top_k is {self.top_k!r}; it is a whole number of tokens up to {MAX_TOP_K:,}, and "
+                "0 turns it off"
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    def build_warpers(self) -> list[Any]:
+        """Return transformers' warpers in its order; none for greedy decoding.
+
+        The result is a plain list: transformers' own list class inspects signatures at every call,
+            which costs more than warping.
+        """
+        from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+        if self.is_greedy:
+            return []
+        return [
+            TemperatureLogitsWarper(float(self.temperature)),
+            *([TopKLogitsWarper(int(self.top_k))] if self.top_k else []),
+            *([TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []),
+        ]
+
+
+def is_real(value: Any) -> bool:
+    """Return whether a value is a real number: 0.5 and 1 are, True, NaN and "1" are not."""
+    return isinstance(value, Real) and not isinstance(value, bool) and not isnan(value)
+
+
+def is_integral(value: Any) -> bool:
+    """Return whether a value is a whole number: 3 and 3.0 are, True, 2.5 and "3" are not."""
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(value % 1 == 0)
+
+
+class GreedySampler:
+    """A sampler of the most likely tokens. Its q is one-hot, so it returns no distribution."""
+
+    is_greedy = True
+
+    def __init__(self, n_choices: int = 1):
+        self.n_choices, self.key = n_choices, ("greedy", n_choices)
+
+    def top(self, n_choices: int) -> GreedySampler:
+        return GreedySampler(n_choices)
+
+    def score(self, logits: Tensor, with_confidence: bool) -> DraftScores:
+        choice = (
+            logits.argmax(dim=-1, keepdim=True)
+            if self.n_choices == 1
+            else logits.topk(min(self.n_choices, logits.shape[-1])).indices
+        )
+        return DraftScores(
+            choice=choice,
+            confidence=(logits.amax(dim=-1).float() - logits.float().logsumexp(dim=-1)).exp()
+            if with_confidence
+            else None,
+        )
+
+    def draw(self, scores: DraftScores) -> tuple[Tensor, Tensor | None]:
+        assert scores.choice is not None
+        return scores.choice, None
+
+
+class TemperatureSampler:
+    """A sampler that draws from the warped distribution with a generator of its own."""
+
+    is_greedy = False
+
+    def __init__(self, sampling: SamplingParams, generator: torch.Generator):
+        self.key, self.n_choices = sampling, 1
+        self.generator, self.warpers = generator, sampling.build_warpers()
+
+    def warp_to_probs(self, logits: Tensor) -> Tensor:
+        """Return the distributions that tokens are drawn from, [N, V] -> [N, V]."""
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        for warp in self.warpers:
+            logits = warp(None, logits)
+        return logits.softmax(dim=-1)
+
+    def score(self, logits: Tensor, with_confidence: bool) -> DraftScores:
+        # A draft may overflow where the full model does not.
+        probs = self.warp_to_probs(logits).nan_to_num_(nan=1 / logits.shape[-1])
+        return DraftScores(probs=probs, confidence=probs.amax(dim=-1) if with_confidence else None)
+
+    def top(self, n_choices: int) -> TemperatureSampler:
+        sampler = copy(self)
+        sampler.n_choices = n_choices
+        return sampler
+
+    def draw(self, scores: DraftScores) -> tuple[Tensor, Tensor | None]:
+        probs = scores.probs
+        assert probs is not None
+        if self.n_choices == 1:
+            return torch.multinomial(probs, 1, generator=self.generator), probs
+        # The order of q(x) / e(x), e exponential, is that of draws without replacement (Kool et al.
+        # 2019), also if fewer tokens are possible.
+        keys = probs / torch.empty_like(probs).exponential_(generator=self.generator)
+        return keys.topk(min(self.n_choices, keys.shape[-1])).indices, probs

@@ -1,0 +1,116 @@
+"""`attach`: from then on `model.generate` itself drafts, for pipelines and whatever else calls
+it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import nn
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import Recipe
+from skipsearch.decoding.validation import profile_type_error
+from skipsearch.errors import ModelError, ProfileError
+from skipsearch.integrations.decoder_cache import evict_decoders
+from skipsearch.integrations.hf_generate import generate
+from skipsearch.profile import Profile
+
+
+def attach(
+    model: nn.Module,
+    profile: Profile | Recipe | SkipMask,
+    fallback: bool = True,
+    *,
+    exact: bool = False,
+) -> None:
+    """Have `model.generate(…)` draft as `profile` says, until `detach`. The model's weights and
+    modules stay as they are.
+
+    A copy of the model (`copy.deepcopy`, `torch.save`) is attached as well, and runs its own
+    weights. fallback: what this decoder does not carry out is handed to transformers' own generate;
+    with False it is refused by name. exact: as in `generate`. Raises: ModelError for what is no
+    Hugging Face model, ProfileError for what is no profile."""
+    if not isinstance(model, nn.Module) or not hasattr(model, "generate"):
+        raise ModelError(
+            f"a {type(model).__name__} is not a Hugging Face model with a generate method: give an "
+            "AutoModelForCausalLM"
+        )
+    if not isinstance(profile, Profile | Recipe | SkipMask):
+        raise (
+            profile_type_error(profile)
+            if profile is not None
+            else ProfileError("attach needs a profile: skipsearch.load_profile(path)")
+        )
+    model.__dict__["generate"] = _Attached(model, profile, fallback, exact)
+
+
+class _Attached:
+    """transformers' `generate`, drafting; `skipsearch.detach(model)` undoes it.
+
+    It holds the model weakly: a model that held itself would stay in memory until the garbage
+    collector runs. A copy or a pickle of it names the model as a part, so that it comes out
+    attached to the model that was copied with it."""
+
+    def __init__(self, model: nn.Module, *settings: Any):
+        self._model, self._settings = weakref.ref(model), settings
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Attached, (self._own(), *self._settings)
+
+    def __call__(
+        self,
+        inputs: Any = None,
+        generation_config: Any = None,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        prefix_allowed_tokens_fn: Any = None,
+        synced_gpus: Any = None,
+        assistant_model: Any = None,
+        streamer: Any = None,
+        negative_prompt_ids: Any = None,
+        negative_prompt_attention_mask: Any = None,
+        custom_generate: Any = None,
+        **settings: Any,
+    ) -> Any:
+        """Take what transformers' `generate` takes, in its order."""
+        positional = {
+            "logits_processor": logits_processor,
+            "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
+            "synced_gpus": synced_gpus,
+            "assistant_model": assistant_model,
+            "negative_prompt_ids": negative_prompt_ids,
+            "negative_prompt_attention_mask": negative_prompt_attention_mask,
+            "custom_generate": custom_generate,
+        }
+        profile, fallback, exact = self._settings
+        return generate(
+            self._own(),
+            profile=profile,
+            inputs=inputs,
+            generation_config=generation_config,
+            stopping_criteria=stopping_criteria,
+            streamer=streamer,
+            fallback=fallback,
+            exact=exact,
+            **settings,
+            **{name: value for name, value in positional.items() if value is not None},
+        )
+
+    def _own(self) -> nn.Module:
+        model = self._model()
+        if model is None:
+            raise ModelError(
+                "the model that this generate was attached to is gone: hold on to it while it is "
+                "called"
+            )
+        return model
+
+
+def detach(model: nn.Module) -> None:
+    """Give the model its own `generate` back, and let go of what was kept for drafting; one that
+    was never attached stays as it is.
+    """
+    model.__dict__.pop("generate", None)
+    evict_decoders(model)

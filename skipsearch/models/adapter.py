@@ -1,0 +1,206 @@
+"""The facts of a loaded model, and the port through which every model is run."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Identity and shape of a loaded model."""
+
+    id: str  # Hub id, folder name or alias
+    revision: str | None
+    family: str  # `model_type` of the config
+    n_layers: int
+    hidden_size: int
+    vocab_size: int
+    context_length: int | None  # the longest sequence in tokens; None: the model does not say
+    dtype: torch.dtype  # of activations, and of weights that are not quantised
+    device: torch.device  # of token ids and logits
+    quantization: str | None = None
+    config_sha256: str | None = None  # of the canonical config; None: not loaded from files
+    weights_sha256: str | None = None  # of the weight files; None: not loaded from files
+    eos_token_ids: tuple[int, ...] = ()
+    n_devices: int = 1  # GPUs that the layers are spread over
+    engine: str = "hf"  # what runs the passes: "hf" (unmodified modules), "lean" (fused weights), …
+    is_recurrent: bool = False  # layers keep a state of one position, so every pass is a chain
+    ragged_batches: bool = True  # texts of different lengths may share a pass
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a profile records of the model, by the names that a profile uses."""
+        return {
+            "id": self.id,
+            "revision": self.revision,
+            "family": self.family,
+            "n_layers": self.n_layers,
+            "config_sha256": self.config_sha256,
+            "weights_sha256": self.weights_sha256,
+            "dtype": self.dtype_name,
+            "quantization": self.quantization,
+        }
+
+    def __str__(self) -> str:
+        place = f"{self.n_devices} GPUs" if self.n_devices > 1 else str(self.device)
+        number_format = self.quantization or self.dtype_name
+        return f"{self.id} ({self.family}, {self.n_layers} layers) as {number_format} on {place}"
+
+
+@dataclass(frozen=True)
+class DraftScores:
+    """What the next token of each text is chosen by: a choice (greedy), or a distribution."""
+
+    choice: Tensor | None = None  # [B, n] ids of the n most likely tokens, the best first
+    probs: Tensor | None = None  # [B, V] distribution to draw from; None: the choice is made
+    confidence: Tensor | None = None  # [B] top probability; None: not asked for
+
+
+class DraftScorer(Protocol):
+    """Scores logits without drawing anything, so that an engine may record it together with the
+    pass.
+    """
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for scorers that do the same."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it chooses the `n_choices` most likely tokens, without a distribution."""
+
+    @property
+    def n_choices(self) -> int: ...
+
+    def score(self, logits: Tensor, with_confidence: bool) -> DraftScores:
+        """Score logits [B, V]."""
+
+
+class LayerRunner(Protocol):
+    """A function that runs several layers of a pass at once."""
+
+    def __call__(
+        self,
+        tokens_or_hidden: Tensor,
+        cache: KVCache,
+        plan: PassPlan,
+        mask: SkipMask | None,
+        first_layer: int,
+        end_layer: int,
+        with_head: bool = False,
+        last_only: bool = False,
+    ) -> Tensor:
+        """Run layers `first_layer` … `end_layer` − 1, and the head if `with_head`.
+
+        tokens_or_hidden: hidden states [B, T, H], or token ids [B, T] if `first_layer` is 0.
+        Returns hidden states [B, T, H]; with the head, logits [B, T, V], or [B, 1, V] if
+        `last_only`."""
+
+
+class PassRunner(Protocol):
+    """An engine that may run whole passes itself."""
+
+    @property
+    def run_layers(self) -> LayerRunner | None:
+        """None: its passes begin with the first layer and end with the head."""
+        return None
+
+    def run(
+        self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool
+    ) -> Tensor | None:
+        """Run a pass as `engine.forward`; None leaves it to the layer loop."""
+
+    def run_draft_step(
+        self,
+        token: Tensor,
+        cache: KVCache,
+        plan: PassPlan,
+        mask: SkipMask,
+        scorer: DraftScorer,
+        with_confidence: bool,
+    ) -> DraftScores | None:
+        """Run `engine.draft_step`; None leaves it to a pass and the scorer."""
+        return None
+
+    def run_draft_chain(
+        self,
+        token: Tensor,
+        cache: KVCache,
+        planner: Planner,
+        mask: SkipMask,
+        scorer: DraftScorer,
+        max_tokens: int,
+        threshold: float,
+    ) -> DraftScores | None:
+        """Run `engine.draft_chain`; None leaves it to draft steps."""
+        return None
+
+
+class ModelAdapter(Protocol):
+    """A decoder-only model as an embedding, a list of blocks and a head.
+
+    The unit is the block, because families with a parallel residual compute attention and MLP from
+    one input. A pass over tokens [B, T] without the MLP of layer 2 is
+
+        h = model.embed(tokens, plan.positions)
+        for i in range(model.spec.n_layers):
+            h = model.block(i, h, cache, plan, mlp=i != 2)
+        logits = model.head(h)   # [B, T, V]
+
+    which is what `engine.forward` does. The plan gives each row its position, the cache slot of its
+    K/V, and the slots that it sees.
+
+    Any number of threads may share an adapter, each with a cache of its own."""
+
+    spec: ModelSpec
+    tokenizer: Any
+
+    @property
+    def pass_runner(self) -> PassRunner | None:
+        """The engine's runner of whole passes. None: every pass runs layer by layer."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, shared ones counted once."""
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the weights that a pass over one token reads: all but the other tokens'
+        embeddings.
+        """
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache: ...
+
+    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Embed token ids [B, T] int64 as [B, T, H].
+
+        positions: the plan's, [B, T]. Families with learned positions (GPT-2, OPT) require them.
+        """
+
+    def block(
+        self,
+        i: int,
+        h: Tensor,
+        cache: KVCache,
+        plan: PassPlan,
+        *,
+        attn: bool = True,
+        mlp: bool = True,
+    ) -> Tensor:
+        """Run layer i without the sub-layers that are off: [B, T, H] -> [B, T, H].
+
+        Attention writes its K/V to the plan's slots."""
+
+    def head(self, h: Tensor) -> Tensor:
+        """Apply the final norm and the language-model head: [B, T, H] -> [B, T, V]."""

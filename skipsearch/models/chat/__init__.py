@@ -1,0 +1,1 @@
+"""Encode text as token ids: prompts, chat templates, and the sandbox that renders them."""

@@ -1,0 +1,167 @@
+"""Encode text as token ids: a plain prompt, or a conversation in the model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skipsearch.errors import ModelError
+from skipsearch.models.chat.template_sandbox import get_renderer
+from skipsearch.models.expansion import check_text
+from skipsearch.models.third_party import first_line_of, panics_as_errors
+
+ToolSchemas = Sequence[Mapping[str, Any]] | None
+
+
+def get_chat_template(tokenizer: Any, tools: ToolSchemas = None) -> str | None:
+    """Return the chat template (Jinja) of a model; None for a base model, which has none.
+
+    tools: select the template called `tool_use` if the model has several.
+    Raises: ModelError if none of several templates is the default, or a template is no text.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    try:
+        template = (
+            tokenizer.get_chat_template()
+            if tools is None
+            else tokenizer.get_chat_template(tools=list(tools))
+        )
+    except (ValueError, TypeError) as error:
+        raise ModelError(
+            f"the chat templates in {tokenizer.name_or_path} leave open which one is meant "
+            f"({first_line_of(error)}): name one default"
+        ) from None
+    if not isinstance(template, str):
+        raise ModelError(
+            f"the chat template in {tokenizer.name_or_path} is a {type(template).__name__}: write "
+            "it as text, or remove it"
+        )
+    return template
+
+
+def render_user_turn(tokenizer: Any, text: str) -> str:
+    """Render `text` in the chat template as a user's only turn, up to where the answer begins.
+
+    Raises: as `render_chat`.
+    """
+    return render_chat(tokenizer, [{"role": "user", "content": text}], "a single request")
+
+
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    messages_noun: str = "this conversation",
+    tools: ToolSchemas = None,
+) -> str:
+    """Render a conversation in the chat template, up to where the model's answer begins.
+
+    messages: role and content of each turn. messages_noun: what an error calls them. tools: JSON
+    schemas, as for transformers' `apply_chat_template`.
+
+    Raises: ModelError if the template rejects them, or takes too long or too much memory."""
+    way_out = "mend it, or remove it to give the model its prompts as they are"
+    try:
+        if _has_custom_chat_code(tokenizer):
+            options = {} if tools is None else {"tools": list(tools)}
+            return str(
+                tokenizer.apply_chat_template(
+                    list(messages), add_generation_prompt=True, tokenize=False, **options
+                )
+            )
+        return get_renderer().render(
+            get_chat_template(tokenizer, tools) or "", tokenizer.special_tokens_map, messages, tools
+        )
+    except ModelError:
+        raise
+    except TimeoutError as error:
+        raise ModelError(
+            f"the chat template in {tokenizer.name_or_path} {error}, and was stopped: {way_out}"
+        ) from None
+    except Exception as error:
+        raise ModelError(
+            f"the chat template in {tokenizer.name_or_path} cannot take {messages_noun} "
+            f"({first_line_of(error)}): {way_out}"
+        ) from None
+
+
+def _has_custom_chat_code(tokenizer: Any) -> bool:
+    """Whether the tokenizer's class in transformers renders chats by its own code, without a
+    template.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    return (
+        getattr(type(tokenizer), "apply_chat_template", None)
+        is not PreTrainedTokenizerBase.apply_chat_template
+    )
+
+
+def encode_prompt(
+    tokenizer: Any, text: str, *, chat: bool = False, max_tokens: int | None = None
+) -> list[int]:
+    """Return the token ids of a prompt, special tokens included.
+
+    chat: render the text in the chat template, which has special tokens of its own.
+    max_tokens: a longer prompt loses the beginning of its text; its end and the template remain."""
+    ids = _encode_rendered(tokenizer, text, chat)
+    while max_tokens is not None and len(ids) > max_tokens:
+        end_ids = _encode(tokenizer, text, special=False)[len(ids) - max_tokens :]
+        if not end_ids:
+            return ids[-max_tokens:]  # the template alone is too long
+        end_text = tokenizer.decode(end_ids, clean_up_tokenization_spaces=False)
+        end_text = end_text.lstrip("\N{REPLACEMENT CHARACTER}")  # of a character cut in two
+        # Shorten the text in any case: some tokenizers do not decode to the text that they encoded.
+        text = end_text[max(0, len(end_text) - len(text) + 1) :]
+        ids = _encode_rendered(tokenizer, text, chat)
+    return ids
+
+
+def encode_chat(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas = None
+) -> list[int]:
+    """Return the token ids of a conversation in the chat template. tools: as for `render_chat`.
+
+    Raises: ModelError, also if the model has no template."""
+    if get_chat_template(tokenizer) is None:
+        raise ModelError(
+            f"the model in {tokenizer.name_or_path} has no chat template, so nothing says how it "
+            "reads a conversation: give it a plain prompt"
+        )
+    return _encode(tokenizer, render_chat(tokenizer, messages, tools=tools), special=False)
+
+
+def _encode_rendered(tokenizer: Any, text: str, chat: bool) -> list[int]:
+    return _encode(tokenizer, render_user_turn(tokenizer, text) if chat else text, special=not chat)
+
+
+def _encode(tokenizer: Any, text: str, special: bool) -> list[int]:
+    _refuse_surrogates(text)
+    check_text(tokenizer, text)
+    try:
+        with panics_as_errors():
+            return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+    except ValueError as error:  # a pattern that backtracks without end, an unknown special token
+        raise ModelError(
+            f"the tokenizer in {tokenizer.name_or_path} cannot read a text of {len(text)} "
+            f"characters ({first_line_of(error)}): "
+            "take the tokenizer.json of the original model, or leave that text out"
+        ) from None
+
+
+def _refuse_surrogates(text: str) -> None:
+    """Raises: ModelError for half of a surrogate pair, which no tokenizer reads. Python turns bytes
+    that are not UTF-8 into such halves.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        what = (
+            f"the byte 0x{code - 0xDC00:02x}, which is not UTF-8"
+            if 0xDC80 <= code < 0xDD00
+            else f"U+{code:04X}, half of a character"
+        )
+        raise ModelError(
+            f"the text has {what}, at position {error.start}: write it in UTF-8, or leave that out"
+        ) from None

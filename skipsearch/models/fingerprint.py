@@ -1,0 +1,137 @@
+"""Detect changes to the forward of a model in memory: replaced modules, other code, hooks, other
+weights.
+
+A decoder calls the modules of a model one by one, several tokens at a time, and some tokens are
+rejected later. A caller's own hook would see other calls than in transformers, or none, so it is
+refused. What libraries put into a forward (such as moving an input to a device) is compared with
+the model's own forward, once for each fingerprint."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import MethodType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as nn_module
+
+from skipsearch.errors import ForeignForward
+
+# Packages whose code may change where and how a forward runs. What it computes is compared anyway.
+# Our own package patches forwards while a model is compared.
+TRUSTED = frozenset(
+    {
+        "accelerate",
+        "bitsandbytes",
+        "kernels",
+        "liger_kernel",
+        "peft",
+        "skipsearch",
+        "torch",
+        "torchao",
+        "transformers",
+    }
+)
+
+
+def refuse_foreign_code(model: nn.Module) -> None:
+    """Refuse hooks, and replacements of a module's `forward`, from outside the trusted packages.
+
+    Raises: ForeignForward.
+    """
+    for hook in _global_hooks().values():
+        _refuse_foreign(hook, "torch.nn has a global forward hook")
+    for module in _modules(model):
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            _refuse_foreign(hook, "{name} has a forward hook", model, module)
+        if "forward" in module.__dict__:
+            _refuse_foreign(
+                module.__dict__["forward"],
+                "{name} has another forward than its class",
+                model,
+                module,
+            )
+
+
+def forward_fingerprint(model: nn.Module) -> tuple[Any, ...]:
+    """Return a value that stays equal as long as the same modules run the same code and hooks.
+
+    It refers to modules and functions weakly, so that it keeps no model alive.
+    """
+    parts: list[Any] = [*_global_hooks()]
+    forwards: dict[type, Any] = {}
+    for module in _modules(model):
+        kind = type(module)
+        if kind not in forwards:
+            forwards[kind] = _reference(kind.forward)
+        parts += (weakref.ref(module), kind, *module._forward_pre_hooks, *module._forward_hooks)
+        if "forward" in module.__dict__:
+            parts.append(_reference(module.__dict__["forward"]))
+    return (*parts, *forwards.values())
+
+
+def weight_fingerprint(model: nn.Module) -> tuple[Any, ...]:
+    """Return a value that stays equal as long as no weight is replaced, moved or written to."""
+    return tuple(
+        (id(weight), weight.data_ptr(), None if weight.is_inference() else weight._version)
+        for weight in model.parameters()
+    )
+
+
+def _modules(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of a model, each once, parents first.
+
+    This takes a third of the time of `Module.modules`, which builds their names.
+    """
+    seen, stack = {model}, [model]
+    while stack:
+        module = stack.pop()
+        yield module
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                stack.append(child)
+
+
+def _global_hooks() -> Mapping[int, Callable[..., Any]]:
+    return {**nn_module._global_forward_pre_hooks, **nn_module._global_forward_hooks}
+
+
+def _refuse_foreign(
+    code: Callable[..., Any],
+    sentence: str,
+    model: nn.Module | None = None,
+    module: nn.Module | None = None,
+) -> None:
+    if _package(code) in TRUSTED:
+        return
+    name = (
+        next((name for name, other in model.named_modules() if other is module), "")
+        if model is not None
+        else ""
+    )
+    where = sentence.format(name=name or "the model itself")
+    raise ForeignForward(
+        f"{where} ({getattr(code, '__qualname__', type(code).__qualname__)}): drafted tokens are "
+        "verified "
+        "several at a time and some are rejected, so it would not see what it sees in "
+        "transformers: remove it, "
+        "or have transformers write the text (fallback=True)"
+    )
+
+
+def _package(code: Any) -> str:
+    """Return the package that holds a callable's code, whatever name a wrapper gives it."""
+    while isinstance(code, MethodType | partial):
+        code = code.__func__ if isinstance(code, MethodType) else code.func
+    module = getattr(code, "__globals__", {}).get("__name__") or type(code).__module__
+    return str(module).partition(".")[0]
+
+
+def _reference(code: Any) -> Any:
+    try:
+        return weakref.ref(code)
+    except TypeError:  # this callable cannot be referred to weakly
+        return id(code)

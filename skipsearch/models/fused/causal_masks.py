@@ -1,0 +1,58 @@
+"""Additive causal masks of chain passes, as views of a cached buffer, so that nothing is computed
+that grows with the context.
+
+Row i of a pass of T rows sees all slots up to its own, or the last `window` of them. The pattern
+shifts with the first slot of the pass, so one buffer serves every first slot. It has as many
+columns before the pass's own as the cache has slots, and some hidden columns after them."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+from skipsearch.models.kv_cache import PassPlan
+
+MAX_CACHED_ROWS = 64  # a longer pass is a prefill and makes its own mask
+# Hidden columns of a cached buffer after the pass's own. Exact passes (engine/batch_invariant.py)
+# end at a multiple of this many keys. A pass with more hidden keys makes its own mask.
+MAX_HIDDEN_KEYS = 512
+
+
+class CausalMaskCache:
+    """Masks for one dtype and device, which any number of threads may share.
+
+    The capacity is a part of each buffer's key, since another thread may call `grow_to` while
+    `for_plan` runs."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device):
+        self.dtype, self.device, self.capacity = dtype, device, 0
+        self._cached: dict[tuple[int, int, int | None], Tensor] = {}
+        self._grow_lock = threading.Lock()
+
+    def grow_to(self, capacity: int) -> None:
+        with self._grow_lock:
+            if capacity > self.capacity:
+                self.capacity, self._cached = capacity, {}
+
+    def for_plan(self, plan: PassPlan, window: int | None) -> Tensor:
+        """Return the mask of a chain pass, [1, 1, T, plan.n_keys]: 0 if visible, else −inf."""
+        rows, keys = plan.positions.shape[1], plan.n_keys
+        assert plan.first_slot is not None
+        if rows > MAX_CACHED_ROWS or keys > plan.first_slot + rows + MAX_HIDDEN_KEYS:
+            return self._make_mask(rows, plan.first_slot, keys - rows - plan.first_slot, window)
+        capacity = self.capacity
+        buffer = self._cached.get((capacity, rows, window))
+        if buffer is None:
+            buffer = self._make_mask(rows, capacity, MAX_HIDDEN_KEYS, window)
+            self._cached[capacity, rows, window] = buffer
+        return buffer.narrow(-1, capacity - plan.first_slot, keys)
+
+    def _make_mask(self, n_rows: int, n_before: int, n_after: int, window: int | None) -> Tensor:
+        rows = torch.arange(n_before, n_before + n_rows, device=self.device)[:, None]
+        columns = torch.arange(n_before + n_rows + n_after, device=self.device)
+        distance = rows - columns  # [T, columns]
+        visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(~visible, float("-inf"))[None, None]

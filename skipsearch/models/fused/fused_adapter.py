@@ -1,0 +1,272 @@
+"""The fast path for Llama-shaped models: weights fused into a few large matrices, sub-layers into a
+few kernels.
+
+Fusing uses a Hugging Face model up. Each layer's matrices are packed anew and the old ones freed at
+once, so that at most one layer is in memory twice. A model that a caller still holds is therefore
+never fused unless the caller asks for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from skipsearch.models.adapter import ModelSpec, PassRunner
+from skipsearch.models.families.decompose import LayerKind, ModelParts, SubLayer, decompose_model
+from skipsearch.models.families.table import Family
+from skipsearch.models.fused.causal_masks import CausalMaskCache
+from skipsearch.models.fused.linear import Linear, fuse_linears, pack_linear
+from skipsearch.models.fused.norms import RMSNorm, rms_norm_from
+from skipsearch.models.fused.rope import RotaryTable, half_order_rows, no_rotation
+from skipsearch.models.fused.sublayers import MLP, Attention, PassInputs
+from skipsearch.models.kv_cache import KVCache, PassPlan, round_slots
+
+FUSABLE = frozenset(
+    {
+        "ernie4_5",
+        "exaone4",
+        "gemma",
+        "gemma3",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "llama",
+        "mistral",
+        "olmo2",
+        "olmo3",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "seed_oss",
+        "smollm3",
+    }
+)
+NO_ROPE = "unturned"  # the layer type of layers whose heads do not rotate by position
+
+
+def why_not_fusable(config: Any, quantization: str | None, n_devices: int) -> str | None:
+    """Return why a model cannot be fused, as half a sentence; None if it can."""
+    text = config.get_text_config(decoder=True)
+    rope: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    if config.model_type not in FUSABLE:
+        names = ", ".join(sorted(FUSABLE))
+        return f"{config.model_type} models are not of its shape (they are: {names})"
+    if quantization is not None:
+        return f"its weights are quantised ({quantization})"
+    if n_devices > 1:
+        return "it is spread over several GPUs"
+    if any(
+        isinstance(part, dict) and part.get("rope_type") == "dynamic"
+        for part in (rope, *rope.values())
+    ):
+        return "its rotary angles change with the length of the text"
+    return None
+
+
+class LatestFusedPass(threading.local):
+    """The inputs of the pass that this thread runs, since several threads may share a model."""
+
+    inputs: PassInputs | None = None
+
+
+class FusedAdapter:
+    """A `ModelAdapter` over fused weights."""
+
+    pass_runner: PassRunner | None = None
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        embedding: Callable[[Tensor], Tensor],
+        layers: list[tuple[Attention, MLP]],
+        rotary_tables: dict[str | None, RotaryTable],
+        norm: RMSNorm,
+        unembed: Linear,
+        logit_steps: list[Callable[[Tensor], Tensor]],
+        tokenizer: Any = None,
+    ):
+        self.spec = spec
+        self.tokenizer = tokenizer
+        self.layers = layers
+        self.rotary_tables = rotary_tables  # by layer type
+        self.norm = norm
+        self.unembed = unembed
+        self.logit_steps = logit_steps
+        self.causal_masks = CausalMaskCache(spec.dtype, spec.device)
+        self._embedding = embedding
+        self._slots = 0  # that `prepare` has made tables and masks for
+        self._latest = LatestFusedPass()
+
+    @property
+    def attention_spans(self) -> list[tuple[int | None, int | None]]:
+        return [(attention.kind.window, None) for attention, _ in self.layers]
+
+    @property
+    def weight_bytes(self) -> int:
+        table: Tensor = self._embedding.weight  # type: ignore[attr-defined]
+        tied = (
+            not self.unembed.weight.is_mkldnn and table.data_ptr() == self.unembed.weight.data_ptr()
+        )
+        return self.read_bytes + (0 if tied else table.nbytes)
+
+    @property
+    def read_bytes(self) -> int:
+        parts = [
+            getattr(part, name)
+            for layer in self.layers
+            for part in layer
+            for name in part.__dataclass_fields__
+        ]
+        matrices = [part for part in parts if hasattr(part, "add_to")] + [self.unembed]
+        norms = [part for part in parts if isinstance(part, RMSNorm)] + [self.norm]
+        vectors = [n.weight for n in norms] + [m.bias for m in matrices if m.bias is not None]
+        return sum(m.nbytes for m in matrices) + sum(v.nbytes for v in vectors)
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        self.prepare(capacity)
+        return KVCache(self.spec.n_layers, batch, capacity)
+
+    def prepare(self, slots: int) -> None:
+        """Extend rotary tables and masks to passes over `slots` slots, if they are shorter."""
+        if slots > self._slots:
+            slots = round_slots(slots)
+            self.causal_masks.grow_to(slots)
+            for table in self.rotary_tables.values():
+                table.grow_to(slots)
+            self._slots = slots
+
+    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        return self._embedding(tokens)
+
+    def block(
+        self,
+        i: int,
+        h: Tensor,
+        cache: KVCache,
+        plan: PassPlan,
+        *,
+        attn: bool = True,
+        mlp: bool = True,
+    ) -> Tensor:
+        attention, feed_forward = self.layers[i]
+        if attn:
+            h = attention(h, cache, self.get_pass_inputs(plan))
+        return feed_forward(h) if mlp else h
+
+    def head(self, h: Tensor) -> Tensor:
+        logits = self.unembed(self.norm(h.reshape(-1, h.shape[-1]))).view(*h.shape[:-1], -1)
+        for piece in self.logit_steps:
+            logits = piece(logits)
+        return logits
+
+    def get_pass_inputs(self, plan: PassPlan) -> PassInputs:
+        shared = self._latest.inputs
+        if shared is None or shared.plan is not plan:
+            self.prepare(plan.n_keys)
+            shared = self._latest.inputs = PassInputs(plan, self.rotary_tables, self.causal_masks)
+        return shared
+
+
+def fuse_model(
+    model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = None
+) -> FusedAdapter:
+    """Fuse a model for which `why_not_fusable` returns None. The model is used up: its matrices
+    are freed.
+    """
+    config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
+    parts = decompose_model(model, family)
+    kinds = [
+        kind
+        if family.uses_rope is None or family.uses_rope(layer.attn.run)
+        else replace(kind, layer_type=NO_ROPE)
+        for kind, layer in zip(parts.kinds, parts.layers, strict=True)
+    ]
+    tables = {
+        layer_type: RotaryTable(no_rotation(parts.rotary), None, spec)
+        if layer_type == NO_ROPE
+        else RotaryTable(parts.rotary, layer_type, spec)
+        for layer_type in dict.fromkeys(kind.layer_type for kind in kinds)
+    }
+    layers = list[tuple[Attention, MLP]]()
+    for i, (kind, layer) in enumerate(zip(kinds, parts.layers, strict=True)):
+        interleaved_dims = tables[kind.layer_type].rotary_dims if family.rope_interleaved else 0
+        attention = _fuse_attention(i, layer.attn, kind, config, interleaved_dims)
+        layers.append((attention, _fuse_mlp(layer.mlp)))
+    norm, unembed, *logit_steps = parts.head_steps
+    embedding, matrix = _embedding_and_head(parts, unembed)
+    return FusedAdapter(
+        spec, embedding, layers, tables, rms_norm_from(norm), matrix, logit_steps, tokenizer
+    )
+
+
+def _fuse_attention(
+    i: int, sublayer: SubLayer, kind: LayerKind, config: Any, interleaved_dims: int
+) -> Attention:
+    """interleaved_dims: dimensions of a head that rotate in pairs of neighbours."""
+    module: Any = sublayer.run
+    projections = (
+        [module.qkv_proj]
+        if hasattr(module, "qkv_proj")
+        else [module.q_proj, module.k_proj, module.v_proj]
+    )
+    q_norm, k_norm = (_optional_norm(getattr(module, name, None)) for name in ("q_norm", "k_norm"))
+    heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, module.head_dim
+    order = (
+        half_order_rows(heads, kv_heads, size, interleaved_dims, projections[0].weight.device)
+        if interleaved_dims
+        else None
+    )
+    return Attention(
+        i,
+        kind,
+        _optional_norm(sublayer.norm),
+        fuse_linears(projections, order),
+        q_norm,
+        k_norm,
+        fuse_linears([module.o_proj]),
+        _optional_norm(sublayer.post_norm),
+        heads,
+        kv_heads,
+        size,
+        module.scaling,
+        order,
+    )
+
+
+def _fuse_mlp(sublayer: SubLayer) -> MLP:
+    module: Any = sublayer.run
+    projections = (
+        [module.gate_up_proj]
+        if hasattr(module, "gate_up_proj")
+        else [module.gate_proj, module.up_proj]
+    )
+    act = module.activation_fn if hasattr(module, "activation_fn") else module.act_fn
+    if isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation":
+        act = F.silu  # saves the call of a module
+    return MLP(
+        _optional_norm(sublayer.norm),
+        fuse_linears(projections),
+        act,
+        fuse_linears([module.down_proj]),
+        _optional_norm(sublayer.post_norm),
+    )
+
+
+def _optional_norm(module: Any) -> RMSNorm | None:
+    return None if module is None else rms_norm_from(module)
+
+
+def _embedding_and_head(
+    parts: ModelParts, unembed: Any
+) -> tuple[Callable[[Tensor], Tensor], Linear]:
+    """Return embedding and head. If they share their weights, they share them here too, in the
+    layout that the embedding needs.
+    """
+    table: Any = parts.embed_steps[0]
+    if table.weight.data_ptr() == unembed.weight.data_ptr():
+        return table, pack_linear(table.weight.detach(), unembed.bias, shared=True)
+    return table, fuse_linears([unembed])

@@ -1,0 +1,157 @@
+"""Weight matrices in the layout that is fastest for a few rows on their device and in their dtype.
+
+- MkldnnLinear: oneDNN's blocked layout, in which eight rows cost little more than one; on a CPU, in
+  dtypes that oneDNN has kernels for
+- PlainLinear: everything else
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# The number of rows for which oneDNN chooses its blocks; they then serve any number. For one row it
+# would choose no blocks at all.
+PACK_ROWS = 16
+
+
+class Linear(Protocol):
+    """A matrix with an optional bias, in any layout."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The stored tensor, which may be opaque."""
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[out]"""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)"""
+
+    def to_dense(self) -> Tensor:
+        """Return the weight as [out, in]: the stored tensor itself if it has that layout."""
+
+    def pack_like(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Pack another matrix [out, in] in this layout."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply: [N, in] -> [N, out], bias included."""
+
+    def add_to(self, hidden: Tensor, x: Tensor) -> Tensor:
+        """Return hidden + self(x), [N, out], in one kernel if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLinear:
+    """A matrix as torch stores it."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    def to_dense(self) -> Tensor:
+        return self.weight
+
+    def pack_like(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return pack_linear(weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def add_to(self, hidden: Tensor, x: Tensor) -> Tensor:
+        return torch.addmm(hidden if self.bias is None else hidden + self.bias, x, self.weight.t())
+
+
+@dataclass(frozen=True, slots=True)
+class MkldnnLinear:
+    """A matrix for oneDNN, by the operator that `torch.compile` uses for frozen weights."""
+
+    # In blocks that only oneDNN can read; or [out, in], which the operator takes too, if an
+    # embedding shares the weight.
+    weight: Tensor
+    bias: Tensor | None
+    nbytes: int  # an opaque tensor does not know its size
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    def to_dense(self) -> Tensor:
+        return self.weight.to_dense() if self.weight.is_mkldnn else self.weight
+
+    def pack_like(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return pack_linear(weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self.weight, self.bias, "none", [], ""
+        )
+        return result
+
+    def add_to(self, hidden: Tensor, x: Tensor) -> Tensor:
+        return self(x).add_(hidden)  # oneDNN's fused operator first copies `hidden`: slower
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None, shared: bool = False) -> Linear:
+    """Pack a matrix [out, in]. Memory holds two copies until the caller releases `weight`.
+
+    shared: the weight is also read by others, so it keeps its layout.
+    """
+    dense = weight.contiguous()
+    if not _has_mkldnn_kernel(weight.device, weight.dtype):
+        return PlainLinear(dense, bias)
+    packed = dense if shared else torch.ops.mkldnn._reorder_linear_weight(dense, PACK_ROWS)
+    return MkldnnLinear(packed, bias, weight.nbytes)
+
+
+def _has_mkldnn_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
+
+
+def fuse_linears(modules: Sequence[Any], order: Tensor | None = None) -> Linear:
+    """Merge `nn.Linear` modules with the same input into one matrix, outputs side by side.
+
+    order: the row of the merged matrix for each row of the result. The modules' weights are freed.
+    """
+    weight = (
+        torch.cat([m.weight for m in modules]) if len(modules) > 1 else modules[0].weight.detach()
+    )
+    bias = None
+    if any(m.bias is not None for m in modules):
+        biases = [m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in modules]
+        bias = torch.cat(biases)
+    if order is not None:
+        weight, bias = weight[order], None if bias is None else bias[order]
+    matrix = pack_linear(weight, bias)
+    for module in modules:
+        free_weights_(module)
+    return matrix
+
+
+def free_weights_(module: nn.Module) -> None:
+    for weight in module.parameters():
+        weight.data = weight.data.new_empty(0)

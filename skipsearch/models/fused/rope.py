@@ -1,0 +1,102 @@
+"""Tables of rotary angles, which the family's own module fills and which grow with the text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skipsearch.models.adapter import ModelSpec
+from skipsearch.models.kv_cache import PassPlan
+
+
+class RotaryTable:
+    """cos and sin of every position, for one type of layer.
+
+    The first half of each sin row is negated, so that rotating a pair (a, b) is
+    (a, b) · cos + (b, a) · sin."""
+
+    def __init__(self, rotary: Any, layer_type: str | None, spec: ModelSpec):
+        self._rotary, self._type_args = rotary, () if layer_type is None else (layer_type,)
+        self._prototype = torch.zeros((), dtype=spec.dtype, device=spec.device)
+        self._max_positions = spec.context_length
+        empty = self._prototype.new_zeros(1, 0, 1, 1)  # [1, positions, 1, R]
+        self._cos_sin = (empty, empty)  # replaced together, since other threads read them
+        # Recorded passes read earlier tables at their old address. Together these are shorter than
+        # the latest table.
+        self._earlier: list[tuple[Tensor, Tensor]] = []
+        self._grow_lock = threading.Lock()
+
+    @property
+    def rotary_dims(self) -> int:
+        """R, the number of dimensions of a head that rotate."""
+        position = torch.zeros(1, 1, dtype=torch.long, device=self._prototype.device)
+        return int(self._rotary(self._prototype, position, *self._type_args)[0].shape[-1])
+
+    @property
+    def cos_sin(self) -> tuple[Tensor, Tensor]:
+        """cos and sin of all positions of the table, [1, positions, 1, R] each."""
+        return self._cos_sin
+
+    def grow_to(self, n_positions: int) -> None:
+        """Extend the table to `n_positions`, but not past the model's context: positions there are
+        never used, and computing them might change the angles of the others.
+
+        Angles that the table has stay the same, to the bit.
+        """
+        n_positions = min(n_positions, self._max_positions or n_positions)
+        with self._grow_lock:
+            n_before = self._cos_sin[0].shape[1]
+            if n_positions <= n_before:
+                return
+            positions = torch.arange(n_before, n_positions, device=self._prototype.device)[None]
+            cos, sin = (
+                x[:, :, None] for x in self._rotary(self._prototype, positions, *self._type_args)
+            )
+            half = sin.shape[-1] // 2
+            sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+            if n_before:
+                self._earlier.append(self._cos_sin)
+                cos = torch.cat([self._cos_sin[0], cos], dim=1)
+                sin = torch.cat([self._cos_sin[1], sin], dim=1)
+            self._cos_sin = (cos.contiguous(), sin)
+
+    def for_plan(self, plan: PassPlan) -> tuple[Tensor, Tensor]:
+        """Return the cos and sin of a pass, [B or 1, T, 1, R] each."""
+        cos, sin = self._cos_sin
+        if plan.is_chain and plan.first_slot is not None:
+            t = plan.positions.shape[1]
+            return cos.narrow(1, plan.first_slot, t), sin.narrow(1, plan.first_slot, t)
+        b, t = plan.positions.shape
+        flat = plan.positions.flatten()
+        return tuple(x.index_select(1, flat).view(b, t, 1, -1) for x in (cos, sin))  # type: ignore[return-value]
+
+
+def half_order_rows(
+    n_heads: int, n_kv_heads: int, head_dim: int, rotary_dims: int, device: torch.device
+) -> Tensor:
+    """Return an order of the rows of q, k and v in which each head of q and k begins with the first
+    elements of all pairs of neighbours, and their second elements follow.
+
+    Products of q and k do not change, and rotating pairs of halves then does what rotating pairs of
+    neighbours did."""
+    head = torch.arange(head_dim, device=device)
+    head = torch.cat([head[:rotary_dims:2], head[1:rotary_dims:2], head[rotary_dims:]])
+    starts = torch.arange(n_heads + n_kv_heads, device=device)[:, None] * head_dim
+    rest = torch.arange(
+        (n_heads + n_kv_heads) * head_dim, (n_heads + 2 * n_kv_heads) * head_dim, device=device
+    )
+    return torch.cat([(starts + head).flatten(), rest])
+
+
+def no_rotation(rotary: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return a stand-in for a rotary module that rotates by zero."""
+
+    def zero_angles(like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = rotary(like, positions)
+        return torch.ones_like(cos), torch.zeros_like(sin)
+
+    return zero_angles

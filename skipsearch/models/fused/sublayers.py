@@ -1,0 +1,183 @@
+"""The sub-layers of a fused model, and what they share during a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from skipsearch.models import attention_masks
+from skipsearch.models.families.decompose import LayerKind
+from skipsearch.models.fused.causal_masks import CausalMaskCache
+from skipsearch.models.fused.linear import Linear
+from skipsearch.models.fused.norms import RMSNorm
+from skipsearch.models.fused.rope import RotaryTable
+from skipsearch.models.kv_cache import KVCache, PassPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """An attention sub-layer: h + post_norm(out(attention(rotary(qkv(norm(h))))))."""
+
+    index: int  # of its buffers in the KV cache
+    kind: LayerKind  # layers of one kind share rotary table and mask
+    norm: RMSNorm | None
+    qkv: Linear  # [(heads + 2 · kv_heads) · head_dim, H]: the heads of q, then of k, then of v
+    q_norm: RMSNorm | None
+    k_norm: RMSNorm | None
+    out: Linear  # [H, heads · head_dim]
+    post_norm: RMSNorm | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float  # of attention scores
+    # The module's row that each row of `qkv` was taken from; None: the same order. Rows are
+    # reordered if the module rotates pairs of neighbours, since heads rotate by halves here.
+    order: Tensor | None = None
+
+    def __call__(self, h: Tensor, cache: KVCache, inputs: PassInputs) -> Tensor:
+        """Run the sub-layer: [B, T, H] -> [B, T, H]."""
+        b, t, width = h.shape
+        flat = h.view(b * t, width)
+        q, k, v = self.project_heads(
+            flat if self.norm is None else self.norm(flat), b, t, *inputs.rotary(self.kind)
+        )
+        keys, values = cache.write(self.index, k, v, inputs.plan)
+        bias, causal = inputs.attn_bias(self.kind)
+        attended = F.scaled_dot_product_attention(
+            q,
+            keys,
+            values,
+            bias,
+            is_causal=causal,
+            scale=self.scale,
+            enable_gqa=self.heads != self.kv_heads,
+        )
+        branch = attended.transpose(1, 2).reshape(b * t, self.heads * self.head_dim)
+        return self.add_residual(flat, branch).view(b, t, width)
+
+    def project_heads(
+        self, x: Tensor, b: int, t: int, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Project [N, H] to q [B, heads, T, D], k and v [B, kv_heads, T, D]. Norm and rotate q and
+        k.
+        """
+        qk_width = (self.heads + self.kv_heads) * self.head_dim
+        qkv = self.qkv(x)
+        qk = self._apply_qk_norm(qkv[:, :qk_width]).view(
+            b, t, self.heads + self.kv_heads, self.head_dim
+        )
+        qk = apply_rope(qk, cos, sin).transpose(1, 2)
+        v = qkv[:, qk_width:].view(b, t, self.kv_heads, self.head_dim).transpose(1, 2)
+        return qk[:, : self.heads], qk[:, self.heads :], v
+
+    def add_residual(self, h: Tensor, branch: Tensor) -> Tensor:
+        return (
+            self.out.add_to(h, branch)
+            if self.post_norm is None
+            else h + self.post_norm(self.out(branch))
+        )
+
+    def _apply_qk_norm(self, qk: Tensor) -> Tensor:
+        """Norm q and k [N, (heads + kv_heads) · D], each with its own weights: head by head, or all
+        heads at once.
+        """
+        if self.q_norm is None or self.k_norm is None:
+            return qk
+        n, width = len(qk), self.heads * self.head_dim
+        q, k = (
+            norm(x.reshape(-1, norm.width)).view(n, -1)
+            for norm, x in ((self.q_norm, qk[:, :width]), (self.k_norm, qk[:, width:]))
+        )
+        return torch.cat([q, k], dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    """An MLP sub-layer: h + post_norm(down(act(gate(x)) · up(x))), where x = norm(h)."""
+
+    norm: RMSNorm | None
+    gate_up: Linear  # [2 · I, H]: the rows of gate, then of up
+    act: Callable[[Tensor], Tensor]
+    down: Linear
+    post_norm: RMSNorm | None
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """Run the sub-layer: [B, T, H] -> [B, T, H]."""
+        flat = h.view(-1, h.shape[-1])
+        gate, up = self.gate_up(flat if self.norm is None else self.norm(flat)).chunk(2, dim=-1)
+        branch = self.act(gate) * up
+        return (
+            self.down.add_to(flat, branch)
+            if self.post_norm is None
+            else flat + self.post_norm(self.down(branch))
+        ).view(h.shape)
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first R ≤ D dimensions of each head, in pairs of halves.
+
+    x: [B, T, heads, D]. cos, sin: [B or 1, T, 1, R] of a `RotaryTable`, in which the first half of
+    sin is negated. They may be float32; the result has the dtype of x."""
+    r = cos.shape[-1]
+    part = x if r == x.shape[-1] else x[..., :r]
+    swapped = part.unflatten(-1, (2, r // 2)).flip(-2).flatten(-2)
+    rotated = torch.addcmul(part * cos, swapped, sin).to(x.dtype)
+    return rotated if r == x.shape[-1] else torch.cat([rotated, x[..., r:]], dim=-1)
+
+
+class PassInputs:
+    """Rotary angles and masks of one pass, each made once for all layers that share it."""
+
+    __slots__ = ("_attn_bias", "_causal_masks", "_masks", "_rotary", "_rotary_tables", "plan")
+
+    def __init__(
+        self,
+        plan: PassPlan,
+        rotary_tables: Mapping[str | None, RotaryTable],
+        causal_masks: CausalMaskCache,
+    ):
+        self.plan, self._rotary_tables, self._causal_masks = plan, rotary_tables, causal_masks
+        self._rotary: dict[str | None, tuple[Tensor, Tensor]] = {}
+        self._attn_bias: dict[int | None, tuple[Tensor | None, bool]] = {}
+        self._masks: dict[int | None, Tensor] = {}
+
+    def rotary(self, kind: LayerKind) -> tuple[Tensor, Tensor]:
+        """Return (cos, sin), [B or 1, T, 1, R] each."""
+        cos_sin = self._rotary.get(kind.layer_type)
+        if cos_sin is None:
+            table = self._rotary_tables[kind.layer_type]
+            cos_sin = self._rotary[kind.layer_type] = table.for_plan(self.plan)
+        return cos_sin
+
+    def full_mask(self, kind: LayerKind) -> Tensor:
+        """Return the additive mask [B or 1, 1, T, n_keys], contiguous."""
+        mask = self._masks.get(kind.window)
+        if mask is None:
+            mask = self._masks[kind.window] = self._make_additive_mask(kind.window).contiguous()
+        return mask
+
+    def attn_bias(self, kind: LayerKind) -> tuple[Tensor | None, bool]:
+        """Return (additive mask [B or 1, 1, T, n_keys] or None, whether the kernel adds the causal
+        pattern).
+        """
+        bias = self._attn_bias.get(kind.window)
+        if bias is None:
+            bias = self._attn_bias[kind.window] = self._make_attn_bias(kind.window)
+        return bias
+
+    def _make_attn_bias(self, window: int | None) -> tuple[Tensor | None, bool]:
+        plan = self.plan
+        if plan.mask is None and (window is None or plan.n_keys <= window):
+            return None, plan.positions.shape[1] > 1
+        return self._make_additive_mask(window), False
+
+    def _make_additive_mask(self, window: int | None) -> Tensor:
+        if self.plan.is_chain:
+            return self._causal_masks.for_plan(self.plan, window)
+        mask = attention_masks.with_window(self.plan, window)
+        assert mask is not None
+        return attention_masks.make_additive(mask, self._causal_masks.dtype)

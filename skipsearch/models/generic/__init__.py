@@ -1,0 +1,3 @@
+"""Models without a row in the table of families: their own forward is observed, then run by
+layer.
+"""

@@ -1,0 +1,83 @@
+"""Our KV cache as transformers' own forward takes one: it writes by slot and follows the pass
+plan.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers import Cache
+
+from skipsearch.models.kv_cache import KVCache, PassPlan
+
+
+class TransformersCacheView(Cache):
+    """A view of our cache for one pass.
+
+    plan: of the pass.
+    cache: None for a pass whose layers do not run, so that nothing is written.
+    states: where recurrent layers continue from, as in transformers' caches. The pass changes them
+        in place.
+    """
+
+    def __init__(self, plan: PassPlan, cache: KVCache | None, states: Sequence[Any] = ()):
+        super().__init__(layers=list(states))
+        self.plan, self.cache = plan, cache
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        assert self.cache is not None
+        return self.cache.write(layer_idx, key_states, value_states, self.plan)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of tokens before the pass.
+
+        A forward that reads positions from here is right for chains alone.
+        """
+        return (
+            self.plan.n_keys - self.plan.positions.shape[1]
+            if self.plan.first_slot is None
+            else self.plan.first_slot
+        )
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.get_seq_length(layer_idx)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.plan.n_keys, 0
+
+
+def clone_state(state: Any) -> Any:
+    """Return a copy of a layer's state that shares no tensor with it."""
+    clone = copy.copy(state)
+    for name, value in vars(state).items():
+        if isinstance(value, Tensor):
+            setattr(clone, name, value.clone())
+        elif isinstance(value, dict):
+            setattr(
+                clone,
+                name,
+                {
+                    key: item.clone() if isinstance(item, Tensor) else item
+                    for key, item in value.items()
+                },
+            )
+    return clone
+
+
+def state_tensors(state: Any) -> list[Tensor]:
+    """Return the tensors of a layer's state."""
+    values = [
+        *vars(state).values(),
+        *(
+            item
+            for value in vars(state).values()
+            if isinstance(value, dict)
+            for item in value.values()
+        ),
+    ]
+    return [value for value in values if isinstance(value, Tensor)]

@@ -1,0 +1,235 @@
+"""The adapter of a model without a row in the table of families.
+
+A full pass is the model's own forward with our cache and our masks, so it is exact by construction.
+A draft pass is the same with parts switched off. A layer loop runs the layers one by one, with the
+arguments that the model's forward passes to them.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.errors import ModelError
+from skipsearch.models import attention_masks
+from skipsearch.models.adapter import ModelSpec, PassRunner
+from skipsearch.models.families.unmodified import UnmodifiedModel
+from skipsearch.models.generic.attention_pattern import AttentionPattern, reindex_bias
+from skipsearch.models.generic.cache_view import TransformersCacheView
+from skipsearch.models.generic.forward_capture import (
+    CapturedForward,
+    LayerArgs,
+    bind_arguments,
+    hidden_arg,
+    replace_hidden,
+)
+from skipsearch.models.generic.instrument import ForwardCall
+from skipsearch.models.kv_cache import KVCache, PassPlan
+
+BIAS_ARGUMENTS = ("alibi", "position_bias")  # arguments of layers with a bias for each key
+HEAD_CHUNK_ROWS = 256  # rows of one call of the head
+
+
+class MaskingInterceptor:
+    """An interceptor that gives each layer the plan's mask, and makes skipped parts add nothing."""
+
+    def __init__(self, model: GenericAdapter, plan: PassPlan, mask: SkipMask | None = None):
+        self.model, self.plan = model, plan
+        self.skipped_attn = frozenset(mask.attn if mask else ())
+        self.skipped_mlp = frozenset(mask.mlp if mask else ())
+        self.masks: dict[AttentionPattern, Tensor] = {}
+
+    def on_layer(
+        self, i: int, call: ForwardCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if i in self.skipped_attn and i in self.skipped_mlp:
+            return self.model.parts[i].wrap_output(hidden_arg(args, kwargs))
+        args, kwargs = self.model.with_plan_mask(i, args, kwargs, self)
+        return call(*args, **kwargs)
+
+    def on_part(
+        self, i: int, name: str, call: ForwardCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        parts = self.model.parts[i]
+        if (
+            i in self.skipped_attn if name in parts.token_mixers else i in self.skipped_mlp
+        ) and name in parts.null_outputs:
+            return parts.null_outputs[name](args, kwargs)
+        return call(*args, **kwargs)
+
+    def get_mask(
+        self, pattern: AttentionPattern, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        mask = self.masks.get(pattern)
+        if mask is None:
+            mask = self.masks[pattern] = pattern.make_mask(self.plan, dtype).to(device)
+        return mask
+
+
+class _LatestGenericPass(threading.local):
+    """The pass of this thread, for a layer loop."""
+
+    plan: PassPlan | None = None
+    cache: KVCache | None = None
+    interceptor: MaskingInterceptor
+    layer_args: list[LayerArgs]
+
+
+def read_structure(model: nn.Module, spec: ModelSpec) -> CapturedForward:
+    """Read the structure of a model. Raises: ModelError for one that is not built of such
+    layers.
+    """
+    if spec.n_devices > 1:
+        raise ModelError("it is spread over several GPUs, and only families of the table run so")
+    return CapturedForward(model, spec)
+
+
+class GenericAdapter(UnmodifiedModel, PassRunner):
+    """A `ModelAdapter`, and its own `PassRunner`, over any model whose structure can be read.
+
+    The model object is not altered.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: ModelSpec,
+        tokenizer: Any = None,
+        forward: CapturedForward | None = None,
+    ):
+        """forward: the captured forward if the model was read already.
+        Raises: ModelError for a model whose layers need more than hidden states.
+        """
+        self._forward = forward or read_structure(model, spec)
+        # Such a bias is one for all rows of a batch.
+        one_bias = any(
+            "position_bias" in names for names in self._forward.instrumented.layer_arg_names
+        )
+        self.model = model
+        self.spec = replace(spec, ragged_batches=not (spec.is_recurrent or one_bias))
+        self.tokenizer = tokenizer
+        self.parts, self.attention_patterns = self._forward.parts, self._forward.attention_patterns
+        self._latest_pass = _LatestGenericPass()
+        self._forward.reject_token_inputs()
+
+    @property
+    def pass_runner(self) -> PassRunner | None:
+        return self
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        return KVCache(self.spec.n_layers, batch, capacity)
+
+    def run(
+        self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool
+    ) -> Tensor | None:
+        return self._forward.run_with(
+            MaskingInterceptor(self, plan, mask),
+            tokens,
+            plan.positions,
+            TransformersCacheView(plan, cache),
+            last_only,
+        )
+
+    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        return hidden_arg(*self._forward.capture_layer_args(tokens, positions, only_first=True)[0])
+
+    def block(
+        self,
+        i: int,
+        h: Tensor,
+        cache: KVCache,
+        plan: PassPlan,
+        *,
+        attn: bool = True,
+        mlp: bool = True,
+    ) -> Tensor:
+        latest = self._latest_pass
+        if latest.plan is not plan or latest.cache is not cache:
+            tokens = torch.zeros(h.shape[:2], dtype=torch.long, device=h.device)
+            latest.layer_args = self._forward.capture_layer_args(
+                tokens, plan.positions, plan=plan, cache=cache
+            )
+            latest.interceptor = MaskingInterceptor(self, plan)
+            latest.plan, latest.cache = plan, cache
+        interceptor = latest.interceptor
+        interceptor.skipped_attn = frozenset(() if attn else (i,))
+        interceptor.skipped_mlp = frozenset(() if mlp else (i,))
+        args, kwargs = replace_hidden(self.with_states(i, latest.layer_args[i], cache, plan), h)
+        instrumented = self._forward.instrumented
+        out = instrumented.run_with(interceptor, lambda: instrumented.layers[i](*args, **kwargs))
+        hidden: Tensor = out[0] if isinstance(out, tuple) else out
+        return hidden
+
+    def with_states(
+        self, i: int, layer_args: LayerArgs, cache: KVCache, plan: PassPlan
+    ) -> LayerArgs:
+        """Return a layer's arguments in a layer loop, with the state that it keeps of the text, if
+        any.
+        """
+        return layer_args
+
+    def head(self, h: Tensor) -> Tensor:
+        return torch.cat(
+            [self._forward.head(part) for part in h.split(HEAD_CHUNK_ROWS, dim=1)], dim=1
+        )
+
+    def with_plan_mask(
+        self, i: int, args: tuple[Any, ...], kwargs: dict[str, Any], interceptor: MaskingInterceptor
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a layer's arguments with the plan's mask in the place of the model's own."""
+        names = self._forward.instrumented.layer_arg_names[i]
+        plan = interceptor.plan
+        pattern = self.attention_patterns[i]
+        arguments = bind_arguments(names, args, kwargs)
+        if pattern.mask_kind != "none" and not (
+            arguments.get("attention_mask") is None and pattern.is_plain_causal(plan)
+        ):
+            h = hidden_arg(args, kwargs)
+            arguments["attention_mask"] = interceptor.get_mask(pattern, h.dtype, h.device)
+        if (
+            not plan.is_chain
+            and arguments.get("position_bias") is not None
+            and len(attention_masks.get_key_positions(plan)) > 1
+        ):
+            raise ModelError(
+                f"{self.spec.family} models take one bias for all rows of a batch, so texts of "
+                "several lengths cannot go through one pass"
+            )
+        if not plan.is_chain:
+            arguments |= {
+                name: reindex_bias(arguments[name], plan)
+                for name in BIAS_ARGUMENTS
+                if arguments.get(name) is not None
+            }
+        positional = names[: len(args)]
+        return tuple(arguments.pop(name) for name in positional), arguments
+
+    @property
+    def attention_spans(self) -> list[tuple[int | None, int | None]]:
+        return [(pattern.window, pattern.chunk) for pattern in self.attention_patterns]
+
+    @property
+    def description(self) -> str:
+        """What the model was read as, in a line."""
+        mixers = sorted(
+            {name for parts in self.parts for name in parts.token_mixers - parts.recurrent}
+        )
+        others = sorted(
+            {
+                name
+                for parts in self.parts
+                for name in parts.null_outputs
+                if name not in parts.token_mixers
+            }
+        )
+        return (
+            f"by structure: layers at {self._forward.instrumented.layers_path}, attention "
+            f"{', '.join(mixers) or 'none'}, MLP {', '.join(others) or 'none'}"
+        )

@@ -1,0 +1,1 @@
+"""Load a model: find its files, read config and weights, and choose device and quantization."""

@@ -1,0 +1,80 @@
+"""Check that a config describes the model in its weight files, before memory is allocated."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from skipsearch.errors import ModelError
+from skipsearch.models.families.table import Family
+from skipsearch.models.loading.weight_files import StoredTensor
+from skipsearch.models.third_party import first_line_of, silence_transformers
+
+# Values that the files may lack: tables that are computed and not stored, and small differences,
+# which loading reports one by one.
+SLACK_VALUES = 10_000_000
+MISMATCH_HINT = "config.json and weights belong to two models, download both again"
+
+
+def check_config_matches_weights(
+    name: str, config: Any, family: Family, stored: Sequence[StoredTensor], quantized: bool
+) -> None:
+    """Raises: ModelError for layers that are not stored, and for a model far larger than its files,
+    which would fill the memory.
+
+    quantized: the files hold packed weights, each of at least one bit.
+    """
+    numbers = [
+        int(n) for tensor in stored for n in re.findall(r"(?<=\.)\d{1,9}(?=\.)", f".{tensor.name}.")
+    ]
+    n_stored_layers = 1 + max(numbers, default=-1)
+    for part in (config, *(getattr(config, key, None) for key in config.sub_configs)):
+        n_layers = getattr(part, "num_hidden_layers", None)
+        if isinstance(n_layers, int) and not 0 < n_layers <= n_stored_layers:
+            raise ModelError(
+                f"{name}: config.json asks for {n_layers} layers and the weights have "
+                f"{n_stored_layers}: {MISMATCH_HINT}"
+            )
+    n_stored = sum(tensor.n_values for tensor in stored)
+    max_values = (
+        sum(8 * tensor.n_values * (tensor.bytes_per_value or 4) for tensor in stored)
+        if quantized
+        else 2 * n_stored
+    )
+    n_values = _count_values(name, config, family)
+    if n_values > max_values + SLACK_VALUES:
+        raise ModelError(
+            f"{name}: config.json asks for {n_values:,} weights and the files hold {n_stored:,}: "
+            f"{MISMATCH_HINT}"
+        )
+
+
+def _count_values(name: str, config: Any, family: Family) -> int:
+    """Return the number of values in the model's weights and tables.
+
+    The model is built on the meta device, which also shows whether it can be built at all.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(config)
+    for part in (config, config.get_text_config(decoder=True)):
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config  # count plain weights
+    try:
+        with silence_transformers(), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config,
+                dtype=torch.float32,
+                attn_implementation=family.attn_implementation,
+                trust_remote_code=False,
+            )
+        return sum(table.numel() for table in (*model.parameters(), *model.buffers()))
+    except Exception as error:  # each family fails in its own way on inconsistent numbers
+        raise ModelError(
+            f"{name}: its config.json cannot be used ({first_line_of(error)}); take the original "
+            "model's"
+        ) from None

@@ -1,0 +1,351 @@
+"""Make a `ModelAdapter` from a name or from a model in memory.
+
+Each way to fail has one plain sentence. Weights are read from safetensors, or from PyTorch files by
+torch's reader of tensors alone. No code that comes with a model is ever run."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from skipsearch.errors import ModelError
+from skipsearch.models import synthetic
+from skipsearch.models.adapter import ModelAdapter, ModelSpec
+from skipsearch.models.check import check_against
+from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.models.families.table import Family, family_of
+from skipsearch.models.fingerprint import forward_fingerprint, refuse_foreign_code
+from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model, why_not_fusable
+from skipsearch.models.loading.config import (
+    check_special_tokens,
+    load_config,
+    parse_eos_ids,
+    read_generation_config,
+)
+from skipsearch.models.loading.config_check import check_config_matches_weights
+from skipsearch.models.loading.hub import resolve_model
+from skipsearch.models.loading.placement import (
+    choose_placement,
+    out_of_memory,
+    pick_device,
+    pick_dtype,
+    reject_offload,
+)
+from skipsearch.models.loading.pretrained import has_tokenizer, read_tokenizer, read_weights
+from skipsearch.models.loading.quantize import make_quantization_config, read_stored_quantization
+from skipsearch.models.loading.weight_files import (
+    StoredTensor,
+    hash_config,
+    hash_weight_files,
+    list_stored_tensors,
+    list_weight_files,
+)
+from skipsearch.models.memory import memory_errors_reported
+from skipsearch.models.reference import record_reference
+from skipsearch.models.third_party import first_line_of, silence_transformers
+
+if TYPE_CHECKING:
+    from skipsearch.models.generic.generic_adapter import GenericAdapter
+
+
+# The fingerprint of each model in memory when it was checked.
+_CHECKED: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
+
+
+def load_adapter(
+    name: str,
+    device: str = "auto",
+    dtype: str = "auto",
+    quantization: str | None = None,
+    engine: str = "auto",
+) -> ModelAdapter:
+    """Load a model by name: `demo`, an alias (`llama-2-13b`), a Hub id (`org/name[@revision]`), a
+    folder, or `synthetic:SHAPE` to measure speed only.
+
+    device: auto (a CUDA GPU if there is one), cpu, cuda (the GPU with the most free memory, or all
+        GPUs if the model needs them), cuda:1, …, or mps (Apple's GPU, with the engine hf only)
+    dtype: auto (float32 on a CPU, bfloat16 on a GPU) or a name
+    quantization: bitsandbytes-4bit, bitsandbytes-8bit, torchao-4bit, torchao-8bit
+    engine: hf (unmodified modules), auto (fused weights if the model has the shape for them), any
+        other name (fused weights)
+
+    Raises: ModelError that says what to do."""
+    chosen_device = pick_device(device)
+    chosen_dtype = pick_dtype(dtype, chosen_device)
+    tensors = list[StoredTensor]()  # filled by the loader, for the sentence on lack of memory
+    with memory_errors_reported(
+        chosen_device,
+        lambda free: out_of_memory(name, tensors, chosen_device, chosen_dtype, quantization, free),
+    ):
+        if synthetic.is_synthetic(name):
+            return _load_synthetic(name, chosen_device, chosen_dtype, quantization, engine, tensors)
+        return _load(name, chosen_device, chosen_dtype, quantization, engine, tensors)
+
+
+def _load(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str | None,
+    engine: str,
+    tensors: list[StoredTensor],
+) -> ModelAdapter:
+    """Load a model from files, and fill `tensors` with those of its weights. Raises: ModelError."""
+    settings = make_quantization_config(quantization, dtype, device)  # may fail; before a download
+    folder, identity, revision = resolve_model(name)
+    config = load_config(folder, name)
+    family = family_of(config)
+    check_special_tokens(name, config, read_generation_config(folder, name))
+    stored = read_stored_quantization(config)
+    if quantization is not None and stored is not None:
+        raise ModelError(
+            f"{name} is stored as {stored} and cannot be quantised again; leave quantization "
+            f"{quantization} out"
+        )
+    files = list_weight_files(folder, name)
+    tensors += list_stored_tensors(files)
+    placement = choose_placement(name, tensors, device, dtype, quantization)
+    check_config_matches_weights(name, config, family, tensors, quantized=stored is not None)
+    tokenizer = read_tokenizer(folder, config)  # may fail; before the weights, which take longer
+    model = read_weights(
+        folder,
+        name,
+        config,
+        dtype,
+        placement,
+        settings,
+        family,
+        use_safetensors=files[0].suffix == ".safetensors",
+    )
+    spec = _make_spec(
+        model,
+        config,
+        id=identity,
+        revision=revision,
+        quantization=quantization or stored,
+        weights_sha256=hash_weight_files(files),
+    )
+    return _load_checked(model, spec, family, tokenizer, engine)
+
+
+def load_tokenizer(name: str) -> tuple[Any, int | None]:
+    """Load the tokenizer of a model without its weights. Return it with the context in tokens, or
+    None if the model does not say.
+
+    Raises: ModelError, also if the model has no tokenizer.
+    """
+    folder, identity, _ = resolve_model(name, weights=False)
+    if not has_tokenizer(folder):
+        raise ModelError(
+            f"{identity} has no tokenizer, so nothing says how it reads text: put its tokenizer "
+            "files beside its weights"
+        )
+    config = load_config(folder, name)
+    family_of(config)
+    return read_tokenizer(folder, config), _context_length(config.get_text_config(decoder=True))
+
+
+def _load_checked(
+    model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, engine: str
+) -> ModelAdapter:
+    """Return an adapter that computes what the model's own forward does. Raises: ModelError."""
+    from skipsearch.models.stored_checks import load_check_result, save_check_result
+
+    engine_spec = replace(spec, engine=_pick_engine(model, spec, family, engine))
+    is_known = load_check_result(engine_spec) is not None
+    reference = None if is_known else record_reference(model, spec)
+    adapter = make_adapter(model, spec, family, tokenizer, engine)
+    if reference is not None:
+        save_check_result(adapter.spec, check_against(adapter, reference))
+    return adapter
+
+
+def _load_synthetic(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str | None,
+    engine: str,
+    tensors: list[StoredTensor],
+) -> ModelAdapter:
+    if quantization is not None:
+        raise ModelError(
+            f"{name} has random weights, which are not quantised; leave quantization "
+            f"{quantization} out"
+        )
+    shape, _ = synthetic.parse_synthetic_name(name)
+    tensors += synthetic.list_synthetic_tensors(shape)
+    placement = choose_placement(name, tensors, device, dtype, None)
+    if placement.multi_gpu:
+        raise ModelError(
+            f"{name} does not fit on one GPU as {dtype}, and a synthetic model is not spread over "
+            "several; use a smaller one"
+        )
+    model: Any = synthetic.build_synthetic_model(name, dtype, placement.device)
+    return make_adapter(
+        model, _make_spec(model, model.config, id=name), family_of(model.config), None, engine
+    )
+
+
+def make_adapter(
+    model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, engine: str
+) -> HFAdapter | FusedAdapter | GenericAdapter:
+    """Return the adapter for an engine: unmodified modules for hf, fused weights for all others.
+    Fusing uses the model up.
+
+    Raises: ModelError if the engine needs fused weights and the model cannot have them.
+    """
+    if _pick_engine(model, spec, family, engine) == "lean":
+        return fuse_model(model, replace(spec, engine="lean"), family, tokenizer)
+    return (
+        _make_generic_adapter(model, spec, tokenizer)
+        if family.is_generic
+        else HFAdapter(model, spec, family, tokenizer)
+    )
+
+
+def why_not_fused(model: nn.Module, spec: ModelSpec, family: Family) -> str | None:
+    """Return why a loaded model cannot be fused, as half a sentence; None if it can."""
+    if family.is_generic:
+        return (
+            f"{spec.family} models have no row in the table of families, so their own forward "
+            "drives them"
+        )
+    return (
+        "it was never run on Apple's GPUs"
+        if spec.device.type == "mps"
+        else why_not_fusable(model.config, spec.quantization, spec.n_devices)
+    )
+
+
+def _pick_engine(model: nn.Module, spec: ModelSpec, family: Family, engine: str) -> str:
+    """Return hf or lean. Raises: ModelError if this engine cannot run the model."""
+    reason = None if engine == "hf" else why_not_fused(model, spec, family)
+    if engine not in ("auto", "hf") and reason is not None:
+        raise ModelError(f"the engine {engine} cannot drive {spec.id}: {reason}; use --engine hf")
+    return "hf" if engine == "hf" or reason is not None else "lean"
+
+
+def _make_generic_adapter(model: nn.Module, spec: ModelSpec, tokenizer: Any) -> GenericAdapter:
+    from skipsearch.models.generic.recurrent import adapter_from_structure
+
+    try:
+        with silence_transformers():
+            return adapter_from_structure(model, spec, tokenizer)
+    except ModelError as error:
+        raise ModelError(
+            f"{spec.family} models have no row in the table of families, and {spec.id} cannot be "
+            f"driven by its structure: {error}; use another model"
+        ) from None
+    except Exception as error:  # raised by the model's own forward, which may not know our cache
+        raise ModelError(
+            f"{spec.family} models have no row in the table of families, and the forward of "
+            f"{spec.id} does not take our cache ({first_line_of(error)}); use another model"
+        ) from None
+
+
+def adapt(model: nn.Module, tokenizer: Any = None, fuse: bool = False) -> ModelAdapter:
+    """Return an adapter of a Hugging Face model that is in memory. The model is not altered.
+
+    fuse: move the weights into fused ones for the engine lean, which is faster. The model itself is
+        of no use afterwards.
+
+    Raises: ModelError. The model is still whole then, unless the fused weights compute something
+    else."""
+    family, spec = inspect_model(model)
+    if fuse:
+        _pick_engine(model, spec, family, "lean")  # may fail; before anything runs
+        reference = record_reference(model, spec)
+        fused = make_adapter(model, spec, family, tokenizer, "lean")
+        check_against(fused, reference)
+        return fused
+    adapter = make_adapter(model, spec, family, tokenizer, "hf")
+    # The own forward of a model that was spread over devices by hand cannot run.
+    is_spread_by_hand = spec.n_devices > 1 and not getattr(model, "hf_device_map", None)
+    fingerprint = (spec, forward_fingerprint(model))
+    if _CHECKED.get(model) != fingerprint and not is_spread_by_hand:
+        check_against(adapter, record_reference(model, spec))
+        _CHECKED[model] = fingerprint
+    return adapter
+
+
+def inspect_model(model: nn.Module) -> tuple[Family, ModelSpec]:
+    """Return family and facts of a Hugging Face model in memory, without running it.
+
+    Raises: ModelError if `adapt` cannot take the model.
+    """
+    config: Any = getattr(model, "config", None)
+    if config is None or not hasattr(config, "get_text_config"):
+        raise ModelError(
+            f"a {type(model).__name__} is not a Hugging Face model: give an AutoModelForCausalLM"
+        )
+    family = family_of(config)
+    attention = config.get_text_config(decoder=True)._attn_implementation
+    if attention not in {"sdpa", "eager"}:
+        raise ModelError(
+            f"this model attends with {attention!r}, which takes no explicit mask: load it with "
+            f"attn_implementation={family.attn_implementation!r}"
+        )
+    if model.training:
+        raise ModelError(
+            "this model is in training mode, where dropout changes its output: call model.eval() "
+            "first"
+        )
+    reject_offload("this model", getattr(model, "hf_device_map", None) or {})
+    refuse_foreign_code(model)
+    return family, _make_spec(
+        model,
+        config,
+        id=getattr(config, "_name_or_path", "") or config.model_type,
+        quantization=read_stored_quantization(config),
+    )
+
+
+def _make_spec(model: Any, config: Any, **identity: Any) -> ModelSpec:
+    text, embedding = config.get_text_config(decoder=True), model.get_input_embeddings().weight
+    return ModelSpec(
+        revision=identity.pop("revision", None),
+        family=config.model_type,
+        n_layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        vocab_size=text.vocab_size,
+        context_length=_context_length(text),
+        dtype=embedding.dtype,
+        device=embedding.device,
+        config_sha256=hash_config(config),
+        eos_token_ids=_read_eos_ids(model, text),
+        n_devices=len({weight.device for weight in model.parameters()}),
+        **identity,
+    )
+
+
+def _context_length(config: Any) -> int | None:
+    """Return the longest sequence that the model can decode, in tokens.
+
+    Past its original context, `longrope` rotates keys by other angles than those in the cache. A
+    round that crosses this border would differ from plain decoding, so the original context is the
+    limit."""
+    context = getattr(config, "max_position_embeddings", None) or getattr(
+        config, "max_seq_len", None
+    )
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    original = [
+        part.get("original_max_position_embeddings")
+        for part in (rope, *rope.values())
+        if isinstance(part, dict) and part.get("rope_type") == "longrope"
+    ]
+    return min((n for n in (context, *original) if n), default=None)
+
+
+def _read_eos_ids(model: Any, config: Any) -> tuple[int, ...]:
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return parse_eos_ids(
+        config.eos_token_id if eos is None else eos,
+        config.vocab_size,
+        "the eos_token_id of this model",
+    )

@@ -1,0 +1,123 @@
+"""Read the weights and the tokenizer of a model folder with transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from skipsearch.errors import ModelError
+from skipsearch.models.expansion import check_file, check_tokenizer
+from skipsearch.models.families.table import Family
+from skipsearch.models.loading.config_check import MISMATCH_HINT
+from skipsearch.models.loading.placement import Placement, reject_offload
+from skipsearch.models.third_party import first_line_of, panics_as_errors, silence_transformers
+
+
+def read_weights(
+    folder: Path,
+    name: str,
+    config: Any,
+    dtype: torch.dtype,
+    placement: Placement,
+    quantization: Any,
+    family: Family,
+    use_safetensors: bool,
+) -> Any:
+    """Return a folder's model in evaluation mode, without gradients. Raises: ModelError."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    device_map: Any = "auto" if placement.multi_gpu else {"": placement.device}
+    # With `ignore_mismatched_sizes` transformers returns wrong shapes in its report. Without, it
+    # prints a table on the terminal.
+    options: dict[str, Any] = {"ignore_mismatched_sizes": True, "device_map": device_map}
+    # Passing None would hide the quantization of stored weights.
+    if quantization is not None:
+        options["quantization_config"] = quantization
+    if dtype == torch.float64:
+        options["experts_implementation"] = "eager"  # the grouped kernels know no float64
+    try:
+        with silence_transformers():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=family.attn_implementation,
+                use_safetensors=use_safetensors,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                **options,
+            )
+    except SafetensorError as error:
+        raise ModelError(
+            f"{name}: a weight file is damaged ({error}); delete it and download it again"
+        ) from None
+    except ImportError as error:
+        raise ModelError(
+            f"{name} needs a library that is not installed ({first_line_of(error)}); install it"
+        ) from None
+    except Exception as error:  # each family and each quantizer fails in its own way
+        way_out = (
+            "download it again, or try it with transformers alone"
+            if quantization is None
+            else "try another quantization, or none"
+        )
+        raise ModelError(f"{name} cannot be loaded ({first_line_of(error)}); {way_out}") from None
+    _reject_mismatched_weights(name, report)
+    if placement.multi_gpu:
+        reject_offload(name, model.hf_device_map)
+    return model.eval().requires_grad_(False)
+
+
+def _reject_mismatched_weights(name: str, report: Any) -> None:
+    missing = sorted(map(str, report.get("missing_keys", ())))
+    mismatched = sorted(report.get("mismatched_keys", ()), key=str)
+    if mismatched:
+        key, stored, expected = mismatched[0]
+        raise ModelError(
+            f"{name}: {key} is stored as {list(stored)} and the config asks for {list(expected)}: "
+            f"{MISMATCH_HINT}"
+        )
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(
+            f"{name}: the weights lack {missing[0]}{more} of what the config asks for: "
+            f"{MISMATCH_HINT}"
+        )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any(
+        (folder / f).is_file()
+        for f in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+    )
+
+
+def read_tokenizer(folder: Path, config: Any) -> Any:
+    """Return a folder's tokenizer; None if it has none, since token ids are enough to decode.
+
+    Raises: ModelError.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+    if not has_tokenizer(folder):
+        return None
+    check_file(folder / "tokenizer.json")
+    try:
+        with silence_transformers(), panics_as_errors():
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, config=config, trust_remote_code=False, local_files_only=True
+            )
+        # tokenizer_config.json may name any class of transformers.
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise TypeError(f"it is a {type(tokenizer).__name__}")
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelError(
+            f"the tokenizer in {folder} cannot be read ({first_line_of(error)}); download it "
+            "again, or remove its files and work on token ids"
+        ) from None
+    check_tokenizer(tokenizer, folder)
+    return tokenizer

@@ -1,0 +1,100 @@
+"""8-bit and 4-bit weights, by libraries that transformers supports or by the engine native.
+
+A profile names the quantization of its model."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from skipsearch.core.registry import unknown_name
+from skipsearch.errors import ModelError
+from skipsearch.models.loading.weight_files import StoredTensor
+
+# name -> (library, bytes of a quantised weight with its share of the scales)
+QUANTIZATIONS: dict[str, tuple[str, float]] = {
+    "bitsandbytes-8bit": ("bitsandbytes", 1.0),
+    "bitsandbytes-4bit": ("bitsandbytes", 0.57),
+    "torchao-8bit": ("torchao", 1.0),
+    "torchao-4bit": ("torchao", 0.57),
+}
+NATIVE_INT8 = "native-8bit"  # by the engine native, after the plain weights are loaded
+QUANTIZATION_NAMES = (*QUANTIZATIONS, NATIVE_INT8)
+
+
+def make_quantization_config(name: str | None, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return transformers' `quantization_config` for a quantization; None for None.
+
+    Raises: ModelError for an unknown name, a missing library, or a device or dtype for which the
+    library has no kernel."""
+    if name is None:
+        return None
+    if name not in QUANTIZATION_NAMES:
+        raise ModelError(
+            f"{unknown_name('quantization', name, QUANTIZATION_NAMES)}; or none at all"
+        )
+    if name == NATIVE_INT8:
+        raise ModelError(
+            f"quantization {NATIVE_INT8} is made by the engine native and not by this loader: use "
+            "skipsearch.load_model"
+        )
+    library, _ = QUANTIZATIONS[name]
+    if find_spec(library) is None:
+        raise ModelError(
+            f"quantization {name} needs the library {library}, which is not installed: `pip "
+            f"install {library}`, or load the model without quantization"
+        )
+    if name == "torchao-4bit" and (device.type != "cuda" or dtype != torch.bfloat16):
+        raise ModelError(
+            f"quantization torchao-4bit runs on a GPU in bfloat16 only, and not on {device} in "
+            f"{str(dtype).removeprefix('torch.')}: use bitsandbytes-4bit, or no quantization"
+        )
+    return _make_config(name, dtype)
+
+
+def read_stored_quantization(config: Any) -> str | None:
+    """Return the name of the quantization of stored weights, such as gptq-4bit; None for plain
+    weights.
+    """
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return None
+    data: dict[str, Any] = settings if isinstance(settings, dict) else settings.to_dict()
+    method = str(getattr(data.get("quant_method"), "value", data.get("quant_method") or "unknown"))
+    bits = (
+        8
+        if data.get("load_in_8bit")
+        else 4
+        if data.get("load_in_4bit")
+        else data.get("bits") or data.get("w_bit")
+    )
+    return f"{method}-{bits}bit" if bits else method
+
+
+def bytes_per_value(tensor: StoredTensor, dtype: torch.dtype, quantization: str | None) -> float:
+    """Return the bytes per value of a float tensor after loading. Only matrices are quantised, but
+    not embeddings and head.
+    """
+    plain = any(part in tensor.name for part in ("embed", "lm_head", "wte"))
+    if quantization in QUANTIZATIONS and len(tensor.shape) == 2 and not plain:
+        return QUANTIZATIONS[quantization][1]
+    return dtype.itemsize
+
+
+def _make_config(name: str, dtype: torch.dtype) -> Any:
+    from transformers import BitsAndBytesConfig, TorchAoConfig
+
+    if name == "bitsandbytes-8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    if name == "bitsandbytes-4bit":
+        return BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+        )
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig  # type: ignore[import-not-found]
+
+    if name == "torchao-8bit":
+        return TorchAoConfig(Int8WeightOnlyConfig())
+    # The other packing formats need another library.
+    return TorchAoConfig(Int4WeightOnlyConfig(int4_packing_format="tile_packed_to_4d"))

@@ -1,0 +1,297 @@
+"""List the weight files of a model folder, check that they are complete, and hash them.
+
+safetensors files are preferred. A PyTorch file (.bin) is a pickle, which can run code when it is
+opened. torch unpickles it with `weights_only=True`, which builds tensors and plain containers and
+rejects everything else, so that no code of the file runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import re
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from skipsearch.core.safetensors_header import (
+    FLOAT_BYTES,
+    METADATA_KEY,
+    OTHER_BYTES,
+    HeaderError,
+    read_safetensors_header,
+)
+from skipsearch.errors import ModelError
+from skipsearch.models.third_party import first_line_of
+
+OTHER_WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5")
+MAX_HEADER_BYTES = 100_000_000  # safetensors itself reads no larger header
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as the header of its file describes it."""
+
+    name: str
+    shape: tuple[int, ...]
+    bytes_per_value: int | None  # None for a float, which is converted to the requested dtype
+
+    @property
+    def n_values(self) -> int:
+        return prod(self.shape)
+
+
+def read_config(folder: Path, name: str) -> dict[str, Any]:
+    """Return the content of config.json. Raises: ModelError."""
+    path = folder / "config.json"
+    if not path.is_file():
+        where = name if name == str(folder) else f"{name}: {folder}"
+        raise ModelError(
+            f"{where} has no config.json, so it is no Hugging Face model folder: give the one that "
+            "has it"
+        )
+    data = read_json(path, name, "download it again")
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        raise ModelError(
+            f"{name}: {path} names no model_type, so nothing says which family it is; "
+            "take the config.json of the original model"
+        )
+    return data
+
+
+def read_json(path: Path, name: str, way_out: str) -> Any:
+    """Parse a JSON file of a model. Raises: ModelError, whose sentence ends in `way_out`."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except RecursionError:
+        raise ModelError(f"{name}: {path} is nested too deep to be read; {way_out}") from None
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{name}: {path} is not readable JSON ({error}); {way_out}") from None
+
+
+def list_weight_files(folder: Path, name: str) -> list[Path]:
+    """Return the weight files in order, all of one format. Raises: ModelError if there are none or
+    some are missing.
+    """
+    _reject_ambiguous(folder, name)
+    for stem in ("model.safetensors", "pytorch_model.bin"):
+        index, single = folder / f"{stem}.index.json", folder / stem
+        if index.is_file():
+            files = [folder / shard for shard in _read_index(index)]
+            break
+        if single.is_file():
+            return [single]
+    else:
+        raise ModelError(f"{name}: {_describe_missing(folder)}")
+    if any(path.suffix != Path(stem).suffix for path in files):
+        raise ModelError(
+            f"{index} is not a readable index of the weight files beside it; download it again"
+        )
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(
+            f"{name}: {folder} lacks {missing[0]}{more} of the {len(files)} weight files that its "
+            "index lists: "
+            "the download is not complete, run it again"
+        )
+    return files
+
+
+def list_stored_tensors(files: list[Path]) -> Iterator[StoredTensor]:
+    """Yield every tensor that the headers describe, without reading any weight.
+
+    Raises: ModelError if a file is damaged or cut short.
+    """
+    for path in files:
+        if path.suffix == ".bin":
+            yield from _read_pickle_tensors(path)
+            continue
+        for name, entry in _read_header(path).items():
+            yield StoredTensor(
+                name,
+                tuple(entry["shape"]),
+                None if entry["dtype"] in FLOAT_BYTES else OTHER_BYTES.get(entry["dtype"], 1),
+            )
+
+
+def _read_pickle_tensors(path: Path) -> Iterator[StoredTensor]:
+    """Raises: ModelError if the file is damaged or holds more than tensors."""
+    import torch
+
+    with path.open("rb") as file:
+        if file.read(8) == b"version ":
+            raise _lfs_pointer(path)
+    try:
+        state_dict = torch.load(
+            path, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
+    except pickle.UnpicklingError:
+        # torch's own message is not shown: it begins with how to run the code after all.
+        raise ModelError(
+            f"{path} is a pickle that holds more than tensors, and could run code if it were "
+            "opened: it was not; take a "
+            "revision that has safetensors"
+        ) from None
+    except Exception as error:  # torch has an exception for each kind of damage
+        raise ModelError(
+            f"{path} is cut short or damaged ({first_line_of(error)}): delete it and download it "
+            "again"
+        ) from None
+    if not isinstance(state_dict, dict) or not all(
+        isinstance(weight, torch.Tensor) for weight in state_dict.values()
+    ):
+        raise ModelError(f"{path} holds no table of weights: take the file of the original model")
+    for name, weight in state_dict.items():
+        yield StoredTensor(
+            str(name), tuple(weight.shape), None if weight.is_floating_point() else weight.itemsize
+        )
+
+
+def hash_weight_files(files: list[Path]) -> str:
+    """Return the sha256 over the names and sha256 sums of the weight files.
+
+    A file of the Hub's cache is a link to a blob whose name is its sum, so it need not be read."""
+    total = hashlib.sha256()
+    with ThreadPoolExecutor() as pool:
+        for path, blob in zip(files, pool.map(_hash_file, files), strict=True):
+            total.update(f"{path.name} {blob}\n".encode())
+    return total.hexdigest()
+
+
+def hash_config(config: Any) -> str:
+    """Return the sha256 of the config without what does not change the function: paths, versions,
+    dtype, cache use, and quantization, which a profile names separately.
+    """
+    ignored = {
+        "transformers_version",
+        "dtype",
+        "torch_dtype",
+        "use_cache",
+        "architectures",
+        "quantization_config",
+    }
+
+    def canonical(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                str(k): canonical(v)
+                for k, v in value.items()
+                if k not in ignored and not str(k).startswith("_")
+            }
+        return [canonical(v) for v in value] if isinstance(value, list | tuple) else value
+
+    return hashlib.sha256(
+        json.dumps(canonical(config.to_dict()), sort_keys=True, default=str).encode()
+    ).hexdigest()
+
+
+def _read_index(index: Path) -> list[str]:
+    try:
+        shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        if not shards or any(Path(shard).name != shard for shard in shards):
+            raise ValueError
+    except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError):
+        raise ModelError(
+            f"{index} is not a readable index of the weight files beside it; download it again"
+        ) from None
+    return shards
+
+
+def _reject_ambiguous(folder: Path, name: str) -> None:
+    """Reject files that transformers would load instead of the listed ones, or in addition."""
+    shard = next((path.name for path in folder.glob("shard-*.safetensors")), None)
+    if shard is not None:
+        raise ModelError(
+            f"{name}: {folder} holds a distributed checkpoint ({shard}), which is not read: load "
+            "the model with transformers "
+            "once and save_pretrained it into another folder"
+        )
+    if (folder / "adapter_config.json").is_file() and find_spec("peft") and _has_weights(folder):
+        raise ModelError(
+            f"{name}: {folder} holds an adapter beside a whole model: merge it (peft: "
+            "merge_and_unload) and save that, or "
+            "remove adapter_config.json"
+        )
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(
+        (folder / file).is_file() for file in ("model.safetensors", "model.safetensors.index.json")
+    )
+
+
+def _describe_missing(folder: Path) -> str:
+    if (folder / "adapter_config.json").is_file():
+        return (
+            f"{folder} holds an adapter and not a whole model: merge it into its base (peft: "
+            "merge_and_unload) and save that"
+        )
+    other = next(
+        (path.name for pattern in OTHER_WEIGHT_PATTERNS for path in sorted(folder.glob(pattern))),
+        None,
+    )
+    problem = f"holds its weights under another name ({other})" if other else "has no weights"
+    return (
+        f"{folder} {problem}; read are model.safetensors and pytorch_model.bin, in one file or "
+        "several with an index: take a revision "
+        "that has them, or load the model with transformers once and save_pretrained it"
+    )
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    """Return the entry of each tensor. Raises: ModelError if the file is damaged or cut short."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            header = read_safetensors_header(file, size, MAX_HEADER_BYTES)
+    except HeaderError as error:
+        match error.problem:
+            case "lfs pointer":
+                raise _lfs_pointer(path) from None
+            case "too short":
+                what = f"is cut short or damaged ({size} bytes)"
+            case "damaged":
+                what = "is damaged, its header cannot be read"
+            case "wrong size":
+                what = (
+                    f"has {size} bytes and its header announces {error.detail}: the download was "
+                    "cut short or the file is damaged, delete it and download it again"
+                )
+                raise ModelError(f"{path} {what}") from None
+        raise ModelError(f"{path} {what}: delete it and download it again") from None
+    return {name: entry for name, entry in header.items() if name != METADATA_KEY}
+
+
+def _lfs_pointer(path: Path) -> ModelError:
+    return ModelError(
+        f"{path} is a Git LFS pointer and not the weights: run `git lfs pull` in that folder"
+    )
+
+
+def _hash_file(path: Path) -> str:
+    """Return the sha256 of a file: the blob's name if it is a link into the Hub's cache."""
+    target = path.resolve()
+    if re.fullmatch(r"[0-9a-f]{64}", target.name) and _is_hub_blob(target):
+        return target.name
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_hub_blob(target: Path) -> bool:
+    """Whether huggingface_hub itself named this file by its hash. A file anywhere else may have any
+    name.
+    """
+    from huggingface_hub import constants
+
+    blobs = target.parent
+    return (
+        blobs.name == "blobs"
+        and blobs.parent.name.startswith("models--")
+        and blobs.parent.parent == Path(constants.HF_HUB_CACHE).expanduser().resolve()
+    )

@@ -1,0 +1,181 @@
+"""`--profile auto`: finds the profile that fits best, and records every step of the search.
+
+Order: model, task, device, dtype. The wanted task comes before `any`. Within a task, profiles of
+this device come first and recipes that were never measured last; within a device, profiles of the
+same dtype come first. Within a step the earlier folder wins. If no task is named and only one was
+measured on this device, its profile comes before those of other devices and unmeasured ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from skipsearch.errors import ProfileError
+from skipsearch.profile.compatibility import MachineFacts, ModelFacts, compatibility_warnings
+from skipsearch.profile.load import load_profile
+from skipsearch.profile.paths import (
+    ANY,
+    ProfileFolder,
+    device_slug,
+    model_folder,
+    search_folders,
+    weights_slug,
+)
+from skipsearch.profile.schema import Profile
+
+NO_PROFILE = "none"  # outcome of a step without a file
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStep:
+    """A step of the search and its outcome, in words."""
+
+    criterion: str
+    outcome: str
+
+    def __str__(self) -> str:
+        return f"{self.criterion}: {self.outcome}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileMatch:
+    """The outcome of a search for a profile."""
+
+    profile: Profile | None  # None: no step found one
+    path: Path | None
+    warnings: tuple[str, ...]
+    steps: tuple[SearchStep, ...]  # every step that was tried
+    tasks: tuple[str, ...] = ()  # tasks that have profiles of this model, if none was found
+
+
+@dataclass(frozen=True, slots=True)
+class ListedProfile:
+    """A file in a searched folder: a profile, or the reason why it cannot be loaded."""
+
+    source: ProfileFolder
+    path: Path
+    profile: Profile | None
+    error: str | None
+
+
+def find_profile(
+    model: ModelFacts, machine: MachineFacts, task: str = ANY, folder: Path | None = None
+) -> ProfileMatch:
+    """Return the best profile for this model, task and machine.
+
+    The folders of `search_folders(folder)` are searched. A file that cannot be read or is for
+    another architecture is passed over, and its step says why. Raises: ProfileError if `folder` is
+    not a folder.
+    """
+    sources = [source.folder for source in search_folders(folder)]
+    homes = [source / model_folder(model.id) for source in sources]
+    homes = [home for home in homes if home.is_dir()]
+    steps = [
+        SearchStep(f"model {model.id}", f"in {len(homes) or 'none'} of {len(sources)} folders")
+    ]
+    files = [path for home in homes for path in sorted(home.glob("*/*--*.yaml"))]
+    match = _first_match(files, model, machine, task, steps)
+    if match is not None:
+        return match
+    renamed = _find_same_weights(sources, homes, model)
+    if renamed:
+        names = ", ".join(dict.fromkeys(path.parts[-3] for path in renamed))
+        steps.append(SearchStep("a model of another name with the same weights", names))
+        match = _first_match(renamed, model, machine, task, steps)
+    tasks = tuple(sorted({path.parent.name for path in [*files, *renamed]}))
+    return match or ProfileMatch(None, None, (), tuple(steps), tasks)
+
+
+def _first_match(
+    files: list[Path], model: ModelFacts, machine: MachineFacts, task: str, steps: list[SearchStep]
+) -> ProfileMatch | None:
+    """Return the first usable profile in order of preference; append what was tried to `steps`."""
+    for criterion, candidates in _candidates_by_criterion(files, model, machine, task):
+        refusals = []
+        for path in candidates:
+            try:
+                profile = load_profile(path)
+                warnings = compatibility_warnings(profile, model, machine)
+            except ProfileError as error:
+                refusals.append(f"refused {path} ({error})")
+                continue
+            if path.parent.name not in (task, ANY):
+                warnings = [
+                    f"no task was named, so this is the profile for {path.parent.name}, the only "
+                    "task that was measured on this device; --task names another",
+                    *warnings,
+                ]
+            usable = len(candidates) - len(refusals)  # files of one step are equally good
+            first = f", the first of {usable} in the order of the folders" if usable > 1 else ""
+            steps.append(SearchStep(criterion, "; ".join([*refusals, f"using {path}{first}"])))
+            return ProfileMatch(profile, path, tuple(warnings), tuple(steps))
+        steps.append(SearchStep(criterion, "; ".join(refusals) or NO_PROFILE))
+    return None
+
+
+def _find_same_weights(folders: list[Path], searched: list[Path], model: ModelFacts) -> list[Path]:
+    """Return profiles of the same weights under another name, outside the folders `searched`.
+
+    A local model is named by its folder, which may be renamed.
+    """
+    if model.weights_sha256 is None:
+        return []
+    matches = []
+    for folder in folders:
+        for path in sorted(folder.glob("*/*/*--*.yaml")):
+            if path.parents[1] not in searched:
+                with suppress(ProfileError):
+                    if load_profile(path).model.weights_sha256 == model.weights_sha256:
+                        matches.append(path)
+    return matches
+
+
+def _candidates_by_criterion(
+    files: list[Path], model: ModelFacts, machine: MachineFacts, task: str
+) -> Iterator[tuple[str, list[Path]]]:
+    """Yield (criterion, files that meet it), best first; `files` keep their order."""
+    device = device_slug(machine.name, machine.count)
+    dtype = weights_slug(model.dtype, model.quantization)
+
+    def mismatch(path: Path) -> tuple[bool, bool] | None:
+        """Return (another device, another dtype); None if the recipe was never measured."""
+        file_device, _, file_dtype = path.stem.rpartition("--")
+        return None if file_device == ANY else (file_device != device, file_dtype != dtype)
+
+    def describe(mismatched: tuple[bool, bool] | None) -> str:
+        if mismatched is None:
+            return "unmeasured"
+        other_device, other_dtype = mismatched
+        return (
+            f"{'another' if other_device else 'this'} device, "
+            f"{'another dtype' if other_dtype else dtype}"
+        )
+
+    here = [(False, False), (False, True)]
+    rest = [(True, False), (True, True), None]
+    order = [(task, key) for key in [*here, *rest]] if task != ANY else []
+    order += [(ANY, key) for key in here]
+    measured_here = {path.parent.name for path in files if mismatch(path) in here} - {ANY}
+    if task == ANY and len(measured_here) == 1:
+        [only_task] = measured_here
+        order += [(only_task, key) for key in here]
+    order += [(ANY, key) for key in rest]
+    for name, key in order:
+        matches = [path for path in files if (path.parent.name, mismatch(path)) == (name, key)]
+        yield f"task {name}, {describe(key)}", matches
+
+
+def list_profiles(folder: Path | None = None) -> Iterator[ListedProfile]:
+    """Yield every profile of the folders that are searched.
+
+    Raises: ProfileError if `folder` is not a folder.
+    """
+    for source in search_folders(folder):
+        for path in sorted(source.folder.glob("*/*/*.yaml")):
+            try:
+                yield ListedProfile(source, path, load_profile(path), None)
+            except ProfileError as error:
+                yield ListedProfile(source, path, None, str(error))

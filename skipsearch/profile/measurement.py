@@ -1,0 +1,233 @@
+"""What was measured with a profile, on prompts that no search step saw."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from skipsearch.core.schema_types import (
+    Count,
+    Fraction,
+    FrozenModel,
+    Interval,
+    Name,
+    Positive,
+    broken_rule,
+    is_falsy,
+    is_none,
+)
+from skipsearch.core.stats import DrafterCost
+
+
+class ContextTokens(FrozenModel):
+    p50: Positive = Field(description="median tokens before the last one generated, over prompts")
+    max: Positive = Field(description="most tokens before the last one generated")
+
+    @model_validator(mode="after")
+    def _check_order(self) -> ContextTokens:
+        if self.p50 > self.max:
+            raise broken_rule("p50", f"the median cannot be above the maximum of {self.max}")
+        return self
+
+
+class Lossless(FrozenModel):
+    """Greedy tokens with this profile against plain decoding of the same prompts."""
+
+    prompts: Count = Field(description="prompts compared; 0 if none were")
+    identical: Count = Field(description="prompts with identical tokens, 0..prompts")
+    first_divergence_logit_gap: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
+        description="gap of the full model's two top logits at the first difference, in logits, "
+        "0..1e6; null if nothing differs"
+    )
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> Lossless:
+        if self.identical > self.prompts:
+            raise broken_rule(
+                "identical", f"no more than the {self.prompts} prompts compared can be identical"
+            )
+        if (self.first_divergence_logit_gap is None) != (self.identical == self.prompts):
+            raise broken_rule(
+                "first_divergence_logit_gap",
+                f"it is null exactly when all are identical, here {self.identical} of "
+                f"{self.prompts}",
+            )
+        return self
+
+
+class DrafterCounts(FrozenModel):
+    """What one drafter did over all prompts."""
+
+    kind: Name
+    rounds: Count = Field(description="rounds that it drafted")
+    drafted: Count = Field(description="tokens that it drafted")
+    accepted: Count = Field(description="of these, tokens that were accepted")
+    siblings: Count = Field(
+        default=0,
+        exclude_if=is_falsy,
+        description="tokens verified beside the drafted ones; left out where none were",
+    )
+    beta: Annotated[float, Field(ge=0, le=1000)] | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="its draft pass / one-token full pass, 0..1000; left out where it was not "
+        "measured",
+    )
+    verify_ratio: Annotated[float, Field(gt=0, le=1000)] | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="its verify passes / one-token full pass, 0..1000; left out where it was not "
+        "measured",
+    )
+
+    @property
+    def drafter_cost(self) -> DrafterCost | None:
+        """Cost and gain of its rounds; None if it drafted none, or its passes were not timed."""
+        if self.beta is None or self.verify_ratio is None:
+            return None
+        return DrafterCost.from_counts(
+            self.rounds, self.drafted, self.accepted, self.beta, self.verify_ratio, self.siblings
+        )
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> DrafterCounts:
+        # A round drafts at least one token.
+        if not self.rounds <= self.drafted or not self.accepted <= self.drafted:
+            raise broken_rule(
+                "drafted", "it is at least the rounds and at least the accepted tokens"
+            )
+        return self
+
+
+class BatchSpeed(FrozenModel):
+    """Requests side by side, with the profile against plain decoding of as many."""
+
+    requests: Annotated[int, Field(ge=1, le=1024)] = Field(
+        description="decoded side by side, 1..1024"
+    )
+    speedup: Interval = Field(description="ratio of total times, plain over profile, > 0, no unit")
+
+
+class StreamPart(FrozenModel):
+    """The prompts of a stream that were decoded while drafters still learned, or those behind
+    them.
+    """
+
+    prompts: Positive = Field(description="prompts of this part, from 1")
+    speedup: Interval = Field(
+        description="ratio of total times of this part, plain over profile, > 0, no unit"
+    )
+    choosing_share: Fraction = Field(
+        description="share of this part's decode time that choosing masks took, 0..1"
+    )
+
+
+class StreamMeasurement(FrozenModel):
+    """Of drafters that learn from one request for the next. Prompts were decoded in the task's
+    order, which is part of the result.
+    """
+
+    learning: StreamPart | None = Field(description="while they learned; null if no prompt was")
+    settled: StreamPart | None = Field(
+        description="once they had stopped learning; null if no prompt was"
+    )
+
+
+class Measurement(FrozenModel):
+    """Wall-clock measurement on prompts that no search step saw, interleaved with plain decoding by
+    the same engine.
+    """
+
+    baseline_ms_per_token: Interval = Field(
+        description="plain decoding, milliseconds per token, > 0"
+    )
+    ms_per_token: Interval = Field(
+        description="with this profile, milliseconds per verified token, > 0"
+    )
+    speedup: Interval = Field(description="ratio of total times, plain over profile, > 0, no unit")
+    alpha: Fraction | None = Field(
+        description="probability that a drafted token is accepted, given those before it were, 0..1"
+    )
+    accepted_fraction: Fraction | None = Field(description="accepted / drafted, 0..1")
+    tau: float = Field(ge=1, le=1025, description="mean tokens of a round, bonus included, 1..1025")
+    beta: Annotated[float, Field(gt=0, le=1000)] | None = Field(
+        description="draft pass / one-token full pass, a ratio of times, 0..1000"
+    )
+    verify_ratio: Annotated[float, Field(gt=0, le=1000)] | None = Field(
+        description="verify pass / one-token full pass, a ratio of times, 0..1000"
+    )
+    prompts: Positive = Field(description="prompts measured, from 1")
+    tokens: Positive = Field(description="tokens generated by the profile over all prompts, from 1")
+    context_tokens: ContextTokens
+    ended_on_repeat: Count = Field(
+        description="prompts whose generation stopped at its first repeated 6-gram, 0..prompts"
+    )
+    split: Literal["holdout"]
+    lossless: Lossless
+    by_drafter: Annotated[tuple[DrafterCounts, ...], Field(strict=False)] = Field(
+        default=(),
+        exclude_if=is_falsy,
+        description="of each drafter, in the order of the recipe; left out where it was not "
+        "counted",
+    )
+    copied_from_prompt: Fraction | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="share of the generated tokens that lookup copied from the prompt, 0..1; left "
+        "out where it was not counted",
+    )
+    by_batch: Annotated[tuple[BatchSpeed, ...], Field(strict=False, max_length=32)] = Field(
+        default=(),
+        exclude_if=is_falsy,
+        description="speedup of requests side by side, by how many there are, ascending; left out "
+        "where "
+        "it was not measured",
+    )
+
+    choosing_share: Fraction | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="share of the decode time that choosing masks took, 0..1; left out where "
+        "drafters choose none",
+    )
+    stream: StreamMeasurement | None = Field(
+        default=None, exclude_if=is_none, description="its parts; left out where no drafter learns"
+    )
+
+    @property
+    def plain_from_batch(self) -> int | None:
+        """The batch size from which on drafting does not pay.
+
+        None if it pays at the largest measured size, or none was measured.
+        """
+        losing = None
+        for row in reversed(self.by_batch):
+            if row.speedup.mean > 1:
+                break
+            losing = row.requests
+        return losing
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Measurement:
+        parts = (
+            [part for part in (self.stream.learning, self.stream.settled) if part]
+            if self.stream
+            else []
+        )
+        if self.stream and sum(part.prompts for part in parts) != self.prompts:
+            raise broken_rule(
+                "stream", f"its parts have the {self.prompts} prompts that were measured"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> Measurement:
+        if self.ended_on_repeat > self.prompts:
+            raise broken_rule(
+                "ended_on_repeat", f"no more than the {self.prompts} prompts measured can end so"
+            )
+        sizes = [row.requests for row in self.by_batch]
+        if sizes != sorted(set(sizes)):
+            raise broken_rule("by_batch", "its sizes ascend, each of them once")
+        return self

@@ -1,0 +1,70 @@
+"""Remembers where the models of profiles lie on this machine.
+
+A profile is shared, so it names a local model by its folder's name and its weights' hash, never by
+a path. A list in this user's data folder maps the hash to the folder that was last loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from skipsearch.core.files import save_file
+from skipsearch.errors import ProfileError
+from skipsearch.profile.paths import user_folder
+from skipsearch.profile.schema import ModelInfo
+
+MAX_ENTRIES = 1000  # the folder that was used longest ago is forgotten first
+
+
+def record_location(weights_sha256: str, folder: Path) -> None:
+    """Record that these weights lie in `folder`; do nothing if the list cannot be written."""
+    locations = _read_locations()
+    path = str(folder.resolve())
+    if locations.get(weights_sha256) == path:
+        return
+    locations.pop(weights_sha256, None)
+    locations[weights_sha256] = path
+    newest = dict(list(locations.items())[-MAX_ENTRIES:])
+    with suppress(ProfileError):
+        save_file(_locations_file(), json.dumps(newest, indent=1) + "\n", ProfileError)
+
+
+def model_argument(model: ModelInfo) -> str:
+    """Return the `--model` argument for the model of a profile.
+
+    `demo`, a Hub id with its revision, or the folder of a local model. Raises: ProfileError for a
+    local model that was never loaded on this machine, or was moved.
+    """
+    if model.id == "demo" or "/" in model.id:
+        return f"{model.id}@{model.revision}" if model.revision else model.id
+    folder = Path(_read_locations().get(model.weights_sha256 or "", ""))
+    if folder.is_absolute() and folder.is_dir():
+        return str(folder)
+    if Path(model.id).is_dir():
+        return model.id
+    reason = (
+        f"it was last loaded from {folder}, which is not there any more"
+        if folder.is_absolute()
+        else "it has not been loaded on this machine yet"
+    )
+    raise ProfileError(
+        f"this profile is for the local model {model.id!r}, and {reason}: say where it lies with "
+        "--model FOLDER"
+    )
+
+
+def _locations_file() -> Path:
+    return user_folder() / "models.json"
+
+
+def _read_locations() -> dict[str, str]:
+    """Return the list; empty if it is missing or damaged."""
+    try:
+        locations = json.loads(_locations_file().read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(locations, dict):
+        return {}
+    return {str(key): path for key, path in locations.items() if isinstance(path, str)}

@@ -1,0 +1,103 @@
+"""Collect what searchers get before a search: cosines, acceptance, hidden states, a layer probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from skipsearch.core.cost_model import Costs
+from skipsearch.core.mask import SkipMask
+from skipsearch.engine import no_grad, run_layers
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.replay.replay import Replay
+from skipsearch.replay.replay_batches import ReplayBatch
+from skipsearch.searchers.base import Evidence
+
+RANKING_PROMPTS = 16  # prompts on which each sub-layer is skipped alone
+# Prompts whose hidden states searchers get. A dynamic program runs every layer on them many times.
+TRACED_PROMPTS = 4
+
+
+def collect_evidence(
+    replay: Replay, costs: Costs, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Evidence:
+    """Collect the evidence from the continuations of a replay."""
+    n = 2 * replay.model.spec.n_layers
+    without = []
+    for s in range(n):
+        without.append(
+            replay.measure_acceptance(SkipMask.from_sublayers(n // 2, [s]), RANKING_PROMPTS)
+        )
+        progress(s + 1, n)
+    sample = replay.batches.build_sample(TRACED_PROMPTS)
+    states, cosines = trace_residual_stream(replay.model, sample)
+    return Evidence(cosines, tuple(without), costs, states, make_layer_probe(replay.model, sample))
+
+
+@no_grad
+def trace_residual_stream(
+    model: ModelAdapter, batch: ReplayBatch
+) -> tuple[Tensor, tuple[float, ...]]:
+    """Return the residual stream, and the mean cosine across each sub-layer in flat order.
+
+    The stream is [L + 1, N, H], before each layer and after the last, at the N positions of the
+    batch. In a layer with a parallel residual, both sub-layers read the same input.
+    """
+    real, states, cosines = _valid_mask(batch), list[Tensor](), list[float]()
+
+    def observe(i: int, h: Tensor) -> None:
+        states.append(h[real])
+        if i == model.spec.n_layers:
+            return
+        middle = model.block(i, h, batch.cache, batch.plan, mlp=False)
+        for before, after in (
+            (h, middle),
+            (middle, model.block(i, middle, batch.cache, batch.plan, attn=False)),
+        ):
+            cosines.append(
+                float(
+                    torch.nn.functional.cosine_similarity(
+                        before[real].float(), after[real].float(), dim=-1
+                    ).mean()
+                )
+            )
+
+    run_layers(
+        model,
+        model.embed(batch.input_ids, batch.plan.positions),
+        batch.cache,
+        batch.plan,
+        tap=observe,
+    )
+    return torch.stack(states), tuple(cosines)
+
+
+def make_layer_probe(
+    model: ModelAdapter, batch: ReplayBatch
+) -> Callable[[int, Tensor, bool, bool], Tensor]:
+    """Return a function probe(i, states [M, N, H], attn, mlp) -> [M, N, H].
+
+    It runs layer i on hidden states of the batch's positions. As in replay, each position sees the
+    full model's K/V before it and its own.
+    """
+    real = _valid_mask(batch)
+
+    @no_grad
+    def probe(i: int, states: Tensor, attn: bool, mlp: bool) -> Tensor:
+        out = torch.empty_like(states)
+        h = states.new_zeros(*real.shape, states.shape[-1])  # [B, T, H]; padding stays zero
+        for m, state in enumerate(states):
+            h[real] = state
+            out[m] = model.block(i, h, batch.cache, batch.plan, attn=attn, mlp=mlp)[real]
+        return out
+
+    return probe
+
+
+def _valid_mask(batch: ReplayBatch) -> Tensor:
+    """Return [B, T]: True for text, False for padding."""
+    real = torch.zeros(batch.input_ids.numel(), dtype=torch.bool, device=batch.input_ids.device)
+    real[batch.valid_positions] = True
+    return real.view_as(batch.input_ids)

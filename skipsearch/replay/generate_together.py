@@ -1,0 +1,213 @@
+"""Generate the full model's continuations of many prompts at once, which replay reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from skipsearch.decoding import Decoder
+from skipsearch.decoding.acceptance import NOT_FINITE, accept_sampled, choose_greedy
+from skipsearch.decoding.stopping import StopCondition
+from skipsearch.engine import forward, no_grad
+from skipsearch.engine.sampler import SamplingParams, TemperatureSampler
+from skipsearch.errors import non_finite_logits
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
+from skipsearch.models.memory import free_memory
+from skipsearch.replay.replay_batches import GREEDY, KV_MEMORY_FRACTION, bytes_of_a_slot
+
+PROMPTS_PER_PASS = 32  # prompts of one pass, at most
+
+
+def generate_continuations(
+    model: ModelAdapter,
+    prompt_ids: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    end_on_repeat: int | None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    sampling: SamplingParams = GREEDY,
+    seed: int = 0,
+) -> list[list[int]]:
+    """Return the generated tokens of each prompt.
+
+    They end as in decoding: by end of sequence, a repeat, the length or the model's context.
+    sampling: how tokens are drawn, as the decoder draws them; prompt i has the seed `seed + i`.
+    progress(tokens done, tokens that may be generated): an early end counts the rest as done.
+
+    A pass over many rows rounds differently from one over a single row. Two nearly equal logits may
+    therefore swap places, and a sample may become another one; the text is still the full model's.
+    On a batch-invariant engine (native), the tokens are those of decoding alone.
+    """
+    order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
+    max_tokens = [
+        max_new_tokens
+        if model.spec.context_length is None
+        else min(max_new_tokens, model.spec.context_length - len(p))
+        for p in prompt_ids
+    ]
+    total, done = sum(max_tokens), 0
+    tokens: dict[int, list[int]] = {}
+    while len(tokens) < len(order):
+        group = _first_that_fit(
+            model, [(i, len(prompt_ids[i]) + max_tokens[i]) for i in order[len(tokens) :]]
+        )
+        stoppers = [
+            StopCondition(max_tokens[i], model.spec.eos_token_ids, end_on_repeat=end_on_repeat)
+            for i in group
+        ]
+        chooser = _Chooser(model, sampling, [seed + i for i in group])
+        texts = _generate_group(
+            model, [prompt_ids[i] for i in group], stoppers, chooser, _after(done, total, progress)
+        )
+        tokens |= zip(group, texts, strict=True)
+        done += sum(max_tokens[i] for i in group)
+    return [tokens[i] for i in range(len(prompt_ids))]
+
+
+def continue_in_turn(
+    model: ModelAdapter,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    end_on_repeat: int | None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    sampling: SamplingParams = GREEDY,
+    seed: int = 0,
+) -> list[list[int]]:
+    """Do the same one prompt after another, for models that cannot batch texts of any length."""
+    decoder, tokens, total = Decoder(model), list[list[int]](), len(prompts) * max_new_tokens
+    for i, prompt in enumerate(prompts):
+        text = list[int]()
+        for chunk in decoder.stream(
+            prompt,
+            max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=seed + i,
+            end_on_repeat=end_on_repeat,
+        ):
+            text += chunk.tokens
+            progress(i * max_new_tokens + len(text), total)
+        tokens.append(text)
+    progress(total, total)
+    return tokens
+
+
+def _first_that_fit(model: ModelAdapter, slots: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the first prompts whose K/V fit into a share of the free memory, at least one.
+
+    slots: (prompt index, slots of its text).
+    """
+    budget = KV_MEMORY_FRACTION * free_memory(model.spec.device) / bytes_of_a_slot(model)
+    group, longest = list[int](), 0
+    for i, n_slots in slots[:PROMPTS_PER_PASS]:
+        longest = max(longest, n_slots)
+        if group and (len(group) + 1) * longest > budget:
+            break
+        group.append(i)
+    return group
+
+
+class _Chooser:
+    """Chooses the next token of each text from its logits, greedily or with the text's own seed."""
+
+    def __init__(self, model: ModelAdapter, sampling: SamplingParams, seeds: Sequence[int]):
+        self.generators = (
+            []
+            if sampling.is_greedy
+            else [torch.Generator(model.spec.device).manual_seed(seed) for seed in seeds]
+        )
+        self.sampler = TemperatureSampler(sampling, self.generators[0]) if self.generators else None
+
+    def choose(self, logits: Tensor, texts: Sequence[int]) -> list[int]:
+        """Return the next token of each text. logits: [N, V].
+
+        Raises: ModelError if the logits are not numbers.
+        """
+        if self.sampler is None:
+            tokens: list[int] = choose_greedy(logits).tolist()
+            if NOT_FINITE in tokens:
+                raise non_finite_logits()
+            return tokens
+        probs, no_draft = self.sampler.warp_to_probs(logits), logits.new_empty(0, dtype=torch.long)
+        return [
+            accept_sampled(no_draft, None, probs[row : row + 1], self.generators[text])[1]
+            for row, text in enumerate(texts)
+        ]
+
+
+def _after(before: int, total: int, progress: Callable[[int, int], None]) -> Callable[[int], None]:
+    """Return the progress callback of a batch, `before` tokens after the beginning."""
+    return lambda done: progress(before + done, total)
+
+
+@no_grad
+def _generate_group(
+    model: ModelAdapter,
+    prompt_ids: Sequence[Sequence[int]],
+    stoppers: Sequence[StopCondition],
+    chooser: _Chooser,
+    progress: Callable[[int], None],
+) -> list[list[int]]:
+    spec = model.spec
+    longest = max(map(len, prompt_ids))
+    capacity = max(
+        len(p) + stopper.max_new_tokens for p, stopper in zip(prompt_ids, stoppers, strict=True)
+    )
+    cache, planner = model.new_cache(len(prompt_ids), capacity), Planner(capacity, spec.device)
+    padded = torch.tensor([[*p, *[0] * (longest - len(p))] for p in prompt_ids], device=spec.device)
+    lengths = torch.tensor([[len(p)] for p in prompt_ids], device=spec.device)
+    # All but each row's last token. Padding follows a row's text, which never sees it.
+    if longest > 1:
+        forward(
+            model,
+            padded[:, :-1],
+            cache,
+            planner.plan_chain(0, longest - 1, len(prompt_ids)),
+            last_only=True,
+        )
+    token, position = padded.gather(1, lengths - 1), lengths - 1  # [B, 1]
+    generated: list[list[int]] = [[] for _ in prompt_ids]
+    rows = list(range(len(prompt_ids)))  # the text of each row of the pass
+    running, done = set(rows), 0
+    while True:
+        keys = int(position.max()) + 1
+        visible = (planner.list_slots(keys) <= position)[:, None, None]  # [B, 1, 1, keys]
+        logits = forward(model, token, cache, PassPlan(position, position, keys, visible, None))[
+            :, 0
+        ]
+        open_rows = [row for row, text in enumerate(rows) if text in running]
+        texts = [rows[row] for row in open_rows]
+        tokens = chooser.choose(logits if len(texts) == len(rows) else logits[open_rows], texts)
+        for text, token_id in zip(texts, tokens, strict=True):
+            generated[text].append(token_id)
+            done += 1
+            if stoppers[text].push_token(token_id):
+                running.remove(text)
+                done += stoppers[text].max_new_tokens - len(generated[text])
+        progress(done)
+        if not running:
+            return generated
+        # A row that has ended reads its last token again and is ignored, until half of them have.
+        token = token.clone()
+        token[open_rows, 0] = torch.tensor(tokens, device=spec.device)
+        position = (position + 1).clamp(max=capacity - 1)
+        if 2 * len(running) <= len(rows):
+            remaining = [row for row, text in enumerate(rows) if text in running]
+            rows, token, position, cache = (
+                [rows[row] for row in remaining],
+                token[remaining],
+                position[remaining],
+                _copy_rows(model, cache, remaining),
+            )
+
+
+def _copy_rows(model: ModelAdapter, cache: KVCache, rows: list[int]) -> KVCache:
+    """Return a cache with these rows of another."""
+    fewer = model.new_cache(len(rows), cache.capacity)
+    for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
+        if keys is not None and values is not None:
+            fewer.keys[layer], fewer.values[layer] = keys[rows], values[rows]
+    return fewer

@@ -1,0 +1,195 @@
+"""Replay drafts that get all tokens from one pass (S3D). It is exact: they follow from the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from skipsearch.drafters.s3d.spec import DraftTree
+from skipsearch.drafters.s3d.weights import MultiTokenDraft
+from skipsearch.engine import forward, no_grad, run_layers
+from skipsearch.errors import SearchError
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.kv_cache import Planner
+from skipsearch.replay.replay import MAX_RANK, Replay, token_ranks
+from skipsearch.replay.rounds import MAX_ROUND_DRAFT, RoundTable
+
+MAX_TREE_NODES = 16
+
+
+@dataclass(frozen=True)
+class DraftRanks:
+    """The draft passes from A positions; fields without a comment are as in `RoundTable`."""
+
+    # [A, rows] tokens that row k prefers to the full model's, at most MAX_RANK; MAX_RANK after the
+    # end of the text
+    ranks: np.ndarray
+    max_draft: np.ndarray
+    tokens_left: np.ndarray
+    prompt_offsets: np.ndarray
+    n_positions: np.ndarray
+    prompt_indices: tuple[int, ...]
+
+    def to_rounds(self, tree: DraftTree) -> RoundTable:
+        """Lay out rounds that draft this tree, as far as the token budget allows."""
+        accepted_len = np.zeros(len(self.ranks), dtype=int)
+        reached = accepted_len.copy()  # the node that the text of each position has reached
+        for node, (parent, rank, depth) in enumerate(
+            zip(tree.parents, tree.ranks, tree.depths, strict=True), 1
+        ):
+            is_reached = (reached == parent) & (self.ranks[:, depth - 1] == rank)
+            reached, accepted_len = (
+                np.where(is_reached, node, reached),
+                np.where(is_reached, depth, accepted_len),
+            )
+        zeros = np.zeros(len(accepted_len), dtype=int)
+        return RoundTable(
+            accepted_len,
+            zeros,
+            np.ones((len(accepted_len), MAX_ROUND_DRAFT)),
+            self.max_draft,
+            self.tokens_left,
+            self.prompt_offsets,
+            self.n_positions,
+            prompt_indices=self.prompt_indices,
+        )
+
+    def alpha_by_depth(self) -> list[float]:
+        """Return α of each row: how often it is right if all rows before it are."""
+        right = (self.ranks == 0).cumprod(axis=1)
+        counts = np.concatenate([np.ones((len(right), 1)), right], axis=1).sum(axis=0)
+        return [float(after / before) if before else 0.0 for before, after in pairwise(counts)]
+
+    def propose_trees(self) -> list[DraftTree]:
+        """Return chains of every length, and trees of every size up to MAX_TREE_NODES.
+
+        Each tree has one node more than the one before: the node that most texts reach. Source:
+        Sequoia (Chen et al. 2024), where acceptance by rank is measured, too.
+        """
+        rows = self.ranks.shape[1]
+        chains = [DraftTree(parents=tuple(range(n)), ranks=(0,) * n) for n in range(1, rows + 1)]
+        positions = np.arange(len(self.ranks))
+        open_: dict[tuple[int, ...], np.ndarray] = {
+            (0,): positions[self.ranks[:, 0] == 0]
+        }  # by ranks from the root: whose text comes there
+        paths, grown = list[tuple[int, ...]](), list[DraftTree]()
+        while open_ and len(paths) < MAX_TREE_NODES:
+            path = max(open_, key=lambda path: len(open_[path]))
+            reaching, depth = open_.pop(path), len(path)
+            if not len(reaching):
+                break
+            paths.append(path)
+            if depth < rows:
+                open_[*path, 0] = reaching[self.ranks[reaching, depth] == 0]
+            if path[-1] + 1 < MAX_RANK:
+                siblings = self._positions_on_path(path[:-1])
+                open_[*path[:-1], path[-1] + 1] = siblings[
+                    self.ranks[siblings, depth - 1] == path[-1] + 1
+                ]
+            grown.append(build_tree(paths))
+        return [*chains, *(tree for tree in grown if tree not in chains)]
+
+    def _positions_on_path(self, path: Sequence[int]) -> np.ndarray:
+        """Return the positions whose text follows a path of ranks to its end."""
+        on_path = np.ones(len(self.ranks), dtype=bool)
+        for depth, rank in enumerate(path):
+            on_path &= self.ranks[:, depth] == rank
+        return np.flatnonzero(on_path)
+
+
+def build_tree(paths: Sequence[tuple[int, ...]]) -> DraftTree:
+    """Build a tree from the ranks on the way to each node: trunk first, then by depth and rank."""
+    order = sorted(paths, key=lambda path: (any(path), len(path), path))
+    number = {(): 0} | {path: node for node, path in enumerate(order, 1)}
+    return DraftTree(
+        parents=tuple(number[path[:-1]] for path in order), ranks=tuple(path[-1] for path in order)
+    )
+
+
+def nodes_by_depth(tree: DraftTree) -> tuple[int, ...]:
+    """Return how many nodes a tree has down to depth 1, 2, …"""
+    return tuple(
+        sum(depth <= most for depth in tree.depths) for most in range(1, max(tree.depths) + 1)
+    )
+
+
+@no_grad
+def replay_parallel_draft(replay: Replay, draft: MultiTokenDraft) -> DraftRanks:
+    """Run the draft from every position of every text. Raises: SearchError for sampled texts."""
+    if not replay.sampling.is_greedy:
+        raise SearchError(
+            "s3d is replayed on greedy text and this task samples: race it, or tune without s3d "
+            "modules"
+        )
+    ranks, max_draft, tokens_left, lengths, prompt_indices = (
+        list[np.ndarray](),
+        list[int](),
+        list[int](),
+        list[int](),
+        list[int](),
+    )
+    for prompt_index, (prompt, text) in enumerate(
+        zip(replay.prompt_ids, replay.continuations, strict=True)
+    ):
+        count = len(text) - 1
+        if count < 1:
+            continue
+        ranks.append(_rank_drafts(replay.model, draft, prompt, text))
+        max_draft += [replay.token_budgets[prompt_index] - 1 - at for at in range(count)]
+        tokens_left += [count - at for at in range(count)]
+        lengths.append(count)
+        prompt_indices.append(prompt_index)
+    ends = np.cumsum(lengths)
+    return DraftRanks(
+        np.concatenate(ranks),
+        np.array(max_draft),
+        np.array(tokens_left),
+        ends - lengths,
+        np.array(lengths),
+        tuple(prompt_indices),
+    )
+
+
+def _rank_drafts(
+    model: ModelAdapter, draft: MultiTokenDraft, prompt: Sequence[int], text: Sequence[int]
+) -> np.ndarray:
+    """Return the ranks [positions, rows] of a draft pass from each token of a text but the last.
+
+    All of these passes run as one.
+    """
+    device, rows = model.spec.device, draft.max_tokens
+    tokens, n_positions = [*prompt, *text], len(text) - 1
+    planner = Planner(len(tokens) + n_positions * rows, device)
+    cache = model.new_cache(1, planner.capacity)
+    forward(
+        model,
+        torch.tensor([tokens], device=device),
+        cache,
+        planner.plan_chain(0, len(tokens)),
+        last_only=True,
+    )
+    group = torch.arange(n_positions, device=device).repeat_interleave(rows)
+    starts = len(prompt) + group[None]
+    positions = starts + torch.arange(rows, device=device).repeat(n_positions)
+    if model.spec.context_length is not None:  # of drafts beyond the token budget
+        positions = positions.clamp(max=model.spec.context_length - 1)
+    plan = planner.plan_replay(len(tokens), positions, starts, group)
+    known = model.embed(torch.tensor([text[:-1]], device=device), starts[:, ::rows])[0]
+    h = torch.cat(
+        [known[:, None], draft.mask_embeddings.to(known).expand(n_positions, -1, -1)], dim=1
+    ).flatten(0, 1)[None]
+    states = run_layers(draft.model, h, cache, plan, draft.mask)
+    following = torch.tensor([*text[1:], *[0] * rows], device=device).unfold(0, rows, 1)[
+        :n_positions
+    ]  # [positions, rows]
+    ended = (
+        torch.arange(n_positions, device=device)[:, None] + torch.arange(rows, device=device)
+        >= n_positions
+    )
+    rank = token_ranks(following.flatten(), draft.model.head(states)[0]).view(n_positions, rows)
+    ranks: np.ndarray = torch.where(ended, MAX_RANK, rank).cpu().numpy()
+    return ranks

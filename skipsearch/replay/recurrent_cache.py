@@ -1,0 +1,66 @@
+"""A cache for a batch of one-token passes at many positions of one text of a recurrent model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skipsearch.models.generic.cache_view import clone_state
+from skipsearch.models.generic.recurrent import LayerStates, StateAt
+from skipsearch.models.kv_cache import KVCache, PassPlan
+
+
+class RecurrentReplayCache(KVCache):
+    """A row for each position. Rows share the K/V of the text, and no pass changes them.
+
+    text_cache: [1, …] K/V of the text. length: its slots that are visible. states_at: the states of
+    the full model's recurrent layers before the token of each position.
+    """
+
+    def __init__(self, text_cache: KVCache, length: int, states_at: Sequence[StateAt]):
+        super().__init__(len(text_cache.keys), len(states_at), length + 1)
+        self.keys, self.values, self.length = text_cache.keys, text_cache.values, length
+        self._states = [
+            _concatenate_states([standing.states[i] for standing in states_at])
+            for i in range(len(text_cache.keys))
+        ]
+
+    def write(
+        self, layer: int, key: Tensor, value: Tensor, plan: PassPlan
+    ) -> tuple[Tensor, Tensor]:
+        """Return the text's K/V followed by each row's own, [B, heads, length + 1, D]."""
+        keys, values = self.keys[layer], self.values[layer]
+        assert keys is not None
+        assert values is not None
+        all_keys, all_values = (
+            torch.cat([text[:, :, : self.length].expand(len(new), -1, -1, -1), new], dim=2)
+            for text, new in ((keys, key), (values, value))
+        )
+        return all_keys, all_values
+
+    def get_state(self, plan: PassPlan, layer: int) -> Any:
+        return clone_state(self._states[layer])
+
+
+def _concatenate_states(states: LayerStates) -> Any:
+    """Return one state of B rows from B states of one row."""
+    joined = copy.copy(states[0])
+    for name, value in vars(states[0]).items():
+        if isinstance(value, Tensor):
+            setattr(joined, name, torch.cat([getattr(state, name) for state in states]))
+        elif isinstance(value, dict):
+            setattr(
+                joined,
+                name,
+                {
+                    key: torch.cat([getattr(state, name)[key] for state in states])
+                    if isinstance(one, Tensor)
+                    else one
+                    for key, one in value.items()
+                },
+            )
+    return joined

@@ -1,0 +1,237 @@
+"""Replay a mask's draft on the full model's own text, in one parallel pass over all positions.
+
+The full model's continuation is generated once, and its K/V stay in the cache. A mask is then
+judged by ONE pass over all generated positions: each query sees the full model's K/V at earlier
+positions and its own draft K/V at its own. That is exact for the first token of a round. For later
+tokens it uses the full model's K/V although the real draft has its own
+(`tests/replay/exact_replay.py` does not). The queries' own K/V go to spare slots after the text,
+and each query sees one of them.
+
+If a task samples, the text is a sample, too, and the tokens that a draft would have drawn are
+unknown. But of all the ways in which a round can emit token y, the share in which the draft drew it
+and it was accepted is min(p(y), q(y)) of p(y): min(1, q(y) / p(y)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.engine import no_grad, run_layers
+from skipsearch.engine.sampler import SamplingParams
+from skipsearch.errors import SearchError
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.replay.generate_together import continue_in_turn, generate_continuations
+from skipsearch.replay.recurrent_batches import RecurrentReplayBatches
+from skipsearch.replay.replay_batches import GREEDY, ReplayBatch, ReplayBatches, logit_chunks, unpad
+
+RECURRENT_NOTE = (
+    "; masks are judged at each position from the recurrent states that it had there, and drafts "
+    "are chains without siblings"
+)
+MAX_RANK = 5  # the largest number of siblings, plus one
+
+
+@dataclass(frozen=True)
+class PromptReplay:
+    """A mask on one prompt with G generated tokens.
+
+    Entry j belongs to the draft pass that reads generated token j and proposes token j + 1.
+    """
+
+    # [G − 1] bool: the draft names the full model's next token. If the text was sampled, float in
+    # 0 … 1: the probability that a draft of that token was accepted.
+    acceptance: np.ndarray
+    confidence: np.ndarray  # [G − 1] the draft's top probability, as an exit policy reads it
+    token_budget: int  # tokens allowed after the first one; the text may have used fewer
+    prompt_index: int = 0
+    # [G − 1] tokens that the draft prefers to the full model's, at most MAX_RANK; None: sampled
+    ranks: np.ndarray | None = None
+
+
+class Replay:
+    """The full model's continuations of prompts, ready to judge any mask."""
+
+    def __init__(
+        self,
+        model: ModelAdapter,
+        prompt_ids: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        end_on_repeat: int | None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        sampling: SamplingParams = GREEDY,
+        seed: int = 0,
+        max_kv_bytes: int | None = None,
+    ):
+        """Let the model continue the prompts.
+
+        sampling: how the task draws its tokens; prompt i is continued with seed + i.
+        max_kv_bytes: memory for the K/V of the continuations; None: a quarter of the free memory.
+        What does not fit is computed again for every mask.
+        progress(tokens done, tokens that may be generated).
+        Raises: SearchError if every continuation ends at once, so that there is nothing to replay.
+        """
+        self.model, self.prompt_ids, self.sampling = model, prompt_ids, sampling
+        context = model.spec.context_length
+        self.token_budgets = [
+            (max_new_tokens if context is None else min(max_new_tokens, context - len(p))) - 1
+            for p in prompt_ids
+        ]
+        if model.spec.ragged_batches:
+            self.continuations = generate_continuations(
+                model, prompt_ids, max_new_tokens, end_on_repeat, progress, sampling, seed
+            )
+        else:
+            self.continuations = continue_in_turn(
+                model, prompt_ids, max_new_tokens, end_on_repeat, progress, sampling, seed
+            )
+        if not any(len(generated) > 1 for generated in self.continuations):
+            raise SearchError(
+                "the model ends every calibration prompt with its first token, so there is nothing "
+                "to draft: "
+                "take another task"
+            )
+        kind = RecurrentReplayBatches if model.spec.is_recurrent else ReplayBatches
+        self.batches = kind(model, prompt_ids, self.continuations, sampling, max_kv_bytes)
+
+    @no_grad
+    def __call__(
+        self,
+        mask: SkipMask,
+        max_prompts: int | None = None,
+        batch_indices: Sequence[int] | None = None,
+        draft_model: ModelAdapter | None = None,
+    ) -> list[PromptReplay]:
+        """Judge a mask on each prompt whose continuation has at least two tokens.
+
+        max_prompts: judge about so many; batch_indices: judge these batches. None: all.
+        draft_model: the model that drafts, if its weights differ from the verifying model's.
+        """
+        # Below this layer the draft equals the full model.
+        first = (
+            0 if draft_model is not None else min(mask.sublayers, default=2 * mask.n_layers) // 2
+        )
+        prompts: list[tuple[int, int]] = []  # (prompt index, positions)
+        judged: list[tuple[Tensor, Tensor, Tensor]] = []  # of each batch
+        for b in (
+            self.batches.subset(max_prompts)
+            if batch_indices is None
+            else (self.batches[i] for i in batch_indices)
+        ):
+            states = run_layers(
+                draft_model or self.model, b.hidden_states[first], b.cache, b.plan, mask, first
+            )
+            judged.append(
+                self._judge_batch(b, unpad(states, b.valid_positions), draft_model or self.model)
+            )
+            prompts += zip(b.prompt_indices, b.n_valid, strict=True)
+        ends = np.cumsum([length for _, length in prompts])[:-1]
+        by_prompt = zip(
+            prompts,
+            *(
+                np.split(torch.cat(parts).cpu().numpy(), ends)
+                for parts in zip(*judged, strict=True)
+            ),
+            strict=True,
+        )
+        replays = {
+            prompt: PromptReplay(
+                acceptance,
+                confidence,
+                self.token_budgets[prompt],
+                prompt,
+                ranks if self.sampling.is_greedy else None,
+            )
+            for (prompt, _), acceptance, confidence, ranks in by_prompt
+        }
+        return [replays[prompt] for prompt in sorted(replays)]
+
+    def single_prompt(self, prompt_index: int) -> Replay:
+        """Return a replay of this prompt alone, as prompt 0."""
+        one = copy(self)
+        one.prompt_ids, one.continuations, one.token_budgets = (
+            [self.prompt_ids[prompt_index]],
+            [self.continuations[prompt_index]],
+            [self.token_budgets[prompt_index]],
+        )
+        one.batches = ReplayBatches(self.model, one.prompt_ids, one.continuations, self.sampling)
+        return one
+
+    def context_lengths(self) -> list[int]:
+        """Return the shortest, mean and longest context of a position, for the latency table."""
+        contexts = [
+            len(prompt) + at
+            for prompt, text in zip(self.prompt_ids, self.continuations, strict=True)
+            for at in range(len(text))
+        ]
+        return sorted({min(contexts), round(sum(contexts) / len(contexts)), max(contexts)})
+
+    def measure_acceptance(
+        self,
+        mask: SkipMask,
+        max_prompts: int | None = None,
+        draft_model: ModelAdapter | None = None,
+    ) -> float:
+        """Return α of the mask, the mean acceptance over positions."""
+        return float(
+            np.concatenate(
+                [r.acceptance for r in self(mask, max_prompts, draft_model=draft_model)]
+            ).mean()
+        )
+
+    def _judge_batch(
+        self, b: ReplayBatch, states: Tensor, draft_model: ModelAdapter
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (acceptance, confidence, rank), all [N], at the batch's positions.
+
+        states: [N, H], the input of the head.
+        """
+        labels, judged = b.labels.flatten()[b.valid_positions], []
+        for chunk in logit_chunks(self.model, len(states)):
+            logits = draft_model.head(states[chunk][None])[0]
+            if b.target_probs is None or self.batches.sampler is None:
+                token, top = greedy_token(logits)
+                judged.append((token == labels[chunk], top, token_ranks(labels[chunk], logits)))
+            else:
+                q = self.batches.sampler.warp_to_probs(logits)
+                judged.append(
+                    (
+                        accept_probability(
+                            q.gather(1, labels[chunk, None])[:, 0], b.target_probs[chunk]
+                        ),
+                        q.amax(dim=-1),
+                        labels[chunk],
+                    )
+                )
+        acceptance, confidence, rank = zip(*judged, strict=True)
+        return torch.cat(acceptance), torch.cat(confidence), torch.cat(rank)
+
+
+def accept_probability(q: Tensor, p: Tensor) -> Tensor:
+    """Return min(1, q / p): the probability that an emitted token was drafted and accepted.
+
+    q, p: [N], the probabilities of the token under draft and full model. The mean over tokens drawn
+    from p is Σ min(p, q), the α of Leviathan et al. 2023 (theorem 3.5). p is 0 only if a pass over
+    many tokens rounds differently from the decoding that drew them.
+    """
+    return (q / p.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1)
+
+
+def token_ranks(tokens: Tensor, logits: Tensor) -> Tensor:
+    """Return how many tokens have a higher logit than these, at most MAX_RANK.
+
+    tokens: [...]. logits: [..., V]. Returns [...].
+    """
+    return (logits > logits.gather(-1, tokens[..., None])).sum(dim=-1).clamp(max=MAX_RANK)
+
+
+def greedy_token(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a draft's greedy tokens [...] and their probabilities [...], from logits [..., V]."""
+    token = logits.max(dim=-1).indices
+    return token, logits.float().softmax(dim=-1).gather(-1, token[..., None])[..., 0]

@@ -1,0 +1,297 @@
+"""Texts of the full model in batches, laid out so that one pass judges a mask at all positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from skipsearch.engine import no_grad, run_layers
+from skipsearch.engine.sampler import SamplingParams, TemperatureSampler
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
+from skipsearch.models.memory import free_memory
+
+MAX_BATCH_PROMPTS = 16
+# Rows of a pass, padding included: enough to keep the device busy, and little of it is padding.
+MAX_PASS_ROWS = {"cpu": 256, "cuda": 2048}
+# Rows of logits at a time: a CPU's cache holds them, a GPU's memory those of a large vocabulary.
+MAX_LOGIT_ROWS = {"cpu": 128, "cuda": 512}
+# Share of the free memory for K/V. Activations, logits, a decoder's cache and other processes need
+# memory, too.
+KV_MEMORY_FRACTION = 0.25
+GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True)
+class ReplayBatch:
+    """B texts of similar length, padded on the right to T positions."""
+
+    input_ids: Tensor  # [B, T] generated tokens 0 … G − 2
+    labels: Tensor  # [B, T] generated tokens 1 … G − 1
+    valid_positions: Tensor  # [N] entries without padding, in the flattened [B · T]
+    cache: KVCache
+    plan: PassPlan  # of a pass over `input_ids`: each query sees the text before it and itself
+    text_slots: int  # slots of the cache that hold text
+    prompt_indices: tuple[int, ...]  # [B]
+    n_valid: tuple[int, ...]  # [B] positions without padding
+    # [B, T, H] each: the full model's input of each layer, and of the head
+    hidden_states: tuple[Tensor, ...]
+    # [N] the full model's probability of `labels`; None: the text is greedy
+    target_probs: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K/V and hidden states."""
+        return self.cache.nbytes + sum(h.nbytes for h in self.hidden_states)
+
+
+class ReplayBatches:
+    """Every text with at least two generated tokens, in batches.
+
+    K/V and hidden states stay in memory up to `max_kv_bytes` (None: a quarter of the device's free
+    memory). A batch that does not fit is computed again whenever it is read, with the same bits,
+    and needs its memory on top meanwhile.
+    """
+
+    def __init__(
+        self,
+        model: ModelAdapter,
+        prompt_ids: Sequence[Sequence[int]],
+        continuations: Sequence[Sequence[int]],
+        sampling: SamplingParams = GREEDY,
+        max_kv_bytes: int | None = None,
+    ):
+        self.model, self.prompt_ids, self.continuations = model, prompt_ids, continuations
+        self.sampler = (
+            None
+            if sampling.is_greedy
+            else TemperatureSampler(sampling, torch.Generator(model.spec.device))
+        )
+        self.prompt_indices = self._group_prompts(
+            [max(0, len(generated) - 1) for generated in continuations]
+        )
+        self._target_probs: dict[tuple[int, ...], Tensor] = {}
+        self._resident: dict[tuple[int, ...], ReplayBatch] = {}
+        budget = (
+            free_memory(model.spec.device) * KV_MEMORY_FRACTION
+            if max_kv_bytes is None
+            else max_kv_bytes
+        )
+        slot = bytes_of_a_slot(model)
+        for indices in self.prompt_indices:
+            budget -= self._estimate_nbytes(indices, slot)
+            if budget >= 0:
+                self._resident[indices] = self._build(indices)
+            elif self.sampler is not None:
+                self._build(indices)  # for its target probabilities
+
+    @property
+    def n_resident(self) -> int:
+        """Batches whose K/V stay in memory."""
+        return len(self._resident)
+
+    def __len__(self) -> int:
+        return len(self.prompt_indices)
+
+    def __getitem__(self, i: int) -> ReplayBatch:
+        indices = self.prompt_indices[i]
+        return self._resident[indices] if indices in self._resident else self._build(indices)
+
+    def __iter__(self) -> Iterator[ReplayBatch]:
+        return (self[i] for i in range(len(self)))
+
+    def subset(self, max_prompts: int | None) -> Iterator[ReplayBatch]:
+        """Yield batches of every length, about so many texts in all; None: all batches."""
+        texts = sum(map(len, self.prompt_indices))
+        count = (
+            len(self)
+            if max_prompts is None
+            else min(len(self), max(1, round(len(self) * max_prompts / texts)))
+        )
+        return (self[(2 * i + 1) * len(self) // (2 * count)] for i in range(count))
+
+    def build_sample(self, max_prompts: int = MAX_BATCH_PROMPTS) -> ReplayBatch:
+        """Build one batch of texts of medium length, to look at hidden states."""
+        texts = [i for indices in self.prompt_indices for i in indices]
+        max_prompts = max_prompts if self.model.spec.ragged_batches else 1
+        start = max(0, (len(texts) - max_prompts) // 2)
+        return self._build(tuple(texts[start : start + max_prompts]))
+
+    def _group_prompts(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the texts of each batch. lengths: positions of each text."""
+        if not self.model.spec.ragged_batches:
+            return [
+                (i,)
+                for i in sorted((i for i, n in enumerate(lengths) if n), key=lengths.__getitem__)
+            ]
+        return _group_by_length(lengths, max_pass_rows(self.model))
+
+    def _estimate_nbytes(self, prompt_indices: tuple[int, ...], slot_bytes: int) -> int:
+        """Estimate the bytes of a batch. slot_bytes: of the K/V of one token."""
+        spec = self.model.spec
+        longest, n = self._shape(prompt_indices)
+        return len(prompt_indices) * (
+            (longest + n) * slot_bytes
+            + n * (spec.n_layers + 1) * spec.hidden_size * spec.dtype.itemsize
+        )
+
+    def _shape(self, prompt_indices: tuple[int, ...]) -> tuple[int, int]:
+        """Return (slots of the longest text, positions of the longest continuation)."""
+        return (
+            max(len(self.prompt_ids[i]) + len(self.continuations[i]) - 1 for i in prompt_indices),
+            max(len(self.continuations[i]) - 1 for i in prompt_indices),
+        )
+
+    @no_grad
+    def _build(self, prompt_indices: tuple[int, ...]) -> ReplayBatch:
+        """Run the full model over the texts once, and plan the pass that judges a mask."""
+        device = self.model.spec.device
+        longest, n = self._shape(prompt_indices)
+        lengths = tuple(len(self.continuations[i]) - 1 for i in prompt_indices)
+        starts = torch.tensor([len(self.prompt_ids[i]) for i in prompt_indices], device=device)
+        cache, planner = (
+            self.model.new_cache(len(prompt_indices), longest + n),
+            Planner(longest + n, device),
+        )
+        # Padding follows a row's text, where no causal query of that text can see it.
+        texts = torch.tensor(
+            [
+                _pad([*self.prompt_ids[i], *self.continuations[i][:-1]], longest)
+                for i in prompt_indices
+            ],
+            device=device,
+        )
+        own_slots = longest + torch.arange(n, device=device)  # [T] slots of the queries' own K/V
+        positions = starts[:, None] + torch.arange(n, device=device)  # [B, T]
+        all_slots = torch.arange(longest + n, device=device)
+        earlier = (all_slots < positions[..., None]) & (all_slots < longest)
+        visible = (earlier | (all_slots == own_slots[:, None]))[:, None]  # [B, 1, T, longest + n]
+        # Positions of padding may exceed the model's context.
+        clamped_positions = (
+            positions
+            if self.model.spec.context_length is None
+            else positions.clamp(max=self.model.spec.context_length - 1)
+        )
+        plan = PassPlan(
+            clamped_positions,
+            own_slots.expand(len(prompt_indices), n),
+            longest + n,
+            visible,
+            longest,
+        )
+        generated = torch.tensor(
+            [_pad(self.continuations[i], n + 1) for i in prompt_indices], device=device
+        )
+        is_valid = torch.arange(n, device=device) < torch.tensor(lengths, device=device)[:, None]
+        valid_positions, labels = is_valid.flatten().nonzero()[:, 0], generated[:, 1:]
+        states = self._run_full_model(
+            texts,
+            cache,
+            planner.plan_chain(0, longest, len(prompt_indices)),
+            positions.clamp(max=longest - 1),
+        )
+        if self.sampler is not None and prompt_indices not in self._target_probs:
+            self._target_probs[prompt_indices] = self._target_probability(
+                unpad(states[-1], valid_positions), labels.flatten()[valid_positions]
+            )
+        return ReplayBatch(
+            generated[:, :-1],
+            labels,
+            valid_positions,
+            cache,
+            plan,
+            longest,
+            prompt_indices,
+            lengths,
+            states,
+            self._target_probs.get(prompt_indices),
+        )
+
+    def _run_full_model(
+        self, texts: Tensor, cache: KVCache, plan: PassPlan, positions: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Run the full model over texts [B, longest].
+
+        Returns its hidden states [B, T, H] at positions [B, T], before each layer and after the
+        last.
+        """
+        at = positions[..., None].expand(-1, -1, self.model.spec.hidden_size)
+        states = list[Tensor]()
+        run_layers(
+            self.model,
+            self.model.embed(texts, plan.positions),
+            cache,
+            plan,
+            tap=lambda i, h: states.append(h.gather(1, at.to(h.device))),
+        )
+        return tuple(states)
+
+    def _target_probability(self, states: Tensor, labels: Tensor) -> Tensor:
+        """Return the full model's probabilities [N] of `labels` [N].
+
+        states: [N, H], the input of its head.
+        """
+        assert self.sampler is not None
+        return torch.cat(
+            [
+                self.sampler.warp_to_probs(self.model.head(states[chunk][None])[0]).gather(
+                    1, labels[chunk, None]
+                )[:, 0]
+                for chunk in logit_chunks(self.model, len(states))
+            ]
+        )
+
+
+def unpad(states: Tensor, valid_positions: Tensor) -> Tensor:
+    """Return the hidden states without padding: [B, T, H] -> [N, H]."""
+    return states.flatten(0, 1)[valid_positions.to(states.device)]
+
+
+def max_pass_rows(model: ModelAdapter) -> int:
+    """Return the most rows of a pass over several texts, padding included."""
+    return MAX_PASS_ROWS.get(model.spec.device.type, MAX_PASS_ROWS["cpu"])
+
+
+def logit_chunks(model: ModelAdapter, count: int) -> list[slice]:
+    """Split `count` rows into slices that the head should process at a time."""
+    max_rows = MAX_LOGIT_ROWS.get(model.spec.device.type, MAX_LOGIT_ROWS["cpu"])
+    return [slice(start, start + max_rows) for start in range(0, count, max_rows)]
+
+
+def _group_by_length(lengths: Sequence[int], max_rows: int) -> list[tuple[int, ...]]:
+    """Return the indices of texts with at least one position, in batches of similar length.
+
+    A batch has at most `max_rows` rows, unless one text is longer.
+    """
+    batches: list[list[int]] = []
+    for i in sorted((i for i, n in enumerate(lengths) if n), key=lengths.__getitem__):
+        if (
+            batches
+            and len(batches[-1]) < MAX_BATCH_PROMPTS
+            and (len(batches[-1]) + 1) * lengths[i] <= max_rows
+        ):
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return [tuple(batch) for batch in batches]
+
+
+def _pad(tokens: Sequence[int], length: int) -> list[int]:
+    return [*tokens, *[0] * (length - len(tokens))]
+
+
+@no_grad
+def bytes_of_a_slot(model: ModelAdapter) -> int:
+    """Return the bytes of one token's K/V."""
+    cache, device = model.new_cache(1, 1), model.spec.device
+    plan = Planner(1, device).plan_chain(0, 1)
+    run_layers(
+        model,
+        model.embed(torch.zeros(1, 1, dtype=torch.long, device=device), plan.positions),
+        cache,
+        plan,
+    )
+    return cache.nbytes

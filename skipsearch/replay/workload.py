@@ -1,0 +1,114 @@
+"""Tokenised prompts and how to generate from them: measurement and replay use the same requests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from skipsearch.decoding import Decoder, Generation
+from skipsearch.engine.sampler import SamplingParams
+from skipsearch.errors import TaskError
+from skipsearch.models.adapter import ModelAdapter, ModelSpec
+from skipsearch.models.chat.chat_text import encode_prompt, get_chat_template, render_user_turn
+from skipsearch.tasks.task import Prompt, Task
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts that a task generates from, as one model reads them."""
+
+    prompt_names: tuple[str, ...]
+    prompt_ids: tuple[tuple[int, ...], ...]  # cut to what model and task allow
+    max_new_tokens: int
+    end_on_repeat: int | None  # a generation ends after so many repeats; None: never
+    sampling: SamplingParams
+
+    def generate(
+        self, decoder: Decoder, prompt_index: int, seed: int, max_tokens: int | None = None
+    ) -> Generation:
+        return decoder.generate(
+            self.prompt_ids[prompt_index],
+            min(self.max_new_tokens, max_tokens or self.max_new_tokens),
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+            seed=seed,
+            end_on_repeat=self.end_on_repeat,
+        )
+
+    def head(self, count: int) -> Workload:
+        return replace(
+            self, prompt_names=self.prompt_names[:count], prompt_ids=self.prompt_ids[:count]
+        )
+
+
+def make_workload(model: ModelAdapter, task: Task, prompts: Sequence[Prompt]) -> Workload:
+    """Tokenise prompts. One that is too long loses its beginning.
+
+    Raises: TaskError if the model has no tokenizer, or one that makes no tokens of these prompts.
+    """
+    if model.tokenizer is None:
+        raise TaskError(
+            f"{model.spec.id} has no tokenizer, so the text of task {task.name} cannot be given to "
+            "it: put its tokenizer files "
+            "beside its weights"
+        )
+    max_prompt, max_new = token_limits(task, model.spec.context_length)
+    chat = task_chat_template(task, model.tokenizer) is not None
+    rows = [
+        tuple(encode_prompt(model.tokenizer, p.text, chat=chat, max_tokens=max_prompt))
+        for p in prompts
+    ]
+    nonempty = [(p.id, row) for p, row in zip(prompts, rows, strict=True) if row]
+    if not nonempty:
+        raise TaskError(f"task {task.name} has no prompt that this tokenizer turns into tokens")
+    sampling = SamplingParams(task.sampling.temperature, task.sampling.top_p, task.sampling.top_k)
+    return Workload(
+        tuple(i for i, _ in nonempty),
+        tuple(r for _, r in nonempty),
+        max_new,
+        task.end_on_repeat,
+        sampling,
+    )
+
+
+def token_limits(task: Task, context: int | None) -> tuple[int, int]:
+    """Return the most (tokens of a prompt, tokens to generate).
+
+    If the context is too small for both, the answer gets half of it, or what a short prompt leaves.
+    """
+    if context is None:
+        return task.max_prompt_tokens, task.max_new_tokens
+    new = min(task.max_new_tokens, max(context // 2, context - task.max_prompt_tokens))
+    return min(task.max_prompt_tokens, context - new), new
+
+
+def context_warnings(task: Task, spec: ModelSpec) -> list[str]:
+    """Return a warning if the model's context is too small for the task's generations."""
+    most, new = token_limits(task, spec.context_length)
+    if new == task.max_new_tokens:
+        return []
+    return [
+        f"task {task.name} generates up to {task.max_new_tokens} tokens and {spec.id} was made for "
+        f"{spec.context_length}, the prompt "
+        f"included: here up to {new}, behind prompts of up to {most}"
+    ]
+
+
+def render_prompt(task: Task, tokenizer: object, text: str) -> str:
+    """Return a prompt in the model's chat template, if the task asks for it and there is one."""
+    return (
+        text if task_chat_template(task, tokenizer) is None else render_user_turn(tokenizer, text)
+    )
+
+
+def task_chat_template(task: Task, tokenizer: object) -> str | None:
+    """Return the chat template for the task's prompts; None: they are used as they are."""
+    return get_chat_template(tokenizer) if task.chat else None
+
+
+def template_sha256(task: Task, tokenizer: object) -> str | None:
+    """Return the hash of that template: with another one, the same text is another prompt."""
+    template = task_chat_template(task, tokenizer)
+    return None if template is None else hashlib.sha256(template.encode()).hexdigest()

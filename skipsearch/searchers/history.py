@@ -1,0 +1,107 @@
+"""What an adaptive searcher was told, in the form it learns from."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial, TrialState
+from skipsearch.searchers.base import SearchProblem
+
+MIN_RELATIVE_ERROR = (
+    1e-3  # relative standard error that no measurement of a token's time is believed to beat
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One told mask: the units it skips, the log of its time per token (inf: it failed) and that
+    log's variance.
+    """
+
+    units: frozenset[int]
+    log_time: float
+    variance: float
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.log_time)
+
+
+class TrialHistory:
+    """Everything told, whoever proposed it.
+
+    Replayed and wall-clock times of one mask differ by more than their standard errors say, so a
+    searcher learns from one fidelity alone: the one it was told most of ("wall" of two equals).
+    Masks of the other are only never proposed again. Masks outside the problem's space (never_skip,
+    whole_layers) are remembered and not learned from. Of a mask told twice, the later telling
+    counts."""
+
+    def __init__(self, problem: SearchProblem) -> None:
+        self._problem = problem
+        self._seen: set[SkipMask] = set()
+        self._trials: dict[str, dict[frozenset[int], Trial]] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, trial: Trial) -> None:
+        """Raises: SearchError if the mask is of another model."""
+        units = self._problem.units_of(trial.mask)
+        self._seen.add(trial.mask)
+        if units is not None:
+            self._trials.setdefault(trial.fidelity, {})[units] = trial
+            self._counts[trial.fidelity] += 1
+
+    def excluded(self, pending: Collection[SkipMask]) -> set[SkipMask]:
+        """Masks not to be proposed: told, pending, and the empty one."""
+        return self._seen | set(pending) | {SkipMask(self._problem.n_layers)}
+
+    def observations(self) -> tuple[Observation, ...]:
+        """What to learn from, in the order first told.
+
+        Times are relative to the baseline measured beside them where every trial has one: that
+        ratio is what machine noise leaves alone. The variance follows from the standard error by
+        the delta method: var(log t) = (stderr / t)²."""
+        if not self._counts:
+            return ()
+        fidelity = max(self._counts, key=lambda name: (self._counts[name], name))
+        trials = self._trials[fidelity]
+        finite = [trial for trial in trials.values() if not has_no_time(trial)]
+        relative = all(trial.baseline_seconds_per_token for trial in finite)
+
+        def judge(units: frozenset[int], trial: Trial) -> Observation:
+            if has_no_time(trial):
+                return Observation(units, math.inf, 0.0)
+            time = trial.seconds_per_token / (
+                (trial.baseline_seconds_per_token or 1.0) if relative else 1.0
+            )
+            error = trial.stderr / trial.seconds_per_token
+            return Observation(
+                units,
+                math.log(time),
+                max(MIN_RELATIVE_ERROR, error if math.isfinite(error) else 0.0) ** 2,
+            )
+
+        return tuple(judge(units, trial) for units, trial in trials.items())
+
+    def best(self) -> Observation | None:
+        """The fastest mask told; None before any succeeded."""
+        return min(
+            (j for j in self.observations() if j.finite), key=lambda j: j.log_time, default=None
+        )
+
+    def make_rng(self, pending: Collection[SkipMask]) -> np.random.Generator:
+        """Randomness that depends on the seed and on what is known, not on the asks before: telling
+        again resumes a search.
+        """
+        return np.random.default_rng([self._problem.seed, len(self.excluded(pending))])
+
+
+def has_no_time(trial: Trial) -> bool:
+    """No time came of it: it failed, or its time is not a positive number."""
+    seconds = trial.seconds_per_token
+    return trial.state is TrialState.FAILED or not math.isfinite(seconds) or seconds <= 0

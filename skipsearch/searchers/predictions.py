@@ -1,0 +1,59 @@
+"""What a mask would bring if sub-layers did harm independently: good enough to rank candidates, not
+to believe.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from skipsearch.core.cost_model import Costs
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import expected_speedup
+from skipsearch.searchers.base import SearchProblem
+
+MIN_ALPHA = 1e-6  # an acceptance measured as 0 becomes a large loss, not an infinite one
+
+
+def log_losses(problem: SearchProblem, alpha: Sequence[float]) -> tuple[float, ...]:
+    """-log α of each unit, from α without each sub-layer alone. It adds up over units if they do
+    harm independently.
+    """
+    return tuple(
+        sum(-math.log(min(1.0, max(MIN_ALPHA, alpha[s]))) for s in unit) for unit in problem.units
+    )
+
+
+def independent_alpha(problem: SearchProblem, mask: SkipMask, loss: Sequence[float]) -> float:
+    """α of a mask whose units do harm independently; `loss` is that of `losses`."""
+    return math.exp(-sum(loss[u] for u in problem.units_of(mask) or ()))
+
+
+def costs_or_uniform(problem: SearchProblem) -> Costs:
+    """The measured costs or, without them, sub-layers that cost the same and verify passes that
+    cost one full pass.
+    """
+    n = 2 * problem.n_layers
+    return problem.evidence.costs or Costs(
+        sublayers=(1.0,) * n, overhead=0.0, verify=(float(n),) * 9
+    )
+
+
+def verify_ratio(costs: Costs, draft_length: int) -> float:
+    """v: a pass over draft_length + 1 rows over a pass over one."""
+    return costs.verify[draft_length] / costs.verify[0]
+
+
+def draft_ratio(costs: Costs, mask: SkipMask) -> float:
+    """β of a mask."""
+    return costs.draft_step_seconds(mask) / costs.verify[0]
+
+
+def predicted_speedup(mask: SkipMask, alpha: float, costs: Costs) -> float:
+    """Of the best draft length from 1 to what the table has been measured for; not drafting at all
+    is left out, so that masks that do not pay are still told apart."""
+    beta, rounds = draft_ratio(costs, mask), costs.round_seconds(mask, len(costs.verify) - 1)
+    return max(
+        expected_speedup(alpha, g, beta, rounds[g] / costs.verify[0] - g * beta)
+        for g in range(1, len(rounds))
+    )

@@ -1,0 +1,429 @@
+"""What clients send: OpenAI's requests, field by field. What would change the answer and is not
+carried out is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+
+from skipsearch.serve.api_errors import APIError
+from skipsearch.serve.penalties import MinP, Penalties
+from skipsearch.serve.tools import Tool, Turn, read_calls, read_tools
+
+MAX_ANSWERS = 32  # of one request: prompts times n
+MOST_BIASES = 1000
+T = TypeVar("T")
+# A list is given up at its first wrong entry: a body of 2 MB has room for a million of them, and
+# each would cost a kilobyte.
+FastList = Annotated[list[T], Field(fail_fast=True)]
+Several = Annotated[list[T], Field(fail_fast=True, max_length=MAX_ANSWERS)]
+Token = Annotated[int, Field(strict=True, ge=0)]
+Text = Annotated[str, Field(strict=True)]
+
+
+def _shape(value: Any) -> str:
+    """Name the shape that a prompt has to have, by its first entry. So a wrong one is compared with
+    one shape, and not with each.
+    """
+    if not isinstance(value, list):
+        return "<text>"
+    first = value[0] if value else 0
+    return (
+        "<lists>"
+        if isinstance(first, list)
+        else "<texts>"
+        if isinstance(first, str)
+        else "<tokens>"
+    )
+
+
+def _few(bias: Any) -> Any:
+    if isinstance(bias, dict) and len(bias) > MOST_BIASES:  # before its entries are looked at
+        raise APIError(
+            400, f"logit_bias has {len(bias)} tokens; at most {MOST_BIASES} are read", "logit_bias"
+        )
+    return bias
+
+
+Stops = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[Text], Field(fail_fast=True, max_length=16), Tag("<texts>")],
+    Discriminator(lambda value: "<texts>" if isinstance(value, list) else "<text>"),
+]
+Prompts = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[Several[Text], Tag("<texts>")]
+    | Annotated[FastList[Token], Tag("<tokens>")]
+    | Annotated[Several[FastList[Token]], Tag("<lists>")],
+    Discriminator(_shape),
+]
+
+# Fields that change no token here: bookkeeping of other services, and what has no counterpart.
+IGNORED_FIELDS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+    }
+)
+# Values that ask for nothing; any other is refused.
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "repetition_penalty": (1,),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+}
+
+
+class _RequestModel(BaseModel):
+    """A part of a request. An unknown field is refused by name; the first one ends the search for
+    more.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    inside: ClassVar[str | None] = None  # the field of the request that holds it
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields_alone(cls, data: Any) -> Any:
+        if isinstance(data, dict) and cls.model_config.get("extra") == "forbid":
+            unknown = next((name for name in data if name not in cls.model_fields), None)
+            if unknown is not None:
+                name = ".".join(filter(None, (cls.inside, unknown[:80])))
+                raise APIError(
+                    400,
+                    f"{name} is no field of this request that the server knows: leave it out",
+                    cls.inside or name,
+                )
+        return data
+
+
+class StreamOptions(_RequestModel):
+    inside = "stream_options"
+    include_usage: bool = False
+    continuous_usage_stats: bool = (
+        False  # vLLM's: with include_usage, the usage so far in every event; guidellm asks for it
+    )
+    # padding against eavesdroppers on packet sizes; there is no network between here and localhost
+    include_obfuscation: bool = False
+
+
+class SkipsearchOptions(_RequestModel):
+    """What OpenAI's protocol has no word for. profile: "none" decodes plainly. trace: tell who
+    proposed each token, and what was rejected."""
+
+    inside = "skipsearch"
+    profile: Literal["own", "none"] = "own"
+    trace: bool = False
+
+
+class BaseRequest(_RequestModel):
+    """What both kinds of request have. None stands for the default, as clients send it."""
+
+    model: Text | None = None
+    temperature: Annotated[float, Field(ge=0, le=100, strict=True)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, strict=True)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, strict=True)] | None = None
+    n: Annotated[int, Field(strict=True, ge=1, le=MAX_ANSWERS)] | None = None
+    stop: Stops | None = None
+    seed: Annotated[int, Field(strict=True, ge=-(2**63), lt=2**64)] | None = None
+    stream: Annotated[bool, Field(strict=True)] | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: Annotated[bool, Field(strict=True)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2, strict=True)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2, strict=True)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100, strict=True)]], BeforeValidator(_few)
+        ]
+        | None
+    ) = None
+    skipsearch: SkipsearchOptions = SkipsearchOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise APIError(400, f"the body is a {type(data).__name__}; a request is a JSON object")
+        kept = {}
+        for name, value in data.items():
+            if name in IGNORED_FIELDS:
+                continue
+            if name in NEUTRAL_VALUES and name not in cls.model_fields:
+                if value is not None and not any(
+                    value == neutral for neutral in NEUTRAL_VALUES[name]
+                ):
+                    raise APIError(
+                        400,
+                        f"{name} is {json.dumps(value)[:60]}, which this server does not carry "
+                        "out: leave it out",
+                        name,
+                    )
+                continue
+            kept[name] = value
+        return kept
+
+    @property
+    def n_answers(self) -> int:
+        return self.n or 1
+
+    @property
+    def sampling_options(self) -> dict[str, Any]:
+        """Settings of a decoding `Request`; a sample without a seed gets one of its own."""
+        return {
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_p": self.top_p or 1.0,
+            "top_k": max(0, self.top_k or 0),
+            "stop": self.stop or None,
+            "ignore_eos": bool(self.ignore_eos),
+        }
+
+    def processors(self, prompt_tokens: int, vocab_size: int) -> tuple[Penalties | MinP, ...]:
+        """What stands between the logits of this request and its tokens. prompt_tokens: tokens of
+        it. Raises: Fault 400.
+        """
+        bias = {}
+        for token, value in (self.logit_bias or {}).items():
+            if (
+                not token.isascii()
+                or not token.isdigit()
+                or len(token) > 20
+                or int(token) >= vocab_size
+            ):  # Python reads no longer ones
+                raise APIError(
+                    400,
+                    f"logit_bias names {token[:20]!r}; its keys are token ids, 0..{vocab_size - 1}",
+                    "logit_bias",
+                )
+            bias[int(token)] = value
+        presence, frequency = self.presence_penalty or 0.0, self.frequency_penalty or 0.0
+        penalties = (
+            (Penalties(prompt_tokens, presence, frequency, bias),)
+            if presence or frequency or bias
+            else ()
+        )
+        temperature = self.sampling_options["temperature"]
+        return (
+            (*penalties, MinP(self.min_p, temperature)) if self.min_p and temperature else penalties
+        )
+
+    def seed_for(self, answer_index: int) -> int:
+        """Of the n answers to a prompt each has its own seed."""
+        first = secrets.randbits(62) if self.seed is None else self.seed
+        return (first + answer_index + 2**63) % 2**64 - 2**63
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every event tells the usage so far."""
+        return (
+            self.include_usage
+            and self.stream_options is not None
+            and self.stream_options.continuous_usage_stats
+        )
+
+
+class CompletionRequest(BaseRequest):
+    """/v1/completions"""
+
+    prompt: Prompts
+    max_tokens: Annotated[int, Field(strict=True, ge=0)] | None = None
+    echo: Annotated[bool, Field(strict=True)] | None = None
+    logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(strict=True, ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of != self.n_answers:
+            raise APIError(
+                400,
+                f"best_of is {self.best_of} and n is {self.n_answers}: this server does not choose "
+                "among answers, leave best_of "
+                "out",
+                "best_of",
+            )
+        if not self.prompts:
+            raise APIError(
+                400,
+                "prompt is an empty list; give a text, token ids, or several of either",
+                "prompt",
+            )
+        if self.max_tokens == 0 and not self.echo:
+            raise APIError(
+                400, "max_tokens is 0; without echo nothing would be answered", "max_tokens"
+            )
+        if len(self.prompts) * self.n_answers > MAX_ANSWERS:
+            raise APIError(
+                400,
+                f"{len(self.prompts) * self.n_answers} answers are asked for at once; at most "
+                f"{MAX_ANSWERS} are given",
+                "prompt",
+            )
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt of the request, as text or token ids."""
+        several = isinstance(self.prompt, list) and not (
+            self.prompt and isinstance(self.prompt[0], int)
+        )
+        return list(self.prompt) if several else [self.prompt]  # type: ignore[arg-type, list-item]
+
+
+class TextPart(_RequestModel):
+    inside = "messages"
+    type: Literal["text"]
+    text: Text
+
+
+class Message(_RequestModel):
+    """A turn. Clients send more than role and content for turns of the assistant; what is null or
+    empty there says nothing.
+
+    tool_calls: what the assistant called; its content may then be null. tool_call_id: which call a
+    turn of the tool answers, for templates that write it down; in those that do not, the order of
+    the turns says it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    role: Annotated[str, Field(min_length=1, max_length=64, strict=True)]
+    content: (
+        Annotated[
+            Annotated[Text, Tag("<text>")] | Annotated[FastList[TextPart], Tag("<parts>")],
+            Discriminator(lambda value: "<parts>" if isinstance(value, list) else "<text>"),
+        ]
+        | None
+    ) = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: Text | None = None
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Message:
+        said = next(
+            (
+                name
+                for name, value in (self.model_extra or {}).items()
+                if value not in (None, [], "") and name != "name"
+            ),
+            None,
+        )
+        if said is not None:
+            raise APIError(
+                400,
+                f"a message has {said!r}, which this server does not carry out: leave it out",
+                "messages",
+            )
+        if self.content is None and not self.tool_calls:
+            raise APIError(400, f"a message of the {self.role} has no content", "messages")
+        return self
+
+    @property
+    def turn(self) -> Turn:
+        """Raises: Fault 400."""
+        text = (
+            "".join(part.text for part in self.content)
+            if isinstance(self.content, list)
+            else self.content
+        )
+        turn: Turn = {"role": self.role, "content": text}
+        if self.tool_calls:
+            turn["tool_calls"] = read_calls(self.tool_calls)
+        if self.role == "tool":
+            more = {"tool_call_id": self.tool_call_id, "name": (self.model_extra or {}).get("name")}
+            turn |= {name: value for name, value in more.items() if isinstance(value, str)}
+        return turn
+
+
+class ChatCompletionRequest(BaseRequest):
+    """/v1/chat/completions"""
+
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: Annotated[bool, Field(strict=True)] | None = None
+    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    logprobs: Annotated[bool, Field(strict=True)] | None = None
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> ChatCompletionRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise APIError(400, "top_logprobs needs logprobs to be true", "top_logprobs")
+        _ = self.tools_in_prompt, self.turns  # what is amiss there is said at once
+        return self
+
+    @property
+    def tools_in_prompt(self) -> list[Tool]:
+        """The tools that the prompt tells of. Raises: Fault 400."""
+        return read_tools(self.tools or [], self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Raises: Fault 400."""
+        return [message.turn for message in self.messages]
+
+
+A = TypeVar("A", bound=BaseRequest)
+
+
+def parse_request(request_class: type[A], body: bytes) -> A:
+    """A request of its kind. Raises: Fault 400 with the field that is wrong."""
+    try:
+        data = json.loads(body)
+        return request_class.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        names = [
+            part for part in first["loc"] if isinstance(part, str) and not part.startswith("<")
+        ]  # without our tags of shapes
+        field = names[0] if names else None
+        if first["type"] == "missing":
+            raise APIError(
+                400, f"the request lacks {'.'.join(names)}", field, "missing_required_parameter"
+            ) from None
+        raise APIError(
+            400,
+            f"{field or 'the request'} is not as it should be: {first['msg']}",
+            field,
+            "invalid_value",
+        ) from None
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep to be read
+        raise APIError(
+            400,
+            "the body is not readable JSON: send one JSON object, in UTF-8",
+            code="invalid_json",
+        ) from None

@@ -1,0 +1,292 @@
+"""Answers in OpenAI's shapes: whole ones, and the events of those that stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import time
+from typing import Any
+
+from skipsearch.core.stats import DecodeStats
+from skipsearch.decoding.stopping import Detokenizer
+from skipsearch.decoding.tracing import Proposal
+from skipsearch.serve.logprobs import TokenScore
+from skipsearch.serve.scheduler import RoundOutput
+
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length"}
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE_EVENT = b": still here\n\n"
+
+
+def encode(data: dict[str, Any]) -> bytes:
+    """Return JSON in UTF-8. Half of a surrogate pair, which a refusal may quote from a request,
+    becomes a question mark.
+    """
+    return json.dumps(data, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+
+
+def encode_event(data: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode(data) + b"\n\n"
+
+
+@dataclass
+class Choice:
+    """One answer as it forms. drafter_kinds: of the recipe's drafters. echo: what its text begins
+    with.
+    """
+
+    index: int
+    tokenizer: Any
+    drafter_kinds: Sequence[str]
+    echo: str = ""
+    hide_tokens: bool = False  # nothing was to be generated: a token that was is not shown
+    text: str = ""
+    scores: list[TokenScore] = field(default_factory=list)
+    finish_reason: str | None = None
+    stats: DecodeStats | None = None
+    n_tokens: int = 0  # tokens generated
+    _detokenizer: Detokenizer | None = None
+    _offset: int = 0  # of the next token that log-probabilities are told of, in characters
+
+    def add_round(self, output: RoundOutput) -> ChoiceDelta:
+        """What a piece adds to it."""
+        chunk = output.chunk
+        if chunk is None:
+            self.finish_reason = "length"
+            return ChoiceDelta(self, "", ())
+        self.n_tokens += 0 if self.hide_tokens else len(chunk.tokens)
+        self.stats = chunk.stats or self.stats
+        if chunk.finish_reason is not None:
+            self.finish_reason = (
+                "length" if self.hide_tokens else FINISH_REASONS[chunk.finish_reason]
+            )
+        text = (self.echo if not self.text else "") + ("" if self.hide_tokens else chunk.text or "")
+        scores = output.scores[: -len(chunk.tokens)] if self.hide_tokens else output.scores
+        self.text += text
+        self.scores += scores
+        return ChoiceDelta(self, text, scores, chunk.tokens, chunk.proposal)
+
+    def decode_token(self, token: int) -> str:
+        return str(self.tokenizer.decode([token]))
+
+    def settled_text(self, tokens: Sequence[int]) -> list[str]:
+        """The text that each of these next tokens settled; a character of several tokens is the
+        last one's.
+        """
+        if self._detokenizer is None:
+            self._detokenizer = Detokenizer(self.tokenizer)
+        shown = []
+        for token in tokens:
+            self._detokenizer.push_token(token)
+            shown.append(self._detokenizer.pop_text())
+        return shown
+
+
+@dataclass(frozen=True)
+class ChoiceDelta:
+    """What one round added to a choice, in the forms in which it is told."""
+
+    choice: Choice
+    text: str
+    scores: Sequence[TokenScore]
+    tokens: Sequence[int] = ()
+    proposal: Proposal | None = None
+
+    def completion_logprobs(self) -> dict[str, Any] | None:
+        if not self.scores:
+            return None
+        words = [self.choice.decode_token(score.token) for score in self.scores]
+        offsets = []
+        for word in words:
+            offsets.append(self.choice._offset)
+            self.choice._offset += len(word)
+        return {
+            "tokens": words,
+            "token_logprobs": [score.logprob for score in self.scores],
+            "text_offset": offsets,
+            "top_logprobs": [self._top_logprobs(score) for score in self.scores],
+        }
+
+    def _top_logprobs(self, score: TokenScore) -> dict[str, float] | None:
+        if score.logprob is None:
+            return None
+        named: dict[str, float] = {}
+        for (
+            token,
+            logprob,
+        ) in (
+            score.top
+        ):  # tokens that are parts of characters look alike: the likeliest of them is told
+            named.setdefault(self.choice.decode_token(token), logprob)
+        named.setdefault(self.choice.decode_token(score.token), score.logprob)
+        return named
+
+    def chat_logprobs(self) -> dict[str, Any] | None:
+        if not self.scores:
+            return None
+
+        def entry(token: int, logprob: float | None) -> dict[str, Any]:
+            word = self.choice.decode_token(token)
+            return {
+                "token": word,
+                "logprob": logprob,
+                "bytes": list(word.encode("utf-8", "replace")),
+            }
+
+        return {
+            "content": [
+                entry(score.token, score.logprob)
+                | {"top_logprobs": [entry(*one) for one in score.top]}
+                for score in self.scores
+            ],
+            "refusal": None,
+        }
+
+    def trace_round(self) -> dict[str, Any]:
+        """Who proposed which piece of text, and what was rejected; `by` null is the full model
+        itself.
+        """
+        accepted = 0 if self.proposal is None else self.proposal.count_accepted(self.tokens)
+        kind = (
+            None
+            if self.proposal is None
+            else self.choice.drafter_kinds[self.proposal.drafter_index]
+        )
+        shown = self.choice.settled_text(self.tokens)
+        rejected = (
+            []
+            if self.proposal is None
+            else [self.choice.decode_token(t) for t in self.proposal.rejected_tokens(self.tokens)]
+        )
+        return {
+            "pieces": [
+                {"text": text, "by": kind if i < accepted else None} for i, text in enumerate(shown)
+            ],
+            "rejected": {"by": kind, "words": rejected} if rejected else None,
+            "round": len(self.tokens),
+        }
+
+
+def count_usage(choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]:
+    """Tokens of a whole request. prompt_tokens: of its prompts, each once."""
+    generated = sum(choice.n_tokens for choice in choices)
+    stats = sum((choice.stats for choice in choices if choice.stats is not None), DecodeStats())
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": prompt_tokens + generated,
+        "prompt_tokens_details": {"cached_tokens": min(stats.cached_tokens, prompt_tokens)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": stats.accepted,
+            "rejected_prediction_tokens": stats.drafted - stats.accepted,
+        },
+    }
+
+
+def summarise_decoding(choices: Sequence[Choice]) -> dict[str, Any]:
+    """How a request was decoded."""
+    stats = sum((choice.stats for choice in choices if choice.stats is not None), DecodeStats())
+    pace = stats.seconds_per_token
+    return {
+        "tau": stats.tau,
+        "alpha": stats.alpha,
+        "rounds": stats.rounds,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "tokens_per_second": 1 / pace if pace else None,
+        "prefill_seconds": stats.prefill_seconds,
+        "by_drafter": [
+            {"kind": kind, "rounds": by.rounds, "drafted": by.drafted, "accepted": by.accepted}
+            for kind, by in zip(choices[0].drafter_kinds, stats.by_drafter, strict=False)
+        ]
+        if choices
+        else [],
+    }
+
+
+@dataclass(frozen=True)
+class ResponseBuilder:
+    """What stands around every answer and every event of one request."""
+
+    id: str
+    model: str
+    chat: bool
+    created: int = field(default_factory=lambda: int(time()))
+
+    def wrap(self, choices: list[dict[str, Any]], streamed: bool, **more: Any) -> dict[str, Any]:
+        kind = (
+            ("chat.completion.chunk" if streamed else "chat.completion")
+            if self.chat
+            else "text_completion"
+        )
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        } | more
+
+    def opening_chunk(self, index: int) -> dict[str, Any]:
+        """The first event of a chat's answer says whose turn it is."""
+        return self.wrap(
+            [
+                {
+                    "index": index,
+                    "delta": {"role": "assistant", "content": ""},
+                    "logprobs": None,
+                    "finish_reason": None,
+                }
+            ],
+            True,
+        )
+
+    def delta_chunk(
+        self, delta: ChoiceDelta, finish_reason: str | None, **more: Any
+    ) -> dict[str, Any]:
+        if self.chat:
+            choice = {
+                "index": delta.choice.index,
+                "delta": {"content": delta.text} if delta.text or not finish_reason else {},
+                "logprobs": delta.chat_logprobs(),
+                "finish_reason": finish_reason,
+            }
+        else:
+            choice = {
+                "index": delta.choice.index,
+                "text": delta.text,
+                "logprobs": delta.completion_logprobs(),
+                "finish_reason": finish_reason,
+            }
+        return self.wrap([choice], True, **more)
+
+    def full_response(self, choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]:
+        told = []
+        for choice in choices:
+            added = ChoiceDelta(choice, choice.text, choice.scores)
+            if self.chat:
+                told.append(
+                    {
+                        "index": choice.index,
+                        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                        "logprobs": added.chat_logprobs(),
+                        "finish_reason": choice.finish_reason,
+                    }
+                )
+            else:
+                told.append(
+                    {
+                        "index": choice.index,
+                        "text": choice.text,
+                        "logprobs": added.completion_logprobs(),
+                        "finish_reason": choice.finish_reason,
+                    }
+                )
+        return self.wrap(
+            told,
+            False,
+            usage=count_usage(choices, prompt_tokens),
+            skipsearch=summarise_decoding(choices),
+        )

@@ -1,0 +1,108 @@
+"""Serve until SIGTERM or Ctrl-C: what runs then, and what waits, is finished; nothing more is
+taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable
+from importlib.util import find_spec
+from math import ceil
+
+from skipsearch.decoding import Decoder
+from skipsearch.errors import SkipSearchError
+from skipsearch.serve.auth import APIKeys
+from skipsearch.serve.limits import Limits
+
+MAX_HEADER_BYTES = (
+    65536  # of one request; more are answered with an error before anything is made of them
+)
+
+
+def require_serve_extra() -> None:
+    """Raises: SkipSearchError where a library of `skipsearch[serve]` is missing."""
+    missing = next(
+        (name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None),
+        None,
+    )
+    if missing is not None:
+        raise SkipSearchError(
+            f"serving needs {missing}, which is not installed: pip install 'skipsearch[serve]'"
+        )
+
+
+def run_server(
+    decoder: Decoder,
+    host: str,
+    port: int,
+    limits: Limits,
+    served_model_name: str | None = None,
+    on_ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Blocks. port 0: any free one. on_ready: told the address when it may be asked.
+
+    Raises: SkipSearchError where the address cannot be used, or a library of `skipsearch[serve]` is
+    missing; ModelError."""
+    require_serve_extra()
+    import uvicorn
+
+    from skipsearch.serve.app import build_app
+    from skipsearch.serve.connections import ACCEPT_BATCH, Connections, widen_queue
+    from skipsearch.serve.service import Service
+
+    service = Service(decoder, APIKeys.from_environment(), limits, served_model_name)
+    app = build_app(service, local_only=is_loopback(host))
+    connections = Connections(limits, on_refusal=lambda: service.metrics.record_refusal(503))
+    # log_level: a warning for each request that is no HTTP would let clients fill the disk.
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="error",
+        access_log=False,
+        loop="asyncio",
+        http=connections.protocol,  # type: ignore[arg-type]
+        ws="none",
+        lifespan="on",
+        server_header=False,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_keep_alive=ceil(limits.idle_s),
+        backlog=ACCEPT_BATCH,
+    )
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: object = None) -> None:
+            asyncio.get_running_loop().set_exception_handler(connections.handle_error)
+            await super().startup(sockets)  # type: ignore[arg-type]
+            if self.started and self.servers:
+                for listener in self.servers[0].sockets:
+                    widen_queue(listener)
+                there = self.servers[0].sockets[0].getsockname()
+                on_ready(f"http://{f'[{there[0]}]' if ':' in there[0] else there[0]}:{there[1]}")
+
+    server = Server(config)
+    try:
+        server.run()
+    except UnicodeError:  # such a name has no form that could be looked up
+        raise SkipSearchError(
+            f"{host!r} is no name of a host: give an address of this machine, such as 127.0.0.1"
+        ) from None
+    except SystemExit:  # uvicorn has said why
+        raise SkipSearchError(
+            f"the server cannot listen at {host} port {port}: choose another --port, or end what "
+            "listens there"
+        ) from None
+    if not server.started:
+        raise SkipSearchError(
+            f"the server cannot listen at {host} port {port}: choose another --port, or end what "
+            "listens there"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

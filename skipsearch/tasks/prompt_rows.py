@@ -1,0 +1,151 @@
+"""From rows to prompts: the template that fits a row, and the worked examples (shots) that stand
+before each prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from skipsearch.errors import TaskError
+from skipsearch.tasks.manifest import Manifest
+from skipsearch.tasks.prompt_template import fill_template, list_columns
+from skipsearch.tasks.rows import Row, take_first_turn
+from skipsearch.tasks.split import stable_key
+from skipsearch.tasks.task import Prompt
+
+# What a line of a bare file may look like, the first that fits: its columns and how they become a
+# prompt.
+ROW_SHAPES = {
+    ("prompt",): "{prompt}",  # ours, HumanEval, and Spec-Bench by its first turn
+    ("question", "answer"): "Question: {question}\nAnswer:",  # GSM8K
+    ("article", "highlights"): "Article: {article}\nSummary:",  # CNN/DM
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedRow:
+    """A row and its prompt without shots. is_complete: the row was a prompt already, the manifest's
+    template did not apply.
+    """
+
+    row: Row
+    prompt: Prompt
+    is_complete: bool
+
+
+def prompt_from_row(row: Row) -> Prompt:
+    """The prompt of a line that no manifest describes. Raises: TaskError if its columns are of no
+    known shape.
+    """
+    columns = take_first_turn(row.columns)
+    for needed, template in ROW_SHAPES.items():
+        if all(name in columns for name in needed):
+            return Prompt(row.id, _render_template(row, template, columns), _read_category(row))
+    known = ", ".join("{" + ", ".join(needed) + "}" for needed in ROW_SHAPES)
+    raise TaskError(
+        f"{row.location}: its columns ({_format_columns(columns)}) are of no known shape; a line "
+        f"has {known} or {{turns}}"
+    )
+
+
+def parse_messages(row: Row) -> list[dict[str, str]] | None:
+    """The turns of a line with `messages`, as chat clients write them; None for any other line.
+    Raises: TaskError.
+    """
+    if "messages" not in row.columns:
+        return None
+    turns = row.columns["messages"]
+    if (
+        not isinstance(turns, list)
+        or not turns
+        or not all(
+            isinstance(turn, dict)
+            and isinstance(turn.get("role"), str)
+            and isinstance(turn.get("content"), str)
+            for turn in turns
+        )
+    ):
+        raise TaskError(
+            f"{row.location}: messages is {str(turns)[:60]!r}; it is a list of turns such as "
+            '{"role": "user", "content": "…"}'
+        )
+    return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+
+
+def render_row(row: Row, manifest: Manifest) -> RenderedRow:
+    """A row by the manifest's template, or as it stands if it lacks the template's columns but is a
+    prompt of its own: Spec-Bench's lines are such, whatever task they are given to. Raises:
+    TaskError naming the row and the column."""
+    missing = [name for name in list_columns(manifest.template) if name not in row.columns]
+    if missing and "prompt" not in row.columns:
+        raise TaskError(
+            f"{row.location}: there is no column {missing[0]!r}, which task {manifest.name} needs; "
+            f"its columns are {_format_columns(row.columns)}"
+        )
+    template = "{prompt}" if missing else manifest.template
+    return RenderedRow(
+        row,
+        strip_final_newline(
+            Prompt(row.id, _render_template(row, template, row.columns), _read_category(row))
+        ),
+        is_complete=bool(missing),
+    )
+
+
+def strip_final_newline(prompt: Prompt) -> Prompt:
+    """A task's prompt ends on text: many tokenizers join a line break with the indentation behind
+    it, so that a model has hardly seen one stand alone, other than at the end of a file, and ends
+    there too. HumanEval's prompts all end in one."""
+    return replace(prompt, text=prompt.text.rstrip("\r\n"))
+
+
+def _read_category(row: Row) -> str:
+    category = row.columns.get("category")
+    return category if isinstance(category, str) else ""
+
+
+def prepend_shots(
+    calibration: Sequence[RenderedRow], holdout: Sequence[RenderedRow], manifest: Manifest
+) -> tuple[list[Prompt], list[Prompt]]:
+    """The prompts of two pools behind the same examples, which come from the first pool and are
+    prompts of neither.
+    """
+    distinct = {item.prompt.text: item for item in calibration if not item.is_complete}
+    examples = sorted(distinct, key=lambda text: stable_key(manifest.seed, text))[: manifest.shots]
+    shots = "".join(
+        _render_template(distinct[text].row, manifest.shot or "", distinct[text].row.columns)
+        for text in examples
+    )
+
+    def behind(items: Sequence[RenderedRow]) -> list[Prompt]:
+        return [
+            item.prompt if item.is_complete else replace(item.prompt, text=shots + item.prompt.text)
+            for item in items
+            if item.prompt.text not in examples
+        ]
+
+    return behind(calibration), behind(holdout)
+
+
+def _render_template(row: Row, template: str, columns: Mapping[str, Any]) -> str:
+    try:
+        text = fill_template(template, columns)
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TaskError(
+            f"{row.location}: the text holds half of a surrogate pair, which is no character; mend "
+            "the data"
+        ) from error
+    except ValueError as error:
+        raise TaskError(f"{row.location}: {error}") from error
+    if not text.strip():
+        raise TaskError(
+            f"{row.location}: the prompt is empty; a prompt has at least one visible character"
+        )
+    return text
+
+
+def _format_columns(columns: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, columns)) or "none"

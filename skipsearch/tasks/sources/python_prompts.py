@@ -1,0 +1,118 @@
+"""Where to cut Python source so that a model has something natural to go on with. Lengths count
+characters.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+MAX_CODE_CHARS = 650  # of a code prompt: about 200 tokens of a small vocabulary
+MIN_CODE_CHARS = 350
+MIN_LINES_AFTER_CUT = 6  # of the function must lie behind the cut, or there is nothing to write
+MAX_DOCSTRING_CHARS = 600
+MAX_DOCSTRING_FRACTION = 0.6  # of a docstring at most is prompt
+MIN_LETTER_FRACTION = (
+    0.75  # of a docstring's characters are letters or blanks; below that it is a table or a listing
+)
+
+
+def iter_code_prompts(source: str) -> Iterator[tuple[str, str]]:
+    """(name, prompt) of each function of some length: the text up to a statement's end inside it,
+    with what stands before.
+
+    The cut falls behind the signature and docstring or behind one of the first three statements.
+    Prompts end without a line break, because tokenizers join one with the indentation that follows
+    it."""
+    text = normalise_whitespace(source)
+    lines = text.split("\n")
+    for name, node in _walk_definitions(parse_source(text), ""):
+        if not isinstance(node, Function):
+            continue
+        cuts = _find_cuts(node, lines)
+        if cuts:
+            cut = cuts[int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(cuts)]
+            start = _find_first_line(lines, cut)
+            prompt = "\n".join(lines[start:cut]).strip("\n")
+            if start < node.lineno and len(prompt) >= MIN_CODE_CHARS:
+                yield name, prompt
+
+
+def iter_docstring_prompts(source: str, min_chars: int) -> Iterator[tuple[str, str]]:
+    """(name, prompt) of each docstring of `min_chars` characters or more that is prose: its first
+    part, cut between two words.
+    """
+    for name, node in _walk_definitions(parse_source(normalise_whitespace(source)), ""):
+        doc = ast.get_docstring(node) or ""
+        budget = min(MAX_DOCSTRING_CHARS, int(MAX_DOCSTRING_FRACTION * len(doc)))
+        prompt = doc[:budget].rsplit(None, 1)[0] if len(doc) >= min_chars else ""
+        if (
+            prompt
+            and ">>>" not in prompt
+            and sum(c.isalpha() or c.isspace() for c in prompt) >= MIN_LETTER_FRACTION * len(prompt)
+        ):
+            yield name, prompt
+
+
+def normalise_whitespace(source: str) -> str:
+    """Blanks for tabs, no blanks at line ends, one kind of line break: so that editors' habits do
+    not change prompts.
+    """
+    return "\n".join(
+        line.rstrip() for line in source.replace("\r\n", "\n").expandtabs(4).split("\n")
+    )
+
+
+def parse_source(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module(
+            body=[], type_ignores=[]
+        )  # a template or a file for another Python has nothing to offer
+
+
+def _walk_definitions(
+    node: ast.Module | ast.ClassDef | Function, prefix: str
+) -> Iterator[tuple[str, ast.Module | ast.ClassDef | Function]]:
+    """The module (named ""), its classes and functions in order, nested ones included, under their
+    dotted names.
+    """
+    yield prefix, node
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | Function):
+            yield from _walk_definitions(child, f"{prefix}.{child.name}" if prefix else child.name)
+
+
+def _find_cuts(node: Function, lines: list[str]) -> list[int]:
+    """How many lines of the file may stand in the prompt, for each place where it may end."""
+    has_docstring = ast.get_docstring(node) is not None
+    statements = node.body[has_docstring:]
+    if not statements or node.body[0].lineno <= node.lineno:
+        return []
+    header = node.body[0].end_lineno if has_docstring else node.body[0].lineno - 1
+    ends = [header, *(statement.end_lineno for statement in statements[:3])]
+    behind = {
+        end: sum(bool(line.strip()) for line in lines[end : node.end_lineno]) for end in ends if end
+    }
+    return [end for end, left in behind.items() if left >= MIN_LINES_AFTER_CUT]
+
+
+def _find_first_line(lines: list[str], cut: int) -> int:
+    """The line a prompt starts on: as far back as the budget allows, then on to where a paragraph
+    begins if one does.
+    """
+    start, size = cut, 0
+    while start > 0 and size + len(lines[start - 1]) + 1 <= MAX_CODE_CHARS:
+        start -= 1
+        size += len(lines[start]) + 1
+    for line in range(start, cut):
+        if size < MIN_CODE_CHARS + 50:
+            break
+        if lines[line].strip() and (line == 0 or not lines[line - 1].strip()):
+            return line
+        size -= len(lines[line]) + 1
+    return start

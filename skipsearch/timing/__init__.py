@@ -1,0 +1,7 @@
+"""Measure time: draft and verify passes, and whole generations in turn.
+
+latency        times of passes at one context length
+latency_table  costs at several context lengths, cached for each machine
+interleaved    generations of several decoders in turn, and successive halving
+guard_costs    costs of rounds for the guard of a profile that was never measured
+"""

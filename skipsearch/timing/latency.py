@@ -1,0 +1,350 @@
+"""Measure what the pieces of a pass cost at one context length: interleaved, synchronised medians.
+
+They are timed in rounds, as decoding runs them: scored draft steps in a row after a verify pass,
+and verify passes after drafts. A pass that follows its own kind finds its weights in the CPU's
+caches; one that follows another kind does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from skipsearch.core.cost_model import Costs
+from skipsearch.core.machine import synchronize
+from skipsearch.core.mask import SkipMask
+from skipsearch.decoding.acceptance import accept_greedy
+from skipsearch.engine import draft_chain, draft_step, forward, no_grad
+from skipsearch.engine.sampler import GreedySampler
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.kv_cache import Planner
+
+WARM_UP_SWEEPS = 1  # sweeps through all masks that are not counted: memory and clocks settle
+CONSECUTIVE_STEPS = 2  # draft steps after the first of a round, and plain passes in a row
+EXTRA_STEPS_IN_CALL = 4  # draft steps beyond one, if an engine drafts in one call
+ROUNDS_PER_MASK = 2  # rounds in a row with the same mask
+PLAIN_RUNS = 3  # runs of plain passes at each end of a sweep: the unit of all times
+MAX_EXPONENT = 2.0  # of `Costs.curve`; no cache is so much faster
+MAX_COLD_PENALTY = 1.0  # a larger one has other reasons than caches
+
+
+@dataclass(frozen=True)
+class LatencyEntry:
+    """The costs at one context length, and how far they can be believed."""
+
+    context: int  # tokens of text
+    costs: Costs
+    spread: float  # quartile range of a one-token pass over its median
+    # |predicted − measured| / measured of a draft step, for each checked mask
+    errors: tuple[float, ...] = ()
+
+
+def measure_costs(model: ModelAdapter, max_draft: int, context: int, repeats: int = 3) -> Costs:
+    """Measure the costs of drafts of 1 … max_draft tokens at `context` tokens of text."""
+    return measure_latency(model, max_draft, context, repeats).costs
+
+
+def time_plain_pass(model: ModelAdapter, context: int, repeats: int = 9) -> float:
+    """Return the seconds of a pass over one token, the median of `repeats`."""
+    rounds = _RoundTimer(model, 0, context)
+    rounds.time_plain()  # warm-up
+    return median([rounds.time_plain() for _ in range(repeats)])
+
+
+def measure_latency(
+    model: ModelAdapter,
+    max_draft: int,
+    context: int,
+    repeats: int = 3,
+    masks: Sequence[SkipMask] = (),
+) -> LatencyEntry:
+    """Measure costs, and how well they predict a draft step with each of `masks`.
+
+    All attention blocks together cost what skipping them all saves, and so do all MLPs, scaled so
+    that a mask that skips nothing costs a pass over one token: a layer timed on its own would hide
+    the cost of the loop around it. If skipping attention and skipping MLPs together save more than
+    100 %, an exponent explains the excess: what remains runs from a faster cache (`Costs.curve`).
+    Within a kind, a layer gets its own share only if its time differs by more than the noise.
+
+    A repeat sweeps from masks that skip little to masks that skip much, and back, so that the
+    caches hold what they hold with a constant mask. Every time is in units of the plain passes
+    before and after its sweep: a shared machine changes its pace within seconds.
+    """
+    n, rounds = model.spec.n_layers, _RoundTimer(model, max_draft, context)
+    everything = tuple(range(n))
+    masks_run = [
+        SkipMask(n, attn=everything),
+        SkipMask(n, mlp=everything),
+        SkipMask(n, everything, everything),
+        *([SkipMask(n)] if rounds.drafts_in_one_call else []),
+        *masks,
+    ]
+    sweeps = _mask_schedules([m.n_skipped for m in masks_run], max_draft)
+    for sweep in islice(sweeps, WARM_UP_SWEEPS):
+        for i, drafted in sweep:
+            rounds.time_round(masks_run[i], drafted)
+    plain = [[rounds.time_plain() for _ in range(PLAIN_RUNS)]]
+    layer_times: list[np.ndarray] = []  # [2L] of each repeat
+    # (first step, call, later step) of each round, by mask
+    drafts: list[list[tuple[float, float, float]]] = [[] for _ in masks_run]
+    verified: list[tuple[SkipMask, int, float]] = []  # (mask, drafted tokens, time)
+    for sweep in islice(sweeps, 2 * repeats):
+        runs = [(i, drafted, rounds.time_round(masks_run[i], drafted)) for i, drafted in sweep]
+        sublayer_s = rounds.time_sublayers()
+        plain.append([rounds.time_plain() for _ in range(PLAIN_RUNS)])
+        pace = median(plain[-2] + plain[-1])
+        layer_times.append(np.array(sublayer_s) / pace)
+        for i, drafted, (*draft, verify) in runs:
+            drafts[i].append(tuple(part / pace for part in draft))  # type: ignore[arg-type]
+            verified.append((masks_run[i], drafted, verify / pace))
+    # [masks] each
+    firsts, calls, steps = np.array([np.median(times, axis=0) for times in drafts]).T
+    call = float(np.median(calls))
+    no_attn, no_mlp, no_sublayers, *checked = steps.tolist()
+    full_step = max(checked.pop(0), no_sublayers) if rounds.drafts_in_one_call else 1.0
+    overhead = min(no_sublayers, full_step)  # measured: noise must not make a draft free
+    all_sublayers = full_step - overhead
+    curve, shares = _attn_mlp_shares(
+        [(max(step, overhead) - overhead) / all_sublayers for step in (no_attn, no_mlp)]
+        if all_sublayers > 0
+        else [1.0, 1.0]
+    )
+    kinds = [
+        share * all_sublayers * _layer_shares(np.array(layer_times)[:, kind::2])
+        for kind, share in enumerate(shares)
+    ]
+    sublayers = np.stack(kinds, axis=1).ravel()
+    # In units of a plain pass.
+    pieces = Costs(tuple(sublayers.tolist()), overhead, verify=(), curve=curve)
+    cold, warm = _fit_cold_penalty(
+        *(
+            np.array(column)
+            for column in zip(
+                *((pieces.skipped_share(m), *rest) for m, *rest in verified), strict=True
+            )
+        )
+    )
+    first = float(np.median(firsts / (calls + steps))) - 1
+    plain_times = [s for block in plain for s in block]
+    plain_s = median(plain_times)
+    costs = Costs(
+        tuple((plain_s * sublayers).tolist()),
+        plain_s * overhead,
+        tuple(plain_s * t for t in (1.0, *warm)),
+        max(0.0, first),
+        cold,
+        plain_s * call,
+        curve,
+    )
+    low, high = np.quantile(plain_times, (0.25, 0.75))
+    errors = tuple(
+        abs(costs.draft_step_seconds(mask) / (plain_s * time) - 1)
+        for mask, time in zip(masks, checked, strict=True)
+    )
+    return LatencyEntry(context, costs, float(high - low) / plain_s, errors)
+
+
+def _attn_mlp_shares(remaining: Sequence[float]) -> tuple[float, list[float]]:
+    """Return (exponent, shares of attention and MLP in the time of all sub-layers).
+
+    remaining: fractions of that time without attention, and without MLPs.
+    With an exponent c, skipping a share s leaves (1 − s)^c, and both shares add up to 1. If the two
+    fractions add up to more than 1, no exponent explains it, and the shares are in proportion to
+    what they save.
+    """
+
+    def excess(curve: float) -> float:
+        return sum(part ** (1 / curve) for part in remaining) - 1
+
+    curve = (
+        float(min(np.linspace(1.0, MAX_EXPONENT, 201), key=lambda c: abs(excess(c))))
+        if excess(1.0) < 0
+        else 1.0
+    )
+    saved = [max(1 - part ** (1 / curve), 0.0) for part in remaining]
+    return curve, [s / sum(saved) for s in saved] if sum(saved) else [0.5, 0.5]
+
+
+def _mask_schedules(n_skipped: Sequence[int], max_draft: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield sweeps of (mask index, tokens to verify after its draft), one pair a round.
+
+    A sweep goes from the mask that skips least to the one that skips most, the next one back.
+    Lengths come in random order, each about equally often.
+    """
+    random, up = np.random.default_rng(0), np.argsort(n_skipped, kind="stable")
+    count = max(len(n_skipped), max_draft)
+    up = up[np.arange(count) * len(n_skipped) // count].repeat(ROUNDS_PER_MASK)
+    for order in cycle((up, up[::-1])):
+        yield [
+            (int(i), int(length) + 1)
+            for i, length in zip(order, random.permutation(len(order)) % max_draft, strict=True)
+        ]
+
+
+def _fit_cold_penalty(
+    skipped_share: np.ndarray, n_drafted: np.ndarray, times: np.ndarray
+) -> tuple[float, list[float]]:
+    """Return (cold penalty, verify time by drafted tokens after drafts that skip nothing).
+
+    The penalty is the share by which a verify pass takes longer after drafts that skip everything.
+    skipped_share, n_drafted, times: [N], of each verify pass. Least absolute deviation of
+    logarithms, so that a busy moment does not count.
+    """
+    lengths = np.unique(n_drafted)
+    fits = []
+    for cold in np.arange(0, MAX_COLD_PENALTY, 0.01):
+        logs = np.log(times / (1 + cold * skipped_share))
+        warm = [np.median(logs[n_drafted == length]) for length in lengths]
+        fits.append(
+            (
+                sum(
+                    np.abs(logs[n_drafted == length] - w).sum()
+                    for length, w in zip(lengths, warm, strict=True)
+                ),
+                cold,
+                warm,
+            )
+        )
+    _, cold, warm = min(fits, key=lambda fit: fit[0])
+    return float(cold), np.exp(warm).tolist()
+
+
+class _RoundTimer:
+    """Times passes after `context` tokens of text, as a decode loop runs them."""
+
+    @no_grad
+    def __init__(self, model: ModelAdapter, max_draft: int, context: int):
+        self.model, self.device, self.sampler = model, model.spec.device, GreedySampler()
+        longest = 1 + max(max_draft, EXTRA_STEPS_IN_CALL)
+        if model.spec.context_length is not None:
+            # Learned positions end there.
+            context = max(1, min(context, model.spec.context_length - longest))
+        self.context = context
+        capacity = context + longest
+        self.cache, self.planner = model.new_cache(1, capacity), Planner(capacity, self.device)
+        self.tokens = torch.zeros(1, capacity, dtype=torch.long, device=self.device)
+        forward(
+            model,
+            self.tokens[:, :context],
+            self.cache,
+            self.planner.plan_chain(0, context),
+            last_only=True,
+        )
+        self.cache.length = context
+        self.drafts_in_one_call = (
+            draft_chain(
+                model,
+                self.tokens[:, :1],
+                self.cache,
+                self.planner,
+                SkipMask(model.spec.n_layers),
+                self.sampler,
+                1,
+                0.0,
+            )
+            is not None
+        )
+
+    @no_grad
+    def time_plain(self) -> float:
+        """Return the seconds of a pass over one token.
+
+        Several run in a row. The first follows another kind of pass and is not counted.
+        """
+        self._run_full_pass(1)
+        return self._time(lambda: self._run_full_pass(1), CONSECUTIVE_STEPS)
+
+    @no_grad
+    def time_round(self, mask: SkipMask, length: int) -> tuple[float, float, float, float]:
+        """Time a round that verifies `length` draft tokens.
+
+        Returns the seconds of (the first draft step with its call, a call without its steps, each
+        later step, the verify pass). A call has a time of its own only if the engine drafts in one;
+        otherwise it belongs to the steps.
+        """
+        first, call = self._time(lambda: self._run_draft(mask)), 0.0
+        if self.drafts_in_one_call:
+            one, longer = (
+                self._time(partial(self._run_draft, mask, steps))
+                for steps in (1, 1 + EXTRA_STEPS_IN_CALL)
+            )
+            later = max(0.0, longer - one) / EXTRA_STEPS_IN_CALL
+            call = max(0.0, one - later)
+        else:
+            later = self._time(lambda: self._run_draft(mask), CONSECUTIVE_STEPS)
+        return first, call, later, self._time(lambda: self._run_full_pass(1 + length))
+
+    @no_grad
+    def time_sublayers(self) -> list[float]:
+        """Return the seconds of each sub-layer in flat order, run in order as in a pass."""
+        plan = self.planner.plan_chain(self.context, 1)
+        h = self.model.embed(self.tokens[:, :1], plan.positions)
+        return [
+            self._time(
+                lambda i=i, attn=attn: self.model.block(  # type: ignore[misc]
+                    i, h, self.cache, plan, attn=attn, mlp=not attn
+                )
+            )
+            for i in range(self.model.spec.n_layers)
+            for attn in (True, False)
+        ]
+
+    def _run_full_pass(self, rows: int) -> None:
+        logits = forward(
+            self.model,
+            self.tokens[:, :rows],
+            self.cache,
+            self.planner.plan_chain(self.context, rows),
+        )
+        accept_greedy(self.tokens[0, 1:rows], logits[0])
+
+    def _run_draft(self, mask: SkipMask, steps: int = 1) -> None:
+        """steps: more than one only if the engine drafts in one call."""
+        if self.drafts_in_one_call:
+            draft_chain(
+                self.model,
+                self.tokens[:, :1],
+                self.cache,
+                self.planner,
+                mask,
+                self.sampler,
+                steps,
+                0.0,
+            )
+            return
+        plan = self.planner.plan_chain(self.context, 1)
+        scored = draft_step(
+            self.model, self.tokens[:, :1], self.cache, plan, mask, self.sampler, True
+        )
+        self.sampler.draw(scored)
+        assert scored.confidence is not None
+        float(scored.confidence)  # as an exit policy reads it
+
+    def _time(self, run: Callable[[], object], times: int = 1) -> float:
+        """Return the mean seconds of a run, of `times` in a row."""
+        synchronize(self.device)
+        started = perf_counter()
+        for _ in range(times):
+            run()
+        synchronize(self.device)
+        return (perf_counter() - started) / times
+
+
+def _layer_shares(seconds: np.ndarray) -> np.ndarray:
+    """Return each layer's share [L] of one kind's time.
+
+    seconds: [repeats, L]. Layers within each other's quartile ranges count as equal.
+    """
+    low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75), axis=0)
+    typical, scatter = np.median(middle), np.median(high - low)
+    layer_s = np.where(np.abs(middle - typical) > (high - low) + scatter, middle, typical)
+    total = layer_s.sum()
+    shares: np.ndarray = layer_s / total if total > 0 else np.full(len(layer_s), 1 / len(layer_s))
+    return shares

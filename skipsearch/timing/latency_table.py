@@ -1,0 +1,254 @@
+"""The latency table of a model on a machine: costs at several context lengths, and their cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from skipsearch.core.cost_model import Costs
+from skipsearch.core.files import cache_dir, make_private_dir, write_atomically
+from skipsearch.core.machine import describe_machine, software_versions
+from skipsearch.core.mask import SkipMask
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.timing.latency import (
+    MAX_COLD_PENALTY,
+    MAX_EXPONENT,
+    LatencyEntry,
+    measure_latency,
+    time_plain_pass,
+)
+
+N_CHECKED_MASKS = 20
+SIDE_CONTEXT_REPEATS = 1
+# Names how a table is measured. Change it if that changes: cached tables are then measured again.
+FORMAT = "calls"
+MAX_MEDIAN_ERROR = 0.1  # relative error of a draft step
+MAX_SPEED_CHANGE = 0.2  # of a plain pass, relative, for which a cached table is still used
+# Quartile range of a plain pass over its median. With more, a change of speed would go unnoticed.
+MAX_SPREAD = MAX_SPEED_CHANGE
+PLAUSIBLE_FACTOR = 10  # a time that is off by more is no noise: the file is damaged
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """Measured costs of a model's passes."""
+
+    entries: tuple[LatencyEntry, ...]  # one a context length, shortest first
+    cached: bool = False  # whether it was read from the cache
+
+    def costs_at(self, context: int) -> Costs:
+        """Return the costs at a context length.
+
+        Linear between the measured lengths; outside of them, those of the nearest.
+        """
+        if len(self.entries) == 1:
+            return self.entries[0].costs
+        contexts = [m.context for m in self.entries]
+
+        def interpolate(values: Sequence[Sequence[float]]) -> tuple[float, ...]:
+            return tuple(
+                float(np.interp(context, contexts, column)) for column in zip(*values, strict=True)
+            )
+
+        costs = [m.costs for m in self.entries]
+        overhead, *rest = interpolate(
+            [[c.overhead, c.first, c.cold, c.call, c.curve] for c in costs]
+        )
+        return Costs(
+            interpolate([c.sublayers for c in costs]),
+            overhead,
+            interpolate([c.verify for c in costs]),
+            *rest,
+        )
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """Relative errors of every mask that was checked, at every context length."""
+        return tuple(e for m in self.entries for e in m.errors)
+
+    @property
+    def stable(self) -> bool:
+        """Whether plain passes hardly varied: otherwise something else used the machine."""
+        return max(m.spread for m in self.entries) <= MAX_SPREAD
+
+    @property
+    def accurate(self) -> bool:
+        """Whether it is stable and predicts most of its masks within a tenth."""
+        return self.stable and median(self.errors) <= MAX_MEDIAN_ERROR
+
+    def __str__(self) -> str:
+        """`drafts off by 1.8 % (worst 4.1 %), plain passes vary by 2 %`
+
+        Median and worst error for random masks.
+        """
+        return (
+            f"drafts off by {100 * median(self.errors):.1f} % (worst {100 * max(self.errors):.1f} "
+            "%), "
+            f"plain passes vary by {100 * max(m.spread for m in self.entries):.0f} %"
+        )
+
+
+_JSON = TypeAdapter(tuple[LatencyEntry, ...])
+
+
+def load_or_measure_latency_table(
+    model: ModelAdapter,
+    max_draft: int,
+    contexts: Sequence[int],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    remeasure: bool = False,
+) -> LatencyTable:
+    """Return the cached table if the machine is as fast as it was then; else measure one.
+
+    contexts: lengths in tokens. remeasure: measure in any case. progress(done, total).
+    The cache is the folder that SKIPSEARCH_CACHE_DIR names, and its key a fingerprint of model,
+    dtype, device, threads, engine and versions. A table that is not `accurate` is not cached, and a
+    damaged one is measured again.
+    """
+    lengths = tuple(sorted(set(contexts)))
+    path = cache_dir() / "latency" / f"{table_fingerprint(model, max_draft, lengths)}.json"
+    if (
+        not remeasure
+        and (cached := _read_entries(path)) is not None
+        and _is_complete(cached, 2 * model.spec.n_layers, max_draft, lengths)
+    ):
+        table = LatencyTable(cached, cached=True)
+        if table.accurate and _has_same_speed(model, cached):
+            return table
+    masks = random_masks(model.spec.n_layers, N_CHECKED_MASKS)
+    entries = []
+    for done, context in enumerate(lengths):
+        progress(done, len(lengths))
+        if context == main_context(lengths):
+            entries.append(measure_latency(model, max_draft, context, masks=masks))
+        else:  # fewer repeats suffice for how costs grow with the context
+            entries.append(measure_latency(model, max_draft, context, SIDE_CONTEXT_REPEATS))
+    table = LatencyTable(tuple(entries))
+    if table.accurate:
+        _write_entries(path, table.entries)
+        _write_entries(_latest_path(model), table.entries)
+    return table
+
+
+def read_cached_costs(model: ModelAdapter) -> Costs | None:
+    """Return the costs of this model's latest cached table, for any text; None without one."""
+    entries = _read_entries(_latest_path(model))
+    if entries is None:
+        return None
+    contexts, max_draft = [m.context for m in entries], len(entries[0].costs.verify) - 1
+    if not _is_complete(entries, 2 * model.spec.n_layers, max_draft, contexts):
+        return None
+    return LatencyTable(entries).costs_at(main_context(contexts))
+
+
+def _latest_path(model: ModelAdapter) -> Path:
+    return cache_dir() / "latest" / f"{table_fingerprint(model, 0, ())}.json"
+
+
+def main_context(contexts: Sequence[int]) -> int:
+    """Return the middle one of ordered contexts: searches use it, and it is measured best."""
+    return contexts[len(contexts) // 2]
+
+
+def table_fingerprint(model: ModelAdapter, max_draft: int, contexts: Sequence[int]) -> str:
+    """Return a hash of everything that a table depends on."""
+    spec = model.spec
+    facts: dict[str, Any] = {
+        "model": spec.id,
+        "config": spec.config_sha256,
+        "weights": spec.weights_sha256,
+        "dtype": spec.dtype_name,
+        "quantization": spec.quantization,
+        "machine": asdict(describe_machine(spec.device)),
+        "engine": spec.engine,
+        "software": software_versions(),
+        "max_draft": max_draft,
+        "contexts": list(contexts),
+        "method": FORMAT,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def random_masks(n_layers: int, count: int, seed: int = 0) -> list[SkipMask]:
+    """Return masks that skip from a tenth to nine tenths of the sub-layers."""
+    random = np.random.default_rng(seed)
+    return [
+        SkipMask.from_bits(
+            (random.random(2 * n_layers) < random.uniform(0.1, 0.9)).astype(int).tolist()
+        )
+        for _ in range(count)
+    ]
+
+
+def _has_same_speed(model: ModelAdapter, entries: Sequence[LatencyEntry]) -> bool:
+    then = entries[0].costs.verify[0]
+    return abs(time_plain_pass(model, entries[0].context) / then - 1) <= MAX_SPEED_CHANGE
+
+
+def _is_complete(
+    entries: Sequence[LatencyEntry], n_sublayers: int, max_draft: int, contexts: Sequence[int]
+) -> bool:
+    """Return whether a file holds a whole measurement, without impossible times."""
+    main, first = main_context(contexts), entries[0]
+    return [m.context for m in entries] == list(contexts) and all(
+        len(m.costs.sublayers) == n_sublayers
+        and len(m.costs.verify) == max_draft + 1
+        and len(m.errors) == (N_CHECKED_MASKS if m.context == main else 0)
+        and _is_plausible(m)
+        and _is_within(m.costs.verify[0], first.costs.verify[0], m.context / max(first.context, 1))
+        for m in entries
+    )
+
+
+def _is_plausible(entry: LatencyEntry) -> bool:
+    costs = entry.costs
+    pieces, extra = (
+        (*costs.sublayers, costs.overhead),
+        (costs.first, costs.cold, costs.call, costs.curve - 1),
+    )
+    if not np.isfinite((*pieces, *costs.verify, *extra, entry.spread, *entry.errors)).all():
+        return False
+    if min(*pieces, *extra, entry.spread, *entry.errors) < 0 or min(costs.verify) <= 0:
+        return False
+    # The pieces of a pass add up to it; to less than it if a part belongs to the call.
+    total = sum(pieces) / costs.verify[0]
+    return (
+        (_is_within(total, 1.0, 1) if costs.call else abs(total - 1) < 1e-6)
+        and costs.call <= PLAUSIBLE_FACTOR * costs.verify[0]
+        and costs.curve <= MAX_EXPONENT
+        and all(
+            _is_within(seconds, costs.verify[0], rows)
+            for rows, seconds in enumerate(costs.verify, 1)
+        )
+        and max((costs.first, *entry.errors)) <= PLAUSIBLE_FACTOR
+        and costs.cold <= MAX_COLD_PENALTY
+    )
+
+
+def _is_within(seconds: float, unit_s: float, units: float) -> bool:
+    """Return whether work of so many units takes between 1 and `units` times `unit_s`, roughly."""
+    return unit_s / PLAUSIBLE_FACTOR <= seconds <= unit_s * PLAUSIBLE_FACTOR * max(units, 1)
+
+
+def _read_entries(path: Path) -> tuple[LatencyEntry, ...] | None:
+    """Return the entries of a file; None if it is missing or damaged."""
+    try:
+        return _JSON.validate_json(path.read_bytes()) or None
+    except (OSError, ValueError):
+        return None
+
+
+def _write_entries(path: Path, entries: tuple[LatencyEntry, ...]) -> None:
+    # Without a cache, the next search takes a few seconds longer.
+    with suppress(OSError):
+        make_private_dir(path.parent)
+        write_atomically(path, _JSON.dump_json(entries))

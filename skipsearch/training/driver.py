@@ -1,0 +1,322 @@
+"""The driver of a training, from text to a module.
+
+text      read from files, from a task's calibration prompts, or written by the model; a part of it
+          is kept for validation
+plan      a student: a mask's kept sub-layers (the mask of a profile, or the one with which the
+          untrained draft does best), an early exit's adapter, or embeddings of unknown tokens
+train     towards the full model's distribution, on the draft's own rows (`training/trainer.py`)
+replay    α before and after, on the validation text"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from torch import Tensor
+
+from skipsearch.core.files import make_private_dir
+from skipsearch.core.machine import describe_machine
+from skipsearch.core.mask import SkipMask
+from skipsearch.drafters.trained.card import ModuleCard, TrainingRecord
+from skipsearch.drafters.trained.module_files import hash_module_file, make_reference
+from skipsearch.drafters.trained.module_weights import (
+    apply_module,
+    check_card,
+    load_module,
+    make_base,
+    save_module,
+)
+from skipsearch.errors import ModuleError, SearchError
+from skipsearch.models import weight_overlay
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.models.families.table import FAMILIES
+from skipsearch.replay.replay import Replay
+from skipsearch.replay.trained_replay import load_trained_draft
+from skipsearch.training.corpus import Corpus
+from skipsearch.training.distill_batch import max_head_rows
+from skipsearch.training.distributed import SINGLE_PROCESS, ProcessGroup
+from skipsearch.training.mask_selection import prune_mask, select_mask
+from skipsearch.training.students import (
+    AdaptedStudent,
+    KangarooStudent,
+    S3DStudent,
+    Student,
+    token_agreement,
+)
+from skipsearch.training.trainer import Trainer, TrainProgress, TrainSettings, make_autocast
+from skipsearch.tuning.events import Notice, StageProgress, StageStarted
+
+MASK_SELECTION_WINDOWS = 16  # windows that a mask is chosen on
+DRAFT_ONE_IN = 8  # a chosen mask keeps one sub-layer in so many
+REPLAY_PROMPTS, REPLAY_TOKENS = 24, 48  # prompts, and tokens after each
+CHECKPOINT = "training.pt"
+
+TrainEvent = StageStarted | StageProgress | Notice | TrainProgress
+TrainListener = Callable[[TrainEvent], None]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A trained module and its figures."""
+
+    path: Path  # of the module
+    card: ModuleCard
+    n_parameters: int
+    extra_bytes: int  # memory that its draft takes next to the model
+    # (before, after), by fast replay of the validation text; None if the model ends that at once
+    alpha: tuple[float | None, float | None]
+
+
+def parse_memory_limit(extra: str, model_bytes: int) -> int:
+    """Return the bytes of `10%` (of the model's weights), `200MB` or `2GB`. Raises: ModuleError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|MB|GB|MiB|GiB)", extra.strip())
+    if not match:
+        raise ModuleError(
+            f"--extra-memory {extra!r} is no amount of memory: write 10%, 200MB or 2GB"
+        )
+    unit = {"%": model_bytes / 100, "MB": 1e6, "GB": 1e9, "MiB": 2**20, "GiB": 2**30}[match[2]]
+    return int(float(match[1]) * unit)
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What is to be trained."""
+
+    student: Student
+    resumed_from: str = ""  # which module the training starts from, for the card
+
+
+def plan_adapted(
+    model: ModelAdapter,
+    corpus: Corpus,
+    mask: SkipMask | None = None,
+    draft_sublayers: int | None = None,
+    rank: int | None = None,
+    draft_tokens: int = 5,
+    seed: int = 0,
+    on_event: TrainListener = lambda event: None,
+    init_from: Path | None = None,
+) -> TrainingPlan:
+    """Plan to train the kept sub-layers of a mask.
+
+    mask: None chooses one that keeps `draft_sublayers` sub-layers, an eighth of them if None. rank:
+    of low-rank changes; None trains whole copies. init_from: a module to start from; sub-layers
+    that its draft misses least are dropped from it, down to `draft_sublayers`. Raises: ModuleError,
+    ModelError."""
+    base = _require_hf(model)
+    tensors: dict[str, Tensor] = {}
+    if init_from is not None:
+        mask, tensors = _resume_from(
+            base, corpus, init_from, draft_sublayers, rank, draft_tokens, on_event
+        )
+    if mask is None:
+        count = draft_sublayers or max(1, 2 * model.spec.n_layers // DRAFT_ONE_IN)
+        if not 1 <= count < 2 * model.spec.n_layers:
+            raise ModuleError(
+                f"--draft-sublayers {count} is no thin mask of {2 * model.spec.n_layers} "
+                "sub-layers: keep at least 1 and leave some out"
+            )
+        on_event(StageStarted(f"choosing {count} sub-layers to keep"))
+        mask = select_mask(
+            model,
+            corpus.validation[:MASK_SELECTION_WINDOWS],
+            count,
+            lambda done, total: on_event(StageProgress(done, total)),
+        )
+    names = ", ".join(f"{kind} {i}" for i, kind in weight_overlay.kept_sublayers(mask))
+    on_event(Notice(f"trained: {names}"))
+    student = AdaptedStudent(base, mask, rank, draft_tokens, seed)
+    if init_from is None:
+        return TrainingPlan(student)
+    student.load_weights(tensors, hash_module_file(init_from))
+    return TrainingPlan(student, f"from {init_from.name} on: ")
+
+
+def _resume_from(
+    base: HFAdapter,
+    corpus: Corpus,
+    init_from: Path,
+    draft_sublayers: int | None,
+    rank: int | None,
+    draft_tokens: int,
+    on_event: TrainListener,
+) -> tuple[SkipMask, dict[str, Tensor]]:
+    """Return (the mask to train, the tensors to start from), of a module of the same form.
+
+    Raises: ModuleError."""
+    card, tensors = load_module(init_from)
+    check_card(card, "adapted", base.spec, str(init_from))
+    if (card.rank, card.form) != (rank, "copy" if rank is None else "lora"):
+        form = f"low-rank changes of rank {card.rank}" if card.rank else "whole copies"
+        raise ModuleError(
+            f"{init_from} has {form}, and goes on as that: "
+            f"{f'give --rank {card.rank}' if card.rank else 'leave --rank out'}"
+        )
+    mask, kept = card.mask, 2 * card.mask.n_layers - card.mask.n_skipped
+    if draft_sublayers is not None and draft_sublayers > kept:
+        raise ModuleError(
+            f"--draft-sublayers {draft_sublayers} is more than the {kept} sub-layers that "
+            f"{init_from} has"
+        )
+    if draft_sublayers is not None and draft_sublayers < kept:
+        on_event(StageStarted(f"choosing {draft_sublayers} of {kept} sub-layers to keep"))
+        mask = prune_mask(
+            base,
+            apply_module(base, card, tensors, str(init_from)),
+            mask,
+            corpus.validation[:MASK_SELECTION_WINDOWS],
+            draft_sublayers,
+            draft_tokens,
+            lambda done, total: on_event(StageProgress(done, total)),
+        )
+    return mask, tensors
+
+
+def plan_kangaroo(model: ModelAdapter, exit_layer: int, form: str = "attention") -> TrainingPlan:
+    """Plan to train an adapter after the first `exit_layer` layers.
+
+    form: `attention` or `layer`. Raises: ModuleError, ModelError."""
+    n = model.spec.n_layers
+    if not 1 <= exit_layer < n:
+        raise ModuleError(
+            f"--exit-layer {exit_layer} is no place to leave a model of {n} layers early: give 1 "
+            f"to {n - 1}"
+        )
+    return TrainingPlan(KangarooStudent(_require_hf(model), exit_layer, form))
+
+
+def plan_s3d(
+    model: ModelAdapter,
+    draft_layers: int | None = None,
+    draft_tokens: int = 4,
+    rank: int | None = None,
+    seed: int = 0,
+) -> TrainingPlan:
+    """Plan to train embeddings for unknown tokens, under a mask without the middle layers, as the
+    paper's best masks are.
+
+    draft_layers: layers that the draft keeps, a third of them if None. rank: of low-rank changes of
+    the kept sub-layers, which are trained too; None: none. Raises: ModuleError, ModelError."""
+    n = model.spec.n_layers
+    count = draft_layers or max(2, n // 3)
+    if not 2 <= count < n or not 2 <= draft_tokens <= 16:
+        raise ModuleError(
+            f"--draft-sublayers {count} and --draft-tokens {draft_tokens}: s3d keeps 2 to {n - 1} "
+            f"of {n} layers and drafts 2 to 16 tokens at once"
+        )
+    middle = tuple(range((count + 1) // 2, n - count // 2))
+    mask = SkipMask.from_layers(n, middle)
+    return TrainingPlan(S3DStudent(_require_hf(model), mask, draft_tokens, rank, seed))
+
+
+def train(
+    plan: TrainingPlan,
+    corpus: Corpus,
+    out: Path,
+    settings: TrainSettings,
+    extra_memory: str = "25%",
+    on_event: TrainListener = lambda event: None,
+    restart: bool = False,
+    processes: ProcessGroup = SINGLE_PROCESS,
+) -> TrainingResult | None:
+    """Train a draft, and write it to a folder as a module.
+
+    restart: discard a training that was interrupted in this folder, instead of resuming it.
+    processes: the processes that train it, each of which calls this function; it returns None in
+    all but the main one. Raises: ModuleError."""
+    student = plan.student
+    model = student.model
+    if student.extra_bytes > parse_memory_limit(extra_memory, model.weight_bytes):
+        raise ModuleError(
+            f"what this draft has of its own takes {student.extra_bytes / 1e6:.3g} MB, more than "
+            "--extra-memory "
+            f"{extra_memory}: train less, or allow more"
+        )
+    make_private_dir(out)
+    checkpoint = out / CHECKPOINT
+    if restart and processes.is_main:
+        checkpoint.unlink(missing_ok=True)
+    processes.wait_for_all()
+    trainer = Trainer(student, corpus.windows, settings, processes)
+    before = measure_agreement(student, corpus)
+    on_event(
+        StageStarted(
+            f"training {sum(p.numel() for p in trainer.parameters.values()) / 1e6:.3g} M values"
+        )
+    )
+    trainer.run(checkpoint, on_event)
+    if not processes.is_main:
+        return None
+    trained = TrainingRecord(
+        text=(plan.resumed_from + corpus.description)[:300],
+        licence=corpus.licence[:300],
+        tokens=trainer.tokens_read,
+        rows=trainer.n_rows,
+        steps=trainer.n_steps,
+        seconds=round(trainer.seconds, 1),
+        seed=settings.seed,
+        device=describe_machine(model.spec.device).description[:300],
+        dtype=model.spec.dtype_name,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        before=before,
+        after=measure_agreement(student, corpus),
+    )
+    card = ModuleCard(**student.card, base=make_base(model.spec), trained=trained)
+    path = out / student.file_name
+    save_module(path, card, trainer.export_tensors())
+    checkpoint.unlink(missing_ok=True)
+    on_event(StageStarted("replaying text that was kept aside"))
+    ref = make_reference(path, path.name)
+    return TrainingResult(
+        path,
+        card,
+        ref.parameters,
+        student.extra_bytes,
+        _replay_alpha(model, path, card.mask, corpus),
+    )
+
+
+def measure_agreement(student: Student, corpus: Corpus) -> float:
+    """Return the share of rows of the validation text on which draft and full model agree."""
+    with make_autocast(student.model):
+        return round(token_agreement(student, corpus.validation, max_head_rows(student.model)), 4)
+
+
+def _replay_alpha(
+    model: ModelAdapter, path: Path, mask: SkipMask, corpus: Corpus
+) -> tuple[float | None, float | None]:
+    """Return α by fast replay, of the untrained mask and of the module.
+
+    Without its adapter, an early exit drafts with the head alone."""
+    prompts = [row[: len(row) // 2].tolist() for row in corpus.validation[:REPLAY_PROMPTS]]
+    try:
+        replay = Replay(model, prompts, REPLAY_TOKENS, 6)
+    except SearchError:  # the model ends all of the prompts at once
+        return None, None
+    draft = load_trained_draft(model, make_reference(path, path.name), [path.parent])
+    return replay.measure_acceptance(mask), draft.measure_alpha(replay)
+
+
+def _require_hf(model: ModelAdapter) -> HFAdapter:
+    if not isinstance(model, HFAdapter):
+        if model.spec.family not in FAMILIES:
+            raise ModuleError(
+                f"drafts are trained on families of the table, and {model.spec.id}, a "
+                f"{model.spec.family} model, is read "
+                "from itself: tune a mask for it instead; `skipsearch list models` shows the table"
+            )
+        raise ModuleError(
+            "training runs on the unmodified modules: load the model with --engine hf"
+        )
+    return model
+
+
+def with_limits(settings: TrainSettings, steps: int | None, limit_s: float | None) -> TrainSettings:
+    """Return the settings with these limits; ten minutes if there are none."""
+    return replace(
+        settings, steps=steps, seconds=600.0 if steps is None and limit_s is None else limit_s
+    )

@@ -1,0 +1,328 @@
+"""Train a draft's weights towards the full model's distribution, on the draft's own rows.
+
+The model's weights never change. The loss is cross-entropy towards the full model's distribution at
+a temperature, restricted to its likeliest tokens, which carry nearly all of it: distillation
+(Hinton et al. 2015) of a model into a part of itself. The optimizer is AdamW. Its rate warms up,
+then decays as a cosine over the steps or the time of the training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from skipsearch.errors import ModuleError
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.training.distill_batch import max_head_rows
+from skipsearch.training.distributed import SINGLE_PROCESS, ProcessGroup
+from skipsearch.training.students import Student
+
+CHECKPOINT_INTERVAL_S = 30.0  # a killed training loses no more than this and its current step
+WARM_UP_STEPS = 20
+MAX_GRAD_NORM = 1.0
+SMOOTHING = 0.95  # of the reported loss and agreement
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How to train. The first limit that is reached ends the training; None is no limit."""
+
+    steps: int | None = None
+    seconds: float | None = 600.0
+    batch_size: int = 16  # texts of a step, per process
+    learning_rate: float = 3e-3
+    top_k: int = 64  # the full model's likeliest tokens, which the loss is restricted to
+    # Steps that use one pass of the full model, which takes half of a step's time. They are not
+    # consecutive, and their drafts start at other positions.
+    steps_per_teacher_pass: int = 3
+    # Of the full model's distribution. Greedy drafts learn more from a sharp one, sampled drafts
+    # from the temperature that they are sampled at.
+    temperature: float = 0.5
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TrainProgress:
+    """How far a training has come."""
+
+    n_steps: int
+    loss: float  # nats, smoothed
+    agreement: float  # share of rows that predict the full model's token, 0..1, smoothed
+    seconds: float
+    seconds_left: float
+    share_done: float
+
+
+class Trainer:
+    """A training that can be interrupted and resumed.
+
+    texts: [N, T] token ids on the CPU. process_group: the processes share the texts of a step,
+    `settings.batch_size` each; a step equals that of one process with all of these texts. Raises:
+    ModuleError for texts too short to draft on."""
+
+    def __init__(
+        self,
+        student: Student,
+        texts: Tensor,
+        settings: TrainSettings,
+        process_group: ProcessGroup = SINGLE_PROCESS,
+    ):
+        if texts.ndim != 2 or texts.shape[1] < 2 * student.draft_length or not len(texts):
+            raise ModuleError(
+                f"there is too little text to train on ({texts.numel()} tokens): give more with "
+                "--data"
+            )
+        self.student, self.texts, self.settings, self.process_group = (
+            student,
+            texts,
+            settings,
+            process_group,
+        )
+        self.parameters = student.parameters
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
+        self.n_steps, self.seconds, self.n_rows, self.loss, self.agreement = 0, 0.0, 0, 0.0, 0.0
+        self._teacher_outputs: dict[int, Any] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for trainings that differ in nothing but their length, so that one may resume from
+        the other's checkpoint.
+        """
+        facts = {k: v for k, v in asdict(self.settings).items() if k not in ("steps", "seconds")}
+        spec = self.student.model.spec
+        facts |= self.student.facts | {
+            "batch": self._texts_per_step,
+            "model": spec.weights_sha256 or spec.id,
+            "dtype": spec.dtype_name,
+            "texts": hashlib.sha256(self.texts.numpy().tobytes()).hexdigest(),
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def run(
+        self,
+        checkpoint: Path | None = None,
+        on_progress: Callable[[TrainProgress], None] = lambda step: None,
+    ) -> None:
+        """Run steps until a limit is reached.
+
+        checkpoint: a file that the training is saved to, and resumed from if it exists. Raises:
+        ModuleError."""
+        if not self.process_group.all_equal(self.fingerprint):
+            raise ModuleError(
+                "the processes of this training do not begin with the same: give all of them the "
+                "same --data, and a mask by "
+                "--profile or --init-from"
+            )
+        if checkpoint is not None and checkpoint.exists():
+            self.load_checkpoint(checkpoint)
+        self.process_group.wait_for_all()
+        saved_at = perf_counter()
+        share = self._share_done()
+        while share < 1:
+            began = perf_counter()
+            self.run_step(share)
+            self.seconds += perf_counter() - began
+            share = self._share_done()
+            on_progress(
+                TrainProgress(
+                    self.n_steps,
+                    self.loss,
+                    self.agreement,
+                    self.seconds,
+                    self.seconds * (1 / share - 1),
+                    share,
+                )
+            )
+            if (
+                checkpoint is not None
+                and self.process_group.is_main
+                and perf_counter() - saved_at > CHECKPOINT_INTERVAL_S
+            ):
+                self.save_checkpoint(checkpoint)
+                saved_at = perf_counter()
+        if checkpoint is not None and self.process_group.is_main:
+            self.save_checkpoint(checkpoint)
+
+    def run_step(self, share_done: float) -> None:
+        """Run one step of the optimizer. share_done: of the training, 0..1."""
+        settings = self.settings
+        first = int(
+            torch.randint(
+                self.student.draft_length, (), generator=self._make_generator(self.n_steps)
+            )
+        )
+        with make_autocast(self.student.model):
+            loss, agreement, n_rows = self.accumulate_gradients(self._get_teacher_output(), first)
+        self.process_group.average_tensors(
+            [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        )
+        clip_grad_norm_(self.parameters.values(), MAX_GRAD_NORM)
+        rate = (
+            settings.learning_rate
+            * min(1.0, (self.n_steps + 1) / WARM_UP_STEPS)
+            * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share_done)))
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if not math.isfinite(loss):
+            raise ModuleError(
+                f"the loss is {loss} at step {self.n_steps}: train with a lower --learning-rate "
+                f"than {settings.learning_rate:g}"
+            )
+        mix = SMOOTHING if self.n_steps else 0.0
+        self.loss, self.agreement = (
+            mix * self.loss + (1 - mix) * loss,
+            mix * self.agreement + (1 - mix) * agreement,
+        )
+        self.n_steps += 1
+        self.n_rows += n_rows * self.process_group.n_processes
+
+    def _get_teacher_output(self) -> Any:
+        """Return the teacher output of this step.
+
+        Steps take turns with the last few outputs, so that consecutive steps seldom use the same
+        texts."""
+        newest, turn = divmod(self.n_steps, self.settings.steps_per_teacher_pass)
+        index = max(0, newest - turn)
+        self._teacher_outputs = {
+            n: output
+            for n, output in self._teacher_outputs.items()
+            if n > newest - self.settings.steps_per_teacher_pass
+        }
+        if index not in self._teacher_outputs:
+            chosen = torch.randint(
+                len(self.texts), (self._texts_per_step,), generator=self._make_generator(index)
+            )
+            chosen = chosen.view(self.process_group.n_processes, -1)[self.process_group.rank]
+            texts = self.texts[chosen].long().to(self.student.model.spec.device)
+            self._teacher_outputs[index] = self.student.run_teacher(texts, self.settings.top_k)
+        return self._teacher_outputs[index]
+
+    def _make_generator(self, number: int) -> torch.Generator:
+        """Return the generator of a step or a teacher pass, so that a checkpoint needs no state."""
+        return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
+
+    @property
+    def tokens_read(self) -> int:
+        """Tokens of text that the full model has read."""
+        return (
+            -(-self.n_steps // self.settings.steps_per_teacher_pass)
+            * self._texts_per_step
+            * self.texts.shape[1]
+        )
+
+    @property
+    def _texts_per_step(self) -> int:
+        """Texts of a step in all processes together."""
+        return self.settings.batch_size * self.process_group.n_processes
+
+    def accumulate_gradients(self, teacher_output: Any, offset: int) -> tuple[float, float, int]:
+        """Add the gradients of one draft pass, and return (loss, agreement, rows).
+
+        A few rows of logits are in memory at a time."""
+        hidden, targets = self.student.run_draft(teacher_output, offset)
+        flat = hidden.detach().flatten(0, 1).requires_grad_()
+        tokens = targets.tokens.flatten(0, 1)
+        shares = (targets.probs.flatten(0, 1).log() / self.settings.temperature).softmax(dim=-1)
+        total, n_agreeing, max_rows = 0.0, 0, max_head_rows(self.student.model)
+        for at in range(0, len(flat), max_rows):
+            logits = self.student.head(flat[None, at : at + max_rows])[0].float()
+            taught = logits.gather(-1, tokens[at : at + max_rows])
+            loss = (
+                logits.logsumexp(dim=-1) - (shares[at : at + max_rows] * taught).sum(dim=-1)
+            ).sum() / len(flat)
+            loss.backward()
+            total += float(loss.detach())
+            n_agreeing += int((logits.argmax(dim=-1) == tokens[at : at + max_rows, 0]).sum())
+        hidden.backward(flat.grad.view_as(hidden))  # type: ignore[union-attr]
+        return total, n_agreeing / len(flat), len(flat)
+
+    def export_tensors(self) -> dict[str, Tensor]:
+        """Return what a module stores, by name: in bfloat16 if the model's passes are in 16 bits,
+        else in the model's dtype.
+        """
+        dtype = torch.bfloat16 if is_half(self.student.model) else self.student.model.spec.dtype
+        return {name: parameter.detach().to(dtype) for name, parameter in self.parameters.items()}
+
+    def save_checkpoint(self, path: Path) -> None:
+        """Write a checkpoint atomically. Raises: ModuleError."""
+        unfinished = path.with_name(f"{path.name}.half")
+        try:
+            torch.save(
+                {
+                    "fingerprint": self.fingerprint,
+                    "parameters": {n: p.detach() for n, p in self.parameters.items()},
+                    "optimizer": self.optimizer.state_dict(),
+                    "done": self.n_steps,
+                    "seconds": self.seconds,
+                    "rows": self.n_rows,
+                    "loss": self.loss,
+                    "agreement": self.agreement,
+                },
+                unfinished,
+            )
+            unfinished.replace(path)
+        except (OSError, RuntimeError) as error:
+            raise ModuleError(
+                f"cannot write {path}: {getattr(error, 'strerror', None) or error}; choose another "
+                "--out"
+            ) from None
+
+    def load_checkpoint(self, path: Path) -> None:
+        """Resume from a checkpoint.
+
+        Raises: ModuleError if it is damaged or of another training."""
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            same = state["fingerprint"] == self.fingerprint
+        except Exception:  # torch names no error of its own for a file that is none of its
+            raise ModuleError(
+                f"{path}: this checkpoint is damaged: remove it, or start again with --force"
+            ) from None
+        if not same:
+            raise ModuleError(
+                f"{path} holds another training (another model, text, mask or other settings): "
+                "give its settings to go on, "
+                "another --out, or --force to start again"
+            )
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(state["parameters"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.n_steps, self.seconds, self.n_rows = state["done"], state["seconds"], state["rows"]
+        self.loss, self.agreement = state["loss"], state["agreement"]
+
+    def _share_done(self) -> float:
+        """Return the share of the training that is done, 1 or more at the end."""
+        steps, seconds = self.settings.steps, self.settings.seconds
+        return self.process_group.broadcast_from_main(
+            max(self.n_steps / steps if steps else 0.0, self.seconds / seconds if seconds else 0.0)
+        )
+
+
+def is_half(model: ModelAdapter) -> bool:
+    """Return whether the model's passes are computed in 16 bits."""
+    return model.spec.dtype in (torch.bfloat16, torch.float16)
+
+
+def make_autocast(model: ModelAdapter) -> AbstractContextManager[Any]:
+    """Return a context in which float32 weights are multiplied in the model's dtype."""
+    return (
+        torch.autocast(model.spec.device.type, model.spec.dtype)
+        if is_half(model)
+        else nullcontext()
+    )

@@ -1,0 +1,153 @@
+"""What a search knows before its first mask: calibration text, latency table, trained drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from skipsearch.core.cost_model import Costs
+from skipsearch.drafters.trained.module_files import list_modules, make_reference
+from skipsearch.errors import ModuleError, SearchError
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.replay.replay import RECURRENT_NOTE, Replay
+from skipsearch.replay.trained_replay import TrainedDraft, load_trained_draft
+from skipsearch.replay.workload import Workload
+from skipsearch.timing.latency_table import load_or_measure_latency_table, main_context
+from skipsearch.tuning.events import (
+    Notice,
+    ProgressCallback,
+    StageStarted,
+    TuneListener,
+    make_progress_callback,
+)
+from skipsearch.tuning.objective import MAX_DRAFT, ReplayObjective
+from skipsearch.tuning.recipe_shape import RECIPE_SHAPES, TRAINED_DRAFTERS, list_shapes
+from skipsearch.tuning.settings import TuneSettings
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What recipes are judged by."""
+
+    workload: Workload  # calibration prompts
+    objective: ReplayObjective
+    trained: tuple[TrainedDraft, ...] = ()  # the modules that fit the model
+
+
+def calibrate(
+    model: ModelAdapter,
+    workload: Workload,
+    trained: Sequence[TrainedDraft],
+    settings: TuneSettings,
+    on_event: TuneListener,
+) -> Calibration:
+    """Let the model continue the calibration prompts, and measure its latency table."""
+    on_event(
+        StageStarted(
+            "writing reference text: the model continues calibration "
+            f"prompts{RECURRENT_NOTE if model.spec.is_recurrent else ''}"
+        )
+    )
+    trained_kinds = dict.fromkeys(draft.kind for draft in trained)
+    shapes = [
+        *RECIPE_SHAPES[settings.drafters],
+        *(
+            shape
+            for kind in (trained_kinds if settings.drafters == "auto" else ())
+            for shape in list_shapes(kind)
+        ),
+    ]
+    objective = build_replay_objective(model, workload, on_event, settings.remeasure, shapes)
+    return Calibration(workload, objective, tuple(trained))
+
+
+def build_replay_objective(
+    model: ModelAdapter,
+    calibration: Workload,
+    on_event: TuneListener,
+    remeasure: bool = False,
+    shapes: Sequence[str] = ("skip",),
+) -> ReplayObjective:
+    """Build what any recipe is judged by, from continuations and latency table."""
+    progress = make_progress_callback(on_event)
+    replay = Replay(
+        model,
+        calibration.prompt_ids,
+        calibration.max_new_tokens,
+        calibration.end_on_repeat,
+        progress,
+        calibration.sampling,
+    )
+    on_event(StageStarted("measuring the latency table"))
+    costs = measure_task_costs(model, replay.context_lengths(), progress, on_event, remeasure)
+    return ReplayObjective(replay, costs, shapes)
+
+
+def measure_task_costs(
+    model: ModelAdapter,
+    contexts: list[int],
+    progress: ProgressCallback,
+    on_event: TuneListener,
+    remeasure: bool = False,
+) -> Costs:
+    """Return the latency table's costs at the middle context length of the calibration text.
+
+    contexts: three lengths, in tokens. Reports how far the table can be believed.
+    """
+    table = load_or_measure_latency_table(model, MAX_DRAFT, contexts, progress, remeasure)
+    on_event(Notice(f"latency table{' (of an earlier search)' if table.cached else ''}: {table}"))
+    if not table.stable:
+        on_event(
+            Notice(
+                "so this machine is busy with something else: predictions are worth little now, "
+                "the race has to tell the masks "
+                "apart, and the table is not kept",
+                casts_doubt=True,
+            )
+        )
+    elif not table.accurate:
+        on_event(
+            Notice(
+                "so predictions are rough here; the race, which decodes for real, tells the "
+                "recipes apart, and the table is not kept"
+            )
+        )
+    return table.costs_at(main_context(contexts))
+
+
+def load_needed_modules(
+    model: ModelAdapter, settings: TuneSettings, on_event: TuneListener
+) -> list[TrainedDraft]:
+    """Load the modules that fit the model, none if no folder is named.
+
+    Raises: ModuleError if none fits; SearchError if the drafter asked for is not among them.
+    """
+    trained = load_trained_drafts(model, settings.modules, on_event) if settings.modules else []
+    kind = settings.kind
+    if kind in TRAINED_DRAFTERS and not any(draft.kind == kind for draft in trained):
+        raise SearchError(
+            f"--drafters {settings.drafters}: no module in {settings.modules} is of the kind "
+            f"{kind}; `skipsearch train {kind}` makes one"
+        )
+    return trained
+
+
+def load_trained_drafts(
+    model: ModelAdapter, folder: Path, on_event: TuneListener
+) -> list[TrainedDraft]:
+    """Load the modules of a folder that fit the model.
+
+    Raises: ModuleError if none does, with the reason for the first.
+    """
+    drafts, errors = list[TrainedDraft](), list[ModuleError]()
+    for path in list_modules(folder):
+        try:
+            ref = make_reference(path, path.name)
+            drafts.append(load_trained_draft(model, ref, [folder]))
+        except ModuleError as error:
+            errors.append(error)
+            on_event(Notice(f"left out: {error}"))
+    if not drafts:
+        raise errors[0]
+    return drafts

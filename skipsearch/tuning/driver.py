@@ -1,0 +1,323 @@
+"""`tune`: from a task's prompts to a profile, in six steps.
+
+calibrate          the full model continues calibration prompts; the latency table is measured
+search_masks       propose a mask, judge it, report it, until budget, trials or ideas run out
+select_candidates  the best masks get every draft policy; the best recipe of each shape is chosen
+race_candidates    these decode calibration prompts in turn with plain decoding
+confirm            the winner alone decodes hold-out prompts, which no step before has seen
+build_profile      plain decoding wins unless it is beaten there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from skipsearch.core.machine import describe_machine, software_versions
+from skipsearch.core.stats import Trial
+from skipsearch.decoding import Decoder
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.profile import Profile
+from skipsearch.replay.evidence import collect_evidence
+from skipsearch.replay.reliability import compute_reliability
+from skipsearch.replay.workload import Workload, make_workload, template_sha256
+from skipsearch.searchers import SearchProblem
+from skipsearch.tasks import Task, load_task
+from skipsearch.timing.interleaved import PairedTimings, time_interleaved
+from skipsearch.tuning.calibration import Calibration, calibrate, load_needed_modules
+from skipsearch.tuning.candidates import Candidate
+from skipsearch.tuning.events import (
+    BaselinePredicted,
+    Forecast,
+    Notice,
+    StageStarted,
+    TuneListener,
+    ignore_event,
+    make_progress_callback,
+)
+from skipsearch.tuning.objective import Objective
+from skipsearch.tuning.profile_builder import build_profile, make_provenance
+from skipsearch.tuning.race import (
+    MAX_FINALISTS,
+    ONLINE_RACE_RUNGS,
+    RACE_RUNGS,
+    predict_decoding_s,
+    race_candidates,
+    select_finalists,
+    select_online_candidates,
+)
+from skipsearch.tuning.search_loop import Search
+from skipsearch.tuning.settings import (
+    DEFAULT_SEARCHER,
+    DEFAULT_TRIALS,
+    TuneSettings,
+    check_task,
+    parse_duration,
+)
+from skipsearch.tuning.study import StudyStore
+from skipsearch.tuning.wall_objective import WallObjective
+
+WALL_OBJECTIVE_PROMPTS = 6  # prompts of one evaluation under the wall objective
+REFINED_MASKS = 8  # masks that are given every setting
+HOLDOUT_REPEATS = 2
+
+
+def tune(
+    model: ModelAdapter,
+    task: Task | str,
+    searcher: str = DEFAULT_SEARCHER,
+    budget: str | float | None = None,
+    trials: int | None = None,
+    objective: str = "replay",
+    seed: int = 0,
+    study: str | Path | None = None,
+    resume: bool = False,
+    whole_layers: bool = False,
+    on_event: TuneListener = ignore_event,
+    remeasure: bool = False,
+    drafters: str = "auto",
+    never_skip: Collection[int] = (),
+    modules: Path | None = None,
+) -> Profile:
+    """Search the fastest recipe for `model` on `task`, and measure it here.
+
+    budget: time of the search itself, such as "20m"; race and confirmation come on top.
+    trials: masks to judge. The first of the two to run out ends the search; with neither, it judges
+    200 masks.
+    objective: "replay" predicts a mask's time, "wall" measures it.
+    study: a journal file or storage URL that stores every judged mask. resume: it already exists.
+    on_event: is called with the progress.
+    remeasure: measure the latency table even if one is cached.
+    drafters: which a recipe may have: "lookup", "skip", "adapted", "kangaroo", "s3d", "clasp",
+    "asd", "swift", or one of them after lookup, such as "lookup,skip". "auto" weighs lookup, skip
+    and what `modules` has, alone and after lookup.
+    never_skip: flat numbers of sub-layers that no draft skips: attention of layer i is 2i, its MLP
+    2i + 1. `parse_sublayers` reads them from text.
+    modules: a folder of trained parts.
+
+    Raises: SearchError, TaskError, ModuleError. After a KeyboardInterrupt, all judged masks are in
+    the study.
+    """
+    limit_s = parse_duration(budget)
+    settings = TuneSettings(
+        searcher,
+        DEFAULT_TRIALS if limit_s is None and trials is None else trials,
+        limit_s,
+        objective,
+        seed,
+        whole_layers,
+        drafters,
+        frozenset(never_skip),
+        modules,
+        remeasure,
+    )
+    settings.check_model(model.spec)
+    started = perf_counter()
+    task = load_task(task) if isinstance(task, str) else task
+    check_task(task)
+    # Before the study begins: a model that cannot read the task could not continue it.
+    prompts = make_workload(model, task, task.calibration)
+    trained = load_needed_modules(model, settings, on_event)
+    store = _open_study(model, task, settings, study, resume, on_event)
+
+    calibration = calibrate(model, prompts, trained, settings, on_event)
+    n_holdout = HOLDOUT_REPEATS * len(task.holdout)
+    decoding_s = predict_decoding_s(calibration.objective, len(task.calibration), n_holdout)
+
+    def report_forecast(search_s: float | None) -> None:
+        on_event(Forecast(perf_counter() - started, search_s, decoding_s))
+
+    search = search_masks(model, calibration, settings, store, on_event, report_forecast)
+    candidates = select_candidates(search.best, calibration, settings, on_event)
+    on_event(StageStarted("racing the best recipes under real decoding of calibration prompts"))
+    rungs = ONLINE_RACE_RUNGS if settings.chooses_masks_online else RACE_RUNGS
+    winner, raced = race_candidates(model, prompts, candidates, seed, on_event, rungs)
+    search_s = perf_counter() - started
+
+    holdout = make_workload(model, task, task.holdout)
+    winner = confirm(model, winner, holdout, seed, on_event)
+    assert winner.measurement is not None
+    if store:
+        _store_findings(store, calibration, raced, winner)
+    return build_profile(
+        model,
+        task,
+        holdout,
+        winner.recipe,
+        winner.measurement.plain,
+        winner.measurement.drafted,
+        provenance=make_provenance(searcher, objective, seed, search.n_judged, search_s),
+    )
+
+
+def _open_study(
+    model: ModelAdapter,
+    task: Task,
+    settings: TuneSettings,
+    location: str | Path | None,
+    resume: bool,
+    on_event: TuneListener,
+) -> StudyStore | None:
+    if location is None:
+        return None
+    identity = study_fingerprint(
+        model,
+        task,
+        settings.objective,
+        settings.whole_layers,
+        settings.drafters,
+        settings.never_skip,
+    )
+    store = StudyStore(location, identity, resume)
+    if store.truncated:
+        on_event(
+            Notice(
+                f"the last line of {store.location} was half written when its process ended, and "
+                "was cut off; at most the mask judged "
+                "last is lost"
+            )
+        )
+    return store
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """What a search of masks found."""
+
+    best: Sequence[Trial] = ()  # best first
+    n_judged: int = 0  # masks
+
+
+def search_masks(
+    model: ModelAdapter,
+    calibration: Calibration,
+    settings: TuneSettings,
+    store: StudyStore | None,
+    on_event: TuneListener,
+    report_forecast: Callable[[float | None], None],
+) -> SearchOutcome:
+    """Judge masks until the budget is spent, if the recipe may have one. Closes the study.
+
+    report_forecast: called before the first mask with the seconds for judging masks; None: until
+    enough masks are judged.
+    """
+    history = store.trials() if store else []
+    if not settings.searches_masks:
+        if store:
+            store.close()
+        report_forecast(0.0)
+        return SearchOutcome()
+    by_replay = calibration.objective
+    on_event(StageStarted("ranking sub-layers by what skipping each alone costs"))
+    evidence = collect_evidence(by_replay.replay, by_replay.costs, make_progress_callback(on_event))
+    problem = SearchProblem(
+        model.spec.n_layers, settings.never_skip, evidence, settings.seed, settings.whole_layers
+    )
+    objective: Objective = by_replay
+    if settings.objective == "wall":
+        prompts = calibration.workload.head(WALL_OBJECTIVE_PROMPTS)
+        objective = WallObjective(model, prompts, by_replay, by_replay.plain_pass_s)
+    elif by_replay.ranked_lookups:
+        on_event(BaselinePredicted(by_replay.plain_pass_s / by_replay.ranked_lookups[0][1]))
+    report_forecast(settings.limit_s)
+    on_event(
+        StageStarted(
+            f"searching masks with {settings.searcher} (α: chance that a draft is accepted)"
+        )
+    )
+    search = Search(
+        problem,
+        objective,
+        store,
+        history,
+        on_event,
+        perf_counter(),
+        settings.limit_s,
+        settings.max_trials,
+    )
+    search.run(settings.searcher)
+    count = REFINED_MASKS if settings.objective == "replay" else MAX_FINALISTS
+    return SearchOutcome(search.best_trials(count), len(search.judged_trials))
+
+
+def select_candidates(
+    trials: Sequence[Trial],
+    calibration: Calibration,
+    settings: TuneSettings,
+    on_event: TuneListener,
+) -> list[Candidate]:
+    """Return the recipes to race. trials: the best masks."""
+    if settings.shape is not None and settings.chooses_masks_online:
+        return select_online_candidates(
+            settings.shape, calibration.objective, calibration.workload, on_event
+        )
+    return select_finalists(trials, calibration.objective, calibration.trained, settings.modules)
+
+
+def confirm(
+    model: ModelAdapter, winner: Candidate, holdout: Workload, seed: int, on_event: TuneListener
+) -> Candidate:
+    """Return the winner with its measurement on hold-out prompts."""
+    on_event(StageStarted("measuring the winner on hold-out prompts"))
+    decoder = winner.make_decoder(model)
+    # A drafter that learns from request to request must not meet a text twice.
+    repeats = 1 if decoder.is_learning else HOLDOUT_REPEATS
+    plain, drafted = time_interleaved(
+        [Decoder(model), decoder], holdout, repeats, seed, make_progress_callback(on_event)
+    )
+    winner = replace(winner, measurement=PairedTimings(plain, drafted))
+    on_event(winner.describe_measurement("holdout"))
+    return winner
+
+
+def _store_findings(
+    store: StudyStore, calibration: Calibration, raced: Sequence[Candidate], winner: Candidate
+) -> None:
+    """Write what a report shows next to the trials."""
+    objective = calibration.objective
+    measured = [candidate.describe_measurement("calibration") for candidate in raced]
+    measured.append(winner.describe_measurement("holdout"))
+    store.set_attr("raced", [event.as_dict() for event in measured])
+    if (mask := winner.recipe.mask(objective.replay.model.spec.n_layers)) is not None:
+        store.set_attr("surface", {"policies": objective.predict_surface(mask)})
+    bins = compute_reliability(winner.recipe, objective.replay, objective.lookup_replay)
+    store.set_attr("brought", [asdict(group) for group in bins])
+
+
+def study_fingerprint(
+    model: ModelAdapter,
+    task: Task,
+    objective: str,
+    whole_layers: bool,
+    drafters: str = "auto",
+    never_skip: Collection[int] = (),
+) -> dict[str, Any]:
+    """Return what must be equal if the trials of two processes are to be comparable."""
+    machine, spec = describe_machine(model.spec.device), model.spec
+    return {
+        "model": spec.id,
+        "n_layers": spec.n_layers,
+        "config_sha256": spec.config_sha256,
+        "weights_sha256": spec.weights_sha256,
+        "dtype": spec.dtype_name,
+        "quantization": spec.quantization,
+        "device": machine.description,
+        "engine": spec.engine,
+        "task": task.name,
+        "calibration_sha256": task.calibration_sha256,
+        "chat_template_sha256": template_sha256(task, model.tokenizer),
+        "generation": {
+            "max_new_tokens": task.max_new_tokens,
+            "max_prompt_tokens": task.max_prompt_tokens,
+            "end_on_repeat": task.end_on_repeat,
+            "sampling": task.sampling.model_dump(),
+        },
+        "objective": objective,
+        "whole_layers": whole_layers,
+        "drafters": drafters,
+        "keep": sorted(never_skip) or None,
+        "software": software_versions(),
+    }

@@ -1,0 +1,85 @@
+"""What a search or a training reports while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from skipsearch.core.recipe import Recipe
+from skipsearch.core.stats import Estimate, Trial
+
+
+@dataclass(frozen=True)
+class StageStarted:
+    """A new part of the work begins."""
+
+    title: str
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """Progress of the current stage."""
+
+    done: float  # in the unit of `total`
+    total: float
+    judged: Trial | None = None  # the latest trial, during the search
+    best: Trial | None = None  # the best trial so far, during the search
+
+
+@dataclass(frozen=True)
+class CandidateMeasured:
+    """A candidate was timed under real decoding."""
+
+    recipe: Recipe
+    predicted_speedup: float | None  # None: replay cannot predict it
+    speedup: Estimate
+    split: str  # "calibration" or "holdout"
+    n_prompts: int  # prompts of that split over which it was timed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry of the study's attribute `raced`."""
+        return {
+            "recipe": self.recipe.as_data(),
+            "predicted": self.predicted_speedup,
+            "speedup": asdict(self.speedup),
+            "split": self.split,
+        }
+
+
+@dataclass(frozen=True)
+class BaselinePredicted:
+    """The predicted speedup of lookup alone: a mask that reaches no more is of no use."""
+
+    speedup: float
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something worth knowing that is no progress."""
+
+    sentence: str
+    casts_doubt: bool = False  # whether it puts the measurements of this search in doubt
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """How long `tune` takes in all, predicted when the preparation is done."""
+
+    prepared_s: float  # spent on the preparation
+    search_s: float | None  # for judging masks; None: until enough masks are judged
+    decoding_s: float  # for the race and the final measurement
+
+
+TuneEvent = StageStarted | StageProgress | BaselinePredicted | CandidateMeasured | Notice | Forecast
+TuneListener = Callable[[TuneEvent], None]
+ProgressCallback = Callable[[int, int], None]  # (done, total)
+
+
+def ignore_event(event: TuneEvent) -> None:
+    """Listen to nothing."""
+
+
+def make_progress_callback(on_event: TuneListener) -> ProgressCallback:
+    """Return a callback that reports (done, total) as a `StageProgress`."""
+    return lambda done, total: on_event(StageProgress(done, total))

@@ -1,0 +1,370 @@
+"""Predict the decode time of a mask, a lookup or a trained draft in its best recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import sqrt
+from typing import Any, Protocol
+
+import numpy as np
+
+from skipsearch.core.cost_model import Costs, OnePassDraftCosts
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import DrafterSpec, Recipe
+from skipsearch.core.stats import Trial
+from skipsearch.drafters.exits import DraftPolicy
+from skipsearch.drafters.lookup.spec import Lookup
+from skipsearch.drafters.s3d.spec import DraftTree
+from skipsearch.drafters.skip.spec import Skip
+from skipsearch.replay.lookup_replay import LookupProposals, LookupReplay, lookup_grid
+from skipsearch.replay.parallel_draft import DraftRanks, nodes_by_depth
+from skipsearch.replay.replay import PromptReplay, Replay
+from skipsearch.replay.rounds import RoundTable, rounds_from_replay, rounds_without_model
+from skipsearch.replay.simulate import Prediction, simulate
+from skipsearch.replay.sweep import (
+    coarse_policies,
+    fine_policies,
+    is_memoryless,
+    sibling_grid,
+    sweep,
+    sweep_lookups,
+)
+from skipsearch.replay.trained_replay import TrainedDraft
+from skipsearch.tuning.candidates import Candidate
+from skipsearch.tuning.recipe_shape import LOOKUP_SKIP, SKIP, RecipeShape
+
+MAX_DRAFT = 12  # Draft & Verify's K
+RUNG_STRIDES = (
+    12,
+    6,
+    3,
+)  # a rung replays every twelfth batch of continuations, then every sixth, …
+MIN_RUNG_PROMPTS = 6  # a sample of fewer prompts says too little
+MAX_LOOKUPS = 6  # settings of lookup tried before a skip drafter, each also with a match of 1 token
+POLICIES_WITH_SIBLINGS = 8  # draft policies of a mask that are tried with siblings
+MIN_SIBLING_GAIN = 1.01  # a smaller gain from siblings could not be told from none
+# A mask is dropped if it is slower than the best one by more standard errors than this. Of two
+# equal masks, the new one is dropped at every sixth look.
+DROP_SIGMAS = 1.0
+
+
+class Objective(Protocol):
+    """A judge of masks: the search passes it each mask that a searcher proposes.
+
+    An objective that believed in skipping exactly half would be
+
+        class Half:
+            fidelity = "belief"
+
+            def judge(self, mask: SkipMask) -> Trial:
+                return Trial(mask, seconds_per_token=1 + abs(mask.n_skipped - mask.n_layers),
+                fidelity=self.fidelity)
+
+    `ReplayObjective` predicts, `WallObjective` measures.
+    """
+
+    fidelity: str  # stored in its trials
+
+    def judge(self, mask: SkipMask) -> Trial:
+        """Return the trial of a mask, with the recipe that it was judged in."""
+
+
+def make_skip_spec(mask: SkipMask, policy: DraftPolicy) -> Skip:
+    """Return the skip drafter of a mask and a draft policy."""
+    return Skip.from_mask(mask, policy.draft_length, policy.exit, policy.siblings)
+
+
+class ReplayObjective:
+    """Predicts the seconds per token of recipes, from one replay and the latency table.
+
+    A mask is judged at the positions that lookup leaves to it if a shape has lookup before the skip
+    drafter and lookup alone pays; else at all positions.
+
+    A mask is dropped early if, on a sample of the prompts, it is slower than the best mask so far
+    by more than chance explains, prompt by prompt. Its trial is then extrapolated from the sample,
+    in proportion to what the best mask took there and on all prompts. The samples are a twelfth of
+    the prompts (if that is at least 6), a sixth and a third. Source: successive rejection by paired
+    differences, as in F-Race (Birattari et al. 2002).
+    """
+
+    fidelity = "replay"
+
+    def __init__(self, replay: Replay, costs: Costs, shapes: Sequence[str] = ("skip",)):
+        self.replay, self.costs = replay, costs
+        self.shapes = tuple(map(RecipeShape.parse, shapes))  # those that a recipe may have
+        self.max_draft = len(costs.verify) - 1
+        self.coarse_policies = coarse_policies(self.max_draft)
+        self._rungs = _split_rungs([len(indices) for indices in replay.batches.prompt_indices])
+        # Predictions of the best mask so far: on the prompts of the first rung, of the first two
+        # rungs, …, of all.
+        self._leader: list[Prediction] = []
+        self._last_rounds: tuple[SkipMask, RoundTable] | None = None
+        self.lookup_replay = (
+            LookupReplay(replay.prompt_ids, replay.continuations)
+            if any(shape.kind == "lookup" or shape.after_lookup for shape in self.shapes)
+            else None
+        )
+        self.ranked_lookups = self._rank_lookups()
+
+    def fresh_copy(self) -> ReplayObjective:
+        """Return the same objective without a leader, for another search."""
+        return ReplayObjective(self.replay, self.costs, list(map(str, self.shapes)))
+
+    @property
+    def plain_pass_s(self) -> float:
+        """Seconds of a plain pass."""
+        return self.costs.verify[0]
+
+    @property
+    def lookup_pays(self) -> bool:
+        """Whether lookup alone is predicted to beat plain decoding."""
+        return bool(self.ranked_lookups) and self.ranked_lookups[0][1] < self.plain_pass_s
+
+    @property
+    def searched_shape(self) -> RecipeShape:
+        """The shape of the recipes that masks are judged in."""
+        after_lookup = LOOKUP_SKIP in self.shapes and (self.lookup_pays or SKIP not in self.shapes)
+        return LOOKUP_SKIP if after_lookup else SKIP
+
+    def judge(self, mask: SkipMask) -> Trial:
+        replayed: list[PromptReplay] = []
+        predictions: list[Prediction] = []
+        lookups = self.list_lookups(self.searched_shape.after_lookup)[:1]
+        for rung in self._rungs:
+            replayed += self.replay(mask, batch_indices=rung)
+            candidate = self._predict_best(
+                rounds_from_replay(replayed), mask, self.coarse_policies, lookups
+            )
+            assert candidate.prediction is not None
+            prediction = candidate.prediction
+            predictions.append(prediction)
+            if self._leader and len(predictions) < len(self._rungs):
+                leader = self._leader[len(predictions) - 1]
+                lag_s = prediction.seconds - leader.seconds  # [prompts so far]
+                if lag_s.sum() > DROP_SIGMAS * lag_s.std() * sqrt(len(lag_s)):
+                    scale = self._leader[-1].seconds_per_token / leader.seconds_per_token
+                    return self._make_trial(mask, candidate.recipe, prediction, scale)
+        if not self._leader or prediction.seconds_per_token < self._leader[-1].seconds_per_token:
+            self._leader = predictions
+        return self._make_trial(mask, candidate.recipe, prediction)
+
+    def _make_trial(
+        self, mask: SkipMask, recipe: Recipe, prediction: Prediction, scale: float = 1.0
+    ) -> Trial:
+        """scale: predicted seconds per token of all prompts over those of the replayed prompts."""
+        return Trial(
+            mask,
+            scale * prediction.seconds_per_token,
+            scale * prediction.stderr,
+            "replay",
+            prediction.stats.by_drafter[-1].alpha,
+            prediction.stats.tau,
+            self.costs.draft_step_seconds(mask) / self.plain_pass_s,
+            baseline_seconds_per_token=self.plain_pass_s,
+            recipe=recipe,
+        )
+
+    def best_recipe(
+        self,
+        mask: SkipMask,
+        after_lookup: bool | None = None,
+        fine: bool = False,
+        siblings: bool = True,
+    ) -> Candidate:
+        """Return the best recipe with this mask.
+
+        after_lookup: whether lookup comes first; None: as in the searched shape.
+        fine: try all settings, not only those that a search tries. siblings: try siblings, too.
+        """
+        if self._last_rounds is None or self._last_rounds[0] != mask:
+            # Finalists are asked for in several shapes, one after another.
+            self._last_rounds = mask, rounds_from_replay(self.replay(mask))
+        rounds = self._last_rounds[1]
+        if after_lookup is None:
+            after_lookup = self.searched_shape.after_lookup
+        options = self.list_lookups(after_lookup)
+        if not fine:
+            return self._predict_best(rounds, mask, self.coarse_policies, options[:1])
+        coarse = self._predict_best(rounds, mask, self.coarse_policies, options).recipe
+        return self._predict_best(
+            rounds, mask, fine_policies(self.max_draft), [_lookups_of(coarse)], siblings=siblings
+        )
+
+    def best_trained(
+        self, draft: TrainedDraft, after_lookup: bool, siblings: bool = True
+    ) -> Candidate:
+        """Return the best recipe with a trained draft. siblings: try siblings, too."""
+        options = self.list_lookups(after_lookup)
+
+        def make_spec(_: SkipMask, policy: DraftPolicy) -> DrafterSpec:
+            return draft.make_spec(policy)
+
+        if draft.rank_drafts is not None:
+            return self._best_parallel_draft(draft, draft.rank_drafts(self.replay), options)
+        rounds, costs = draft.replay_rounds(self.replay), draft.adjust_costs(self.costs)
+        coarse = self._predict_best(
+            rounds, draft.mask, self.coarse_policies, options, make_spec, costs=costs
+        ).recipe
+        return self._predict_best(
+            rounds,
+            draft.mask,
+            fine_policies(self.max_draft),
+            [_lookups_of(coarse)],
+            make_spec,
+            siblings and draft.allows_siblings,
+            costs,
+        )
+
+    def _best_parallel_draft(
+        self,
+        draft: TrainedDraft,
+        draft_ranks: DraftRanks,
+        lookup_options: Sequence[tuple[Lookup, ...]],
+    ) -> Candidate:
+        """Return the best of chains of every length and of trees.
+
+        A tree has to gain as much over a chain as siblings have to.
+        """
+
+        def predict(tree: DraftTree, is_chain: bool) -> Candidate:
+            stored_tree = None if is_chain else tree
+            return self._predict_best(
+                draft_ranks.to_rounds(tree),
+                draft.mask,
+                [DraftPolicy(max(tree.depths))],
+                lookup_options,
+                lambda _, policy: draft.make_spec(policy).model_copy(update={"tree": stored_tree}),
+                costs=OnePassDraftCosts.from_costs(self.costs, nodes_by_depth(tree)),
+            )
+
+        candidates, times = list[Candidate](), list[float]()
+        for tree in draft_ranks.propose_trees():
+            is_chain = tree.n_main == len(tree.parents)
+            candidates.append(predict(tree, is_chain))
+            times.append(candidates[-1].seconds_per_token * (1.0 if is_chain else MIN_SIBLING_GAIN))
+        return candidates[times.index(min(times))]
+
+    def best_lookup(self) -> Candidate:
+        """Return the best recipe of lookup alone, if a shape has lookup."""
+        return self.predict_lookup(self.ranked_lookups[0][0])
+
+    def predict_lookup(self, spec: Lookup) -> Candidate:
+        """Predict the recipe of this lookup alone."""
+        assert self.lookup_replay is not None
+        rounds = rounds_without_model(self.replay.continuations, self.replay.token_budgets)
+        proposals = self.lookup_replay(spec, rounds.prompt_indices)
+        return Candidate.from_prediction(
+            Recipe((spec,)),
+            simulate(rounds, None, None, self.costs, [proposals]),
+            self.plain_pass_s,
+        )
+
+    def _rank_lookups(self) -> list[tuple[Lookup, float]]:
+        """Return each setting of lookup alone with its seconds per token, best first."""
+        if self.lookup_replay is None:
+            return []
+        rounds = rounds_without_model(self.replay.continuations, self.replay.token_budgets)
+        options = lookup_grid(self.max_draft)
+        proposals = [self.lookup_replay(spec, rounds.prompt_indices) for spec in options]
+        seconds = sweep_lookups(rounds, proposals, self.costs).sum(axis=1)
+        return sorted(
+            zip(options, (seconds / rounds.n_positions.sum()).tolist(), strict=True),
+            key=lambda pair: pair[1],
+        )
+
+    def list_lookups(self, after_lookup: bool) -> list[tuple[Lookup, ...]]:
+        """Return the lookups that may come before another drafter, the best one alone first.
+
+        Each is also listed with a least match of 1 token. after_lookup False: only `()`.
+        """
+        if not after_lookup:
+            return [()]
+        best = [spec for spec, _ in self.ranked_lookups[:MAX_LOOKUPS]]
+        eager = [spec.model_copy(update={"min_match": 1}) for spec in best]
+        return [(spec,) for spec in dict.fromkeys([*best, *eager])]
+
+    def propose_lookups(
+        self, lookups: Sequence[Lookup], rounds: RoundTable
+    ) -> list[LookupProposals]:
+        """Return what each lookup proposes at the positions of `rounds`."""
+        if self.lookup_replay is None:
+            assert not lookups
+            return []
+        return [self.lookup_replay(spec, rounds.prompt_indices) for spec in lookups]
+
+    def _predict_best(
+        self,
+        rounds: RoundTable,
+        mask: SkipMask,
+        policies: Sequence[DraftPolicy],
+        lookup_options: Sequence[tuple[Lookup, ...]],
+        make_spec: Callable[[SkipMask, DraftPolicy], DrafterSpec] = make_skip_spec,
+        siblings: bool = False,
+        costs: Costs | None = None,
+    ) -> Candidate:
+        """Return the best recipe over all policies and lookups.
+
+        siblings: try them with the best of the policies, too. costs: None: `self.costs`.
+        """
+        costs = costs or self.costs
+        siblings = siblings and not self.replay.model.spec.is_recurrent
+        best: tuple[float, DraftPolicy, tuple[Lookup, ...], list[LookupProposals]] | None = None
+        for lookups in lookup_options:
+            proposals = self.propose_lookups(lookups, rounds)
+            seconds = sweep(rounds, mask, policies, costs, proposals).sum(axis=1)
+            if siblings:
+                by_time = [policies[i] for i in seconds.argsort() if is_memoryless(policies[i])]
+                with_siblings = [
+                    replace(policy, siblings=option)
+                    for policy in by_time[:POLICIES_WITH_SIBLINGS]
+                    for option in sibling_grid()
+                ]
+                policies = [*policies, *with_siblings]
+                more_seconds = sweep(rounds, mask, with_siblings, costs, proposals).sum(axis=1)
+                seconds = np.concatenate([seconds, more_seconds * MIN_SIBLING_GAIN])
+            i = int(seconds.argmin())
+            if best is None or seconds[i] < best[0]:
+                best = float(seconds[i]), policies[i], lookups, proposals
+        assert best is not None
+        _, policy, lookups, proposals = best
+        return Candidate.from_prediction(
+            Recipe((*lookups, make_spec(mask, policy))),
+            simulate(rounds, mask, policy, costs, proposals),
+            self.plain_pass_s,
+        )
+
+    def predict_surface(self, mask: SkipMask) -> list[dict[str, Any]]:
+        """Predict the speedup of a mask alone for each fixed length and confidence threshold."""
+        options = [p for p in fine_policies(self.max_draft) if p.exit.kind != "adaptive"]
+        rounds = rounds_from_replay(self.replay(mask))
+        seconds = sweep(rounds, mask, options, self.costs).sum(axis=1) / rounds.n_positions.sum()
+        return [
+            {
+                "kind": p.exit.kind,
+                "draft_length": p.draft_length,
+                "threshold": getattr(p.exit, "threshold", None),
+                "speedup": self.plain_pass_s / float(s),
+            }
+            for p, s in zip(options, seconds, strict=True)
+        ]
+
+
+def _lookups_of(recipe: Recipe) -> tuple[Lookup, ...]:
+    return tuple(drafter for drafter in recipe.drafters if isinstance(drafter, Lookup))
+
+
+def _split_rungs(sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the indices of the batches that each rung adds.
+
+    sizes: prompts of each batch. A rung with too few prompts is merged into the next.
+    """
+    rungs, pending, remaining = list[tuple[int, ...]](), list[int](), list(range(len(sizes)))
+    for stride in RUNG_STRIDES:
+        added = [i for i in remaining if i % stride == 1]  # 1: not the shortest texts of all
+        pending += added
+        remaining = [i for i in remaining if i not in added]
+        if sum(sizes[i] for i in pending) >= MIN_RUNG_PROMPTS and remaining:
+            rungs.append(tuple(pending))
+            pending = []
+    return [*rungs, tuple(sorted([*pending, *remaining]))]

@@ -1,0 +1,161 @@
+"""Who races and who wins: candidates decode calibration prompts in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from skipsearch.core.stats import Trial
+from skipsearch.decoding import Decoder
+from skipsearch.drafters.adapted.spec import Adapted
+from skipsearch.drafters.skip.spec import Skip
+from skipsearch.errors import SearchError
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.replay.trained_replay import TrainedDraft
+from skipsearch.replay.workload import Workload
+from skipsearch.timing.interleaved import successive_halving
+from skipsearch.tuning.candidates import Candidate
+from skipsearch.tuning.events import StageStarted, TuneListener, make_progress_callback
+from skipsearch.tuning.objective import ReplayObjective
+from skipsearch.tuning.online_candidates import list_online_candidates
+from skipsearch.tuning.recipe_shape import RecipeShape
+
+MAX_FINALISTS = 4  # recipes that are raced, unless there are more shapes
+RACE_RUNGS = (5, 11)  # prompts of the first rung, with all finalists, and of the second
+TIE_BREAK_PROMPTS = 32  # further prompts, at most, for the two fastest until one is faster
+# The same where replay cannot tell the best settings, so that more of them are raced.
+ONLINE_RACE_RUNGS = (4, 8, 12, 24)
+
+
+def select_finalists(
+    trials: Sequence[Trial],
+    objective: ReplayObjective,
+    trained: Sequence[TrainedDraft] = (),
+    modules: Path | None = None,
+) -> list[Candidate]:
+    """Return the recipes to race, fastest first, with the best settings for each.
+
+    The best of each shape takes part, so that a wrong prediction costs no more than the race; then
+    whichever are predicted to be the fastest; and the best one without siblings.
+    trials: the best masks that were judged. trained: the modules in the folder `modules`.
+    """
+    by_shape: dict[RecipeShape, list[Candidate]] = {shape: [] for shape in objective.shapes}
+    for trial in trials:  # mask by mask, since the objective keeps the latest replay
+        for shape, candidates in by_shape.items():
+            if shape.kind == "skip":
+                candidates.append(objective.best_recipe(trial.mask, shape.after_lookup, fine=True))
+    for shape, candidates in by_shape.items():
+        if shape.kind == "lookup":
+            candidates.append(objective.best_lookup())
+        candidates += [
+            objective.best_trained(draft, shape.after_lookup)
+            for draft in trained
+            if draft.kind == shape.kind
+        ]
+        candidates.sort(key=_predicted_time)
+    finalists = [best for best, *_ in filter(None, by_shape.values())]
+    finalists += _best_without_siblings(min(finalists, key=_predicted_time), objective, trained)
+    others = sorted(
+        (candidate for _, *rest in filter(None, by_shape.values()) for candidate in rest),
+        key=_predicted_time,
+    )
+    finalists += others[: max(0, MAX_FINALISTS - len(finalists))]
+    folders = () if modules is None else (modules,)
+    return [
+        replace(candidate, module_folders=folders)
+        for candidate in sorted(finalists, key=_predicted_time)
+    ]
+
+
+def _best_without_siblings(
+    best: Candidate, objective: ReplayObjective, trained: Sequence[TrainedDraft]
+) -> list[Candidate]:
+    """Return the best recipes of the same mask or module without siblings, if `best` has some."""
+    after_lookup = RecipeShape.parse(best.recipe.shape).after_lookup
+    candidates = []
+    for drafter in best.recipe.drafters:
+        if isinstance(drafter, Adapted) and drafter.siblings:
+            draft = next(draft for draft in trained if draft.ref == drafter.module)
+            candidates.append(objective.best_trained(draft, after_lookup, siblings=False))
+        elif isinstance(drafter, Skip) and drafter.siblings:
+            mask = drafter.mask(objective.replay.model.spec.n_layers)
+            candidates.append(objective.best_recipe(mask, after_lookup, fine=True, siblings=False))
+    return candidates
+
+
+def _predicted_time(candidate: Candidate) -> float:
+    return candidate.seconds_per_token
+
+
+def select_online_candidates(
+    shape: RecipeShape, objective: ReplayObjective, calibration: Workload, on_event: TuneListener
+) -> list[Candidate]:
+    """Return the settings to race of a drafter that chooses its masks while it decodes.
+
+    Raises: SearchError if none of them skips anything.
+    """
+    on_event(StageStarted(f"narrowing down the settings of {shape.kind}"))
+    candidates = list_online_candidates(
+        shape, objective, calibration, make_progress_callback(on_event)
+    )
+    if not candidates:
+        raise SearchError(
+            f"{shape.kind} has no setting that skips anything of a model with "
+            f"{objective.replay.model.spec.n_layers} layers"
+        )
+    return candidates
+
+
+def predict_decoding_s(objective: ReplayObjective, n_calibration: int, n_holdout: int) -> float:
+    """Return about how many seconds the race and the final measurement take.
+
+    It assumes that texts are as long as those of the calibration, that drafting is as slow as plain
+    decoding, and that half of the tie-break prompts are needed.
+
+    n_calibration: prompts of that half. n_holdout: decodings of hold-out prompts by each of plain
+    decoding and the winner.
+    """
+    first, second = RACE_RUNGS
+    tie_break = TIE_BREAK_PROMPTS // 2
+    raced = first * (1 + MAX_FINALISTS) + second * (1 + MAX_FINALISTS // 2) + tie_break * 3
+    share = min(1.0, n_calibration / (first + second + tie_break))
+    texts = objective.replay.continuations
+    tokens_per_text = sum(map(len, texts)) / len(texts)
+    return objective.plain_pass_s * tokens_per_text * (raced * share + 2 * n_holdout)
+
+
+def race_candidates(
+    model: ModelAdapter,
+    workload: Workload,
+    candidates: Sequence[Candidate],
+    seed: int,
+    on_event: TuneListener,
+    rungs: Sequence[int] = RACE_RUNGS,
+) -> tuple[Candidate, list[Candidate]]:
+    """Return the candidate with the least measured time, and all of them with their measurements.
+
+    workload: calibration prompts. The first of them may suit one recipe better than another.
+    Replay predicts every prompt, so each measured time is scaled by the predicted time of all
+    prompts over that of the prompts seen (a control variate).
+    """
+    winner, timings = successive_halving(
+        Decoder(model),
+        [candidate.make_decoder(model) for candidate in candidates],
+        workload,
+        rungs,
+        seed,
+        make_progress_callback(on_event),
+        [
+            candidate.prediction.extrapolation_factor if candidate.prediction else lambda _: 1.0
+            for candidate in candidates
+        ],
+        TIE_BREAK_PROMPTS,
+    )
+    raced = [
+        replace(candidate, measurement=pair)
+        for candidate, pair in zip(candidates, timings, strict=True)
+    ]
+    for candidate in raced:
+        on_event(candidate.describe_measurement("calibration"))
+    return raced[winner], raced

@@ -1,0 +1,176 @@
+"""The search loop: propose a mask, judge it, report it, until budget, trials or ideas run out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from time import perf_counter, sleep
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial, TrialState
+from skipsearch.errors import SearchError
+from skipsearch.searchers import Searcher, SearchProblem, make_searcher
+from skipsearch.tuning.events import Notice, StageProgress, TuneListener
+from skipsearch.tuning.objective import Objective
+from skipsearch.tuning.study import StudyStore
+
+INITIAL_DESIGN = {"sensitivity": 8, "middle": 6, "uniform": 6}  # masks of each searcher
+POLL_INTERVAL_S = 0.2  # between two looks at what others measure, if nothing else is left to do
+
+
+class Search:
+    """Asks a searcher for masks, judges them, and tells the trials to searcher and study."""
+
+    def __init__(
+        self,
+        problem: SearchProblem,
+        objective: Objective,
+        store: StudyStore | None,
+        history: Iterable[Trial],
+        on_event: TuneListener,
+        started: float,
+        limit_s: float | None,
+        max_trials: int | None,
+    ):
+        """history: trials of the study. started: `perf_counter` at the beginning of the search."""
+        self.problem, self.objective = problem, objective
+        self.store, self.on_event = store, on_event
+        self.started = started
+        self.limit_s = limit_s  # seconds of this process since `started`
+        self.max_trials = max_trials  # of the study, by all processes together
+        # Every judged mask, also those that other processes of a shared study judged. A failed
+        # trial that a killed process left is no judgement: its mask may be judged again.
+        self.judged_trials: dict[SkipMask, Trial] = {
+            t.mask: t for t in history if t.state is TrialState.COMPLETE
+        }
+        self.pending: frozenset[SkipMask] = frozenset()  # being measured by others
+
+    def run(self, searcher_name: str) -> None:
+        """Judge the initial design, then what the searcher proposes, until something runs out.
+
+        Closes the study. Raises: SearchError if no mask could be judged, or the study cannot be
+        reached any more.
+        """
+        learner = make_searcher(searcher_name, self.problem)
+        seeds_itself = searcher_name in INITIAL_DESIGN or getattr(learner, "seeds_itself", False)
+        queue = {} if seeds_itself else self._initial_masks()
+        for trial in self.judged_trials.values():
+            learner.tell(trial)
+        try:
+            orphaned = self._sync(learner)
+            if self.store and self.store.shared and (self.judged_trials or self.pending):
+                self.on_event(
+                    Notice(
+                        f"searching together: {len(self.judged_trials)} masks judged so far, "
+                        f"{len(self.pending)} being judged elsewhere"
+                    )
+                )
+            while not self._is_budget_spent():
+                began = perf_counter()
+                mask = self._next_mask([*orphaned, *queue], learner)
+                if mask is None and not self.pending:
+                    break
+                if mask is None:  # the process that measures the last masks may die
+                    sleep(POLL_INTERVAL_S)
+                else:
+                    proposer = queue.get(mask) or searcher_name
+                    if mask not in queue and mask not in orphaned:
+                        proposer = str(getattr(learner, "proposer", searcher_name))
+                    judged = self.judged_trials.get(mask)
+                    if judged := judged or self._evaluate(mask, proposer, began):
+                        learner.tell(judged)
+                orphaned = self._sync(learner)
+        finally:
+            if self.store:
+                self.store.close()
+        if not self.best_trials(1):
+            raise SearchError(
+                "no mask could be judged before the budget ran out: give it more time (--budget) "
+                "or trials"
+            )
+
+    def best_trials(self, count: int) -> list[Trial]:
+        """Return the best trials, by their ratio to the baseline of their own process.
+
+        A resumed search may run on a slower day.
+        """
+        judged = [
+            t
+            for t in self.judged_trials.values()
+            if t.state is TrialState.COMPLETE and math.isfinite(t.seconds_per_token)
+        ]
+        return sorted(judged, key=lambda t: (-(t.speedup or 0.0), t.seconds_per_token))[:count]
+
+    def _initial_masks(self) -> dict[SkipMask, str]:
+        """Return the initial design, with the searcher of each mask."""
+        design: dict[SkipMask, str] = {}
+        for name, count in INITIAL_DESIGN.items():
+            searcher, masks = make_searcher(name, self.problem), list[SkipMask]()
+            while len(masks) < count and (mask := searcher.ask(masks)) is not None:
+                masks.append(mask)
+            design |= {mask: name for mask in masks if mask not in design}
+        return design
+
+    def _sync(self, searcher: Searcher) -> tuple[SkipMask, ...]:
+        """Read what others judged and are judging; return masks whose measurement was cut off."""
+        if self.store is None:
+            return ()
+        update = self.store.poll()
+        self.pending = update.pending
+        for trial in update.judged:
+            if trial.mask not in self.judged_trials:
+                self.judged_trials[trial.mask] = trial
+                searcher.tell(trial)
+        return update.orphaned
+
+    def _next_mask(self, queue: Iterable[SkipMask], searcher: Searcher) -> SkipMask | None:
+        """Return the next mask to judge; None if there is none, now or for good."""
+        n_begun = len(self.judged_trials) + len(self.pending)
+        if self.max_trials is not None and n_begun >= self.max_trials:
+            return None
+        queued = (m for m in queue if m not in self.judged_trials and m not in self.pending)
+        return next(queued, None) or searcher.ask(self.pending)
+
+    def _evaluate(self, mask: SkipMask, proposer: str, began: float) -> Trial | None:
+        """Judge a mask; None if another process has it, or the study needs no more."""
+        number = None
+        # A cheap trial of a journal is not claimed: a kill loses only that one.
+        if self.store and (self.store.shared or self.objective.fidelity != "replay"):
+            number = self.store.claim(mask, self.max_trials)
+            if number is None:
+                return None
+        try:
+            trial = replace(
+                self.objective.judge(mask), searcher=proposer, search_seconds=perf_counter() - began
+            )
+        except BaseException as error:
+            if self.store and number is not None:
+                self.store.release(number, interrupted=isinstance(error, KeyboardInterrupt))
+            raise
+        if self.store and number is None:
+            self.store.add(trial)
+        elif self.store and number is not None and not self.store.finish(number, trial):
+            return None
+        self.judged_trials[mask] = trial
+        self._report_progress(trial)
+        return trial
+
+    def _report_progress(self, trial: Trial) -> None:
+        """Report the progress towards whichever limit is closer."""
+        by_time, by_count = (0.0, 1.0), (0.0, 1.0)
+        if self.limit_s:
+            by_time = perf_counter() - self.started, self.limit_s
+        if self.max_trials:
+            by_count = float(len(self.judged_trials)), float(self.max_trials)
+        done, total = max(by_time, by_count, key=lambda pair: pair[0] / pair[1])
+        self.on_event(StageProgress(done, total, trial, next(iter(self.best_trials(1)), None)))
+
+    def _is_budget_spent(self) -> bool:
+        """The first mask is always judged: a search that judged nothing has no answer."""
+        if not self.judged_trials:
+            return False
+        over_time = self.limit_s is not None and perf_counter() - self.started >= self.limit_s
+        return over_time or (
+            self.max_trials is not None and len(self.judged_trials) >= self.max_trials
+        )

@@ -1,0 +1,84 @@
+"""The table of methods: every method takes part, at settings from calibration text, and none
+changes a token.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.command import run_in_process
+from helpers.modules import SMALL_MASK, make_card, noisy_copies
+from helpers.threads import one_thread
+from tuning.small_search import COSTS, small_model, small_task
+
+from skipsearch.bench import method_table as table
+from skipsearch.bench.method_table import MethodRow, compare_methods, to_markdown, to_report_data
+from skipsearch.core.recipe import DRAFTERS
+from skipsearch.drafters.trained.module_files import hash_module_file
+from skipsearch.drafters.trained.module_weights import save_module
+from skipsearch.tuning import calibration
+
+__all__ = ["one_thread"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "measure_task_costs", lambda *_, **__: COSTS)
+    monkeypatch.setattr(table, "DEFAULT_TRIALS_PER_SEARCHER", 4)
+    monkeypatch.setattr("skipsearch.tuning.search_loop.INITIAL_DESIGN", {})
+
+
+@pytest.mark.thorough
+def test_every_method_takes_part_and_no_token_changes(tmp_path: Path) -> None:
+    model = small_model()
+    save_module(
+        tmp_path / "adapted-6.safetensors",
+        make_card(model, SMALL_MASK),
+        noisy_copies(model, SMALL_MASK, 0.05),
+    )
+    rows = compare_methods(model, small_task(), [tmp_path], hf_model=model)
+    masks = [f"mask by {name}" for name in ("clasp", "asd", "s3d", "gp")]
+    others = ["draft & verify", "mask by auto", "clasp", "asd", "swift", "adapted (adapted-6)"]
+    theirs = ["Hugging Face, plain", "Hugging Face, early exit"]
+    assert [row.method for row in rows] == [
+        "plain",
+        "lookup",
+        *masks,
+        *others,
+        *theirs,
+        "best recipe",
+    ]
+    assert {row.method.partition(" ")[0] for row in rows} >= set(DRAFTERS) - {
+        "skip",
+        "kangaroo",
+        "s3d",
+    }, "every kind that needs no module"
+    assert all(row.identical == row.prompts == 3 for row in rows)
+    assert rows[0].speedup.mean == 1
+    assert rows[0].alpha is None
+    assert all(row.alpha is not None and row.tau is not None for row in (*rows[2:12], rows[-1]))
+    assert "adaptive" in rows[6].recipe
+    assert rows[11].needs == "0 min of training, 0.028 M values beside the model's"
+    assert [MethodRow.from_dict(json.loads(json.dumps(row.as_dict()))) for row in rows] == rows
+    found = json.loads(json.dumps(to_report_data(model, "small", [tmp_path], rows)))
+    assert found["modules"] == {
+        "adapted-6.safetensors": hash_module_file(tmp_path / "adapted-6.safetensors")
+    }
+    assert len(found["rows"]) == len(rows)
+    lines = to_markdown(rows).splitlines()
+    assert len(lines) == 2 + len(rows)
+    assert lines[2].startswith("| plain | 1.00× (1.00–1.00) |")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--model", "demo", "--modules", "x"), ("--model", "demo", "--methods", "--systems", "plain")],
+)
+def test_options_that_do_not_go_together_are_refused(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, shown = run_in_process(capsys, monkeypatch, "bench", *arguments)
+    assert code == 2
+    assert "--methods" in shown

@@ -1,0 +1,56 @@
+"""`skipsearch list`: every drafter and exit policy that a profile may hold, each with what it says
+of itself.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import Any
+
+import pytest
+from helpers.command import run_in_process
+
+from skipsearch.core.recipe import DRAFTERS, EXITS
+from skipsearch.models.families.table import FAMILIES
+
+
+@pytest.mark.parametrize(("what", "table"), [("drafters", DRAFTERS), ("exits", EXITS)])
+def test_each_is_listed_with_the_first_line_of_its_docstring(
+    what: str, table: dict[str, str], capsys: Any, monkeypatch: Any
+) -> None:
+    status, printed, _ = run_in_process(capsys, monkeypatch, "list", what, "--json")
+    listed = json.loads(printed)
+    assert (status, listed.keys()) == (0, table.keys())
+    listed = {
+        name: said["what it does"] if what == "drafters" else said for name, said in listed.items()
+    }
+    for name, said in listed.items():
+        doc = str(import_module(table[name].partition(":")[0]).__doc__)
+        assert f"`{name}`: {said}" == doc.splitlines()[0]
+        assert said.endswith(".")
+    _, shown, _ = run_in_process(capsys, monkeypatch, "list", what)
+    for name, said in listed.items():
+        assert name in shown
+        assert said.split()[0] in shown
+
+
+def test_drafters_say_who_described_them_what_they_need_and_what_they_go_with(
+    capsys: Any, monkeypatch: Any
+) -> None:
+    _, printed, _ = run_in_process(capsys, monkeypatch, "list", "drafters", "--json")
+    listed = json.loads(printed)
+    assert all(all(said.values()) for said in listed.values())
+    assert "prefill" in listed["asd"]["needs"]
+    assert "stream" in listed["swift"]["needs"]
+    assert "train kangaroo" in listed["kangaroo"]["needs"]
+    assert "siblings" in listed["skip"]["goes with"]
+    assert len({said["source"] for said in listed.values()}) == len(DRAFTERS)
+
+
+def test_models_are_listed_with_the_families_that_have_a_row(capsys: Any, monkeypatch: Any) -> None:
+    status, printed, _ = run_in_process(capsys, monkeypatch, "list", "models", "--json")
+    listed = json.loads(printed)
+    assert status == 0
+    assert listed["vicuna-7b"] == "lmsys/vicuna-7b-v1.5"
+    assert all(family in listed["org/name, or a folder"] for family in FAMILIES)

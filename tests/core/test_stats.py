@@ -1,0 +1,234 @@
+"""The field's numbers: closed forms against their definitions, against simulation and against
+figures known from the papers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from itertools import product
+
+import numpy as np
+import pytest
+from helpers.properties import with_examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import (
+    DecodeStats,
+    Trial,
+    best_draft_length,
+    bootstrap_ratio,
+    break_even_alpha,
+    expected_round_tokens,
+    expected_speedup,
+)
+
+alphas = st.floats(0, 1)
+
+
+@with_examples(60)
+@given(alphas, st.integers(0, 6))
+def test_a_rounds_expected_tokens_are_those_of_every_way_it_can_go(
+    alpha: float, draft_length: int
+) -> None:
+    total = 0.0
+    for verdicts in product((True, False), repeat=draft_length):
+        chance = math.prod(alpha if v else 1 - alpha for v in verdicts)
+        total += chance * (1 + (verdicts.index(False) if False in verdicts else draft_length))
+    assert expected_round_tokens(alpha, draft_length) == pytest.approx(total)
+
+
+@with_examples(60)
+@given(st.floats(0, 0.999), st.integers(0, 12))
+def test_it_is_the_papers_closed_form(alpha: float, draft_length: int) -> None:
+    assert expected_round_tokens(alpha, draft_length) == pytest.approx(
+        (1 - alpha ** (draft_length + 1)) / (1 - alpha)
+    )
+
+
+def test_at_the_ends_a_round_yields_its_bonus_alone_or_everything() -> None:
+    assert expected_round_tokens(0, 5) == 1
+    assert expected_round_tokens(1, 5) == 6
+    assert expected_round_tokens(0.7, 0) == 1
+
+
+def test_simulated_rounds_yield_what_the_closed_form_says() -> None:
+    accepted = np.random.default_rng(0).random((200_000, 4)) < 0.8
+    tokens = 1 + np.cumprod(accepted, axis=1).sum(axis=1)
+    assert tokens.mean() == pytest.approx(expected_round_tokens(0.8, 4), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "draft_length", "speedup"), [(0.8, 2, 1.22), (0.9, 3, 1.38), (0.95, 5, 1.51)]
+)
+def test_half_the_layers_pay_as_the_papers_figures_say(
+    alpha: float, draft_length: int, speedup: float
+) -> None:
+    assert expected_speedup(alpha, draft_length, beta=0.5) == pytest.approx(speedup, abs=0.005)
+    length, best = best_draft_length(alpha, 0.5, [1.0] * 13)
+    assert (length, best) == (draft_length, pytest.approx(speedup, abs=0.005))
+
+
+@pytest.mark.parametrize(
+    ("verify", "speedup"), [(1.0, 1.38), (1.18, 1.29), (1.35, 1.22), (2.3, 0.98)]
+)
+def test_a_dearer_verify_pass_eats_the_gain(verify: float, speedup: float) -> None:
+    best = max(expected_speedup(0.9, n, 0.5, verify) for n in range(1, 13))
+    assert best == pytest.approx(speedup, abs=0.005)
+
+
+@with_examples(100)
+@given(st.floats(0.05, 0.95), st.floats(0.05, 1), st.floats(1, 1.5))
+def test_drafting_one_token_pays_exactly_above_the_break_even(
+    alpha: float, beta: float, verify: float
+) -> None:
+    edge = break_even_alpha(beta, verify)
+    if abs(alpha - edge) > 1e-9:
+        assert (expected_speedup(alpha, 1, beta, verify) > 1) == (alpha > edge)
+
+
+@with_examples(100)
+@given(st.floats(0.05, 0.999), st.floats(0.05, 1), st.integers(1, 12))
+def test_below_the_break_even_no_draft_length_pays(
+    alpha: float, beta: float, draft_length: int
+) -> None:
+    if alpha < break_even_alpha(beta) - 1e-9:
+        assert expected_speedup(alpha, draft_length, beta) < 1
+        assert best_draft_length(alpha, beta, [1.0] * 13) == (0, 1.0)
+
+
+def test_the_best_draft_length_reads_the_verify_pass_of_its_own_rows() -> None:
+    assert best_draft_length(0.95, 0.3, [1.0, 1.0, 9.0, 9.0]) == (1, pytest.approx(1.95 / 1.3))
+    assert best_draft_length(0.95, 0.3, [1.0]) == (0, 1.0)
+
+
+@pytest.mark.parametrize(("alpha", "draft_length"), [(-0.1, 2), (1.1, 2), (math.nan, 2), (0.5, -1)])
+def test_senseless_arguments_are_refused(alpha: float, draft_length: int) -> None:
+    with pytest.raises(ValueError, match=r"alpha is|draft_length is"):
+        expected_round_tokens(alpha, draft_length)
+
+
+# --- counts
+# ------------------------------------------------------------------------------------------------------------------
+
+counts = st.builds(DecodeStats, *[st.integers(0, 1000)] * 7, *[st.floats(0, 100)] * 4)
+
+
+def test_three_rounds_counted_by_hand() -> None:
+    """Drafts of 4, 4 and 2 tokens of which 4, 1 and 0 stand: 5 + 2 + 1 tokens, behind the prefill's
+    own.
+    """
+    stats = DecodeStats(
+        tokens=9,
+        rounds=3,
+        round_tokens=8,
+        drafted=10,
+        accepted=5,
+        rejecting_rounds=2,
+        decode_seconds=4.0,
+    )
+    assert stats.alpha == 5 / 7
+    assert stats.accepted_fraction == 0.5
+    assert stats.tau == 8 / 3
+    assert stats.seconds_per_token == 0.5
+
+
+def test_what_was_never_counted_is_none_and_not_a_division_by_zero() -> None:
+    stats = DecodeStats()
+    assert (stats.alpha, stats.accepted_fraction, stats.tau, stats.seconds_per_token) == (
+        None,
+        None,
+        None,
+        None,
+    )
+    plain = DecodeStats(tokens=5, rounds=4, round_tokens=4)
+    assert (plain.alpha, plain.tau) == (None, 1.0)
+
+
+@with_examples(50)
+@given(counts, counts)
+def test_stats_add_up_field_by_field_and_leave_their_terms_alone(
+    a: DecodeStats, b: DecodeStats
+) -> None:
+    before = a.as_dict()
+    total = a + b
+    assert all(
+        getattr(total, f.name) == getattr(a, f.name) + getattr(b, f.name)
+        for f in fields(DecodeStats)
+    )
+    assert a.as_dict() == before
+
+
+def test_a_dictionary_of_stats_holds_every_count_and_what_follows_from_them() -> None:
+    stats = DecodeStats(
+        tokens=9, rounds=3, round_tokens=8, drafted=10, accepted=5, rejecting_rounds=2
+    )
+    assert stats.as_dict() == {f.name: getattr(stats, f.name) for f in fields(stats)} | {
+        "alpha": 5 / 7,
+        "accepted_fraction": 0.5,
+        "tau": 8 / 3,
+        "seconds_per_token": 0.0,
+    }
+
+
+def test_the_alpha_of_simulated_rounds_estimates_the_probability_they_were_made_with() -> None:
+    stands = np.random.default_rng(1).random((40_000, 5)) < 0.7
+    accepted = np.cumprod(stands, axis=1).sum(axis=1)
+    stats = DecodeStats(
+        drafted=stands.size,
+        accepted=int(accepted.sum()),
+        rejecting_rounds=int((accepted < 5).sum()),
+    )
+    assert stats.alpha == pytest.approx(0.7, abs=0.005)
+    assert stats.accepted_fraction is not None
+    assert stats.accepted_fraction < 0.5, "which is another number"
+
+
+# --- intervals and trials
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_a_ratio_of_totals_is_not_a_mean_of_ratios() -> None:
+    estimate = bootstrap_ratio([1, 100], [1, 50])
+    assert estimate.mean == 101 / 51
+    assert estimate.low <= estimate.mean <= estimate.high
+
+
+def test_pairs_stay_together_so_that_equal_ratios_leave_no_doubt() -> None:
+    estimate = bootstrap_ratio([2, 20, 200], [1, 10, 100])
+    assert (estimate.mean, estimate.low, estimate.high) == (2, 2, 2)
+
+
+def test_the_interval_covers_the_truth_about_nineteen_times_in_twenty() -> None:
+    rng = np.random.default_rng(5)
+    covered = 0
+    for i in range(200):
+        bottom = rng.lognormal(0, 0.3, 40)
+        estimate = bootstrap_ratio(
+            1.2 * bottom * rng.lognormal(-0.005, 0.1, 40), bottom, resamples=400, seed=i
+        )  # type: ignore[arg-type]
+        covered += estimate.low <= 1.2 <= estimate.high
+    assert 176 <= covered <= 198
+
+
+def test_a_seed_repeats_an_interval() -> None:
+    top, bottom = (np.random.default_rng(0).random((2, 20)) + 0.5).tolist()
+    first, again, other = (bootstrap_ratio(top, bottom, seed=seed) for seed in (3, 3, 4))
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("top", "bottom"), [([], []), ([1, 2], [1]), ([1], [0]), ([1, 1], [1, -1]), ([1], [math.nan])]
+)
+def test_samples_that_make_no_ratio_are_refused(top: list[float], bottom: list[float]) -> None:
+    with pytest.raises(ValueError, match="paired"):
+        bootstrap_ratio(top, bottom)
+
+
+def test_a_trials_speedup_is_that_over_its_own_baseline_or_unknown() -> None:
+    mask = SkipMask(2)
+    assert Trial(mask, 0.02, baseline_seconds_per_token=0.03).speedup == pytest.approx(1.5)
+    assert Trial(mask, 0.02).speedup is None
+    assert Trial(mask, math.inf, baseline_seconds_per_token=0.03).speedup is None

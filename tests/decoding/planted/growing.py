@@ -1,0 +1,116 @@
+"""Mistakes: caches that grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from skipsearch.engine import RowCache, shared_cache
+from skipsearch.models import kv_cache
+from skipsearch.models.kv_cache import KVCache
+
+from ..growing_checks import (
+    check_growing_batches,
+    check_growing_caches,
+    check_growing_padded_passes,
+    check_growing_sessions,
+    check_leaving_rows,
+)
+from .register import caught_by
+
+
+@caught_by(check_growing_caches)
+def a_larger_cache_without_what_was_there() -> Iterator[None]:
+    with patch.object(
+        kv_cache,
+        "resize",
+        lambda buffer, slots: buffer.new_zeros(*buffer.shape[:2], slots, buffer.shape[3]),
+    ):
+        yield
+
+
+@caught_by(check_growing_padded_passes)
+def nan_in_the_slots_that_came_later() -> Iterator[None]:
+    real = kv_cache.resize
+
+    def resize(buffer: Tensor, slots: int) -> Tensor:
+        larger = real(buffer, slots)
+        larger[:, :, buffer.shape[2] :] = torch.nan
+        return larger
+
+    with patch.object(kv_cache, "resize", resize):
+        yield
+
+
+@caught_by(check_growing_caches)
+def only_what_is_committed_is_copied() -> Iterator[None]:
+    """A cache that grows between two steps of a draft forgets the steps before: what a verify pass
+    resumes from, or the draft itself.
+    """
+    real = KVCache.get_buffers
+
+    def buffers(self: KVCache, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        old = self.keys[layer]
+        keys, values = real(self, layer, key, value)
+        if old is not None and keys is not old:
+            for buffer in (keys, values):
+                buffer[:, :, max(0, self.length - 1) :] = 0
+        return keys, values
+
+    with patch.object(KVCache, "get_buffers", buffers):
+        yield
+
+
+@caught_by(check_growing_sessions)
+def a_smaller_cache_that_counts_what_it_lost() -> Iterator[None]:
+    """A cache that shrinks loses the end of what was committed, and its length says nothing of
+    it.
+    """
+    real = KVCache.shrink
+    with patch.object(KVCache, "shrink", lambda self, slots: real(self, slots // 2)):
+        yield
+
+
+@caught_by(check_growing_batches)
+def rows_that_keep_the_smaller_buffers() -> Iterator[None]:
+    """The shared cache grows, and its rows read and write where it was."""
+    with patch.object(
+        shared_cache.SharedCache,
+        "_refresh_views",
+        lambda self: [part.renew() for part in self._parts.values() if part.keys[0] is None],
+    ):
+        yield
+
+
+@caught_by(check_leaving_rows)
+def row_that_leaves_without_its_kv() -> Iterator[None]:
+    real = RowCache._leave
+
+    def leave(self: RowCache, slots: int) -> None:
+        real(self, slots)
+        for buffer in (*self.keys, *self.values):
+            if buffer is not None:
+                buffer.zero_()
+
+    with patch.object(RowCache, "_leave", leave):
+        yield
+
+
+@caught_by(check_leaving_rows)
+def row_that_left_still_takes_part() -> Iterator[None]:
+    """Its passes are joined with the others', in a row that is another request's by now."""
+    real = RowCache.can_join
+
+    def joins(self: RowCache, *asked: Any) -> bool:
+        alone, self.alone = self.alone, False
+        try:
+            return real(self, *asked)
+        finally:
+            self.alone = alone
+
+    with patch.object(RowCache, "can_join", joins):
+        yield

@@ -1,3 +1,0 @@
-from helpers.threads import one_thread
-
-__all__ = ["one_thread"]

@@ -1,0 +1,137 @@
+"""`ss.attach`: `model.generate` itself drafts, for whoever calls it, and is as it was after
+`ss.detach`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from decoding.round_counts import counted
+from helpers.letter_tokenizer import letter_tokenizer
+from helpers.tiny import LAYERS, tiny_llama
+from transformers import GenerationConfig, LogitsProcessorList, pipeline
+
+import skipsearch as ss
+from skipsearch.errors import ModelError, ProfileError, UnsupportedRequest
+from skipsearch.export.export_profile import export_draft
+from skipsearch.profile import dump_profile, load_profile
+
+MASK = ss.SkipMask(LAYERS, (1, 3), (2,))
+IDS = torch.tensor([[5, 17, 40, 3]])
+GOLDEN = Path(__file__).parents[1] / "profile" / "golden"
+
+
+@pytest.fixture
+def drafted() -> Iterator[list[int]]:
+    """Tokens drafted by each request since."""
+    with counted("drafted") as found:
+        yield found
+
+
+def test_generate_drafts_until_it_is_detached(drafted: list[int]) -> None:
+    model = tiny_llama()
+    expected = model.generate(IDS, max_new_tokens=20).tolist()
+    ss.attach(model, MASK)
+    assert model.generate(IDS, max_new_tokens=20).tolist() == expected
+    assert (
+        model.generate(IDS, GenerationConfig(max_new_tokens=20), LogitsProcessorList([])).tolist()
+        == expected
+    )
+    assert (
+        model.generate(
+            input_ids=IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=20
+        ).tolist()
+        == expected
+    )
+    assert sum(drafted) > 20
+    drafted.clear()
+    ss.detach(model)
+    ss.detach(model)
+    assert model.generate(IDS, max_new_tokens=20).tolist() == expected
+    assert not drafted
+    assert "generate" not in model.__dict__
+
+
+def test_what_is_not_carried_out_falls_back_unless_it_is_to_be_refused(drafted: list[int]) -> None:
+    model = tiny_llama()
+    expected = model.generate(IDS, max_new_tokens=8, num_beams=3).tolist()
+    ss.attach(model, MASK)
+    assert model.generate(IDS, max_new_tokens=8, num_beams=3).tolist() == expected
+    assert not drafted
+    ss.attach(model, MASK, fallback=False)
+    with pytest.raises(UnsupportedRequest, match="num_beams is 3"):
+        model.generate(IDS, max_new_tokens=8, num_beams=3)
+
+
+def test_a_pipeline_works_through_it(drafted: list[int]) -> None:
+    model, tokenizer = tiny_llama(), letter_tokenizer()
+    tokenizer.pad_token = "</s>"
+    write = pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu")
+    expected = write("def f(x", max_new_tokens=12, do_sample=False)
+    ss.attach(model, MASK)
+    assert write("def f(x", max_new_tokens=12, do_sample=False) == expected
+    assert sum(drafted) > 0
+
+
+def test_what_cannot_be_attached_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ModelError, match="a str is not a Hugging Face model"):
+        ss.attach("demo", MASK)  # type: ignore[arg-type]
+    for profile, sentence in (("x.yaml", "load it first"), (None, "attach needs a profile")):
+        with pytest.raises(ProfileError, match=sentence):
+            ss.attach(tiny_llama(), profile)  # type: ignore[arg-type]
+
+
+def test_a_folder_of_custom_generate_drafts_for_whoever_has_skipsearch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafted: list[int]
+) -> None:
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    model = tiny_llama()
+    profile = load_profile(GOLDEN / "v2_unmeasured.yaml")
+    made_for = profile.model.model_copy(
+        update={
+            "family": "llama",
+            "n_layers": LAYERS,
+            "config_sha256": None,
+            "weights_sha256": None,
+        }
+    )
+    recipe = ss.Recipe.from_data([{"kind": "lookup", "min_match": 1, "draft_length": 4}])
+    profile = profile.model_copy(update={"model": made_for, "drafters": recipe.drafters})
+    assert export_draft(profile, "", "custom-generate", tmp_path / "folder") == []
+    assert sorted(
+        str(p.relative_to(tmp_path / "folder"))
+        for p in (tmp_path / "folder").rglob("*")
+        if p.is_file()
+    ) == ["README.md", "custom_generate/generate.py"]
+    assert (
+        dump_profile(profile).splitlines()[1]
+        in (tmp_path / "folder" / "custom_generate" / "generate.py").read_text()
+    )
+    expected = model.generate(IDS, max_new_tokens=20).tolist()
+    got = model.generate(
+        input_ids=IDS,
+        attention_mask=torch.ones_like(IDS),
+        max_new_tokens=20,
+        custom_generate=str(tmp_path / "folder"),
+        trust_remote_code=True,
+    )
+    assert got.tolist() == expected
+    assert drafted
+    with pytest.raises(ss.ExportError, match="exists already"):
+        export_draft(profile, "", "custom-generate", tmp_path / "folder")
+
+
+def test_trained_weights_do_not_fit_into_such_a_folder(tmp_path: Path) -> None:
+    trained = next(
+        profile
+        for path in sorted(GOLDEN.glob("v2_*.yaml"))
+        if (profile := load_profile(path)).recipe.modules
+    )
+    with pytest.raises(
+        ss.ExportError, match="the drafter adapted of this profile has trained weights"
+    ):
+        export_draft(trained, "", "custom-generate", tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()

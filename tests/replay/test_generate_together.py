@@ -1,0 +1,165 @@
+"""Continuing many prompts at once ends each where decoding it alone does, with the same tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.tiny import VOCAB, tiny_llama, tiny_model_and_reference, with_eos
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skipsearch.decoding import Decoder
+from skipsearch.engine.native import to_native, to_native_int8
+from skipsearch.engine.sampler import SamplingParams
+from skipsearch.errors import ModelError
+from skipsearch.models import ModelAdapter, adapt
+from skipsearch.models.fused.fused_adapter import FusedAdapter
+from skipsearch.models.loading import placement
+from skipsearch.replay import generate_together, replay_batches
+from skipsearch.replay.generate_together import continue_in_turn, generate_continuations
+from skipsearch.replay.replay_batches import GREEDY
+
+SAMPLED = SamplingParams(0.7, top_p=0.95)
+SAMPLINGS = [GREEDY, SAMPLED, SamplingParams(1.3), SamplingParams(0.9, top_k=5)]
+prompts = st.lists(
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30), min_size=1, max_size=6
+)
+
+
+def alone(
+    model: ModelAdapter,
+    prompt: list[int],
+    max_new_tokens: int,
+    end_on_repeat: int | None,
+    sampling: SamplingParams = GREEDY,
+    seed: int = 0,
+) -> list[int]:
+    return (
+        Decoder(model)
+        .generate(
+            prompt,
+            max_new_tokens,
+            end_on_repeat=end_on_repeat,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=seed,
+        )
+        .tokens
+    )
+
+
+@given(
+    prompts,
+    st.integers(1, 20),
+    st.sampled_from([None, 2, 6]),
+    st.sampled_from(SAMPLINGS),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_tokens_are_those_of_decoding_alone(
+    chosen: list[list[int]],
+    max_new_tokens: int,
+    end_on_repeat: int | None,
+    sampling: SamplingParams,
+    seed: int,
+) -> None:
+    model, _ = tiny_model_and_reference()
+    expected = [
+        alone(model, p, max_new_tokens, end_on_repeat, sampling, seed + i)
+        for i, p in enumerate(chosen)
+    ]
+    for continued in (generate_continuations, continue_in_turn):
+        assert (
+            continued(model, chosen, max_new_tokens, end_on_repeat, sampling=sampling, seed=seed)
+            == expected
+        )
+
+
+def test_a_row_ends_at_its_end_of_sequence_and_the_others_go_on() -> None:
+    free, _ = tiny_model_and_reference()
+    several = [[5, 17, 40], [9], [3, 3, 8, 1, 30, 22]]
+    eos = alone(free, several[0], 12, None)[4]
+    model = with_eos(free, eos)
+    found = generate_continuations(model, several, 12, None)
+    assert found == [alone(model, p, 12, None) for p in several]
+    assert found[0][-1] == eos
+    assert len(found[0]) <= 5
+    assert max(map(len, found)) == 12
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=str)
+def test_progress_counts_tokens_up_to_all_that_might_have_come(
+    sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = tiny_model_and_reference()
+    monkeypatch.setattr(generate_together, "PROMPTS_PER_PASS", 2)
+    seen: list[tuple[int, int]] = []
+    several = [[1, 2, 3], [4], [5, 6], [7] * 9, [8, 9]]
+    found = generate_continuations(
+        model, several, 6, 2, lambda done, total: seen.append((done, total)), sampling
+    )
+    assert found == [alone(model, p, 6, 2, sampling, i) for i, p in enumerate(several)]
+    assert seen == sorted(seen), "it never goes back"
+    assert {total for _, total in seen} == {30}
+    assert seen[-1][0] == 30
+    assert len(seen) >= sum(map(len, found)) / 2, "a report for each pass over two texts"
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=str)
+def test_as_many_texts_go_through_a_pass_as_memory_allows(
+    sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = tiny_model_and_reference()
+    several = [[1, 2, 3], [4], [5, 6], [7] * 9, [8, 9]]
+    batches: list[int] = []
+    forward = generate_together.forward
+    monkeypatch.setattr(
+        generate_together,
+        "forward",
+        lambda model, tokens, *rest, **options: (
+            batches.append(len(tokens)) or forward(model, tokens, *rest, **options)
+        ),
+    )
+    expected = generate_continuations(model, several, 6, None, sampling=sampling)
+    assert len(batches) == 1 + 6, "a prefill, and a pass for each token"
+    assert set(batches) == {5}
+    two_texts = (
+        2 * (3 + 6) * replay_batches.bytes_of_a_slot(model) / replay_batches.KV_MEMORY_FRACTION
+    )
+    for free, largest in ((two_texts, 2), (0, 1)):
+        batches.clear()
+        monkeypatch.setattr(placement, "available_host_memory", lambda free=free: int(free))
+        assert generate_continuations(model, several, 6, None, sampling=sampling) == expected
+        assert max(batches) == largest
+
+
+@pytest.mark.parametrize("engine", ["native", "native-8bit"])
+def test_on_an_engine_that_keeps_a_rows_bits_a_sample_does_not_depend_on_the_batch(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, whose rounding would tell batches apart elsewhere."""
+    hf = tiny_llama().float()
+    lean = adapt(hf, fuse=True)
+    assert isinstance(lean, FusedAdapter)
+    model = to_native(lean) if engine == "native" else to_native_int8(lean)
+    several = [[(7 * i + j) % VOCAB for j in range(1 + 3 * i)] for i in range(9)]
+    expected = [
+        alone(model, p, 40, None, SamplingParams(1.0), 3 + i) for i, p in enumerate(several)
+    ]
+    for most in (1, 2, 9):
+        monkeypatch.setattr(generate_together, "PROMPTS_PER_PASS", most)
+        assert (
+            generate_continuations(model, several, 40, None, sampling=SamplingParams(1.0), seed=3)
+            == expected
+        )
+
+
+def test_a_model_whose_logits_are_not_numbers_is_named() -> None:
+    hf = tiny_llama()
+    with torch.no_grad():
+        hf.lm_head.weight[7, 3] = torch.nan
+    with pytest.raises(ModelError, match="logits are not numbers"):
+        generate_continuations(adapt(hf), [(5, 17), (3,)], 8, None)
+    with pytest.raises(ModelError, match="logits are not numbers"):
+        generate_continuations(adapt(hf), [(5, 17), (3,)], 8, None, sampling=SAMPLED)

@@ -1,0 +1,123 @@
+"""Workloads: a task's text as one model is given it."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
+from helpers.tiny import LAYERS
+from tuning.small_search import small_model, small_task
+
+from replay.fabricated import drafting, plain
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import Recipe
+from skipsearch.drafters.exits.fixed import Fixed
+from skipsearch.drafters.skip.spec import Skip
+from skipsearch.errors import TaskError
+from skipsearch.models import ModelAdapter
+from skipsearch.replay.workload import (
+    context_warnings,
+    make_workload,
+    template_sha256,
+    token_limits,
+)
+from skipsearch.tasks import Prompt
+from skipsearch.tuning.driver import study_fingerprint
+from skipsearch.tuning.profile_builder import build_profile, make_provenance
+
+
+def talking_model(chat_template: str | None = CHAT_TEMPLATE) -> ModelAdapter:
+    model = small_model()
+    model.tokenizer = letter_tokenizer(chat_template)
+    return model
+
+
+def given(model: ModelAdapter, *, chat: bool) -> list[str]:
+    task = small_task(chat=chat)
+    return [
+        str(model.tokenizer.decode(ids))
+        for ids in make_workload(model, task, task.calibration[:2]).prompt_ids
+    ]
+
+
+def test_requests_go_through_the_template_of_a_chat_model_and_nothing_else_does() -> None:
+    assert given(talking_model(), chat=True) == ["<s>user:skip\nai:", "<s>user:draft\nai:"]
+    assert given(talking_model(), chat=False) == ["<s>skip", "<s>draft"]
+    assert given(talking_model(None), chat=True) == ["<s>skip", "<s>draft"]
+
+
+def test_the_hash_says_whether_there_was_a_template_and_which() -> None:
+    task = small_task(chat=True)
+    hashes = [
+        template_sha256(task, letter_tokenizer(template))
+        for template in (CHAT_TEMPLATE, CHAT_TEMPLATE + " ")
+    ]
+    assert len(set(hashes)) == 2
+    assert None not in hashes
+    assert template_sha256(task, letter_tokenizer()) is None
+    assert template_sha256(small_task(chat=False), letter_tokenizer(CHAT_TEMPLATE)) is None
+
+
+def test_profile_and_study_carry_it() -> None:
+    model, task = talking_model(), small_task(chat=True)
+    expected = template_sha256(task, model.tokenizer)
+    assert study_fingerprint(model, task, "replay", False)["chat_template_sha256"] == expected
+    work = make_workload(model, task, task.holdout)
+    seconds = [1.0] * len(work.prompt_ids)
+    profile = build_profile(
+        model,
+        task,
+        work,
+        Recipe((Skip.from_mask(SkipMask(LAYERS, (1,)), 4, Fixed()),)),
+        plain(seconds),
+        drafting(seconds),
+        provenance=make_provenance("gp", "replay", 0, 1, 1.0),
+    )
+    assert profile.task.chat_template_sha256 == expected is not None
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [
+        (None, (3072, 1024)),
+        (4096, (3072, 1024)),
+        (2048, (1024, 1024)),
+        (1024, (512, 512)),
+        (3, (2, 1)),
+    ],
+)
+def test_a_small_context_is_shared_between_prompt_and_answer(
+    context: int | None, expected: tuple[int, int]
+) -> None:
+    task = small_task(max_prompt_tokens=3072, max_new_tokens=1024)
+    assert token_limits(task, context) == expected
+    assert sum(expected) <= (context or 4096)
+
+
+def test_a_short_prompt_leaves_the_answer_more_than_half() -> None:
+    assert token_limits(small_task(max_prompt_tokens=20, max_new_tokens=1024), 100) == (20, 80)
+
+
+def test_a_shorter_answer_is_told_and_generated() -> None:
+    model, task = small_model(), small_task(max_new_tokens=200, max_prompt_tokens=200)
+    assert context_warnings(task, model.spec) == [
+        "task words generates up to 200 tokens and tiny was made for 256, the prompt included: "
+        "here up to 128, behind prompts of up to 128"
+    ]
+    assert make_workload(model, task, task.calibration).max_new_tokens == 128
+    assert context_warnings(small_task(), model.spec) == []
+
+
+def test_without_a_tokenizer_or_tokens_there_is_no_workload() -> None:
+    task = small_task()
+    model = small_model()
+    model.tokenizer = None
+    with pytest.raises(
+        TaskError,
+        match="tiny has no tokenizer, so the text of task words cannot be given to it: put its "
+        "tokenizer files",
+    ):
+        make_workload(model, task, task.calibration)
+    with pytest.raises(
+        TaskError, match="task words has no prompt that this tokenizer turns into tokens"
+    ):
+        make_workload(small_model(), task, [Prompt("empty", "")])

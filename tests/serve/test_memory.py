@@ -1,0 +1,185 @@
+"""What the server holds of texts: K/V as long as they are, up to bounds that have names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from fastapi.testclient import TestClient
+from helpers.command import run_in_process
+from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
+from helpers.table_model import TableModel
+from helpers.threads import one_thread
+from helpers.tiny import tiny_llama, tiny_model_and_reference, with_tokenizer
+
+from skipsearch.decoding import Decoder
+from skipsearch.models import ModelAdapter, adapt
+from skipsearch.models.kv_cache import KVCache
+from skipsearch.serve.app import build_app
+from skipsearch.serve.auth import APIKeys
+from skipsearch.serve.limits import DEFAULT_CONTEXT, Limits
+from skipsearch.serve.service import Service
+
+__all__ = ["one_thread"]
+ANY_LETTER = list("abcdefghijklmnop")  # one of them is written soon
+
+
+def without_context() -> ModelAdapter:
+    """A model whose config names no context length, as Mamba-2's and Bloom's."""
+    tokenizer = letter_tokenizer(CHAT_TEMPLATE)
+    model = TableModel(len(tokenizer), layers=2)
+    model.tokenizer = tokenizer
+    return model
+
+
+def of_a_million_positions() -> ModelAdapter:
+    return adapt(tiny_llama(layers=2, hidden=16, context=2**20), letter_tokenizer(CHAT_TEMPLATE))
+
+
+@contextmanager
+def serving(model: ModelAdapter, **limits: Any) -> Iterator[tuple[TestClient, Service]]:
+    service = Service(Decoder(model), APIKeys([]), Limits(**limits), "tiny")
+    with TestClient(build_app(service)) as client:
+        yield client, service
+
+
+@contextmanager
+def capacities() -> Iterator[list[int]]:
+    """Slots of every buffer that is allocated meanwhile."""
+    seen: list[int] = []
+    real = KVCache.get_buffers
+
+    def buffers(self: KVCache, *given: Any) -> Any:
+        keys, values = real(self, *given)
+        seen.append(keys.shape[0] * keys.shape[2])
+        return keys, values
+
+    with patch.object(KVCache, "get_buffers", buffers):
+        yield seen
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_chat_without_max_tokens_takes_what_its_text_needs(
+    together: bool, logprobs: bool
+) -> None:
+    with (
+        capacities() as slots,
+        serving(of_a_million_positions(), batch_passes=together) as (client, service),
+    ):
+        for said in ("a", "b", "c", "d"):
+            answer = client.post(
+                "/v1/chat/completions",
+                json={
+                    "messages": [{"role": "user", "content": said}],
+                    "stop": ANY_LETTER,
+                    "logprobs": logprobs,
+                },
+            )
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["total_tokens"] < 200
+    assert max(slots) <= (4 * 257 if together else 256)
+    assert len(service.scheduler._prefix_cache._idle) == 4
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_a_model_that_names_no_context_has_a_limit(path: str) -> None:
+    asked: dict[str, Any] = {"prompt": "abc", "messages": [{"role": "user", "content": "abc"}]}
+    asked = (
+        {"prompt": asked["prompt"]} if path == "completions" else {"messages": asked["messages"]}
+    )
+    with capacities() as slots, serving(without_context()) as (client, _):
+        prompt = client.post(f"/v1/{path}", json=asked | {"max_tokens": 1}).json()["usage"][
+            "prompt_tokens"
+        ]
+        refused = client.post(f"/v1/{path}", json=asked | {"max_tokens": 10**9})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, "max_tokens")
+        for number in (10**9, DEFAULT_CONTEXT, prompt, DEFAULT_CONTEXT - prompt):
+            assert str(number) in error["message"]
+        most = {"max_tokens": DEFAULT_CONTEXT - prompt, "stop": ANY_LETTER, "logit_bias": {"5": 1}}
+        assert client.post(f"/v1/{path}", json=asked | most).status_code == 200
+        assert client.post(f"/v1/{path}", json=asked | {"stop": ANY_LETTER}).status_code == 200
+    assert max(slots) <= 256
+
+
+def test_a_context_may_be_given_and_counts_the_prompt() -> None:
+    with serving(small_model(), context=40) as (client, _):
+
+        def ask(prompt: str, **more: Any) -> Any:
+            return client.post(
+                "/v1/completions",
+                json={"prompt": prompt, "temperature": 0, "ignore_eos": True} | more,
+            )
+
+        assert ask("a" * 20, max_tokens=19).json()["usage"]["total_tokens"] == 40  # with <s>
+        assert ask("a" * 20, max_tokens=20).status_code == 400
+        assert ask("a" * 39).json()["error"]["param"] == "prompt"
+        assert ask("a" * 35).json()["usage"]["total_tokens"] == 40, (
+            "a number that nobody asked for is cut down"
+        )
+    with serving(small_model(), context=10**6) as (client, service):
+        assert (
+            ask("a" * 20, max_tokens=10**6).json()["usage"]["total_tokens"]
+            == service.model.spec.context_length
+        )
+
+
+def small_model() -> ModelAdapter:
+    return with_tokenizer(tiny_model_and_reference()[0], letter_tokenizer(CHAT_TEMPLATE))
+
+
+def test_the_kv_of_finished_texts_is_bounded_in_bytes_and_the_latest_stays() -> None:
+    with serving(small_model()) as (client, service):
+        client.post("/v1/completions", json={"prompt": "a" * 30, "max_tokens": 2})
+        one = service.scheduler._prefix_cache.bytes
+    with serving(small_model(), prefix_bytes=3 * one + 1, prefix_cache_size=100) as (
+        client,
+        service,
+    ):
+        for letter in "abcdefghij":
+            client.post("/v1/completions", json={"prompt": letter * 30, "max_tokens": 2})
+            assert service.scheduler._prefix_cache.bytes <= 3 * one
+
+        def cached(letter: str) -> int:
+            answer = client.post(
+                "/v1/completions", json={"prompt": letter * 30, "max_tokens": 2}
+            ).json()
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert cached("j") == 30
+        assert cached("a") <= 1  # <s>
+    with serving(small_model(), prefix_bytes=0) as (client, service):
+        client.post("/v1/completions", json={"prompt": "a" * 30, "max_tokens": 2})
+        assert service.scheduler._prefix_cache._idle == []
+
+
+def test_the_limits_of_the_command_are_those_of_the_server(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Limits] = []
+    monkeypatch.setattr(
+        "skipsearch.serve.server.run_server",
+        lambda decoder, host, port, limits, *rest: found.append(limits),
+    )
+    code, _, said = run_in_process(
+        capsys,
+        monkeypatch,
+        "serve",
+        "--model",
+        "demo",
+        "--profile",
+        "none",
+        "--engine",
+        "lean",
+        "--prefix-memory",
+        0.5,
+        "--context",
+        900,
+    )
+    assert code == 0, said
+    assert found == [replace(Limits(), prefix_bytes=500_000_000, context=900)]

@@ -1,0 +1,431 @@
+"""The latency table: several context lengths, kept between searches, and measured anew when the
+machine is not what it was.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.tiny import LAYERS, tiny_model_and_reference
+
+from skipsearch.core.cost_model import Costs
+from skipsearch.core.files import write_atomically
+from skipsearch.core.mask import SkipMask
+from skipsearch.drafters.exits import make_exit
+from skipsearch.drafters.lookup.spec import Lookup
+from skipsearch.drafters.skip.spec import Skip
+from skipsearch.profile import load_profile
+from skipsearch.timing import latency_table
+from skipsearch.timing.guard_costs import resolve_drafter_costs
+from skipsearch.timing.latency import LatencyEntry
+from skipsearch.timing.latency_table import (
+    N_CHECKED_MASKS,
+    LatencyTable,
+    load_or_measure_latency_table,
+    read_cached_costs,
+    table_fingerprint,
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path))
+    return tmp_path / "latency"
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(longest draft, context) of each measurement on a machine that is always as fast as `made_up`
+    says.
+    """
+    asked: list[tuple[int, int]] = []
+
+    def measure(
+        model: Any, max_draft: int, context: int, repeats: int = 3, masks: Any = ()
+    ) -> LatencyEntry:
+        asked.append((max_draft, context))
+        return LatencyEntry(context, made_up(context), 0.01, (0.02,) * len(masks))
+
+    def plain_seconds(model: Any, context: int) -> float:
+        asked.append((0, context))
+        return made_up(context).verify[0]
+
+    monkeypatch.setattr(latency_table, "measure_latency", measure)
+    monkeypatch.setattr(latency_table, "time_plain_pass", plain_seconds)
+    return asked
+
+
+def made_up(context: int, factor: float = 1.0) -> Costs:
+    """What drafts of up to 4 tokens cost; a pass costs what its pieces cost."""
+    one = factor * (LAYERS * (2 + context / 64) + 0.5)
+    verify = (one, *(one + factor * n for n in range(1, 5)))
+    return Costs(
+        (factor * (1 + context / 64), factor) * LAYERS, factor * 0.5, verify, context / 1024, 0.25
+    )
+
+
+def test_between_two_contexts_it_is_linear_and_outside_of_them_that_of_the_nearest() -> None:
+    both = LatencyTable(
+        (LatencyEntry(100, made_up(100), 0.0), LatencyEntry(300, made_up(300), 0.0))
+    )
+    assert both.costs_at(200) == made_up(200)
+    assert both.costs_at(100) == both.costs_at(7) == made_up(100)
+    assert both.costs_at(999) == made_up(300)
+
+
+def test_it_is_measured_once_for_a_model_and_read_after_that(
+    measured: list[tuple[int, int]], folder: Path
+) -> None:
+    model, _ = tiny_model_and_reference()
+    steps: list[tuple[int, int]] = []
+    first = load_or_measure_latency_table(
+        model, 4, [50, 10, 30, 10], lambda done, total: steps.append((done, total))
+    )
+    assert measured == [(4, 10), (4, 30), (4, 50)]
+    assert steps == [(0, 3), (1, 3), (2, 3)]
+    assert len(first.errors) == N_CHECKED_MASKS
+    assert not first.cached
+    again = load_or_measure_latency_table(model, 4, [10, 30, 50])
+    assert (again.entries, again.cached) == (first.entries, True)
+    assert measured[3:] == [(0, 10)], (
+        "one plain pass tells whether the machine is as fast as it was"
+    )
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_on_a_machine_that_became_slower_it_is_measured_again(
+    measured: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = tiny_model_and_reference()
+    load_or_measure_latency_table(model, 4, [10])
+    monkeypatch.setattr(
+        latency_table,
+        "measure_latency",
+        lambda m, d, context, repeats=3, masks=(): LatencyEntry(
+            context, made_up(context, 1.3), 0.0, (0.0,)
+        ),
+    )
+    monkeypatch.setattr(
+        latency_table, "time_plain_pass", lambda m, context: made_up(context, 1.3).verify[0]
+    )
+    again = load_or_measure_latency_table(model, 4, [10])
+    assert not again.cached
+    assert again.costs_at(10) == made_up(10, 1.3)
+
+
+def kept_and_changed(folder: Path, change: Callable[[list[Any]], object]) -> None:
+    """Measures a table at 10, 30 and 50 tokens, and changes what its file says."""
+    load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10, 30, 50])
+    (kept,) = folder.iterdir()
+    said = json.loads(kept.read_bytes())
+    change(said)
+    kept.write_text(json.dumps(said))
+
+
+def is_measured_again_once() -> None:
+    model, _ = tiny_model_and_reference()
+    assert not load_or_measure_latency_table(model, 4, [10, 30, 50]).cached
+    again = load_or_measure_latency_table(model, 4, [10, 30, 50])
+    assert again.cached
+    assert again.costs_at(30) == made_up(30)
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    "left_behind",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'[{"context": 3}]',
+        b"\xff",
+        '[{"context": "ü"}]'.encode("cp1252"),
+        b"[" * 100_000,
+    ],
+)
+def test_a_file_that_is_none_is_measured_over(left_behind: bytes, folder: Path) -> None:
+    kept_and_changed(folder, lambda said: None)
+    (kept,) = folder.iterdir()
+    kept.write_bytes(left_behind)
+    is_measured_again_once()
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_folder_in_its_place_is_left_and_measured_past(folder: Path) -> None:
+    kept_and_changed(folder, lambda said: None)
+    (kept,) = folder.iterdir()
+    kept.unlink()
+    kept.mkdir()
+    assert not load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10, 30, 50]).cached
+    assert list(folder.iterdir()) == [kept]
+    assert kept.is_dir()
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    "value",
+    [-1.0, -1e-9, math.nan, math.inf, -math.inf, 1e9, 1e308, None, "soon", [], {}],
+    ids=repr,
+)
+@pytest.mark.parametrize("entry", [0, 1])
+def test_a_number_that_no_measurement_finds_is_measured_over(
+    entry: int, value: Any, folder: Path
+) -> None:
+    """entry: at the shortest context, and at the main one, where masks were checked."""
+    for place in (
+        "sublayers",
+        "overhead",
+        "verify",
+        "first",
+        "cold",
+        "call",
+        "curve",
+        "spread",
+        "errors",
+    ):
+
+        def change(said: list[Any], place: str = place) -> None:
+            where = said[entry]["costs"] if place in said[entry]["costs"] else said[entry]
+            if not isinstance(where[place], list):
+                where[place] = value
+            elif where[place]:
+                where[place][-1] = value
+            else:
+                where[place].append(value)
+
+        kept_and_changed(folder, change)
+        is_measured_again_once()
+
+
+def of_costs(name: str, change: Callable[[Any], Any]) -> Callable[[list[Any]], object]:
+    return lambda said: said[1]["costs"].update({name: change(said[1]["costs"][name])})
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: said.pop(),
+        lambda said: said.pop(0),
+        lambda said: said.reverse(),
+        lambda said: said.append(said[0]),
+        lambda said: said[1].update(context=31),
+        lambda said: said[1].update(context=-30),
+        lambda said: said[1].update(context=10**400),
+        lambda said: said[1].pop("costs"),
+        lambda said: said[1].update(costs=[]),
+        lambda said: said[1].update(errors=[]),
+        lambda said: said[1]["errors"].pop(),
+        lambda said: said[0].update(errors=[0.02]),
+        of_costs("sublayers", lambda of: of[2:]),
+        of_costs("sublayers", lambda of: [*of, 0.0]),
+        of_costs("sublayers", lambda of: []),
+        of_costs("sublayers", lambda of: [of]),
+        of_costs("sublayers", lambda of: [0.0] * len(of)),
+        of_costs("verify", lambda of: of[:-1]),
+        of_costs("verify", lambda of: [*of, of[-1]]),
+        of_costs("verify", lambda of: []),
+        of_costs("verify", lambda of: [0.0, *of[1:]]),
+        of_costs("verify", lambda of: [*of[:-1], 0.0]),
+        of_costs("overhead", lambda of: 2 * of + 1),
+    ],
+)
+def test_a_table_of_another_shape_is_measured_over(
+    change: Callable[[list[Any]], object], folder: Path
+) -> None:
+    kept_and_changed(folder, change)
+    is_measured_again_once()
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_context_whose_times_are_all_another_machines_is_measured_over(folder: Path) -> None:
+    def a_thousand_times(said: list[Any]) -> None:
+        costs = said[1]["costs"]
+        costs.update(
+            overhead=1000 * costs["overhead"],
+            **{k: [1000 * s for s in costs[k]] for k in ("sublayers", "verify")},
+        )
+
+    kept_and_changed(folder, a_thousand_times)
+    is_measured_again_once()
+
+
+@pytest.mark.parametrize(
+    ("spread", "error", "sound"),
+    [
+        (0.01, 0.02, True),
+        (latency_table.MAX_SPREAD, latency_table.MAX_MEDIAN_ERROR, True),
+        (0.62, 0.02, False),
+        (0.21, 0.02, False),
+        (0.01, 0.11, False),
+    ],
+)
+def test_one_measured_on_a_busy_machine_is_used_and_not_kept(
+    spread: float,
+    error: float,
+    sound: bool,
+    folder: Path,
+    measured: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        latency_table,
+        "measure_latency",
+        lambda m, d, context, repeats=3, masks=(): LatencyEntry(
+            context, made_up(context), spread if context == 10 else 0.01, (error,) * len(masks)
+        ),
+    )
+    found = load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10, 30, 50])
+    assert found.accurate == sound
+    assert found.costs_at(30) == made_up(30)
+    assert (
+        load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10, 30, 50]).cached
+        == sound
+    )
+    assert folder.exists() == sound
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: said[0].update(spread=0.62),
+        lambda said: said[1].update(errors=[0.3] * N_CHECKED_MASKS),
+    ],
+)
+def test_a_doubtful_one_that_was_kept_is_measured_over(
+    change: Callable[[list[Any]], object], folder: Path
+) -> None:
+    kept_and_changed(folder, change)
+    is_measured_again_once()
+
+
+def test_a_doubtful_measurement_does_not_replace_a_sound_one(
+    measured: list[tuple[int, int]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10])
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            latency_table,
+            "measure_latency",
+            lambda m, d, context, repeats=3, masks=(): LatencyEntry(
+                context, made_up(context, 2), 0.62, (0.0,)
+            ),
+        )
+        assert load_or_measure_latency_table(
+            tiny_model_and_reference()[0], 4, [10], remeasure=True
+        ).costs_at(10) == made_up(10, 2)
+    assert (
+        load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10]).entries
+        == first.entries
+    )
+
+
+def test_on_request_it_is_measured_whatever_is_kept_and_kept_instead(
+    measured: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = tiny_model_and_reference()
+    load_or_measure_latency_table(model, 4, [10])
+    del measured[:]
+    assert not load_or_measure_latency_table(model, 4, [10], remeasure=True).cached
+    assert measured == [(4, 10)], "and not even a plain pass is compared"
+    assert load_or_measure_latency_table(model, 4, [10]).cached
+
+
+def test_any_number_of_processes_may_keep_one_at_once(tmp_path: Path) -> None:
+    """Each writes under a name of its own: with one name for all, one moved away what another was
+    about to.
+    """
+    path, begin, failed = tmp_path / "table.json", threading.Barrier(4), []
+
+    def write(text: bytes) -> None:
+        begin.wait()
+        try:
+            for _ in range(50):
+                write_atomically(path, text)
+        except OSError as error:
+            failed.append(error)
+
+    texts = [bytes([65 + i]) * 10_000 for i in range(4)]
+    writers = [threading.Thread(target=write, args=(text,)) for text in texts]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert not failed
+    assert path.read_bytes() in texts
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_folder_that_cannot_be_written_to_keeps_nothing_and_stops_nobody(folder: Path) -> None:
+    folder.write_text("a file in its place")
+    assert not load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10]).cached
+
+
+def test_another_model_engine_or_table_has_a_file_of_its_own() -> None:
+    model, _ = tiny_model_and_reference()
+    names = {
+        table_fingerprint(model, 4, [10]),
+        table_fingerprint(model, 5, [10]),
+        table_fingerprint(model, 4, [10, 20]),
+    }
+    spec = model.spec
+    for changes in (
+        {"weights_sha256": "f" * 64},
+        {"engine": "other"},
+        {"id": "other"},
+        {"quantization": "torchao-8bit"},
+    ):
+        other = type("Other", (), {"spec": replace(spec, **changes)})()
+        names.add(table_fingerprint(other, 4, [10]))
+    assert len(names) == 7
+
+
+def test_a_real_one_says_what_it_is_worth() -> None:
+    found = load_or_measure_latency_table(tiny_model_and_reference()[0], 2, [8, 24])
+    assert [m.context for m in found.entries] == [8, 24]
+    assert "drafts off by" in str(found)
+    assert found.costs_at(16).verify[0] > 0
+    for m in found.entries:  # by which a damaged one is known
+        assert m.costs.draft_step_seconds(SkipMask(LAYERS)) == pytest.approx(
+            m.costs.verify[0], rel=1e-9
+        )
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_profile_that_nobody_measured_is_weighed_by_the_latest_table() -> None:
+    model, _ = tiny_model_and_reference()
+    mask = SkipMask(LAYERS, (0, 1, 2), (1,))
+    recipe = (Lookup(min_match=2, draft_length=8), Skip.from_mask(mask, 6, make_exit("fixed")))
+    golden = Path(__file__).parent.parent / "profile" / "golden"
+    profile, known = (
+        load_profile(golden / f"v2_{name}.yaml") for name in ("unmeasured", "speculate")
+    )
+    profile = profile.model_copy(update={"drafters": recipe})
+    profile = profile.model_copy(
+        update={"model": profile.model.model_copy(update={"n_layers": LAYERS})}
+    )
+    assert read_cached_costs(model) is None
+    assert resolve_drafter_costs(profile, model) == profile.drafter_costs, (
+        "where there is no table: by the number of sub-layers"
+    )
+    load_or_measure_latency_table(model, 4, [10, 60, 200])
+    costs = read_cached_costs(model)
+    assert costs == made_up(60)
+    lookup, skip = resolve_drafter_costs(profile, model)
+    assert lookup is not None
+    assert skip is not None
+    assert (lookup.beta, skip.beta) == (0.0, costs.draft_step_seconds(mask) / costs.verify[0])
+    assert lookup.verify_ratio == skip.verify_ratio == costs.verify[3] / costs.verify[0]
+    assert resolve_drafter_costs(known, model) == known.drafter_costs, (
+        "what was measured is the profile's own"
+    )

@@ -1,0 +1,384 @@
+"""The driver of a training: which text it takes, which it never takes, what it writes, and the
+command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.command import run_in_process
+from helpers.threads import one_thread
+from helpers.tiny import VOCAB
+from models.every_class import build
+from tuning.small_search import small_model, small_task
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.recipe import Recipe
+from skipsearch.decoding import Decoder
+from skipsearch.drafters.adapted.spec import Adapted
+from skipsearch.drafters.exits.fixed import Fixed
+from skipsearch.drafters.trained.module_files import make_reference, read_module_header
+from skipsearch.drafters.trained.module_weights import apply_module, load_module
+from skipsearch.errors import ModuleError
+from skipsearch.models import adapt
+from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.tasks import Prompt
+from skipsearch.training import corpus, driver
+from skipsearch.training.corpus import generate_corpus, read_corpus, read_documents, token_windows
+from skipsearch.training.distill_batch import make_draft_batch, run_teacher
+from skipsearch.training.driver import (
+    Corpus,
+    parse_memory_limit,
+    plan_adapted,
+    plan_kangaroo,
+    train,
+)
+from skipsearch.training.mask_selection import agreement_under
+from skipsearch.training.trainer import TrainSettings
+
+__all__ = ["one_thread"]
+
+QUICK = TrainSettings(steps=4, seconds=None, batch_size=2)
+MASK = SkipMask(5, (1, 3), (0, 2))
+
+
+def test_a_model_without_a_row_is_not_sent_to_another_engine() -> None:
+    with pytest.raises(ModuleError, match="is read from itself: tune a mask for it instead"):
+        plan_kangaroo(adapt(build("arcee")), 1)
+
+
+class Ids:
+    """What a tokenizer returns."""
+
+    def __init__(self, text: str):
+        self.input_ids = [ord(c) % VOCAB for c in text]
+
+
+class Letters:
+    chat_template = None
+
+    def __call__(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> Ids:
+        return Ids(text)
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+        return "".join(chr(t + 32) for t in tokens)
+
+
+def text_here(count: int = 40) -> Corpus:
+    rows = torch.randint(
+        VOCAB, (count, 24), generator=torch.Generator().manual_seed(1), dtype=torch.int32
+    )
+    return Corpus(rows[8:], rows[:8], "random letters", "none")
+
+
+def lettered() -> HFAdapter:
+    model = small_model()
+    assert isinstance(model, HFAdapter)
+    model.tokenizer = Letters()
+    return model
+
+
+# --- text
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_text_comes_from_files_and_folders_and_lines_of_json(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.jsonl").write_text('{"text": "two"}\n{"prompt": "three"}\n')
+    (tmp_path / "c.bin").write_bytes(b"\x00")
+    assert list(read_documents(tmp_path)) == ["one", "two", "three"]
+    assert list(read_documents(tmp_path / "a.txt")) == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("x.jsonl", b'{"text": "two"}\n{"nothing": 1}\n', "x.jsonl:2: a line is a JSON object"),
+        ("x.txt", b"\xff\xfe\x00", "UTF-8"),
+        ("x.bin", b"", "holds no text"),
+        (None, b"", "no such file or folder"),
+    ],
+)
+def test_what_is_no_text_is_one_sentence(
+    tmp_path: Path, name: str | None, content: bytes, reason: str
+) -> None:
+    if name:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModuleError, match=reason):
+        list(read_documents(tmp_path if name else tmp_path / "none"))
+
+
+def test_texts_are_cut_into_windows_with_the_end_of_a_text_between_them() -> None:
+    found = token_windows(Letters(), ["abc", "de"], 3, (0,))
+    assert found.tolist() == [[97 % VOCAB, 98 % VOCAB, 99 % VOCAB], [0, 100 % VOCAB, 101 % VOCAB]]
+    with pytest.raises(ModuleError, match="fewer than one window of 9"):
+        token_windows(Letters(), ["abc"], 9)
+    with pytest.raises(ModuleError, match="no tokenizer"):
+        token_windows(None, ["abc"], 2)
+
+
+def test_the_model_writes_what_decoding_alone_writes() -> None:
+    model = small_model()
+    prompts = torch.tensor([[5, 17, 40], [3, 22, 5]], dtype=torch.int32)
+    found = generate_corpus(model, prompts, 12, 0.0, 0)
+    for prompt, row in zip(prompts.tolist(), found.tolist(), strict=True):
+        assert row == [*prompt, *Decoder(model).generate(prompt, 9).tokens]
+    assert torch.equal(
+        generate_corpus(model, prompts, 12, 1.0, 3), generate_corpus(model, prompts, 12, 1.0, 3)
+    )
+    assert not torch.equal(
+        generate_corpus(model, prompts, 12, 1.0, 3), generate_corpus(model, prompts, 12, 1.0, 4)
+    )
+
+
+def test_of_a_task_only_the_calibration_half_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "WINDOW_TOKENS", 12)
+    task = small_task(calibration=(Prompt("c", "aaaaaaaa"),), holdout=(Prompt("h", "zzzzzzzz"),))
+    text = read_corpus(small_model(), [], task, False, 0, lambda event: None, n_tokens=120)
+    every = torch.cat([text.windows, text.validation])
+    assert bool((every[:, :6] == ord("a") % VOCAB).all())
+    assert "calibration prompts of task words" in text.description
+
+
+def test_text_that_holds_a_holdout_prompt_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text, and then commit whatever " * 40)
+    task = replace(small_task(), holdout=(Prompt("word/3", "commit"),))
+    with pytest.raises(
+        ModuleError, match="hold-out prompt word/3 of task words stands in this text"
+    ):
+        read_corpus(lettered(), [tmp_path / "a.txt"], task, False, 0, lambda event: None)
+
+
+def test_some_text_is_kept_aside() -> None:
+    text = read_corpus(small_model(), [], None, True, 0, lambda event: None, n_tokens=128 * 40)
+    assert len(text.windows) == 38
+    assert len(text.validation) == 2
+    assert "continued by tiny itself" in text.description
+
+
+# --- training
+# ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_training_ends_in_a_module_that_drafts_and_says_how_it_came_to_be(
+    tmp_path: Path, rank: int | None
+) -> None:
+    model = lettered()
+    result = train(
+        plan_adapted(model, text_here(), MASK, rank=rank, draft_tokens=3),
+        text_here(),
+        tmp_path,
+        QUICK,
+        "90%",
+    )
+    card = read_module_header(result.path).card
+    assert card == result.card
+    assert (card.mask, card.rank, card.trained.steps, card.trained.text) == (
+        MASK,
+        rank,
+        4,
+        "random letters",
+    )
+    assert [path.name for path in tmp_path.iterdir()] == [result.path.name], (
+        "the checkpoint is gone"
+    )
+    spec = Adapted.from_module(MASK, 3, Fixed(), make_reference(result.path, result.path.name))
+    found = Decoder(model, Recipe((spec,)), module_folders=[tmp_path]).generate([1, 2, 3], 16)
+    assert found.tokens == Decoder(model).generate([1, 2, 3], 16).tokens
+    assert found.stats.drafted
+
+
+def test_a_thin_mask_is_looked_for_where_none_is_given(tmp_path: Path) -> None:
+    result = train(
+        plan_adapted(lettered(), text_here(), draft_sublayers=3),
+        text_here(),
+        tmp_path,
+        QUICK,
+        "90%",
+    )
+    assert 2 * 5 - result.card.mask.n_skipped == 3
+    with pytest.raises(ModuleError, match="--draft-sublayers 10 is no thin mask"):
+        plan_adapted(lettered(), text_here(), draft_sublayers=10)
+
+
+def test_a_training_goes_on_from_a_module_without_what_that_misses_least(tmp_path: Path) -> None:
+    model, text = lettered(), text_here()
+    first = train(
+        plan_adapted(model, text, MASK, draft_tokens=3),
+        text,
+        tmp_path / "a",
+        replace(QUICK, steps=20),
+        "90%",
+    )
+    whole = plan_adapted(model, text, draft_tokens=3, init_from=first.path)
+    card, tensors = load_module(first.path)
+    assert all(
+        torch.equal(parameter, tensors[name])
+        for name, parameter in whole.student.parameters.items()
+    )
+    thinner = plan_adapted(model, text, draft_sublayers=4, draft_tokens=3, init_from=first.path)
+    draft = apply_module(model, card, tensors, "x")
+    given = [make_draft_batch(run_teacher(model, text.validation.long(), 1), 3, 0)]
+    by_what_is_left = {
+        s: agreement_under(draft, MASK.flip(s), given) for s in range(10) if s not in MASK.sublayers
+    }
+    mask = SkipMask(5, thinner.student.card["attn"], thinner.student.card["mlp"])
+    dropped = mask.sublayers - MASK.sublayers
+    assert len(by_what_is_left) == 6
+    assert len(dropped) == 2
+    assert max(by_what_is_left, key=lambda s: by_what_is_left[s]) in dropped
+    assert {name.rsplit(".", 3)[0] for name in thinner.student.parameters} < {
+        name.rsplit(".", 3)[0] for name in whole.student.parameters
+    }
+    assert all(
+        torch.equal(parameter, tensors[name])
+        for name, parameter in thinner.student.parameters.items()
+    )
+    assert whole.student.facts != plan_adapted(model, text, MASK, draft_tokens=3).student.facts, (
+        "another training, for its checkpoint"
+    )
+    second = train(thinner, text, tmp_path / "b", QUICK, "90%")
+    assert second.card.mask == mask
+    assert second.card.trained.text == f"from {first.path.name} on: random letters"
+    with pytest.raises(ModuleError, match="--draft-sublayers 7 is more than the 6 sub-layers"):
+        plan_adapted(model, text, draft_sublayers=7, init_from=first.path)
+    with pytest.raises(
+        ModuleError, match="has whole copies, and goes on as that: leave --rank out"
+    ):
+        plan_adapted(model, text, rank=2, init_from=first.path)
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    with pytest.raises(ModuleError, match="more than --extra-memory 10%"):
+        train(plan_adapted(lettered(), text_here(), MASK), text_here(), tmp_path, QUICK, "10%")
+    assert [parse_memory_limit(said, 1000) for said in ("10%", "2MB", "1.5GB", "1 MiB")] == [
+        100,
+        2_000_000,
+        1_500_000_000,
+        2**20,
+    ]
+    with pytest.raises(ModuleError, match="no amount of memory"):
+        parse_memory_limit("lots", 1000)
+
+
+# --- the command
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_trains_prints_alpha_and_the_next_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text(
+        "def read(path):\n    with open(path) as file:\n        return file.read()\n" * 200
+    )
+    code, printed, shown = run_in_process(
+        capsys,
+        monkeypatch,
+        "train",
+        "adapted",
+        "--model",
+        "demo",
+        "--data",
+        tmp_path / "text.txt",
+        "--out",
+        tmp_path / "m",
+        "--draft-sublayers",
+        1,
+        "--steps",
+        2,
+        "--batch-size",
+        2,
+        "--threads",
+        1,
+        "--json",
+    )
+    assert code == 0, shown
+    answer = json.loads(printed)
+    assert Path(answer["file"]).is_file()
+    assert 0 <= answer["alpha"]["before"] <= 1
+    assert answer["card"]["trained"]["steps"] == 2
+    assert answer["next"] == f"skipsearch tune --model demo --task TASK --modules {tmp_path / 'm'}"
+    assert "step 2: loss" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (("nonsense", "--self-generated"), 2, "cannot be trained"),
+        (("adapted",), 2, "say what to train on"),
+        (
+            ("adapted", "--self-generated", "--draft-sublayers", "3", "--profile", "x.yaml"),
+            2,
+            "give one of them",
+        ),
+        (("adapted", "--self-generated", "--learning-rate", "7"), 2, "no learning rate"),
+        (("kangaroo", "--self-generated", "--init-from", "x"), 2, "--init-from is for adapted"),
+        (("adapted", "--data", "/nowhere"), 1, "no such file or folder"),
+        (("adapted", "--self-generated", "--budget", "soon"), 1, "is not a time"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: tuple[str, ...],
+    code: int,
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, _, shown = run_in_process(
+        capsys, monkeypatch, "train", *arguments, "--model", "demo", "--out", tmp_path
+    )
+    assert found == code
+    assert reason in shown
+
+
+@pytest.mark.slow
+def test_a_training_that_is_killed_goes_on_from_less_than_a_minute_before(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(
+        "def read(path):\n    with open(path) as file:\n        return file.read()\n" * 400
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "skipsearch.cli.main",
+        "train",
+        "adapted",
+        "--model",
+        "demo",
+        "--data",
+        tmp_path / "text.txt",
+        "--out",
+        tmp_path / "m",
+        "--draft-sublayers",
+        "1",
+        "--steps",
+        "100000",
+        "--batch-size",
+        "2",
+        "--threads",
+        "1",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    running = subprocess.Popen(command, env=environment)
+    while not (tmp_path / "m" / driver.CHECKPOINT).exists():
+        time.sleep(1)
+        assert running.poll() is None
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    kept = torch.load(tmp_path / "m" / driver.CHECKPOINT, weights_only=True)
+    command[command.index("100000")] = str(kept["done"] + 2)
+    done = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    trained = json.loads(done.stdout)["card"]["trained"]
+    assert trained["steps"] == kept["done"] + 2
+    assert trained["seconds"] < kept["seconds"] + 20
