@@ -99,7 +99,7 @@ class SearchProblem:
         costs = self.evidence.costs
         for name, values in (
             ("cosines", self.evidence.cosines),
-            ("acceptance_without", self.evidence.single_skip_acceptance),
+            ("single_skip_acceptance", self.evidence.single_skip_acceptance),
             ("costs.sublayers", costs.sublayers if costs else None),
         ):
             if values is not None and len(values) != n:

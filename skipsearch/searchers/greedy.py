@@ -21,7 +21,7 @@ class Greedy:
 
     A full elimination judges L(2L + 1) masks. Here each step judges only the 8 sub-layers that
     looked least harmful so far: in the step where they were last judged or, before that, alone
-    (evidence.acceptance_without; without it the first step judges every one). It goes 4 steps past
+    (evidence.single_skip_acceptance; without it the first step judges every one). It goes 4 steps past
     the best, then flips single sub-layers and exchanges pairs of the best mask known, anybody's,
     moving whenever that helps. Ends at a mask that no such move improves. Source: backward
     elimination and forward-backward exchange of feature selection (Pudil et al. 1994)."""

@@ -22,13 +22,13 @@ class Knapsack(FixedOrderSearcher):
     A 0/1 knapsack, solved exactly but for the rounding of losses: a sub-layer weighs its -log α
     when skipped alone (losses add up if they are independent) and is worth its seconds in the
     latency table. Unlike `sensitivity` it trades a dear attention against cheap MLPs, so its masks
-    are not nested. Raises: SearchError without evidence.acceptance_without or evidence.costs.
+    are not nested. Raises: SearchError without evidence.single_skip_acceptance or evidence.costs.
     Source: Bellman's dynamic programme (Kellerer, Pferschy & Pisinger 2004)."""
 
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
         loss = log_losses(
             problem,
-            require(problem.evidence.single_skip_acceptance, "acceptance_without", "knapsack"),
+            require(problem.evidence.single_skip_acceptance, "single_skip_acceptance", "knapsack"),
         )
         costs = require(problem.evidence.costs, "costs", "knapsack")
         seconds = [sum(costs.sublayers[s] for s in unit) for unit in problem.units]

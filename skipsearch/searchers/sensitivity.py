@@ -16,13 +16,13 @@ class Sensitivity(FixedOrderSearcher):
 
     Nested masks, every count once, half of the model first. Not by predicted speedup: taking the
     losses as independent flatters thin drafts (on the embedded model it put 39 of 40 sub-layers
-    first, which measured α 0.10). Raises: SearchError without evidence.acceptance_without. Source:
+    first, which measured α 0.10). Raises: SearchError without evidence.single_skip_acceptance. Source:
     one-at-a-time importance, as in the pruning literature (e.g. Michel et al. 2019)."""
 
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
         loss = log_losses(
             problem,
-            require(problem.evidence.single_skip_acceptance, "acceptance_without", "sensitivity"),
+            require(problem.evidence.single_skip_acceptance, "single_skip_acceptance", "sensitivity"),
         )
         order = sorted(range(len(loss)), key=lambda u: (loss[u], u))
         return (problem.mask_of(order[:count]) for count in coarse_to_fine(len(order)))
