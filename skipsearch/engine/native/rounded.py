@@ -1,64 +1,112 @@
-"""The model that 8-bit weights make of a fused one, in its own dtype and layout, to compare
-with.
-"""
+"""The model that fewer bits make of a fused one, in its own dtype and layout, to compare with."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skipsearch.engine.native.int8 import CHUNK_WEIGHTS, dequantize_q8, quantize_q8
+from skipsearch.engine.native.blocks import round_activations, round_weight
 from skipsearch.engine.native.model_struct import embedding_scale, is_tied
 from skipsearch.models.fused.fused_adapter import FusedAdapter
-from skipsearch.models.fused.linear import Linear, pack_linear
+from skipsearch.models.fused.linear import Linear, StoredFusedLinear, pack_linear
 from skipsearch.models.fused.sublayers import MLP, Attention
+from skipsearch.models.stored_linear import StoredEmbedding
 
 
-def round_to_int8(fused_model: FusedAdapter) -> FusedAdapter:
-    """Return the model with its matrices rounded.
+def round_model(
+    fused_model: FusedAdapter, bits: int | None, float_activations: bool
+) -> FusedAdapter:
+    """Return the model with rounded matrices, and with rounded inputs of them.
 
     A layer is rounded whenever a pass comes to it, so that no second copy of the model is held.
+    bits: of weights in memory; weights that are in a file are as the file has them.
+    float_activations: inputs of the matrices are not rounded.
     """
     rounded: Any = copy.copy(fused_model)
     embedding: Any = fused_model._embedding
-    weight = round_weight(fused_model.unembed.to_dense())
-    rounded.layers = _RoundedLayers(fused_model.layers)
-    rounded.unembed = pack_linear(weight, fused_model.unembed.bias, shared=True)
-    if is_tied(fused_model):
-        rounded._embedding = lambda tokens: F.embedding(tokens, weight) * embedding_scale(embedding)
+
+    def round_linear(matrix: Linear) -> Linear:
+        is_stored = isinstance(matrix, StoredFusedLinear)
+        weight = matrix.to_dense()
+        if not is_stored and bits is not None:
+            weight = round_weight(weight, bits)
+        packed = pack_linear(weight, matrix.bias)
+        has_blocks = has_block_rows(matrix) if is_stored else bits is not None
+        return packed if float_activations or not has_blocks else RoundedInputs(packed)
+
+    rounded.layers = _RoundedLayers(fused_model.layers, round_linear)
+    rounded.unembed = round_linear(fused_model.unembed)
+    if is_tied(fused_model) or isinstance(embedding, StoredEmbedding):
+        table = (
+            rounded.unembed.to_dense()
+            if is_tied(fused_model)
+            else embedding.unpack().weight.detach()
+        )
+        scale = embedding_scale(embedding, fused_model.spec.dtype)
+        rounded._embedding = lambda tokens: F.embedding(tokens, table) * scale
     return rounded
 
 
-def round_weight(weight: Tensor) -> Tensor:
-    """Return a matrix [out, in] after rounding to 8 bits, in its own dtype."""
-    rows = max(1, CHUNK_WEIGHTS // weight.shape[1])
-    return torch.cat(
-        [dequantize_q8(*quantize_q8(part)).to(weight.dtype) for part in weight.split(rows)]
-    )
+def has_block_rows(matrix: StoredFusedLinear) -> bool:
+    """Return whether a matrix in a file has rows in blocks."""
+    return any(name.startswith("q") for name in matrix.part_formats)
+
+
+@dataclass(frozen=True)
+class RoundedInputs:
+    """A `Linear` whose inputs are rounded to int8 in blocks of 32."""
+
+    matrix: Linear
+
+    @property
+    def weight(self) -> Tensor:
+        return self.matrix.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.matrix.bias
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape
+
+    def to_dense(self) -> Tensor:
+        return self.matrix.to_dense()
+
+    def pack_like(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return self.matrix.pack_like(weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.matrix(round_activations(x))
+
+    def add_to(self, hidden: Tensor, x: Tensor) -> Tensor:
+        return self.matrix.add_to(hidden, round_activations(x))
 
 
 class _RoundedLayers(Sequence[tuple[Attention, MLP]]):
     """A list of layers whose matrices are rounded when they are read."""
 
-    def __init__(self, layers: Sequence[tuple[Attention, MLP]]):
-        self._layers = layers
+    def __init__(self, layers: Sequence[tuple[Attention, MLP]], round_linear: Any):
+        self._layers, self._round_linear = layers, round_linear
 
     def __len__(self) -> int:
         return len(self._layers)
 
     def __getitem__(self, i: Any) -> Any:
         attention, mlp = self._layers[i]
-        return (
-            replace(attention, qkv=_round_linear(attention.qkv), out=_round_linear(attention.out)),
-            replace(mlp, gate_up=_round_linear(mlp.gate_up), down=_round_linear(mlp.down)),
+        attention = replace(
+            attention, qkv=self._round_linear(attention.qkv), out=self._round_linear(attention.out)
         )
-
-
-def _round_linear(matrix: Linear) -> Linear:
-    return matrix.pack_like(round_weight(matrix.to_dense()), matrix.bias)
+        mlp = replace(
+            mlp, gate_up=self._round_linear(mlp.gate_up), down=self._round_linear(mlp.down)
+        )
+        return attention, mlp

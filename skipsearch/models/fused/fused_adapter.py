@@ -19,11 +19,17 @@ from skipsearch.models.adapter import ModelSpec, PassRunner
 from skipsearch.models.families.decompose import LayerKind, ModelParts, SubLayer, decompose_model
 from skipsearch.models.families.table import Family
 from skipsearch.models.fused.causal_masks import CausalMaskCache
-from skipsearch.models.fused.linear import Linear, fuse_linears, pack_linear
+from skipsearch.models.fused.linear import (
+    Linear,
+    StoredFusedLinear,
+    fuse_linears,
+    pack_linear,
+)
 from skipsearch.models.fused.norms import RMSNorm, rms_norm_from
 from skipsearch.models.fused.rope import RotaryTable, half_order_rows, no_rotation
 from skipsearch.models.fused.sublayers import MLP, Attention, PassInputs
 from skipsearch.models.kv_cache import KVCache, PassPlan, round_slots
+from skipsearch.models.stored_linear import StoredEmbedding, StoredLinear
 
 FUSABLE = frozenset(
     {
@@ -125,6 +131,28 @@ class FusedAdapter:
         norms = [part for part in parts if isinstance(part, RMSNorm)] + [self.norm]
         vectors = [n.weight for n in norms] + [m.bias for m in matrices if m.bias is not None]
         return sum(m.nbytes for m in matrices) + sum(v.nbytes for v in vectors)
+
+    def unpack_stored(self) -> None:
+        """Read matrices that are still in a file, so that torch can compute with them."""
+
+        def unpack(matrix: Linear) -> Linear:
+            return matrix.unpack() if isinstance(matrix, StoredFusedLinear) else matrix
+
+        for i, (attention, mlp) in enumerate(self.layers):
+            attention = replace(attention, qkv=unpack(attention.qkv), out=unpack(attention.out))
+            mlp = replace(mlp, gate_up=unpack(mlp.gate_up), down=unpack(mlp.down))
+            self.layers[i] = attention, mlp
+        if not isinstance(self._embedding, StoredEmbedding):
+            self.unembed = unpack(self.unembed)
+            return
+        shares_table = self.unembed.weight.data_ptr() == self._embedding.weight.data_ptr()
+        table = self._embedding.unpack()
+        self._embedding = table
+        self.unembed = (
+            pack_linear(table.weight.detach(), self.unembed.bias, shared=True)
+            if shares_table
+            else unpack(self.unembed)
+        )
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         self.prepare(capacity)
@@ -267,6 +295,8 @@ def _embedding_and_head(
     layout that the embedding needs.
     """
     table: Any = parts.embed_steps[0]
+    if isinstance(table, StoredEmbedding) or isinstance(unembed, StoredLinear):
+        return table, fuse_linears([unembed])
     if table.weight.data_ptr() == unembed.weight.data_ptr():
         return table, pack_linear(table.weight.detach(), unembed.bias, shared=True)
     return table, fuse_linears([unembed])

@@ -112,10 +112,8 @@ struct ReadRowsArgs {
 
 // Packs rows of blocks into panels of one kind.
 struct PackArgs {
-    const void *source;            // rows of blocks
-    int64_t row_bytes;             // from one row of `source` to the next
+    const uint8_t *const *rows;    // [n_panels, PANEL_ROWS]; null: a row of zeros
     int64_t is_unpacked;           // 0: blocks as in a GGUF file; 1: UnpackedBlock
-    const int64_t *rows;           // [n_panels, PANEL_ROWS] rows of `source`; -1: a row of zeros
     int64_t n_panels, in, kind;
     void *panels;                  // the first panel; the others follow it
 };

@@ -17,7 +17,7 @@ constexpr int TILE_ROWS = SS_BYTES == 64 ? 8 : 4;   // rows whose sums fit in th
 // Adds to each lane of `sums` the products of the STEP_SIZE numbers of its word and of x.
 // BITS: of a number. x: int8[STEP_SIZE].
 template <int BITS> inline IntVec add_products(IntVec sums, WordVec words, const int8_t *x) {
-    const int32_t x_word = load_bits<int32_t>(x);
+    [[maybe_unused]] const int32_t x_word = load_bits<int32_t>(x);
 #if defined(__AVX512VNNI__)
     return (IntVec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)words, _mm512_set1_epi32(x_word));
 #elif defined(__AVXVNNI__)

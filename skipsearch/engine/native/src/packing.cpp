@@ -129,9 +129,8 @@ void pack_blocks(const PackArgs &args) {
         uint8_t *panel = (uint8_t *)args.panels + n * format.panel_bytes(args.in);
         std::memset(panel, 0, size_t(format.panel_bytes(args.in)));
         for (int out = 0; out < PANEL_ROWS; ++out) {
-            const int64_t row = args.rows[n * PANEL_ROWS + out];
-            if (row >= 0)
-                pack_row(args, (const uint8_t *)args.source + row * args.row_bytes, out, panel);
+            if (const uint8_t *row = args.rows[n * PANEL_ROWS + out])
+                pack_row(args, row, out, panel);
         }
     }
 }
