@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skipsearch.engine.native.int8 import GROUP_SIZE, quantize_q8
+from skipsearch.engine.native.blocks import GROUP_SIZE, quantize
 from skipsearch.errors import DecodeError
 
 TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}
-Q8_0 = "Q8_0"
+BITS = (8, 5, 4)  # of blocks that GGUF and the engine native both have
 
 
-def unsupported_reason(model: Any, int8: bool = False) -> str | None:
+def unsupported_reason(model: Any, bits: int | None = None) -> str | None:
     """What keeps a Hugging Face model from being written, as half a sentence; None if nothing
     does.
     """
@@ -33,31 +33,33 @@ def unsupported_reason(model: Any, int8: bool = False) -> str | None:
         return "its rotary angles are scaled"
     if config.hidden_act != "silu":
         return f"llama.cpp's llama has no activation {config.hidden_act}"
-    if int8 and any(
+    if bits not in (None, *BITS):
+        return f"GGUF has no blocks of {bits} bits without a minimum"
+    if bits and any(
         weight.ndim == 2 and weight.shape[1] % GROUP_SIZE for weight in model.parameters()
     ):
-        return f"{Q8_0} takes {GROUP_SIZE} inputs together, and a matrix has another number of them"
+        return f"Q{bits}_0 takes {GROUP_SIZE} inputs together, and a matrix has another number of them"
     dtype = next(model.parameters()).dtype
     return None if dtype in TYPES else f"GGUF has no {str(dtype).removeprefix('torch.')}"
 
 
-def write_gguf(model: Any, path: Path, int8: bool = False) -> None:
+def write_gguf(model: Any, path: Path, bits: int | None = None) -> None:
     """model: a LlamaForCausalLM. Matrices keep their dtype, vectors become float32, as llama.cpp's
     own converter has it.
 
-    int8: matrices become Q8_0, of the very numbers and scales that the engine native has of them;
-    an embedding of its own stays.
+    bits: matrices become Q8_0, Q5_0 or Q4_0, with the numbers and scales that the engine native has;
+    a separate embedding stays as it is.
 
     Raises: DecodeError for a model that it is not written for; ImportError without the package
     gguf."""
     import gguf
 
-    if reason := unsupported_reason(model, int8):
+    if reason := unsupported_reason(model, bits):
         raise DecodeError(f"llama.cpp cannot take part: {reason}")
     config: Any = model.config
     kind = TYPES[next(model.parameters()).dtype]
     writer: Any = gguf.GGUFWriter(path, "llama")
-    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{Q8_0}" if int8 else FILE_TYPES[kind]])
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_Q{bits}_0" if bits else FILE_TYPES[kind]])
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -78,7 +80,7 @@ def write_gguf(model: Any, path: Path, int8: bool = False) -> None:
         of = next((count for part, count in heads.items() if f".{part}." in name), None)
         weight = weight.detach() if of is None else _interleave_halves(weight.detach(), of)
         matrix = weight.ndim == 2 and (config.tie_word_embeddings or "embed_tokens" not in name)
-        _add_tensor(writer, found, weight, Q8_0 if int8 and matrix else kind)
+        _add_tensor(writer, found, weight, f"Q{bits}_0" if bits and matrix else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -96,8 +98,10 @@ def _add_tensor(writer: Any, name: str, weight: Tensor, kind: str) -> None:
     import gguf
     import numpy as np
 
-    if kind == Q8_0:
-        writer.add_tensor(name, quantise_q8_0(weight), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    if kind.startswith("Q"):
+        bits = int(kind[1])
+        raw_dtype = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(name, pack_rows(weight, bits), raw_dtype=raw_dtype)
         return
     if weight.ndim == 1 or kind != "BF16":
         writer.add_tensor(
@@ -108,12 +112,19 @@ def _add_tensor(writer: Any, name: str, weight: Tensor, kind: str) -> None:
     writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
 
 
-def quantise_q8_0(weight: Tensor) -> Any:
-    """[out, in] as GGUF has it: bytes [out, n], of each block of 32 inputs a scale in float16 and
-    the numbers.
+def pack_rows(weight: Tensor, bits: int) -> Any:
+    """Return a weight [out, in] in blocks of 32 as GGUF stores them: bytes [out, n].
+
+    A block is a float16 scale, with 5 bits the fifth bits, and the numbers.
     """
-    numbers, scales = quantize_q8(weight)
-    blocks = numbers.view(torch.uint8).unflatten(1, (-1, GROUP_SIZE))
-    return (
-        torch.cat([scales.half()[..., None].view(torch.uint8), blocks], dim=-1).flatten(1).numpy()
-    )
+    numbers, scales = quantize(weight, bits)
+    parts = [scales[..., None].view(torch.uint8)]
+    if bits == 8:
+        parts.append((numbers.short() - 128).to(torch.int8).view(torch.uint8))
+    else:
+        if bits == 5:
+            fifth = (numbers >> 4).unflatten(-1, (4, 8)) << torch.arange(8, dtype=torch.uint8)
+            parts.append(fifth.sum(dim=-1, dtype=torch.uint8))
+        low = numbers & 15
+        parts.append(low[..., : GROUP_SIZE // 2] | low[..., GROUP_SIZE // 2 :] << 4)
+    return torch.cat(parts, dim=-1).flatten(1).numpy()

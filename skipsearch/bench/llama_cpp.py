@@ -31,10 +31,11 @@ class LlamaCpp:
     Its K/V are float16, as it has them.
     """
 
-    def __init__(self, model: ModelAdapter, int8: bool = False):
-        """model: held by Hugging Face's modules. int8: its weights as Q8_0; llama.cpp then rounds
-        what goes into a matrix to 8 bits, too, so that its tokens may differ. Raises: DecodeError
-        where llama.cpp is not there or cannot run it."""
+    def __init__(self, model: ModelAdapter, bits: int | None = None):
+        """model: in Hugging Face's modules. bits: its weights are rounded to so many bits, as
+        `native-8bit` and its like have them.
+
+        Raises: DecodeError if llama.cpp is not installed or cannot run the model."""
         hf = getattr(model, "model", None)
         if hf is None or model.spec.device.type != "cpu":
             raise DecodeError(
@@ -50,8 +51,9 @@ class LlamaCpp:
                 "'skipsearch[llama-cpp]'"
             ) from None
         self.api: Any = llama_cpp
-        self.int8 = int8
-        self.dtype, self.vocab_size = Q8_0 if int8 else model.spec.dtype_name, model.spec.vocab_size
+        self.bits = bits
+        self.dtype = f"Q{bits}_0" if bits else model.spec.dtype_name
+        self.vocab_size = model.spec.vocab_size
         self.context, self.context_tokens, self.threads = None, 0, 0
         self._log_callback = llama_cpp.llama_log_callback(
             lambda level, text, data: None
@@ -60,7 +62,7 @@ class LlamaCpp:
         llama_cpp.llama_backend_init()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
-            write_gguf(hf, path, int8)
+            write_gguf(hf, path, bits)
             params: Any = llama_cpp.llama_model_default_params()
             params.use_mmap = False  # the file is gone in a moment
             self.model: Any = llama_cpp.llama_model_load_from_file(str(path).encode(), params)

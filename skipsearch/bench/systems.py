@@ -22,7 +22,7 @@ from skipsearch.drafters.skip.spec import Skip
 from skipsearch.engine import ENGINES, canonical_name
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.loading.quantize import NATIVE_INT8
+from skipsearch.models.loading.quantize import native_bits
 from skipsearch.profile import Profile
 
 PROFILE_SYSTEMS = (
@@ -131,11 +131,9 @@ def make_systems(
             )
             continue
         if name in BY_LLAMA_CPP:
-            eight_bits = load_model(engine).spec.quantization == NATIVE_INT8
-            theirs = load_model(engine if eight_bits else "hf")
-            llama = llama or LlamaCpp(
-                load_model(PLAIN_WEIGHTS) if eight_bits else theirs, eight_bits
-            )
+            bits = native_bits(load_model(engine).spec.quantization)
+            theirs = load_model(engine if bits else "hf")
+            llama = llama or LlamaCpp(load_model(PLAIN_WEIGHTS) if bits else theirs, bits)
             peers.append(
                 ExternalSystem(name, "llama.cpp", theirs, LlamaGenerate(name, llama))
             )  # its weights take as many bytes

@@ -177,7 +177,7 @@ def bench(
     from skipsearch.cli.bench_view import print_costs, print_rows
     from skipsearch.cli.consoles import err, out, print_json
     from skipsearch.cli.progress import ProgressBar
-    from skipsearch.models.loading.quantize import NATIVE_INT8
+    from skipsearch.models.loading.quantize import is_native_quantization
     from skipsearch.models.synthetic import is_synthetic
     from skipsearch.profile import load_profile
 
@@ -223,7 +223,7 @@ def bench(
     usual = [
         "plain",
         *(["profile"] if loaded else []),
-        *([] if sizes or quantization == NATIVE_INT8 else ["hf-generate"]),
+        *([] if sizes or is_native_quantization(main.spec.quantization) else ["hf-generate"]),
     ]
     names = [n.strip() for n in systems.split(",")] if systems else usual
     contenders = make_systems(names, engine, loaded, by_engine, exact)
@@ -364,7 +364,7 @@ def _print_methods_table(
     from skipsearch.bench.method_table import to_markdown, to_report_data
     from skipsearch.cli.consoles import err, out, print_json
     from skipsearch.cli.tune_view import TuneView
-    from skipsearch.models.loading.quantize import NATIVE_INT8
+    from skipsearch.models.loading.quantize import is_native_quantization
     from skipsearch.tasks import load_task
 
     chosen = load_task(task, data=data)
@@ -373,7 +373,7 @@ def _print_methods_table(
     device, dtype, _, threads, quantization = model_options
     theirs = (
         None
-        if adapter.spec.quantization == NATIVE_INT8
+        if is_native_quantization(adapter.spec.quantization)
         else load_model_and_engine(model, device, dtype, "hf", threads, quantization)
     )
     with TuneView(err) as view:

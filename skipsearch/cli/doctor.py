@@ -104,7 +104,7 @@ def _check_memory() -> str:
 def _check_quantization() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
-    from skipsearch.models.loading.quantize import NATIVE_INT8, QUANTIZATIONS
+    from skipsearch.models.loading.quantize import NATIVE_QUANTIZATIONS, QUANTIZATIONS
 
     found = {}
     for library in dict.fromkeys(library for library, _ in QUANTIZATIONS.values()):
@@ -115,7 +115,7 @@ def _check_quantization() -> str:
     return ", ".join(
         [
             *(f"{library} {state}" for library, state in found.items()),
-            f"{NATIVE_INT8} by the engine native on a CPU",
+            f"{', '.join(NATIVE_QUANTIZATIONS)} by the engine native on a CPU",
         ]
     )
 

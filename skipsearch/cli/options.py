@@ -108,7 +108,7 @@ def load_cli_model(
     from skipsearch.cli.progress import ProgressBar
     from skipsearch.engine import canonical_name, is_native_allowed, load_model
     from skipsearch.engine.native import prebuild
-    from skipsearch.models.loading.quantize import NATIVE_INT8
+    from skipsearch.models.loading.quantize import is_native_quantization
     from skipsearch.profile.model_locations import record_location
 
     if threads:
@@ -122,7 +122,7 @@ def load_cli_model(
         of_hf = (engine, preferred_engine) == (
             "auto",
             "hf",
-        ) and quantization != NATIVE_INT8  # which holds the weights in another form
+        ) and not is_native_quantization(quantization)  # which holds the weights in another form
         model = load_model(
             name,
             device=device,

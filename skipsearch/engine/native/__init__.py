@@ -16,11 +16,11 @@ from skipsearch.engine.native.build import (
 )
 from skipsearch.engine.native.native_adapter import NativeAdapter
 from skipsearch.engine.native.repack import repack_weights, why_not_native
-from skipsearch.engine.native.rounded import round_to_int8
+from skipsearch.engine.native.rounded import has_stored_blocks, round_model
 from skipsearch.errors import EngineFallbackWarning, ModelError
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.loading.placement import in_gb
-from skipsearch.models.loading.quantize import NATIVE_INT8
+from skipsearch.models.loading.quantize import name_with_activations
 from skipsearch.models.memory import memory_errors_reported
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "prebuild",
     "to_native",
     "to_native_if_built",
-    "to_native_int8",
+    "to_native_quantized",
     "why_not_native",
     "why_unavailable",
 ]
@@ -65,20 +65,28 @@ def to_native(
     return fused_model
 
 
-def to_native_int8(
-    fused_model: FusedAdapter, progress: BuildProgress = lambda done, total: None
+def to_native_quantized(
+    fused_model: FusedAdapter,
+    quantization: str,
+    bits: int | None,
+    float_activations: bool = False,
+    progress: BuildProgress = lambda done, total: None,
 ) -> NativeAdapter:
-    """Return the model with 8-bit weights, which replace its own.
+    """Return the model with weights in blocks, which replace its own.
 
+    quantization: its name without the activations. bits: of weights in memory; None if they are in
+    a file, and stay as they are.
     Raises: ModelError if the native engine cannot run it, since no other engine runs the same
         model.
     """
     if (reason := why_not_native(fused_model)) is not None:
         raise ModelError(
-            f"quantization {NATIVE_INT8} is not possible for {fused_model.spec.id}: the engine "
+            f"quantization {quantization} is not possible for {fused_model.spec.id}: the engine "
             f"native cannot drive it: {reason}"
         )
-    return _repack_checked(fused_model, load_or_build(progress), as_int8=True)
+    name = name_with_activations(quantization, float_activations)
+    fused_model.spec = replace(fused_model.spec, quantization=name)
+    return _repack_checked(fused_model, load_or_build(progress), bits, float_activations)
 
 
 def to_native_if_built(fused_model: FusedAdapter) -> NativeAdapter | None:
@@ -92,7 +100,10 @@ def to_native_if_built(fused_model: FusedAdapter) -> NativeAdapter | None:
 
 
 def _repack_checked(
-    fused_model: FusedAdapter, library: NativeLibrary, as_int8: bool = False
+    fused_model: FusedAdapter,
+    library: NativeLibrary,
+    bits: int | None = None,
+    float_activations: bool = False,
 ) -> NativeAdapter:
     """Return the model in the native layout, after a check that it computes what `fused_model`
     does.
@@ -101,11 +112,8 @@ def _repack_checked(
     """
     from skipsearch.models.stored_checks import check_engine  # which imports transformers
 
-    spec = replace(
-        fused_model.spec,
-        engine="native",
-        quantization=NATIVE_INT8 if as_int8 else fused_model.spec.quantization,
-    )
+    spec = replace(fused_model.spec, engine="native")
+    is_rounded = bits is not None or has_stored_blocks(fused_model)
     with memory_errors_reported(
         spec.device,
         lambda free: (
@@ -116,8 +124,10 @@ def _repack_checked(
     ):
         return check_engine(
             spec,
-            lambda: round_to_int8(fused_model) if as_int8 else fused_model,
-            lambda: repack_weights(fused_model, library, as_int8),
+            lambda: (
+                round_model(fused_model, bits, float_activations) if is_rounded else fused_model
+            ),
+            lambda: repack_weights(fused_model, library, bits, float_activations),
             library.sha256,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from skipsearch.engine.native.blocks import round_activations, round_weight
+from skipsearch.engine.native.blocks import BLOCK_FORMATS, round_activations, round_weight
 from skipsearch.engine.native.model_struct import embedding_scale, is_tied
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.fused.linear import Linear, StoredFusedLinear, pack_linear
@@ -31,12 +31,13 @@ def round_model(
     embedding: Any = fused_model._embedding
 
     def round_linear(matrix: Linear) -> Linear:
-        is_stored = isinstance(matrix, StoredFusedLinear)
         weight = matrix.to_dense()
-        if not is_stored and bits is not None:
-            weight = round_weight(weight, bits)
+        if isinstance(matrix, StoredFusedLinear):
+            has_blocks = has_stored_rows_in_blocks(matrix)
+        else:
+            has_blocks = bits is not None
+            weight = weight if bits is None else round_weight(weight, bits)
         packed = pack_linear(weight, matrix.bias)
-        has_blocks = has_block_rows(matrix) if is_stored else bits is not None
         return packed if float_activations or not has_blocks else RoundedInputs(packed)
 
     rounded.layers = _RoundedLayers(fused_model.layers, round_linear)
@@ -52,9 +53,22 @@ def round_model(
     return rounded
 
 
-def has_block_rows(matrix: StoredFusedLinear) -> bool:
-    """Return whether a matrix in a file has rows in blocks."""
-    return any(name.startswith("q") for name in matrix.part_formats)
+def has_stored_blocks(fused_model: FusedAdapter) -> bool:
+    """Return whether a matrix of the model is in a file, in blocks."""
+    matrices = [
+        matrix
+        for attention, mlp in fused_model.layers
+        for matrix in (attention.qkv, attention.out, mlp.gate_up, mlp.down)
+    ]
+    return any(
+        isinstance(matrix, StoredFusedLinear) and has_stored_rows_in_blocks(matrix)
+        for matrix in (*matrices, fused_model.unembed)
+    )
+
+
+def has_stored_rows_in_blocks(matrix: StoredFusedLinear) -> bool:
+    """Return whether rows of a matrix in a file are in blocks that the kernels read."""
+    return any(name in BLOCK_FORMATS for name in matrix.part_formats)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,52 @@ QUANTIZATIONS: dict[str, tuple[str, float]] = {
     "torchao-8bit": ("torchao", 1.0),
     "torchao-4bit": ("torchao", 0.57),
 }
-NATIVE_INT8 = "native-8bit"  # by the engine native, after the plain weights are loaded
-QUANTIZATION_NAMES = (*QUANTIZATIONS, NATIVE_INT8)
+# By the engine native, after the plain weights are loaded: name -> bits of a weight.
+NATIVE_QUANTIZATIONS = {f"native-{bits}bit": bits for bits in (8, 6, 5, 4)}
+QUANTIZATION_NAMES = (*QUANTIZATIONS, *NATIVE_QUANTIZATIONS)
+GGUF_PREFIX = "gguf-"  # of the quantization of a GGUF file, such as gguf-q4_1
+# The end of a name if the inputs of quantised matrices are not rounded to int8.
+FLOAT_ACTIVATIONS = "-float-activations"
+ACTIVATIONS = ("int8", "float")
+
+
+def split_activations(name: str | None, activations: str | None) -> tuple[str | None, bool]:
+    """Return the quantization without its end, and whether activations stay floats.
+
+    name: as a profile or a user has it. activations: one of ACTIVATIONS; None: by the name.
+    Raises: ModelError if the two contradict each other, or for other activations.
+    """
+    if activations not in (None, *ACTIVATIONS):
+        raise ModelError(unknown_name("kind of activations", str(activations), ACTIVATIONS))
+    base = None if name is None else name.removesuffix(FLOAT_ACTIVATIONS)
+    if base != name and activations == "int8":
+        raise ModelError(
+            f"quantization {name} computes with float activations, and not with int8: use "
+            f"--quantization {base}"
+        )
+    return base, base != name or activations == "float"
+
+
+def native_bits(quantization: str | None) -> int | None:
+    """Return the bits of weights that the engine native rounded; None for other weights."""
+    return NATIVE_QUANTIZATIONS.get((quantization or "").removesuffix(FLOAT_ACTIVATIONS))
+
+
+def is_native_quantization(quantization: str | None) -> bool:
+    """Return whether weights are in blocks that the engine native reads."""
+    return native_bits(quantization) is not None or (quantization or "").startswith(GGUF_PREFIX)
+
+
+def has_rounded_activations(quantization: str | None) -> bool:
+    """Return whether inputs of matrices are rounded to int8."""
+    return is_native_quantization(quantization) and not (quantization or "").endswith(
+        FLOAT_ACTIVATIONS
+    )
+
+
+def name_with_activations(name: str, float_activations: bool) -> str:
+    """Return the name of a quantization with its activations, as profiles have it."""
+    return name + FLOAT_ACTIVATIONS if float_activations else name
 
 
 def make_quantization_config(name: str | None, dtype: torch.dtype, device: torch.device) -> Any:
@@ -35,9 +79,9 @@ def make_quantization_config(name: str | None, dtype: torch.dtype, device: torch
         raise ModelError(
             f"{unknown_name('quantization', name, QUANTIZATION_NAMES)}; or none at all"
         )
-    if name == NATIVE_INT8:
+    if name in NATIVE_QUANTIZATIONS:
         raise ModelError(
-            f"quantization {NATIVE_INT8} is made by the engine native and not by this loader: use "
+            f"quantization {name} is made by the engine native and not by this loader: use "
             "skipsearch.load_model"
         )
     library, _ = QUANTIZATIONS[name]
