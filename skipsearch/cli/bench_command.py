@@ -389,14 +389,14 @@ def _make_requests(
 ) -> tuple[str, list[BenchRequest]]:
     """(what they are, requests): the task's, or random ones for a model that reads no text."""
     from skipsearch.bench import make_random_requests, make_task_requests
-    from skipsearch.replay.workload import context_warnings, make_workload
+    from skipsearch.replay.workload import context_warnings, make_workload, template_warnings
     from skipsearch.tasks import load_task
 
     if model.tokenizer is None:
         warn([f"{model.spec.id} has no tokenizer, so its prompts are random tokens"])
         return "random tokens", make_random_requests(model, n_requests)
     chosen = load_task(task, data=data)
-    warn([*chosen.notes, *context_warnings(chosen, model.spec)])
+    warn([*chosen.notes, *context_warnings(chosen, model.spec), *template_warnings(chosen, model)])
     held_out = _balance_categories(chosen.holdout, n_requests)
     return chosen.name, make_task_requests(model, make_workload(model, chosen, held_out), held_out)
 

@@ -136,7 +136,7 @@ def tune(
     from skipsearch.profile import save_profile
     from skipsearch.profile.canonical import to_plain_data
     from skipsearch.profile.copy_modules import copy_modules
-    from skipsearch.replay.workload import context_warnings
+    from skipsearch.replay.workload import context_warnings, template_warnings
     from skipsearch.tasks import load_task, task_files
     from skipsearch.tuning.driver import tune as run
     from skipsearch.tuning.settings import (
@@ -179,7 +179,7 @@ def tune(
     if out is not None:
         writable(out)  # before the model is loaded, where its name is not needed for that
     adapter = load_cli_model(model, device, dtype, engine, threads, quantization)
-    warn(context_warnings(chosen, adapter.spec))
+    warn([*context_warnings(chosen, adapter.spec), *template_warnings(chosen, adapter)])
     target = out or default_path(adapter, chosen.name)
     journal = writable(target)
     if force and not is_url(journal):

@@ -96,6 +96,20 @@ def context_warnings(task: Task, spec: ModelSpec) -> list[str]:
     ]
 
 
+def template_warnings(task: Task, model: ModelAdapter) -> list[str]:
+    """Return a warning if the task's prompts are requests and the model has no chat template."""
+    if (
+        not task.chat
+        or model.tokenizer is None
+        or task_chat_template(task, model.tokenizer) is not None
+    ):
+        return []
+    return [
+        f"the prompts of task {task.name} are requests to a chat model, and {model.spec.id} has no "
+        "chat template: it gets them unchanged, as text to continue"
+    ]
+
+
 def render_prompt(task: Task, tokenizer: object, text: str) -> str:
     """Return a prompt in the model's chat template, if the task asks for it and there is one."""
     return (
