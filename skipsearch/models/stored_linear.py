@@ -28,6 +28,9 @@ class StoredMatrix(Protocol):
     def data(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The bytes of each row, [out, row bytes], mapped from the file."""
 
+    def row_addresses(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the address of each output's bytes, valid as long as `data`."""
+
     def dequantize_rows(self, rows: Tensor | slice) -> Tensor:
         """Return rows of the weight, [rows, in] in float32."""
 

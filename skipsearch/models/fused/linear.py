@@ -148,12 +148,7 @@ class StoredFusedLinear:
 
     def row_addresses(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the address of each row's bytes, valid as long as the file is mapped."""
-        addresses = np.concatenate(
-            [
-                part.data.ctypes.data + np.arange(part.shape[0]) * part.data.shape[1]
-                for part in self.parts
-            ]
-        )
+        addresses = np.concatenate([part.row_addresses() for part in self.parts])
         return addresses if self.order is None else addresses[self.order.numpy()]
 
     def dequantize_rows(self, rows: Tensor) -> Tensor:
