@@ -18,8 +18,14 @@ from skipsearch.errors import ModelError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.fused.fused_adapter import FusedAdapter, why_not_fusable
-from skipsearch.models.loading.placement import pick_device
-from skipsearch.models.loading.quantize import NATIVE_QUANTIZATIONS, split_activations
+from skipsearch.models.loading.aliases import find_packaged_model
+from skipsearch.models.loading.gguf_model import is_gguf, open_gguf
+from skipsearch.models.loading.placement import pick_device, pick_dtype
+from skipsearch.models.loading.quantize import (
+    GGUF_PREFIX,
+    NATIVE_QUANTIZATIONS,
+    split_activations,
+)
 
 
 def load_model(
@@ -44,12 +50,19 @@ def load_model(
     progress(done, total): of files compiled.
     allow_native: False limits auto to lean and hf, for a caller that picks the engine later with
         `pick_fastest` or `switch_engine`, as the commands do.
+    A GGUF file, whose name ends with .gguf, keeps its numbers in the engine native, and is unpacked
+    for other engines.
     Raises: ModelError for an unknown engine, or one that cannot run this model here.
     """
     engine = canonical_name(engine)
     if engine not in ("auto", *ENGINES):
         raise ModelError(f"{unknown_name('engine', engine, ENGINES)}; or auto")
     quantization, float_activations = split_activations(quantization, activations)
+    name = find_packaged_model(name)
+    if is_gguf(name):
+        return _load_gguf(
+            name, device, dtype, engine, progress, quantization, float_activations
+        )
     if quantization in NATIVE_QUANTIZATIONS:
         return _load_quantized(
             name, device, dtype, engine, progress, quantization, float_activations
@@ -97,3 +110,24 @@ def _load_quantized(
     return native.to_native_quantized(
         model, quantization, NATIVE_QUANTIZATIONS[quantization], float_activations, progress
     )
+
+
+def _load_gguf(
+    name: str,
+    device: str,
+    dtype: str,
+    engine: str,
+    progress: Callable[[int, int], None],
+    quantization: str | None,
+    float_activations: bool,
+) -> ModelAdapter:
+    place = pick_device(device)
+    if quantization is not None and not quantization.startswith(GGUF_PREFIX):
+        raise ModelError(
+            f"{name} holds quantised weights, which are not quantised again: leave quantization "
+            f"{quantization} out"
+        )
+    if engine not in ("auto", "native") or place.type != "cpu":
+        return wrap_engine(models.load_adapter(name, device, dtype, None, engine), engine, progress)
+    stored = open_gguf(name, pick_dtype(dtype, place))
+    return native.to_native_stored(stored, float_activations, progress)

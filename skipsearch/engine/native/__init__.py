@@ -16,12 +16,15 @@ from skipsearch.engine.native.build import (
 )
 from skipsearch.engine.native.native_adapter import NativeAdapter
 from skipsearch.engine.native.repack import repack_weights, why_not_native
-from skipsearch.engine.native.rounded import has_stored_blocks, round_model
+from skipsearch.engine.native.rounded import round_model
 from skipsearch.errors import EngineFallbackWarning, ModelError
-from skipsearch.models.fused.fused_adapter import FusedAdapter
+from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
+from skipsearch.models.loading.gguf_model import StoredModel
 from skipsearch.models.loading.placement import in_gb
 from skipsearch.models.loading.quantize import name_with_activations
 from skipsearch.models.memory import memory_errors_reported
+from skipsearch.models.stored_linear import StoredLinear
 
 __all__ = [
     "NativeAdapter",
@@ -30,6 +33,7 @@ __all__ = [
     "to_native",
     "to_native_if_built",
     "to_native_quantized",
+    "to_native_stored",
     "why_not_native",
     "why_unavailable",
 ]
@@ -68,14 +72,13 @@ def to_native(
 def to_native_quantized(
     fused_model: FusedAdapter,
     quantization: str,
-    bits: int | None,
+    bits: int,
     float_activations: bool = False,
     progress: BuildProgress = lambda done, total: None,
 ) -> NativeAdapter:
     """Return the model with weights in blocks, which replace its own.
 
-    quantization: its name without the activations. bits: of weights in memory; None if they are in
-    a file, and stay as they are.
+    quantization: its name without the activations.
     Raises: ModelError if the native engine cannot run it, since no other engine runs the same
         model.
     """
@@ -87,6 +90,39 @@ def to_native_quantized(
     name = name_with_activations(quantization, float_activations)
     fused_model.spec = replace(fused_model.spec, quantization=name)
     return _repack_checked(fused_model, load_or_build(progress), bits, float_activations)
+
+
+def to_native_stored(
+    stored: StoredModel,
+    float_activations: bool = False,
+    progress: BuildProgress = lambda done, total: None,
+) -> NativeAdapter:
+    """Return the model of a file, whose matrices keep the file's numbers.
+
+    It is checked against the modules of transformers, which read each matrix when they need it.
+    Raises: ModelError if the native engine cannot run it.
+    """
+    from skipsearch.models.stored_checks import check_engine  # which imports transformers
+
+    library = load_or_build(progress)
+    name = name_with_activations(str(stored.spec.quantization), float_activations)
+    spec = replace(stored.spec, quantization=name)
+    for module in stored.model.modules():
+        if isinstance(module, StoredLinear):
+            module.rounds_inputs = not float_activations
+
+    def build() -> NativeAdapter:
+        fused_model = fuse_model(stored.model, spec, stored.family, stored.tokenizer)
+        if (reason := why_not_native(fused_model)) is not None:
+            raise ModelError(f"the engine native cannot drive {spec.id}: {reason}")
+        return repack_weights(fused_model, library, None, float_activations)
+
+    return check_engine(
+        replace(spec, engine="native"),
+        lambda: HFAdapter(stored.model, spec, stored.family, stored.tokenizer),
+        build,
+        library.sha256,
+    )
 
 
 def to_native_if_built(fused_model: FusedAdapter) -> NativeAdapter | None:
@@ -113,7 +149,6 @@ def _repack_checked(
     from skipsearch.models.stored_checks import check_engine  # which imports transformers
 
     spec = replace(fused_model.spec, engine="native")
-    is_rounded = bits is not None or has_stored_blocks(fused_model)
     with memory_errors_reported(
         spec.device,
         lambda free: (
@@ -125,7 +160,7 @@ def _repack_checked(
         return check_engine(
             spec,
             lambda: (
-                round_model(fused_model, bits, float_activations) if is_rounded else fused_model
+                fused_model if bits is None else round_model(fused_model, bits, float_activations)
             ),
             lambda: repack_weights(fused_model, library, bits, float_activations),
             library.sha256,

@@ -116,16 +116,6 @@ def to_unpacked_blocks(numbers: Tensor, scales: Tensor) -> Tensor:
     return torch.cat([scale_bytes, numbers], dim=-1)
 
 
-def round_activations(x: Tensor) -> Tensor:
-    """Round inputs [..., in] as src/inputs.h does: to int8 in blocks of 32, in their own dtype."""
-    width = x.shape[-1]
-    groups = F.pad(x.float(), (0, -width % GROUP_SIZE)).unflatten(-1, (-1, GROUP_SIZE))
-    largest = groups.abs().amax(dim=-1, keepdim=True)
-    scales = largest / 127
-    numbers = torch.where(scales > 1e-37, (groups * (127 / largest)).round(), 0.0)
-    return (numbers.to(x.dtype) * scales.to(x.dtype)).flatten(-2)[..., :width]
-
-
 def _to_half(scales: Tensor) -> Tensor:
     return scales.clamp(-MAX_HALF, MAX_HALF).half()
 

@@ -10,65 +10,33 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from skipsearch.engine.native.blocks import BLOCK_FORMATS, round_activations, round_weight
+from skipsearch.engine.native.blocks import round_weight
 from skipsearch.engine.native.model_struct import embedding_scale, is_tied
 from skipsearch.models.fused.fused_adapter import FusedAdapter
-from skipsearch.models.fused.linear import Linear, StoredFusedLinear, pack_linear
+from skipsearch.models.fused.linear import Linear, pack_linear
 from skipsearch.models.fused.sublayers import MLP, Attention
-from skipsearch.models.stored_linear import StoredEmbedding
+from skipsearch.models.stored_linear import round_activations
 
 
-def round_model(
-    fused_model: FusedAdapter, bits: int | None, float_activations: bool
-) -> FusedAdapter:
+def round_model(fused_model: FusedAdapter, bits: int, float_activations: bool) -> FusedAdapter:
     """Return the model with rounded matrices, and with rounded inputs of them.
 
     A layer is rounded whenever a pass comes to it, so that no second copy of the model is held.
-    bits: of weights in memory; weights that are in a file are as the file has them.
     float_activations: inputs of the matrices are not rounded.
     """
     rounded: Any = copy.copy(fused_model)
-    embedding: Any = fused_model._embedding
 
     def round_linear(matrix: Linear) -> Linear:
-        weight = matrix.to_dense()
-        if isinstance(matrix, StoredFusedLinear):
-            has_blocks = has_stored_rows_in_blocks(matrix)
-        else:
-            has_blocks = bits is not None
-            weight = weight if bits is None else round_weight(weight, bits)
-        packed = pack_linear(weight, matrix.bias)
-        return packed if float_activations or not has_blocks else RoundedInputs(packed)
+        packed = pack_linear(round_weight(matrix.to_dense(), bits), matrix.bias)
+        return packed if float_activations else RoundedInputs(packed)
 
     rounded.layers = _RoundedLayers(fused_model.layers, round_linear)
     rounded.unembed = round_linear(fused_model.unembed)
-    if is_tied(fused_model) or isinstance(embedding, StoredEmbedding):
-        table = (
-            rounded.unembed.to_dense()
-            if is_tied(fused_model)
-            else embedding.unpack().weight.detach()
-        )
-        scale = embedding_scale(embedding, fused_model.spec.dtype)
+    if is_tied(fused_model):
+        table = rounded.unembed.to_dense()
+        scale = embedding_scale(fused_model._embedding, fused_model.spec.dtype)
         rounded._embedding = lambda tokens: F.embedding(tokens, table) * scale
     return rounded
-
-
-def has_stored_blocks(fused_model: FusedAdapter) -> bool:
-    """Return whether a matrix of the model is in a file, in blocks."""
-    matrices = [
-        matrix
-        for attention, mlp in fused_model.layers
-        for matrix in (attention.qkv, attention.out, mlp.gate_up, mlp.down)
-    ]
-    return any(
-        isinstance(matrix, StoredFusedLinear) and has_stored_rows_in_blocks(matrix)
-        for matrix in (*matrices, fused_model.unembed)
-    )
-
-
-def has_stored_rows_in_blocks(matrix: StoredFusedLinear) -> bool:
-    """Return whether rows of a matrix in a file are in blocks that the kernels read."""
-    return any(name in BLOCK_FORMATS for name in matrix.part_formats)
 
 
 @dataclass(frozen=True)

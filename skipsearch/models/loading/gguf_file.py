@@ -113,9 +113,7 @@ class GGUFFile:
 
     def list_stored_tensors(self) -> list[StoredTensor]:
         """Return names and shapes, for estimates of memory."""
-        return [
-            StoredTensor(t.name, t.shape, t.data.nbytes, is_float=True) for t in self.tensors.values()
-        ]
+        return [StoredTensor(t.name, t.shape, None) for t in self.tensors.values()]
 
     def _require(self, name: str, shape: tuple[int, ...]) -> GGUFTensor:
         tensor = self.tensors.get(name)

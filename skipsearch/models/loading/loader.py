@@ -21,6 +21,7 @@ from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.families.table import Family, family_of
 from skipsearch.models.fingerprint import forward_fingerprint, refuse_foreign_code
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model, why_not_fusable
+from skipsearch.models.loading.aliases import find_packaged_model
 from skipsearch.models.loading.config import (
     check_special_tokens,
     load_config,
@@ -28,6 +29,7 @@ from skipsearch.models.loading.config import (
     read_generation_config,
 )
 from skipsearch.models.loading.config_check import check_config_matches_weights
+from skipsearch.models.loading.gguf_model import is_gguf, open_gguf, unpack_stored_modules
 from skipsearch.models.loading.hub import resolve_model
 from skipsearch.models.loading.placement import (
     choose_placement,
@@ -37,7 +39,12 @@ from skipsearch.models.loading.placement import (
     reject_offload,
 )
 from skipsearch.models.loading.pretrained import has_tokenizer, read_tokenizer, read_weights
-from skipsearch.models.loading.quantize import make_quantization_config, read_stored_quantization
+from skipsearch.models.loading.quantize import (
+    is_native_quantization,
+    make_quantization_config,
+    name_with_activations,
+    read_stored_quantization,
+)
 from skipsearch.models.loading.weight_files import (
     StoredTensor,
     hash_config,
@@ -84,6 +91,8 @@ def load_adapter(
     ):
         if synthetic.is_synthetic(name):
             return _load_synthetic(name, chosen_device, chosen_dtype, quantization, engine, tensors)
+        if is_gguf(name):
+            return _load_gguf(name, chosen_device, chosen_dtype, engine)
         return _load(name, chosen_device, chosen_dtype, quantization, engine, tensors)
 
 
@@ -133,12 +142,30 @@ def _load(
     return _load_checked(model, spec, family, tokenizer, engine)
 
 
+def _load_gguf(
+    name: str, device: torch.device, dtype: torch.dtype, engine: str
+) -> ModelAdapter:
+    """Load a GGUF file with its matrices unpacked. Raises: ModelError."""
+    stored = open_gguf(name, dtype)
+    unpack_stored_modules(stored.model)
+    model: Any = stored.model.to(device)
+    quantization = name_with_activations(str(stored.spec.quantization), float_activations=True)
+    spec = replace(stored.spec, device=device, quantization=quantization)
+    return _load_checked(model, spec, stored.family, stored.tokenizer, engine)
+
+
 def load_tokenizer(name: str) -> tuple[Any, int | None]:
     """Load the tokenizer of a model without its weights. Return it with the context in tokens, or
     None if the model does not say.
 
     Raises: ModelError, also if the model has no tokenizer.
     """
+    name = find_packaged_model(name)
+    if is_gguf(name):
+        stored = open_gguf(name, torch.float32)
+        if stored.tokenizer is None:
+            raise ModelError(f"{name} has no tokenizer, so nothing says how it reads text")
+        return stored.tokenizer, stored.spec.context_length
     folder, identity, _ = resolve_model(name, weights=False)
     if not has_tokenizer(folder):
         raise ModelError(
@@ -219,7 +246,11 @@ def why_not_fused(model: nn.Module, spec: ModelSpec, family: Family) -> str | No
     return (
         "it was never run on Apple's GPUs"
         if spec.device.type == "mps"
-        else why_not_fusable(model.config, spec.quantization, spec.n_devices)
+        else why_not_fusable(
+            model.config,
+            None if is_native_quantization(spec.quantization) else spec.quantization,
+            spec.n_devices,
+        )
     )
 
 
