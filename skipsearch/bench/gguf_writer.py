@@ -38,7 +38,9 @@ def unsupported_reason(model: Any, bits: int | None = None) -> str | None:
     if bits and any(
         weight.ndim == 2 and weight.shape[1] % GROUP_SIZE for weight in model.parameters()
     ):
-        return f"Q{bits}_0 takes {GROUP_SIZE} inputs together, and a matrix has another number of them"
+        return (
+            f"Q{bits}_0 takes {GROUP_SIZE} inputs together, and a matrix has another number of them"
+        )
     dtype = next(model.parameters()).dtype
     return None if dtype in TYPES else f"GGUF has no {str(dtype).removeprefix('torch.')}"
 

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from skipsearch.bench.gguf_writer import Q8_0, write_gguf
+from skipsearch.bench.gguf_writer import write_gguf
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.loading.quantize import split_activations
 
 PLAIN, LOOKUP = "llama-cpp", "llama-cpp-lookup"
 NAMES = (PLAIN, LOOKUP)
@@ -31,13 +32,16 @@ class LlamaCpp:
     Its K/V are float16, as it has them.
     """
 
-    def __init__(self, model: ModelAdapter, bits: int | None = None):
-        """model: in Hugging Face's modules. bits: its weights are rounded to so many bits, as
-        `native-8bit` and its like have them.
+    def __init__(
+        self, model: ModelAdapter, bits: int | None = None, gguf_file: Path | None = None
+    ):
+        """model: in Hugging Face's modules, unless there is a file. bits: its weights are rounded to so many bits, as
+        `native-8bit` and its like have them. gguf_file: where the weights are; None: `model` is
+        written to a file.
 
         Raises: DecodeError if llama.cpp is not installed or cannot run the model."""
         hf = getattr(model, "model", None)
-        if hf is None or model.spec.device.type != "cpu":
+        if (hf is None and gguf_file is None) or model.spec.device.type != "cpu":
             raise DecodeError(
                 "llama.cpp takes part on a CPU, with weights of Hugging Face's modules, and "
                 f"{model.spec.id} has none there"
@@ -52,7 +56,10 @@ class LlamaCpp:
             ) from None
         self.api: Any = llama_cpp
         self.bits = bits
+        self.rounds_inputs = bits is not None or gguf_file is not None
         self.dtype = f"Q{bits}_0" if bits else model.spec.dtype_name
+        if gguf_file is not None:
+            self.dtype = str(split_activations(model.spec.quantization, None)[0])
         self.vocab_size = model.spec.vocab_size
         self.context, self.context_tokens, self.threads = None, 0, 0
         self._log_callback = llama_cpp.llama_log_callback(
@@ -61,10 +68,11 @@ class LlamaCpp:
         llama_cpp.llama_log_set(self._log_callback, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.gguf"
-            write_gguf(hf, path, bits)
+            path = gguf_file or Path(folder) / "model.gguf"
+            if gguf_file is None:
+                write_gguf(hf, path, bits)
             params: Any = llama_cpp.llama_model_default_params()
-            params.use_mmap = False  # the file is gone in a moment
+            params.use_mmap = False  # a temporary file is removed at once
             self.model: Any = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if self.model is None:
             raise DecodeError(f"llama.cpp does not load the weights of {model.spec.id}")

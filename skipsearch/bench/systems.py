@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from skipsearch.bench.hugging_face import GENERATE_VARIANTS, HFGenerate
@@ -103,11 +104,13 @@ def make_systems(
     profile: Profile | None,
     load_model: ModelLoader,
     exact: bool = False,
+    gguf: Path | None = None,
 ) -> list[System]:
     """engine: of the peers that name none. load_model: a model by engine, the same object for the
     same name. Of `PLAIN_WEIGHTS`, in Hugging Face's modules whatever the quantization, llama.cpp
     makes its 8 bits where the engine has 8 bits. exact: of ours.
 
+    gguf: the file of the model, which llama.cpp reads too; None if the model is no file.
     Raises: DecodeError for an unknown peer, one named twice, or one that the profile does not say
     how to make; ModelError where an engine cannot drive the model."""
     peers: list[System] = []
@@ -132,8 +135,9 @@ def make_systems(
             continue
         if name in BY_LLAMA_CPP:
             bits = native_bits(load_model(engine).spec.quantization)
-            theirs = load_model(engine if bits else "hf")
-            llama = llama or LlamaCpp(load_model(PLAIN_WEIGHTS) if bits else theirs, bits)
+            theirs = load_model(engine if bits or gguf else "hf")
+            weights = load_model(PLAIN_WEIGHTS) if bits else theirs
+            llama = llama or LlamaCpp(weights, bits, gguf)
             peers.append(
                 ExternalSystem(name, "llama.cpp", theirs, LlamaGenerate(name, llama))
             )  # its weights take as many bytes

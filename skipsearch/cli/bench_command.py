@@ -177,6 +177,8 @@ def bench(
     from skipsearch.cli.bench_view import print_costs, print_rows
     from skipsearch.cli.consoles import err, out, print_json
     from skipsearch.cli.progress import ProgressBar
+    from skipsearch.models.loading.aliases import find_packaged_model
+    from skipsearch.models.loading.gguf_model import is_gguf
     from skipsearch.models.loading.quantize import is_native_quantization
     from skipsearch.models.synthetic import is_synthetic
     from skipsearch.profile import load_profile
@@ -226,7 +228,10 @@ def bench(
         *([] if sizes or is_native_quantization(main.spec.quantization) else ["hf-generate"]),
     ]
     names = [n.strip() for n in systems.split(",")] if systems else usual
-    contenders = make_systems(names, engine, loaded, by_engine, exact)
+    file = find_packaged_model(chosen)
+    contenders = make_systems(
+        names, engine, loaded, by_engine, exact, Path(file) if is_gguf(file) else None
+    )
     name, requests = _make_requests(main, task or "pycode", data, prompts)
     if sizes:
         _print_batch_table(
@@ -286,11 +291,11 @@ def bench(
         return
     print_rows(out, rows)
     print_costs(out, table)
-    if any(llama.int8 for llama in llamas.values()):
+    if any(llama.rounds_inputs for llama in llamas.values()):
         warn(
             [
-                "llama.cpp has the same weights as Q8_0, and rounds what goes into a matrix to 8 "
-                "bits too, so its tokens may differ"
+                "llama.cpp has the same weights, and rounds the inputs of a matrix to 8 bits in a way "
+                "of its own, so its tokens may differ"
             ]
         )
 

@@ -21,11 +21,7 @@ from skipsearch.models.fused.fused_adapter import FusedAdapter, why_not_fusable
 from skipsearch.models.loading.aliases import find_packaged_model
 from skipsearch.models.loading.gguf_model import is_gguf, open_gguf
 from skipsearch.models.loading.placement import pick_device, pick_dtype
-from skipsearch.models.loading.quantize import (
-    GGUF_PREFIX,
-    NATIVE_QUANTIZATIONS,
-    split_activations,
-)
+from skipsearch.models.loading.quantize import GGUF_PREFIX, NATIVE_QUANTIZATIONS, split_activations
 
 
 def load_model(
@@ -57,16 +53,12 @@ def load_model(
     engine = canonical_name(engine)
     if engine not in ("auto", *ENGINES):
         raise ModelError(f"{unknown_name('engine', engine, ENGINES)}; or auto")
-    quantization, float_activations = split_activations(quantization, activations)
+    quantization, activations = split_activations(quantization, activations)
     name = find_packaged_model(name)
     if is_gguf(name):
-        return _load_gguf(
-            name, device, dtype, engine, progress, quantization, float_activations
-        )
+        return _load_gguf(name, device, dtype, engine, progress, quantization, activations)
     if quantization in NATIVE_QUANTIZATIONS:
-        return _load_quantized(
-            name, device, dtype, engine, progress, quantization, float_activations
-        )
+        return _load_quantized(name, device, dtype, engine, progress, quantization, activations)
     model = wrap_engine(
         models.load_adapter(name, device, dtype, quantization, engine), engine, progress
     )
@@ -82,7 +74,7 @@ def _load_quantized(
     engine: str,
     progress: Callable[[int, int], None],
     quantization: str,
-    float_activations: bool,
+    activations: str,
 ) -> ModelAdapter:
     if engine not in ("auto", "native"):
         raise ModelError(
@@ -108,7 +100,7 @@ def _load_quantized(
             f"{model.spec.id} is not one: {reason}; leave it out"
         )
     return native.to_native_quantized(
-        model, quantization, NATIVE_QUANTIZATIONS[quantization], float_activations, progress
+        model, quantization, NATIVE_QUANTIZATIONS[quantization], activations, progress
     )
 
 
@@ -119,7 +111,7 @@ def _load_gguf(
     engine: str,
     progress: Callable[[int, int], None],
     quantization: str | None,
-    float_activations: bool,
+    activations: str,
 ) -> ModelAdapter:
     place = pick_device(device)
     if quantization is not None and not quantization.startswith(GGUF_PREFIX):
@@ -130,4 +122,4 @@ def _load_gguf(
     if engine not in ("auto", "native") or place.type != "cpu":
         return wrap_engine(models.load_adapter(name, device, dtype, None, engine), engine, progress)
     stored = open_gguf(name, pick_dtype(dtype, place))
-    return native.to_native_stored(stored, float_activations, progress)
+    return native.to_native_stored(stored, activations, progress)

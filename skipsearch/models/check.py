@@ -20,7 +20,7 @@ from skipsearch.errors import ForeignForward, ModelError, SkipSearchError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.generic.attention_pattern import AttentionPattern
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
-from skipsearch.models.loading.quantize import has_rounded_activations, is_native_quantization
+from skipsearch.models.loading.quantize import is_native_quantization, rounds_activations
 from skipsearch.models.reference import (
     FORK_AT,
     TEXT_TOKENS,
@@ -76,8 +76,8 @@ def check_against(model: CheckableAdapter, reference: ReferenceOutput) -> CheckR
     logit_std = float(reference.logits.float().std()) or 1.0
     hidden_key = max_row_rmse(*check_run.hide_one_key()) / logit_std
     quantization, engine = model.spec.quantization, model.spec.engine
-    if engine == "native" and has_rounded_activations(quantization):
-        tolerance = MAX_TOLERANCE  # a difference in the last bit may round to another int8
+    if engine == "native" and rounds_activations(quantization):
+        tolerance = MAX_TOLERANCE  # a difference in the last bit may round to another number
     is_exact = quantization is None or is_native_quantization(quantization)
     if tolerance >= TOLERANCE[torch.float16] or not is_exact:
         tolerance = min(max(tolerance, hidden_key / 2), MAX_TOLERANCE)

@@ -9,12 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from skipsearch.models.activations import round_activations
 
-GROUP_SIZE = 32  # inputs that are rounded with one scale
 # Number formats in blocks that the engine native computes with.
-BLOCK_FORMAT_NAMES = frozenset(
-    {"q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"}
-)
+BLOCK_FORMAT_NAMES = frozenset({"q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"})
 
 
 class StoredMatrix(Protocol):
@@ -50,13 +48,13 @@ class StoredLinear(nn.Module):
         """bias: in `dtype`, which the weight is unpacked to."""
         super().__init__()
         self.matrix, self.bias, self.dtype = matrix, bias, dtype
-        self.rounds_inputs = False  # to int8, if the weight is in blocks
+        self.activations = "float"  # how `forward` rounds inputs if the weight is in blocks
         self.out_features, self.in_features = matrix.shape
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply, after reading the weight: slow, and meant for checks."""
-        if self.rounds_inputs and self.matrix.format in BLOCK_FORMAT_NAMES:
-            x = round_activations(x)
+        if self.matrix.format in BLOCK_FORMAT_NAMES:
+            x = round_activations(x, self.activations)
         return F.linear(x, unpack_matrix(self.matrix, self.dtype), self.bias)
 
     def unpack(self, weight: Tensor | None = None) -> nn.Linear:
@@ -110,13 +108,3 @@ def unpack_matrix(matrix: StoredMatrix, dtype: torch.dtype) -> Tensor:
     for first in range(0, out, step):
         weight[first : first + step] = matrix.dequantize_rows(slice(first, first + step))
     return weight
-
-
-def round_activations(x: Tensor) -> Tensor:
-    """Round inputs [..., in] to int8 in blocks of 32, as the engine native does, in their dtype."""
-    width = x.shape[-1]
-    groups = F.pad(x.float(), (0, -width % GROUP_SIZE)).unflatten(-1, (-1, GROUP_SIZE))
-    largest = groups.abs().amax(dim=-1, keepdim=True)
-    scales = largest / 127
-    numbers = torch.where(scales > 1e-37, (groups * (127 / largest)).round(), 0.0)
-    return (numbers.to(x.dtype) * scales.to(x.dtype)).flatten(-2)[..., :width]

@@ -26,21 +26,22 @@ from engine.test_native import DTYPES, logits_of, passes
 from skipsearch.core.mask import SkipMask
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits import make_exit
+from skipsearch.engine import native as native_engine
 from skipsearch.engine.forward import run_layer_loop
-from skipsearch.engine.native import NativeAdapter, cached_library, panels, to_native_quantized
+from skipsearch.engine.native import NativeAdapter, cached_library, panels
 from skipsearch.engine.native import build as building
 from skipsearch.engine.native.blocks import (
     BLOCK_FORMATS,
     FORMAT_OF_BITS,
     dequantize,
     quantize,
-    round_activations,
     round_weight,
 )
 from skipsearch.engine.native.panels import PanelLinear, PanelPacker
 from skipsearch.engine.native.repack import repack_weights
 from skipsearch.errors import ModelError
 from skipsearch.models import adapt
+from skipsearch.models.activations import ACTIVATIONS, round_activations
 from skipsearch.models.families.table import family_of
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
 from skipsearch.models.fused.linear import StoredFusedLinear
@@ -52,6 +53,7 @@ BITS = tuple(FORMAT_OF_BITS)
 # (out, in): panels and blocks that are full, and not
 SHAPES = [(2, 3), (64, 32), (70, 33), (34, 200), (96, 1100)]
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 2e-2}
+ROUNDING = {"int8": 2e-3, "int16": 1e-4, "float": 0.0}  # of an input at a tie
 
 
 def fused(name: str, dtype: torch.dtype = torch.float64, rounded: bool = False) -> FusedAdapter:
@@ -120,7 +122,7 @@ def check_products(
     shape: tuple[int, int],
     interleave: int,
     bits: int,
-    float_activations: bool,
+    activations: str,
 ) -> None:
     """Check products of 1 … 16 rows and of 19, with a bias and without: a row has the same bits in
     all of them.
@@ -131,8 +133,8 @@ def check_products(
     )
     weight = random_weight(*shape).to(dtype)
     rounded = round_weight(weight, bits)
-    inputs = x if float_activations else round_activations(x)
-    packer = PanelPacker(library, dtype, bits, float_activations)
+    inputs = round_activations(x, activations)
+    packer = PanelPacker(library, dtype, bits, activations)
     for b in (bias, None):
         matrix = packer.pack_dense(weight, b, interleave)
         assert torch.equal(matrix.to_dense(), rounded)
@@ -140,25 +142,21 @@ def check_products(
             inputs.double(), rounded.double(), None if b is None else b.double()
         )
         whole = matrix(x)
+        tolerance = max(TOLERANCE[dtype], ROUNDING[activations])
         torch.testing.assert_close(
-            whole.double(),
-            expected,
-            rtol=TOLERANCE[dtype],
-            atol=TOLERANCE[dtype] * float(expected.abs().max()),
+            whole.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())
         )
         assert all(torch.equal(matrix(x[:rows]), whole[:rows]) for rows in range(1, 17))
 
 
-@pytest.mark.parametrize("float_activations", [False, True], ids=["int8", "float"])
+@pytest.mark.parametrize("activations", ACTIVATIONS)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_panels_hold_a_matrix_and_compute_its_product(
-    dtype: torch.dtype, bits: int, float_activations: bool
+    dtype: torch.dtype, bits: int, activations: str
 ) -> None:
     for shape, interleave in itertools.product(SHAPES, (1, 2)):
-        check_products(
-            building.load_or_build(), dtype, shape, interleave, bits, float_activations
-        )
+        check_products(building.load_or_build(), dtype, shape, interleave, bits, activations)
 
 
 @pytest.mark.thorough
@@ -168,12 +166,12 @@ def test_every_set_of_instructions_computes_the_same(instructions: str) -> None:
     if not set(building.INSTRUCTION_SETS[instructions].x86) <= set(best.x86):
         pytest.skip(f"this processor has no {instructions}")
     library = building.load_or_build(instructions=instructions)
-    for dtype, interleave, bits, floats in itertools.product(DTYPES, (1, 2), BITS, (False, True)):
+    for dtype, interleave, bits, floats in itertools.product(DTYPES, (1, 2), BITS, ACTIVATIONS):
         check_products(library, dtype, (70, 33), interleave, bits, floats)
         check_products(library, dtype, (96, 1100), interleave, bits, floats)
-    for dtype, name, floats in itertools.product(DTYPES, FILE_FORMATS, (False, True)):
+    for dtype, name, floats in itertools.product(DTYPES, FILE_FORMATS, ACTIVATIONS):
         check_file_format(library, dtype, name, floats)
-    mine = repack_weights(fused("llama-tied"), library, 8, float_activations=True)
+    mine = repack_weights(fused("llama-tied"), library, 8, activations="float")
     for a, b in zip(passes(mine), passes(native("llama-tied")), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
@@ -231,7 +229,7 @@ def random_blocks(name: str, out: int, width: int) -> np.ndarray:
 
 
 def check_file_format(
-    library: building.NativeLibrary, dtype: torch.dtype, name: str, float_activations: bool
+    library: building.NativeLibrary, dtype: torch.dtype, name: str, activations: str
 ) -> None:
     gguf = pytest.importorskip("gguf")
     kind = gguf.GGMLQuantizationType[name.upper()]
@@ -239,27 +237,25 @@ def check_file_format(
     expected = torch.from_numpy(gguf.quants.dequantize(data, kind).copy())
     matrix = GGUFMatrix("blk.0.w", name, (70, 512), data)
     order = torch.randperm(70, generator=torch.Generator().manual_seed(0))
-    packer = PanelPacker(library, dtype, None, float_activations)
+    packer = PanelPacker(library, dtype, None, activations)
     x = torch.randn(9, 512).to(dtype)
-    inputs = x if float_activations else round_activations(x)
+    inputs = round_activations(x, activations)
     for interleave, rows in ((1, None), (2, None), (1, order)):
         weight = expected if rows is None else expected[rows]
         packed = packer.pack(StoredFusedLinear((matrix,), None, dtype, rows), interleave)
         assert set(packed.kinds) == {BLOCK_FORMATS[name].code}
         torch.testing.assert_close(packed.to_dense(), weight.to(dtype), rtol=1e-2, atol=1e-6)
         product = inputs.double() @ packed.to_dense().double().T
+        tolerance = max(TOLERANCE[dtype], ROUNDING[activations])
         torch.testing.assert_close(
-            packed(x).double(),
-            product,
-            rtol=TOLERANCE[dtype],
-            atol=TOLERANCE[dtype] * float(product.abs().max()),
+            packed(x).double(), product, rtol=tolerance, atol=tolerance * float(product.abs().max())
         )
         assert all(torch.equal(packed(x[:n]), packed(x)[:n]) for n in (1, 2, 5, 8))
 
 
 @pytest.mark.parametrize("name", FILE_FORMATS)
 def test_blocks_of_a_file_are_multiplied_as_they_are(name: str) -> None:
-    for dtype, floats in itertools.product(DTYPES, (False, True)):
+    for dtype, floats in itertools.product(DTYPES, ACTIVATIONS):
         check_file_format(building.load_or_build(), dtype, name, floats)
 
 
@@ -372,7 +368,7 @@ def test_its_matrices_take_a_byte_and_a_sixteenth_a_weight_and_nothing_else_is_h
 
 # --- the embedded model
 
-QUANTIZATIONS = ("native-8bit", "native-4bit", "native-4bit-float-activations")
+QUANTIZATIONS = ("native-8bit", "native-4bit", "native-4bit-int16-activations")
 
 
 @cache
@@ -395,9 +391,7 @@ def test_load_model_says_what_it_loaded() -> None:
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_has_the_same_bits_in_any_pass(
-    dtype: str, quantization: str
-) -> None:
+def test_a_row_has_the_same_bits_in_any_pass(dtype: str, quantization: str) -> None:
     model, tokens = demo(dtype, quantization), (torch.arange(330)[None] * 37 + 11) % 4000 + 4
     whole = logits_of(model, tokens, [330])
     assert torch.equal(
@@ -407,9 +401,7 @@ def test_a_row_has_the_same_bits_in_any_pass(
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_drafting_changes_no_token(
-    dtype: str, quantization: str
-) -> None:
+def test_drafting_changes_no_token(dtype: str, quantization: str) -> None:
     model = demo(dtype, quantization)
     prompt = (list(model.tokenizer("def parse_arguments(argv=None):\n").input_ids) * 30)[:240]
     mask = SkipMask(20, attn=(2, 4, 5, 7, 9, 11, 13), mlp=(3, 6, 8, 10, 12))
@@ -486,7 +478,7 @@ def test_without_a_compiler_there_is_none_and_nothing_takes_its_place(
             "the engine native needs a C++ compiler and there is none: install g++"
         )
 
-    monkeypatch.setattr(engine, "load_or_build", no_compiler)
+    monkeypatch.setattr(native_engine, "load_or_build", no_compiler)
     with pytest.raises(
         ModelError, match=r"needs a C\+\+ compiler and there is none: install g\+\+$"
     ):

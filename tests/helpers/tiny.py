@@ -26,10 +26,10 @@ from skipsearch.engine.native.blocks import round_weight
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.families.table import family_of
 from skipsearch.models.fused.fused_adapter import fuse_model
-from skipsearch.models.loading.quantize import FLOAT_ACTIVATIONS
+from skipsearch.models.loading.quantize import name_with_activations
 
 # Weights of 8 bits, whose float activations Hugging Face's modules can reproduce.
-NATIVE_8BIT = f"native-8bit{FLOAT_ACTIVATIONS}"
+NATIVE_8BIT = name_with_activations("native-8bit", "float")
 LAYERS = 5
 VOCAB = 64
 
@@ -85,7 +85,7 @@ def round_matrices(model: Any, bits: int = 8) -> Any:
 
 def to_native_8bit(lean: Any) -> Any:
     """The model on the engine native with weights of 8 bits and float activations."""
-    return to_native_quantized(lean, "native-8bit", 8, float_activations=True)
+    return to_native_quantized(lean, "native-8bit", 8, "float")
 
 
 def with_eos(model: ModelAdapter, *eos: int) -> ModelAdapter:

@@ -18,6 +18,7 @@ from skipsearch.engine.native.native_adapter import NativeAdapter
 from skipsearch.engine.native.repack import repack_weights, why_not_native
 from skipsearch.engine.native.rounded import round_model
 from skipsearch.errors import EngineFallbackWarning, ModelError
+from skipsearch.models.activations import DEFAULT_ACTIVATIONS
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
 from skipsearch.models.loading.gguf_model import StoredModel
@@ -73,7 +74,7 @@ def to_native_quantized(
     fused_model: FusedAdapter,
     quantization: str,
     bits: int,
-    float_activations: bool = False,
+    activations: str = DEFAULT_ACTIVATIONS,
     progress: BuildProgress = lambda done, total: None,
 ) -> NativeAdapter:
     """Return the model with weights in blocks, which replace its own.
@@ -87,14 +88,14 @@ def to_native_quantized(
             f"quantization {quantization} is not possible for {fused_model.spec.id}: the engine "
             f"native cannot drive it: {reason}"
         )
-    name = name_with_activations(quantization, float_activations)
+    name = name_with_activations(quantization, activations)
     fused_model.spec = replace(fused_model.spec, quantization=name)
-    return _repack_checked(fused_model, load_or_build(progress), bits, float_activations)
+    return _repack_checked(fused_model, load_or_build(progress), bits, activations)
 
 
 def to_native_stored(
     stored: StoredModel,
-    float_activations: bool = False,
+    activations: str = DEFAULT_ACTIVATIONS,
     progress: BuildProgress = lambda done, total: None,
 ) -> NativeAdapter:
     """Return the model of a file, whose matrices keep the file's numbers.
@@ -105,17 +106,17 @@ def to_native_stored(
     from skipsearch.models.stored_checks import check_engine  # which imports transformers
 
     library = load_or_build(progress)
-    name = name_with_activations(str(stored.spec.quantization), float_activations)
+    name = name_with_activations(str(stored.spec.quantization), activations)
     spec = replace(stored.spec, quantization=name)
     for module in stored.model.modules():
         if isinstance(module, StoredLinear):
-            module.rounds_inputs = not float_activations
+            module.activations = activations
 
     def build() -> NativeAdapter:
         fused_model = fuse_model(stored.model, spec, stored.family, stored.tokenizer)
         if (reason := why_not_native(fused_model)) is not None:
             raise ModelError(f"the engine native cannot drive {spec.id}: {reason}")
-        return repack_weights(fused_model, library, None, float_activations)
+        return repack_weights(fused_model, library, None, activations)
 
     return check_engine(
         replace(spec, engine="native"),
@@ -139,7 +140,7 @@ def _repack_checked(
     fused_model: FusedAdapter,
     library: NativeLibrary,
     bits: int | None = None,
-    float_activations: bool = False,
+    activations: str = DEFAULT_ACTIVATIONS,
 ) -> NativeAdapter:
     """Return the model in the native layout, after a check that it computes what `fused_model`
     does.
@@ -159,10 +160,8 @@ def _repack_checked(
     ):
         return check_engine(
             spec,
-            lambda: (
-                fused_model if bits is None else round_model(fused_model, bits, float_activations)
-            ),
-            lambda: repack_weights(fused_model, library, bits, float_activations),
+            lambda: fused_model if bits is None else round_model(fused_model, bits, activations),
+            lambda: repack_weights(fused_model, library, bits, activations),
             library.sha256,
         )
 

@@ -38,7 +38,9 @@ class BlockFormat:
         extra_planes = 0 if self.bits == 8 else self.bits - 4
         number_bytes = GROUP_SIZE * PANEL_ROWS // (1 if self.bits == 8 else 2)
         number_bytes += extra_planes * 4 * PANEL_ROWS
-        scale_bytes = self.n_scales + self.has_min if self.has_super_blocks else 2 + 2 * self.has_min
+        scale_bytes = (
+            self.n_scales + self.has_min if self.has_super_blocks else 2 + 2 * self.has_min
+        )
         header_bytes = 2 + 2 * self.has_min if self.has_super_blocks else 0
         return groups * (number_bytes + scale_bytes * PANEL_ROWS) + (
             -(-groups // SUPER_GROUPS) * header_bytes * PANEL_ROWS
@@ -79,19 +81,18 @@ def quantize(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         scales = _to_half(groups.abs().amax(dim=-1) / 127)
         return _round_to_scales(groups, scales, 1, 255, zero), scales
     extreme = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True))[..., 0]
-    best_scales = best_numbers = best_error = None
+    candidates = []
     for step in SCALE_STEPS:
         scales = _to_half(extreme / -(zero + step))
         numbers = _round_to_scales(groups, scales, 0, 2 * zero - 1, zero)
         error = (dequantize(numbers, scales, bits) - groups).square_().sum(dim=-1)
-        if best_error is None:
-            best_scales, best_numbers, best_error = scales, numbers, error
-            continue
+        candidates.append((error, numbers, scales))
+    best_error, best_numbers, best_scales = candidates[0]
+    for error, numbers, scales in candidates[1:]:
         is_better = error < best_error
-        best_scales = torch.where(is_better, scales, best_scales)
-        best_numbers = torch.where(is_better[..., None], numbers, best_numbers)
         best_error = torch.where(is_better, error, best_error)
-    assert best_numbers is not None and best_scales is not None
+        best_numbers = torch.where(is_better[..., None], numbers, best_numbers)
+        best_scales = torch.where(is_better, scales, best_scales)
     return best_numbers, best_scales
 
 

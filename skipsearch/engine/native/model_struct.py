@@ -119,6 +119,7 @@ def build_model_struct(
         panel_structs, scale = embedding.matrix.panel_structs, embedding.scale
     elif isinstance(embedding, nn.Embedding) and embedding.max_norm is None:
         rows_ptr, scale = embedding.weight.data_ptr(), embedding_scale(embedding, spec.dtype)
+    head = fused_model.unembed
     window_array = (ctypes.c_int64 * len(windows))(*windows)
     model = structs.ModelStruct(
         structs.DTYPE_CODES[spec.dtype_name],
@@ -133,6 +134,6 @@ def build_model_struct(
         rows_ptr,
         panel_structs,
         scale,
-        isinstance(fused_model.unembed, PanelLinear) and fused_model.unembed.float_activations,
+        structs.ACTIVATION_CODES[head.activations] if isinstance(head, PanelLinear) else 0,
     )
     return model, [*builder.keepalive, layers, window_array, embedding]

@@ -24,6 +24,7 @@ from skipsearch.engine.native.blocks import (
 )
 from skipsearch.engine.native.build import NativeLibrary
 from skipsearch.engine.native.structs import DENSE, PANEL_ROWS
+from skipsearch.models.activations import DEFAULT_ACTIVATIONS
 from skipsearch.models.fused.linear import Linear, StoredFusedLinear
 
 HUGE_PAGE_BYTES = 2 << 20
@@ -41,7 +42,7 @@ class PanelLinear:
     # 2: panels of the first half of the outputs and of the second one alternate (gate, up). Else 1.
     interleave: int
     dtype: torch.dtype  # of inputs, outputs and dense panels
-    float_activations: bool  # whether panels in blocks are multiplied by inputs as they are
+    activations: str  # how inputs of panels in blocks are rounded, one of ACTIVATIONS
     library: NativeLibrary
     _structs: Any = field(default=None, repr=False)
 
@@ -55,7 +56,10 @@ class PanelLinear:
         if self._structs is None:
             sizes = [panel_nbytes(kind, self.shape[1], self.dtype) for kind in self.kinds]
             offsets = accumulate(sizes, initial=self.weight.data_ptr())
-            array = (structs.PanelStruct * len(sizes))(*zip(offsets, self.kinds, strict=False))
+            panels = zip(offsets, self.kinds, strict=False)
+            array = (structs.PanelStruct * len(sizes))(
+                *(structs.PanelStruct(weight, kind) for weight, kind in panels)
+            )
             object.__setattr__(self, "_structs", array)
         return self._structs
 
@@ -114,7 +118,7 @@ class PanelLinear:
                 y.data_ptr(),
                 len(x),
                 torch.get_num_threads(),
-                self.float_activations,
+                structs.ACTIVATION_CODES[self.activations],
             ),
         )
         if self.interleave == 1:
@@ -202,11 +206,11 @@ class PanelPacker:
         library: NativeLibrary,
         dtype: torch.dtype,
         bits: int | None = None,
-        float_activations: bool = False,
+        activations: str = DEFAULT_ACTIVATIONS,
         arena: HugePageArena | None = None,
     ):
         self.library, self.dtype, self.bits = library, dtype, bits
-        self.float_activations, self.arena = float_activations, arena
+        self.activations, self.arena = activations, arena
 
     def nbytes(self, matrix: Linear, interleave: int = 1) -> int:
         """Return the bytes that a matrix takes, up to the next cache line."""
@@ -287,7 +291,7 @@ class PanelPacker:
             shape,
             interleave,
             self.dtype,
-            self.float_activations,
+            self.activations,
             self.library,
         )
 

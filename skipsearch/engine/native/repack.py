@@ -14,6 +14,7 @@ from skipsearch.engine.native.model_struct import activation_code, embedding_sca
 from skipsearch.engine.native.native_adapter import NativeAdapter
 from skipsearch.engine.native.panels import HugePageArena, PanelEmbedding, PanelPacker
 from skipsearch.errors import SpinningThreads
+from skipsearch.models.activations import DEFAULT_ACTIVATIONS
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.fused.linear import StoredFusedLinear
 from skipsearch.models.stored_linear import StoredEmbedding
@@ -42,7 +43,7 @@ def repack_weights(
     fused_model: FusedAdapter,
     library: NativeLibrary,
     bits: int | None = None,
-    float_activations: bool = False,
+    activations: str = DEFAULT_ACTIVATIONS,
 ) -> NativeAdapter:
     """Return the native model, whose weights `fused_model` shares from now on.
 
@@ -52,7 +53,7 @@ def repack_weights(
     fused_model: a model that `why_not_native` has no objection to.
     bits: matrices are rounded to so many bits, and so is a tied embedding with the head. A separate
         embedding stays as it is: few of its rows are read.
-    float_activations: inputs of matrices in blocks are not rounded to int8.
+    activations: how inputs of matrices in blocks are rounded, one of ACTIVATIONS.
     """
     warn_if_threads_spin()
     dtype, embedding = fused_model.spec.dtype, fused_model._embedding
@@ -60,7 +61,7 @@ def repack_weights(
     was_tied = is_tied(fused_model)
     if isinstance(embedding, StoredEmbedding) and not was_tied:
         table = StoredFusedLinear((embedding.matrix,), None, dtype)
-    packer = PanelPacker(library, dtype, bits, float_activations)
+    packer = PanelPacker(library, dtype, bits, activations)
     n_bytes = sum(
         packer.nbytes(attention.qkv)
         + packer.nbytes(attention.out)

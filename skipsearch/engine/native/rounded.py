@@ -12,23 +12,23 @@ from torch import Tensor
 
 from skipsearch.engine.native.blocks import round_weight
 from skipsearch.engine.native.model_struct import embedding_scale, is_tied
+from skipsearch.models.activations import round_activations
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.fused.linear import Linear, pack_linear
 from skipsearch.models.fused.sublayers import MLP, Attention
-from skipsearch.models.stored_linear import round_activations
 
 
-def round_model(fused_model: FusedAdapter, bits: int, float_activations: bool) -> FusedAdapter:
+def round_model(fused_model: FusedAdapter, bits: int, activations: str) -> FusedAdapter:
     """Return the model with rounded matrices, and with rounded inputs of them.
 
     A layer is rounded whenever a pass comes to it, so that no second copy of the model is held.
-    float_activations: inputs of the matrices are not rounded.
+    activations: how inputs are rounded, one of ACTIVATIONS.
     """
     rounded: Any = copy.copy(fused_model)
 
     def round_linear(matrix: Linear) -> Linear:
         packed = pack_linear(round_weight(matrix.to_dense(), bits), matrix.bias)
-        return packed if float_activations else RoundedInputs(packed)
+        return RoundedInputs(packed, activations)
 
     rounded.layers = _RoundedLayers(fused_model.layers, round_linear)
     rounded.unembed = round_linear(fused_model.unembed)
@@ -41,9 +41,10 @@ def round_model(fused_model: FusedAdapter, bits: int, float_activations: bool) -
 
 @dataclass(frozen=True)
 class RoundedInputs:
-    """A `Linear` whose inputs are rounded to int8 in blocks of 32."""
+    """A `Linear` whose inputs are rounded in blocks of 32."""
 
     matrix: Linear
+    activations: str
 
     @property
     def weight(self) -> Tensor:
@@ -68,10 +69,10 @@ class RoundedInputs:
         return self.matrix.pack_like(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.matrix(round_activations(x))
+        return self.matrix(round_activations(x, self.activations))
 
     def add_to(self, hidden: Tensor, x: Tensor) -> Tensor:
-        return self.matrix.add_to(hidden, round_activations(x))
+        return self.matrix.add_to(hidden, round_activations(x, self.activations))
 
 
 class _RoundedLayers(Sequence[tuple[Attention, MLP]]):

@@ -10,6 +10,7 @@ PANEL_ROWS = 32  # output rows of a panel
 GROUP_SIZE = 32  # inputs of a block
 DTYPE_CODES = {"float32": 0, "bfloat16": 1, "float64": 2}
 DENSE = 0  # the kind of a panel in the model's dtype; other kinds are in blocks.py
+ACTIVATION_CODES = {"int8": 0, "int16": 1, "float": 2}
 SILU, GELU_TANH, GELU = range(3)  # activations
 
 
@@ -73,7 +74,7 @@ class ModelStruct(ctypes.Structure):
         ("embedding", c_void_p),
         ("embedding_panels", POINTER(PanelStruct)),
         ("embed_scale", c_double),
-        ("float_activations", c_int64),
+        ("activations", c_int64),
     )
 
 
@@ -116,7 +117,7 @@ class ProductArgs(ctypes.Structure):
         ("y", c_void_p),
         ("rows", c_int64),
         ("threads", c_int64),
-        ("float_activations", c_int64),
+        ("activations", c_int64),
     )
 
 

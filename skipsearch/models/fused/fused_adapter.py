@@ -19,12 +19,7 @@ from skipsearch.models.adapter import ModelSpec, PassRunner
 from skipsearch.models.families.decompose import LayerKind, ModelParts, SubLayer, decompose_model
 from skipsearch.models.families.table import Family
 from skipsearch.models.fused.causal_masks import CausalMaskCache
-from skipsearch.models.fused.linear import (
-    Linear,
-    StoredFusedLinear,
-    fuse_linears,
-    pack_linear,
-)
+from skipsearch.models.fused.linear import Linear, StoredFusedLinear, fuse_linears, pack_linear
 from skipsearch.models.fused.norms import RMSNorm, rms_norm_from
 from skipsearch.models.fused.rope import RotaryTable, half_order_rows, no_rotation
 from skipsearch.models.fused.sublayers import MLP, Attention, PassInputs

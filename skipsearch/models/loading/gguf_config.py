@@ -54,7 +54,9 @@ def _read_common(file: GGUFFile, architecture: str) -> Settings:
         raise GGUFError(f"{file.name} has no tensor token_embd.weight; download the file again")
     epsilon = file.get(f"{architecture}.attention.layer_norm_rms_epsilon", float)
     if epsilon is None or not 0 < epsilon < 1:
-        raise GGUFError(f"{file.name}: {architecture}.attention.layer_norm_rms_epsilon is {epsilon}")
+        raise GGUFError(
+            f"{file.name}: {architecture}.attention.layer_norm_rms_epsilon is {epsilon}"
+        )
     has_kv = f"{architecture}.attention.head_count_kv" in file.metadata
     return {
         "vocab_size": table.shape[0],
@@ -88,11 +90,7 @@ def _read_rope(file: GGUFFile, architecture: str, head_dim: int) -> Settings:
         rope |= {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
         length = file.require_int(f"{architecture}.rope.scaling.original_context_length")
-        rope |= {
-            "rope_type": "yarn",
-            "factor": factor,
-            "original_max_position_embeddings": length,
-        }
+        rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
     elif kind != "none" or any(name.startswith("rope_factors") for name in file.tensors):
         raise GGUFError(
             f"{file.name}: its rotary angles are scaled by {kind!r}, and GGUF files are read with "

@@ -31,7 +31,19 @@ MAX_DIMENSIONS = 4
 NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,127}")
 SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 STRING, ARRAY = 8, 9
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 FLOAT_FORMATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -130,7 +142,9 @@ class GGUFFile:
 def to_float32(data: Bytes, number_format: str, shape: tuple[int, ...]) -> Tensor:
     """Return bytes of a file as numbers in float32."""
     if number_format in FLOAT_FORMATS:
-        return torch.from_numpy(data).flatten().view(FLOAT_FORMATS[number_format]).float().view(shape)
+        return (
+            torch.from_numpy(data).flatten().view(FLOAT_FORMATS[number_format]).float().view(shape)
+        )
     import gguf
 
     kind = gguf.GGMLQuantizationType[number_format.upper()]

@@ -76,19 +76,19 @@ def name_quantization(file: GGUFFile) -> str:
 
 def unpack_stored_modules(model: nn.Module) -> None:
     """Read the matrices of a model, so that its own forward can run fast."""
-    replacements = dict[int, nn.Module]()  # a tied head shares the embedding's table
+    tables = dict[int, nn.Embedding]()  # a tied head shares the embedding's table
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             if isinstance(module, StoredEmbedding):
                 table = module.unpack()
-                replacements[module.weight.data_ptr()] = table
+                tables[module.weight.data_ptr()] = table
                 setattr(parent, name, table)
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             if not isinstance(module, StoredLinear):
                 continue
-            table = replacements.get(module.matrix.data.ctypes.data)
-            linear = module.unpack(None if table is None else table.weight)
+            shared = tables.get(module.matrix.data.ctypes.data)
+            linear = module.unpack(None if shared is None else shared.weight)
             setattr(parent, name, linear)
 
 
@@ -110,7 +110,9 @@ def _build_model(file: GGUFFile, config: Any, dtype: torch.dtype) -> nn.Module:
         with _MetaWeights():
             model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     except Exception as error:  # each family checks its config in its own way
-        raise GGUFError(f"{file.name}: its model cannot be built ({first_line_of(error)})") from None
+        raise GGUFError(
+            f"{file.name}: its model cannot be built ({first_line_of(error)})"
+        ) from None
     architecture = file.metadata["general.architecture"]
     code = next(code for code, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(code, config.num_hidden_layers)
@@ -134,13 +136,19 @@ def _build_model(file: GGUFFile, config: Any, dtype: torch.dtype) -> nn.Module:
                 "q_proj": config.num_attention_heads,
                 "k_proj": config.num_key_value_heads,
             }.get(child)
-            if architecture == "llama" and heads:  # llama.cpp rotates neighbours, and transformers halves
-                order = torch.arange(module.out_features).view(heads, -1, 2).transpose(1, 2).flatten()
+            if (
+                architecture == "llama" and heads
+            ):  # llama.cpp rotates neighbours, and transformers halves
+                order = (
+                    torch.arange(module.out_features).view(heads, -1, 2).transpose(1, 2).flatten()
+                )
                 matrix, bias = (
                     replace(matrix, row_order=order),
                     None if bias is None else bias[order],
                 )
-            stored: nn.Module = StoredLinear(matrix, None if bias is None else bias.to(dtype), dtype)
+            stored: nn.Module = StoredLinear(
+                matrix, None if bias is None else bias.to(dtype), dtype
+            )
             setattr(model.get_submodule(parent), child, stored)
         elif isinstance(module, nn.Embedding):
             shape = (module.num_embeddings, module.embedding_dim)
@@ -156,7 +164,7 @@ def _build_model(file: GGUFFile, config: Any, dtype: torch.dtype) -> nn.Module:
         parameter = nn.Parameter(vector.to(dtype), requires_grad=False)
         setattr(model.get_submodule(parent), child, parameter)
     _scale_rotary(file, model)
-    return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
+    return model.eval().requires_grad_(False)
 
 
 def _scale_rotary(file: GGUFFile, model: nn.Module) -> None:

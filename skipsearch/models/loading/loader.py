@@ -142,14 +142,12 @@ def _load(
     return _load_checked(model, spec, family, tokenizer, engine)
 
 
-def _load_gguf(
-    name: str, device: torch.device, dtype: torch.dtype, engine: str
-) -> ModelAdapter:
+def _load_gguf(name: str, device: torch.device, dtype: torch.dtype, engine: str) -> ModelAdapter:
     """Load a GGUF file with its matrices unpacked. Raises: ModelError."""
     stored = open_gguf(name, dtype)
     unpack_stored_modules(stored.model)
     model: Any = stored.model.to(device)
-    quantization = name_with_activations(str(stored.spec.quantization), float_activations=True)
+    quantization = name_with_activations(str(stored.spec.quantization), "float")
     spec = replace(stored.spec, device=device, quantization=quantization)
     return _load_checked(model, spec, stored.family, stored.tokenizer, engine)
 

@@ -11,6 +11,7 @@ import torch
 
 from skipsearch.core.registry import unknown_name
 from skipsearch.errors import ModelError
+from skipsearch.models.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
 from skipsearch.models.loading.weight_files import StoredTensor
 
 # name -> (library, bytes of a quantised weight with its share of the scales)
@@ -24,31 +25,41 @@ QUANTIZATIONS: dict[str, tuple[str, float]] = {
 NATIVE_QUANTIZATIONS = {f"native-{bits}bit": bits for bits in (8, 6, 5, 4)}
 QUANTIZATION_NAMES = (*QUANTIZATIONS, *NATIVE_QUANTIZATIONS)
 GGUF_PREFIX = "gguf-"  # of the quantization of a GGUF file, such as gguf-q4_1
-# The end of a name if the inputs of quantised matrices are not rounded to int8.
-FLOAT_ACTIVATIONS = "-float-activations"
-ACTIVATIONS = ("int8", "float")
+# The end of a name if the inputs of matrices are rounded otherwise than by default.
+ENDINGS = {
+    name: "" if name == DEFAULT_ACTIVATIONS else f"-{name}-activations" for name in ACTIVATIONS
+}
 
 
-def split_activations(name: str | None, activations: str | None) -> tuple[str | None, bool]:
-    """Return the quantization without its end, and whether activations stay floats.
+def split_activations(name: str | None, activations: str | None) -> tuple[str | None, str]:
+    """Return a quantization without its ending, and the activations.
 
     name: as a profile or a user has it. activations: one of ACTIVATIONS; None: by the name.
     Raises: ModelError if the two contradict each other, or for other activations.
     """
     if activations not in (None, *ACTIVATIONS):
         raise ModelError(unknown_name("kind of activations", str(activations), ACTIVATIONS))
-    base = None if name is None else name.removesuffix(FLOAT_ACTIVATIONS)
-    if base != name and activations == "int8":
+    base, named = name, None
+    for kind, ending in ENDINGS.items():
+        if name is not None and ending and name.endswith(ending):
+            base, named = name.removesuffix(ending), kind
+    if named and activations not in (None, named):
         raise ModelError(
-            f"quantization {name} computes with float activations, and not with int8: use "
-            f"--quantization {base}"
+            f"quantization {name} has {named} activations, and not {activations}: use "
+            f"--quantization {base} --activations {activations}"
         )
-    return base, base != name or activations == "float"
+    return base, activations or named or DEFAULT_ACTIVATIONS
+
+
+def name_with_activations(name: str, activations: str) -> str:
+    """Return the name of a quantization with its activations, as profiles have it."""
+    return name + ENDINGS[activations]
 
 
 def native_bits(quantization: str | None) -> int | None:
     """Return the bits of weights that the engine native rounded; None for other weights."""
-    return NATIVE_QUANTIZATIONS.get((quantization or "").removesuffix(FLOAT_ACTIVATIONS))
+    base, _ = split_activations(quantization, None)
+    return None if base is None else NATIVE_QUANTIZATIONS.get(base)
 
 
 def is_native_quantization(quantization: str | None) -> bool:
@@ -56,16 +67,11 @@ def is_native_quantization(quantization: str | None) -> bool:
     return native_bits(quantization) is not None or (quantization or "").startswith(GGUF_PREFIX)
 
 
-def has_rounded_activations(quantization: str | None) -> bool:
-    """Return whether inputs of matrices are rounded to int8."""
-    return is_native_quantization(quantization) and not (quantization or "").endswith(
-        FLOAT_ACTIVATIONS
+def rounds_activations(quantization: str | None) -> bool:
+    """Return whether inputs of matrices are rounded."""
+    return (
+        is_native_quantization(quantization) and split_activations(quantization, None)[1] != "float"
     )
-
-
-def name_with_activations(name: str, float_activations: bool) -> str:
-    """Return the name of a quantization with its activations, as profiles have it."""
-    return name + FLOAT_ACTIVATIONS if float_activations else name
 
 
 def make_quantization_config(name: str | None, dtype: torch.dtype, device: torch.device) -> Any:

@@ -5,6 +5,9 @@
 enum Dtype : int64_t { F32, BF16, F64 };
 // How a panel stores its weights: in the model's dtype, or in blocks as blocks.h describes them.
 enum PanelKind : int64_t { DENSE, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, Q4_K, Q5_K, Q6_K };
+// How inputs of panels in blocks are rounded. INT16 uses two int8 numbers, of which one counts
+// 128 times as much.
+enum Activations : int64_t { INT8, INT16, FLOAT };
 enum Activation : int64_t { SILU, GELU_TANH, GELU };
 
 // Output rows in a panel. A weight matrix is stored panel by panel. A dense panel is
@@ -53,7 +56,7 @@ struct Model {
     const void *embedding;         // [vocab_size, hidden_size] in the dtype, or null
     const Panel *embedding_panels; // the embedding in panels, if `embedding` is null
     double embed_scale;
-    int64_t float_activations;     // 1: blocks are multiplied by inputs that are not rounded
+    int64_t activations;           // Activations
 };
 
 // cos and sin of the rotary embedding, [length, width] by position, in float (double for F64).
@@ -99,7 +102,7 @@ struct ProductArgs {
     const void *x;                 // [rows, in]
     void *y;                       // [rows, out]
     int64_t rows, threads;
-    int64_t float_activations;     // as in Model
+    int64_t activations;           // Activations
 };
 
 // Copies rows of a matrix out of its panels: to [n_rows, in], in the model's dtype.

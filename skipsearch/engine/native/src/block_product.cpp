@@ -134,13 +134,19 @@ void run_tile_of(int64_t rows, const Panel &panel, int64_t first, int64_t end,
 void multiply_block_panel(const Panel &panel, int64_t in, const RoundedRows &x, int64_t rows,
                           float *sums) {
     const int64_t groups = (in + GROUP_SIZE - 1) / GROUP_SIZE;
-    for (int64_t i = 0; i < rows * PANEL_ROWS; ++i) sums[i] = 0;
+    const int64_t planes = rows * x.planes;
+    for (int64_t i = 0; i < planes * PANEL_ROWS; ++i) sums[i] = 0;
     with_block_kind(panel.kind, [&]<int64_t KIND>() {
         for (int64_t n = 0; n < groups; n += CHUNK_GROUPS) {
             const int64_t end = n + CHUNK_GROUPS < groups ? n + CHUNK_GROUPS : groups;
-            for (int64_t row = 0; row < rows; row += TILE_ROWS)
-                run_tile_of<KIND>(rows - row < TILE_ROWS ? rows - row : TILE_ROWS, panel, n, end,
-                                  x.from_row(row), sums + row * PANEL_ROWS, row == 0);
+            for (int64_t i = 0; i < planes; i += TILE_ROWS)
+                run_tile_of<KIND>(planes - i < TILE_ROWS ? planes - i : TILE_ROWS, panel, n, end,
+                                  x.from_plane(i), sums + i * PANEL_ROWS, i == 0);
         }
     });
+    for (int64_t row = 0; x.planes == 2 && row < rows; ++row)
+        for (int64_t i = 0; i < PANEL_ROWS; i += LANES<float>) {
+            const float *pair = sums + 2 * row * PANEL_ROWS + i;
+            store(sums + row * PANEL_ROWS + i, load(pair) + load(pair + PANEL_ROWS));
+        }
 }

@@ -85,12 +85,13 @@ template <class T> class ForwardPass {
         scratches = arena.take<ThreadScratch<T>>(threads);
         argmaxes = arena.take<ArgmaxAcc<A>>(threads * args.batch);
         for (int t = 0; t < threads; ++t) {
-            const int64_t rounded_rows = model.float_activations ? 0 : max_rows;
+            const int64_t n_sums = max_rows * plane_count(model.activations) * PANEL_ROWS;
             const int64_t rounded_stride = x_stride > mid_stride ? x_stride : mid_stride;
             ThreadScratch<T> scratch{arena.take<Input<T>>(max_rows * x_stride),
-                                     take_rounded(arena, rounded_rows, rounded_stride),
-                                     arena.take<A>(max_rows * PANEL_ROWS),
-                                     arena.take<A>(max_rows * PANEL_ROWS),
+                                     take_rounded(arena, model.activations, max_rows,
+                                                  rounded_stride),
+                                     arena.take<A>(n_sums),
+                                     arena.take<A>(n_sums),
                                      arena.take<A>((QUERY_TILE + QUERY_SPAN) * values_stride)};
             if (has_memory) scratches[t] = scratch;
         }
@@ -100,7 +101,7 @@ template <class T> class ForwardPass {
     Inputs<T> prepare_inputs(ThreadCtx ctx, const Matrix &matrix, const Input<T> *x,
                              int64_t stride, int64_t rows) {
         const RoundedRows &rounded = scratches[ctx.thread].rounded;
-        if (!matrix.has_blocks || model.float_activations) return {x, stride, rows, nullptr};
+        if (!matrix.has_blocks || model.activations == FLOAT) return {x, stride, rows, nullptr};
         round_rows<T>(x, stride, matrix.in, rows, rounded);
         return {x, stride, rows, &rounded};
     }

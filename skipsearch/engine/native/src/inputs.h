@@ -31,9 +31,9 @@ template <class T> inline void store_input(Input<T> *to, Vec<T> x) {
     else store(to, round_vec_to<T>(x));
 }
 
-// Writes the numbers of one block, the sums of its two halves, and its scale. A NaN or an infinite
-// value makes the scale NaN or infinite, and so every product of the block.
-inline void round_block(const FloatVec *x, int8_t *numbers, int32_t *half_sums, float *scale) {
+// Rounds the inputs of one block to whole numbers up to `max_number`. Returns the scale. A NaN or an
+// infinite input makes the scale NaN or infinite, and so every product of the block.
+inline float round_block(const FloatVec *x, int32_t max_number, int32_t *integers) {
     constexpr int VECS = GROUP_SIZE / LANES<float>;
     const IntVec magnitude_mask = IntVec{} + 0x7fffffff;
     IntVec largest = {};   // bits of a magnitude: they are in the order of the magnitudes
@@ -43,20 +43,25 @@ inline void round_block(const FloatVec *x, int8_t *numbers, int32_t *half_sums, 
     }
     int32_t max_bits = 0;
     for (int i = 0; i < LANES<float>; ++i) max_bits = largest[i] > max_bits ? largest[i] : max_bits;
-    const float max = load_bits<float>(&max_bits);
-    *scale = max / 127;
-    const bool is_finite = max_bits < 0x7f800000, has_inverse = *scale > 1e-37f;
-    const float inverse = is_finite && has_inverse ? 127 / max : 0;
+    const float max = load_bits<float>(&max_bits), scale = max / float(max_number);
+    const bool is_finite = max_bits < 0x7f800000;
+    const float inverse = is_finite && scale > 1e-37f ? float(max_number) / max : 0;
     const FloatVec magic = FloatVec{} + 12582912.0f;   // 1.5 * 2^23: adding it rounds to an integer
-    int32_t integers[GROUP_SIZE];
     for (int v = 0; v < VECS; ++v) {
         const FloatVec scaled = is_finite ? x[v] * inverse : FloatVec{};
         store(integers + v * LANES<float>, (IntVec)(scaled + magic) - (IntVec)magic);
     }
+    return scale;
+}
+
+// Stores block n of a plane.
+inline void store_block(const RoundedRows &plane, int64_t n, const int32_t *integers, float scale) {
+    int32_t *half_sums = plane.half_sums + 2 * n;
     half_sums[0] = half_sums[1] = 0;
     for (int i = 0; i < GROUP_SIZE / 2; ++i) half_sums[0] += integers[i];
     for (int i = GROUP_SIZE / 2; i < GROUP_SIZE; ++i) half_sums[1] += integers[i];
-    for (int i = 0; i < GROUP_SIZE; ++i) numbers[i] = int8_t(integers[i]);
+    for (int i = 0; i < GROUP_SIZE; ++i) plane.numbers[n * GROUP_SIZE + i] = int8_t(integers[i]);
+    plane.scales[n] = scale;
 }
 
 // Loads inputs as float.
@@ -85,9 +90,20 @@ void round_rows(const Input<T> *x, int64_t x_stride, int64_t in, int64_t rows,
                 for (int64_t i = 0; i < count; ++i) values[i] = float(to_acc(from[i]));
                 __builtin_memcpy(block, values, sizeof values);
             }
-            const int64_t n = r * to.stride + k;
-            round_block(block, to.numbers + n, to.half_sums + n / (GROUP_SIZE / 2),
-                        to.scales + n / GROUP_SIZE);
+            const int64_t n = k / GROUP_SIZE;
+            int32_t integers[GROUP_SIZE], low[GROUP_SIZE];
+            if (to.planes == 1) {
+                const float scale = round_block(block, 127, integers);
+                store_block(to.from_plane(r), n, integers, scale);
+                continue;
+            }
+            const float scale = round_block(block, 127 * 128, integers);
+            for (int i = 0; i < GROUP_SIZE; ++i) {
+                const int32_t high = (integers[i] + 64) >> 7;
+                low[i] = integers[i] - 128 * high, integers[i] = high;
+            }
+            store_block(to.from_plane(2 * r), n, integers, 128 * scale);
+            store_block(to.from_plane(2 * r + 1), n, low, scale);
         }
 }
 

@@ -15,7 +15,7 @@ template <class T> struct PanelProduct {
     int64_t x_stride;
     Input<T> *x;           // [rows, x_stride]
     RoundedRows rounded;   // [rows, x_stride]
-    Acc<T> *sums;          // [threads, ROWS_AT_ONCE, PANEL_ROWS]
+    Acc<T> *sums;          // [threads, ROWS_AT_ONCE * planes, PANEL_ROWS]
 
     static void work(void *self, int thread, int threads, Barrier &) {
         ((PanelProduct *)self)->run(thread, threads);
@@ -23,15 +23,15 @@ template <class T> struct PanelProduct {
 
     void run(int thread, int threads) {
         const Matrix &matrix = *args.matrix;
-        Acc<T> *thread_sums = sums + thread * ROWS_AT_ONCE * PANEL_ROWS;
+        Acc<T> *thread_sums = sums + thread * ROWS_AT_ONCE * rounded.planes * PANEL_ROWS;
         for (auto [n, end] = WorkRange(panel_count(matrix), thread, threads); n < end; ++n)
             for (int64_t r = 0; r < args.rows; r += ROWS_AT_ONCE) {
                 const int64_t rows = args.rows - r < ROWS_AT_ONCE ? args.rows - r : ROWS_AT_ONCE;
                 const int64_t width = matrix.out - n * PANEL_ROWS < PANEL_ROWS
                                           ? matrix.out - n * PANEL_ROWS
                                           : PANEL_ROWS;
-                const RoundedRows rounded_rows = rounded.from_row(r);
-                const bool rounds = matrix.has_blocks && !args.float_activations;
+                const RoundedRows rounded_rows = rounded.from_plane(r * rounded.planes);
+                const bool rounds = matrix.has_blocks && args.activations != FLOAT;
                 multiply_panel<T>(matrix, n,
                                   {x + r * x_stride, x_stride, rows,
                                    rounds ? &rounded_rows : nullptr},
@@ -53,8 +53,9 @@ template <class T> void run_product(const ProductArgs &args) {
     for (int measured = 0; measured < 2; ++measured) {
         if (measured) arena.next = (char *)get_workspace(size_t(arena.next - (char *)nullptr));
         product.x = arena.take<Input<T>>(args.rows * x_stride);
-        product.rounded = take_rounded(arena, args.rows, x_stride);
-        product.sums = arena.take<Acc<T>>(args.threads * ROWS_AT_ONCE * PANEL_ROWS);
+        product.rounded = take_rounded(arena, args.activations, args.rows, x_stride);
+        product.sums = arena.take<Acc<T>>(args.threads * ROWS_AT_ONCE *
+                                          plane_count(args.activations) * PANEL_ROWS);
     }
     for (int64_t r = 0; r < args.rows; ++r)
         for (int64_t d = 0; d < x_stride; ++d)
@@ -62,7 +63,7 @@ template <class T> void run_product(const ProductArgs &args) {
                 d < args.matrix->in
                     ? to_input<T>(to_acc(((const T *)args.x)[r * args.matrix->in + d]))
                     : to_input<T>(0);
-    if (args.matrix->has_blocks && !args.float_activations)
+    if (args.matrix->has_blocks && args.activations != FLOAT)
         round_rows<T>(product.x, x_stride, args.matrix->in, args.rows, product.rounded);
     run_on_threads(int(args.threads), PanelProduct<T>::work, &product);
 }

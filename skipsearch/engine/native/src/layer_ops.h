@@ -16,18 +16,21 @@ struct Arena {
     }
 };
 
+inline int64_t plane_count(int64_t activations) { return activations == INT16 ? 2 : 1; }
+
 // Takes memory for rounded rows. stride: a multiple of GROUP_SIZE.
-inline RoundedRows take_rounded(Arena &arena, int64_t rows, int64_t stride) {
-    return {arena.take<int8_t>(rows * stride),
-            arena.take<int32_t>(rows * stride / (GROUP_SIZE / 2)),
-            arena.take<float>(rows * stride / GROUP_SIZE), stride};
+inline RoundedRows take_rounded(Arena &arena, int64_t activations, int64_t rows, int64_t stride) {
+    const int64_t planes = plane_count(activations);
+    const int64_t count = activations == FLOAT ? 0 : rows * planes * stride;
+    return {arena.take<int8_t>(count), arena.take<int32_t>(count / (GROUP_SIZE / 2)),
+            arena.take<float>(count / GROUP_SIZE), stride, planes};
 }
 
 // Memory that one thread works in.
 template <class T> struct ThreadScratch {
     Input<T> *x;               // [rows, x_stride] rows after a norm
     RoundedRows rounded;       // [rows, the larger stride of x and `mid`]
-    Acc<T> *sums[2];           // [rows, PANEL_ROWS] outputs of a panel
+    Acc<T> *sums[2];           // [rows * planes, PANEL_ROWS] outputs of a panel
     Acc<T> *values;            // [QUERY_TILE + QUERY_SPAN, values_stride] sums of attention
 };
 
