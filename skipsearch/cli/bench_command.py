@@ -10,6 +10,7 @@ import typer
 
 from skipsearch.cli.open_model import defaults_from_profile, resolve_task
 from skipsearch.cli.options import (
+    Activations,
     Device,
     Dtype,
     Engine,
@@ -17,6 +18,7 @@ from skipsearch.cli.options import (
     Quantization,
     Threads,
     load_model_and_engine,
+    merge_activations,
     profile_model_argument,
     require_usage,
     warn,
@@ -118,6 +120,7 @@ def bench(
     device: Device = "auto",
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    activations: Activations = None,
     engine: Engine = "auto",
     threads: Threads = None,
     as_json: Json = False,
@@ -129,6 +132,7 @@ def bench(
     with Hugging Face's generate. All decode greedily and take turns in one run, and ratios are
     paired by prompt. Speed excludes the first token. A legend below the tables explains the
     headings."""
+    quantization = merge_activations(quantization, activations)
     require_usage(profile is not None or model is not None, "give --profile FILE or --model M")
     require_usage(methods or not modules, "--modules goes with --methods")
     require_usage(

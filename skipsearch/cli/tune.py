@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from skipsearch.cli.options import (
+    Activations,
     Device,
     Dtype,
     Engine,
@@ -16,6 +17,7 @@ from skipsearch.cli.options import (
     Seed,
     Threads,
     load_cli_model,
+    merge_activations,
     require_usage,
     select_engine,
     warn,
@@ -73,6 +75,7 @@ def tune(
     device: Device = "auto",
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    activations: Activations = None,
     engine: Engine = "auto",
     threads: Threads = None,
     seed: Seed = 0,
@@ -125,6 +128,7 @@ def tune(
 
     You can interrupt a search at any time: the same command with --resume continues it. With
     several GPUs, start one process on each, all with the same --study postgresql://…"""
+    quantization = merge_activations(quantization, activations)
     require_usage(
         not (resume and force), "--resume keeps the study and --force replaces it: give one of them"
     )

@@ -21,7 +21,7 @@ from skipsearch.models.fused.fused_adapter import FusedAdapter, why_not_fusable
 from skipsearch.models.loading.aliases import find_packaged_model
 from skipsearch.models.loading.gguf_model import is_gguf, open_gguf
 from skipsearch.models.loading.placement import pick_device, pick_dtype
-from skipsearch.models.loading.quantize import GGUF_PREFIX, NATIVE_QUANTIZATIONS, split_activations
+from skipsearch.models.loading.quantize import GGUF, NATIVE_QUANTIZATIONS, split_activations
 
 
 def load_model(
@@ -55,6 +55,13 @@ def load_model(
         raise ModelError(f"{unknown_name('engine', engine, ENGINES)}; or auto")
     quantization, activations = split_activations(quantization, activations)
     name = find_packaged_model(name)
+    if quantization is not None and quantization.startswith(GGUF) and not is_gguf(name):
+        if quantization == GGUF:
+            raise ModelError(
+                f"activations are rounded if weights are quantised, and {name} is no GGUF file: "
+                "add --quantization native-8bit or its like, or leave --activations out"
+            )
+        quantization = None  # of the file that a profile was measured with
     if is_gguf(name):
         return _load_gguf(name, device, dtype, engine, progress, quantization, activations)
     if quantization in NATIVE_QUANTIZATIONS:
@@ -114,7 +121,7 @@ def _load_gguf(
     activations: str,
 ) -> ModelAdapter:
     place = pick_device(device)
-    if quantization is not None and not quantization.startswith(GGUF_PREFIX):
+    if quantization is not None and not quantization.startswith(GGUF):
         raise ModelError(
             f"{name} holds quantised weights, which are not quantised again: leave quantization "
             f"{quantization} out"

@@ -40,7 +40,7 @@ def model_argument(model: ModelInfo) -> str:
     if model.id == "demo" or "/" in model.id:
         return f"{model.id}@{model.revision}" if model.revision else model.id
     folder = Path(_read_locations().get(model.weights_sha256 or "", ""))
-    if folder.is_absolute() and folder.is_dir():
+    if folder.is_absolute() and folder.exists():
         return str(folder)
     if Path(model.id).is_dir():
         return model.id

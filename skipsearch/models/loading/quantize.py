@@ -24,7 +24,8 @@ QUANTIZATIONS: dict[str, tuple[str, float]] = {
 # By the engine native, after the plain weights are loaded: name -> bits of a weight.
 NATIVE_QUANTIZATIONS = {f"native-{bits}bit": bits for bits in (8, 6, 5, 4)}
 QUANTIZATION_NAMES = (*QUANTIZATIONS, *NATIVE_QUANTIZATIONS)
-GGUF_PREFIX = "gguf-"  # of the quantization of a GGUF file, such as gguf-q4_1
+GGUF = "gguf"  # whatever a GGUF file holds
+GGUF_PREFIX = f"{GGUF}-"  # of the quantization of a GGUF file, such as gguf-q4_1
 # The end of a name if the inputs of matrices are rounded otherwise than by default.
 ENDINGS = {
     name: "" if name == DEFAULT_ACTIVATIONS else f"-{name}-activations" for name in ACTIVATIONS
@@ -49,6 +50,20 @@ def split_activations(name: str | None, activations: str | None) -> tuple[str | 
             f"--quantization {base} --activations {activations}"
         )
     return base, activations or named or DEFAULT_ACTIVATIONS
+
+
+def join_activations(quantization: str | None, activations: str | None) -> str | None:
+    """Return one name for what a user chose of both. Raises: ModelError, as `split_activations`."""
+    if activations is None:
+        return quantization
+    base, _ = split_activations(quantization, activations)
+    return name_with_activations(base or GGUF, activations)
+
+
+def is_loadable(quantization: str | None) -> bool:
+    """Return whether loading makes or reads a quantization; others are how weights are stored."""
+    base, _ = split_activations(quantization, None)
+    return base in QUANTIZATION_NAMES or (base or "").startswith(GGUF)
 
 
 def name_with_activations(name: str, activations: str) -> str:
