@@ -9,11 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from skipsearch.models.activations import round_activations
-
-# Number formats in blocks that the engine native computes with.
-BLOCK_FORMAT_NAMES = frozenset({"q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"})
-
 
 class StoredMatrix(Protocol):
     """A matrix [out, in] in a file, which is read when it is asked for."""
@@ -48,13 +43,10 @@ class StoredLinear(nn.Module):
         """bias: in `dtype`, which the weight is unpacked to."""
         super().__init__()
         self.matrix, self.bias, self.dtype = matrix, bias, dtype
-        self.activations = "float"  # how `forward` rounds inputs if the weight is in blocks
         self.out_features, self.in_features = matrix.shape
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply, after reading the weight: slow, and meant for checks."""
-        if self.matrix.format in BLOCK_FORMAT_NAMES:
-            x = round_activations(x, self.activations)
         return F.linear(x, unpack_matrix(self.matrix, self.dtype), self.bias)
 
     def unpack(self, weight: Tensor | None = None) -> nn.Linear:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -19,13 +20,14 @@ from skipsearch.engine.native.repack import repack_weights, why_not_native
 from skipsearch.engine.native.rounded import round_model
 from skipsearch.errors import EngineFallbackWarning, ModelError
 from skipsearch.models.activations import DEFAULT_ACTIVATIONS
+from skipsearch.models.adapter import ModelSpec
+from skipsearch.models.check import CheckableAdapter
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
-from skipsearch.models.loading.gguf_model import StoredModel
+from skipsearch.models.loading.gguf_model import GGUFModel
 from skipsearch.models.loading.placement import in_gb
 from skipsearch.models.loading.quantize import name_with_activations
 from skipsearch.models.memory import memory_errors_reported
-from skipsearch.models.stored_linear import StoredLinear
 
 __all__ = [
     "NativeAdapter",
@@ -94,7 +96,7 @@ def to_native_quantized(
 
 
 def to_native_stored(
-    stored: StoredModel,
+    stored: GGUFModel,
     activations: str = DEFAULT_ACTIVATIONS,
     progress: BuildProgress = lambda done, total: None,
 ) -> NativeAdapter:
@@ -103,14 +105,9 @@ def to_native_stored(
     It is checked against the modules of transformers, which read each matrix when they need it.
     Raises: ModelError if the native engine cannot run it.
     """
-    from skipsearch.models.stored_checks import check_engine  # which imports transformers
-
     library = load_or_build(progress)
     name = name_with_activations(str(stored.spec.quantization), activations)
     spec = replace(stored.spec, quantization=name)
-    for module in stored.model.modules():
-        if isinstance(module, StoredLinear):
-            module.activations = activations
 
     def build() -> NativeAdapter:
         fused_model = fuse_model(stored.model, spec, stored.family, stored.tokenizer)
@@ -118,11 +115,12 @@ def to_native_stored(
             raise ModelError(f"the engine native cannot drive {spec.id}: {reason}")
         return repack_weights(fused_model, library, None, activations)
 
-    return check_engine(
+    return _check_rounded(
         replace(spec, engine="native"),
         lambda: HFAdapter(stored.model, spec, stored.family, stored.tokenizer),
         build,
-        library.sha256,
+        library,
+        activations,
     )
 
 
@@ -147,8 +145,6 @@ def _repack_checked(
 
     Raises: ModelError if it does not, or if memory runs out.
     """
-    from skipsearch.models.stored_checks import check_engine  # which imports transformers
-
     spec = replace(fused_model.spec, engine="native")
     with memory_errors_reported(
         spec.device,
@@ -158,12 +154,38 @@ def _repack_checked(
             "--engine lean"
         ),
     ):
-        return check_engine(
+        return _check_rounded(
             spec,
-            lambda: fused_model if bits is None else round_model(fused_model, bits, activations),
+            lambda: fused_model if bits is None else round_model(fused_model, bits),
             lambda: repack_weights(fused_model, library, bits, activations),
-            library.sha256,
+            library,
+            activations,
         )
+
+
+def _check_rounded(
+    spec: ModelSpec,
+    checked_model: Callable[[], CheckableAdapter],
+    build: Callable[[], NativeAdapter],
+    library: NativeLibrary,
+    activations: str,
+) -> NativeAdapter:
+    """Build a model, after a check without the rounding of int8 activations.
+
+    In int8, a difference in the last bit may round an input to another number, so that a wrong
+    weight would not stand out. int16 runs the same kernels, and comes close to unrounded inputs.
+    Raises: ModelError if it computes something else than `checked_model()`; MemoryError.
+    """
+    from skipsearch.models.stored_checks import check_engine  # which imports transformers
+
+    def build_for_check() -> NativeAdapter:
+        model = build()
+        model.use_activations("int16" if activations == "int8" else activations)
+        return model
+
+    model = check_engine(spec, checked_model, build_for_check, library.sha256)
+    model.use_activations(activations)
+    return model
 
 
 def why_unavailable(fused_model: FusedAdapter) -> str | None:

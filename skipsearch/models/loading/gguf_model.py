@@ -26,7 +26,7 @@ SUFFIX = ".gguf"
 
 
 @dataclass(frozen=True)
-class StoredModel:
+class GGUFModel:
     """A model in a file, whose matrices are not in memory yet."""
 
     model: nn.Module
@@ -49,7 +49,7 @@ def find_gguf(name: str) -> Path:
     raise GGUFError(f"there is no file {name}; check the path")
 
 
-def open_gguf(name: str, dtype: torch.dtype) -> StoredModel:
+def open_gguf(name: str, dtype: torch.dtype) -> GGUFModel:
     """Open a file for a CPU. No matrix is read.
 
     dtype: of activations, and of weights after they are unpacked.
@@ -62,7 +62,7 @@ def open_gguf(name: str, dtype: torch.dtype) -> StoredModel:
     with silence_transformers():
         model = _build_model(file, config, dtype)
     tokenizer = _read_tokenizer(file, config)
-    return StoredModel(model, _make_spec(file, config, dtype), family, tokenizer)
+    return GGUFModel(model, _make_spec(file, config, dtype), family, tokenizer)
 
 
 def name_quantization(file: GGUFFile) -> str:
