@@ -23,7 +23,7 @@ from skipsearch.timing.interleaved import Divergence, Timings, find_first_diverg
 def find_divergences(
     model: ModelAdapter, workload: Workload, plain: Timings, ours: Timings
 ) -> list[Divergence]:
-    """Return where greedy generations differ from plain decoding's, one entry a prompt."""
+    """Return the first difference from plain decoding of each greedy text that has one."""
     reference = {x.prompt_index: x.generation.tokens for x in plain.samples}
     divergences = {}
     for sample in ours.samples:
@@ -39,7 +39,7 @@ def find_divergences(
 
 
 def require_hashes(spec: ModelSpec) -> None:
-    """Raise SearchError if a profile could not name the weights that it is for."""
+    """Raise SearchError if the model has no hashes by which a profile can name its weights."""
     if spec.config_sha256 is None or spec.weights_sha256 is None:
         raise SearchError(
             f"{spec.id} was not loaded from files, so a profile could not say which weights it is "
@@ -126,7 +126,7 @@ def _build_measurement(
     recipe: Recipe,
 ) -> s.Measurement:
     stats, baseline = ours.stats, plain.stats
-    # A repeat adds no text.
+    # Repeats generate the same text.
     once = sum({x.prompt_index: x.stats for x in ours.samples}.values(), DecodeStats())
     contexts = [
         len(workload.prompt_ids[x.prompt_index]) + len(x.generation.tokens) for x in ours.samples
@@ -178,7 +178,7 @@ def _build_measurement(
 
 
 def _build_stream(plain: Timings, ours: Timings) -> s.StreamMeasurement | None:
-    """Return None if nothing was learned from prompt to prompt."""
+    """Return the speed while drafters learned and after; None if no drafter learned."""
     learning = {sample.prompt_index for sample in ours.samples if sample.while_learning}
     if not learning:
         return None
@@ -207,7 +207,8 @@ def _drafter_counts(
 ) -> s.DrafterCounts:
     """Return the counts of one drafter.
 
-    per_prompt: counts of each prompt once. all_repeats: of all repeats, for more precise times.
+    per_prompt: counts of each prompt once. all_repeats: counts of all repeats, whose times are more
+    precise.
     plain_pass_s: seconds of a plain pass.
     """
     timed = all_repeats.rounds > 0 and all_repeats.verify_seconds > 0
