@@ -48,7 +48,7 @@ class Student(Protocol):
     def run_draft(self, teacher_output: Any, offset: int) -> tuple[Tensor, TeacherTargets]:
         """Return (input of the draft's head at every row [B, R, H], targets at these rows).
 
-        teacher_output: from `run_teacher`. offset: the first position at which a draft starts, 0 …
+        teacher_output: from `run_teacher`. offset: the position of the first draft, 0 …
         draft_length − 1.
         """
 

@@ -212,8 +212,7 @@ class Trainer:
         return self._teacher_outputs[index]
 
     def _make_generator(self, number: int) -> torch.Generator:
-        """Return the random generator of a step or teacher pass. A checkpoint stores no RNG
-        state."""
+        """Return the random generator of a step or teacher pass, so checkpoints store no state."""
         return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
 
     @property
