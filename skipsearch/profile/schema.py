@@ -208,10 +208,9 @@ class Profile(FrozenModel):
 
     @property
     def module_folders(self) -> tuple[Path, ...]:
-        """The folders of the profile's modules: its own folder, and the parent, shared by all
-        tasks.
+        """The folders of the profile's modules: its own folder, and the parent.
 
-        Empty if the profile was not loaded from a file.
+        All tasks of a model share the parent. Empty if the profile was not loaded from a file.
         """
         return () if self._folder is None else (self._folder, self._folder.parent)
 

@@ -57,8 +57,7 @@ class Student(Protocol):
 
 
 class AdaptedStudent:
-    """A draft with trainable copies of the sub-layers that a mask keeps, or low-rank updates of
-    them.
+    """A draft whose kept sub-layers are trained, as copies or by low-rank updates.
 
     Raises: ModelError for sub-layers that cannot be copied.
     """
