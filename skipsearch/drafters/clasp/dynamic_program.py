@@ -156,7 +156,8 @@ def solve_one_token(
 def _skip_advantage(run: Tensor, skipped: Tensor, full: Tensor) -> Tensor:
     """Return the advantage of a skip over a run of this step, [j + 1, N].
 
-    It is the cosine if the step is skipped, minus the cosine if it runs. Cosines are to the full model's state, with j steps skipped. run, skipped: [j, N, H].
+    It is the cosine if the step is skipped, minus the cosine if it runs. Cosines are to the full
+    model's state, with j steps skipped. run, skipped: [j, N, H].
     """
     # A value that no difference of two cosines reaches.
     impossible = full.new_full((1, full.shape[0]), 3.0, dtype=torch.float)
