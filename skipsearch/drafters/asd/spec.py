@@ -1,4 +1,4 @@
-"""`asd`: choose the mask of a request from its prompt; skip attention with little effect."""
+"""`asd`: chooses the mask of a request from its prompt, and skips attention of little effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`clasp`: the mask is planned every few rounds, from the last token's hidden states."""
+"""`clasp`: plans the mask every few rounds, from the last token's hidden states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fixed`: never stop a draft early."""
+"""`fixed`: never ends a draft early."""
 
 from __future__ import annotations
 

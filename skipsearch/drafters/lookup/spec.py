@@ -1,4 +1,4 @@
-"""`lookup`: copy the tokens that followed an earlier occurrence of the last tokens."""
+"""`lookup`: copies the tokens that followed an earlier occurrence of the last tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`swift`: search the mask during decoding, by how well it predicts the text of requests."""
+"""`swift`: searches the mask during decoding, by how well it predicts the text of requests."""
 
 from __future__ import annotations
 
