@@ -126,9 +126,12 @@ def _rows_in_other_passes(model: ModelAdapter) -> list[Tensor]:
     for first_size in (count, 1, 5):  # of the first pass
         cache = model.new_cache(1, 2 * EXACT_KEY_BLOCK)
         planner = Planner(2 * EXACT_KEY_BLOCK, spec.device)
-        pieces = [(0, first_size), (first_size, count)] if first_size < count else [(0, count)]
+        token_ranges = (
+            [(0, first_size), (first_size, count)] if first_size < count else [(0, count)]
+        )
         parts = [
-            forward_exact(model, tokens[:, a:b], cache, planner, n_before + a)[0] for a, b in pieces
+            forward_exact(model, tokens[:, a:b], cache, planner, n_before + a)[0]
+            for a, b in token_ranges
         ]
         # NaN differs from itself; decoding refuses it anyway.
         logits_by_split.append(torch.cat(parts).nan_to_num())

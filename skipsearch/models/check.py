@@ -110,15 +110,15 @@ def _check_spans(model: CheckableAdapter, patterns: list[AttentionPattern] | Non
     Raises: ForeignForward if one differs from the model's own.
     """
     limit = model.spec.context_length or math.inf
-    for i, (ours, pattern) in enumerate(zip(model.attention_spans, patterns or (), strict=False)):
-        theirs = pattern.window, pattern.chunk
-        if [min(span or limit, limit) for span in ours] != [
-            min(span or limit, limit) for span in theirs
+    for i, (spans, pattern) in enumerate(zip(model.attention_spans, patterns or (), strict=False)):
+        own_spans = pattern.window, pattern.chunk
+        if [min(span or limit, limit) for span in spans] != [
+            min(span or limit, limit) for span in own_spans
         ]:
             raise ForeignForward(
                 f"{model.spec.id} is driven otherwise than its own forward in what layer {i} sees: "
-                f"a window of {ours[0]} and chunks of {ours[1]}, and its own masks show "
-                f"{theirs[0]} and {theirs[1]}; it is not decoded here"
+                f"a window of {spans[0]} and chunks of {spans[1]}, and its own masks show "
+                f"{own_spans[0]} and {own_spans[1]}; it is not decoded here"
             )
 
 
@@ -252,12 +252,12 @@ class _CheckRun:
         cache, planner = self._allocate()
         plan = planner.plan_chain(0, TEXT_TOKENS)
         h = self.model.embed(self.first, plan.positions)
-        for i, theirs in enumerate(self.reference.hidden_states[: self.model.spec.n_layers]):
-            if theirs.shape == h.shape and float(
-                (h.double() - theirs.double()).abs().max()
-            ) > tolerance * float(theirs.float().std()):
+        for i, own_hidden in enumerate(self.reference.hidden_states[: self.model.spec.n_layers]):
+            if own_hidden.shape == h.shape and float(
+                (h.double() - own_hidden.double()).abs().max()
+            ) > tolerance * float(own_hidden.float().std()):
                 return ", first after the embedding" if i == 0 else f", first after layer {i - 1}"
-            h = self.model.block(i, theirs if theirs.shape == h.shape else h, cache, plan)
+            h = self.model.block(i, own_hidden if own_hidden.shape == h.shape else h, cache, plan)
         last = self.model.spec.n_layers - 1
         return (
             f", first after layer {last} or in the head"

@@ -108,11 +108,11 @@ def compare_profiles(a: Profile, b: Profile) -> Comparison:
 def _diff_masks(a: Profile, b: Profile) -> MaskDiff | None:
     if not a.mask.n_skipped or not b.mask.n_skipped:
         return None
-    ours, theirs, n_layers = a.mask.sublayers, b.mask.sublayers, a.model.n_layers
+    a_skips, b_skips, n_layers = a.mask.sublayers, b.mask.sublayers, a.model.n_layers
     return MaskDiff(
-        len(ours & theirs) / len(ours | theirs),
-        SkipMask.from_sublayers(n_layers, ours - theirs),
-        SkipMask.from_sublayers(n_layers, theirs - ours),
+        len(a_skips & b_skips) / len(a_skips | b_skips),
+        SkipMask.from_sublayers(n_layers, a_skips - b_skips),
+        SkipMask.from_sublayers(n_layers, b_skips - a_skips),
     )
 
 
@@ -120,12 +120,12 @@ def _diff_recipes(a: Profile, b: Profile) -> dict[str, tuple[Any, Any]]:
     changed: dict[str, tuple[Any, Any]] = {}
     if a.measured_recipe.shape != b.measured_recipe.shape:
         changed["drafters"] = (a.measured_recipe.shape, b.measured_recipe.shape)
-    ours, theirs = _drafters_by_kind(a), _drafters_by_kind(b)
-    for name in ours | theirs:
-        if name in ours and name in theirs:
+    a_drafters, b_drafters = _drafters_by_kind(a), _drafters_by_kind(b)
+    for name in a_drafters | b_drafters:
+        if name in a_drafters and name in b_drafters:
             x, y = (
                 dict(_flatten(drafter.model_dump(mode="json", exclude={"attn", "mlp"})))
-                for drafter in (ours[name], theirs[name])
+                for drafter in (a_drafters[name], b_drafters[name])
             )
             changed |= {
                 f"drafters.{name}.{key}": (x.get(key), y.get(key))
@@ -134,7 +134,7 @@ def _diff_recipes(a: Profile, b: Profile) -> dict[str, tuple[Any, Any]]:
             }
         else:
             changed[f"drafters.{name}"] = tuple(
-                str(side[name]) if name in side else None for side in (ours, theirs)
+                str(side[name]) if name in side else None for side in (a_drafters, b_drafters)
             )  # type: ignore[assignment]
     return changed
 

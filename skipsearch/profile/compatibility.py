@@ -56,9 +56,9 @@ def compatibility_warnings(
     ]
     warnings = [f"{text}; the output stays the full model's own" for text in differences]
     if machine is not None and _sampling_differs(profile, machine):
-        made, here = profile.task.sampling, machine.sampling
+        made, used = profile.task.sampling, machine.sampling
         warnings.append(
-            f"made for {_describe_sampling(made)}, used with {_describe_sampling(here)}: drafts "
+            f"made for {_describe_sampling(made)}, used with {_describe_sampling(used)}: drafts "
             "are accepted at another rate; "
             "tokens still follow the full model's own distribution"
         )
@@ -130,15 +130,15 @@ def _machine_differences(profile: Profile, machine: MachineFacts) -> Iterator[st
             "be smaller, or none"
         )
     for package, version in profile.software.model_dump().items():
-        if _differs(version, here := machine.software.get(package)):
-            yield f"measured with {package} {version}, used with {here}: the speedup may differ"
+        if _differs(version, used := machine.software.get(package)):
+            yield f"measured with {package} {version}, used with {used}: the speedup may differ"
 
 
 def _sampling_differs(profile: Profile, machine: MachineFacts) -> bool:
-    made, here = profile.task.sampling, machine.sampling
+    made, used = profile.task.sampling, machine.sampling
     # Top-p and top-k have no effect if both are greedy.
-    both_greedy = here is not None and made.temperature == here.temperature == 0
-    return _differs(made, here) and not both_greedy
+    both_greedy = used is not None and made.temperature == used.temperature == 0
+    return _differs(made, used) and not both_greedy
 
 
 def _differs(claimed: object, current: object) -> bool:

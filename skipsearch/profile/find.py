@@ -154,15 +154,15 @@ def _candidates_by_criterion(
             f"{'another dtype' if other_dtype else dtype}"
         )
 
-    here = [(False, False), (False, True)]
-    rest = [(True, False), (True, True), None]
-    order = [(task, key) for key in [*here, *rest]] if task != ANY else []
-    order += [(ANY, key) for key in here]
-    measured_here = {path.parent.name for path in files if mismatch(path) in here} - {ANY}
-    if task == ANY and len(measured_here) == 1:
-        [only_task] = measured_here
-        order += [(only_task, key) for key in here]
-    order += [(ANY, key) for key in rest]
+    this_device = [(False, False), (False, True)]
+    other_devices = [(True, False), (True, True), None]
+    order = [(task, key) for key in [*this_device, *other_devices]] if task != ANY else []
+    order += [(ANY, key) for key in this_device]
+    measured_on_it = {path.parent.name for path in files if mismatch(path) in this_device} - {ANY}
+    if task == ANY and len(measured_on_it) == 1:
+        [only_task] = measured_on_it
+        order += [(only_task, key) for key in this_device]
+    order += [(ANY, key) for key in other_devices]
     for name, key in order:
         matches = [path for path in files if (path.parent.name, mismatch(path)) == (name, key)]
         yield f"task {name}, {describe(key)}", matches

@@ -36,13 +36,13 @@ def migrate_data(data: Any) -> dict[str, Any]:
         try:
             data = MIGRATIONS[step](data)
         except (KeyError, TypeError, AttributeError) as error:
-            what = (
+            problem = (
                 f"lacks {error.args[0]}"
                 if isinstance(error, KeyError)
                 else "has a value of the wrong kind"
             )
             raise ProfileError(
-                f"it says schema_version {step} but {what}; fix it, or tune again"
+                f"it says schema_version {step} but {problem}; fix it, or tune again"
             ) from None
     return data
 

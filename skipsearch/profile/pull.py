@@ -121,8 +121,8 @@ def split_address(address: str) -> tuple[str, str]:
             f"{ref!r} is no branch, tag or commit; letters, digits and `._/-` may follow the @ of "
             f"{scheme}://…@ref"
         )
-    user, at, host = authority.rpartition("@")
-    if at and (scheme != "ssh" or ":" in user or not _HOST.fullmatch(user)):
+    user, at_sign, host = authority.rpartition("@")
+    if at_sign and (scheme != "ssh" or ":" in user or not _HOST.fullmatch(user)):
         raise ProfileError(
             f"a {scheme} address must not hold a password or token, which would be written down "
             "with it; "
@@ -301,16 +301,16 @@ def _read_blobs(
         ["cat-file", "--batch-check=%(objectsize)"], repository, _blob_request(blobs)
     ).split(b"\n")
     # For a blob that the fetch left out, git prints `missing` as the size.
-    small = {
+    readable = {
         name: blobs[name]
         for name, size in zip(blobs, checks, strict=False)
         if size.isdigit() and int(size) <= max_bytes
     }
-    yield from ((name, None) for name in blobs if name not in small)
+    yield from ((name, None) for name in blobs if name not in readable)
     stream = BytesIO(
-        run_git(["cat-file", "--batch=%(objectsize)"], repository, _blob_request(small))
+        run_git(["cat-file", "--batch=%(objectsize)"], repository, _blob_request(readable))
     )
-    for name in small:
+    for name in readable:
         content = stream.read(int(stream.readline()))
         stream.readline()
         yield name, content

@@ -60,8 +60,8 @@ class DraftRanks:
 
     def alpha_by_depth(self) -> list[float]:
         """Return α of each row: the share of right tokens where all earlier rows are right."""
-        right = (self.ranks == 0).cumprod(axis=1)
-        counts = np.concatenate([np.ones((len(right), 1)), right], axis=1).sum(axis=0)
+        all_right = (self.ranks == 0).cumprod(axis=1)
+        counts = np.concatenate([np.ones((len(all_right), 1)), all_right], axis=1).sum(axis=0)
         return [float(after / before) if before else 0.0 for before, after in pairwise(counts)]
 
     def propose_trees(self) -> list[DraftTree]:
@@ -139,8 +139,10 @@ def replay_parallel_draft(replay: Replay, draft: MultiTokenDraft) -> DraftRanks:
         if count < 1:
             continue
         ranks.append(_rank_drafts(replay.model, draft, prompt, text))
-        max_draft += [replay.token_budgets[prompt_index] - 1 - at for at in range(count)]
-        tokens_left += [count - at for at in range(count)]
+        max_draft += [
+            replay.token_budgets[prompt_index] - 1 - position for position in range(count)
+        ]
+        tokens_left += [count - position for position in range(count)]
         lengths.append(count)
         prompt_indices.append(prompt_index)
     ends = np.cumsum(lengths)

@@ -59,9 +59,9 @@ def _concatenate_states(states: LayerStates) -> Any:
                 name,
                 {
                     key: torch.cat([getattr(state, name)[key] for state in states])
-                    if isinstance(one, Tensor)
-                    else one
-                    for key, one in value.items()
+                    if isinstance(item, Tensor)
+                    else item
+                    for key, item in value.items()
                 },
             )
     return joined

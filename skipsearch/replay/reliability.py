@@ -45,24 +45,24 @@ def compute_reliability(
     bins: list[ReliabilityBin] = []
     for k, drafter in enumerate(recipe.drafters):
         if isinstance(drafter, Lookup) and lookups is not None:
-            copied, matched = lookups(drafter, prompts), lookups.match_lengths(prompts)
-            asked = remaining & (copied.n_proposed > 0)
+            proposals, matched = lookups(drafter, prompts), lookups.match_lengths(prompts)
+            drafts = remaining & (proposals.n_proposed > 0)
             bins += _count_bins(
                 k,
                 "match length",
                 MATCH_LENGTH_EDGES,
-                matched[asked],
-                copied.accepted_len[asked] > 0,
+                matched[drafts],
+                proposals.accepted_len[drafts] > 0,
             )
-            remaining &= ~asked
+            remaining &= ~drafts
         elif isinstance(drafter, Skip):
             replayed: Sequence[PromptReplay] = replay(drafter.mask(replay.model.spec.n_layers))
-            sure, right = (
+            confidence, is_right = (
                 np.concatenate([getattr(r, name) for r in replayed])
                 for name in ("confidence", "acceptance")
             )
             bins += _count_bins(
-                k, "confidence", CONFIDENCE_EDGES, sure[remaining], right[remaining]
+                k, "confidence", CONFIDENCE_EDGES, confidence[remaining], is_right[remaining]
             )
     return bins
 

@@ -155,21 +155,23 @@ class Replay:
 
     def single_prompt(self, prompt_index: int) -> Replay:
         """Return a replay of this prompt alone, as prompt 0."""
-        one = copy(self)
-        one.prompt_ids, one.continuations, one.token_budgets = (
+        single = copy(self)
+        single.prompt_ids, single.continuations, single.token_budgets = (
             [self.prompt_ids[prompt_index]],
             [self.continuations[prompt_index]],
             [self.token_budgets[prompt_index]],
         )
-        one.batches = ReplayBatches(self.model, one.prompt_ids, one.continuations, self.sampling)
-        return one
+        single.batches = ReplayBatches(
+            self.model, single.prompt_ids, single.continuations, self.sampling
+        )
+        return single
 
     def context_lengths(self) -> list[int]:
         """Return the shortest, mean and longest context of a position, for the latency table."""
         contexts = [
-            len(prompt) + at
+            len(prompt) + offset
             for prompt, text in zip(self.prompt_ids, self.continuations, strict=True)
-            for at in range(len(text))
+            for offset in range(len(text))
         ]
         return sorted({min(contexts), round(sum(contexts) / len(contexts)), max(contexts)})
 

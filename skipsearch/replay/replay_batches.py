@@ -219,14 +219,14 @@ class ReplayBatches:
         Returns its hidden states [B, T, H] at positions [B, T], before each layer and after the
         last.
         """
-        at = positions[..., None].expand(-1, -1, self.model.spec.hidden_size)
+        indices = positions[..., None].expand(-1, -1, self.model.spec.hidden_size)
         states = list[Tensor]()
         run_layers(
             self.model,
             self.model.embed(texts, plan.positions),
             cache,
             plan,
-            tap=lambda i, h: states.append(h.gather(1, at.to(h.device))),
+            tap=lambda i, h: states.append(h.gather(1, indices.to(h.device))),
         )
         return tuple(states)
 

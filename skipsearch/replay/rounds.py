@@ -64,10 +64,12 @@ def rounds_from_replay(
         np.minimum(mismatches[np.searchsorted(mismatches, positions)], end) - positions,
         longest_draft,
     )
-    drawn = random.integers(len(confidence), size=len(positions))
+    resampled_from = random.integers(len(confidence), size=len(positions))
     steps = np.arange(longest_draft)
     known = (steps <= accepted_len[:, None]) & (positions[:, None] + steps < end[:, None])
-    source = np.where(known, positions[:, None] + steps, (drawn[:, None] + steps) % len(confidence))
+    source = np.where(
+        known, positions[:, None] + steps, (resampled_from[:, None] + steps) % len(confidence)
+    )
     max_draft = np.concatenate(
         [r.token_budget - 1 - np.arange(len(r.acceptance)) for r in replayed]
     )

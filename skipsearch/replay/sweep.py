@@ -146,8 +146,8 @@ class _SkipRounds:
 
         drafted: tokens that each round drafts, [..., R].
         """
-        right = self.accepted_len[positions]
-        return np.where(right < drafted, right + self.sibling_accepted[positions], drafted)
+        n_right = self.accepted_len[positions]
+        return np.where(n_right < drafted, n_right + self.sibling_accepted[positions], drafted)
 
     def seconds(self, positions: np.ndarray, drafted: np.ndarray) -> np.ndarray:
         """Return the seconds of rounds; arguments and shapes are as for `accepted`."""

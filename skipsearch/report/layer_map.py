@@ -173,16 +173,16 @@ def draw_policy_surface(study: StudyRecord | None, name: str = "surface") -> Rep
             _draw_cells(
                 axes,
                 [
-                    (at, 0.1 + 0.45 * abs(p.speedup - 1) / reach)
-                    for at, p in drawn
+                    (corner, 0.1 + 0.45 * abs(p.speedup - 1) / reach)
+                    for corner, p in drawn
                     if (p.speedup >= 1) == gains
                 ],
                 colour,
                 gid,
             )
-        for at, point in drawn:
+        for corner, point in drawn:
             axes.text(
-                *at,
+                *corner,
                 f"{point.speedup:.2f}",
                 ha="center",
                 va="center",

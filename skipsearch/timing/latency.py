@@ -271,12 +271,12 @@ class _RoundTimer:
         """
         first, call = self._time(lambda: self._run_draft(mask)), 0.0
         if self.drafts_in_one_call:
-            one, longer = (
+            single_step, several_steps = (
                 self._time(partial(self._run_draft, mask, steps))
                 for steps in (1, 1 + EXTRA_STEPS_IN_CALL)
             )
-            later = max(0.0, longer - one) / EXTRA_STEPS_IN_CALL
-            call = max(0.0, one - later)
+            later = max(0.0, several_steps - single_step) / EXTRA_STEPS_IN_CALL
+            call = max(0.0, single_step - later)
         else:
             later = self._time(lambda: self._run_draft(mask), CONSECUTIVE_STEPS)
         return first, call, later, self._time(lambda: self._run_full_pass(1 + length))

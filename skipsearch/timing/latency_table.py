@@ -213,16 +213,16 @@ def _is_complete(
 
 def _is_plausible(entry: LatencyEntry) -> bool:
     costs = entry.costs
-    pieces, extra = (
+    parts, extra = (
         (*costs.sublayers, costs.overhead),
         (costs.first, costs.cold, costs.call, costs.curve - 1),
     )
-    if not np.isfinite((*pieces, *costs.verify, *extra, entry.spread, *entry.errors)).all():
+    if not np.isfinite((*parts, *costs.verify, *extra, entry.spread, *entry.errors)).all():
         return False
-    if min(*pieces, *extra, entry.spread, *entry.errors) < 0 or min(costs.verify) <= 0:
+    if min(*parts, *extra, entry.spread, *entry.errors) < 0 or min(costs.verify) <= 0:
         return False
     # The parts of a pass add up to the pass, or to less if some time belongs to the call.
-    total = sum(pieces) / costs.verify[0]
+    total = sum(parts) / costs.verify[0]
     return (
         (_is_within(total, 1.0, 1) if costs.call else abs(total - 1) < 1e-6)
         and costs.call <= PLAUSIBLE_FACTOR * costs.verify[0]

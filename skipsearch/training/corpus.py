@@ -218,11 +218,11 @@ def generate_corpus(
         cache, planner = model.new_cache(batch, length), Planner(length, model.spec.device)
         rows = part.long().to(model.spec.device)
         logits = forward(model, rows, cache, planner.plan_chain(0, start, batch), last_only=True)
-        for at in range(start, length):
+        for slot in range(start, length):
             token = _sample_token(logits[:, -1], temperature, random)
             rows = torch.cat([rows, token], dim=1)
-            if at + 1 < length:
-                logits = forward(model, token, cache, planner.plan_chain(at, 1, batch))
+            if slot + 1 < length:
+                logits = forward(model, token, cache, planner.plan_chain(slot, 1, batch))
         texts.append(rows.to("cpu", torch.int32))
         progress(sum(map(len, texts)), len(prompts))
     return torch.cat(texts)

@@ -142,8 +142,8 @@ def count_agreeing(
     """
     rows, tokens = hidden.flatten(0, 1), targets.tokens[..., 0].flatten()
     return sum(
-        int((head(part[None])[0].argmax(dim=-1) == wanted).sum())
-        for part, wanted in zip(rows.split(max_rows), tokens.split(max_rows), strict=True)
+        int((head(part[None])[0].argmax(dim=-1) == targets_part).sum())
+        for part, targets_part in zip(rows.split(max_rows), tokens.split(max_rows), strict=True)
     )
 
 

@@ -238,15 +238,15 @@ class Trainer:
         tokens = targets.tokens.flatten(0, 1)
         shares = (targets.probs.flatten(0, 1).log() / self.settings.temperature).softmax(dim=-1)
         total, n_agreeing, max_rows = 0.0, 0, max_head_rows(self.student.model)
-        for at in range(0, len(flat), max_rows):
-            logits = self.student.head(flat[None, at : at + max_rows])[0].float()
-            taught = logits.gather(-1, tokens[at : at + max_rows])
+        for start in range(0, len(flat), max_rows):
+            logits = self.student.head(flat[None, start : start + max_rows])[0].float()
+            taught = logits.gather(-1, tokens[start : start + max_rows])
             loss = (
-                logits.logsumexp(dim=-1) - (shares[at : at + max_rows] * taught).sum(dim=-1)
+                logits.logsumexp(dim=-1) - (shares[start : start + max_rows] * taught).sum(dim=-1)
             ).sum() / len(flat)
             loss.backward()
             total += float(loss.detach())
-            n_agreeing += int((logits.argmax(dim=-1) == tokens[at : at + max_rows, 0]).sum())
+            n_agreeing += int((logits.argmax(dim=-1) == tokens[start : start + max_rows, 0]).sum())
         hidden.backward(flat.grad.view_as(hidden))  # type: ignore[union-attr]
         return total, n_agreeing / len(flat), len(flat)
 

@@ -143,7 +143,7 @@ def verify(
         drafter_costs=profile.drafter_costs,
         module_folders=profile.module_folders,
     )
-    plain, ours = time_interleaved(
+    plain, drafted = time_interleaved(
         [Decoder(model), candidate], holdout, HOLDOUT_REPEATS, seed, progress
     )
     remeasured = build_profile(
@@ -152,7 +152,7 @@ def verify(
         holdout,
         profile.measured_recipe,
         plain,
-        ours,
+        drafted,
         provenance=_provenance_now(profile.provenance, seed),
     )
     facts = replace(collect_machine_facts(model.spec), sampling=remeasured.task.sampling)
@@ -172,14 +172,14 @@ def _provenance_now(claimed: Provenance, seed: int) -> Provenance:
     An imported profile does not name its search. It counts as a search with one mask that was
     measured.
     """
-    known = (
+    provenance_facts = (
         claimed.objective or "wall",
         seed if claimed.seed is None else claimed.seed,
         1 if claimed.trials is None else claimed.trials,
     )
-    return make_provenance(claimed.searcher, *known, claimed.search_seconds or 0.0).model_copy(
-        update={"source": claimed.source}
-    )
+    return make_provenance(
+        claimed.searcher, *provenance_facts, claimed.search_seconds or 0.0
+    ).model_copy(update={"source": claimed.source})
 
 
 def _prompt_differences(claimed: TaskInfo, remeasured: TaskInfo) -> Iterator[str]:

@@ -81,32 +81,32 @@ def solve_mean_and_votes(
     hidden_states: of the full model, [L + 1, N, H]. Row j = 0 skips nothing, so it is the full
     model's state, also between the attention and the MLP of a layer. Returns None if the steps of a
     layer together do not compute the layer's output."""
-    shared = each = hidden_states[:1]  # g(i, ·) of both programs, [j, N, H]
+    mean_states = position_states = hidden_states[:1]  # g(i, ·) of both programs, [j, N, H]
     by_mean: list[Tensor | None] = []
     by_position: list[Tensor | None] = []
     for step in steps:
-        shared_run, each_run = run_step(
-            step.layer, torch.cat([shared, each]), step.attn, step.mlp
+        mean_run, position_run = run_step(
+            step.layer, torch.cat([mean_states, position_states]), step.attn, step.mlp
         ).chunk(2)
         if step.mlp:
-            if not nearly_equal(shared_run[0], hidden_states[step.layer + 1]):
+            if not nearly_equal(mean_run[0], hidden_states[step.layer + 1]):
                 return None
-            shared_run, each_run = (
+            mean_run, position_run = (
                 torch.cat([hidden_states[step.layer + 1][None], run[1:]])
-                for run in (shared_run, each_run)
+                for run in (mean_run, position_run)
             )
         if not step.skippable:
-            shared, each = shared_run, each_run
+            mean_states, position_states = mean_run, position_run
             by_mean.append(None)
             by_position.append(None)
             continue
-        full = shared_run[0]
-        skips = _skip_advantage(shared_run, shared, full).mean(dim=1, keepdim=True) >= 0
+        full = mean_run[0]
+        skips = _skip_advantage(mean_run, mean_states, full).mean(dim=1, keepdim=True) >= 0
         by_mean.append(skips)
-        shared = _advance(skips, shared_run, shared)
-        skips = _skip_advantage(each_run, each, full) >= 0
+        mean_states = _advance(skips, mean_run, mean_states)
+        skips = _skip_advantage(position_run, position_states, full) >= 0
         by_position.append(skips)
-        each = _advance(skips, each_run, each)
+        position_states = _advance(skips, position_run, position_states)
     return SolvedProgram(steps, by_mean, by_position)
 
 
@@ -126,25 +126,25 @@ def solve_one_token(
     rows = hidden_states[:1].expand(count + 1, -1)
     n_used, skips = 1, list[Tensor | None]()
     for step in steps:
-        ran = run_step(step.layer, rows, step.attn, step.mlp)
-        full = hidden_states[step.layer + 1] if step.mlp else ran[0]
-        ran = torch.cat([full[None], ran[1:]])
+        run_states = run_step(step.layer, rows, step.attn, step.mlp)
+        full = hidden_states[step.layer + 1] if step.mlp else run_states[0]
+        run_states = torch.cat([full[None], run_states[1:]])
         if not step.skippable:
-            rows = ran
+            rows = run_states
             skips.append(None)
             continue
-        both, target = torch.cat([ran[1:], rows[:-1]]), full  # [2 · count, H]
-        if both.dtype.itemsize < 4:
-            both, target = both.float(), target.float()
+        options, target = torch.cat([run_states[1:], rows[:-1]]), full  # [2 · count, H]
+        if options.dtype.itemsize < 4:
+            options, target = options.float(), target.float()
         # The cosine without division by the length of `target`, which both sides share. It makes a
         # quarter of the kernel calls of `cosine_similarity`.
-        cosines = (both * target).sum(-1) / both.norm(dim=-1).clamp_min(MIN_NORM)
+        cosines = (options * target).sum(-1) / options.norm(dim=-1).clamp_min(MIN_NORM)
         by_run, by_skip = cosines.chunk(2)
         skipped = by_skip >= by_run  # [count]: for g(i, 1…count)
         if n_used <= count:
             skipped[n_used - 1 :] = True  # all steps so far are skipped
         skips.append(torch.cat([skipped.new_zeros(1), skipped])[:, None])
-        rows = torch.cat([full[None], torch.where(skipped[:, None], rows[:-1], ran[1:])])
+        rows = torch.cat([full[None], torch.where(skipped[:, None], rows[:-1], run_states[1:])])
         n_used = min(n_used + 1, count + 1)
     return [
         step

@@ -81,30 +81,30 @@ class SuffixIndex:
         # The shift below could overflow NumPy's integers, but not Python's.
         added = [to_int(token) for token in tokens]
         for token in added:
-            here = len(text)
+            new_end = len(text)
             text.append(token)
             node, length, end = ROOT, 0, -1
             while length < max_match:
                 # No context in the tree has more than `here` tokens, so `here - length` ≥ 0.
-                key = text[here - length] << NODE_BITS | node
+                key = text[new_end - length] << NODE_BITS | node
                 child = edges.get(key)
                 if child is None:
-                    edges[key] = self._add_node(here, min(max_match, here + 1))
+                    edges[key] = self._add_node(new_end, min(max_match, new_end + 1))
                     break
                 end, depth = ends[child], depths[child]
                 length += 1
-                while length < depth and text[end - length] == text[here - length]:
+                while length < depth and text[end - length] == text[new_end - length]:
                     length += 1
                 # The contexts differ within the edge: split it by a node with the old branch and a
                 # new one.
                 if length < depth:
-                    edges[key] = node = self._add_node(here, length)
+                    edges[key] = node = self._add_node(new_end, length)
                     edges[text[end - length] << NODE_BITS | node] = child
-                    edges[text[here - length] << NODE_BITS | node] = self._add_node(
-                        here, min(max_match, here + 1)
+                    edges[text[new_end - length] << NODE_BITS | node] = self._add_node(
+                        new_end, min(max_match, new_end + 1)
                     )
                     break
-                ends[child] = here
+                ends[child] = new_end
                 node = child
             self._length, self._end = length, end
 

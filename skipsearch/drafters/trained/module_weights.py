@@ -125,13 +125,13 @@ def merge_low_rank(model: ModelAdapter, tensors: Mapping[str, Tensor]) -> dict[s
     names = {name.removesuffix(DOWN_SUFFIX).removesuffix(UP_SUFFIX) for name in tensors}
     merged: dict[str, Tensor] = {}
     for i, kind in sorted({_parse_sublayer(name) for name in names}):
-        mine = {name for name in names if name.startswith(f"{i}.{kind}.")}
+        sublayer_names = {name for name in names if name.startswith(f"{i}.{kind}.")}
         if not 0 <= i < model.spec.n_layers or kind not in weight_overlay.SUBLAYER_KINDS:
             raise ModelError(f"{model.spec.id} has no sub-layer {i}.{kind}")
-        if mine <= tensors.keys():  # copies
-            merged |= {name: tensors[name] for name in mine}
+        if sublayer_names <= tensors.keys():  # copies
+            merged |= {name: tensors[name] for name in sublayer_names}
             continue
-        weights = weight_overlay.get_sublayer_weights(base, i, kind, mine)
+        weights = weight_overlay.get_sublayer_weights(base, i, kind, sublayer_names)
         for name, weight in weights.items():
             if name in tensors:
                 weights[name] = tensors[name]
@@ -139,9 +139,9 @@ def merge_low_rank(model: ModelAdapter, tensors: Mapping[str, Tensor]) -> dict[s
                 weights[name] = merge_one(
                     weight, tensors[name + DOWN_SUFFIX], tensors[name + UP_SUFFIX], name
                 )
-            elif name in mine:
+            elif name in sublayer_names:
                 raise ModelError(f"one factor of the low-rank change of {name} is missing")
-        if unknown := mine - weights.keys():
+        if unknown := sublayer_names - weights.keys():
             raise ModelError(f"there is no weight {min(unknown)}")
         merged |= weights
     return merged

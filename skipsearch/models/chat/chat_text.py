@@ -157,11 +157,11 @@ def _refuse_surrogates(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        what = (
+        problem = (
             f"the byte 0x{code - 0xDC00:02x}, which is not UTF-8"
             if 0xDC80 <= code < 0xDD00
             else f"U+{code:04X}, half of a character"
         )
         raise ModelError(
-            f"the text has {what}, at position {error.start}: write it in UTF-8, or leave that out"
+            f"the text has {problem}, at position {error.start}: write it in UTF-8, or leave that out"
         ) from None

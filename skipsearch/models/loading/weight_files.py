@@ -262,16 +262,16 @@ def _read_header(path: Path) -> dict[str, Any]:
             case "lfs pointer":
                 raise _lfs_pointer(path) from None
             case "too short":
-                what = f"is cut short or damaged ({size} bytes)"
+                problem = f"is cut short or damaged ({size} bytes)"
             case "damaged":
-                what = "is damaged, its header cannot be read"
+                problem = "is damaged, its header cannot be read"
             case "wrong size":
-                what = (
+                problem = (
                     f"has {size} bytes and its header announces {error.detail}: the download was "
                     "cut short or the file is damaged, delete it and download it again"
                 )
-                raise ModelError(f"{path} {what}") from None
-        raise ModelError(f"{path} {what}: delete it and download it again") from None
+                raise ModelError(f"{path} {problem}") from None
+        raise ModelError(f"{path} {problem}: delete it and download it again") from None
     return {name: entry for name, entry in header.items() if name != METADATA_KEY}
 
 
