@@ -1,9 +1,9 @@
-"""The fast path for Llama-shaped models: weights fused into a few large matrices, sub-layers into a
-few kernels.
+"""The fast path for Llama-shaped models: fused weight matrices, and few kernels per sub-layer.
 
-Fusing uses a Hugging Face model up. Each layer's matrices are packed anew and the old ones freed at
-once, so that at most one layer is in memory twice. A model that a caller still holds is therefore
-never fused unless the caller asks for it."""
+Fusing consumes a Hugging Face model. The matrices of each layer are packed and the old ones freed
+at once, so that at most one layer is in memory twice. A model that a caller still references is
+therefore fused only on request.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ FUSABLE = frozenset(
         "smollm3",
     }
 )
-NO_ROPE = "unturned"  # the layer type of layers whose heads do not rotate by position
+NO_ROPE = "unturned"  # layer type of layers without RoPE
 
 
 def why_not_fusable(config: Any, quantization: str | None, n_devices: int) -> str | None:
-    """Return why a model cannot be fused, as half a sentence; None if it can."""
+    """Return why a model cannot be fused, as a phrase; None if it can."""
     text = config.get_text_config(decoder=True)
     rope: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     if config.model_type not in FUSABLE:
@@ -69,7 +69,7 @@ def why_not_fusable(config: Any, quantization: str | None, n_devices: int) -> st
 
 
 class LatestFusedPass(threading.local):
-    """The inputs of the pass that this thread runs, since several threads may share a model."""
+    """The inputs of the latest pass of a thread. Several threads may share a model."""
 
     inputs: PassInputs | None = None
 
@@ -99,7 +99,7 @@ class FusedAdapter:
         self.logit_steps = logit_steps
         self.causal_masks = CausalMaskCache(spec.dtype, spec.device)
         self._embedding = embedding
-        self._slots = 0  # that `prepare` has made tables and masks for
+        self._slots = 0  # slots for which `prepare` has made tables and masks
         self._latest = LatestFusedPass()
 
     @property
@@ -154,7 +154,7 @@ class FusedAdapter:
         return KVCache(self.spec.n_layers, batch, capacity)
 
     def prepare(self, slots: int) -> None:
-        """Extend rotary tables and masks to passes over `slots` slots, if they are shorter."""
+        """Extend rotary tables and masks for passes over `slots` slots."""
         if slots > self._slots:
             slots = round_slots(slots)
             self.causal_masks.grow_to(slots)
@@ -197,9 +197,7 @@ class FusedAdapter:
 def fuse_model(
     model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = None
 ) -> FusedAdapter:
-    """Fuse a model for which `why_not_fusable` returns None. The model is used up: its matrices
-    are freed.
-    """
+    """Fuse a model for which `why_not_fusable` returns None, and free the model's matrices."""
     config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
     parts = decompose_model(model, family)
     kinds = [
@@ -229,7 +227,7 @@ def fuse_model(
 def _fuse_attention(
     i: int, sublayer: SubLayer, kind: LayerKind, config: Any, interleaved_dims: int
 ) -> Attention:
-    """interleaved_dims: dimensions of a head that rotate in pairs of neighbours."""
+    """Fuse an attention. interleaved_dims: dimensions of a head that rotate in neighbour pairs."""
     module: Any = sublayer.run
     projections = (
         [module.qkv_proj]
@@ -269,7 +267,7 @@ def _fuse_mlp(sublayer: SubLayer) -> MLP:
     )
     act = module.activation_fn if hasattr(module, "activation_fn") else module.act_fn
     if isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation":
-        act = F.silu  # saves the call of a module
+        act = F.silu  # cheaper than a module call
     return MLP(
         _optional_norm(sublayer.norm),
         fuse_linears(projections),
@@ -286,9 +284,7 @@ def _optional_norm(module: Any) -> RMSNorm | None:
 def _embedding_and_head(
     parts: ModelParts, unembed: Any
 ) -> tuple[Callable[[Tensor], Tensor], Linear]:
-    """Return embedding and head. If they share their weights, they share them here too, in the
-    layout that the embedding needs.
-    """
+    """Return (embedding, head). Tied weights stay shared, in the embedding's layout."""
     table: Any = parts.embed_steps[0]
     if isinstance(table, StoredEmbedding) or isinstance(unembed, StoredLinear):
         return table, fuse_linears([unembed])

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from skipsearch.models.stored_linear import StoredLinear, StoredMatrix, unpack_matrix
 
-# The number of rows for which oneDNN chooses its blocks; they then serve any number. For one row it
-# would choose no blocks at all.
+# The number of rows for which oneDNN chooses its blocks, which then work for any number of rows.
+# For one row it would choose no blocks.
 PACK_ROWS = 16
 
 
@@ -29,19 +29,19 @@ class Linear(Protocol):
 
     @property
     def weight(self) -> Tensor:
-        """The stored tensor, which may be opaque."""
+        """The weight as stored; the tensor may be opaque."""
 
     @property
     def bias(self) -> Tensor | None:
-        """[out]"""
+        """The bias, [out]; None without a bias."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weight."""
+        """The bytes of the weight."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in)"""
+        """The shape (out, in)."""
 
     def to_dense(self) -> Tensor:
         """Return the weight as [out, in]: the stored tensor itself if it has that layout."""
@@ -86,13 +86,13 @@ class PlainLinear:
 
 @dataclass(frozen=True, slots=True)
 class MkldnnLinear:
-    """A matrix for oneDNN, by the operator that `torch.compile` uses for frozen weights."""
+    """A matrix for oneDNN, with the operator that `torch.compile` uses for frozen weights."""
 
-    # In blocks that only oneDNN can read; or [out, in], which the operator takes too, if an
-    # embedding shares the weight.
+    # In blocks that only oneDNN can read or, if an embedding shares the weight, [out, in], which
+    # the operator also accepts.
     weight: Tensor
     bias: Tensor | None
-    nbytes: int  # an opaque tensor does not know its size
+    nbytes: int  # stored, because an opaque tensor has no size
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -111,7 +111,7 @@ class MkldnnLinear:
         return result
 
     def add_to(self, hidden: Tensor, x: Tensor) -> Tensor:
-        return self(x).add_(hidden)  # oneDNN's fused operator first copies `hidden`: slower
+        return self(x).add_(hidden)  # oneDNN's fused operator would first copy `hidden`
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class StoredFusedLinear:
 def pack_linear(weight: Tensor, bias: Tensor | None, shared: bool = False) -> Linear:
     """Pack a matrix [out, in]. Memory holds two copies until the caller releases `weight`.
 
-    shared: the weight is also read by others, so it keeps its layout.
+    shared: other modules also read the weight, so its layout is kept.
     """
     dense = weight.contiguous()
     if not _has_mkldnn_kernel(weight.device, weight.dtype):
@@ -207,8 +207,12 @@ def _has_mkldnn_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 def fuse_linears(modules: Sequence[Any], order: Tensor | None = None) -> Linear:
     """Merge `nn.Linear` modules with the same input into one matrix, outputs side by side.
 
+<<<<<<< HEAD
     order: the row of the merged matrix for each row of the result. The modules' weights are freed.
     If a module is a `StoredLinear`, all have to be, and the matrix stays in the file.
+=======
+    order: for each row of the result, its row in the merged matrix. The modules' weights are freed.
+>>>>>>> words2
     """
     if isinstance(modules[0], StoredLinear):
         return _fuse_stored(modules, order)

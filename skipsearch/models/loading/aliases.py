@@ -1,4 +1,4 @@
-"""Short names of models: alias -> Hub id. A revision may follow either: `llama-3-8b@main`."""
+"""Short names of models: alias -> Hub id. A revision may follow both: `llama-3-8b@main`."""
 
 from __future__ import annotations
 
