@@ -1,11 +1,11 @@
-"""Side-by-side measurements: one run, interleaved, every peer on the same prompts.
+"""Side-by-side measurements: one run, interleaved, every system on the same prompts.
 
-A speedup is a ratio within one run. Each prompt is decoded by all peers in turn, in an order that
+A speedup is a ratio within one run. Each prompt is decoded by all systems in turn, in an order that
 rotates, and ratios are paired by prompt:
 
     skipsearch bench --profile FILE --systems plain,profile,hf-generate
 
-run, peers, requests        the run itself, who takes part, and on what          costs, passes,
+run, systems, requests        the run itself, who takes part, and on what          costs, passes,
 memory    where time and bytes go hugging_face, llama_cpp     decoders of others, over the same
 weights            side_by_side             batches methods                     every method that
 works here, in one table           picture                  a run as a picture"""

@@ -22,15 +22,15 @@ from skipsearch.profile.schema import BatchSpeed
 
 @dataclass(frozen=True)
 class BatchRow:
-    """One peer with so many requests side by side. tokens_per_second: of all of them together,
+    """One system with so many requests side by side. tokens_per_second: of all of them together,
     behind each one's first token.
 
-    speedup: over the first peer at this size, paired by group of requests, with its 95 % interval.
-    against_one: tokens a second over those of the first peer at the first size. identical: requests
-    whose tokens are those that the first peer gives them at this size."""
+    speedup: over the first system at this size, paired by group of requests, with its 95 % interval.
+    against_one: tokens a second over those of the first system at the first size. identical: requests
+    whose tokens are those that the first system gives them at this size."""
 
     requests: int
-    peer: str
+    system: str
     engine: str
     tokens_per_second: float
     speedup: Estimate
@@ -60,7 +60,7 @@ def run_batch_benchmark(
     repeats: int = 1,
     progress: BenchProgress = lambda done, total: None,
 ) -> list[BatchRow]:
-    """Greedy decoding of the requests in groups of each size, every peer in turn; the rows of a
+    """Greedy decoding of the requests in groups of each size, every system in turn; the rows of a
     group write the same number of tokens, so that the batch stays full for as long as plain
     decoding lasts. A size that is larger than the requests are takes some of them again."""
     groups = {size: _group_requests(requests, size) for size in sizes}
@@ -68,27 +68,27 @@ def run_batch_benchmark(
     rows: list[BatchRow] = []
     for size in sizes:
         runs: dict[str, list[list[_GroupRun]]] = {
-            peer.name: [[] for _ in groups[size]] for peer in systems
+            system.name: [[] for _ in groups[size]] for system in systems
         }
-        for peer in systems:
-            _run_group(peer, groups[size][0], 8)  # kernels are chosen, pages touched
+        for system in systems:
+            _run_group(system, groups[size][0], 8)  # kernels are chosen, pages touched
         for repeat in range(repeats):
             for number, group in enumerate(groups[size]):
                 shift = (number + repeat) % len(systems)
-                for peer in [*systems[shift:], *systems[:shift]]:
-                    runs[peer.name][number].append(
-                        _run_group(peer, group, max(2, sum(r.new_tokens for r in group) // size))
+                for system in [*systems[shift:], *systems[:shift]]:
+                    runs[system.name][number].append(
+                        _run_group(system, group, max(2, sum(r.new_tokens for r in group) // size))
                     )
                 progress(done := done + 1, total)
         rows += [
-            _make_batch_row(size, peer, runs[peer.name], runs[systems[0].name], rows)
-            for peer in systems
+            _make_batch_row(size, system, runs[system.name], runs[systems[0].name], rows)
+            for system in systems
         ]
     return rows
 
 
-def add_batch_speedups(profile: Profile, rows: Sequence[BatchRow], peer: str) -> Profile:
-    """The profile with what this peer showed. It has been measured."""
+def add_batch_speedups(profile: Profile, rows: Sequence[BatchRow], system: str) -> Profile:
+    """The profile with what this system showed. It has been measured."""
     assert profile.measured is not None
     found = tuple(
         BatchSpeed(
@@ -96,7 +96,7 @@ def add_batch_speedups(profile: Profile, rows: Sequence[BatchRow], peer: str) ->
             speedup=Interval.from_rounded(row.speedup.mean, row.speedup.low, row.speedup.high),
         )
         for row in sorted(rows, key=lambda row: row.requests)
-        if row.peer == peer
+        if row.system == system
     )
     return profile.model_copy(
         update={"measured": profile.measured.model_copy(update={"by_batch": found})}

@@ -1,4 +1,4 @@
-"""What is asked of the peers: a task's hold-out prompts, or tokens drawn at random for a model that
+"""What is asked of the systems: a task's hold-out prompts, or tokens drawn at random for a model that
 reads no text.
 """
 
@@ -22,7 +22,7 @@ RANDOM_PROMPT_TOKENS, RANDOM_NEW_TOKENS = 128, 64  # tokens
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """A prompt and how many tokens every peer writes behind it. category: the column of
+    """A prompt and how many tokens every system writes behind it. category: the column of
     Spec-Bench's table that it counts for, or nothing.
     """
 

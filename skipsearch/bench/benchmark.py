@@ -1,4 +1,4 @@
-"""The run itself: every peer on every prompt in turn, the order rotating, after a warm-up; medians
+"""The run itself: every system on every prompt in turn, the order rotating, after a warm-up; medians
 and paired ratios.
 """
 
@@ -22,7 +22,7 @@ CONTEXT_TOKENS = 32  # generated behind each context
 
 @dataclass(frozen=True)
 class DrafterRow:
-    """What one drafter of a peer's recipe did, over all runs. share: of the rounds of the decoder,
+    """What one drafter of a system's recipe did, over all runs. share: of the rounds of the decoder,
     those that it drafted.
 
     copied: accepted tokens that it copied from the prompt.
@@ -39,19 +39,19 @@ class DrafterRow:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One peer. Times in milliseconds; speedup over the first peer, paired by prompt, with its 95 %
+    """One system. Times in milliseconds; speedup over the first system, paired by prompt, with its 95 %
     interval.
 
     beta, verify_ratio: a draft and a verify pass over a plain pass of the same engine, where that
     took part, each timed on its own; closed_form: the speedup over that engine's plain decoding
     that α, β, v and a fixed draft length predict. What only our engines know is None for others.
     peak_bytes: weights, and the most that a run took beside them. memory_normalised: the speedup
-    over the first peer divided by the memory relative to it (S3D's M). bandwidth_share: bytes that
+    over the first system divided by the memory relative to it (S3D's M). bandwidth_share: bytes that
     a token of plain decoding has to read, over the bytes that this machine reads in the time it
     took; None where a token is not a pass. loop_overhead: of the decode time, the share outside
     model passes. by_drafter: in the order of the recipe."""
 
-    peer: str
+    system: str
     engine: str
     ms_per_token: float
     ms_per_token_quartiles: tuple[float, float]
@@ -86,35 +86,39 @@ def run_benchmark(
     contexts: Sequence[int] = (),
     progress: BenchProgress = lambda done, total: None,
 ) -> list[BenchRow]:
-    """Greedy decoding of each request by every peer, then of each context length."""
-    for peer in systems:
+    """Greedy decoding of each request by every system, then of each context length."""
+    for system in systems:
         for _ in range(2):  # kernels are chosen, graphs recorded, pages touched
-            peer.run(requests[0].prompt_ids, min(requests[0].new_tokens, 24))
-    runs: dict[str, list[list[SystemRun]]] = {peer.name: [[] for _ in requests] for peer in systems}
+            system.run(requests[0].prompt_ids, min(requests[0].new_tokens, 24))
+    runs: dict[str, list[list[SystemRun]]] = {
+        system.name: [[] for _ in requests] for system in systems
+    }
     total, done = repeats * (len(requests) + len(contexts)), 0
     for repeat in range(repeats):
         for p, request in enumerate(requests):
-            for peer in _rotate(systems, p + repeat):
-                runs[peer.name][p].append(peer.run(request.prompt_ids, request.new_tokens))
+            for system in _rotate(systems, p + repeat):
+                runs[system.name][p].append(system.run(request.prompt_ids, request.new_tokens))
             progress(done := done + 1, total)
     paces = _time_contexts(systems, requests, contexts, repeats, lambda: progress(done, total))
     longest = max(requests, key=lambda r: len(r.prompt_ids) + r.new_tokens)
     peaks = {
-        peer.name: measure_peak_memory(
-            lambda peer=peer: peer.run(longest.prompt_ids, longest.new_tokens),  # type: ignore[misc]
-            peer.model.spec.device,
+        system.name: measure_peak_memory(
+            lambda system=system: system.run(longest.prompt_ids, longest.new_tokens),  # type: ignore[misc]
+            system.model.spec.device,
         )
-        for peer in systems
+        for system in systems
     }
     bandwidth = measure_bandwidth(systems[0].model.spec.device, systems[0].model.read_bytes)
     times = {
-        peer.name: time_passes_of(peer, requests[:8])
-        for peer in systems
-        if isinstance(peer, SkipsearchSystem)
+        system.name: time_passes_of(system, requests[:8])
+        for system in systems
+        if isinstance(system, SkipsearchSystem)
     }
     return [
-        _make_bench_row(peer, systems, requests, runs, paces[peer.name], peaks, bandwidth, times)
-        for peer in systems
+        _make_bench_row(
+            system, systems, requests, runs, paces[system.name], peaks, bandwidth, times
+        )
+        for system in systems
     ]
 
 
@@ -135,15 +139,15 @@ def _time_contexts(
     """
     text = [t for request in requests for t in request.prompt_ids]
     most = systems[0].model.spec.context_length
-    paces: dict[str, dict[int, list[float]]] = {peer.name: {} for peer in systems}
+    paces: dict[str, dict[int, list[float]]] = {system.name: {} for system in systems}
     for repeat in range(repeats):
         for c in contexts:
             if most is not None and c + CONTEXT_TOKENS > most:
                 continue
             prompt = (text * (c // len(text) + 1))[:c]
-            for peer in _rotate(systems, repeat):
-                run = peer.run(prompt, CONTEXT_TOKENS)
-                paces[peer.name].setdefault(c, []).append(
+            for system in _rotate(systems, repeat):
+                run = system.run(prompt, CONTEXT_TOKENS)
+                paces[system.name].setdefault(c, []).append(
                     1e3 * run.decode_s / (len(run.tokens) - 1)
                 )
             step()
@@ -183,7 +187,7 @@ def _make_bench_row(
     )
     typical = median(pace)
     return BenchRow(
-        peer=system.name,
+        system=system.name,
         engine=system.engine,
         ms_per_token=typical,
         ms_per_token_quartiles=(pace[len(pace) // 4], pace[3 * len(pace) // 4]),
@@ -242,7 +246,7 @@ def _paired_speedup(baseline: list[list[SystemRun]], ours: list[list[SystemRun]]
 def _plain_pass_s(
     system: System, systems: Sequence[System], pass_times: dict[str, PassTimes]
 ) -> float | None:
-    """Seconds of a plain pass by the engine of this peer, if that took part."""
+    """Seconds of a plain pass by the engine of this system, if that took part."""
     plain = [
         other for other in systems if other.name.startswith("plain") and other.model is system.model
     ]

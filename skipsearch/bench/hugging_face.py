@@ -55,11 +55,11 @@ class HFGenerate:
             )
         if name == "hf-compile" and model.spec.device.type != "cuda":
             raise DecodeError(
-                "the peer hf-compile cannot take part on a CPU: transformers compiles static-cache "
+                "the system hf-compile cannot take part on a CPU: transformers compiles static-cache "
                 "decoding on GPUs only"
             )
         self.model, self.device = hf_model, model.spec.device
-        # Not `min_new_tokens`: that forbids the end-of-sequence token, which the other peers may
+        # Not `min_new_tokens`: that forbids the end-of-sequence token, which the other systems may
         # write and go on behind. Not None either: `generate` would fill in the model's own. So the
         # id that no token has.
         self.config = copy.deepcopy(hf_model.generation_config)

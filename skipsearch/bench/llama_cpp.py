@@ -46,7 +46,7 @@ class LlamaCpp:
             import llama_cpp
         except ImportError:
             raise DecodeError(
-                "the peer llama-cpp needs llama-cpp-python and gguf: pip install "
+                "the system llama-cpp needs llama-cpp-python and gguf: pip install "
                 "'skipsearch[llama-cpp]'"
             ) from None
         self.api: Any = llama_cpp

@@ -122,14 +122,14 @@ class _TimedModel:
         return scored
 
 
-def time_passes_of(peer: SkipsearchSystem, requests: Sequence[BenchRequest]) -> PassTimes:
+def time_passes_of(system: SkipsearchSystem, requests: Sequence[BenchRequest]) -> PassTimes:
     """Of one more run of these requests."""
-    loop, times = peer.decoder.loop, PassTimes()
+    loop, times = system.decoder.loop, PassTimes()
     real = loop.model
     try:
         for request in requests:
             loop.model = _TimedModel(real, len(request.prompt_ids), times)
-            times.total_s += peer.decoder.generate(
+            times.total_s += system.decoder.generate(
                 request.prompt_ids, request.new_tokens, ignore_eos=True
             ).stats.decode_seconds
     finally:

@@ -31,7 +31,7 @@ PROFILE_SYSTEMS = (
     *(f"profile:{kind}" for kind in DRAFTERS),
 )  # recipe: another name of profile
 OWN_SYSTEMS = ("plain", "skip", "lookup", "lookup+skip", *PROFILE_SYSTEMS)
-LOOKUP_SPEC = Lookup(min_match=2, draft_length=8)  # of the peers `lookup` and `lookup+skip`
+LOOKUP_SPEC = Lookup(min_match=2, draft_length=8)  # of the systems `lookup` and `lookup+skip`
 SKIP_DRAFT_LENGTH = 4  # of `skip` and `lookup+skip`
 SYSTEMS = (
     *OWN_SYSTEMS,
@@ -45,7 +45,7 @@ ModelLoader = Callable[[str], ModelAdapter]
 
 @dataclass(frozen=True)
 class SystemRun:
-    """One peer on one prompt. first_token_s: seconds until the first token; decode_s: seconds of
+    """One system on one prompt. first_token_s: seconds until the first token; decode_s: seconds of
     those behind it.
     """
 
@@ -63,7 +63,7 @@ class System(Protocol):
     model: ModelAdapter
 
     def run(self, prompt: Sequence[int], new_tokens: int) -> SystemRun:
-        """Exactly `new_tokens` greedy tokens, whatever they are, so that all peers do the same
+        """Exactly `new_tokens` greedy tokens, whatever they are, so that all systems do the same
         work.
         """
 
@@ -104,29 +104,29 @@ def make_systems(
     load_model: ModelLoader,
     exact: bool = False,
 ) -> list[System]:
-    """engine: of the peers that name none. load_model: a model by engine, the same object for the
+    """engine: of the systems that name none. load_model: a model by engine, the same object for the
     same name. Of `PLAIN_WEIGHTS`, in Hugging Face's modules whatever the quantization, llama.cpp
     makes its 8 bits where the engine has 8 bits. exact: of ours.
 
-    Raises: DecodeError for an unknown peer, one named twice, or one that the profile does not say
+    Raises: DecodeError for an unknown system, one named twice, or one that the profile does not say
     how to make; ModelError where an engine cannot drive the model."""
-    peers: list[System] = []
+    systems: list[System] = []
     llama: LlamaCpp | None = None
     taken: list[str] = []
     for name in names:
         kind, at, other = name.partition("@")
         other = canonical_name(other)
         if f"{kind}{at}{other}" not in SYSTEMS:
-            raise DecodeError(unknown_name("peer", name, SYSTEMS))
+            raise DecodeError(unknown_name("system", name, SYSTEMS))
         kind = "profile" if kind == "recipe" else kind
         if f"{kind}@{other}" in taken:
             raise DecodeError(
-                f"the peer {name} is named "
+                f"the system {name} is named "
                 f"twice{' (recipe is profile)' if kind == 'profile' else ''}; one run of it serves"
             )
         taken.append(f"{kind}@{other}")
         if name in GENERATE_VARIANTS:
-            peers.append(
+            systems.append(
                 ExternalSystem(name, "hf", load_model("hf"), HFGenerate(name, load_model("hf")))
             )
             continue
@@ -136,19 +136,19 @@ def make_systems(
             llama = llama or LlamaCpp(
                 load_model(PLAIN_WEIGHTS) if eight_bits else theirs, eight_bits
             )
-            peers.append(
+            systems.append(
                 ExternalSystem(name, "llama.cpp", theirs, LlamaGenerate(name, llama))
             )  # its weights take as many bytes
             continue
         if kind in PROFILE_SYSTEMS and profile is None:
-            raise DecodeError(f"the peer `{name}` needs --profile FILE")
+            raise DecodeError(f"the system `{name}` needs --profile FILE")
         model = load_model(other or engine)
         recipe = (
             _recipe_from_profile(name, kind, profile, model)
             if profile and kind in PROFILE_SYSTEMS
             else _unsearched_recipe(kind, model.spec.n_layers)
         )
-        peers.append(
+        systems.append(
             SkipsearchSystem(
                 name,
                 Decoder(
@@ -159,7 +159,7 @@ def make_systems(
                 ),
             )
         )
-    return peers
+    return systems
 
 
 def _recipe_from_profile(name: str, kind: str, profile: Profile, model: ModelAdapter) -> Recipe:
@@ -173,9 +173,9 @@ def _recipe_from_profile(name: str, kind: str, profile: Profile, model: ModelAda
     chosen = tuple(drafter for drafter in drafters if drafter.kind == part)
     if not chosen:
         raise DecodeError(
-            f"the peer `{name}` needs a profile that drafts by {part}, and this one's recipe is "
+            f"the system `{name}` needs a profile that drafts by {part}, and this one's recipe is "
             f"{profile.recipe}: leave that "
-            "peer out"
+            "system out"
         )
     return Recipe(chosen)
 

@@ -79,13 +79,13 @@ def bench(
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Number of hold-out prompts.")] = 16,
     repeats: Annotated[
-        int, typer.Option(min=1, help="How often each peer decodes each prompt.")
+        int, typer.Option(min=1, help="How often each system decodes each prompt.")
     ] = 3,
     batch: Annotated[
         str | None,
         typer.Option(
             help="Decode this many requests side by side, such as 1,2,4,8, instead of one after"
-            " the other. Takes our own peers only; default: plain, profile."
+            " the other. Takes our own systems only; default: plain, profile."
         ),
     ] = None,
     save: Annotated[
@@ -110,7 +110,7 @@ def bench(
     ] = False,
     exact: Annotated[
         bool,
-        typer.Option("--exact", help="Run our peers with --exact, in passes of one fixed shape."),
+        typer.Option("--exact", help="Run our systems with --exact, in passes of one fixed shape."),
     ] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the result into a .png, .svg or .pdf file.")
@@ -133,7 +133,7 @@ def bench(
     require_usage(methods or not modules, "--modules goes with --methods")
     require_usage(
         not (methods and (systems or profile or contexts or costs or picture or batch)),
-        "--methods has its own peers: give --model and --task",
+        "--methods has its own systems: give --model and --task",
     )
     if methods:
         _print_methods_table(
@@ -157,7 +157,7 @@ def bench(
     require_usage(
         not sizes
         or not any(
-            peer.strip().startswith(("hf-", "llama-cpp")) for peer in (systems or "").split(",")
+            system.strip().startswith(("hf-", "llama-cpp")) for system in (systems or "").split(",")
         ),
         OWN_SYSTEMS_ONLY,
     )  # before a model is loaded
@@ -255,7 +255,7 @@ def bench(
         id(p.llama): p.llama
         for p in contenders
         if isinstance(p, ExternalSystem) and p.llama is not None
-    }  # its peers share one
+    }  # its systems share one
     table = [
         row
         for context in sorted({COSTS_CONTEXT_TOKENS, *lengths} if costs else ())
@@ -316,14 +316,14 @@ def _print_batch_table(
     from skipsearch.errors import ProfileError
     from skipsearch.profile import save_profile
 
-    ours = [peer for peer in systems if isinstance(peer, SkipsearchSystem)]
+    ours = [system for system in systems if isinstance(system, SkipsearchSystem)]
     require_usage(len(ours) == len(systems), OWN_SYSTEMS_ONLY)
     path, profile = save_to or (None, None)
     if profile is not None and (
-        profile.measured is None or "profile" not in [peer.name for peer in ours]
+        profile.measured is None or "profile" not in [system.name for system in ours]
     ):
         raise ProfileError(
-            "--save needs a profile that was measured, and the peers plain and profile: "
+            "--save needs a profile that was measured, and the systems plain and profile: "
             "`skipsearch tune` makes one"
         )
     with ProgressBar(err) as bar:

@@ -27,11 +27,11 @@ ROWS_SHOWN = (2, 3, 4, 6, 8, 12, 16)
 
 def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
     """Three tables, each narrow enough for 80 columns, and what their headings mean."""
-    first = rows[0].peer
-    table = _make_table("peer", "engine", "ms/token", f"× {first}", "95 %", "identical")
+    first = rows[0].system
+    table = _make_table("system", "engine", "ms/token", f"× {first}", "95 %", "identical")
     for r in rows:
         table.add_row(
-            r.peer,
+            r.system,
             r.engine,
             _format_ms(r.ms_per_token),
             f"{r.speedup.mean:.2f}",
@@ -41,12 +41,12 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
     console.print(table)
     console.print()
     table = _make_table(
-        "peer", "quartiles", "first token", "tokens/s", "with prefill", "memory", "M", "read"
+        "system", "quartiles", "first token", "tokens/s", "with prefill", "memory", "M", "read"
     )
     for r in rows:
         memory = "" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.0f} MB"
         table.add_row(
-            r.peer,
+            r.system,
             "–".join(map(_format_ms, r.ms_per_token_quartiles)),
             f"{r.first_token_ms:.0f} ms",
             f"{r.tokens_per_second:.0f}",
@@ -57,10 +57,10 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
         )
     console.print(table)
     console.print()
-    table = _make_table("peer", "τ", "α", "accepted", "β", "v", "closed form", "loop")
+    table = _make_table("system", "τ", "α", "accepted", "β", "v", "closed form", "loop")
     for r in rows:
         table.add_row(
-            r.peer,
+            r.system,
             _format_number(r.tau),
             _format_number(r.alpha),
             _format_share(r.accepted_fraction),
@@ -74,13 +74,13 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
     _print_breakdown(
         console,
         "context",
-        {r.peer: {str(c): _format_ms(ms) for c, ms in r.by_context.items()} for r in rows},
+        {r.system: {str(c): _format_ms(ms) for c, ms in r.by_context.items()} for r in rows},
         "ms/token",
     )
     _print_breakdown(
         console,
         "category",
-        {r.peer: {g: f"{e.mean:.2f}" for g, e in r.by_group.items()} for r in rows},
+        {r.system: {g: f"{e.mean:.2f}" for g, e in r.by_group.items()} for r in rows},
         f"× {first}",
     )
     console.print()
@@ -89,13 +89,13 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
 
 
 def print_batches(console: Terminal, rows: Sequence[BatchRow]) -> None:
-    """× plain: over the first peer with as many requests; throughput: tokens a second over those of
+    """× plain: over the first system with as many requests; throughput: tokens a second over those of
     the first line.
     """
-    first = rows[0].peer
+    first = rows[0].system
     table = _make_table(
         "requests",
-        "peer",
+        "system",
         "engine",
         "tokens/s",
         "throughput",
@@ -107,7 +107,7 @@ def print_batches(console: Terminal, rows: Sequence[BatchRow]) -> None:
     for r in rows:
         table.add_row(
             str(r.requests),
-            r.peer,
+            r.system,
             r.engine,
             f"{r.tokens_per_second:.0f}",
             f"{r.against_one:.2f}×",
@@ -147,11 +147,11 @@ def _print_drafters(console: Terminal, rows: Sequence[BenchRow]) -> None:
     if all(len(r.by_drafter) < 2 for r in rows):
         return
     console.print()
-    table = _make_table("peer", "drafter", "of rounds", "drafted", "α", "accepted", "copied")
+    table = _make_table("system", "drafter", "of rounds", "drafted", "α", "accepted", "copied")
     for r in rows:
         for i, d in enumerate(r.by_drafter):
             table.add_row(
-                r.peer if i == 0 else "",
+                r.system if i == 0 else "",
                 d.kind,
                 _format_share(d.share),
                 str(d.drafted),
@@ -170,13 +170,13 @@ def _print_breakdown(
         return
     console.print()
     table = _make_table(f"{unit} by {what}", *columns)
-    for peer, row in cells.items():
-        table.add_row(peer, *(row.get(c, "") for c in columns))
+    for system, row in cells.items():
+        table.add_row(system, *(row.get(c, "") for c in columns))
     console.print(table)
 
 
 def _make_table(*headings: str) -> Table:
-    """Where it is too wide for the terminal, names of peers go on in the next line, and nothing is
+    """Where it is too wide for the terminal, names of systems go on in the next line, and nothing is
     cut.
     """
     return Table(

@@ -22,7 +22,9 @@ class Sensitivity(FixedOrderSearcher):
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
         loss = log_losses(
             problem,
-            require(problem.evidence.single_skip_acceptance, "single_skip_acceptance", "sensitivity"),
+            require(
+                problem.evidence.single_skip_acceptance, "single_skip_acceptance", "sensitivity"
+            ),
         )
         order = sorted(range(len(loss)), key=lambda u: (loss[u], u))
         return (problem.mask_of(order[:count]) for count in coarse_to_fine(len(order)))
