@@ -1,5 +1,6 @@
-"""A Llama-shaped model as a GGUF file, for llama.cpp to run the same weights. It gets no
-vocabulary: tokens go in and logits come out.
+"""Write a Llama model as a GGUF file, so that llama.cpp runs the same weights.
+
+The file has no vocabulary: llama.cpp gets token ids and returns logits.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ Q8_0 = "Q8_0"
 
 
 def unsupported_reason(model: Any, int8: bool = False) -> str | None:
-    """What keeps a Hugging Face model from being written, as half a sentence; None if nothing
-    does.
-    """
+    """Return why a Hugging Face model cannot be written, as half a sentence; None if it can."""
     config = model.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if config.model_type != "llama":
@@ -42,14 +41,14 @@ def unsupported_reason(model: Any, int8: bool = False) -> str | None:
 
 
 def write_gguf(model: Any, path: Path, int8: bool = False) -> None:
-    """model: a LlamaForCausalLM. Matrices keep their dtype, vectors become float32, as llama.cpp's
-    own converter has it.
+    """Write a LlamaForCausalLM as a GGUF file.
 
-    int8: matrices become Q8_0, of the very numbers and scales that the engine native has of them;
-    an embedding of its own stays.
+    Matrices keep their dtype and vectors become float32, as in llama.cpp's own converter.
+    int8: matrices become Q8_0, with the same numbers and scales that engine `native` uses. An
+        untied embedding keeps its dtype.
 
-    Raises: DecodeError for a model that it is not written for; ImportError without the package
-    gguf."""
+    Raises: DecodeError for an unsupported model; ImportError if the package gguf is not installed.
+    """
     import gguf
 
     if reason := unsupported_reason(model, int8):
@@ -73,12 +72,14 @@ def write_gguf(model: Any, path: Path, int8: bool = False) -> None:
     writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, weight in model.named_parameters():  # a tied head is none of them
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        of = next((count for part, count in heads.items() if f".{part}." in name), None)
-        weight = weight.detach() if of is None else _interleave_halves(weight.detach(), of)
+    for name, weight in model.named_parameters():  # a tied head is not listed
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        n_heads = next((count for part, count in heads.items() if f".{part}." in name), None)
+        weight = (
+            weight.detach() if n_heads is None else _interleave_halves(weight.detach(), n_heads)
+        )
         matrix = weight.ndim == 2 and (config.tie_word_embeddings or "embed_tokens" not in name)
-        _add_tensor(writer, found, weight, Q8_0 if int8 and matrix else kind)
+        _add_tensor(writer, gguf_name, weight, Q8_0 if int8 and matrix else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -86,13 +87,15 @@ def write_gguf(model: Any, path: Path, int8: bool = False) -> None:
 
 
 def _interleave_halves(weight: Tensor, heads: int) -> Tensor:
-    """Rows of queries or keys in the order of llama.cpp, which turns neighbours where Hugging Face
-    turns halves of a head.
+    """Return the rows of a query or key matrix in llama.cpp's order.
+
+    llama.cpp rotates adjacent pairs of a head, Hugging Face pairs of its first and second half.
     """
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def _add_tensor(writer: Any, name: str, weight: Tensor, kind: str) -> None:
+    """Add one tensor to the file, as Q8_0, float32 or the dtype of the model."""
     import gguf
     import numpy as np
 
@@ -109,8 +112,9 @@ def _add_tensor(writer: Any, name: str, weight: Tensor, kind: str) -> None:
 
 
 def quantise_q8_0(weight: Tensor) -> Any:
-    """[out, in] as GGUF has it: bytes [out, n], of each block of 32 inputs a scale in float16 and
-    the numbers.
+    """Quantize a matrix [out, in] to Q8_0. Returns bytes [out, n].
+
+    Each block of 32 inputs is a float16 scale followed by 32 int8 numbers.
     """
     numbers, scales = quantize_q8(weight)
     blocks = numbers.view(torch.uint8).unflatten(1, (-1, GROUP_SIZE))

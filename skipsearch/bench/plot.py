@@ -1,4 +1,4 @@
-"""A benchmark as a picture: time per token by system, and by context where that was measured."""
+"""Draw a benchmark: time per token by system, and by context length if that was measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ SUFFIXES = (".png", ".svg", ".pdf")
 def check_plot_file(
     file: Path, inputs: Mapping[str, Iterable[Path]] = MappingProxyType({})
 ) -> None:
-    """Find out before the measurement that `file` cannot be drawn. inputs: as of `check_writable`.
+    """Check before the measurement that a picture can be written to `file`.
+
+    inputs: files that must not be overwritten, by option, as for `check_writable`.
+
     Raises: DecodeError.
     """
     if file.suffix.lower() not in SUFFIXES:
@@ -29,8 +32,9 @@ def check_plot_file(
 
 
 def plot_rows(rows: Sequence[BenchRow], title: str, file: Path) -> None:
-    """Write a .png, .svg or .pdf, whole or not at all. Raises: DecodeError without matplotlib, or
-    where the file cannot be written.
+    """Write the picture as .png, .svg or .pdf, in one atomic step.
+
+    Raises: DecodeError if matplotlib is not installed or the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
