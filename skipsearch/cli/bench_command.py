@@ -1,4 +1,4 @@
-"""`skipsearch bench`: side by side, in one run."""
+"""`skipsearch bench`: compare systems in one interleaved run."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ def bench(
     ] = False,
     contexts: Annotated[
         str | None,
-        typer.Option(help="Measure behind contexts of these lengths too, such as 128,1024,4096."),
+        typer.Option(help="Measure after contexts of these lengths too, such as 128,1024,4096."),
     ] = None,
     costs: Annotated[
         bool,
         typer.Option(
             "--costs",
-            help="Also measure β of half the sub-layers and v by rows, for each engine, "
-            "behind 128 tokens and each of --contexts.",
+            help="Also measure β of half the sub-layers and v by number of tokens, for each "
+            "engine, after 128 tokens and each of --contexts.",
         ),
     ] = False,
     exact: Annotated[
@@ -196,9 +196,8 @@ def bench(
 
     def by_engine(name: str) -> ModelAdapter:
         if name == PLAIN_WEIGHTS:
-            return load_model_and_engine(
-                chosen, device, dtype, "hf", threads
-            )  # not held any longer than it is needed
+            # Not kept in `opened`, to free its memory after use.
+            return load_model_and_engine(chosen, device, dtype, "hf", threads)
         if name not in opened:
             adapter = load_model_and_engine(
                 chosen,
@@ -255,7 +254,7 @@ def bench(
         id(p.llama): p.llama
         for p in contenders
         if isinstance(p, ExternalSystem) and p.llama is not None
-    }  # its systems share one
+    }  # all llama.cpp systems share one
     table = [
         row
         for context in sorted({COSTS_CONTEXT_TOKENS, *lengths} if costs else ())
@@ -304,8 +303,9 @@ def _print_batch_table(
     save_to: tuple[Path | None, Profile | None] | None,
     as_json: bool,
 ) -> None:
-    """The table of batches. save_to: where the profile lies, and the profile, if it is to say what
-    was found.
+    """Run the benchmark of batch sizes and print its table, or JSON.
+
+    save_to: path of the profile and the profile, if the result is to be saved in it.
     """
     from skipsearch.bench import add_batch_speedups
     from skipsearch.bench import run_batch_benchmark as run
@@ -359,7 +359,7 @@ def _print_methods_table(
     model_options: tuple[Any, ...],
     as_json: bool,
 ) -> None:
-    """The table of methods, as Markdown for people."""
+    """Run the comparison of all methods and print it as Markdown, or as JSON."""
     from skipsearch.bench.method_table import compare_methods as run
     from skipsearch.bench.method_table import to_markdown, to_report_data
     from skipsearch.cli.consoles import err, out, print_json
@@ -387,7 +387,10 @@ def _print_methods_table(
 def _make_requests(
     model: ModelAdapter, task: str, data: Path | None, n_requests: int
 ) -> tuple[str, list[BenchRequest]]:
-    """(what they are, requests): the task's, or random ones for a model that reads no text."""
+    """Return (name of the prompts, requests).
+
+    They are the task's hold-out prompts, or random token ids for a model without a tokenizer.
+    """
     from skipsearch.bench import make_random_requests, make_task_requests
     from skipsearch.replay.workload import context_warnings, make_workload
     from skipsearch.tasks import load_task
@@ -402,7 +405,7 @@ def _make_requests(
 
 
 def _balance_categories(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """So many prompts, as many of each category as there are; without categories the first ones."""
+    """Return `count` prompts, in equal numbers of each category; without categories the first ones."""
     waiting = {
         c: [p for p in prompts if p.category == c]
         for c in dict.fromkeys(p.category for p in prompts)
@@ -414,9 +417,10 @@ def _balance_categories(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 
 def _parse_numbers(text: str | None, option: str, example: str) -> list[int]:
-    found = [part.strip() for part in text.split(",")] if text else []
+    """Parse numbers separated by commas. Raises: BadParameter."""
+    parts = [part.strip() for part in text.split(",")] if text else []
     require_usage(
-        all(part.isdigit() and int(part) > 0 for part in found),
+        all(part.isdigit() and int(part) > 0 for part in parts),
         f"{option} is {text!r}; write numbers with commas between them, such as {example}",
     )
-    return [int(part) for part in found]
+    return [int(part) for part in parts]

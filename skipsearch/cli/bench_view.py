@@ -26,7 +26,7 @@ ROWS_SHOWN = (2, 3, 4, 6, 8, 12, 16)
 
 
 def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
-    """Three tables, each narrow enough for 80 columns, and what their headings mean."""
+    """Print three tables, each narrow enough for 80 columns, and a legend of their headings."""
     first = rows[0].system
     table = _make_table("system", "engine", "ms/token", f"× {first}", "95 %", "identical")
     for r in rows:
@@ -89,8 +89,10 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
 
 
 def print_batches(console: Terminal, rows: Sequence[BatchRow]) -> None:
-    """× plain: over the first system with as many requests; throughput: tokens a second over those of
-    the first line.
+    """Print the table of batch sizes.
+
+    The column × FIRST is the speedup over the first system at the same batch size. Throughput is
+    tokens per second over those of the first line.
     """
     first = rows[0].system
     table = _make_table(
@@ -120,6 +122,7 @@ def print_batches(console: Terminal, rows: Sequence[BatchRow]) -> None:
 
 
 def print_costs(console: Terminal, rows: Sequence[CostRow]) -> None:
+    """Print the draft and verify costs of each engine, if they were measured."""
     if not rows:
         return
     console.print()
@@ -141,8 +144,9 @@ def print_costs(console: Terminal, rows: Sequence[CostRow]) -> None:
 
 
 def _print_drafters(console: Terminal, rows: Sequence[BenchRow]) -> None:
-    """Who drafted what, where a recipe has several drafters; of one alone the table above says
-    it.
+    """Print what each drafter did, if a recipe has several.
+
+    For a single drafter the tables above have the same figures.
     """
     if all(len(r.by_drafter) < 2 for r in rows):
         return
@@ -165,6 +169,7 @@ def _print_drafters(console: Terminal, rows: Sequence[BenchRow]) -> None:
 def _print_breakdown(
     console: Terminal, what: str, cells: dict[str, dict[str, str]], unit: str
 ) -> None:
+    """Print a table of one figure by context length or by category; nothing if it has no column."""
     columns = list(dict.fromkeys(c for row in cells.values() for c in row))
     if not columns:
         return
@@ -176,8 +181,9 @@ def _print_breakdown(
 
 
 def _make_table(*headings: str) -> Table:
-    """Where it is too wide for the terminal, names of systems go on in the next line, and nothing is
-    cut.
+    """Return an empty table.
+
+    If it is wider than the terminal, system names wrap; no cell is truncated.
     """
     return Table(
         *(Column(heading, overflow="fold", no_wrap=i > 0) for i, heading in enumerate(headings)),
@@ -187,7 +193,7 @@ def _make_table(*headings: str) -> Table:
 
 
 def _format_ms(value: float) -> str:
-    """Milliseconds, with four or five digits."""
+    """Return milliseconds with four or five digits."""
     return f"{value:.{2 if value < 100 else 1 if value < 1000 else 0}f}"
 
 

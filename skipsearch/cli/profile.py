@@ -56,12 +56,12 @@ def list_command(
             with err.even_if_quiet():
                 err.print(f"warning: {entry.error}", style="yellow")
             continue
-        found = entry.profile
-        out.print(f"{entry.path}")  # whole, on a line of its own, so that it can be copied
+        profile = entry.profile
+        out.print(f"{entry.path}")  # on a line of its own, so that it can be copied
         out.print(
-            f"    {found.model.id}, {found.task.name}: {found.recipe.shape}, "
-            f"{format_speedup(found)}; {found.model.dtype or 'any dtype'}; "
-            f"device: {describe_device(found)} ({entry.source.label})"
+            f"    {profile.model.id}, {profile.task.name}: {profile.recipe.shape}, "
+            f"{format_speedup(profile)}; {profile.model.dtype or 'any dtype'}; "
+            f"device: {describe_device(profile)} ({entry.source.label})"
         )
     if not any(entry.profile for entry in listed):
         err.print(
@@ -134,11 +134,11 @@ def diff(
     from skipsearch.profile import load_profile
     from skipsearch.profile.compare import compare_profiles
 
-    found = compare_profiles(load_profile(a), load_profile(b))
+    difference = compare_profiles(load_profile(a), load_profile(b))
     if as_json:
-        print_json(found.as_dict())
+        print_json(difference.as_dict())
     else:
-        out.print(*found.format_lines(), sep="\n")
+        out.print(*difference.format_lines(), sep="\n")
 
 
 @app.command(short_help="Rewrite a profile in the current version.")
@@ -209,7 +209,7 @@ def pull(
 
     pulled = pull_profiles(address, signed)
     for refusal in pulled.rejections:
-        err.print(f"left behind: {refusal}", style="yellow")
+        err.print(f"rejected: {refusal}", style="yellow")
     if as_json:
         print_json(
             {
