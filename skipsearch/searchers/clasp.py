@@ -1,6 +1,4 @@
-"""`clasp`: a dynamic programme over hidden states that keeps the draft's residual stream close to
-the full model's.
-"""
+"""`clasp`: a dynamic program that keeps the draft's hidden states close to the full model's."""
 
 from __future__ import annotations
 
