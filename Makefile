@@ -1,5 +1,5 @@
 # make demo   tune, write a profile and decode with it, on the model that comes with the package
-# make test   lint code and texts, type-check, test
+# make test   lint code, texts and words, type-check, test
 # make thorough   the tests that decode for long, which `make test` leaves to CI
 # make gpu    by hand, where there is a GPU: its tests, benchmarks of models of 8 M to 13 B parameters, a search; results in build/gpu/
 # All install what they need into .venv/ first. PYTHON=… chooses the interpreter (3.11 or newer).
@@ -36,6 +36,7 @@ demo: .venv/installed
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/python tools/check_text.py
+	$(BIN)/python tools/check_words.py
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 

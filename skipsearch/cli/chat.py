@@ -131,12 +131,12 @@ def _print_answer(conversation: Conversation, text: str) -> None:
 
     with _interruptible() as stopped:
         try:
-            pieces = conversation.send(text)
-            for piece in pieces:
-                sys.stdout.write(for_stream(piece, sys.stdout))
+            answer = conversation.send(text)
+            for part in answer:
+                sys.stdout.write(for_stream(part, sys.stdout))
                 sys.stdout.flush()
                 if stopped:
-                    pieces.close()  # type: ignore[attr-defined]
+                    answer.close()  # type: ignore[attr-defined]
                     break
             print(" [stopped]" if stopped else "", flush=True)
         except KeyboardInterrupt:

@@ -112,11 +112,11 @@ def validate(
                 for entry in checked
             ]
         )
-    faults = [entry.error for entry in checked if entry.error]
-    for fault in faults:
-        err.print(fault)
-    if faults:
-        raise ProfileError(f"{len(faults)} of {len(checked)} profiles are not valid")
+    errors = [entry.error for entry in checked if entry.error]
+    for error in errors:
+        err.print(error)
+    if errors:
+        raise ProfileError(f"{len(errors)} of {len(checked)} profiles are not valid")
     if not as_json:
         out.print(f"{len(checked)} valid")
 
@@ -204,7 +204,7 @@ def pull(
 
     Fetch the profiles of a Git repository into the user folder, where --profile auto finds them.
     Only valid *.yaml files under profiles/ are kept; nothing in the repository is executed and no
-    link is followed. The commit is stored beside them."""
+    link is followed. The commit is stored next to them."""
     from skipsearch.profile.pull import pull_repository as pull_profiles
 
     pulled = pull_profiles(address, signed)

@@ -58,7 +58,7 @@ class Terminal(Console):
     """A console that shows text from outside as text.
 
     A string is one line, whatever it contains; `print_block` prints several. `print` reads markup
-    only if it is told to, for our own words.
+    only if its argument `markup` is set, for our own words.
     """
 
     def __init__(self, **options: Any):

@@ -212,24 +212,24 @@ class _EventReader:
         )
 
     def _read_map(self, path: KeyPath, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        begins = self.document.lines[path]
+        entries: dict[str, Any] = {}
+        first_line = self.document.lines[path]
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key = self._read_value(event, path, depth + 1)
             if not isinstance(key, str):
                 raise self._make_error(event, path, "a key must be a word")
-            if key in found:
+            if key in entries:
                 raise self._make_error(event, (*path, key), "this key is written twice; keep one")
-            found[key] = self._read_value(next(self.events), (*path, key), depth + 1)
+            entries[key] = self._read_value(next(self.events), (*path, key), depth + 1)
             self.document.lines[(*path, key)] = event.start_mark.line + 1
-            self.document.lines[path] = begins  # and not where its last key was read
-        return found
+            self.document.lines[path] = first_line  # and not that of its last key
+        return entries
 
     def _read_list(self, path: KeyPath, depth: int) -> list[Any]:
-        found: list[Any] = []
+        items: list[Any] = []
         while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
-            found.append(self._read_value(event, (*path, len(found)), depth + 1))
-        return found
+            items.append(self._read_value(event, (*path, len(items)), depth + 1))
+        return items
 
     def _read_plain_scalar(self, event: Any, path: KeyPath) -> Any:
         text: str = event.value

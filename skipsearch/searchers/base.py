@@ -59,7 +59,7 @@ class Evidence:
 
 
 def require(evidence: T | None, name: str, searcher: str) -> T:
-    """Return a piece of evidence that a searcher needs.
+    """Return evidence that a searcher needs.
 
     Raises: SearchError if it was not measured.
     """

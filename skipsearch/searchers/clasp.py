@@ -70,10 +70,10 @@ def _sweep_counts(problem: SearchProblem, states: Tensor, probe: LayerProbe) -> 
     ways = [
         [
             SkipMask.from_sublayers(problem.n_layers, skipped(count))
-            for count in coarse_to_fine(programme.n_skippable)
+            for count in coarse_to_fine(program.n_skippable)
         ]
-        for programme in (by_sublayer, by_layer)
-        if programme
-        for skipped in (programme.solve_by_mean, programme.solve_by_votes)
+        for program in (by_sublayer, by_layer)
+        if program
+        for skipped in (program.solve_by_mean, program.solve_by_votes)
     ]
     yield from (mask for mask in chain.from_iterable(zip_longest(*ways)) if mask is not None)

@@ -187,7 +187,7 @@ class GuardedProtocol(H11Protocol):
         self._start_timer(None if what is None else self._seconds[what])
 
     def _start_timer(self, seconds: float | None) -> None:
-        """Start the timeout anew; None: stop it."""
+        """Restart the timeout; None: stop it."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -225,12 +225,12 @@ def _free_descriptors() -> int:
 
 def _refusal(max_open: int) -> bytes:
     """Return the bytes of a 503 response."""
-    fault = APIError(
+    error = APIError(
         503,
         f"{max_open} connections are busy, the most that this server keeps: try again soon",
         code="too_many_connections",
     )
-    body = json.dumps(fault.body).encode()
+    body = json.dumps(error.body).encode()
     return (
         b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: "
         b"%d\r\nRetry-After: 1\r\n"
