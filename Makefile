@@ -1,5 +1,5 @@
 # make demo   tune, write a profile and decode with it, on the model that comes with the package
-# make test   lint code and texts, type-check, test
+# make test   lint code, texts and words, type-check, test
 # make thorough   the tests that decode for long, which `make test` leaves to CI
 # make gpu    by hand, where there is a GPU: its tests, benchmarks of models of 8 M to 13 B parameters, a search; results in build/gpu/
 # All install what they need into .venv/ first. PYTHON=… chooses the interpreter (3.11 or newer).
@@ -20,12 +20,12 @@ GPU := build/gpu
 # A step that fails does not stop the next ones, so that one run shows as much as it can. DEVICE=cpu rehearses the commands.
 DEVICE ?= cuda
 SHAPES ?= demo synthetic:22x2048 synthetic:llama-2-7b synthetic:llama-2-13b
-PEERS_cuda := plain@graph,plain@lean,plain@hf,hf-generate,hf-compile
-PEERS_cpu := plain@lean,plain@hf,hf-generate
+SYSTEMS_cuda := plain@graph,plain@lean,plain@hf,hf-generate,hf-compile
+SYSTEMS_cpu := plain@lean,plain@hf,hf-generate
 gpu: .venv/installed
 	@mkdir -p $(GPU)
 	-$(BIN)/python -m pytest -m gpu -s --junit-xml $(GPU)/tests.xml
-	-for shape in $(SHAPES); do $(BIN)/skipsearch bench --model $$shape --device $(DEVICE) --dtype bfloat16 --systems $(PEERS_$(DEVICE)) --prompts 2 --repeats 2 --costs --contexts 128,1024,4000 --json > $(GPU)/$$(echo $$shape | tr : -).json; done
+	-for shape in $(SHAPES); do $(BIN)/skipsearch bench --model $$shape --device $(DEVICE) --dtype bfloat16 --systems $(SYSTEMS_$(DEVICE)) --prompts 2 --repeats 2 --costs --contexts 128,1024,4000 --json > $(GPU)/$$(echo $$shape | tr : -).json; done
 	-for task in pycode prose; do $(BIN)/skipsearch tune --model demo --task $$task --device $(DEVICE) --budget 60s --out $(GPU)/$$task.yaml --force; done
 
 demo: .venv/installed
@@ -36,6 +36,7 @@ demo: .venv/installed
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/python tools/check_text.py
+	$(BIN)/python tools/check_words.py
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 

@@ -1,5 +1,5 @@
-"""CONTRIBUTING.md keeps its word: a searcher, a drafter and an exit policy are one file and one
-line each, and the code there works.
+"""CONTRIBUTING.md keeps its word: a searcher and an exit policy are one file and one line each, a
+drafter is a folder and one line, and the code there works.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def blocks(title: str, kind: str = "python") -> list[str]:
 
 
 RANKED, LEARNING, SEARCHER_LINE = blocks("Adding a searcher")
-DRAFTER, DRAFTER_LINE, SPEC = blocks("Adding a drafter")
+DRAFTER, DRAFTER_SESSION, DRAFTER_LINE, SPEC = blocks("Adding a drafter")
 (RECIPE,) = blocks("Adding a drafter", "yaml")
 EXIT, EXIT_LINE = blocks("Adding an exit policy")
 
@@ -59,7 +59,11 @@ def house(tmp_path: Path) -> Path:
     shutil.copytree(
         ROOT / "skipsearch", package, ignore=shutil.ignore_patterns("__pycache__", "model")
     )
-    (package / "drafters" / "again.py").write_text(DRAFTER)
+    again = package / "drafters" / "again"
+    again.mkdir()
+    (again / "__init__.py").touch()
+    (again / "spec.py").write_text(DRAFTER)
+    (again / "session.py").write_text(DRAFTER_SESSION)
     (package / "drafters" / "exits" / "joint.py").write_text(EXIT)
     (package / "searchers" / "mine.py").write_text(RANKED)
     (package / "searchers" / "climber.py").write_text(LEARNING)
@@ -102,7 +106,7 @@ def python(house: Path, *arguments: str) -> str:
     return ran.stdout
 
 
-def test_a_drafter_and_an_exit_policy_are_one_file_and_one_line_each(house: Path) -> None:
+def test_a_drafter_and_an_exit_policy_need_their_files_and_one_line_each(house: Path) -> None:
     (house / "use.py").write_text(USE)
     found = json.loads(python(house, "use.py").splitlines()[-1])
     assert found["copy"] == str(house)
@@ -160,7 +164,7 @@ def test_the_contracts_hold_for_both(house: Path) -> None:
     )
     port = "\nfrom skipsearch.drafters.base"
     (house / "test_drafters.py").write_text(
-        contract.replace(port, f"\nfrom skipsearch.drafters.again import Again{port}", 1)
+        contract.replace(port, f"\nfrom skipsearch.drafters.again.spec import Again{port}", 1)
     )
     (house / "test_exits.py").write_text(
         (ROOT / "tests" / "drafters" / "test_exit_contract.py").read_text()
@@ -257,8 +261,12 @@ print(json.dumps({
 
 
 def test_the_ports_show_the_same_code() -> None:
-    for port, code in ((drafter_port, DRAFTER), (exit_port, EXIT)):
-        body = code[code.index("\nclass ") :].strip()
+    """The docstring of the drafters' port has both files in one, without the import between them."""
+    spec, session, rule = (
+        re.sub(r"^ +from .*\n\n", "", code[code.index("\nclass ") :], flags=re.MULTILINE).strip()
+        for code in (DRAFTER, DRAFTER_SESSION, EXIT)
+    )
+    for port, body in ((drafter_port, f"{spec}\n\n\n{session}"), (exit_port, rule)):
         indented = "\n".join(f"    {line}" if line else "" for line in body.splitlines())
         assert indented in (port.__doc__ or ""), (
             f"the docstring of {port.__name__} and CONTRIBUTING.md differ"

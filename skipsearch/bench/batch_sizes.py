@@ -1,4 +1,4 @@
-"""Requests side by side: how drafting fares against plain decoding as a batch grows."""
+"""Measure drafting against plain decoding as the batch size grows."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from skipsearch.profile.schema import BatchSpeed
 
 @dataclass(frozen=True)
 class BatchRow:
-    """One peer with so many requests side by side. tokens_per_second: of all of them together,
-    behind each one's first token.
+    """The result of one system at one batch size.
 
-    speedup: over the first peer at this size, paired by group of requests, with its 95 % interval.
-    against_one: tokens a second over those of the first peer at the first size. identical: requests
-    whose tokens are those that the first peer gives them at this size."""
+    tokens_per_second: of all requests together, without the first token of each.
+    speedup: over the first system at the same size, paired by group of requests, with its 95 %
+        interval.
+    against_one: tokens_per_second over that of the first system at the first size.
+    identical: number of requests whose tokens equal those of the first system at this size.
+    """
 
     requests: int
-    peer: str
+    system: str
     engine: str
     tokens_per_second: float
     speedup: Estimate
@@ -45,7 +47,10 @@ class BatchRow:
 
 @dataclass
 class _GroupRun:
-    """One group of requests. seconds: from where all have their first token."""
+    """One timed run of a group of requests.
+
+    seconds: decode time, from the moment at which every request has its first token.
+    """
 
     seconds: float
     n_tokens: int
@@ -60,46 +65,49 @@ def run_batch_benchmark(
     repeats: int = 1,
     progress: BenchProgress = lambda done, total: None,
 ) -> list[BatchRow]:
-    """Greedy decoding of the requests in groups of each size, every peer in turn; the rows of a
-    group write the same number of tokens, so that the batch stays full for as long as plain
-    decoding lasts. A size that is larger than the requests are takes some of them again."""
+    """Decode the requests greedily at each batch size, with every system in turn.
+
+    All requests of a group generate the same number of tokens, so plain decoding keeps the batch
+    full to the end.
+    If the last group lacks requests, it repeats the first ones.
+    """
     groups = {size: _group_requests(requests, size) for size in sizes}
-    total, done = repeats * sum(len(found) for found in groups.values()), 0
+    total, done = repeats * sum(len(group_list) for group_list in groups.values()), 0
     rows: list[BatchRow] = []
     for size in sizes:
         runs: dict[str, list[list[_GroupRun]]] = {
-            peer.name: [[] for _ in groups[size]] for peer in systems
+            system.name: [[] for _ in groups[size]] for system in systems
         }
-        for peer in systems:
-            _run_group(peer, groups[size][0], 8)  # kernels are chosen, pages touched
+        for system in systems:
+            _run_group(system, groups[size][0], 8)  # warm-up
         for repeat in range(repeats):
             for number, group in enumerate(groups[size]):
                 shift = (number + repeat) % len(systems)
-                for peer in [*systems[shift:], *systems[:shift]]:
-                    runs[peer.name][number].append(
-                        _run_group(peer, group, max(2, sum(r.new_tokens for r in group) // size))
+                for system in [*systems[shift:], *systems[:shift]]:
+                    runs[system.name][number].append(
+                        _run_group(system, group, max(2, sum(r.new_tokens for r in group) // size))
                     )
                 progress(done := done + 1, total)
         rows += [
-            _make_batch_row(size, peer, runs[peer.name], runs[systems[0].name], rows)
-            for peer in systems
+            _make_batch_row(size, system, runs[system.name], runs[systems[0].name], rows)
+            for system in systems
         ]
     return rows
 
 
-def add_batch_speedups(profile: Profile, rows: Sequence[BatchRow], peer: str) -> Profile:
-    """The profile with what this peer showed. It has been measured."""
+def add_batch_speedups(profile: Profile, rows: Sequence[BatchRow], system: str) -> Profile:
+    """Return a copy of a measured profile with the speedups of this system by batch size."""
     assert profile.measured is not None
-    found = tuple(
+    by_batch = tuple(
         BatchSpeed(
             requests=row.requests,
             speedup=Interval.from_rounded(row.speedup.mean, row.speedup.low, row.speedup.high),
         )
         for row in sorted(rows, key=lambda row: row.requests)
-        if row.peer == peer
+        if row.system == system
     )
     return profile.model_copy(
-        update={"measured": profile.measured.model_copy(update={"by_batch": found})}
+        update={"measured": profile.measured.model_copy(update={"by_batch": by_batch})}
     )
 
 
@@ -116,9 +124,8 @@ def _run_group(
 ) -> _GroupRun:
     texts: list[list[int]] = [[] for _ in group]
     stats, device = DecodeStats(), system.model.spec.device
-    with closing(
-        Batch(system.decoder.loop, len(group))
-    ) as batch:  # which drafts whatever a profile says of its size
+    # `new_batch` would stop drafting at the batch size that the profile names; this does not.
+    with closing(Batch(system.decoder.loop, len(group))) as batch:
         rows = {
             batch.join(decoding.Request(request.prompt_ids, new_tokens, ignore_eos=True)): i
             for i, request in enumerate(group)
@@ -131,7 +138,7 @@ def _run_group(
                 if row.chunk is not None:
                     texts[rows[row]] += row.chunk.tokens
                     stats += row.chunk.stats or DecodeStats()
-            if all(len(text) == 1 for text in texts):  # the prompts are read
+            if all(len(text) == 1 for text in texts):  # all prefills are done
                 synchronize(device)
                 started = perf_counter()
     synchronize(device)
@@ -146,13 +153,12 @@ def _make_batch_row(
     earlier_rows: Sequence[BatchRow],
 ) -> BatchRow:
     ours, theirs = (
-        [sum(run.seconds / run.n_tokens for run in found) for found in groups]
+        [sum(run.seconds / run.n_tokens for run in repeats) for repeats in groups]
         for groups in (runs, baseline)
     )
-    pace = sum(run.n_tokens for found in runs for run in found) / sum(
-        run.seconds for found in runs for run in found
-    )
-    stats = sum((run.stats for found in runs for run in found), DecodeStats())
+    all_runs = [run for repeats in runs for run in repeats]
+    pace = sum(run.n_tokens for run in all_runs) / sum(run.seconds for run in all_runs)
+    stats = sum((run.stats for run in all_runs), DecodeStats())
     texts = [
         (a, b)
         for mine, other in zip(runs, baseline, strict=True)

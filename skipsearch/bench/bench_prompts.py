@@ -1,5 +1,5 @@
-"""What is asked of the peers: a task's hold-out prompts, or tokens drawn at random for a model that
-reads no text.
+"""Requests that every system decodes: a task's hold-out prompts, or random token ids for a model
+without a tokenizer.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ RANDOM_PROMPT_TOKENS, RANDOM_NEW_TOKENS = 128, 64  # tokens
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """A prompt and how many tokens every peer writes behind it. category: the column of
-    Spec-Bench's table that it counts for, or nothing.
+    """A prompt, and the number of tokens that every system generates after it.
+
+    category: the column of Spec-Bench's table that it belongs to; empty if none.
     """
 
     prompt_ids: tuple[int, ...]
@@ -34,8 +35,10 @@ class BenchRequest:
 def make_task_requests(
     model: ModelAdapter, workload: Workload, prompts: Sequence[Prompt]
 ) -> list[BenchRequest]:
-    """As long as the task lets each generation run: the full model decides, once. prompts: what the
-    workload was made of.
+    """Return one request for each prompt of a workload.
+
+    Plain decoding decides once how many tokens an answer has: up to its end or the task's limit.
+    prompts: the prompts that the workload was made from.
     """
     plain, categories = Decoder(model), {p.id: p.category for p in prompts}
     return [
@@ -49,13 +52,15 @@ def make_task_requests(
 
 
 def spec_bench_category(category: str) -> str:
-    """Spec-Bench counts the eight categories of MT-bench as one. Source: Xia et al. 2024, table
-    2.
+    """Return Spec-Bench's column for a category: the eight categories of MT-bench are one.
+
+    Source: Xia et al. 2024, table 2.
     """
     return "conversation" if category in MT_BENCH else category
 
 
 def make_random_requests(model: ModelAdapter, count: int, seed: int = 0) -> list[BenchRequest]:
+    """Return `count` requests of random token ids."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(model.spec.vocab_size, (count, RANDOM_PROMPT_TOKENS), generator=generator)
     return [BenchRequest(tuple(row.tolist()), RANDOM_NEW_TOKENS) for row in rows]

@@ -1,5 +1,6 @@
-"""The run itself: every peer on every prompt in turn, the order rotating, after a warm-up; medians
-and paired ratios.
+"""Run a benchmark: every system decodes every prompt, in an order that rotates, after a warm-up.
+
+Results are medians, and ratios that are paired by prompt.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from skipsearch.core.stats import DecodeStats, Estimate, bootstrap_ratio, expect
 from skipsearch.drafters.exits.fixed import Fixed
 
 BenchProgress = Callable[[int, int], None]
-CONTEXT_TOKENS = 32  # generated behind each context
+CONTEXT_TOKENS = 32  # generated after each context
 
 
 @dataclass(frozen=True)
 class DrafterRow:
-    """What one drafter of a peer's recipe did, over all runs. share: of the rounds of the decoder,
-    those that it drafted.
+    """What one drafter of a recipe did over all runs of a system.
 
+    share: fraction of the rounds that this drafter drafted.
     copied: accepted tokens that it copied from the prompt.
     """
 
@@ -39,19 +40,27 @@ class DrafterRow:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One peer. Times in milliseconds; speedup over the first peer, paired by prompt, with its 95 %
-    interval.
+    """The result of one system. A field that only our engines know is None for other programs.
 
-    beta, verify_ratio: a draft and a verify pass over a plain pass of the same engine, where that
-    took part, each timed on its own; closed_form: the speedup over that engine's plain decoding
-    that α, β, v and a fixed draft length predict. What only our engines know is None for others.
-    peak_bytes: weights, and the most that a run took beside them. memory_normalised: the speedup
-    over the first peer divided by the memory relative to it (S3D's M). bandwidth_share: bytes that
-    a token of plain decoding has to read, over the bytes that this machine reads in the time it
-    took; None where a token is not a pass. loop_overhead: of the decode time, the share outside
-    model passes. by_drafter: in the order of the recipe."""
+    ms_per_token: median over all runs, without the first token; its quartiles follow.
+    speedup: over the first system, paired by prompt, with its 95 % interval.
+    identical: number of prompts whose tokens equal those of the first system.
+    beta, verify_ratio: time of a draft step and of a verify pass over the time of a plain pass.
+        Each is timed on its own, on the same engine; None if plain decoding on that engine takes no
+        part.
+    closed_form: speedup that α, β, v and a fixed draft length predict, over plain decoding on the
+        same engine.
+    peak_bytes: weights, and the peak that a run allocates on top of them.
+    memory_normalised: the speedup divided by peak_bytes relative to the first system (S3D's M).
+    bandwidth_share: bandwidth at which a token's bytes are read, over the bandwidth that this
+        machine reaches; None if a token is not one pass.
+    loop_overhead: fraction of the decode time outside model passes.
+    by_drafter: in the order of the recipe.
+    by_group: speedup by category of prompts.
+    by_context: milliseconds per token by number of context tokens.
+    """
 
-    peer: str
+    system: str
     engine: str
     ms_per_token: float
     ms_per_token_quartiles: tuple[float, float]
@@ -86,39 +95,44 @@ def run_benchmark(
     contexts: Sequence[int] = (),
     progress: BenchProgress = lambda done, total: None,
 ) -> list[BenchRow]:
-    """Greedy decoding of each request by every peer, then of each context length."""
-    for peer in systems:
-        for _ in range(2):  # kernels are chosen, graphs recorded, pages touched
-            peer.run(requests[0].prompt_ids, min(requests[0].new_tokens, 24))
-    runs: dict[str, list[list[SystemRun]]] = {peer.name: [[] for _ in requests] for peer in systems}
+    """Decode each request greedily with every system, then measure each context length."""
+    for system in systems:
+        for _ in range(2):  # warm-up: kernels are chosen, CUDA graphs recorded
+            system.run(requests[0].prompt_ids, min(requests[0].new_tokens, 24))
+    runs: dict[str, list[list[SystemRun]]] = {
+        system.name: [[] for _ in requests] for system in systems
+    }
     total, done = repeats * (len(requests) + len(contexts)), 0
     for repeat in range(repeats):
         for p, request in enumerate(requests):
-            for peer in _rotate(systems, p + repeat):
-                runs[peer.name][p].append(peer.run(request.prompt_ids, request.new_tokens))
+            for system in _rotate(systems, p + repeat):
+                runs[system.name][p].append(system.run(request.prompt_ids, request.new_tokens))
             progress(done := done + 1, total)
     paces = _time_contexts(systems, requests, contexts, repeats, lambda: progress(done, total))
     longest = max(requests, key=lambda r: len(r.prompt_ids) + r.new_tokens)
     peaks = {
-        peer.name: measure_peak_memory(
-            lambda peer=peer: peer.run(longest.prompt_ids, longest.new_tokens),  # type: ignore[misc]
-            peer.model.spec.device,
+        system.name: measure_peak_memory(
+            lambda system=system: system.run(longest.prompt_ids, longest.new_tokens),  # type: ignore[misc]
+            system.model.spec.device,
         )
-        for peer in systems
+        for system in systems
     }
     bandwidth = measure_bandwidth(systems[0].model.spec.device, systems[0].model.read_bytes)
     times = {
-        peer.name: time_passes_of(peer, requests[:8])
-        for peer in systems
-        if isinstance(peer, SkipsearchSystem)
+        system.name: time_passes_of(system, requests[:8])
+        for system in systems
+        if isinstance(system, SkipsearchSystem)
     }
     return [
-        _make_bench_row(peer, systems, requests, runs, paces[peer.name], peaks, bandwidth, times)
-        for peer in systems
+        _make_bench_row(
+            system, systems, requests, runs, paces[system.name], peaks, bandwidth, times
+        )
+        for system in systems
     ]
 
 
 def _rotate(systems: Sequence[System], turn: int) -> list[System]:
+    """Return the systems in an order that begins at number `turn`."""
     shift = turn % len(systems)
     return [*systems[shift:], *systems[:shift]]
 
@@ -130,25 +144,28 @@ def _time_contexts(
     repeats: int,
     step: Callable[[], None],
 ) -> dict[str, dict[int, float]]:
-    """Milliseconds a token behind so many tokens of the prompts' own text; contexts that the model
-    was not made for are left out.
+    """Return the median milliseconds per token of each system after contexts of these lengths.
+
+    A context is made of the prompts' own text. One that is too long for the model is left out.
+    step: called after each context of each repeat.
     """
     text = [t for request in requests for t in request.prompt_ids]
     most = systems[0].model.spec.context_length
-    paces: dict[str, dict[int, list[float]]] = {peer.name: {} for peer in systems}
+    paces: dict[str, dict[int, list[float]]] = {system.name: {} for system in systems}
     for repeat in range(repeats):
         for c in contexts:
             if most is not None and c + CONTEXT_TOKENS > most:
                 continue
             prompt = (text * (c // len(text) + 1))[:c]
-            for peer in _rotate(systems, repeat):
-                run = peer.run(prompt, CONTEXT_TOKENS)
-                paces[peer.name].setdefault(c, []).append(
+            for system in _rotate(systems, repeat):
+                run = system.run(prompt, CONTEXT_TOKENS)
+                paces[system.name].setdefault(c, []).append(
                     1e3 * run.decode_s / (len(run.tokens) - 1)
                 )
             step()
     return {
-        name: {c: median(values) for c, values in found.items()} for name, found in paces.items()
+        name: {c: median(values) for c, values in by_context.items()}
+        for name, by_context in paces.items()
     }
 
 
@@ -162,6 +179,7 @@ def _make_bench_row(
     bandwidth: float,
     pass_times: dict[str, PassTimes],
 ) -> BenchRow:
+    """Return the result of one system from the runs and measurements of all."""
     first, runs = all_runs[systems[0].name], all_runs[system.name]
     pace = sorted(1e3 * r.decode_s / (len(r.tokens) - 1) for rs in runs for r in rs)
     stats = sum((r.stats for rs in runs for r in rs if r.stats), DecodeStats())
@@ -183,7 +201,7 @@ def _make_bench_row(
     )
     typical = median(pace)
     return BenchRow(
-        peer=system.name,
+        system=system.name,
         engine=system.engine,
         ms_per_token=typical,
         ms_per_token_quartiles=(pace[len(pace) // 4], pace[3 * len(pace) // 4]),
@@ -219,6 +237,7 @@ def _make_bench_row(
 
 
 def _drafter_rows(system: System, stats: DecodeStats) -> list[DrafterRow]:
+    """Return a row for each drafter of a system's recipe; none for another program."""
     drafters = system.decoder.recipe.drafters if isinstance(system, SkipsearchSystem) else ()
     return [
         DrafterRow(
@@ -235,6 +254,7 @@ def _drafter_rows(system: System, stats: DecodeStats) -> list[DrafterRow]:
 
 
 def _paired_speedup(baseline: list[list[SystemRun]], ours: list[list[SystemRun]]) -> Estimate:
+    """Return the speedup of `ours` over `baseline`, paired by prompt, with its interval."""
     theirs, mine = ([median(r.decode_s for r in rs) for rs in side] for side in (baseline, ours))
     return bootstrap_ratio(theirs, mine)
 
@@ -242,7 +262,9 @@ def _paired_speedup(baseline: list[list[SystemRun]], ours: list[list[SystemRun]]
 def _plain_pass_s(
     system: System, systems: Sequence[System], pass_times: dict[str, PassTimes]
 ) -> float | None:
-    """Seconds of a plain pass by the engine of this peer, if that took part."""
+    """Return the seconds of a plain pass on the system's engine; None if plain decoding on it takes
+    no part.
+    """
     plain = [
         other for other in systems if other.name.startswith("plain") and other.model is system.model
     ]
@@ -252,6 +274,7 @@ def _plain_pass_s(
 def _closed_form_speedup(
     system: System, stats: DecodeStats, beta: float | None, verify_ratio: float | None
 ) -> float | None:
+    """Return the speedup that α, β and v predict; None unless one drafter drafts a fixed length."""
     drafters = system.decoder.recipe.drafters if isinstance(system, SkipsearchSystem) else ()
     fixed = len(drafters) == 1 and isinstance(getattr(drafters[0], "exit", None), Fixed)
     if not fixed or beta is None or verify_ratio is None or stats.alpha is None:

@@ -1,5 +1,6 @@
-"""A Llama-shaped model as a GGUF file, for llama.cpp to run the same weights. It gets no
-vocabulary: tokens go in and logits come out.
+"""Write a Llama model as a GGUF file, so that llama.cpp runs the same weights.
+
+The file has no vocabulary: llama.cpp gets token ids and returns logits.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ BITS = (8, 5, 4)  # of blocks that GGUF and the engine native both have
 
 
 def unsupported_reason(model: Any, bits: int | None = None) -> str | None:
-    """What keeps a Hugging Face model from being written, as half a sentence; None if nothing
-    does.
-    """
+    """Return why a Hugging Face model cannot be written, as half a sentence; None if it can."""
     config = model.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if config.model_type != "llama":
@@ -46,14 +45,14 @@ def unsupported_reason(model: Any, bits: int | None = None) -> str | None:
 
 
 def write_gguf(model: Any, path: Path, bits: int | None = None) -> None:
-    """model: a LlamaForCausalLM. Matrices keep their dtype, vectors become float32, as llama.cpp's
-    own converter has it.
+    """Write a LlamaForCausalLM as a GGUF file.
 
-    bits: matrices become Q8_0, Q5_0 or Q4_0, with the numbers and scales that the engine native has;
-    a separate embedding stays as it is.
+    Matrices keep their dtype and vectors become float32, as in llama.cpp's own converter.
+    bits: matrices become Q8_0, Q5_0 or Q4_0, with the numbers and scales that engine `native` uses.
+        An untied embedding keeps its dtype.
 
-    Raises: DecodeError for a model that it is not written for; ImportError without the package
-    gguf."""
+    Raises: DecodeError for an unsupported model; ImportError if the package gguf is not installed.
+    """
     import gguf
 
     if reason := unsupported_reason(model, bits):
@@ -77,12 +76,14 @@ def write_gguf(model: Any, path: Path, bits: int | None = None) -> None:
     writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, weight in model.named_parameters():  # a tied head is none of them
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        of = next((count for part, count in heads.items() if f".{part}." in name), None)
-        weight = weight.detach() if of is None else _interleave_halves(weight.detach(), of)
+    for name, weight in model.named_parameters():  # a tied head is not listed
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        n_heads = next((count for part, count in heads.items() if f".{part}." in name), None)
+        weight = (
+            weight.detach() if n_heads is None else _interleave_halves(weight.detach(), n_heads)
+        )
         matrix = weight.ndim == 2 and (config.tie_word_embeddings or "embed_tokens" not in name)
-        _add_tensor(writer, found, weight, f"Q{bits}_0" if bits and matrix else kind)
+        _add_tensor(writer, gguf_name, weight, f"Q{bits}_0" if bits and matrix else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -90,13 +91,15 @@ def write_gguf(model: Any, path: Path, bits: int | None = None) -> None:
 
 
 def _interleave_halves(weight: Tensor, heads: int) -> Tensor:
-    """Rows of queries or keys in the order of llama.cpp, which turns neighbours where Hugging Face
-    turns halves of a head.
+    """Return the rows of a query or key matrix in llama.cpp's order.
+
+    llama.cpp rotates adjacent pairs of a head, Hugging Face pairs of its first and second half.
     """
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def _add_tensor(writer: Any, name: str, weight: Tensor, kind: str) -> None:
+    """Add one tensor to the file, as Q8_0, float32 or the dtype of the model."""
     import gguf
     import numpy as np
 

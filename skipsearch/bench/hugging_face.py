@@ -1,6 +1,4 @@
-"""Hugging Face's own ways to generate, over the unmodified model: what a user would otherwise
-call.
-"""
+"""Decode by transformers' own `generate`, on the unmodified model."""
 
 from __future__ import annotations
 
@@ -15,19 +13,21 @@ from skipsearch.core.machine import synchronize
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
 
-# What each asks of `generate` beside greedy decoding.
+# Options of `generate` by system name; all decode greedily.
 GENERATE_VARIANTS: dict[str, dict[str, Any]] = {
-    "hf-generate": {},  # its default, a dynamic cache
-    "hf-compile": {
-        "cache_implementation": "static"
-    },  # compiled by transformers itself where it can
-    "hf-early-exit": {"assistant_early_exit": None},  # drafts by the first half of the layers
-    "hf-lookup": {"prompt_lookup_num_tokens": 10},  # drafts by n-grams of the text
+    "hf-generate": {},  # the default: a dynamic cache
+    # transformers compiles decoding with a static cache on its own
+    "hf-compile": {"cache_implementation": "static"},
+    "hf-early-exit": {"assistant_early_exit": None},  # drafts with the first half of the layers
+    "hf-lookup": {"prompt_lookup_num_tokens": 10},  # drafts by n-gram look-up in the prompt
 }
 
 
 class _FirstTokenTimer:
-    """A streamer that notes when the first token came. `generate` hands it the prompt first."""
+    """A streamer that records when the first token is generated.
+
+    `generate` passes the prompt to `put` before the first token.
+    """
 
     def __init__(self, device: torch.device):
         self.device, self.n_calls, self.first_token_at = device, 0, 0.0
@@ -43,8 +43,9 @@ class _FirstTokenTimer:
 
 
 class HFGenerate:
-    """transformers' `generate(do_sample=False)` with the options of one name of `ALONE`. Raises:
-    DecodeError where it cannot run.
+    """transformers' greedy `generate`, with the options of one name of `GENERATE_VARIANTS`.
+
+    Raises: DecodeError if the model cannot run that variant.
     """
 
     def __init__(self, name: str, model: ModelAdapter):
@@ -55,13 +56,13 @@ class HFGenerate:
             )
         if name == "hf-compile" and model.spec.device.type != "cuda":
             raise DecodeError(
-                "the peer hf-compile cannot take part on a CPU: transformers compiles static-cache "
+                "the system hf-compile cannot take part on a CPU: transformers compiles static-cache "
                 "decoding on GPUs only"
             )
         self.model, self.device = hf_model, model.spec.device
-        # Not `min_new_tokens`: that forbids the end-of-sequence token, which the other peers may
-        # write and go on behind. Not None either: `generate` would fill in the model's own. So the
-        # id that no token has.
+        # Decoding must continue after an end-of-sequence token, as it does in the other systems.
+        # `min_new_tokens` would forbid that token, and None would be replaced by the model's own
+        # id. So the id is one that no token has.
         self.config = copy.deepcopy(hf_model.generation_config)
         self.config.update(eos_token_id=model.spec.vocab_size, do_sample=False, num_beams=1)
         options = dict(GENERATE_VARIANTS[name])
@@ -71,7 +72,9 @@ class HFGenerate:
 
     @torch.no_grad()
     def run(self, prompt: Sequence[int], new_tokens: int) -> tuple[list[int], float, float]:
-        """(tokens, seconds to the first, seconds of the others)."""
+        """Generate `new_tokens` tokens. Returns (tokens, seconds to the first token, seconds of the
+        others).
+        """
         ids = torch.tensor([list(prompt)], device=self.device)
         clock = _FirstTokenTimer(self.device)
         self.config.max_new_tokens = new_tokens

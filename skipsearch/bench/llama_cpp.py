@@ -1,5 +1,5 @@
-"""llama.cpp over the same weights, by its Python bindings: plain, with drafts looked up in the
-text, and the cost of a pass by rows.
+"""Run llama.cpp on the same weights through llama-cpp-python: plain decoding, prompt-lookup
+decoding, and the time of a pass by number of tokens.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ from skipsearch.models.loading.quantize import split_activations
 
 PLAIN, LOOKUP = "llama-cpp", "llama-cpp-lookup"
 NAMES = (PLAIN, LOOKUP)
-MIN_CONTEXT_TOKENS = 512  # tokens of the first context
-MAX_PASS_TOKENS = 512  # tokens of a pass at most, llama.cpp's own choice
-TIMING_REPEATS = 9  # of each timing of `row_costs`
+MIN_CONTEXT_TOKENS = 512  # capacity of the first context
+MAX_PASS_TOKENS = 512  # of one pass: llama.cpp's default
+TIMING_REPEATS = 9  # of each number of tokens in `time_rows`
 
 
 class LlamaCpp:
-    """A model that llama.cpp holds, by as many threads as torch uses, and one text in its cache.
-    Its K/V are float16, as it has them.
+    """A model in llama.cpp with one sequence in its KV cache.
+
+    It runs on as many threads as torch uses. Its K/V are float16, llama.cpp's default.
     """
 
     def __init__(
         self, model: ModelAdapter, bits: int | None = None, gguf_file: Path | None = None
     ):
-        """model: in Hugging Face's modules, unless there is a file. bits: its weights are rounded to so many bits, as
-        `native-8bit` and its like have them. gguf_file: where the weights are; None: `model` is
-        written to a file.
+        """Load the weights of a model.
 
-        Raises: DecodeError if llama.cpp is not installed or cannot run the model."""
+        model: in Hugging Face's modules, unless there is a file.
+        bits: the weights are rounded to so many bits, as `native-8bit` and its like round them.
+        gguf_file: where the weights are; None: `model` is written to a file.
+
+        Raises: DecodeError if llama.cpp is not installed or cannot run the model.
+        """
         hf = getattr(model, "model", None)
         if (hf is None and gguf_file is None) or model.spec.device.type != "cpu":
             raise DecodeError(
@@ -51,7 +55,7 @@ class LlamaCpp:
             import llama_cpp
         except ImportError:
             raise DecodeError(
-                "the peer llama-cpp needs llama-cpp-python and gguf: pip install "
+                "the system llama-cpp needs llama-cpp-python and gguf: pip install "
                 "'skipsearch[llama-cpp]'"
             ) from None
         self.api: Any = llama_cpp
@@ -62,9 +66,8 @@ class LlamaCpp:
             self.dtype = str(split_activations(model.spec.quantization, None)[0])
         self.vocab_size = model.spec.vocab_size
         self.context, self.context_tokens, self.threads = None, 0, 0
-        self._log_callback = llama_cpp.llama_log_callback(
-            lambda level, text, data: None
-        )  # held, or C would call what is gone
+        # The callback is kept alive here, because C calls it for as long as the process runs.
+        self._log_callback = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log_callback, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         with tempfile.TemporaryDirectory() as folder:
@@ -72,14 +75,17 @@ class LlamaCpp:
             if gguf_file is None:
                 write_gguf(hf, path, bits)
             params: Any = llama_cpp.llama_model_default_params()
-            params.use_mmap = False  # a temporary file is removed at once
+            params.use_mmap = False  # the file is deleted right after loading
             self.model: Any = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if self.model is None:
             raise DecodeError(f"llama.cpp does not load the weights of {model.spec.id}")
         self.batch: Any = llama_cpp.llama_batch_init(MAX_PASS_TOKENS, 0, 1)
 
     def reset(self, max_tokens: int) -> None:
-        """Forget the text, and have room for so many tokens. Raises: DecodeError."""
+        """Empty the KV cache and give it a capacity of at least `max_tokens`.
+
+        Raises: DecodeError if llama.cpp cannot allocate it.
+        """
         if max_tokens > self.context_tokens or self.threads != torch.get_num_threads():
             if self.context is not None:
                 self.api.llama_free(self.context)
@@ -97,43 +103,49 @@ class LlamaCpp:
             params.n_threads = params.n_threads_batch = self.threads
             self.context = self.api.llama_init_from_model(self.model, params)
             if self.context is None:
-                raise DecodeError(f"llama.cpp has no room for {self.context_tokens} tokens")
+                raise DecodeError(f"llama.cpp has no memory for {self.context_tokens} tokens")
         self.truncate(0)
 
     def truncate(self, n_tokens: int) -> None:
-        """Forget what stands behind the first `n_tokens` of the text."""
+        """Drop all tokens after the first `n_tokens` from the KV cache."""
         self.api.llama_memory_seq_rm(self.api.llama_get_memory(self.context), 0, n_tokens, -1)
 
     def decode(self, tokens: Sequence[int], start: int, all_positions: bool = False) -> list[int]:
-        """A pass over tokens behind `start` others: the most likely token behind the last of them,
-        or with `all_positions` behind each.
+        """Run a pass over `tokens` after `start` cached tokens. Returns the most likely next token.
+
+        all_positions: return the most likely next token after each of `tokens`.
+
+        Raises: DecodeError if llama.cpp fails.
         """
-        found: list[int] = []
+        next_tokens: list[int] = []
         for at in range(0, len(tokens), MAX_PASS_TOKENS):
-            piece, batch = tokens[at : at + MAX_PASS_TOKENS], self.batch
-            asked = [i for i in range(len(piece)) if all_positions or at + i == len(tokens) - 1]
-            for i, token in enumerate(piece):
+            chunk, batch = tokens[at : at + MAX_PASS_TOKENS], self.batch
+            wanted = [i for i in range(len(chunk)) if all_positions or at + i == len(tokens) - 1]
+            for i, token in enumerate(chunk):
                 batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = (
                     token,
                     start + at + i,
                     1,
-                    int(i in asked),
+                    int(i in wanted),
                 )
                 batch.seq_id[i][0] = 0
-            batch.n_tokens = len(piece)
+            batch.n_tokens = len(chunk)
             if self.api.llama_decode(self.context, batch):
                 raise DecodeError(
-                    f"llama.cpp failed at a pass over {len(piece)} tokens behind {start + at}"
+                    f"llama.cpp failed at a pass over {len(chunk)} tokens after {start + at}"
                 )
-            for i in asked:
+            for i in wanted:
                 logits = np.ctypeslib.as_array(
                     self.api.llama_get_logits_ith(self.context, i), (self.vocab_size,)
                 )
-                found.append(int(logits.argmax()))
-        return found
+                next_tokens.append(int(logits.argmax()))
+        return next_tokens
 
     def time_rows(self, rows: int, context: int) -> list[float]:
-        """Median seconds of a pass over 1 … rows tokens behind `context` others, taken in turns."""
+        """Return the median seconds of a pass over 1 … `rows` tokens after `context` others.
+
+        The numbers of tokens are timed in turn.
+        """
         self.reset(context + rows)
         self.decode([1] * context, 0)
         times: list[list[float]] = [[] for _ in range(rows)]
@@ -145,19 +157,22 @@ class LlamaCpp:
                     self.decode([1] * n, context, all_positions=True)
                     if timed:
                         times[n - 1].append(perf_counter() - started)
-        return [median(found) for found in times]
+        return [median(seconds) for seconds in times]
 
 
 class LlamaGenerate:
-    """Greedy decoding by the name of `NAMES`. The lookup asks the bindings' own
-    `LlamaPromptLookupDecoding`, with its settings.
+    """Greedy decoding with llama.cpp, by one of `NAMES`.
+
+    Lookup uses the bindings' own `LlamaPromptLookupDecoding` with its default settings.
     """
 
     def __init__(self, name: str, llama: LlamaCpp):
         self.name, self.llama = name, llama
 
     def run(self, prompt: Sequence[int], new_tokens: int) -> tuple[list[int], float, float]:
-        """(tokens, seconds to the first, seconds of the others)."""
+        """Generate `new_tokens` tokens. Returns (tokens, seconds to the first token, seconds of the
+        others).
+        """
         llama = self.llama
         draft = self._make_lookup() if self.name == LOOKUP else None
         llama.reset(len(prompt) + new_tokens + 16)
@@ -165,18 +180,20 @@ class LlamaGenerate:
         started = perf_counter()
         text += llama.decode(text, 0)
         first = perf_counter()
-        while (left := len(prompt) + new_tokens - len(text)) > 0:
-            known = len(text) - 1
+        while (remaining := len(prompt) + new_tokens - len(text)) > 0:
+            n_cached = len(text) - 1
             drafted = (
                 []
-                if draft is None or left == 1
-                else [int(t) for t in draft(np.array(text, dtype=np.intc))][: left - 1]
+                if draft is None or remaining == 1
+                else [int(t) for t in draft(np.array(text, dtype=np.intc))][: remaining - 1]
             )
-            says = llama.decode([text[-1], *drafted], known, all_positions=True)
-            right = next((i for i, token in enumerate(drafted) if token != says[i]), len(drafted))
-            text += [*drafted[:right], says[right]]
-            if right < len(drafted):
-                llama.truncate(known + 1 + right)
+            greedy = llama.decode([text[-1], *drafted], n_cached, all_positions=True)
+            n_accepted = next(
+                (i for i, token in enumerate(drafted) if token != greedy[i]), len(drafted)
+            )
+            text += [*drafted[:n_accepted], greedy[n_accepted]]
+            if n_accepted < len(drafted):
+                llama.truncate(n_cached + 1 + n_accepted)
         return text[len(prompt) :], first - started, perf_counter() - first
 
     def _make_lookup(self) -> Any:

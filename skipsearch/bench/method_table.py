@@ -1,9 +1,10 @@
-"""The table of methods: every way to draft that works here, each at its best settings, beside plain
+"""The table of methods: every drafter that runs on this model, at its best settings, against plain
 decoding in one interleaved run.
 
-Settings are chosen on a task's calibration half and measured on its hold-out half. What was
-published stands beside it: on other models, machines and text, so the columns are not to be
-compared, only read."""
+Settings are tuned on the calibration split of a task and measured on its hold-out split. The
+published speedups in the last column are from other models, hardware and prompts, so they are not
+comparable with ours.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ from skipsearch.tuning.recipe_shape import (
 from skipsearch.tuning.search_loop import Search
 
 DEFAULT_TRIALS_PER_SEARCHER = 60  # masks that each searcher may judge
-# Searchers of the papers, as offline searches, and what their own systems report.
+# Searchers that are measured as offline searches, with the speedup that their paper reports.
 OFFLINE_SEARCHERS = {"clasp": "", "asd": "", "s3d": "", "gp": "1.5–1.6× (13B)", "auto": ""}
 EXTERNAL_SYSTEMS = {
     "hf-generate": "Hugging Face, plain",
@@ -72,11 +73,13 @@ PUBLISHED_SPEEDUPS = {
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method. needs: what it takes before the first token, in words. beta: a draft step over a
-    plain pass, as it was measured.
+    """The result of one method.
 
-    published: what its paper reports, on other models and machines. A method of another engine has
-    None where only ours know a figure."""
+    needs: what the method takes before the first token, in words.
+    beta: measured time of a draft step over the time of a plain pass.
+    published: the speedup that its paper reports, on other models and machines.
+    Figures that only our engines know are None for other programs.
+    """
 
     method: str
     recipe: str
@@ -94,7 +97,7 @@ class MethodRow:
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> MethodRow:
-        """What `as_dict` gave, as JSON has it."""
+        """Make a row from the JSON form of `as_dict`."""
         return cls(**row | {"speedup": Estimate(**row["speedup"])})
 
 
@@ -108,10 +111,13 @@ def compare_methods(
     hf_model: ModelAdapter | None = None,
     trials: int = DEFAULT_TRIALS_PER_SEARCHER,
 ) -> list[MethodRow]:
-    """module_folders: of trained parts, which take part alone and, the best of them, behind lookup.
-    n_prompts: of the hold-out half, all if None. hf_model: the same model under the engine hf, by
-    which Hugging Face's own ways to generate take part, too. trials: masks that each searcher may
-    judge.
+    """Tune every method on the calibration split, then measure all of them on the hold-out split.
+
+    module_folders: folders of trained modules. Each module is measured alone, and after lookup as a
+        candidate for the best recipe.
+    n_prompts: hold-out prompts to measure; None: all.
+    hf_model: the same model on engine `hf`, to measure transformers' `generate` too.
+    trials: masks that each searcher may judge.
 
     Raises: SearchError, TaskError, ModuleError.
     """
@@ -141,9 +147,9 @@ def compare_methods(
         began = perf_counter()
         mask = _search_mask(model, objective, name, evidence, seed, trials)
         needs = f"{perf_counter() - began:.0f} s of search"
-        found = objective.best_recipe(mask, after_lookup=False, fine=True)
-        chosen[f"mask by {name}"] = (found, needs)
-        everything += [found, objective.best_recipe(mask, after_lookup=True, fine=True)]
+        alone = objective.best_recipe(mask, after_lookup=False, fine=True)
+        chosen[f"mask by {name}"] = (alone, needs)
+        everything += [alone, objective.best_recipe(mask, after_lookup=True, fine=True)]
         if name == "gp":
             adaptive = make_exit("adaptive", across_requests=True)
             chosen["draft & verify"] = (
@@ -161,11 +167,11 @@ def compare_methods(
         alone = objective.best_trained(draft, after_lookup=False)
         chosen[f"{draft.kind} ({Path(draft.ref.file).stem})"] = (with_modules(alone), needs)
         everything += [alone, objective.best_trained(draft, after_lookup=True)]
-    best = sorted(everything, key=lambda found: found.seconds_per_token)[:MAX_FINALISTS]
+    best = sorted(everything, key=lambda candidate: candidate.seconds_per_token)[:MAX_FINALISTS]
     on_event(StageStarted("racing the best recipes"))
     chosen["best recipe"] = (
         race_candidates(
-            model, calibration, [with_modules(found) for found in best], seed, on_event
+            model, calibration, [with_modules(candidate) for candidate in best], seed, on_event
         )[0],
         "all of these",
     )
@@ -187,6 +193,7 @@ def _search_mask(
     seed: int,
     trials: int,
 ) -> SkipMask:
+    """Return the best mask that a searcher proposes within `trials` trials."""
     problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed)
     search = Search(
         problem, objective.fresh_copy(), None, (), lambda event: None, perf_counter(), None, trials
@@ -196,8 +203,10 @@ def _search_mask(
 
 
 class _ExternalDecoder:
-    """Hugging Face's `generate` in a race: as many tokens as plain decoding gives, since it knows
-    no end at a repeat.
+    """transformers' `generate` with the interface of a decoder.
+
+    It does not stop at a repetition as our decoder does. So it generates as many tokens as plain
+    decoding.
     """
 
     is_learning = False
@@ -228,10 +237,11 @@ def _measure_methods(
     on_event: TuneListener,
     hf_model: ModelAdapter | None,
 ) -> list[MethodRow]:
+    """Decode the hold-out prompts with every method in turn and return the rows."""
     on_event(StageStarted("decoding hold-out prompts with every method in turn"))
     recipes = {
         finalist.recipe: finalist for finalist, _ in reversed(candidates.values())
-    }  # equal recipes are measured once
+    }  # of equal recipes one is measured
     decoders = [finalist.make_decoder(model) for finalist in recipes.values()]
     foreign = (
         [_ExternalDecoder(name, hf_model, Decoder(model)) for name in EXTERNAL_SYSTEMS]
@@ -251,8 +261,8 @@ def _measure_methods(
         for name, (finalist, needs) in candidates.items()
     ]
     others = [
-        _make_method_row(title, name, "nothing", found, ours[Recipe()])
-        for (name, title), found in zip(
+        _make_method_row(title, name, "nothing", timing, ours[Recipe()])
+        for (name, title), timing in zip(
             EXTERNAL_SYSTEMS.items(), timings[len(recipes) :], strict=False
         )
     ]
@@ -262,6 +272,7 @@ def _measure_methods(
 def _make_method_row(
     name: str, recipe: str, needs: str, ours: Timings, plain: Timings
 ) -> MethodRow:
+    """Return the row of a method from its timings and those of plain decoding."""
     reference = {sample.prompt_index: sample.generation.tokens for sample in plain.samples}
     stats = ours.stats
     beta = stats.draft_seconds / stats.drafted / plain.seconds_per_token if stats.drafted else None
@@ -285,8 +296,9 @@ def _make_method_row(
 def to_report_data(
     model: ModelAdapter, task: str, folders: Sequence[Path], rows: Sequence[MethodRow]
 ) -> dict[str, Any]:
-    """The table as plain data, with what it was measured with: whoever shows it later can tell
-    whether that is still what there is.
+    """Return the table as plain data, together with the conditions of its measurement.
+
+    A reader of the data can compare these conditions with the present ones.
     """
     machine, spec = describe_machine(model.spec.device), model.spec
     return {
@@ -304,7 +316,7 @@ def to_report_data(
 
 
 def to_markdown(rows: Sequence[MethodRow]) -> str:
-    """For a README."""
+    """Return the table in Markdown."""
     lines = [
         "| method | speedup (95 %) | α | τ | β | needs | identical | as published, elsewhere |",
         "|---|---|---|---|---|---|---|---|",

@@ -1,5 +1,5 @@
-"""What drafting and verifying cost by engine: β of half the sub-layers, and v by rows, from the
-latency table.
+"""Draft and verify costs of each engine, from the latency table: β of a draft that runs half of the
+sub-layers, and v by number of verified tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ MAX_ROWS = 16
 
 @dataclass(frozen=True)
 class CostRow:
-    """pass_ms: a pass over one token, behind `context` others. beta_half: a draft step with half of
-    the sub-layers, over it; None without. v: a pass over 2 … 16 rows, over it."""
+    """The costs of one engine.
+
+    pass_ms: milliseconds of a pass over one token after `context` others.
+    beta_half: time of a draft step with half of the sub-layers over that of this pass; None for
+        llama.cpp.
+    v: time of a pass over 2 … 16 tokens over that of this pass.
+    """
 
     engine: str
     dtype: str
@@ -32,12 +37,13 @@ class CostRow:
 
 
 def measure_llama_costs(llama: LlamaCpp, context: int) -> CostRow:
-    """What llama.cpp's passes cost; it drafts by no mask."""
+    """Measure the passes of llama.cpp, which runs no skip masks."""
     one, *more = llama.time_rows(MAX_ROWS, context)
     return CostRow("llama.cpp", llama.dtype, context, 1e3 * one, None, tuple(x / one for x in more))
 
 
 def measure_cost_table(models: Sequence[ModelAdapter], context: int) -> list[CostRow]:
+    """Measure the costs of each model on its engine."""
     rows = []
     for model in models:
         costs = measure_costs(model, MAX_ROWS - 1, context)

@@ -1,5 +1,5 @@
-"""Where decoding spends its time: draft passes, passes of the full model, and the loop around
-them.
+"""Measure where decoding spends its time: in draft passes, in passes of the full model, or in the
+loop around them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class PassTimes:
-    """Seconds and counts behind the prompts, each pass synchronised on its own; total_s: of the
-    decode loop around them.
+    """Seconds and counts of the passes after the prefill. Each pass is synchronised on its own.
+
+    total_s: seconds of the decode loop, these passes included.
     """
 
     draft_s: float = 0.0
@@ -36,7 +37,7 @@ class PassTimes:
 
     @property
     def loop_share(self) -> float:
-        """Of the decode time, what is outside model passes."""
+        """The fraction of the decode time outside model passes."""
         return max(0.0, 1 - (self.draft_s + self.full_s) / self.total_s)
 
     @property
@@ -49,7 +50,7 @@ class PassTimes:
 
 
 class _TimedModel:
-    """A model whose passes behind the prompt are timed."""
+    """A model whose passes after the prompt are timed."""
 
     def __init__(self, model: Any, prompt_tokens: int, times: PassTimes):
         self._model, self._prompt_tokens, self._times = model, prompt_tokens, times
@@ -122,14 +123,14 @@ class _TimedModel:
         return scored
 
 
-def time_passes_of(peer: SkipsearchSystem, requests: Sequence[BenchRequest]) -> PassTimes:
-    """Of one more run of these requests."""
-    loop, times = peer.decoder.loop, PassTimes()
+def time_passes_of(system: SkipsearchSystem, requests: Sequence[BenchRequest]) -> PassTimes:
+    """Decode the requests once more and return the times of the passes."""
+    loop, times = system.decoder.loop, PassTimes()
     real = loop.model
     try:
         for request in requests:
             loop.model = _TimedModel(real, len(request.prompt_ids), times)
-            times.total_s += peer.decoder.generate(
+            times.total_s += system.decoder.generate(
                 request.prompt_ids, request.new_tokens, ignore_eos=True
             ).stats.decode_seconds
     finally:

@@ -1,6 +1,4 @@
-"""What a pass reads and what a run takes: bytes a token, the speed at which this machine reads, and
-the peak beside the weights.
-"""
+"""Measure what a pass reads and what a run allocates: bytes per token, read bandwidth, peak memory."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ STATUS_FILE, CLEAR_REFS_FILE = Path("/proc/self/status"), Path("/proc/self/clear
 
 
 def bytes_per_token(model: ModelAdapter, context: float) -> float:
-    """Bytes that one token of plain decoding reads: every weight but the embedding table's other
-    rows, and K/V of `context` tokens.
+    """Return the bytes that one token of plain decoding reads.
+
+    These are all weights, of the embedding table one row, and the K/V of `context` tokens.
     """
     spec = model.spec
     cache = model.new_cache(1, 8)
@@ -36,10 +35,11 @@ def bytes_per_token(model: ModelAdapter, context: float) -> float:
 
 
 def measure_bandwidth(device: torch.device, buffer_bytes: float, repeats: int = 15) -> float:
-    """Bytes a second at which a sum reads a buffer as large as the model, cached or not as it would
-    be; the best of several.
+    """Return the bytes per second at which a sum reads a buffer of `buffer_bytes` bytes: the best
+    of `repeats`.
 
-    A sum does nothing but read, so it bounds what any decoder can do.
+    A buffer of the size of the model uses the CPU caches as its weights do. A sum only reads, so
+    this is an upper bound for any decoder.
     """
     buffer = torch.ones(int(max(buffer_bytes, 1e6)) // 4, device=device)
     times = []
@@ -53,10 +53,12 @@ def measure_bandwidth(device: torch.device, buffer_bytes: float, repeats: int = 
 
 
 def measure_peak_memory(run: Callable[[], object], device: torch.device) -> int | None:
-    """Most bytes that a run takes beside what is there before it: its cache, its buffers. None
-    where the system does not tell.
+    """Return the peak memory of a run above what was allocated before it (KV cache, buffers), in
+    bytes.
+
+    None if the platform does not report it.
     """
-    # garbage that went in the middle of the run would hide as much of what the run takes
+    # Garbage that is freed during the run would hide as many bytes of the run.
     gc.collect()
     if device.type == "cuda":
         synchronize(device)
@@ -66,9 +68,7 @@ def measure_peak_memory(run: Callable[[], object], device: torch.device) -> int 
         synchronize(device)
         return int(torch.cuda.max_memory_allocated(device)) - int(before)
     try:
-        CLEAR_REFS_FILE.write_text(
-            "5"
-        )  # the high-water mark starts again from what is resident now
+        CLEAR_REFS_FILE.write_text("5")  # reset the peak (VmHWM) to the present resident size
         before = _read_status("VmRSS")
         run()
         return max(0, _read_status("VmHWM") - before)
@@ -77,5 +77,6 @@ def measure_peak_memory(run: Callable[[], object], device: torch.device) -> int 
 
 
 def _read_status(field: str) -> int:
+    """Return a field of /proc/self/status in bytes."""
     lines = dict(line.split(":", 1) for line in STATUS_FILE.read_text().splitlines() if ":" in line)
     return int(lines[field].split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""A benchmark as a picture: time per token by peer, and by context where that was measured."""
+"""Draw a benchmark: time per token by system, and by context length if that was measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ SUFFIXES = (".png", ".svg", ".pdf")
 def check_plot_file(
     file: Path, inputs: Mapping[str, Iterable[Path]] = MappingProxyType({})
 ) -> None:
-    """Find out before the measurement that `file` cannot be drawn. inputs: as of `check_writable`.
+    """Check before the measurement that a picture can be written to `file`.
+
+    inputs: files that must not be overwritten, by option, as for `check_writable`.
+
     Raises: DecodeError.
     """
     if file.suffix.lower() not in SUFFIXES:
@@ -29,8 +32,9 @@ def check_plot_file(
 
 
 def plot_rows(rows: Sequence[BenchRow], title: str, file: Path) -> None:
-    """Write a .png, .svg or .pdf, whole or not at all. Raises: DecodeError without matplotlib, or
-    where the file cannot be written.
+    """Write the picture as .png, .svg or .pdf, in one atomic step.
+
+    Raises: DecodeError if matplotlib is not installed or the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -43,7 +47,7 @@ def plot_rows(rows: Sequence[BenchRow], title: str, file: Path) -> None:
     by_context = any(row.by_context for row in rows)
     figure = Figure(figsize=(11 if by_context else 7, 0.5 * len(rows) + 1.8), layout="constrained")
     axes = figure.subplots(1, 2 if by_context else 1, squeeze=False)[0]
-    names = [row.peer for row in rows]
+    names = [row.system for row in rows]
     low = [row.ms_per_token - row.ms_per_token_quartiles[0] for row in rows]
     high = [row.ms_per_token_quartiles[1] - row.ms_per_token for row in rows]
     bars = axes[0].barh(
@@ -57,13 +61,13 @@ def plot_rows(rows: Sequence[BenchRow], title: str, file: Path) -> None:
     axes[0].bar_label(bars, [f" {row.speedup.mean:.2f}×" for row in rows], padding=6)
     axes[0].invert_yaxis()
     axes[0].set_xlabel(
-        f"ms per verified token, median and quartiles\n(×: speed over {rows[0].peer})"
+        f"ms per verified token, median and quartiles\n(×: speed over {rows[0].system})"
     )
     axes[0].margins(x=0.15)
     if by_context:
         for row in rows:
             axes[1].plot(
-                list(row.by_context), list(row.by_context.values()), marker="o", label=row.peer
+                list(row.by_context), list(row.by_context.values()), marker="o", label=row.system
             )
         axes[1].set_xscale("log", base=2)
         axes[1].set_xticks(sorted({c for row in rows for c in row.by_context}))

@@ -1,5 +1,5 @@
-"""Who takes part in a benchmark: this engine plain and with a profile, our other engines, Hugging
-Face's ways to generate, llama.cpp.
+"""The systems of a benchmark: our engines, plain or with a recipe, transformers' `generate`,
+llama.cpp.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PROFILE_SYSTEMS = (
     "profile",
     "recipe",
     *(f"profile:{kind}" for kind in DRAFTERS),
-)  # recipe: another name of profile
+)  # recipe: an alias of profile
 OWN_SYSTEMS = ("plain", "skip", "lookup", "lookup+skip", *PROFILE_SYSTEMS)
-LOOKUP_SPEC = Lookup(min_match=2, draft_length=8)  # of the peers `lookup` and `lookup+skip`
+LOOKUP_SPEC = Lookup(min_match=2, draft_length=8)  # of the systems `lookup` and `lookup+skip`
 SKIP_DRAFT_LENGTH = 4  # of `skip` and `lookup+skip`
 SYSTEMS = (
     *OWN_SYSTEMS,
@@ -40,14 +40,16 @@ SYSTEMS = (
     *GENERATE_VARIANTS,
     *BY_LLAMA_CPP,
 )
-PLAIN_WEIGHTS = "plain weights"  # in the place of an engine
+PLAIN_WEIGHTS = "plain weights"  # takes the place of an engine in a call of `load_model`
 ModelLoader = Callable[[str], ModelAdapter]
 
 
 @dataclass(frozen=True)
 class SystemRun:
-    """One peer on one prompt. first_token_s: seconds until the first token; decode_s: seconds of
-    those behind it.
+    """One system on one prompt.
+
+    first_token_s: seconds to the first token.
+    decode_s: seconds of the tokens after it.
     """
 
     tokens: list[int]
@@ -57,19 +59,26 @@ class SystemRun:
 
 
 class System(Protocol):
-    """engine: what drives it, by name. model: its weights, as this program holds them."""
+    """One contestant of a benchmark.
+
+    engine: name of what runs its passes.
+    model: its weights, as this program holds them.
+    """
 
     name: str
     engine: str
     model: ModelAdapter
 
     def run(self, prompt: Sequence[int], new_tokens: int) -> SystemRun:
-        """Exactly `new_tokens` greedy tokens, whatever they are, so that all peers do the same
-        work.
+        """Generate exactly `new_tokens` greedy tokens, past an end-of-sequence token too.
+
+        So all systems do the same work.
         """
 
 
 class SkipsearchSystem:
+    """A system that our decoder decodes, plainly or with a recipe."""
+
     def __init__(self, name: str, decoder: Decoder):
         self.name, self.engine, self.model, self.decoder = (
             name,
@@ -86,7 +95,10 @@ class SkipsearchSystem:
 
 
 class ExternalSystem:
-    """llama: llama.cpp, where that generates."""
+    """A system that another library decodes: transformers or llama.cpp.
+
+    llama: the llama.cpp model; None for transformers.
+    """
 
     def __init__(
         self, name: str, engine: str, model: ModelAdapter, generator: HFGenerate | LlamaGenerate
@@ -106,30 +118,35 @@ def make_systems(
     exact: bool = False,
     gguf: Path | None = None,
 ) -> list[System]:
-    """engine: of the peers that name none. load_model: a model by engine, the same object for the
-    same name. Of `PLAIN_WEIGHTS`, in Hugging Face's modules whatever the quantization, llama.cpp
-    makes its 8 bits where the engine has 8 bits. exact: of ours.
+    """Make the systems with these names.
 
+    engine: of the systems that name none.
+    load_model: returns the model on an engine, the same object for the same name. For
+        `PLAIN_WEIGHTS` it returns the unquantized weights in Hugging Face's modules: llama.cpp
+        makes its quantized weights from them.
+    exact: decode with `exact` in our systems.
     gguf: the file of the model, which llama.cpp reads too; None if the model is no file.
-    Raises: DecodeError for an unknown peer, one named twice, or one that the profile does not say
-    how to make; ModelError where an engine cannot drive the model."""
-    peers: list[System] = []
+
+    Raises: DecodeError for an unknown system, one named twice, or one that the profile has no
+        recipe for; ModelError if the engine cannot run the model.
+    """
+    systems: list[System] = []
     llama: LlamaCpp | None = None
     taken: list[str] = []
     for name in names:
         kind, at, other = name.partition("@")
         other = canonical_name(other)
         if f"{kind}{at}{other}" not in SYSTEMS:
-            raise DecodeError(unknown_name("peer", name, SYSTEMS))
+            raise DecodeError(unknown_name("system", name, SYSTEMS))
         kind = "profile" if kind == "recipe" else kind
         if f"{kind}@{other}" in taken:
             raise DecodeError(
-                f"the peer {name} is named "
+                f"the system {name} is named "
                 f"twice{' (recipe is profile)' if kind == 'profile' else ''}; one run of it serves"
             )
         taken.append(f"{kind}@{other}")
         if name in GENERATE_VARIANTS:
-            peers.append(
+            systems.append(
                 ExternalSystem(name, "hf", load_model("hf"), HFGenerate(name, load_model("hf")))
             )
             continue
@@ -138,19 +155,19 @@ def make_systems(
             theirs = load_model(engine if bits or gguf else "hf")
             weights = load_model(PLAIN_WEIGHTS) if bits else theirs
             llama = llama or LlamaCpp(weights, bits, gguf)
-            peers.append(
+            systems.append(
                 ExternalSystem(name, "llama.cpp", theirs, LlamaGenerate(name, llama))
-            )  # its weights take as many bytes
+            )  # `theirs` has as many bytes of weights as llama.cpp's
             continue
         if kind in PROFILE_SYSTEMS and profile is None:
-            raise DecodeError(f"the peer `{name}` needs --profile FILE")
+            raise DecodeError(f"the system `{name}` needs --profile FILE")
         model = load_model(other or engine)
         recipe = (
             _recipe_from_profile(name, kind, profile, model)
             if profile and kind in PROFILE_SYSTEMS
             else _unsearched_recipe(kind, model.spec.n_layers)
         )
-        peers.append(
+        systems.append(
             SkipsearchSystem(
                 name,
                 Decoder(
@@ -161,12 +178,14 @@ def make_systems(
                 ),
             )
         )
-    return peers
+    return systems
 
 
 def _recipe_from_profile(name: str, kind: str, profile: Profile, model: ModelAdapter) -> Recipe:
-    """A profile's recipe, or what one kind of drafter is of it. Raises: DecodeError if it has none
-    of that kind; ProfileError.
+    """Return the recipe of a profile, or the part of it with one kind of drafter.
+
+    Raises: DecodeError if the profile has no drafter of that kind; ProfileError if it does not fit
+        the model.
     """
     check_profile(profile, model)
     drafters, part = profile.drafters, kind.partition(":")[2]
@@ -175,16 +194,18 @@ def _recipe_from_profile(name: str, kind: str, profile: Profile, model: ModelAda
     chosen = tuple(drafter for drafter in drafters if drafter.kind == part)
     if not chosen:
         raise DecodeError(
-            f"the peer `{name}` needs a profile that drafts by {part}, and this one's recipe is "
+            f"the system `{name}` needs a profile that drafts by {part}, and this one's recipe is "
             f"{profile.recipe}: leave that "
-            "peer out"
+            "system out"
         )
     return Recipe(chosen)
 
 
 def _unsearched_recipe(kind: str, n_layers: int) -> Recipe:
-    """skip: every second sub-layer left out, of both kinds alike, and a fixed draft length;
-    settings that nobody searched.
+    """Return the default recipe of a kind, without a search.
+
+    Its `skip` drafter skips every second attention and every second MLP and has a fixed draft
+    length.
     """
     skip = Skip(
         attn=tuple(range(1, n_layers, 2)),

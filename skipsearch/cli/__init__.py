@@ -1,6 +1,16 @@
-"""The command line: one thin Typer file a command, without logic of its own.
+"""The command line: one thin Typer file for each command, without logic of its own.
 
-A command reads its options, calls the package and shows what comes back. Heavy imports happen
-inside the commands, so that `--help` is quick. `main.py` turns every expected failure into one
-sentence and an exit status; `common.py` has the two consoles: results go to stdout, everything else
-to stderr."""
+A command reads its options, calls the package and shows the result. Heavy imports happen inside the
+commands, so that `--help` is quick.
+
+    main           the entry point: registers commands, turns a failure into a sentence and a status
+    consoles       the two consoles: results go to stdout, everything else to stderr
+    options        options that several commands share, and loading a model by them
+    open_model     `--profile` and `--model`: a model with the profile that it decodes with
+    terminal       shows text from outside with control characters escaped
+    streams        repairs closed or non-Unicode standard streams
+    progress       progress bars, and lines for a pipe
+
+Each other file is a command. `tune_view`, `train_view` and `bench_view` print what a command shows,
+and `doctor_model` is the part of `doctor` for one model.
+"""

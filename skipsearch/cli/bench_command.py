@@ -1,4 +1,4 @@
-"""`skipsearch bench`: side by side, in one run."""
+"""`skipsearch bench`: compare systems in one interleaved run."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def bench(
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Number of hold-out prompts.")] = 16,
     repeats: Annotated[
-        int, typer.Option(min=1, help="How often each peer decodes each prompt.")
+        int, typer.Option(min=1, help="How often each system decodes each prompt.")
     ] = 3,
     batch: Annotated[
         str | None,
         typer.Option(
             help="Decode this many requests side by side, such as 1,2,4,8, instead of one after"
-            " the other. Takes our own peers only; default: plain, profile."
+            " the other. Takes our own systems only; default: plain, profile."
         ),
     ] = None,
     save: Annotated[
@@ -100,19 +100,19 @@ def bench(
     ] = False,
     contexts: Annotated[
         str | None,
-        typer.Option(help="Measure behind contexts of these lengths too, such as 128,1024,4096."),
+        typer.Option(help="Measure after contexts of these lengths too, such as 128,1024,4096."),
     ] = None,
     costs: Annotated[
         bool,
         typer.Option(
             "--costs",
-            help="Also measure β of half the sub-layers and v by rows, for each engine, "
-            "behind 128 tokens and each of --contexts.",
+            help="Also measure β of half the sub-layers and v by number of tokens, for each "
+            "engine, after 128 tokens and each of --contexts.",
         ),
     ] = False,
     exact: Annotated[
         bool,
-        typer.Option("--exact", help="Run our peers with --exact, in passes of one fixed shape."),
+        typer.Option("--exact", help="Run our systems with --exact, in passes of one fixed shape."),
     ] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the result into a .png, .svg or .pdf file.")
@@ -137,7 +137,7 @@ def bench(
     require_usage(methods or not modules, "--modules goes with --methods")
     require_usage(
         not (methods and (systems or profile or contexts or costs or picture or batch)),
-        "--methods has its own peers: give --model and --task",
+        "--methods has its own systems: give --model and --task",
     )
     if methods:
         _print_methods_table(
@@ -161,7 +161,7 @@ def bench(
     require_usage(
         not sizes
         or not any(
-            peer.strip().startswith(("hf-", "llama-cpp")) for peer in (systems or "").split(",")
+            system.strip().startswith(("hf-", "llama-cpp")) for system in (systems or "").split(",")
         ),
         OWN_SYSTEMS_ONLY,
     )  # before a model is loaded
@@ -202,9 +202,8 @@ def bench(
 
     def by_engine(name: str) -> ModelAdapter:
         if name == PLAIN_WEIGHTS:
-            return load_model_and_engine(
-                chosen, device, dtype, "hf", threads
-            )  # not held any longer than it is needed
+            # Not kept in `opened`, to free its memory after use.
+            return load_model_and_engine(chosen, device, dtype, "hf", threads)
         if name not in opened:
             adapter = load_model_and_engine(
                 chosen,
@@ -264,7 +263,7 @@ def bench(
         id(p.llama): p.llama
         for p in contenders
         if isinstance(p, ExternalSystem) and p.llama is not None
-    }  # its peers share one
+    }  # all llama.cpp systems share one
     table = [
         row
         for context in sorted({COSTS_CONTEXT_TOKENS, *lengths} if costs else ())
@@ -313,8 +312,9 @@ def _print_batch_table(
     save_to: tuple[Path | None, Profile | None] | None,
     as_json: bool,
 ) -> None:
-    """The table of batches. save_to: where the profile lies, and the profile, if it is to say what
-    was found.
+    """Run the benchmark of batch sizes and print its table, or JSON.
+
+    save_to: path of the profile and the profile, if the result is to be saved in it.
     """
     from skipsearch.bench import add_batch_speedups
     from skipsearch.bench import run_batch_benchmark as run
@@ -325,14 +325,14 @@ def _print_batch_table(
     from skipsearch.errors import ProfileError
     from skipsearch.profile import save_profile
 
-    ours = [peer for peer in systems if isinstance(peer, SkipsearchSystem)]
+    ours = [system for system in systems if isinstance(system, SkipsearchSystem)]
     require_usage(len(ours) == len(systems), OWN_SYSTEMS_ONLY)
     path, profile = save_to or (None, None)
     if profile is not None and (
-        profile.measured is None or "profile" not in [peer.name for peer in ours]
+        profile.measured is None or "profile" not in [system.name for system in ours]
     ):
         raise ProfileError(
-            "--save needs a profile that was measured, and the peers plain and profile: "
+            "--save needs a profile that was measured, and the systems plain and profile: "
             "`skipsearch tune` makes one"
         )
     with ProgressBar(err) as bar:
@@ -368,7 +368,7 @@ def _print_methods_table(
     model_options: tuple[Any, ...],
     as_json: bool,
 ) -> None:
-    """The table of methods, as Markdown for people."""
+    """Run the comparison of all methods and print it as Markdown, or as JSON."""
     from skipsearch.bench.method_table import compare_methods as run
     from skipsearch.bench.method_table import to_markdown, to_report_data
     from skipsearch.cli.consoles import err, out, print_json
@@ -396,7 +396,10 @@ def _print_methods_table(
 def _make_requests(
     model: ModelAdapter, task: str, data: Path | None, n_requests: int
 ) -> tuple[str, list[BenchRequest]]:
-    """(what they are, requests): the task's, or random ones for a model that reads no text."""
+    """Return (name of the prompts, requests).
+
+    They are the task's hold-out prompts, or random token ids for a model without a tokenizer.
+    """
     from skipsearch.bench import make_random_requests, make_task_requests
     from skipsearch.replay.workload import context_warnings, make_workload, template_warnings
     from skipsearch.tasks import load_task
@@ -411,7 +414,7 @@ def _make_requests(
 
 
 def _balance_categories(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """So many prompts, as many of each category as there are; without categories the first ones."""
+    """Return `count` prompts, in equal numbers of each category; without categories the first ones."""
     waiting = {
         c: [p for p in prompts if p.category == c]
         for c in dict.fromkeys(p.category for p in prompts)
@@ -423,9 +426,10 @@ def _balance_categories(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 
 def _parse_numbers(text: str | None, option: str, example: str) -> list[int]:
-    found = [part.strip() for part in text.split(",")] if text else []
+    """Parse numbers separated by commas. Raises: BadParameter."""
+    parts = [part.strip() for part in text.split(",")] if text else []
     require_usage(
-        all(part.isdigit() and int(part) > 0 for part in found),
+        all(part.isdigit() and int(part) > 0 for part in parts),
         f"{option} is {text!r}; write numbers with commas between them, such as {example}",
     )
-    return [int(part) for part in found]
+    return [int(part) for part in parts]

@@ -26,12 +26,12 @@ ROWS_SHOWN = (2, 3, 4, 6, 8, 12, 16)
 
 
 def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
-    """Three tables, each narrow enough for 80 columns, and what their headings mean."""
-    first = rows[0].peer
-    table = _make_table("peer", "engine", "ms/token", f"× {first}", "95 %", "identical")
+    """Print three tables, each narrow enough for 80 columns, and a legend of their headings."""
+    first = rows[0].system
+    table = _make_table("system", "engine", "ms/token", f"× {first}", "95 %", "identical")
     for r in rows:
         table.add_row(
-            r.peer,
+            r.system,
             r.engine,
             _format_ms(r.ms_per_token),
             f"{r.speedup.mean:.2f}",
@@ -41,12 +41,12 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
     console.print(table)
     console.print()
     table = _make_table(
-        "peer", "quartiles", "first token", "tokens/s", "with prefill", "memory", "M", "read"
+        "system", "quartiles", "first token", "tokens/s", "with prefill", "memory", "M", "read"
     )
     for r in rows:
         memory = "" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.0f} MB"
         table.add_row(
-            r.peer,
+            r.system,
             "–".join(map(_format_ms, r.ms_per_token_quartiles)),
             f"{r.first_token_ms:.0f} ms",
             f"{r.tokens_per_second:.0f}",
@@ -57,10 +57,10 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
         )
     console.print(table)
     console.print()
-    table = _make_table("peer", "τ", "α", "accepted", "β", "v", "closed form", "loop")
+    table = _make_table("system", "τ", "α", "accepted", "β", "v", "closed form", "loop")
     for r in rows:
         table.add_row(
-            r.peer,
+            r.system,
             _format_number(r.tau),
             _format_number(r.alpha),
             _format_share(r.accepted_fraction),
@@ -74,13 +74,13 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
     _print_breakdown(
         console,
         "context",
-        {r.peer: {str(c): _format_ms(ms) for c, ms in r.by_context.items()} for r in rows},
+        {r.system: {str(c): _format_ms(ms) for c, ms in r.by_context.items()} for r in rows},
         "ms/token",
     )
     _print_breakdown(
         console,
         "category",
-        {r.peer: {g: f"{e.mean:.2f}" for g, e in r.by_group.items()} for r in rows},
+        {r.system: {g: f"{e.mean:.2f}" for g, e in r.by_group.items()} for r in rows},
         f"× {first}",
     )
     console.print()
@@ -89,13 +89,15 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
 
 
 def print_batches(console: Terminal, rows: Sequence[BatchRow]) -> None:
-    """× plain: over the first peer with as many requests; throughput: tokens a second over those of
-    the first line.
+    """Print the table of batch sizes.
+
+    The column × FIRST is the speedup over the first system at the same batch size. Throughput is
+    tokens per second over those of the first line.
     """
-    first = rows[0].peer
+    first = rows[0].system
     table = _make_table(
         "requests",
-        "peer",
+        "system",
         "engine",
         "tokens/s",
         "throughput",
@@ -107,7 +109,7 @@ def print_batches(console: Terminal, rows: Sequence[BatchRow]) -> None:
     for r in rows:
         table.add_row(
             str(r.requests),
-            r.peer,
+            r.system,
             r.engine,
             f"{r.tokens_per_second:.0f}",
             f"{r.against_one:.2f}×",
@@ -120,6 +122,7 @@ def print_batches(console: Terminal, rows: Sequence[BatchRow]) -> None:
 
 
 def print_costs(console: Terminal, rows: Sequence[CostRow]) -> None:
+    """Print the draft and verify costs of each engine, if they were measured."""
     if not rows:
         return
     console.print()
@@ -141,17 +144,18 @@ def print_costs(console: Terminal, rows: Sequence[CostRow]) -> None:
 
 
 def _print_drafters(console: Terminal, rows: Sequence[BenchRow]) -> None:
-    """Who drafted what, where a recipe has several drafters; of one alone the table above says
-    it.
+    """Print what each drafter did, if a recipe has several.
+
+    For a single drafter the tables above have the same figures.
     """
     if all(len(r.by_drafter) < 2 for r in rows):
         return
     console.print()
-    table = _make_table("peer", "drafter", "of rounds", "drafted", "α", "accepted", "copied")
+    table = _make_table("system", "drafter", "of rounds", "drafted", "α", "accepted", "copied")
     for r in rows:
         for i, d in enumerate(r.by_drafter):
             table.add_row(
-                r.peer if i == 0 else "",
+                r.system if i == 0 else "",
                 d.kind,
                 _format_share(d.share),
                 str(d.drafted),
@@ -165,19 +169,21 @@ def _print_drafters(console: Terminal, rows: Sequence[BenchRow]) -> None:
 def _print_breakdown(
     console: Terminal, what: str, cells: dict[str, dict[str, str]], unit: str
 ) -> None:
+    """Print a table of one figure by context length or by category; nothing if it has no column."""
     columns = list(dict.fromkeys(c for row in cells.values() for c in row))
     if not columns:
         return
     console.print()
     table = _make_table(f"{unit} by {what}", *columns)
-    for peer, row in cells.items():
-        table.add_row(peer, *(row.get(c, "") for c in columns))
+    for system, row in cells.items():
+        table.add_row(system, *(row.get(c, "") for c in columns))
     console.print(table)
 
 
 def _make_table(*headings: str) -> Table:
-    """Where it is too wide for the terminal, names of peers go on in the next line, and nothing is
-    cut.
+    """Return an empty table.
+
+    If it is wider than the terminal, system names wrap; no cell is truncated.
     """
     return Table(
         *(Column(heading, overflow="fold", no_wrap=i > 0) for i, heading in enumerate(headings)),
@@ -187,7 +193,7 @@ def _make_table(*headings: str) -> Table:
 
 
 def _format_ms(value: float) -> str:
-    """Milliseconds, with four or five digits."""
+    """Return milliseconds with four or five digits."""
     return f"{value:.{2 if value < 100 else 1 if value < 1000 else 0}f}"
 
 

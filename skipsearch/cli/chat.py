@@ -85,20 +85,20 @@ def chat(
     from skipsearch.decoding.conversation import Conversation
     from skipsearch.engine.sampler import SamplingParams
 
-    SamplingParams(temperature, top_p, top_k)  # a senseless one is told before the model is loaded
+    SamplingParams(temperature, top_p, top_k)  # reports an invalid one before the model is loaded
     adapter, loaded = load_model_and_profile(
         profile, model, task, profiles, device, dtype, quantization, engine, threads
     )
-    asked: RequestOptions = {
+    options: RequestOptions = {
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
         "seed": seed,
     }
-    talk = Conversation(adapter, loaded, system, max_new_tokens, asked, make_decoder)
+    talk = Conversation(adapter, loaded, system, max_new_tokens, options, make_decoder)
     warn(talk.decoder.warnings)
     warn_about_verdict(loaded)
-    kind = "talk to it" if talk.is_chat else "it has no chat template, so it goes on from your text"
+    kind = "talk to it" if talk.is_chat else "it has no chat template, so it continues your text"
     err.print(f"{adapter.spec.id}: {kind}; /help lists the commands, /quit leaves", style="dim")
     for line in _read_lines():
         if line.startswith("/"):
@@ -109,7 +109,7 @@ def chat(
 
 
 def _read_lines() -> Iterator[str]:
-    """What is typed, until the end of input. Ctrl-C drops the line."""
+    """Yield typed lines until the end of input. Ctrl-C drops the line."""
     import sys
     from contextlib import suppress
 
@@ -126,6 +126,7 @@ def _read_lines() -> Iterator[str]:
 
 
 def _print_answer(conversation: Conversation, text: str) -> None:
+    """Print an answer as it is generated; Ctrl-C ends it."""
     import sys
 
     from skipsearch.cli.consoles import err
@@ -134,12 +135,12 @@ def _print_answer(conversation: Conversation, text: str) -> None:
 
     with _interruptible() as stopped:
         try:
-            pieces = conversation.send(text)
-            for piece in pieces:
-                sys.stdout.write(for_stream(piece, sys.stdout))
+            answer = conversation.send(text)
+            for part in answer:
+                sys.stdout.write(for_stream(part, sys.stdout))
                 sys.stdout.flush()
                 if stopped:
-                    pieces.close()  # type: ignore[attr-defined]
+                    answer.close()  # type: ignore[attr-defined]
                     break
             print(" [stopped]" if stopped else "", flush=True)
         except KeyboardInterrupt:
@@ -150,8 +151,10 @@ def _print_answer(conversation: Conversation, text: str) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[list[bool]]:
-    """Ctrl-C fills the list, which ends the answer behind the round that runs; a second one ends it
-    at once.
+    """Run a block in which Ctrl-C appends to the yielded list instead of raising.
+
+    The caller then ends the answer after the current round. A second Ctrl-C raises
+    KeyboardInterrupt.
     """
     stopped: list[bool] = []
 
@@ -169,7 +172,7 @@ def _interruptible() -> Iterator[list[bool]]:
 def _run_command(
     conversation: Conversation, line: str, model: str | None, task: str, folder: Path | None
 ) -> bool:
-    """Carry a command out; False: leave."""
+    """Run a command of the conversation. Returns False to leave."""
     from skipsearch.cli.consoles import err, out
     from skipsearch.errors import SkipSearchError
     from skipsearch.profile import load_profile

@@ -1,8 +1,8 @@
-"""What every command shares: two consoles, one way to print data, one way to fail.
+"""What every command shares: two consoles and one way to print JSON.
 
-Progress and tables for people go to stderr (`err`) or, where they are the answer, to stdout
-(`out`); `--json` prints data alone on stdout. Exit status: 0 done, 1 the work failed, 2 usage, 130
-interrupted."""
+Progress and remarks go to stderr (`err`). Results go to stdout (`out`); with `--json` stdout has
+data only. Exit status: 0 done, 1 the work failed, 2 usage, 130 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ PIPE_COLUMNS = 140  # of a table that does not go to a terminal, unless COLUMNS 
 
 
 def _console_width(stream: TextIO | None) -> int | None:
+    """Return the width of a console; None lets rich find out."""
     return (
         None
         if (stream is not None and stream.isatty()) or "COLUMNS" in os.environ
@@ -31,19 +32,20 @@ err = Terminal(stderr=True, width=_console_width(sys.stderr))
 
 
 def program_name() -> str:
-    """How to call this command from here, for lines to copy: `skipsearch`, or its path where no
-    shell finds it by name.
+    """Return how to call this command from here, for lines to copy.
+
+    That is `skipsearch`, or its path if the shell does not find it by name.
     """
     program = sys.argv[0]
     if os.path.basename(program) != "skipsearch" or shutil.which("skipsearch"):
         return "skipsearch"
-    here = os.path.relpath(program)
-    return program if here.startswith(os.pardir) else here
+    relative = os.path.relpath(program)
+    return program if relative.startswith(os.pardir) else relative
 
 
 def print_json(data: Any) -> None:
-    """Print one JSON object on one line of stdout, as soon as it exists (a pipe reader need not
-    wait).
+    """Print one JSON object on one line of stdout and flush it, so that a pipe's reader need not
+    wait.
     """
     print(
         escape_json_controls(

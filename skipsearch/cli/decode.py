@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from skipsearch.models import ModelAdapter
     from skipsearch.tasks.rows import Row
 
-    Asked = tuple[str, str | list[dict[str, str]]]
+    NamedPrompt = tuple[str, str | list[dict[str, str]]]
 
 FINISH_NOTES = {
     "eos": "ended by the model",
@@ -48,7 +48,7 @@ FINISH_NOTES = {
     "repeat": "up to where the text began to repeat itself",
     "length": "up to the limit",
     "time": "up to its time limit",
-}  # finish reason -> in words
+}  # by finish reason
 
 
 def decode(
@@ -161,7 +161,7 @@ def decode(
     from skipsearch.models.chat.chat_text import get_chat_template
     from skipsearch.profile.show import format_speedup
 
-    SamplingParams(temperature, top_p, top_k)  # a senseless one is told before the model is loaded
+    SamplingParams(temperature, top_p, top_k)  # reports an invalid one before the model is loaded
     requests = _read_requests(prompt, prompts)
     adapter, loaded = load_model_and_profile(
         profile, model, task, profiles, device, dtype, quantization, engine, threads
@@ -191,13 +191,13 @@ def decode(
         "stop": stop,
         "end_on_repeat": end_on_repeat,
     }
-    if plain is not None:  # first passes pay for start-up, which neither side should be charged
+    if plain is not None:  # warm up both, so that neither is timed with start-up costs
         for either in (decoder, plain):
             either.generate([0, 0], 16, ignore_eos=True)
     differing = 0
-    for name, asked in requests:
+    for name, text in requests:
         differing += _decode_one(
-            adapter, decoder, plain, name, asked, chat, options, as_json, titled=prompt is None
+            adapter, decoder, plain, name, text, chat, options, as_json, titled=prompt is None
         )
     if (
         check
@@ -216,24 +216,28 @@ def decode(
         raise typer.Exit(1)
 
 
-def _read_requests(prompt: str | None, prompts: Path | None) -> Iterable[Asked]:
-    """(id, text or turns of a conversation) of every request; those of a file at once, so that a
-    faulty one is told before the model is loaded, those of standard input as soon as their line is
-    there. Raises: TaskError."""
+def _read_requests(prompt: str | None, prompts: Path | None) -> Iterable[NamedPrompt]:
+    """Return (id, text or messages) of every request.
+
+    A file is read as a whole, so that an invalid line is reported before the model is loaded.
+    Standard input is read line by line.
+
+    Raises: TaskError.
+    """
     import sys
 
     from skipsearch.tasks.prompt_rows import parse_messages, prompt_from_row
     from skipsearch.tasks.sources.jsonl import iter_rows, read_rows
 
-    def asked(rows: Iterable[Row]) -> Iterator[Asked]:
+    def parse(rows: Iterable[Row]) -> Iterator[NamedPrompt]:
         return ((row.id, parse_messages(row) or prompt_from_row(row).text) for row in rows)
 
     if prompt is not None:
         return [("prompt", prompt)]
     return (
-        asked(iter_rows(sys.stdin.buffer, "standard input"))
+        parse(iter_rows(sys.stdin.buffer, "standard input"))
         if prompts is None
-        else list(asked(read_rows(prompts)))
+        else list(parse(read_rows(prompts)))
     )
 
 
@@ -248,8 +252,9 @@ def _decode_one(
     as_json: bool,
     titled: bool,
 ) -> int:
-    """Decode one request; returns 1 if --check found other tokens. titled: one of several, so its
-    text stands under its name.
+    """Decode one request and print it. Returns 1 if --check found different tokens.
+
+    titled: print its name above its text, because there are several requests.
     """
     from skipsearch.cli.consoles import print_json
     from skipsearch.engine import is_batch_invariant
@@ -267,12 +272,12 @@ def _decode_one(
         if isinstance(prompt, str)
         else encode_chat(model.tokenizer, prompt)
     )
-    room = None if model.spec.context_length is None else model.spec.context_length - len(ids)
-    if room is not None and 0 < room < options["max_new_tokens"]:
+    capacity = None if model.spec.context_length is None else model.spec.context_length - len(ids)
+    if capacity is not None and 0 < capacity < options["max_new_tokens"]:
         warn(
             [
                 f"{name}: {options['max_new_tokens']} tokens were asked for, and after this prompt "
-                f"{model.spec.id} has room for {room}"
+                f"{model.spec.id} has room for {capacity}"
             ]
         )
     result = (
@@ -283,11 +288,11 @@ def _decode_one(
     checked = None
     if plain_decoder is not None:
         reference = plain_decoder.generate(ids, **options)
-        where = find_first_divergence(model, ids, reference.tokens, result.tokens)
+        divergence = find_first_divergence(model, ids, reference.tokens, result.tokens)
         checked = {
-            "identical": where is None,
-            "first_difference": where.index if where else None,
-            "logit_gap": where.gap if where else None,
+            "identical": divergence is None,
+            "first_difference": divergence.index if divergence else None,
+            "logit_gap": divergence.gap if divergence else None,
             "plain_seconds_per_token": reference.stats.seconds_per_token,
         }
     if as_json:
@@ -311,8 +316,10 @@ def _decode_one(
 def _stream_text(
     decoder: Decoder, ids: list[int], options: dict, title: str | None = None
 ) -> Generation:
-    """Text as it comes, on stdout: unchanged in a pipe or a file, with visible escapes on a
-    terminal, which would obey them.
+    """Print text to stdout as it is generated.
+
+    A pipe or a file gets it unchanged. A terminal would obey control characters, so it gets them
+    escaped.
     """
     import sys
 
@@ -337,6 +344,7 @@ def _stream_text(
 def _print_summary(
     name: str, result: Generation, checked: dict | None, kinds: list[str], rounds_alike: bool
 ) -> None:
+    """Print on stderr how a request was decoded, and the result of --check."""
     from skipsearch.cli.consoles import err
 
     stats, pace = result.stats, result.stats.seconds_per_token

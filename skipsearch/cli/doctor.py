@@ -1,4 +1,4 @@
-"""`skipsearch doctor`: is this installation able to do its work?"""
+"""`skipsearch doctor`: check whether this installation works."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def doctor(
         print_json({"healthy": healthy, **findings})
     else:
         table = Table("what", "found", box=None, pad_edge=False)
-        for name, found in findings.items():
-            table.add_row(name, found, style="red" if found.startswith("FAILED") else None)
+        for name, finding in findings.items():
+            style = "red" if finding.startswith("FAILED") else None
+            table.add_row(name, finding, style=style)
         out.print(table)
     if not healthy:
         raise typer.Exit(1)
@@ -106,15 +107,15 @@ def _check_quantization() -> str:
 
     from skipsearch.models.loading.quantize import NATIVE_QUANTIZATIONS, QUANTIZATIONS
 
-    found = {}
+    versions = {}
     for library in dict.fromkeys(library for library, _ in QUANTIZATIONS.values()):
         try:
-            found[library] = version(library)
+            versions[library] = version(library)
         except PackageNotFoundError:
-            found[library] = "not installed"
+            versions[library] = "not installed"
     return ", ".join(
         [
-            *(f"{library} {state}" for library, state in found.items()),
+            *(f"{library} {state}" for library, state in versions.items()),
             f"{', '.join(NATIVE_QUANTIZATIONS)} by the engine native on a CPU",
         ]
     )

@@ -1,5 +1,5 @@
-"""What `skipsearch doctor --model` says of a model: what it was read as, what was checked, what
-drives it, and what to do next.
+"""What `skipsearch doctor --model` reports about a model: how it is read, what was checked, which
+engine runs it, and what to do next.
 """
 
 from __future__ import annotations
@@ -11,19 +11,24 @@ if TYPE_CHECKING:
 
 
 def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
-    """A line for each question. model_name: as `--model` has it. Raises: ModelError."""
+    """Return one line for each question about a model.
+
+    model_name: as for `--model`.
+
+    Raises: ModelError.
+    """
     from skipsearch.engine import load_model
     from skipsearch.models.stored_checks import load_check_result
 
     model = load_model(model_name, device=device, dtype=dtype, allow_native=False)
-    found = load_check_result(model.spec)
+    check = load_check_result(model.spec)
     return {
         "model": str(model.spec),
         "read as": getattr(
             model, "description", f"by the row {model.spec.family} of the table of families"
         ),
-        "checked": str(found)
-        if found
+        "checked": str(check)
+        if check
         else "nothing: its weights are random, or the result could not be kept",
         "engine": _describe_engine(model),
         "memory": f"{model.weight_bytes / 2**20:,.0f} MiB of weights, "
@@ -37,7 +42,7 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
 
 
 def _describe_engine(model: ModelAdapter) -> str:
-    """What `--engine auto` takes here, and why nothing faster. Builds nothing."""
+    """Return which engine `--engine auto` takes here, and why no faster one. Builds nothing."""
     from skipsearch.engine import is_native_allowed
     from skipsearch.engine.native import why_unavailable
     from skipsearch.models.families.hf_adapter import HFAdapter
@@ -62,6 +67,7 @@ def _describe_engine(model: ModelAdapter) -> str:
 
 
 def _describe_template(model: ModelAdapter) -> str:
+    """Return what is known about the model's chat template."""
     if model.tokenizer is None:
         return "it has no tokenizer, so it takes token ids only"
     return (

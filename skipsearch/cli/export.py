@@ -1,4 +1,4 @@
-"""`skipsearch export`: a profile's skip drafter as a checkpoint for engines that draft with a
+"""`skipsearch export`: write a profile's skip drafter as a checkpoint for engines that draft with a
 second model.
 """
 

@@ -24,20 +24,21 @@ def catalogue(
 
     from skipsearch.cli.consoles import out, print_json
 
-    found = list_entries(what)
+    entries = list_entries(what)
     if as_json:
-        print_json(found)
+        print_json(entries)
         return
-    more = next((list(note) for note in found.values() if isinstance(note, dict)), [""])
+    more = next((list(note) for note in entries.values() if isinstance(note, dict)), [""])
     table = Table(what.removesuffix("s"), *more, box=None, pad_edge=False)
-    for name, note in found.items():
+    for name, note in entries.items():
         table.add_row(name, *(note.values() if isinstance(note, dict) else [note]))
     out.print(table)
 
 
 def list_entries(kind: str) -> dict[str, Any]:
-    """Each entry's name with what is said of it: a note, or several by their heading. kind: one of
-    WHAT.
+    """Return a note on each entry of a kind, or several notes by their heading.
+
+    kind: one of KINDS.
     """
     return dict(_LISTERS[kind]())
 
@@ -58,9 +59,7 @@ def _list_tasks() -> dict[str, str]:
 
 
 def _first_lines(table: dict[str, str]) -> dict[str, str]:
-    """What each unit says of itself: the first line of its module's docstring, or why it cannot be
-    read.
-    """
+    """Return the first line of each module's docstring, or why it cannot be imported."""
     from importlib import import_module
 
     notes = {}
@@ -86,7 +85,7 @@ def _list_engines() -> dict[str, str]:
 
 
 def _list_drafters() -> dict[str, dict[str, str]]:
-    """Each with its source, what it needs and what it may be combined with."""
+    """Return what each drafter does, its source, its requirements and its combinations."""
     from skipsearch.core.recipe import DRAFTERS
     from skipsearch.core.registry import resolve_name
     from skipsearch.errors import SkipSearchError

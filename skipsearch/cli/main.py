@@ -1,4 +1,4 @@
-"""`skipsearch`: the entry point that turns every expected failure into one sentence and an exit
+"""`skipsearch`: the entry point. It turns every expected failure into one sentence and an exit
 status.
 """
 
@@ -20,7 +20,7 @@ from skipsearch.cli.streams import prepare_streams
 from skipsearch.cli.terminal import escape_controls
 from skipsearch.errors import SkipSearchError
 
-# Flags that version 0.3 renamed, by command. Who uses an old one reads the new name.
+# Flags that version 0.2 renamed, by command. An old flag is an error that names the new one.
 RENAMED_FLAGS = {
     "tune": {"--keep": "--never-skip", "--fresh-table": "--remeasure-latency"},
     "train": {
@@ -63,8 +63,8 @@ def _explain_usage_errors() -> Iterator[None]:
 class RootGroup(TyperGroup):
     """The command that all others belong to.
 
-    The message of a wrong call quotes its arguments, and a shell may have made those of any file's
-    name: they are escaped.
+    A usage error quotes the arguments, which a shell may have made from the name of any file. So
+    they are escaped.
     """
 
     def make_context(self, *args: Any, **options: Any) -> Any:
@@ -82,9 +82,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={
-        "max_content_width": 140
-    },  # an example that is broken in two cannot be copied
+    # Wide, because an example that is broken into two lines cannot be copied.
+    context_settings={"max_content_width": 140},
     help="Example: skipsearch tune --model demo --task pycode\n\n"
     "Find the fastest lossless way to decode with a language model, and decode with it. Drafts "
     "come from prompt lookup, from the "
@@ -117,7 +116,7 @@ def root(
 
 
 def register() -> None:
-    """Attach every command; each file holds one."""
+    """Register every command; each file has one."""
     from skipsearch.cli import (
         bench_command,
         chat,
@@ -169,39 +168,39 @@ def register() -> None:
 
 
 def let_idle_threads_sleep() -> None:
-    """Have torch's threads sleep when they have nothing to do, unless the environment says how they
-    wait.
+    """Let torch's idle threads sleep, unless the environment sets how they wait.
 
-    By default they spin, and take the cores from the threads of the engine native between its
-    passes: on two threads, drafting was then three times as slow. OpenMP reads the variables once,
-    when torch is imported, so this is for the process of a command alone: a library does not decide
-    it for the program that imports it. Threads spin for some microseconds first: llama.cpp, which
-    shares torch's OpenMP where `bench` runs it, waits for its threads many times a token, and took
-    13 ms instead of 0.6."""
+    By default they spin and take the cores from the threads of engine `native` between its passes:
+    on two threads, drafting was three times as slow. OpenMP reads the variables once, when torch is
+    imported. So this is for a command's own process; a library must not set it for the program that
+    imports it.
+    Threads first spin for some microseconds. llama.cpp, which shares torch's OpenMP in `bench`,
+    waits for its threads many times a token, and took 13 ms instead of 0.6 otherwise.
+    """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def main() -> None:
-    """Console entry point. Raises SystemExit with status 0, 1, 2 or 130."""
+    """Run the command line. Raises SystemExit with status 0, 1, 2 or 130."""
     prepare_streams()
     let_idle_threads_sleep()
     err.quiet = False
     if not app.registered_commands:
         register()
     try:
-        app(prog_name="skipsearch")  # also where it runs as a module
+        app(prog_name="skipsearch")  # also if it runs as a module
     except SkipSearchError as error:
         _print_failure(str(error))
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        _print_failure(f"{error.strerror or error}{where}")
+        file = f" ({error.filename})" if error.filename else ""
+        _print_failure(f"{error.strerror or error}{file}")
     except KeyboardInterrupt:
         err.quiet = False
         err.print("interrupted")
         sys.exit(130)
-    except Exception:  # a fault of this program: what its traceback quotes may be from outside, too
+    except Exception:  # a bug; the traceback may quote text from outside, so it is escaped
         err.quiet = False
         err.print_block(traceback.format_exc().rstrip())
         sys.exit(1)

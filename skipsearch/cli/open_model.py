@@ -1,5 +1,5 @@
 """`--profile` and `--model` of the commands that decode: a file, `auto` or `none`, and the model
-that it is for.
+for it.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def load_model_and_profile(
     engine: str,
     threads: int | None,
 ) -> tuple[ModelAdapter, Profile | None]:
-    """The model, driven by the engine that suits the profile, and the profile; None for plain
+    """Return the model, on the engine that suits the profile, and the profile; None for plain
     decoding.
 
-    Raises: SkipSearchError, before a model is loaded where that is possible.
+    Raises: SkipSearchError, before the model is loaded if possible.
     """
     require_model(profile, model)
     from skipsearch.profile import load_profile
@@ -83,11 +83,12 @@ def load_model_and_profile(
 def defaults_from_profile(
     profile: Profile, device: str, dtype: str, threads: int | None, quantization: str | None
 ) -> tuple[str, int | None, str | None]:
-    """(dtype, threads, quantization): what the user left open of them, as it was when the profile
-    was measured.
+    """Return (dtype, threads, quantization). Options that the user did not set take the profile's
+    values.
 
-    On another kind of device everything stays open, and on another machine the threads, since its
-    cores are others."""
+    On another type of device nothing is taken from the profile. On another CPU or GPU model,
+    threads is not.
+    """
     from skipsearch.core.machine import describe_machine
     from skipsearch.models.loading.placement import pick_device
 
@@ -104,8 +105,10 @@ def defaults_from_profile(
 
 
 def resolve_task(profile: Profile, task: str | None) -> str:
-    """The task that is named, or else the profile's own. Raises: TaskError if that is one of
-    somebody's own, which only they can name.
+    """Return the named task, or else the profile's own.
+
+    Raises: TaskError if the profile's task does not come with skipsearch, so that the user has to
+        name it.
     """
     from skipsearch.errors import TaskError
     from skipsearch.tasks import task_names
@@ -122,8 +125,9 @@ def resolve_task(profile: Profile, task: str | None) -> str:
 
 
 def _require_same_model(profile: Profile, model_name: str) -> None:
-    """What the config of a model that lies here says against the profile, before its weights are
-    read. Raises: ProfileError, ModelError.
+    """Check a profile against the config of a local model, before its weights are read.
+
+    Raises: ProfileError, ModelError.
     """
     from skipsearch.models.loading.config import load_config
     from skipsearch.models.loading.hub import resolve_model
@@ -141,7 +145,7 @@ def _require_same_model(profile: Profile, model_name: str) -> None:
 
 
 def require_model(profile: str, model: str | None) -> None:
-    """Raises: BadParameter where nothing says which model is meant."""
+    """Raise BadParameter if neither --model nor a profile names the model."""
     require_usage(model is not None or profile != "auto", "--profile auto needs --model")
     require_usage(
         model is not None or profile != "none",
@@ -152,8 +156,10 @@ def require_model(profile: str, model: str | None) -> None:
 def make_decoder(
     model: ModelAdapter, profile: Profile | None, exact: bool = False, remember_tokens: int = 0
 ) -> Decoder:
-    """Decodes as the profile says; one that nobody measured is guarded by what this machine's
-    latency table says, where there is one.
+    """Return a decoder for the profile.
+
+    If the profile was never measured, its guard uses the latency table of this machine, if there is
+    one.
 
     Raises: SkipSearchError.
     """
@@ -176,11 +182,13 @@ def find_profile_for(
     folder: Path | None,
     profile_threads: bool = False,
 ) -> Profile | None:
-    """What `--profile auto` finds, told on stderr with what it passed by.
+    """Return the profile that `--profile auto` finds, and print on stderr what it rejected.
 
-    model_name: as the user named the model. profile_threads: the number of threads is the
-    profile's, where it was measured on this machine. Raises: TaskError for a task of one's own that
-    cannot be read."""
+    model_name: as the user named the model.
+    profile_threads: use the profile's number of threads if it was measured on this machine.
+
+    Raises: TaskError for a task of the user's own that cannot be read.
+    """
     import torch
 
     from skipsearch.cli.consoles import err
@@ -189,32 +197,33 @@ def find_profile_for(
     from skipsearch.tasks import task_name
 
     task = task_name(task)
-    found = find_profile(
+    match = find_profile(
         collect_model_facts(model.spec), collect_machine_facts(model.spec), task, folder
     )
-    for rung in found.steps if found.profile is None else found.steps[1:]:
-        if rung.outcome != NO_PROFILE:
-            err.print(f"{rung}", style="dim")
-    if found.profile is None:
+    for step in match.steps if match.profile is None else match.steps[1:]:
+        if step.outcome != NO_PROFILE:
+            err.print(f"{step}", style="dim")
+    if match.profile is None:
         warn(
             [
                 f"no profile of {model.spec.id} "
                 f"{'for any task' if task == ANY else f'for the task {task}'} was found, so "
                 "decoding is "
-                f"plain; {_suggest_task(model_name, task, found.tasks)}"
+                f"plain; {_suggest_task(model_name, task, match.tasks)}"
             ]
         )
         return None
     if profile_threads and (
-        threads := defaults_from_profile(found.profile, str(model.spec.device), "auto", None, None)[
+        threads := defaults_from_profile(match.profile, str(model.spec.device), "auto", None, None)[
             1
         ]
     ):
         torch.set_num_threads(threads)
-    return found.profile
+    return match.profile
 
 
 def _suggest_task(model_name: str, task: str, tasks: Sequence[str]) -> str:
+    """Return advice for a search that found no profile for the task."""
     if near := get_close_matches(task, tasks, n=1):
         return f"did you mean --task {near[0]}?"
     match tasks:
@@ -228,7 +237,7 @@ def _suggest_task(model_name: str, task: str, tasks: Sequence[str]) -> str:
 
 
 def warn_about_verdict(profile: Profile | None) -> None:
-    """What a user should know of a profile before its speed surprises them."""
+    """Warn of a profile that decodes plainly or was never measured."""
     if profile is not None and profile.verdict == "plain":
         warn(
             [

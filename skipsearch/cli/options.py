@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they stand for."""
+"""Options that several commands share, and what they do."""
 
 from __future__ import annotations
 
@@ -88,8 +88,11 @@ def load_model_and_engine(
     quantization: str | None = None,
     preferred_engine: str | None = None,
 ) -> ModelAdapter:
-    """Load what the shared options describe, and say on stderr what was chosen. preferred_engine:
-    as of `settle`. Raises: ModelError.
+    """Load the model that the shared options describe, and print on stderr what was chosen.
+
+    preferred_engine: as for `select_engine`.
+
+    Raises: ModelError.
     """
     return select_engine(
         load_cli_model(name, device, dtype, engine, threads, quantization, preferred_engine),
@@ -107,8 +110,11 @@ def load_cli_model(
     quantization: str | None = None,
     preferred_engine: str | None = None,
 ) -> ModelAdapter:
-    """The model, with `auto` not settled yet. preferred_engine: as of `settle`, where it is known
-    by now. Raises: ModelError.
+    """Load the model; `--engine auto` is resolved later, by `select_engine`.
+
+    preferred_engine: as for `select_engine`, if already known.
+
+    Raises: ModelError.
     """
     import torch
 
@@ -125,20 +131,21 @@ def load_cli_model(
     with ProgressBar(err) as bar, plain_warnings():
         compiling = bar.add_task("compiling for this CPU, once", total=None, visible=False)
 
-        def tell(done: int, total: int) -> None:
+        def report_progress(done: int, total: int) -> None:
             bar.update(compiling, completed=done, total=total, visible=True)
 
-        of_hf = (engine, preferred_engine) == (
+        # Weights in blocks have another form, which engine hf cannot run.
+        load_as_hf = (engine, preferred_engine) == (
             "auto",
             "hf",
-        ) and not is_native_quantization(quantization)  # which holds the weights in another form
+        ) and not is_native_quantization(quantization)
         model = load_model(
             name,
             device=device,
             dtype=dtype,
             quantization=quantization,
-            engine="hf" if of_hf else engine,
-            progress=tell,
+            engine="hf" if load_as_hf else engine,
+            progress=report_progress,
             allow_native=False,
         )
         if (
@@ -146,7 +153,7 @@ def load_cli_model(
             and canonical_name(preferred_engine or "native") == "native"
             and is_native_allowed()
         ):
-            prebuild(model, tell)
+            prebuild(model, report_progress)
     folder = Path(find_packaged_model(name)).expanduser()
     if name != "demo" and model.spec.weights_sha256 is not None and folder.exists():
         record_location(model.spec.weights_sha256, folder)
@@ -156,10 +163,11 @@ def load_cli_model(
 def select_engine(
     model: ModelAdapter, engine: str, preferred_engine: str | None = None
 ) -> ModelAdapter:
-    """What `auto` drives a loaded model with, and a line on stderr about the model.
+    """Resolve `--engine auto` for a loaded model, and print a line about the model on stderr.
 
-    preferred_engine: the engine that a profile was measured with or a study begun with, which is
-    taken where it is ready; the fastest one elsewhere."""
+    preferred_engine: the engine that a profile was measured with or a study began with. It is
+        chosen if it is ready here, otherwise the fastest one.
+    """
     from skipsearch.cli.consoles import err
     from skipsearch.core.machine import describe_machine
 
@@ -178,15 +186,17 @@ def select_engine(
 
 
 def _try_engine(model: ModelAdapter, engine: str | None) -> ModelAdapter | None:
+    """Return the model on this engine; None, with a warning, if the engine is not ready."""
     from skipsearch.engine import switch_engine
 
-    found = None if engine is None else switch_engine(model, engine)
-    if engine is not None and found is None:
+    switched = None if engine is None else switch_engine(model, engine)
+    if engine is not None and switched is None:
         warn([f"the engine {engine} is not ready here"])
-    return found
+    return switched
 
 
 def _pick_fastest(model: ModelAdapter) -> ModelAdapter:
+    """Return the model on the fastest engine, and print a line if engines were timed."""
     from skipsearch.cli.consoles import err
     from skipsearch.engine import pick_fastest
 
@@ -197,8 +207,8 @@ def _pick_fastest(model: ModelAdapter) -> ModelAdapter:
 
 
 def describe_choice(choice: EngineChoice) -> str:
-    """`engine graph: 1.62 times as fast as lean at plain decoding here; --engine lean to choose
-    otherwise`
+    """Return `engine graph: 1.62 times as fast as lean at plain decoding here; --engine lean to
+    choose otherwise`.
     """
     chosen = choice.model.spec.engine
     other = min(
@@ -211,8 +221,9 @@ def describe_choice(choice: EngineChoice) -> str:
 
 
 def profile_model_argument(profile: Profile) -> str:
-    """What `--model` calls the model that a profile was made for. Raises: ProfileError for a local
-    one that is not known here.
+    """Return the `--model` argument for the model of a profile.
+
+    Raises: ProfileError for a local model whose folder is not known here.
     """
     from skipsearch.profile.model_locations import model_argument
 
@@ -220,7 +231,10 @@ def profile_model_argument(profile: Profile) -> str:
 
 
 def loadable_quantization(quantization: str | None) -> str | None:
-    """A quantization that loading does; any other is how the weights are stored."""
+    """Return a quantization that is applied when a model is loaded.
+
+    None for any other: then the weights are stored in it.
+    """
     from skipsearch.models.loading.quantize import is_loadable
 
     return quantization if is_loadable(quantization) else None
@@ -238,6 +252,7 @@ def merge_activations(quantization: str | None, activations: str | None) -> str 
 
 
 def warn(sentences: list[str]) -> None:
+    """Print warnings on stderr, with --quiet too."""
     from skipsearch.cli.consoles import err
 
     with err.even_if_quiet():
@@ -247,8 +262,9 @@ def warn(sentences: list[str]) -> None:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Our own warnings as one sentence on stderr, without a line of source; those of others as
-    Python shows them.
+    """Run a block in which our own Python warnings are printed as one sentence on stderr.
+
+    Other warnings are shown as Python shows them.
     """
     with warnings.catch_warnings():
         others = warnings.showwarning
@@ -273,6 +289,6 @@ def plain_warnings() -> Iterator[None]:
 
 
 def require_usage(condition: bool, sentence: str) -> None:
-    """A usage rule that the option parser cannot express; exit status 2."""
+    """Raise BadParameter (exit status 2) unless a rule holds that the option parser cannot express."""
     if not condition:
         raise typer.BadParameter(sentence)

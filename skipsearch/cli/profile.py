@@ -56,12 +56,12 @@ def list_command(
             with err.even_if_quiet():
                 err.print(f"warning: {entry.error}", style="yellow")
             continue
-        found = entry.profile
-        out.print(f"{entry.path}")  # whole, on a line of its own, so that it can be copied
+        profile = entry.profile
+        out.print(f"{entry.path}")  # on a line of its own, so that it can be copied
         out.print(
-            f"    {found.model.id}, {found.task.name}: {found.recipe.shape}, "
-            f"{format_speedup(found)}; {found.model.dtype or 'any dtype'}; "
-            f"device: {describe_device(found)} ({entry.source.label})"
+            f"    {profile.model.id}, {profile.task.name}: {profile.recipe.shape}, "
+            f"{format_speedup(profile)}; {profile.model.dtype or 'any dtype'}; "
+            f"device: {describe_device(profile)} ({entry.source.label})"
         )
     if not any(entry.profile for entry in listed):
         err.print(
@@ -112,11 +112,11 @@ def validate(
                 for entry in checked
             ]
         )
-    faults = [entry.error for entry in checked if entry.error]
-    for fault in faults:
-        err.print(fault)
-    if faults:
-        raise ProfileError(f"{len(faults)} of {len(checked)} profiles are not valid")
+    errors = [entry.error for entry in checked if entry.error]
+    for error in errors:
+        err.print(error)
+    if errors:
+        raise ProfileError(f"{len(errors)} of {len(checked)} profiles are not valid")
     if not as_json:
         out.print(f"{len(checked)} valid")
 
@@ -134,11 +134,11 @@ def diff(
     from skipsearch.profile import load_profile
     from skipsearch.profile.compare import compare_profiles
 
-    found = compare_profiles(load_profile(a), load_profile(b))
+    difference = compare_profiles(load_profile(a), load_profile(b))
     if as_json:
-        print_json(found.as_dict())
+        print_json(difference.as_dict())
     else:
-        out.print(*found.format_lines(), sep="\n")
+        out.print(*difference.format_lines(), sep="\n")
 
 
 @app.command(short_help="Rewrite a profile in the current version.")
@@ -204,12 +204,12 @@ def pull(
 
     Fetch the profiles of a Git repository into the user folder, where --profile auto finds them.
     Only valid *.yaml files under profiles/ are kept; nothing in the repository is executed and no
-    link is followed. The commit is stored beside them."""
+    link is followed. The commit is stored next to them."""
     from skipsearch.profile.pull import pull_repository as pull_profiles
 
     pulled = pull_profiles(address, signed)
     for refusal in pulled.rejections:
-        err.print(f"left behind: {refusal}", style="yellow")
+        err.print(f"rejected: {refusal}", style="yellow")
     if as_json:
         print_json(
             {

@@ -1,5 +1,6 @@
-"""Bars of long work: what it is, how far it is, and how long it will still take, in words, on the
-80 columns of a narrow terminal too.
+"""Progress of long work, in words: what it is, how far it is and how long it will still take.
+
+It fits a terminal of 80 columns.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-BEAT_S = 20.0  # without a line on a pipe
+BEAT_S = 20.0  # seconds without a line, after which a pipe gets one
 
 
 def format_duration(seconds: float) -> str:
-    """`4 s`, `2 min`, `1 h 5 min`"""
+    """Return `4 s`, `2 min`, `1 h 5 min`."""
     whole = max(1, round(seconds))
     if whole < 100:
         return f"{whole} s"
@@ -26,8 +27,9 @@ def format_duration(seconds: float) -> str:
 
 
 class SilenceTimer:
-    """Calls `beat` from a thread of its own whenever nothing was written for a while: without a
-    line, long work looks like a hang.
+    """Calls `beat` from its own thread if no line was written for `seconds`.
+
+    Without a line, long work looks like a hang.
     """
 
     def __init__(self, beat: Callable[[], None], seconds: float = BEAT_S):
@@ -40,7 +42,9 @@ class SilenceTimer:
         self._thread.start()
 
     def written(self) -> None:
-        """A line was written, so there is none to come for a while."""
+        """Restart the timer: a line was just written, so the next heartbeat is due only after
+        `seconds`.
+        """
         self._latest = monotonic()
 
     def stop(self) -> None:
@@ -56,7 +60,7 @@ class SilenceTimer:
 
 
 class TimeColumn(ProgressColumn):
-    """`4 s left` while it runs, `took 7 s` when it is done."""
+    """A column with `4 s left` during the work and `took 7 s` after it."""
 
     max_refresh = 0.5
 
@@ -71,7 +75,10 @@ class TimeColumn(ProgressColumn):
 
 
 class ProgressBar(Progress):
-    """Nothing but a terminal sees it. transient: it is gone when the work is done."""
+    """A progress bar, which only a terminal shows.
+
+    transient: remove it when the work is done.
+    """
 
     def __init__(self, console: Console, transient: bool = True):
         super().__init__(

@@ -1,4 +1,4 @@
-"""`skipsearch report`: pictures of a search and its profile, in one HTML file."""
+"""`skipsearch report`: draw a search and its profile, in one HTML file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`skipsearch serve`: a model behind OpenAI's protocol, drafting as a profile says."""
+"""`skipsearch serve`: serve a model over OpenAI's protocol, with a profile."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def serve(
     decoder = make_decoder(adapter, loaded, exact)
     warn(decoder.warnings)
     warn_about_verdict(loaded)
-    with err.even_if_quiet():  # with --quiet too: who started it has to know where it is
+    with err.even_if_quiet():  # with --quiet too: the user needs the address
         run(
             decoder,
             host,

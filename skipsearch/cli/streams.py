@@ -1,8 +1,8 @@
-"""Standard input, output and error, whatever the shell and the locale made of them.
+"""Repair standard input, output and error.
 
-A shell can start a command with any of the three closed, and a locale can name an encoding that has
-few characters. A command should then say what is wrong, or print escapes, and not end in a
-traceback."""
+A shell can start a command with any of the three closed, and a locale can name an encoding that
+lacks most characters. A command then prints an error or escapes instead of a traceback.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ import typer
 
 
 class ClosedOutput(io.TextIOBase):
-    """A standard output that was closed when the command began. Writing to it fails with a
-    sentence.
-    """
+    """A standard output that was closed when the command began. Writing to it raises OSError."""
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
-        """Raises: OSError, as a write to any closed file does."""
+        """Raise OSError, as a write to any closed file does."""
         raise OSError(
             errno.EBADF,
             "standard output is closed, so the result cannot be printed: send it to a file, or to "
@@ -36,22 +34,22 @@ class ClosedOutput(io.TextIOBase):
 def prepare_streams() -> None:
     """Make the standard streams usable; called before anything is read, printed or opened.
 
-    A closed stream gets the null device as its descriptor, or the next file to be opened would take
-    its number, and whatever a library prints would go into that file. A command without standard
-    error has nobody to tell, so what it says there is dropped."""
+    A closed stream gets the null device as its descriptor. Otherwise the next opened file would
+    take its number, and the output of a library would go into that file. If standard error is
+    closed, its output is dropped.
+    """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
     if sys.stdin is None:
         sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 (it stays open)
     if sys.stdout is None:
         sys.stdout = cast(TextIO, ClosedOutput())
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    # Bytes that are no text are read as escapes, as in arguments, and refused where the text is
-    # used.
+    # Bytes that are not text are read as escapes, as in arguments; the user of the text rejects them.
     _set(
         sys.stdin, errors="surrogateescape", **({} if is_unicode(sys.stdin) else _wider(sys.stdin))
     )
@@ -61,12 +59,12 @@ def prepare_streams() -> None:
 
 def is_unicode(stream: TextIO) -> bool:
     """Return whether the stream's encoding has every character."""
-    encoding = getattr(stream, "encoding", None)  # None: a stream of text, such as StringIO
+    encoding = getattr(stream, "encoding", None)  # None for a stream of text, such as StringIO
     return encoding is None or encoding.lower().replace("_", "-").startswith("utf")
 
 
 def decode_argument(text: str) -> str:
-    """Return an argument as text. In a locale of few characters, UTF-8 arrives as escaped bytes.
+    """Return an argument as text. In a locale without Unicode, UTF-8 arrives as escaped bytes.
 
     Raises: BadParameter for bytes that are not UTF-8.
     """
@@ -82,7 +80,10 @@ def decode_argument(text: str) -> str:
 
 
 def _wider(stream: TextIO) -> dict[str, str]:
-    """ASCII is part of UTF-8, so text that was readable stays as it was."""
+    """Return settings that replace ASCII by UTF-8.
+
+    ASCII is part of UTF-8, so text that was readable stays the same.
+    """
     return (
         {"encoding": "utf-8"}
         if stream.encoding.lower() in ("ascii", "us-ascii", "ansi_x3.4-1968")
@@ -91,5 +92,5 @@ def _wider(stream: TextIO) -> dict[str, str]:
 
 
 def _set(stream: TextIO, **settings: Any) -> None:
-    if isinstance(stream, io.TextIOWrapper):  # tests and notebooks put other streams in their place
+    if isinstance(stream, io.TextIOWrapper):  # tests and notebooks replace the streams
         stream.reconfigure(**settings)

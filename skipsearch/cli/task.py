@@ -1,4 +1,4 @@
-"""`skipsearch task`: look at a task's prompts, and check tasks before they are shared."""
+"""`skipsearch task`: show the prompts of a task, and check tasks before they are shared."""
 
 from __future__ import annotations
 
@@ -84,15 +84,16 @@ def show(
 def _tokenize_for_model(
     model: str, task: Task, n_shown: int
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(the first prompts as the model reads them, what it makes of the task): its template, its
-    tokens, and how many fit.
+    """Return (the first prompts as the model gets them, facts about the task with this model).
+
+    The facts are its chat template, numbers of tokens, and how many prompts are too long.
     """
     from skipsearch.models import load_tokenizer
     from skipsearch.models.chat.chat_text import encode_prompt
     from skipsearch.replay.workload import render_prompt, template_sha256, token_limits
 
     tokenizer, context = load_tokenizer(model)
-    most, new = token_limits(task, context)
+    max_prompt_tokens, max_new_tokens = token_limits(task, context)
     template = template_sha256(task, tokenizer)
     counts = [
         len(encode_prompt(tokenizer, prompt.text, chat=template is not None))
@@ -105,14 +106,15 @@ def _tokenize_for_model(
     return prompts, {
         "model": model,
         "chat_template_sha256": template,
-        "max_new_tokens": new,
-        "max_prompt_tokens": most,
+        "max_new_tokens": max_new_tokens,
+        "max_prompt_tokens": max_prompt_tokens,
         "tokens": _size_spread(counts),
-        "too_long": sum(count > most for count in counts),
+        "too_long": sum(count > max_prompt_tokens for count in counts),
     }
 
 
 def _size_spread(sizes: Iterable[int]) -> dict[str, int]:
+    """Return the least, the median and the greatest of these sizes."""
     ordered = sorted(sizes)
     return {"min": ordered[0], "median": ordered[len(ordered) // 2], "max": ordered[-1]}
 

@@ -1,4 +1,4 @@
-"""`skipsearch train`: trained parts for drafts."""
+"""`skipsearch train`: train the weights of a drafter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def train(
         ),
     ],
     task: Annotated[
-        str | None, typer.Option(help="A task to train on; only its calibration half is used.")
+        str | None, typer.Option(help="A task to train on; only its calibration split is used.")
     ] = None,
     data: Annotated[
         list[Path] | None,
@@ -131,7 +131,7 @@ def train(
     """Example: skipsearch train adapted --model demo --task pycode --out modules/
 
     Train a thin draft that is right more often: some of the model's own sub-layers (adapted), an
-    adapter behind its first layers (kangaroo), or embeddings that let one pass draft several tokens
+    adapter after its first layers (kangaroo), or embeddings that let one pass draft several tokens
     (s3d). Only drafts use what is trained; the tokens stay the model's own. `tune --modules` then
     compares it with all other drafts.
 
@@ -178,11 +178,11 @@ def train(
         parse_duration(budget),
     )
     warn([*chosen.notes] if chosen else [])
-    mask, together = _mask_from_profile(profile), join_process_group(device)
+    mask, group = _mask_from_profile(profile), join_process_group(device)
     adapter = load_cli_model(
         model, device, _fast_dtype(device) if dtype == "auto" else dtype, "hf", threads
     )
-    with TrainView(err, silent=not together.is_main) as view:
+    with TrainView(err, silent=not group.is_main) as view:
         text = read_corpus(
             adapter,
             data or [],
@@ -202,8 +202,8 @@ def train(
             lessons = plan_adapted(
                 adapter, text, mask, draft_sublayers, rank, draft_tokens or 5, seed, view, init_from
             )
-        result = run(lessons, text, out, settings, extra_memory, view, force, together)
-    if result is None:  # the main process tells
+        result = run(lessons, text, out, settings, extra_memory, view, force, group)
+    if result is None:  # the main process prints the result
         return
     before, after = result.alpha
     following = f"skipsearch tune --model {model} --task {task or 'TASK'} --modules {out}"
@@ -221,7 +221,7 @@ def train(
         return
     trained = result.card.trained
     if before is not None and after is not None:
-        console.print(f"α by replay, on text kept aside: {before:.3f} before, {after:.3f} after")
+        console.print(f"α by replay, on validation text: {before:.3f} before, {after:.3f} after")
     console.print(
         f"{trained.steps} steps in {trained.seconds:.0f} s; share of all rows that name the "
         f"model's token: {trained.before:.3f} "
@@ -236,22 +236,23 @@ def train(
 
 
 def _mask_from_profile(profile: Path | None) -> SkipMask | None:
+    """Return the mask of a profile to train. Raises: ModuleError if it skips nothing."""
     from skipsearch.errors import ModuleError
     from skipsearch.profile import load_profile
 
     if profile is None:
         return None
-    found = load_profile(profile).mask
-    if not found.n_skipped:
+    mask = load_profile(profile).mask
+    if not mask.n_skipped:
         raise ModuleError(
             f"{profile}: this profile skips nothing, so there is no mask to train: leave --profile "
             "out"
         )
-    return found
+    return mask
 
 
 def _fast_dtype(device: str) -> str:
-    """bfloat16 on a GPU and on CPUs that multiply it in hardware; float32 elsewhere."""
+    """Return bfloat16 on a GPU and on CPUs that multiply it in hardware; float32 otherwise."""
     import torch
 
     from skipsearch.models.loading.placement import pick_device

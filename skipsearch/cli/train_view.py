@@ -1,4 +1,4 @@
-"""What a person sees of a training: stages with a bar, loss, agreement and the time left."""
+"""Show a training: stages with a progress bar, loss, agreement and the time left."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from skipsearch.training.driver import TrainEvent
 from skipsearch.training.trainer import TrainProgress
 from skipsearch.tuning.events import Notice, StageProgress, StageStarted
 
-LINE_INTERVAL = 0.1  # of a training, where the output is no terminal
+LINE_INTERVAL = 0.1  # fraction of the training between two lines on a pipe
 
 
 class TrainView:
-    """Listens to `train`. A terminal gets a live bar a stage; a pipe gets a line a stage and one
-    for each tenth of the training.
+    """A listener of `train` that prints its events.
+
+    A terminal gets a live bar for each stage. A pipe gets a line for each stage and for each tenth
+    of the training.
     """
 
     def __init__(self, console: Terminal, silent: bool = False):
@@ -50,7 +52,7 @@ class TrainView:
         self.bar.stop()
         if isinstance(error, KeyboardInterrupt) and not self.silent:
             self.console.print(
-                "interrupted; the same command goes on from the last checkpoint, half a minute old "
+                "interrupted; the same command continues from the last checkpoint, half a minute old "
                 "at most"
             )
 

@@ -122,8 +122,8 @@ def tune(
     """Example: skipsearch tune --model demo --task pycode
 
     Find the fastest lossless way to decode a task. Candidates are prompt lookup (drafts copied from
-    the text so far), the model with some of its sub-layers skipped, and lookup with the skipped
-    model behind it. The winner is measured on hold-out prompts and written to a profile. Where
+    the text so far), the model with some of its sub-layers skipped, and lookup
+    followed by the latter. The winner is measured on hold-out prompts and written to a profile. If
     drafting does not pay, the profile says so.
 
     You can interrupt a search at any time: the same command with --resume continues it. With
@@ -156,14 +156,14 @@ def tune(
     check_drafters(drafters, modules)
     check_objective(objective)
     parse_duration(budget)
-    kept = parse_sublayers(never_skip)
+    unskippable = parse_sublayers(never_skip)
     chosen = load_task(task, data=data)
     warn([*chosen.notes])
 
     def writable(target: Path) -> str:
-        """The study beside a profile that can be written there."""
+        """Check that a profile can be written to `target`. Returns the study next to it."""
         journal = study or str(target.with_suffix(".journal"))
-        go_on = (
+        resume_advice = (
             "continue its search with --resume, "
             if study is None and Path(journal).exists()
             else ""
@@ -172,7 +172,7 @@ def tune(
             target,
             force or resume,
             ProfileError,
-            way_out=go_on,
+            way_out=resume_advice,
             inputs={
                 "--task or --data": task_files(task, data=data),
                 "--study": filter(None, [study_file(journal)]),
@@ -181,7 +181,7 @@ def tune(
         return journal
 
     if out is not None:
-        writable(out)  # before the model is loaded, where its name is not needed for that
+        writable(out)  # before the model is loaded
     adapter = load_cli_model(model, device, dtype, engine, threads, quantization)
     warn([*context_warnings(chosen, adapter.spec), *template_warnings(chosen, adapter)])
     target = out or default_path(adapter, chosen.name)
@@ -210,7 +210,7 @@ def tune(
             on_event=view,
             remeasure=remeasure_latency,
             drafters=drafters,
-            never_skip=kept,
+            never_skip=unskippable,
             modules=modules,
         )
     profile = copy_modules(profile, [modules] if modules else [], target)
@@ -222,8 +222,9 @@ def tune(
 
 
 def _study_engine(study: str) -> str | None:
-    """The engine of the trials that are in a study already: those of another one would not
-    compare.
+    """Return the engine of the trials that a study already has.
+
+    Trials of another engine could not be compared with them.
     """
     from skipsearch.report.study_reader import read_study_engine
 
@@ -231,11 +232,12 @@ def _study_engine(study: str) -> str | None:
 
 
 def default_path(model: object, task: str) -> Path:
+    """Return the path of the profile if `--out` is not given."""
     from skipsearch.core.machine import describe_machine
     from skipsearch.profile.paths import device_slug, repository_path
 
     spec = model.spec  # type: ignore[attr-defined]
-    here = describe_machine(spec.device)
+    machine = describe_machine(spec.device)
     return repository_path(
-        spec.id, task, device_slug(here.name, here.count), spec.dtype_name, spec.quantization
+        spec.id, task, device_slug(machine.name, machine.count), spec.dtype_name, spec.quantization
     )

@@ -1,5 +1,5 @@
-"""What a person sees of a search: stages with a bar and the time left, the best mask so far, the
-final race, the verdict.
+"""Show a search: stages with a progress bar and the time left, the best mask so far, the race, the
+verdict.
 """
 
 from __future__ import annotations
@@ -26,18 +26,16 @@ from skipsearch.tuning.events import (
     TuneEvent,
 )
 
-MIN_REPORTED_GAIN = (
-    1.01  # times a speedup: a smaller gain is not worth a line, nor a mask behind lookup
-)
-MAX_RACE_ROWS = 2  # recipes of a race: with more, the end of a search no longer fits a screen
+MIN_REPORTED_GAIN = 1.01  # ratio of two speedups; a smaller gain gets no line
+MAX_RACE_ROWS = 2  # recipes of a race; with more, the summary does not fit a screen
 
 
 class TuneView:
-    """Listens to `tune`. A terminal gets a live bar a stage; a pipe gets a line a stage and one for
-    each new best mask that is measurably better than the last one told, and than lookup alone, and
-    says how far it is whenever it was silent for a while.
+    """A listener of `tune` that prints its events.
 
-    beat_s: for how many seconds.
+    A terminal gets a live bar for each stage. A pipe gets a line for each stage, a heartbeat after
+    `beat_s` seconds without a line, and new best masks. Such a mask gets a line if it is measurably
+    better than the last one printed and than lookup alone.
     """
 
     def __init__(self, console: Terminal, beat_s: float = BEAT_S):
@@ -69,7 +67,7 @@ class TuneView:
         self.bar.stop()
         if isinstance(error, KeyboardInterrupt):
             self.console.print(
-                "interrupted; every finished trial is kept, the same command with --resume goes on"
+                "interrupted; every finished trial is kept, the same command with --resume continues"
             )
 
     def __call__(self, event: TuneEvent) -> None:
@@ -83,16 +81,15 @@ class TuneView:
                 if judged is not None and best is not None:
                     self.n_judged += 1
                     self._show_best(best)
-                if (
-                    self.stage is not None
-                ):  # the best so far belongs to the search, and not to the stages behind it
-                    said = (
+                if self.stage is not None:
+                    # The best mask is shown in the search, and not in the stages after it.
+                    description = (
                         self.title
                         if judged is None
                         else f"trial {self.n_judged}, {self._best_text()}"
                     )
                     self.bar.update(
-                        self.stage, completed=min(done, total), total=total, description=said
+                        self.stage, completed=min(done, total), total=total, description=description
                     )
             case BaselinePredicted(speedup):
                 self.baseline_speedup = MIN_REPORTED_GAIN * speedup
@@ -105,21 +102,23 @@ class TuneView:
                 self.race.append(event)
 
     def _say(self, line: str, style: str | None = None) -> None:
+        """Print a line and restart the heartbeat."""
         self.heartbeat.written()
         self.console.print(line, style=style)
 
     def _say_how_far(self) -> None:
-        """One line, from the thread of the heartbeat."""
+        """Print one line about the progress; called by the thread of the heartbeat."""
         if self.stage is None:
             return
         task = self.bar.tasks[self.bar.task_ids.index(self.stage)]
-        left = task.time_remaining
-        about = f", about {format_duration(left)} left" if left else ""
+        remaining_s = task.time_remaining
+        about = f", about {format_duration(remaining_s)} left" if remaining_s else ""
         self.console.print(
             f"  {task.description.partition(':')[0]}: {task.percentage:.0f} %{about}", style="dim"
         )
 
     def _close_stage(self) -> None:
+        """Complete the bar of the stage that runs."""
         if self.stage is not None:
             task = self.bar.tasks[self.bar.task_ids.index(self.stage)]
             self.bar.update(
@@ -127,6 +126,7 @@ class TuneView:
             )
 
     def _show_best(self, best: Trial) -> None:
+        """Remember a new best mask, and print it on a pipe if it is worth a line."""
         if self.best is None or best.mask != self.best.mask:
             self.best = best
             if (
@@ -152,12 +152,11 @@ class TuneView:
         )
 
     def print_summary(self, console: Terminal, profile: Profile, path: Path) -> None:
-        """The race, the mask where there is one, what each drafter brought, the verdict on hold-out
-        prompts, and what to do with it.
+        """Print the race, the mask, what each drafter contributed, the verdict on hold-out prompts,
+        and the next command.
         """
-        calibrated = [
-            r for r in self.race if r.split == "calibration"
-        ]  # the verdict says what hold-out prompts said
+        # The verdict below has the result on hold-out prompts.
+        calibrated = [r for r in self.race if r.split == "calibration"]
         self._print_race(
             console,
             sorted(
@@ -224,7 +223,7 @@ class TuneView:
             )
 
     def _print_race(self, console: Terminal, raced: list[CandidateMeasured]) -> None:
-        """The chosen one first, and those that came closest to it."""
+        """Print the chosen recipe first, and then those that came closest to it."""
         if not raced:
             return
         table = Table(

@@ -1,4 +1,4 @@
-"""`skipsearch profile verify`: measure a profile here and say whether its claim holds."""
+"""`skipsearch profile verify`: measure a profile here and report whether its claim holds."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def verify(
 
     with ProgressBar(err) as bar:
         running = bar.add_task("decoding", total=None)
-        found = run(
+        result = run(
             adapter,
             profile,
             chosen,
@@ -105,15 +105,15 @@ def verify(
         )
     if target:
         save_profile(
-            copy_modules(found.remeasured, profile.module_folders, target), target, replace=True
+            copy_modules(result.remeasured, profile.module_folders, target), target, replace=True
         )
     if as_json:
         print_json(
-            {"file": str(file), **found.as_dict(), "written": str(target) if target else None}
+            {"file": str(file), **result.as_dict(), "written": str(target) if target else None}
         )
     else:
-        out.print(*_format_lines(found), *([f"written to {target}"] if target else []), sep="\n")
-    if strict and not found.holds:
+        out.print(*_format_lines(result), *([f"written to {target}"] if target else []), sep="\n")
+    if strict and not result.holds:
         raise typer.Exit(1)
 
 
@@ -125,18 +125,20 @@ def _defaults_from_claim(
     threads: int | None,
     quantization: str | None,
 ) -> tuple[str, str, str, int | None, str | None]:
-    """What the user left open, as it was when the claim was made, where this machine has that kind
-    of device.
+    """Return the options, where those that the user did not set take the values of the profile's
+    measurement.
+
+    If this machine lacks that type of device, they stay as they are.
     """
     import torch
 
     claimed, made = profile.hardware, profile.model
-    here = {
+    available = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
     }
-    if claimed is None or not here[claimed.kind]:
+    if claimed is None or not available[claimed.kind]:
         return device, dtype, engine, threads, quantization
     if not (device == "auto" or device.startswith(claimed.kind)):
         return device, dtype, engine, threads, quantization
@@ -153,8 +155,9 @@ def _defaults_from_claim(
 
 
 def _output_path(file: Path, adapter: object, task: str) -> Path:
-    """Where the measured profile goes; asked before the measurement. Raises: ProfileError if
-    another profile is there already.
+    """Return the path of the measured profile, before the measurement.
+
+    Raises: ProfileError if another profile exists there.
     """
     from skipsearch.cli.tune import default_path
     from skipsearch.errors import ProfileError
@@ -175,6 +178,7 @@ def _output_path(file: Path, adapter: object, task: str) -> Path:
 
 
 def _format_lines(verification: Verification) -> list[str]:
+    """Return the result of a verification as lines of text."""
     from skipsearch.profile.show import describe_device, format_speedup
 
     claim, measured = verification.claim, verification.remeasured.measured

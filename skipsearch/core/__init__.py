@@ -1,8 +1,14 @@
-"""Plain values that everything speaks in: masks, recipes, costs and counters. Nothing here loads
-torch.
+"""Plain values that all packages use: masks, recipes, costs and counters. Nothing here loads torch
+at import.
 
-mask            which sub-layers a draft skips            recipe         drafters with their
-settings, and their registry cost_model      what draft and verify passes cost         stats
-counters of decoding, closed forms, intervals schema_types    types of fields in files
-strict_yaml    the one YAML reader registry        look up a class by its registered name    machine
-what this machine and its software are files           atomic writes, private folders"""
+    mask                 which sub-layers a draft skips
+    recipe               drafters with their settings; the tables DRAFTERS and EXITS
+    cost_model           times of draft and verify passes, and of rounds
+    stats                counters of decoding, trials, closed forms, confidence intervals
+    schema_types         types of the fields of profiles, recipes and tasks
+    strict_yaml          the reader of all YAML files
+    safetensors_header   the reader of a safetensors file's header
+    registry             looks a class up by its name in a table
+    machine              the hardware and software of this machine
+    files                folders of this user, atomic writes, checks of paths
+"""

@@ -1,4 +1,4 @@
-"""`Costs`: what the pieces of a pass cost on a machine, and from that what any round costs."""
+"""The cost model: what the parts of a pass cost on a machine, and from that what a round costs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ from skipsearch.core.mask import SkipMask
 
 @dataclass(frozen=True)
 class Costs:
-    """The latency table at one context length: seconds of the pieces of a pass.
+    """The latency table at one context length: seconds of the parts of a pass.
 
-    sublayers: of each sub-layer at one token, in the flat order of `SkipMask` (attention 0, MLP 0,
-    …). overhead: what every pass pays (embedding, head, the loop itself). verify[n]: a full pass
-    over n + 1 tokens, all weights just used. first: by what share the first draft step of a round
-    takes longer than those behind it; cold: by what share a verify pass does behind drafts that
-    skip everything. In both cases weights have left the caches meanwhile. call: seconds that a
-    draft takes beyond its steps, where the engine runs them all in one call. A draft step under a
-    mask that skips nothing is then that much shorter than a plain pass; elsewhere the two cost the
-    same. curve: what is left of a pass costs its share of the sub-layers' time to this power. It is
-    1 where the weights come from memory, and more where few of them fit into a faster cache than
-    all of them do."""
+    sublayers: seconds of each sub-layer for one token, in the flat order of `SkipMask` (attention
+        0, MLP 0, …).
+    overhead: seconds that every pass takes besides its sub-layers (embedding, head, the loop
+        itself).
+    verify: verify[n] is a full pass over n + 1 tokens, with all weights just used.
+    first: relative extra time of a round's first draft step over its later ones.
+    cold: relative extra time of a verify pass after drafts that skip everything. Both `first` and
+        `cold` are cache misses: other weights were read in between.
+    call: extra seconds of a draft besides its steps, if the engine runs all of them in one call. A
+        draft step that skips nothing is then shorter than a plain pass by that much; otherwise the
+        two cost the same.
+    curve: exponent. A draft step that keeps a fraction f of the sub-layers' time takes f ** curve
+        of it. It is 1 if weights are read from memory, and above 1 if the kept weights fit into a
+        faster cache level than all of them.
+    """
 
     sublayers: tuple[float, ...]
     overhead: float
@@ -32,39 +37,45 @@ class Costs:
     curve: float = 1.0
 
     def draft_step_seconds(self, mask: SkipMask) -> float:
-        """Seconds of one draft step under `mask`, behind another."""
+        """Return the seconds of one draft step under `mask`, the first of a round excepted."""
         return self.step_seconds(
             sum(s for s, skipped in zip(self.sublayers, mask.bits, strict=True) if not skipped)
         )
 
     def step_seconds(self, kept_seconds: float) -> float:
-        """Seconds of one draft step whose sub-layers take so many of the seconds in `sublayers`."""
+        """Return the seconds of one draft step.
+
+        kept_seconds: sum of `sublayers` over the sub-layers that it runs.
+        """
         if self.curve != 1.0 and kept_seconds:
-            every = sum(self.sublayers)
-            kept_seconds = every * (kept_seconds / every) ** self.curve
+            total = sum(self.sublayers)
+            kept_seconds = total * (kept_seconds / total) ** self.curve
         return self.overhead + kept_seconds
 
     def draft_seconds(self, mask: SkipMask, n_tokens: int) -> float:
-        """Seconds of drafting so many tokens under `mask`, one step each."""
+        """Return the seconds of drafting `n_tokens` under `mask`, in one step each."""
         return self.call + n_tokens * self.draft_step_seconds(mask)
 
     def skipped_share(self, mask: SkipMask) -> float:
-        """The share of a plain pass's time that a draft pass under `mask` leaves out."""
-        every = self.overhead + sum(self.sublayers)
-        return 1 - self.draft_step_seconds(mask) / every if every else 0.0
+        """Return the fraction of a plain pass's time that a draft pass under `mask` saves."""
+        total = self.overhead + sum(self.sublayers)
+        return 1 - self.draft_step_seconds(mask) / total if total else 0.0
 
     def round_seconds(self, mask: SkipMask | None, max_draft: int) -> tuple[float, ...]:
-        """Seconds of a round by how many tokens it drafts under `mask`, 0 (plain decoding) to
-        `max_draft`. None: its tokens come without a pass of the model, as looked-up ones do.
+        """Return the time of a round for each number of draft tokens from 0 (plain decoding) to
+        `max_draft`.
 
+        mask: the skip mask of the draft steps; None if drafting runs no model pass, as lookup does.
         """
         return self.tree_round_seconds(mask, max_draft, 0)[0]
 
     def tree_round_seconds(
         self, mask: SkipMask | None, max_draft: int, max_siblings: int
     ) -> tuple[tuple[float, ...], ...]:
-        """The same by how many siblings are verified beside the drafted tokens, 0 to
-        `max_siblings`: [siblings + 1][longest + 1].
+        """Return the time of a round as in `round_seconds`, for each number of verified siblings
+        from 0 to `max_siblings`.
+
+        The result is [max_siblings + 1][max_draft + 1].
         """
         if mask is None:
             return tuple(
@@ -86,31 +97,35 @@ class Costs:
         )
 
     def verify_after_draft_seconds(self, n_drafted: int, n_siblings: int) -> float:
-        """Seconds of a verify pass behind draft passes of the model."""
+        """Return the seconds of a verify pass after draft passes of the model."""
         return self.verify_seconds(n_drafted + n_siblings)
 
     def verify_seconds(self, n_proposed: int) -> float:
-        """Seconds of a verify pass over so many proposed tokens. Beyond the longest that was
-        measured, each costs what one costs on average."""
+        """Return the seconds of a verify pass over the pending token and `n_proposed` proposed
+        tokens.
+
+        Beyond the largest measured number, each token adds the average time of a token.
+        """
         last = len(self.verify) - 1
         if n_proposed <= last:
             return self.verify[n_proposed]
-        a_row = (self.verify[last] - self.verify[1]) / (last - 1) if last > 1 else 0.0
-        return self.verify[last] + (n_proposed - last) * max(a_row, 0.0)
+        per_token = (self.verify[last] - self.verify[1]) / (last - 1) if last > 1 else 0.0
+        return self.verify[last] + (n_proposed - last) * max(per_token, 0.0)
 
 
 @dataclass(frozen=True)
 class OnePassDraftCosts(Costs):
-    """The same machine, for drafts of which one pass has all tokens as its rows: it grows with them
-    as a verify pass does.
+    """Costs of a parallel draft, in which a single pass predicts all draft tokens (S3D).
 
-    nodes_by_depth: of a draft that is a tree, how many tokens it proposes down to each depth; ()
-    for a chain."""
+    The time of that pass grows with the number of draft tokens as the time of a verify pass does.
+    nodes_by_depth: for a tree, the cumulative number of nodes down to each depth; () for a chain.
+    """
 
     nodes_by_depth: tuple[int, ...] = ()
 
     @classmethod
     def from_costs(cls, costs: Costs, nodes_by_depth: tuple[int, ...] = ()) -> OnePassDraftCosts:
+        """Return these costs for a parallel draft."""
         return cls(**_base_fields(costs), nodes_by_depth=nodes_by_depth)
 
     def draft_seconds(self, mask: SkipMask, n_tokens: int) -> float:
@@ -134,15 +149,22 @@ class OnePassDraftCosts(Costs):
 
 @dataclass(frozen=True)
 class ResumedVerifyCosts(Costs):
-    """The same machine, for drafts whose verify pass goes on where they left the model, and whose
-    steps are a call each. share_below_exit: the share of a pass that lies before that layer; there
-    it runs the last drafted token and the siblings alone."""
+    """Costs of an early-exit draft, whose verify pass resumes at the layer where the draft left the
+    model.
+
+    Each draft step is a call of its own.
+    share_below_exit: fraction of a pass before that layer. The verify pass runs it for the last
+        draft token and the siblings only.
+    """
 
     share_below_exit: float = 0.0
 
     @classmethod
     def from_costs(cls, costs: Costs, exit_layer: int) -> ResumedVerifyCosts:
-        """exit_layer: where the drafts leave the model."""
+        """Return these costs for an early-exit draft.
+
+        exit_layer: the layer before which the draft leaves the model.
+        """
         return cls(
             **_base_fields(costs),
             share_below_exit=sum(costs.sublayers[: 2 * exit_layer])

@@ -1,4 +1,4 @@
-"""Folders of this user; files that are opened or written with care."""
+"""Folders of this user, and careful reading and writing of files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class IrregularFileError(OSError):
 
 
 def cache_dir() -> Path:
-    """Return the folder of what may be deleted at any time: compiled code, latency tables."""
+    """Return the folder of files that may be deleted at any time: compiled code, latency tables."""
     chosen = os.environ.get("SKIPSEARCH_CACHE_DIR")
     if chosen:
         return Path(chosen)
@@ -146,7 +146,7 @@ def check_writable(
 
 
 def _is_same_file(target: Path, file: Path) -> bool:
-    """Whether both paths lead to one file, or would if they do not exist yet."""
+    """Return whether both paths lead to one file, or would if they do not exist yet."""
     with suppress(OSError):
         return os.path.samefile(target, file)
     return os.path.realpath(target) == os.path.realpath(file)

@@ -1,6 +1,4 @@
-"""What this machine is: the facts about hardware and software that a measurement is worth nothing
-without.
-"""
+"""Describe this machine: the hardware and software that a measurement depends on."""
 
 from __future__ import annotations
 
@@ -19,8 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Machine:
-    """kind: "cpu", "cuda" or "mps". count: devices used. threads: CPU threads of torch, None on a
-    GPU.
+    """The hardware that a model runs on.
+
+    kind: "cpu", "cuda" or "mps".
+    count: devices used.
+    threads: CPU threads of torch; None on a GPU.
     """
 
     kind: str
@@ -30,12 +31,14 @@ class Machine:
 
     @property
     def description(self) -> str:
+        """The machine in words, such as `AMD EPYC 7B13, 2 threads`."""
         if self.kind != "cpu":
             return f"{self.count} × {self.name}"
         return f"{self.name}, {self.threads} thread{'' if self.threads == 1 else 's'}"
 
 
 def describe_machine(device: torch.device) -> Machine:
+    """Return the hardware of a device."""
     import torch
 
     if device.type == "cuda":
@@ -46,6 +49,7 @@ def describe_machine(device: torch.device) -> Machine:
 
 
 def read_cpu_name() -> str:
+    """Return the CPU's model name."""
     try:
         for line in Path("/proc/cpuinfo").read_text("utf-8", "ignore").splitlines():
             if line.startswith("model name"):
@@ -56,7 +60,7 @@ def read_cpu_name() -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all work, so that a clock that is read next is right."""
+    """Wait until the device has finished all work, so that a clock read next is right."""
     import torch
 
     if device.type == "cuda":
@@ -66,6 +70,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def software_versions() -> dict[str, str | None]:
+    """Return the versions of the libraries that a measurement depends on."""
     import torch
     import transformers
 
@@ -78,7 +83,8 @@ def software_versions() -> dict[str, str | None]:
 
 
 def source_commit() -> str | None:
-    """Commit of the checkout this package runs from, with `-dirty` behind it where files differ;
+    """Return the commit of the checkout that this package runs from, with `-dirty` if files differ.
+
     None outside a checkout.
     """
     root = Path(__file__).parents[2]
@@ -108,7 +114,7 @@ def source_commit() -> str | None:
 
 
 def load_average() -> float | None:
-    """One-minute load average, to be said beside timings; None where the system does not tell."""
+    """Return the one-minute load average; None if the platform does not report it."""
     try:
         return os.getloadavg()[0]
     except OSError:

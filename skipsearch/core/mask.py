@@ -1,6 +1,4 @@
-"""`SkipMask`: which sub-layers the draft leaves out. One bit for each of the 2L residual sub-layers
-of a model.
-"""
+"""`SkipMask`: which sub-layers a draft skips, one bit for each of the 2L sub-layers of a model."""
 
 from __future__ import annotations
 
@@ -12,18 +10,21 @@ from skipsearch.errors import MaskError
 
 
 def format_sublayer_count(count: int) -> str:
-    """`1 sub-layer`, `3 sub-layers`"""
+    """Return `1 sub-layer`, `3 sub-layers`."""
     return f"{count} sub-layer{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)
 class SkipMask:
-    """The sub-layers that the draft skips; the verify pass always runs all of them.
+    """The sub-layers that a draft skips; the verify pass always runs all of them.
 
     attn, mlp: indices of skipped attention and MLP sub-layers, kept sorted and unique, 0 <= i <
-    n_layers. A flat bit vector of a mask orders sub-layers as the model runs them: attention 0, MLP
-    0, attention 1, …; 1 is skipped. Raises: MaskError if an index is not a whole number, is
-    repeated, or lies outside the model."""
+        n_layers.
+    A flat bit vector of a mask orders sub-layers as the model runs them: attention 0, MLP 0,
+    attention 1, …; 1 is skipped.
+
+    Raises: MaskError if an index is not a whole number, is repeated, or lies outside the model.
+    """
 
     n_layers: int
     attn: tuple[int, ...] = ()
@@ -39,7 +40,7 @@ class SkipMask:
 
     @classmethod
     def from_bits(cls, bits: Sequence[int | bool | float]) -> SkipMask:
-        """From a flat vector of 2L bits (attention 0, MLP 0, attention 1, …), 1 = skipped."""
+        """Make a mask from 2L bits (attention 0, MLP 0, attention 1, …); 1 is skipped."""
         if len(bits) % 2 or any(b not in (0, 1) for b in bits):
             raise MaskError(f"a mask of L layers is 2·L bits of 0 or 1, not {list(bits)!r}")
         return cls(
@@ -50,7 +51,7 @@ class SkipMask:
 
     @classmethod
     def from_sublayers(cls, n_layers: int, sublayers: Iterable[int]) -> SkipMask:
-        """From flat indices: 2·i is attention i, 2·i + 1 is MLP i."""
+        """Make a mask from flat indices: 2·i is attention i, 2·i + 1 is MLP i."""
         flat = sorted(sublayers)
         return cls(
             n_layers,
@@ -60,29 +61,32 @@ class SkipMask:
 
     @classmethod
     def from_layers(cls, n_layers: int, layers: Iterable[int]) -> SkipMask:
+        """Make a mask that skips both sub-layers of these layers."""
         skipped = tuple(layers)
         return cls(n_layers, skipped, skipped)
 
     @property
     def bits(self) -> tuple[int, ...]:
+        """2L bits (attention 0, MLP 0, attention 1, …); 1 is skipped."""
         skipped = self.sublayers
         return tuple(int(s in skipped) for s in range(2 * self.n_layers))
 
     @property
     def sublayers(self) -> frozenset[int]:
-        """Flat indices of what is skipped."""
+        """Flat indices of the skipped sub-layers."""
         return frozenset(2 * i for i in self.attn) | frozenset(2 * i + 1 for i in self.mlp)
 
     @property
     def n_skipped(self) -> int:
+        """Number of skipped sub-layers."""
         return len(self.attn) + len(self.mlp)
 
     def flip(self, *sublayers: int) -> SkipMask:
-        """The mask with these flat indices changed from kept to skipped or back."""
+        """Return the mask with these flat indices changed from kept to skipped or back."""
         return SkipMask.from_sublayers(self.n_layers, self.sublayers ^ frozenset(sublayers))
 
     def hamming_distance(self, other: SkipMask) -> int:
-        """Hamming distance: sub-layers that one skips and the other keeps."""
+        """Return the number of sub-layers that one mask skips and the other keeps."""
         if self.n_layers != other.n_layers:
             raise MaskError(
                 f"masks of {self.n_layers} and {other.n_layers} layers cannot be compared: they "
@@ -91,7 +95,7 @@ class SkipMask:
         return len(self.sublayers ^ other.sublayers)
 
     def __str__(self) -> str:
-        """Two rows of one character a layer, `#` kept and `.` skipped, attention first."""
+        """Return two lines of one character a layer, `#` kept and `.` skipped, attention first."""
         return "\n".join(
             "".join("#."[i in skipped] for i in range(self.n_layers))
             for skipped in (set(self.attn), set(self.mlp))
@@ -103,6 +107,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _check_indices(indices: Iterable[int], kind: str, n_layers: int) -> tuple[int, ...]:
+    """Return sorted indices. Raises: MaskError."""
     values = tuple(indices)
     for value in values:
         if not _is_integer(value):

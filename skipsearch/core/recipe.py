@@ -1,17 +1,19 @@
-"""`Recipe`: what a search looks for, a profile stores and a decoder runs: an ordered list of
-drafters, each with its settings.
+"""`Recipe`: an ordered list of drafters, each with its settings.
 
+A search returns a recipe, a profile stores it and a decoder runs it.
 In every round the drafters are asked in order, and the first that proposes something drafts. An
 empty recipe is plain decoding.
 
     Recipe((Lookup(min_match=2, draft_length=8), Skip(attn=(3, 4), mlp=(7,), draft_length=5)))
 
-looks the next tokens up in the text so far; where it finds nothing, the model drafts with three
-sub-layers left out.
+This recipe looks the next tokens up in the text so far. If that finds nothing, the model drafts
+with three sub-layers skipped.
 
-A drafter's settings are a `DrafterSpec`, an exit policy's an `ExitSpec`: frozen values that YAML,
-the study and the decoder share. Each kind is one file, with one line in the table below. These
-files load no torch, because reading a profile must not."""
+The settings of a drafter are a `DrafterSpec`, those of an exit policy an `ExitSpec`. They are
+frozen values that YAML, the study and the decoder share. A drafter is a folder in `drafters/`, an
+exit policy a file in `drafters/exits/`. Each has one line in a table below. Importing a spec does
+not load torch, because reading a profile must not.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from skipsearch.drafters.base import Drafter
     from skipsearch.models.adapter import ModelAdapter
 
-# To add one: a file in drafters/ and a line here.
+# To add one: a folder in drafters/ with spec.py and session.py, and a line here.
 DRAFTERS: dict[str, str] = {
     "lookup": "skipsearch.drafters.lookup.spec:Lookup",
     "skip": "skipsearch.drafters.skip.spec:Skip",
@@ -44,7 +46,7 @@ DRAFTERS: dict[str, str] = {
     "kangaroo": "skipsearch.drafters.kangaroo.spec:Kangaroo",
     "s3d": "skipsearch.drafters.s3d.spec:S3D",
 }
-# To add one: a file in exits/ and a line here.
+# To add one: a file in drafters/exits/ and a line here.
 EXITS: dict[str, str] = {
     "fixed": "skipsearch.drafters.exits.fixed:Fixed",
     "confidence": "skipsearch.drafters.exits.confidence:Confidence",
@@ -57,11 +59,12 @@ DraftLength = Annotated[
 
 
 class Siblings(FrozenModel):
-    """Alternatives that are verified beside a drafted token of which the draft is unsure: what it
-    would have drafted instead.
+    """When a draft token gets siblings, which are verified with it: the next most likely tokens of
+    the draft.
 
-    The verify pass has a row more for each. Where the draft's own choice is wrong and a sibling
-    right, the round yields one token more."""
+    Each sibling adds a row to the verify pass. If the draft token is rejected and a sibling is
+    accepted, the round yields one token more.
+    """
 
     below: Fraction = Field(
         description="a token whose top probability is below this has siblings, 0..1"
@@ -69,7 +72,7 @@ class Siblings(FrozenModel):
     most: Annotated[int, Field(ge=1, le=4)] = Field(description="siblings of one token, 1..4")
 
     def count_for(self, confidence: float) -> int:
-        """Siblings of a token with this top probability."""
+        """Return the number of siblings of a token with this top probability."""
         return self.most if confidence < self.below else 0
 
     def __str__(self) -> str:
@@ -78,17 +81,22 @@ class Siblings(FrozenModel):
 
 @dataclass(frozen=True)
 class DrafterInfo:
-    """What people want to know of a drafter before they try it. source: who described it; requires:
-    what it takes before and while it drafts; combines_with: what it may be combined with."""
+    """What people should know about a drafter before they try it.
+
+    source: who published it.
+    requires: what it needs before or during drafting.
+    combines_with: the drafters that it may be combined with.
+    """
 
     source: str = ""
     requires: str = "nothing"
-    combines_with: str = "any drafter before it or behind it"
+    combines_with: str = "any drafter before or after it"
 
 
 class DrafterSpec(FrozenModel):
-    """One drafter of a recipe, as it is stored. A subclass adds its own fields, first of all
-    `kind`, a Literal of its name in DRAFTERS.
+    """One drafter of a recipe, as it is stored.
+
+    A subclass adds its own fields, first of all `kind`, a Literal of its name in DRAFTERS.
     """
 
     info: ClassVar[DrafterInfo] = DrafterInfo()
@@ -98,59 +106,66 @@ class DrafterSpec(FrozenModel):
     draft_length: DraftLength
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
-        """The drafter itself, for this model. module_folders: where the files of `modules` are
-        looked for, in this order.
+        """Make the drafter for a model.
 
-        Raises: MaskError if it does not fit that model; ModuleError for a trained part that is not
-        there, is damaged or fits another model."""
+        module_folders: folders in which the files of `modules` are looked up, in this order.
+
+        Raises: MaskError if it does not fit the model; ModuleError if a module is missing, damaged
+            or made for another model.
+        """
         raise NotImplementedError
 
     @property
     def modules(self) -> tuple[ModuleRef, ...]:
-        """The trained parts that it names."""
+        """The modules (trained weights) that it needs."""
         return ()
 
     def mask(self, n_layers: int) -> SkipMask | None:
-        """What its draft passes leave out; None if it drafts without a pass of the model. Raises:
-        MaskError.
+        """Return the skip mask of its draft passes; None if it drafts without a pass of the model.
+
+        Raises: MaskError.
         """
         return None
 
     @property
     def scratch_slots(self) -> int:
-        """Slots of the cache that it takes behind the last token that may come, at most, while a
-        round lasts.
+        """The most slots of the cache that it writes during a round after the last slot that a
+        token may get.
         """
         return 0
 
     def __str__(self) -> str:
-        """`lookup, up to 8`"""
+        """Return `lookup, up to 8`."""
         return f"{self.kind}, up to {self.draft_length}"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """drafters: asked in this order in every round. () is plain decoding."""
+    """An ordered list of drafters.
+
+    drafters: asked in this order in every round; () is plain decoding.
+    """
 
     drafters: tuple[DrafterSpec, ...] = ()
 
     @classmethod
     def from_data(cls, data: Any) -> Recipe:
-        """From what `as_data` gave. Raises: DecodeError."""
+        """Make a recipe from the result of `as_data`. Raises: DecodeError."""
         return cls(tuple(_validate(_drafter_adapter(), entry) for entry in data))
 
     def as_data(self) -> list[dict[str, Any]]:
-        """Plain data, for JSON and YAML."""
+        """Return the recipe as plain data, for JSON and YAML."""
         return [drafter.model_dump(mode="json") for drafter in self.drafters]
 
     @property
     def modules(self) -> tuple[ModuleRef, ...]:
-        """The trained parts that its drafters name."""
+        """The modules that its drafters need."""
         return tuple(dict.fromkeys(ref for drafter in self.drafters for ref in drafter.modules))
 
     def mask(self, n_layers: int) -> SkipMask | None:
-        """The first mask among its drafters, which is what a search of masks varies; None if no
-        drafter has one.
+        """Return the first mask among its drafters, the one that a search varies.
+
+        None if no drafter has a mask.
         """
         return next(
             (mask for drafter in self.drafters if (mask := drafter.mask(n_layers)) is not None),
@@ -159,19 +174,20 @@ class Recipe:
 
     @property
     def shape(self) -> str:
-        """Which drafters, in order: `lookup,skip`; `plain` if none."""
+        """The kinds of its drafters in order, such as `lookup,skip`; `plain` if none."""
         return ",".join(drafter.kind for drafter in self.drafters) or "plain"
 
     def __str__(self) -> str:
-        """`lookup: 2 tokens must match, copies up to 8; skip 3 sub-layers, confidence 0.6, up to
-        5`
+        """Return `lookup: 2 tokens must match, copies up to 8; skip 3 sub-layers, confidence 0.6,
+        up to 5`.
         """
         return "; ".join(map(str, self.drafters)) or "plain"
 
 
 class ExitSpec(FrozenModel):
-    """When a round of drafting ends before its draft length, as it is stored.
-    `drafters/exits/exit_base.py` has the port that a kind implements.
+    """An exit policy, as it is stored: when a draft ends before its draft length.
+
+    `drafters/exits/exit_base.py` has the interface that a kind implements.
     """
 
     kind: str
@@ -179,14 +195,15 @@ class ExitSpec(FrozenModel):
 
 
 def make_spec_union(table: Mapping[str, str]) -> Any:
-    """The type of anything in a table of specs: a union on `kind`, for pydantic."""
+    """Return the type of any spec of a table: a union on `kind`, for pydantic."""
     kinds = tuple(resolve_name("kind", name, table, SkipSearchError) for name in table)
     return Annotated[reduce(or_, kinds), Field(discriminator="kind")]
 
 
 def make_exit(kind: str, **settings: Any) -> Any:
-    """An exit policy from its name. Raises: DecodeError for an unknown kind or a senseless
-    setting.
+    """Return an exit policy by its name.
+
+    Raises: DecodeError for an unknown kind or an invalid setting.
     """
     return _validate(
         TypeAdapter(resolve_name("exit policy", kind, EXITS, DecodeError)),
@@ -200,6 +217,7 @@ def _drafter_adapter() -> TypeAdapter[Any]:
 
 
 def _validate(adapter: TypeAdapter[Any], data: Any) -> Any:
+    """Validate data. Raises: DecodeError that names the wrong field."""
     try:
         return adapter.validate_python(data)
     except ValidationError as error:

@@ -1,5 +1,6 @@
-"""Tables of units: name -> "module:attribute", looked up lazily and with a helpful answer to a
-wrong name.
+"""Look a class up by its name in a table of "module:attribute" entries.
+
+The module is imported at that time. An error for an unknown name suggests the nearest one.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from skipsearch.errors import SkipSearchError
 
 
 def unknown_name(kind: str, name: str, known_names: Iterable[str]) -> str:
-    """One sentence for a name that no table has: the nearest one if there is one, and what
-    exists.
+    """Return one sentence about an unknown name: the nearest known name, if there is one, and all
+    of them.
     """
     names = sorted(known_names)
     near = get_close_matches(name, names, n=1)
@@ -25,8 +26,8 @@ def unknown_name(kind: str, name: str, known_names: Iterable[str]) -> str:
 
 
 def did_you_mean_file(path: str | PathLike[str]) -> str:
-    """`did you mean X? ` for a path that is not there, where something in its folder has nearly
-    this name; else nothing.
+    """Return `did you mean X? ` for a missing path, if a file in its folder has a similar name;
+    else "".
     """
     folder, name = os.path.split(os.fspath(path))
     try:
@@ -39,7 +40,10 @@ def did_you_mean_file(path: str | PathLike[str]) -> str:
 def resolve_name(
     kind: str, name: str, table: Mapping[str, str], error: type[SkipSearchError]
 ) -> Any:
-    """The object that `table` names. Raises `error` with a suggestion if the name is unknown."""
+    """Return the object that `table` has under this name.
+
+    Raises: `error` with a suggestion if the name is unknown.
+    """
     if name not in table:
         raise error(unknown_name(kind, name, table))
     module, _, attribute = table[name].partition(":")

@@ -17,7 +17,7 @@ MAX_INTEGER = 2**48  # of a shape or an offset: products of larger numbers would
 
 
 class HeaderError(Exception):
-    """A header that cannot be read; the caller says it in a sentence of its own."""
+    """A header that cannot be read; the caller makes the sentence for the user."""
 
     def __init__(
         self, problem: Literal["lfs pointer", "too short", "damaged", "wrong size"], detail: Any

@@ -1,5 +1,5 @@
-"""What the fields of recipes and profiles are made of: text, hashes, counts, and a mean with its
-interval, rounded honestly.
+"""The types of the fields of recipes and profiles: text, hashes, counts, and a mean with its
+interval.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pydantic_core import PydanticCustomError
 
 
 def broken_rule(key: str, reason: str) -> PydanticCustomError:
-    """A rule between fields that does not hold; `key` is the path, from the object that checks it,
-    of the value to change.
+    """Return the error for a rule between fields that does not hold.
+
+    key: path of the value to change, from the object that checks the rule.
     """
     return PydanticCustomError("rule", "{reason}", {"reason": reason, "key": key})
 
@@ -44,7 +45,7 @@ Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Layer = Annotated[int, Field(ge=0, le=1023)]
 Layers = Annotated[tuple[Layer, ...], Field(strict=False)]  # not strict: YAML knows lists only
-# The limits of what a sampler is asked for, the same in tasks, profiles and requests.
+# The limits of sampling settings, the same in tasks, profiles and requests.
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 10**7
 Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
@@ -55,20 +56,22 @@ Positive = Annotated[int, Field(ge=1, le=10**12)]
 
 
 def is_none(value: object) -> bool:
-    """As `left_out`, where 0 says something."""
+    """Return whether a key is omitted from a file if 0 has a meaning: only for None."""
     return value is None
 
 
 def is_falsy(value: object) -> bool:
-    """Of a key that came later, or is seldom used: it is not written where it says nothing."""
+    """Return whether a key is omitted from a file, because its value has no effect."""
     return not value
 
 
 class FrozenModel(BaseModel):
+    """The base of all stored values: frozen, strict, without unknown keys."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-# Of a profile's folder or the one above it: no way leads out of these, and no part of the path is
+# A path below the profile's folder or the one above it. It cannot leave them, and no part of it is
 # hidden.
 _PATH_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 ModuleFile = Annotated[
@@ -80,8 +83,9 @@ ModuleFile = Annotated[
 
 
 class ModuleRef(FrozenModel):
-    """A trained part of a draft, by its file. The hash says which one is meant, wherever a file of
-    that name is found.
+    """A reference to a module file (trained weights of a drafter).
+
+    The SHA-256 identifies the file if several folders have one of that name.
     """
 
     file: ModuleFile = Field(
@@ -113,8 +117,9 @@ class Interval(FrozenModel):
         return self
 
     def format_with_unit(self, unit: str = "") -> str:
-        """`1.337× (1.310–1.366)`: all three with as many decimals as the finest of them is stored
-        with.
+        """Return `1.337× (1.310–1.366)`.
+
+        All three numbers get as many decimals as the most precise of them has.
         """
         mean, low, high = (f"{value:g}" for value in (self.mean, *self.ci95))
         if "e" in mean + low + high:
@@ -124,12 +129,14 @@ class Interval(FrozenModel):
 
     @classmethod
     def from_rounded(cls, mean: float, low: float, high: float) -> Interval:
-        """Rounded to what the interval supports: two significant digits of its half-width, six of
-        the mean where that is finer.
+        """Make an interval that is rounded to the precision that it supports.
 
-        The bounds are rounded outwards, and to the mean where a skewed bootstrap leaves it outside,
-        so that rounding never makes a claim stronger. Raises: ValueError if the three are not
-        finite or the mean is not positive."""
+        That is two significant digits of its half-width, or six of the mean if those are finer. The
+        bounds are rounded outwards, so rounding never makes a claim stronger. If a skewed bootstrap
+        leaves the mean outside of them, they are extended to it.
+
+        Raises: ValueError if the three are not finite or the mean is not positive.
+        """
         half_width = min(max(abs(high - low) / 2, abs(mean) * 1e-5), abs(mean))
         places = 1 - math.floor(math.log10(half_width)) if half_width > 0 else 6
         centre, unit = round(mean, places), 10.0**-places
@@ -139,5 +146,5 @@ class Interval(FrozenModel):
 
 
 def round_significant(value: float, digits: int = 3) -> float:
-    """`value` to that many significant digits; 0 stays 0."""
+    """Round a value to `digits` significant digits; 0 stays 0."""
     return round(value, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0.0

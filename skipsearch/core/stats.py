@@ -1,10 +1,11 @@
-"""The field's numbers: closed forms for a round, what a decoder counted, one trial of a search, and
-intervals.
+"""Counters of decoding, trials of a search, closed forms for a round, and confidence intervals.
 
-α  probability that a drafted token is accepted, given that those before it were γ  draft length:
-drafted tokens of a round τ  mean tokens a round yields, the bonus or corrected token included (1.00
-is autoregressive decoding) β  time of one draft pass / time of a one-token full pass v  time of a
-verify pass / time of a one-token full pass"""
+α   probability that a draft token is accepted, given that those before it were
+γ   draft length: draft tokens of a round
+τ   mean tokens of a round, that of the verify pass included; 1.00 is plain decoding
+β   time of a draft step over the time of a plain pass
+v   time of a verify pass over the time of a plain pass
+"""
 
 from __future__ import annotations
 
@@ -20,9 +21,10 @@ from skipsearch.core.recipe import Recipe
 
 
 def expected_round_tokens(alpha: float, draft_length: int) -> float:
-    """Mean tokens of a round, bonus included, when drafts are accepted independently.
+    """Return the mean tokens of a round if draft tokens are accepted independently.
 
-    (1 - alpha**(draft_length + 1)) / (1 - alpha); draft_length + 1 at alpha = 1.
+    That is (1 - alpha**(draft_length + 1)) / (1 - alpha), and draft_length + 1 at alpha = 1.
+
     Raises: ValueError if alpha is outside [0, 1] or draft_length < 0.
     Source: Leviathan et al. 2023, eq. 1.
     """
@@ -38,9 +40,9 @@ def expected_round_tokens(alpha: float, draft_length: int) -> float:
 def expected_speedup(
     alpha: float, draft_length: int, beta: float, verify_ratio: float = 1.0
 ) -> float:
-    """Speedup over autoregressive decoding by the same engine: expected_round_tokens / (γβ + v).
+    """Return the speedup over plain decoding on the same engine: expected_round_tokens / (γβ + v).
 
-    Source: Leviathan et al. 2023, theorem 3.8, with the verify pass priced at v instead of 1.
+    Source: Leviathan et al. 2023, theorem 3.8, with a verify pass that costs v instead of 1.
     """
     return expected_round_tokens(alpha, draft_length) / (draft_length * beta + verify_ratio)
 
@@ -48,9 +50,9 @@ def expected_speedup(
 def best_draft_length(
     alpha: float, beta: float, verify_ratios: Sequence[float]
 ) -> tuple[int, float]:
-    """(γ, speedup) of the best draft length, 0 (do not draft, speedup 1) included.
+    """Return (γ, speedup) of the best draft length; 0 (do not draft, speedup 1) is included.
 
-    verify_ratios[γ] is v of a verify pass over γ + 1 rows; its first element is 1 by definition.
+    verify_ratios: verify_ratios[γ] is v of a verify pass over γ + 1 tokens; the first is 1.
     """
     options = [
         (1.0 if g == 0 else expected_speedup(alpha, g, beta, v), -g)
@@ -61,22 +63,27 @@ def best_draft_length(
 
 
 def break_even_alpha(beta: float, verify_ratio: float = 1.0) -> float:
-    """The α above which drafting one token pays: β + v − 1."""
+    """Return the α above which drafting one token pays: β + v − 1."""
     return beta + verify_ratio - 1
 
 
 def acceptance_rate(accepted: int, rejecting_rounds: int) -> float | None:
-    """α: accepted / (accepted + rounds that ended in a rejection); None if nothing was drafted."""
-    judged = accepted + rejecting_rounds
-    return accepted / judged if judged else None
+    """Return α: accepted / (accepted + rounds that ended in a rejection); None if nothing was
+    drafted.
+    """
+    decided = accepted + rejecting_rounds
+    return accepted / decided if decided else None
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterCost:
-    """What is known of a drafter's rounds, in units of a plain pass. beta: of a draft pass;
-    verify_ratio: of its verify passes, on average; rows_per_round: proposed tokens of a round,
-    siblings included, on average; net_gain: tokens that an average round yields less what it
-    costs."""
+    """The mean cost of a drafter's rounds, in units of a plain pass.
+
+    beta: cost of a draft step.
+    verify_ratio: cost of a verify pass.
+    rows_per_round: proposed tokens of a round, siblings included.
+    net_gain: tokens that a round yields minus what it costs.
+    """
 
     beta: float
     verify_ratio: float
@@ -93,7 +100,7 @@ class DrafterCost:
         verify_ratio: float,
         n_siblings: int = 0,
     ) -> DrafterCost | None:
-        """From what a drafter did; None if it did nothing."""
+        """Make it from the counters of a drafter; None if it ran no round."""
         if not n_rounds:
             return None
         return cls(
@@ -104,7 +111,10 @@ class DrafterCost:
         )
 
     def of_round(self, n_drafted: int, n_siblings: int = 0) -> float:
-        """Of a round. A verify pass costs more than a plain one in proportion to its rows."""
+        """Return the cost of a round.
+
+        The extra cost of a verify pass over a plain one is proportional to its proposed tokens.
+        """
         return (
             n_drafted * self.beta
             + 1
@@ -114,11 +124,14 @@ class DrafterCost:
 
 @dataclass(slots=True)
 class DrafterStats:
-    """What one drafter of a recipe did. rounds: those that it drafted. rejecting_rounds: those that
-    ended in a rejection of its token.
+    """What one drafter of a recipe did. Times are in seconds.
 
-    copied: accepted tokens that it copied from the prompt. siblings: tokens that were verified
-    beside the drafted ones; one that stands counts as accepted. Times in seconds."""
+    rounds: rounds that it drafted.
+    rejecting_rounds: rounds that ended in a rejection of its token.
+    copied: accepted tokens that it copied from the prompt.
+    siblings: tokens that were verified as alternatives of draft tokens; an accepted one counts in
+        `accepted`.
+    """
 
     rounds: int = 0
     drafted: int = 0
@@ -137,7 +150,7 @@ class DrafterStats:
         n_copied: int = 0,
         n_siblings: int = 0,
     ) -> None:
-        """One more round."""
+        """Count one round."""
         self.rounds += 1
         self.drafted += n_drafted
         self.accepted += n_accepted
@@ -147,7 +160,7 @@ class DrafterStats:
 
     @property
     def alpha(self) -> float | None:
-        """As `acceptance` has it."""
+        """The acceptance rate, as in `acceptance_rate`."""
         return acceptance_rate(self.accepted, self.rejecting_rounds)
 
     def __add__(self, other: DrafterStats) -> DrafterStats:
@@ -158,14 +171,18 @@ class DrafterStats:
 
 @dataclass(slots=True)
 class DecodeStats:
-    """What one generation (or, added up, many) did. Times in seconds; the prefill's is kept apart.
+    """What one generation did, or the sum of several. Times are in seconds.
 
-    tokens: emitted, the prefill's own first one included. round_tokens: emitted by rounds. A round
-    of plain decoding is one full pass over one token with nothing drafted. by_drafter: of each
-    drafter of the recipe, in its order. watching_seconds: of drafters that read hidden states of
-    the full model's passes, what that took beside their drafts, also while the prompt was read. It
-    is part of decode_seconds. choosing_seconds: of those among them that choose their masks so.
-    cached_tokens: of the prompt, those whose K/V an earlier request of the session had left."""
+    tokens: emitted tokens, the first one (of the prefill) included.
+    round_tokens: tokens emitted by rounds. A round of plain decoding is one full pass over one
+        token, with nothing drafted.
+    by_drafter: counters of each drafter, in the order of the recipe.
+    decode_seconds: time of all rounds, without the prefill.
+    watching_seconds: part of decode_seconds in which drafters read hidden states of full passes,
+        the prefill included, besides their drafts.
+    choosing_seconds: part of watching_seconds of drafters that read them to choose a mask.
+    cached_tokens: prompt tokens whose K/V an earlier request had left in the prefix cache.
+    """
 
     prompt_tokens: int = 0
     tokens: int = 0
@@ -185,7 +202,7 @@ class DecodeStats:
 
     @property
     def alpha(self) -> float | None:
-        """As `acceptance` has it."""
+        """The acceptance rate, as in `acceptance_rate`."""
         return acceptance_rate(self.accepted, self.rejecting_rounds)
 
     @property
@@ -195,21 +212,24 @@ class DecodeStats:
 
     @property
     def tau(self) -> float | None:
-        """Mean tokens of a round; None before the first."""
+        """Mean tokens of a round; None before the first one."""
         return self.round_tokens / self.rounds if self.rounds else None
 
     @property
     def mask_selection_share(self) -> float:
-        """Share of the decode time that choosing masks took."""
+        """Fraction of the decode time in which masks were chosen."""
         return self.choosing_seconds / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
     def seconds_per_token(self) -> float | None:
-        """Decode seconds per verified token, the prefill and the token it yields left out."""
+        """Decode seconds per token, without the prefill and the token that it yields."""
         return self.decode_seconds / self.round_tokens if self.round_tokens else None
 
     def add_observing_time(self, seconds: float, selects_mask: bool) -> None:
-        """A session read hidden states. selects_mask: to choose its mask."""
+        """Add the seconds in which a session read hidden states.
+
+        selects_mask: it read them to choose its mask.
+        """
         self.watching_seconds += seconds
         if selects_mask:
             self.choosing_seconds += seconds
@@ -225,6 +245,7 @@ class DecodeStats:
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the counters and the figures that follow from them."""
         return asdict(self) | {
             "alpha": self.alpha,
             "accepted_fraction": self.accepted_fraction,
@@ -241,14 +262,16 @@ class TrialState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One judged mask. seconds_per_token is per verified token; stderr is its standard error over
-    prompts.
+    """One judged mask.
 
-    recipe: what the mask was judged in, the best of those that the search tried with it. fidelity:
-    "replay" (predicted from replayed positions) or "wall" (real draft-and-verify decoding).
-    baseline_seconds_per_token: plain decoding, measured interleaved with this trial; their ratio is
-    what machine noise leaves alone. searcher: who proposed the mask. search_seconds: what proposing
-    and judging it took."""
+    seconds_per_token: time of a token under the recipe; stderr: its standard error over prompts.
+    recipe: the best recipe with this mask among those that the search tried.
+    fidelity: "replay" (predicted from replay) or "wall" (measured by decoding).
+    baseline_seconds_per_token: plain decoding, interleaved with this trial. Their ratio cancels out
+        the noise of the machine.
+    searcher: the searcher that proposed the mask.
+    search_seconds: time in which the mask was proposed and judged.
+    """
 
     mask: SkipMask
     seconds_per_token: float
@@ -270,6 +293,7 @@ class Trial:
 
     @property
     def speedup(self) -> float | None:
+        """Speedup over plain decoding; None if either time is missing."""
         if (
             not self.baseline_seconds_per_token
             or not self.seconds_per_token
@@ -294,14 +318,14 @@ def bootstrap_ratio(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Estimate:
-    """Ratio of totals with a paired percentile bootstrap over prompts: prompt i carries both its
-    numerator and denominator.
+    """Return the ratio of totals with a paired percentile bootstrap over prompts.
+
+    Prompt i has both numerator i and denominator i.
 
     Raises: ValueError if the two differ in length, are empty, or a denominator is not positive.
     Source: Efron & Tibshirani 1993, chapter 13.
     """
-    # here, since whatever reads a profile imports this file, and needs no more than PyYAML and
-    # pydantic
+    # Imported here, because reading a profile imports this file and must not need NumPy.
     import numpy as np
 
     top, bottom = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)

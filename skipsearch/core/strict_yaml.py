@@ -1,10 +1,10 @@
-"""A strict reader for a small, dull part of YAML: maps, lists and scalars, one document, nothing
-clever. Profiles and tasks are read by it.
+"""A strict reader for a small part of YAML: one document of maps, lists and scalars.
 
-It works on the parser's events, so nothing is ever constructed that the file asks for. Scalars are
-read as YAML 1.2's JSON schema has it: `true`, `false`, `null` and JSON's numbers; every other plain
-scalar is text, dates, `012`, `1:30` and `yes` included, which a schema that wants a number then
-refuses."""
+Profiles and tasks are read by it. It works on the parser's events, so no object is constructed at
+the request of a file. Scalars follow YAML 1.2's JSON schema: `true`, `false`, `null` and JSON's
+numbers. Every other plain scalar is text, dates, `012`, `1:30` and `yes` included. If the schema
+expects a number there, it rejects the text.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from skipsearch.errors import ProfileError, SkipSearchError
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 8
-MAX_NODES = 8192  # bounds the time a hostile file takes; a 1024-layer profile has some 2200
+MAX_NODES = 8192  # limits the time of a hostile file; a profile of 1024 layers has about 2200
 _MAX_DIGITS = 40
 
 KeyPath = tuple[str | int, ...]
-_PARSER = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # libyaml where PyYAML was built with it: 20 times faster
+# libyaml, if PyYAML was built with it, is 20 times faster.
+_PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _OTHER_SPELLING = re.compile(
     r"~|[Nn]ull|NULL|[Tt]rue|TRUE|[Ff]alse|FALSE|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)|"
@@ -36,8 +35,11 @@ _LITERALS: dict[str, bool | None] = {"null": None, "true": True, "false": False}
 
 @dataclass(frozen=True)
 class FileKind:
-    """What a file is expected to be, for its errors. error: their class; noun: `profile`;
-    first_key: what such a file starts with.
+    """What a file is expected to be, for its errors.
+
+    error: class of the errors.
+    noun: such as `profile`.
+    first_key: the first key of such a file.
     """
 
     error: type[SkipSearchError]
@@ -50,16 +52,19 @@ PROFILE_FILE = FileKind(ProfileError, "profile", "schema_version")
 
 @dataclass(slots=True)
 class Document:
-    """What a file says (`data`: dict, list, str, int, float, bool or None) and the line, from 1, of
-    every key path in it.
+    """The content of a file.
+
+    data: dict, list, str, int, float, bool or None.
+    lines: the line, from 1, of every key path.
     """
 
     data: Any = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
 
     def line_of(self, path: KeyPath) -> int | None:
-        """The line of the deepest part of `path` that the file has; parts that it lacks, such as a
-        union's tag, are passed over.
+        """Return the line of the deepest part of `path` that the file has.
+
+        Parts that it lacks, such as the tag of a union, are ignored.
         """
         known: KeyPath = ()
         for part in path:
@@ -68,7 +73,7 @@ class Document:
 
 
 def format_location(name: str, line: int | None = None, path: KeyPath = ()) -> str:
-    """`file, line 3, drafters[0].attn[2]`, as far as known."""
+    """Return `file, line 3, drafters[0].attn[2]`, as far as known."""
     keys = "".join(
         f"[{key}]" if isinstance(key, int) else f".{make_printable(key)}" for key in path
     ).removeprefix(".")
@@ -76,9 +81,11 @@ def format_location(name: str, line: int | None = None, path: KeyPath = ()) -> s
 
 
 def read_yaml(content: bytes, name: str, file_kind: FileKind = PROFILE_FILE) -> Document:
-    """Parse one file's content; `name` stands for the file in errors.
+    """Parse the content of one file.
 
-    Raises: the error of `file_kind` naming file, line, key and rule, for whatever is wrong with it.
+    name: of the file, for errors.
+
+    Raises: the error of `file_kind` that names file, line, key and rule, for anything invalid.
     """
     if len(content) > MAX_BYTES:
         raise file_kind.error(
@@ -101,12 +108,15 @@ def read_yaml(content: bytes, name: str, file_kind: FileKind = PROFILE_FILE) -> 
 
 
 def is_plain_text(text: str) -> bool:
-    """Whether this reader takes the text, written without quotes, for text."""
+    """Return whether this reader reads the text, written without quotes, as text."""
     return not (text in _LITERALS or _NUMBER.fullmatch(text) or _OTHER_SPELLING.fullmatch(text))
 
 
 class _EventReader:
-    """Turns a stream of parser events into plain values, refusing what is clever."""
+    """Builds plain values from YAML parser events.
+
+    It rejects anchors, aliases, tags and other features beyond maps, lists and scalars.
+    """
 
     def __init__(self, text: str, name: str, file_kind: FileKind) -> None:
         self.name, self.file_kind = name, file_kind
@@ -202,24 +212,24 @@ class _EventReader:
         )
 
     def _read_map(self, path: KeyPath, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        begins = self.document.lines[path]
+        entries: dict[str, Any] = {}
+        first_line = self.document.lines[path]
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key = self._read_value(event, path, depth + 1)
             if not isinstance(key, str):
                 raise self._make_error(event, path, "a key must be a word")
-            if key in found:
+            if key in entries:
                 raise self._make_error(event, (*path, key), "this key is written twice; keep one")
-            found[key] = self._read_value(next(self.events), (*path, key), depth + 1)
+            entries[key] = self._read_value(next(self.events), (*path, key), depth + 1)
             self.document.lines[(*path, key)] = event.start_mark.line + 1
-            self.document.lines[path] = begins  # and not where its last key was read
-        return found
+            self.document.lines[path] = first_line  # and not that of its last key
+        return entries
 
     def _read_list(self, path: KeyPath, depth: int) -> list[Any]:
-        found: list[Any] = []
+        items: list[Any] = []
         while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
-            found.append(self._read_value(event, (*path, len(found)), depth + 1))
-        return found
+            items.append(self._read_value(event, (*path, len(items)), depth + 1))
+        return items
 
     def _read_plain_scalar(self, event: Any, path: KeyPath) -> Any:
         text: str = event.value

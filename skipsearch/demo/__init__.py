@@ -1,3 +1,1 @@
-"""The embedded model: the scripts that collect its text, train it and describe it. Nothing else
-imports this room.
-"""
+"""The embedded model (`demo`) with its profiles. tools/demo_model has the scripts that trained it."""

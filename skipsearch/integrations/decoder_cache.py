@@ -1,8 +1,9 @@
-"""Decoders of models in memory, kept from one call of `generate` to the next.
+"""Decoders of models in memory, cached between calls of `generate`.
 
-So trained weights are read from their file once, and a drafter that learns from requests goes on
-where it was. A model that nobody else holds goes at once, with all that was kept for it: decoders
-do not keep it alive. They hold no K/V between calls either."""
+So trained weights are read from their file once, and a drafter that learns from requests continues
+with what it has learned. A decoder does not keep its model alive: if nobody else holds the model,
+its decoders go with it. Between calls they hold no K/V.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +24,14 @@ from skipsearch.models.families.unmodified import UnmodifiedModel
 from skipsearch.models.fingerprint import forward_fingerprint, weight_fingerprint
 from skipsearch.profile import Profile
 
-MAX_PROFILES = (
-    2  # profiles of one model, whose trained weights stay in memory: those that were asked for last
-)
+MAX_PROFILES = 2  # most recently used profiles of a model, whose trained weights stay in memory
 
 
 @dataclass(frozen=True)
 class _CachedDecoder:
-    """fingerprint: of the model, the profile and its files, as they were when the decoder was
-    built.
+    """A decoder and what it was built from.
+
+    fingerprint: of the model, the profile and its files at that time.
     """
 
     fingerprint: tuple[Any, ...]
@@ -45,64 +45,69 @@ _LOCK = threading.Lock()
 def get_cached_decoder(
     model: nn.Module, spec: ModelSpec, profile: Any, repeatable: bool, exact: bool = False
 ) -> Decoder:
-    """The decoder of an earlier call with this model and profile, or a new one where either or a
-    file has changed since.
+    """Return the decoder of an earlier call with this model and profile.
 
-    spec: of the model as it is now. repeatable: the request's tokens are to depend on nothing that
-    earlier ones have taught a drafter. exact: as `Decoder` has it. Raises: as `adapt` and `Decoder`
-    do."""
-    sign = (spec, exact, *_fingerprint(model, profile))
+    If either or a file has changed since, build a new one.
+    spec: the present spec of the model.
+    repeatable: the tokens must not depend on what earlier requests have taught a drafter.
+    exact: as for `Decoder`.
+
+    Raises: the errors of `adapt` and `Decoder`.
+    """
+    fingerprint = (spec, exact, *_fingerprint(model, profile))
     with _LOCK:
-        known = next((kept for kept in _CACHE.get(model, ()) if kept.fingerprint == sign), None)
+        entries = _CACHE.get(model, ())
+        known = next((entry for entry in entries if entry.fingerprint == fingerprint), None)
     if known is None:
         adapter = adapt(model)
         if isinstance(adapter, UnmodifiedModel):
             adapter.hold_weakly()
-        known = _CachedDecoder(sign, Decoder(adapter, profile, exact=exact))
+        known = _CachedDecoder(fingerprint, Decoder(adapter, profile, exact=exact))
     if repeatable and known.decoder.has_shared_state:
         return Decoder(known.decoder.model, profile, exact=exact)
     with _LOCK:
         _CACHE[model] = (
             known,
-            *(kept for kept in _CACHE.get(model, ()) if kept.fingerprint != sign),
+            *(entry for entry in _CACHE.get(model, ()) if entry.fingerprint != fingerprint),
         )[:MAX_PROFILES]
     return known.decoder
 
 
 def release_kv(decoder: Decoder) -> None:
-    """A call is over: let go of its K/V."""
+    """Drop the K/V of a decoder, at the end of a call."""
     decoder.loop.idle_caches = []
     if isinstance(decoder.model, UnmodifiedModel):
         decoder.model.drop_last_pass()
 
 
 def evict_decoders(model: nn.Module) -> None:
-    """Keep nothing for this model any more."""
+    """Drop all cached decoders of this model."""
     with _LOCK:
         _CACHE.pop(model, None)
 
 
 def _fingerprint(model: nn.Module, profile: Any) -> tuple[Any, ...]:
-    """Equal as long as a decoder would be built alike: the same modules, code and weights, the same
-    profile, the same files.
+    """Return a value that stays equal as long as a decoder would be built alike.
+
+    It covers modules, code, weights, the profile and its files.
     """
-    said, files = profile, tuple[Any, ...]()
+    content, files = profile, tuple[Any, ...]()
     if isinstance(profile, Profile):
-        said, files = (
+        content, files = (
             (profile.model_dump_json(), profile.module_folders),
             _stat_module_files(profile.recipe, profile.module_folders),
         )
-    return (forward_fingerprint(model), weight_fingerprint(model), said, files)
+    return (forward_fingerprint(model), weight_fingerprint(model), content, files)
 
 
 def _stat_module_files(recipe: Recipe, folders: Sequence[Path]) -> tuple[Any, ...]:
-    """What a look at a folder tells of each file with trained weights."""
-    found: list[Any] = []
+    """Return path, inode, size and times of each module file; None for a missing one."""
+    stats: list[Any] = []
     for path in (folder / ref.file for ref in recipe.modules for folder in folders):
         try:
             stat = path.stat()
         except OSError:
-            found.append((path, None))
+            stats.append((path, None))
         else:
-            found.append((path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
-    return tuple(found)
+            stats.append((path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    return tuple(stats)

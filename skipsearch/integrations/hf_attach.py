@@ -1,6 +1,4 @@
-"""`attach`: from then on `model.generate` itself drafts, for pipelines and whatever else calls
-it.
-"""
+"""`attach`: make `model.generate` itself draft, for pipelines and other code that calls it."""
 
 from __future__ import annotations
 
@@ -25,13 +23,17 @@ def attach(
     *,
     exact: bool = False,
 ) -> None:
-    """Have `model.generate(…)` draft as `profile` says, until `detach`. The model's weights and
-    modules stay as they are.
+    """Make `model.generate(…)` draft as `profile` says, until `detach`.
 
-    A copy of the model (`copy.deepcopy`, `torch.save`) is attached as well, and runs its own
-    weights. fallback: what this decoder does not carry out is handed to transformers' own generate;
-    with False it is refused by name. exact: as in `generate`. Raises: ModelError for what is no
-    Hugging Face model, ProfileError for what is no profile."""
+    The model's weights and modules stay as they are. A copy of the model (`copy.deepcopy`,
+    `torch.save`) is attached as well, and runs its own weights.
+    fallback: pass what this decoder does not support to transformers' own generate; with False it
+        is refused by name.
+    exact: as in `generate`.
+
+    Raises: ModelError for an object that is no Hugging Face model, ProfileError for one that is no
+        profile.
+    """
     if not isinstance(model, nn.Module) or not hasattr(model, "generate"):
         raise ModelError(
             f"a {type(model).__name__} is not a Hugging Face model with a generate method: give an "
@@ -47,11 +49,12 @@ def attach(
 
 
 class _Attached:
-    """transformers' `generate`, drafting; `skipsearch.detach(model)` undoes it.
+    """transformers' `generate`, with drafting; `skipsearch.detach(model)` undoes it.
 
-    It holds the model weakly: a model that held itself would stay in memory until the garbage
-    collector runs. A copy or a pickle of it names the model as a part, so that it comes out
-    attached to the model that was copied with it."""
+    It refers to the model weakly: a model that held itself would stay in memory until the garbage
+        collector runs. A copy or a pickle of it contains the model. So it is attached to the model
+        that was copied with it.
+    """
 
     def __init__(self, model: nn.Module, *settings: Any):
         self._model, self._settings = weakref.ref(model), settings
@@ -74,7 +77,7 @@ class _Attached:
         custom_generate: Any = None,
         **settings: Any,
     ) -> Any:
-        """Take what transformers' `generate` takes, in its order."""
+        """Take the arguments of transformers' `generate`, in its order."""
         positional = {
             "logits_processor": logits_processor,
             "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
@@ -109,8 +112,9 @@ class _Attached:
 
 
 def detach(model: nn.Module) -> None:
-    """Give the model its own `generate` back, and let go of what was kept for drafting; one that
-    was never attached stays as it is.
+    """Restore the model's own `generate` and drop its cached decoders.
+
+    A model that was never attached stays as it is.
     """
     model.__dict__.pop("generate", None)
     evict_decoders(model)

@@ -55,31 +55,38 @@ def generate(
     exact: bool = False,
     **settings: Any,
 ) -> Any:
-    """[B, T] prompts -> [B, T + new] prompts and continuations, as `model.generate` returns them,
-    drafted as `profile` says.
+    """Generate as `model.generate` does, with drafting as `profile` says. Returns prompts and
+    continuations, [B, T + new].
 
     input_ids: [B, T], [T], or a list; `inputs` is another name for it. `generate(model,
-    **tokenizer(text, return_tensors="pt"))` works. The rows of a batch, padded on the left, are
-    decoded side by side; each gets the tokens that it gets alone. generation_config: over the
-    model's own; keyword arguments override its fields (max_new_tokens, do_sample,
-    repetition_penalty, …). logits_processor, prefix_allowed_tokens_fn: called once for each emitted
-    token, in order. stopping_criteria: called after each token with the tokens so far, and with the
-    scores so far where output_scores asks for them. streamer: gets the prompt, then each token.
-    tokenizer: needed for stop_strings. seed: of sampling; drawn from torch's global generator if
-    None, so that `torch.manual_seed` repeats a call. return_dict_in_generate returns an output with
-    sequences, and with scores and logits if they are asked for; the cache is not handed out.
-    fallback: hand what this decoder does not carry out to `model.generate`, which drafts nothing
-    then. exact: greedy tokens are the same to the bit with any profile and with none, in every
-    dtype. Every pass then has eight rows.
+        **tokenizer(text, return_tensors="pt"))` works. The prompts of a batch, padded on the left,
+        are decoded in one batch; each gets the same tokens as alone.
+    generation_config: overrides the model's own; keyword arguments override its fields
+        (max_new_tokens, do_sample, repetition_penalty, …).
+    logits_processor, prefix_allowed_tokens_fn: called once for each emitted token, in order.
+    stopping_criteria: called after each token with the tokens so far, and with the scores so far if
+        output_scores is set.
+    streamer: gets the prompt, then each token.
+    tokenizer: needed for stop_strings.
+    seed: of sampling; if None, it is drawn from torch's global generator, so that
+        `torch.manual_seed` repeats a call.
+    return_dict_in_generate: return an output with sequences, and with scores and logits if they are
+        asked for, but without the cache.
+    fallback: pass what this decoder does not support to `model.generate`, which then drafts
+        nothing.
+    exact: greedy tokens are the same to the bit with any profile and with none, in every dtype.
+        Every pass then has eight rows.
 
-    A pass over several rows rounds otherwise than one over a single row. So greedy tokens are those
-    of `model.generate` in float32 in practice, and in 16 bits up to near-ties, where the two best
-    logits differ by a unit in the last place. This is so with `exact` too.
+    A pass over several rows rounds differently from a pass over one row. So in float32 greedy
+    tokens are those of `model.generate` in practice. In 16 bits they are so up to near-ties, where
+    the two best logits differ by a unit in the last place. This is so with `exact` too.
 
-    Whatever `model.generate` takes is carried out, or has no effect, or is refused by name; nothing
-    that would change tokens is ignored. Raises: DecodeError for settings that make no sense,
-    NotCarriedOut for those that transformers alone carries out; ModelError, ProfileError,
-    MaskError."""
+    Each argument of `model.generate` is supported, or has no effect, or is refused by name; none
+    that would change tokens is ignored.
+
+    Raises: DecodeError for invalid settings, UnsupportedRequest for those that only transformers
+        supports; ModelError, ProfileError, MaskError.
+    """
     if hasattr(model, "spec"):
         raise ModelError(
             f"the model is a {type(model).__name__} of skipsearch: use skipsearch.Decoder(model, "
@@ -110,18 +117,19 @@ def generate(
         "streamer": streamer,
         "tokenizer": tokenizer,
     }
-    kind: Any = type(
-        model
-    )  # whose generate it is also where `attach` has put ours in the model's own place
-    return kind.generate(
+    # The class still has transformers' `generate` if `attach` has replaced the model's own.
+    model_class: Any = type(model)
+    return model_class.generate(
         model, **{name: value for name, value in named.items() if value is not None}, **settings
     )
 
 
 @dataclass
 class _Continuation:
-    """One continuation. ids: [1, T + new]. scores, logits: [1, V] for each new token, where they
-    were asked for.
+    """One continuation.
+
+    ids: [1, T + new].
+    scores, logits: [1, V] for each new token; None if they were not asked for.
     """
 
     ids: Tensor
@@ -131,8 +139,9 @@ class _Continuation:
 
 @dataclass
 class _GenerateCall:
-    """What all rows of a call have in common. adapter: the decoder's model with the end-of-sequence
-    tokens of this call.
+    """What all prompts of a call have in common.
+
+    adapter: the decoder's model with the end-of-sequence tokens of this call.
     """
 
     model: Any
@@ -145,10 +154,10 @@ class _GenerateCall:
     batch_size: int
 
     def run_all(self, prompts: list[PaddedPrompt], seeds: list[int]) -> list[_Continuation]:
-        """The continuation of each. What prompts begin with alike is computed once."""
+        """Return the continuation of each prompt. Common beginnings of prompts are computed once."""
         if len(prompts) == 1:
             return [self.run_one(prompts[0], 0, seeds[0], None)]
-        # Sampled rows draft as they would alone, and so get the samples that their seeds get alone.
+        # Sampled requests draft as they would alone, and so get the same samples by their seeds.
         plain_from = (
             self.decoder.plain_from_batch if parse_sampling(self.settings).is_greedy else None
         )
@@ -181,18 +190,19 @@ class _GenerateCall:
         cache_source: CacheSource | None,
         trace: Trace | None = None,
     ) -> _Continuation:
-        """The continuation of a prompt."""
-        keeps = bool(self.settings.get("return_dict_in_generate"))
+        """Return the continuation of one prompt."""
+        returns_dict = bool(self.settings.get("return_dict_in_generate"))
         scores, logits = (
-            keeps and bool(self.settings.get(f"output_{name}")) for name in ("scores", "logits")
+            returns_dict and bool(self.settings.get(f"output_{name}"))
+            for name in ("scores", "logits")
         )
-        seen = torch.ones_like(prompt.ids)
-        seen[:, : prompt.padding] = 0
+        attention_mask = torch.ones_like(prompt.ids)
+        attention_mask[:, : prompt.padding] = 0
         processors = build_processors(
-            self.model, self.settings, prompt.ids, seen, self.max_new_tokens, index
+            self.model, self.settings, prompt.ids, attention_mask, self.max_new_tokens, index
         )
         sampling = parse_sampling(self.settings)
-        ready = Request(
+        prepared = Request(
             prompt.visible_ids,
             self.max_new_tokens,
             temperature=sampling.temperature,
@@ -204,13 +214,13 @@ class _GenerateCall:
             self.streamer.put(prompt.ids.cpu())
         ids = torch.cat([prompt.ids, prompt.ids.new_zeros(1, self.max_new_tokens)], dim=1)
         length = prompt.ids.shape[1]
-        steering = None
+        acceptance = None
         if (
             scores
             or logits
             or not {type(processor).__name__ for processor in processors} <= OWN_WARPERS
         ):
-            ready.processed_acceptance = steering = ProcessedAcceptance(
+            prepared.processed_acceptance = acceptance = ProcessedAcceptance(
                 processors,
                 prompt.ids,
                 self.max_new_tokens,
@@ -219,23 +229,23 @@ class _GenerateCall:
                 scores,
                 logits,
             )
-        with closing(self.decoder.loop.stream(ready, cache_source, trace)) as stream:  # type: ignore[type-var]
+        with closing(self.decoder.loop.stream(prepared, cache_source, trace)) as stream:  # type: ignore[type-var]
             for token in (token for chunk in stream for token in chunk.tokens):
                 ids[0, length] = token
                 length += 1
                 if (
                     self._on_token(ids[:, :length], None)
-                    if steering is None
-                    else steering.ended and length == steering.ids.shape[1]
+                    if acceptance is None
+                    else acceptance.ended and length == acceptance.ids.shape[1]
                 ):
                     break
         return _Continuation(
             ids[:, :length].clone(),
-            *((steering.scores, steering.logits) if steering is not None else ()),
+            *((acceptance.scores, acceptance.logits) if acceptance is not None else ()),
         )
 
     def _on_token(self, ids: Tensor, scores: list[Tensor] | None) -> bool:
-        """A token is emitted: show it, and ask whether it is the last."""
+        """Pass a token to the streamer. Returns whether a stopping criterion ends the text."""
         if self.streamer is not None:
             self.streamer.put(ids[0, -1:].cpu())
         return bool(self.criteria) and bool(
@@ -256,14 +266,13 @@ def _generate_with_decoder(
     exact: bool,
     settings: Mapping[str, Any],
 ) -> Any:
-    _, spec = inspect_model(
-        model
-    )  # a model that cannot be driven is refused before settings are read against it
-    asked = merge_settings(model, generation_config, settings)
-    decoder = get_cached_decoder(model, spec, profile, not parse_sampling(asked).is_greedy, exact)
+    """Run a call with a cached decoder."""
+    _, spec = inspect_model(model)  # refuses an unsupported model before settings are checked
+    merged = merge_settings(model, generation_config, settings)
+    decoder = get_cached_decoder(model, spec, profile, not parse_sampling(merged).is_greedy, exact)
     try:
         return _run_call(
-            model, decoder, asked, input_ids, inputs, stopping_criteria, streamer, tokenizer, seed
+            model, decoder, merged, input_ids, inputs, stopping_criteria, streamer, tokenizer, seed
         )
     finally:
         release_kv(decoder)
@@ -280,6 +289,7 @@ def _run_call(
     tokenizer: Any,
     seed: int | None,
 ) -> Any:
+    """Parse all arguments of a call, decode its prompts, and return the output."""
     adapter = copy.copy(decoder.model)  # other calls may have other end-of-sequence tokens
     adapter.spec = replace(
         adapter.spec, eos_token_ids=parse_token_ids("eos_token_id", settings.get("eos_token_id"))
@@ -290,16 +300,16 @@ def _run_call(
         settings, length, getattr(model.config, "max_position_embeddings", None)
     )
     for prompt in prompts:
-        room = (
+        capacity = (
             None
             if adapter.spec.context_length is None
             else adapter.spec.context_length - (length - prompt.padding)
         )
-        if room is not None and 0 < room < new:
+        if capacity is not None and 0 < capacity < new:
             raise UnsupportedRequest(
-                f"{new} tokens more were asked for, and after this prompt there is room for {room} "
+                f"{new} tokens more were asked for, and after this prompt there is room for {capacity} "
                 "in the context that the "
-                f"model was made for, {adapter.spec.context_length}: pass max_new_tokens={room}, "
+                f"model was made for, {adapter.spec.context_length}: pass max_new_tokens={capacity}, "
                 "or call model.generate"
             )
     sampling, count = parse_sampling(settings), parse_num_return_sequences(settings)
@@ -328,7 +338,7 @@ def _run_call(
     from transformers.generation import GenerateDecoderOnlyOutput
 
     scores, logits = (
-        None if kept is None else tuple(kept) for kept in (done[0].scores, done[0].logits)
+        None if values is None else tuple(values) for values in (done[0].scores, done[0].logits)
     )
     return GenerateDecoderOnlyOutput(sequences=sequences, scores=scores, logits=logits)
 
@@ -341,25 +351,27 @@ def _refuse_batch_callbacks(
     streamer: Any,
     eos: tuple[int, ...],
 ) -> None:
-    """Rows end and accept drafts each for itself, and transformers calls what it is given for all
-    of them at once: refuses what could tell.
+    """Refuse callbacks for more than one sequence.
 
-    Raises: DecodeError.
+    Each sequence accepts drafts and ends on its own here, but transformers calls these for all
+    sequences at once.
+
+    Raises: DecodeError, UnsupportedRequest.
     """
     if streamer is not None:
         raise DecodeError(
             f"streamer is given, and {n_sequences} sequences are to be written: a streamer takes "
             "one"
         )
-    watched = {
+    callbacks = {
         "logits_processor": settings.get("logits_processor"),
         "stopping_criteria": stopping_criteria,
         "output_scores": settings.get("output_scores"),
         "output_logits": settings.get("output_logits"),
     }
-    name = next((name for name, value in watched.items() if value), None)
+    name = next((name for name, value in callbacks.items() if value), None)
     if name is None and len(criteria) and not eos:
-        # transformers writes on in a row that has stopped
+        # transformers continues a sequence that has stopped
         name = "stop_strings or max_time without an eos_token_id"
     if name is not None:
         raise UnsupportedRequest(
@@ -370,7 +382,10 @@ def _refuse_batch_callbacks(
 
 
 def _pad_and_stack(rows: list[Tensor], settings: Mapping[str, Any]) -> Tensor:
-    """[B, longest]; shorter ones are padded on the right, as transformers pads what has ended."""
+    """Stack sequences into [B, longest].
+
+    Shorter ones are right-padded with the pad token, as transformers pads finished sequences.
+    """
     longest = max(row.shape[1] for row in rows)
     pad = (
         *parse_token_ids("pad_token_id", settings.get("pad_token_id")),

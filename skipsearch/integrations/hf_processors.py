@@ -1,5 +1,6 @@
-"""Logits processors and stopping criteria of a `generate` call, built by transformers itself from
-its settings, in its order.
+"""Logits processors and stopping criteria of a `generate` call.
+
+transformers itself builds them from the settings, in its order.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from skipsearch.engine.sampler import is_integral, is_real
 from skipsearch.errors import DecodeError
 from skipsearch.integrations.hf_settings import PROCESSOR_SETTINGS
 
-# What these do to logits is what our own sampling does, and it draws its drafts in the same way.
+# Our own sampling does the same to logits, also when it draws drafts.
 OWN_WARPERS = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"}
 
 
@@ -27,11 +28,15 @@ def build_processors(
     max_new_tokens: int,
     batch_index: int,
 ) -> list[Any]:
-    """In the order in which transformers calls them; with do_sample the warpers at their end.
+    """Return the processors in the order in which transformers calls them; with do_sample the
+    warpers come last.
 
-    ids: [1, T], the prompt, padding included; attention_mask: its attention mask. max_new_tokens:
-    tokens that may follow. batch_index: of the batch, which prefix_allowed_tokens_fn is told.
-    Raises: DecodeError for settings that transformers does not take."""
+    ids: [1, T], the prompt, padding included; attention_mask: its attention mask.
+    max_new_tokens: the most tokens that may follow.
+    batch_index: index of the prompt in the batch, which prefix_allowed_tokens_fn gets.
+
+    Raises: DecodeError for settings that transformers refuses.
+    """
     from transformers import GenerationConfig, LogitsProcessorList
 
     given = call_settings.get("logits_processor")
@@ -85,9 +90,9 @@ def build_processors(
         KeyError,
         RuntimeError,
     ) as error:  # each processor checks its own settings
-        said = " ".join(str(error).split())[:300]
+        message = " ".join(str(error).split())[:300]
         raise DecodeError(
-            f"transformers refuses these settings: {said or type(error).__name__}"
+            f"transformers refuses these settings: {message or type(error).__name__}"
         ) from None
     return list(processors)
 
@@ -95,8 +100,9 @@ def build_processors(
 def build_stopping_criteria(
     settings: Mapping[str, Any], custom_criteria: Any, tokenizer: Any
 ) -> Any:
-    """transformers' own criteria, judged token by token: a criterion of a type that a setting asks
-    for too replaces that setting's.
+    """Return transformers' stopping criteria, which are called for each token.
+
+    A criterion of the caller replaces the one of its type that a setting would add.
 
     Raises: DecodeError.
     """
@@ -117,11 +123,11 @@ def build_stopping_criteria(
             "transformers.StoppingCriteriaList or a list of criteria"
         )
     types = {type(criterion) for criterion in custom_criteria}
-    for kind, instead in ((MaxLengthCriteria, "max_length"), (EosTokenCriteria, "eos_token_id")):
-        if kind in types:  # it would replace the limit that the decoder itself ends at
+    for kind, setting in ((MaxLengthCriteria, "max_length"), (EosTokenCriteria, "eos_token_id")):
+        if kind in types:  # it would replace the limit at which the decoder itself ends
             raise DecodeError(
                 f"stopping_criteria holds a {kind.__name__}, which this decoder does not carry "
-                f"out: pass {instead} instead"
+                f"out: pass {setting} instead"
             )
     criteria = StoppingCriteriaList()
     max_time = settings.get("max_time")

@@ -1,5 +1,5 @@
-"""The prompt of a `generate` call, in the forms that `model.generate` takes, padding on its left
-among them.
+"""The prompts of a `generate` call, in all forms that `model.generate` takes, with padding on the
+left.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from skipsearch.errors import DecodeError, UnsupportedRequest
 
 @dataclass(frozen=True)
 class PaddedPrompt:
-    """ids: [1, T] int64, as handed over. padding: how many of them, all on the left, the model does
-    not see.
+    """One prompt.
+
+    ids: [1, T] int64, as the caller passed it.
+    padding: number of tokens on the left that the model must not see.
     """
 
     ids: Tensor
@@ -27,16 +29,20 @@ class PaddedPrompt:
 
     @property
     def visible_ids(self) -> list[int]:
+        """The token ids without padding."""
         return self.ids[0, self.padding :].tolist()
 
 
 def parse_prompts(
     model: Any, device: torch.device, input_ids: Any, inputs: Any, settings: Mapping[str, Any]
 ) -> list[PaddedPrompt]:
-    """The rows of a batch, all of one length, padding included.
+    """Return the prompts of a batch, all of one length, padding included.
 
-    input_ids, inputs: the same under two names; transformers starts from bos_token_id where both
-    are None. Raises: DecodeError."""
+    input_ids, inputs: two names for the same argument. If both are None, the prompt is
+        bos_token_id, as in transformers.
+
+    Raises: DecodeError.
+    """
     if input_ids is not None and inputs is not None:
         raise DecodeError(
             "inputs and input_ids are both given, and they are two names for the prompt: give one "
@@ -65,7 +71,10 @@ def parse_prompts(
 
 
 def parse_token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """Token ids of a setting: none, one, a list or a tensor of them. Raises: DecodeError."""
+    """Return the token ids of a setting, which is None, one id, a list or a tensor.
+
+    Raises: DecodeError.
+    """
     if isinstance(value, Tensor) and value.ndim < 2 and value.dtype in (torch.int64, torch.int32):
         value = value.flatten().tolist()
     ids = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
@@ -78,7 +87,7 @@ def parse_token_ids(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _split_prompts(prompt: Any, device: torch.device) -> list[Tensor]:
-    """Each [1, T] int64."""
+    """Return each prompt as [1, T] int64. Raises: DecodeError."""
     if isinstance(prompt, Mapping) or hasattr(prompt, "input_ids"):
         raise DecodeError(
             f"the prompt is a {type(prompt).__name__}, not token ids: unpack it, generate(model, "
@@ -105,8 +114,11 @@ def _split_prompts(prompt: Any, device: torch.device) -> list[Tensor]:
 
 
 def _count_padding(ids: Tensor, settings: Mapping[str, Any], visible: list[bool] | None) -> int:
-    """How many tokens on the left are hidden: by attention_mask, or, as in transformers, by being
-    the padding token if there is none.
+    """Return how many tokens on the left are hidden.
+
+    attention_mask decides; without one, as in transformers, padding tokens are hidden.
+
+    Raises: DecodeError if all are hidden, UnsupportedRequest if one after a visible token is.
     """
     if visible is None:
         pad = parse_token_ids("pad_token_id", settings.get("pad_token_id"))
@@ -131,6 +143,7 @@ def _count_padding(ids: Tensor, settings: Mapping[str, Any], visible: list[bool]
 
 
 def _parse_attention_mask(mask: Any, batch_size: int, length: int) -> list[list[bool]]:
+    """Return the attention mask of each prompt as booleans. Raises: DecodeError."""
     try:
         rows = torch.as_tensor(mask)
     except (TypeError, ValueError, RuntimeError):
@@ -153,8 +166,10 @@ def _parse_attention_mask(mask: Any, batch_size: int, length: int) -> list[list[
 
 
 def _refuse_token_type_ids(model: Any, token_type_ids: Any) -> None:
-    """Zeros are what a tokenizer returns for one text. GPT-2 adds the embedding of token 0 for
-    them; Gemma 3 reads them as text.
+    """Raise UnsupportedRequest for token_type_ids that would change the output.
+
+    These are non-zero ones, or any if the model embeds them (GPT-2). All-zero ids, which a
+    tokenizer returns for a single text, have no effect otherwise, nor in Gemma 3.
     """
     if token_type_ids is None:
         return

@@ -1,8 +1,9 @@
-"""Everything that `model.generate` takes, and what becomes of it here: carried out, without effect,
-or refused by name.
+"""All arguments of `model.generate` and what happens to each here: supported, ignored because it
+has no effect, or refused by name.
 
-Each name stands in exactly one table. A name in none of them is refused, so that nothing is ever
-ignored that would change tokens."""
+Each name is in exactly one table. A name in no table is refused, so nothing that would change
+tokens is ever ignored.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from skipsearch.decoding.validation import short_repr
 from skipsearch.engine.sampler import SamplingParams, is_integral, is_real
 from skipsearch.errors import DecodeError, UnsupportedRequest
 
-# Built by transformers itself into processors, which are called as it calls them.
+# transformers itself builds processors from these.
 PROCESSOR_SETTINGS = frozenset(
     {
         "repetition_penalty",
@@ -88,7 +89,7 @@ IGNORED = frozenset(
     }
 )  # of custom_generate, which is refused
 
-# Values that ask for nothing. Any other value is refused.
+# Values that have no effect. Any other value is refused.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
@@ -124,9 +125,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "past_key_values": (None,),
 }
 
-LOSSY_SETTING = (
-    "assistant_ensemble_weight"  # other tokens than the model's own, which nobody is handed here
-)
+LOSSY_SETTING = "assistant_ensemble_weight"  # changes tokens, so there is no fallback for it
 DRAFTING_SETTINGS = {
     "assistant_model",
     "assistant_tokenizer",
@@ -148,18 +147,21 @@ DEFAULTS = {
     "temperature": 1.0,
     "top_k": 50,
     "top_p": 1.0,
-}  # of transformers, where every config is silent
+}  # transformers' defaults, if no config has a value
 DEFAULT_NEW_TOKENS = 20
 
 
 def merge_settings(
     model: Any, generation_config: Any, keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a call asks for: its keywords, over its generation_config, over the model's own, over
-    transformers' defaults.
+    """Return the settings of a call.
 
-    As in transformers, a keyword that is None overrides, and a config's entry that is None does
-    not. Raises: DecodeError for what this decoder does not know, or does not carry out."""
+    Its keywords override its generation_config, which overrides the model's own, which overrides
+    transformers' defaults. As in transformers, a keyword that is None overrides, and a config's
+    entry that is None does not.
+
+    Raises: DecodeError for an unknown setting, UnsupportedRequest for an unsupported one.
+    """
     from transformers import GenerationConfig
 
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
@@ -180,8 +182,7 @@ def merge_settings(
             raise DecodeError(
                 unknown_name(kind, wrong, SUPPORTED | {"exact", "fallback", "profile", "seed"})
             )
-    # transformers carries a model's own entries along that it does not know, and reads none of
-    # them.
+    # transformers keeps unknown entries of a model's own config, and reads none of them.
     configured = {name: value for name, value in {**own, **given}.items() if name in fields}
     settings = {**DEFAULTS, **configured, **keywords}
     for name in BOOLEAN_SETTINGS:
@@ -194,8 +195,10 @@ def merge_settings(
 
 
 def parse_sampling(settings: Mapping[str, Any]) -> SamplingParams:
-    """Raises: DecodeError for a value that is no such number, sampled or not, and for one out of
-    range if it is sampled.
+    """Return the sampling parameters.
+
+    Raises: DecodeError for a value of the wrong type, also without do_sample; with it for one out
+        of range too.
     """
     temperature, top_k, top_p = (settings.get(name) for name in ("temperature", "top_k", "top_p"))
     for name, value, right in (
@@ -225,10 +228,12 @@ def parse_sampling(settings: Mapping[str, Any]) -> SamplingParams:
 def compute_max_new_tokens(
     settings: Mapping[str, Any], prompt_length: int, max_positions: int | None
 ) -> int:
-    """How many tokens may follow a prompt of this many, padding included, as transformers computes
-    it.
+    """Return how many tokens may follow a prompt, as transformers computes it.
 
-    max_positions: the config's max_position_embeddings, which bounds transformers' default alone.
+    prompt_length: tokens of the prompt, padding included.
+    max_positions: the config's max_position_embeddings, which limits only transformers' default.
+
+    Raises: DecodeError.
     """
     new, total = settings.get("max_new_tokens"), settings.get("max_length")
     for name, value in (("max_new_tokens", new), ("max_length", total)):
@@ -254,7 +259,7 @@ def compute_max_new_tokens(
 
 
 def parse_num_return_sequences(settings: Mapping[str, Any]) -> int:
-    """How many continuations of each prompt are wanted. Raises: DecodeError."""
+    """Return the number of continuations of each prompt. Raises: DecodeError."""
     count = settings.get("num_return_sequences")
     if count is None:
         return 1
@@ -272,7 +277,9 @@ def parse_num_return_sequences(settings: Mapping[str, Any]) -> int:
 
 
 def _config_entries(config: Any) -> dict[str, Any]:
-    """What a generation config says; what begins with an underscore is about the object itself."""
+    """Return the entries of a generation config that are set: not None, and not private (leading
+    underscore).
+    """
     entries = {} if config is None else config.to_dict()
     return {
         name: value
@@ -282,6 +289,7 @@ def _config_entries(config: Any) -> dict[str, Any]:
 
 
 def _refuse_unless_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
+    """Raise UnsupportedRequest, or DecodeError, for a value that has an effect."""
     if value is None or any(_is_same_value(value, n) for n in neutral):
         return
     way_out = (
@@ -296,7 +304,9 @@ def _refuse_unless_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> N
 
 
 def _is_same_value(value: Any, neutral: Any) -> bool:
-    """Equal and of one kind: True is not 1 here, and a tensor equals nothing."""
+    """Return whether two values are equal and of one type: True is not 1, and a tensor equals
+    nothing.
+    """
     if isinstance(neutral, bool) or isinstance(value, bool):
         return value is neutral
     kind = (int, float) if isinstance(neutral, int | float) else type(neutral)

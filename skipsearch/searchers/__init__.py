@@ -1,5 +1,7 @@
-"""Searchers by name. To add one: a file in this folder and a line here (or an entry point
-`skipsearch.searchers`).
+"""Searchers by name.
+
+To add one: a file in this folder and a line here, or an entry point `skipsearch.searchers` of
+    another package.
 """
 
 from __future__ import annotations
@@ -44,15 +46,16 @@ __all__ = [
 
 
 def searcher_names() -> tuple[str, ...]:
-    """Every searcher that `make_searcher` can build, third parties' included, sorted."""
+    """Return the names of all searchers, those of other packages included, sorted."""
     return tuple(sorted(searcher_table()))
 
 
 def make_searcher(name: str, problem: SearchProblem) -> Searcher:
-    """A fresh searcher over `problem`.
+    """Make a new searcher for `problem`.
 
-    Raises: SearchError if the name is unknown (with the nearest one), if a third party's searcher
-    cannot be imported, or if the searcher needs evidence that the problem does not have."""
+    Raises: SearchError if the name is unknown (with the nearest one), if the searcher of another
+        package cannot be imported, or if the problem lacks evidence that the searcher needs.
+    """
     table = searcher_table()
     try:
         build = resolve_name("searcher", name, table, SearchError)
@@ -66,7 +69,8 @@ def make_searcher(name: str, problem: SearchProblem) -> Searcher:
 
 
 def searcher_table() -> dict[str, str]:
-    """Where each searcher is, ours and the installed entry points'. Ours win, so that no package
-    changes what a name in a profile means.
+    """Return "module:class" of each searcher, those of installed entry points included.
+
+    An entry point cannot replace one of our names, so a name in a profile keeps its meaning.
     """
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)} | SEARCHERS

@@ -11,19 +11,22 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 PAPER_THRESHOLD = 0.985
 # (m, n) of rules 1 and 2: the paper's, the paper's for CodeLlama, a denser and a sparser one, and
-# the threshold alone (m = 0)
+# the threshold alone (m = 0).
 PERIOD_RULES = ((3, 2), (4, 3), (2, 1), (6, 5), (0, 0))
 
 
 class ASDSearcher(FixedOrderSearcher):
-    """Drops attentions whose output points where their input did (cosine >= threshold), and every
-    m-th layer, but never the last n.
+    """Skips attentions that hardly turn the residual stream (cosine >= threshold), and every m-th
+    layer, but never the last n.
 
-    The paper's setting first (0.985, m = 3, n = 2), then every threshold that makes a difference,
-    coarse to fine, under each of five (m, n). The cosines are means over calibration text where the
-    paper takes each prompt's own. In a whole-layer search a layer's attention and MLP must both
-    reach the threshold. Raises: SearchError without evidence.cosines. Source: ADMG (Metel et al.
-    2024, algorithm 1, table 2)."""
+    The paper's setting comes first (0.985, m = 3, n = 2). Then come all thresholds that make a
+    difference, coarse to fine, each with five pairs (m, n). The cosines are means over calibration
+    text; the paper takes those of each prompt. In a whole-layer search, attention and MLP of a
+    layer must both reach the threshold.
+
+    Raises: SearchError without evidence.cosines.
+    Source: ADMG (Metel et al. 2024, algorithm 1, table 2).
+    """
 
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
         cosines = require(problem.evidence.cosines, "cosines", "asd")
@@ -31,6 +34,7 @@ class ASDSearcher(FixedOrderSearcher):
 
 
 def _sweep_thresholds(problem: SearchProblem, cosines: Sequence[float]) -> Iterator[set[int]]:
+    """Yield the units of each mask, for all thresholds and all (m, n)."""
     thresholds = sorted(
         {_min_cosine(cosines, unit) for unit in problem.units if not unit[0] % 2}, reverse=True
     )
@@ -45,8 +49,11 @@ def _sweep_thresholds(problem: SearchProblem, cosines: Sequence[float]) -> Itera
 def asd_mask(
     problem: SearchProblem, cosines: Sequence[float], threshold: float, every: int, keep_last: int
 ) -> set[int]:
-    """Units of {attention l : C_l >= threshold} and {attention, MLP l : l = j·m}, among layers l =
-    1..L - n; no rule 1 if m = 0.
+    """Return the skipped units: {attention l : C_l >= threshold} and {attention, MLP l : l = j·m},
+    among layers l = 1..L - n.
+
+    every: m; 0: only the threshold.
+    keep_last: n.
     """
     return {
         u

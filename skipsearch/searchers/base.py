@@ -1,22 +1,22 @@
-"""The searcher port: propose masks (`ask`), learn from judged ones (`tell`). No model is ever seen
-from here.
+"""The searcher interface: `ask` proposes a mask, `tell` reports its trial (ask-and-tell, as in
+Optuna).
 
-A searcher is built from a `SearchProblem`: how many layers there are, what may be skipped, and what
-was measured beforehand, as plain numbers. The driver asks for a mask, judges it, and tells the
-trial, until its budget ends or `ask` returns None. This one proposes to skip the first of what may
-be skipped, then the first two, and so on (CONTRIBUTING.md goes the whole way):
+Searchers never access the model. A searcher is built from a `SearchProblem`: the number of layers,
+what may be skipped, and what was measured beforehand, as plain numbers. The driver asks for a mask,
+judges it and tells the trial, until its budget ends or `ask` returns None. This searcher skips the
+first unit, then the first two, and so on (CONTRIBUTING.md has the full walkthrough):
 
     class Growing:
         def __init__(self, problem: SearchProblem):
             self.masks = (problem.mask_of(range(count)) for count in range(1, len(problem.units)))
-            self.told = set[SkipMask]()
+            self.judged = set[SkipMask]()
 
         def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
-            return next((mask for mask in self.masks if mask not in pending and mask not in
-            self.told), None)
+            excluded = {*pending, *self.judged}
+            return next((mask for mask in self.masks if mask not in excluded), None)
 
         def tell(self, trial: Trial) -> None:
-            self.told.add(trial.mask)   # one that learns also looks at trial.seconds_per_token
+            self.judged.add(trial.mask)  # an adaptive one also reads trial.seconds_per_token
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured about the model before the search; a searcher uses what it needs and says
-    what it lacks.
+    """What was measured about the model before the search. None: not measured.
 
-    cosines: mean cosine of each sub-layer's input and output residual stream (flat order). High: it
-    changes little. single_skip_acceptance: α of the draft that skips this one sub-layer alone (flat
-    order). states: residual stream before each layer and after the last over calibration text, [L +
-    1, N, H]. probe(i, states [M, N, H], attn, mlp) -> [M, N, H]: layer i run on hidden states
-    (CLaSp's programme)."""
+    cosines: mean cosine of each sub-layer's input and output residual stream (flat order). A high
+        one changes it little.
+    single_skip_acceptance: α of the draft that skips this one sub-layer alone (flat order).
+    costs: the cost model.
+    states: residual stream over calibration text before each layer and after the last, [L + 1, N,
+        H].
+    probe: probe(i, states [M, N, H], attn, mlp) -> [M, N, H] runs layer i on hidden states (for
+        CLaSp's dynamic program).
+    """
 
     cosines: tuple[float, ...] | None = None
     single_skip_acceptance: tuple[float, ...] | None = None
@@ -56,8 +59,9 @@ class Evidence:
 
 
 def require(evidence: T | None, name: str, searcher: str) -> T:
-    """A piece of evidence that a searcher cannot do without. Raises: SearchError if it was not
-    measured.
+    """Return evidence that a searcher needs.
+
+    Raises: SearchError if it was not measured.
     """
     if evidence is None:
         raise SearchError(
@@ -71,9 +75,12 @@ def require(evidence: T | None, name: str, searcher: str) -> T:
 class SearchProblem:
     """What a searcher is built from.
 
-    never_skip: flat sub-layer indices that no proposed mask may skip. whole_layers: skip a layer's
-    attention and MLP only together. Raises: SearchError if an index lies outside the model, nothing
-    is left to skip, or evidence is of another model's length."""
+    never_skip: flat sub-layer indices that no proposed mask may skip.
+    whole_layers: skip attention and MLP of a layer only together.
+
+    Raises: SearchError if an index lies outside the model, nothing is left to skip, or evidence has
+        the length of another model.
+    """
 
     n_layers: int
     never_skip: frozenset[int] = frozenset()
@@ -120,11 +127,11 @@ class SearchProblem:
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
-        """What may be skipped independently, in running order: each free sub-layer or, with
-        `whole_layers`, each free layer.
+        """The units that may be skipped independently, in running order.
 
-        A searcher that counts, ranks and flips units, not sub-layers, honours `never_skip` and
-        `whole_layers` for nothing."""
+        A unit is a sub-layer or, with `whole_layers`, a layer. A searcher that works in units
+        respects `never_skip` and `whole_layers` without code of its own.
+        """
         if not self.whole_layers:
             return tuple((s,) for s in self.skippable)
         return tuple(
@@ -132,17 +139,18 @@ class SearchProblem:
         )
 
     def mask_of(self, units: Iterable[int]) -> SkipMask:
-        """The mask that skips these units (indices into `units`)."""
+        """Return the mask that skips these units (indices into `units`)."""
         return SkipMask.from_sublayers(self.n_layers, (s for u in units for s in self.units[u]))
 
     def units_of(self, mask: SkipMask) -> frozenset[int] | None:
-        """The units that a mask skips; None if it skips something that this problem does not allow.
+        """Return the units that a mask skips; None if it skips something that this problem does not
+        allow.
 
         Raises: SearchError if the mask is of another model.
         """
         if mask.n_layers != self.n_layers:
             raise SearchError(
-                f"a mask of {mask.n_layers} layers was told to a search over {self.n_layers}: "
+                f"a mask of {mask.n_layers} layers was told to a search over {self.n_layers}: is it "
                 "another model's?"
             )
         skipped = mask.sublayers
@@ -151,20 +159,23 @@ class SearchProblem:
 
 
 class Searcher(Protocol):
-    """Proposes masks. Deterministic: the same problem, seed and tells give the same asks, so
-    telling again resumes a search.
+    """Proposes masks.
 
-    The empty mask is never proposed: a draft that skips nothing is no draft, and plain decoding is
-    the driver's own candidate. The driver first judges a few masks that need no experience and
-    tells them; one that begins with such masks itself says so with `seeds_itself = True`. One that
-    asks others says in `proposer` whose its latest mask is."""
+    A searcher is deterministic: the same problem, seed and trials give the same proposals. So
+        telling the trials again resumes a search.
+    It never proposes the empty mask: a draft that skips nothing saves nothing, and plain decoding
+        is a candidate of its own. The driver first judges a few masks of non-adaptive searchers and
+        tells them; a searcher that begins with such masks itself sets `seeds_itself = True`. A
+        searcher that delegates to others sets `proposer` to the name of the one whose mask it
+        returned last.
+    """
 
     def __init__(self, problem: SearchProblem) -> None: ...
 
     def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
-        """A mask worth judging, never one already told or pending; None when there is nothing left
-        to propose.
+        """Return a mask to judge, never one that is judged or pending; None if there is nothing
+        left to propose.
         """
 
     def tell(self, trial: Trial) -> None:
-        """Learn from a judged mask, also one that was never asked for."""
+        """Learn from a judged mask, also from one that this searcher did not propose."""

@@ -1,6 +1,4 @@
-"""`clasp`: a dynamic programme over hidden states that keeps the draft's residual stream close to
-the full model's.
-"""
+"""`clasp`: a dynamic program that keeps the draft's hidden states close to the full model's."""
 
 from __future__ import annotations
 
@@ -17,19 +15,22 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 
 class CLaSpSearcher(FixedOrderSearcher):
-    """For every number of skipped layers, and of skipped sub-layers, those whose absence turns the
-    hidden states least.
+    """Skips the layers, or sub-layers, without which the hidden states turn least, for every number
+    of them.
 
-    D(i, j) = max{cos(h_i, g(i-1, j-1)), cos(h_i, f_i(g(i-1, j)))}: the state after i layers with j
-    of them skipped either leaves layer i out or runs it, whichever stays nearer to the full model's
-    h_i. The paper runs this on one token while decoding. Here it runs on all positions of the
-    calibration text, and one set for all comes out in two ways: every (i, j) decided for all
-    positions together by their mean cosine ("shared"), or each position deciding for itself and the
-    layers it skips most often taken ("counted"). Each is done on layers, as in the paper, and on
-    sub-layers where attention and MLP follow one another (in a parallel residual neither has a
-    state of its own behind it). Counts go coarse to fine, the four ways in turn. Raises:
-    SearchError without evidence.states or evidence.probe, and from the first `ask` if the two do
-    not belong together. Source: CLaSp, eq. 2 and algorithm 1."""
+    D(i, j) = max{cos(h_i, g(i-1, j-1)), cos(h_i, f_i(g(i-1, j)))}: the state after i layers, j of
+    them skipped, either skips layer i or runs it, whichever stays nearer to the full model's h_i.
+    The paper runs this for one token during decoding. Here it runs for all positions of the
+    calibration text, and two rules make one set from them. By mean: every (i, j) is decided by the
+    mean cosine over positions. By votes: each position decides for itself, and the layers that most
+    positions skip are skipped. Each rule is applied to layers, as in the paper, and to sub-layers.
+    Sub-layers need a sequential residual: in a parallel one neither has a state of its own after
+    it. Numbers go coarse to fine, the four ways in turn.
+
+    Raises: SearchError without evidence.states or evidence.probe, and from the first `ask` if the
+        two do not belong together.
+    Source: CLaSp, eq. 2 and algorithm 1.
+    """
 
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
         states = require(problem.evidence.states, "states", "clasp")
@@ -38,6 +39,7 @@ class CLaSpSearcher(FixedOrderSearcher):
 
 
 def layer_steps(problem: SearchProblem) -> list[DPStep]:
+    """Return the steps of the dynamic program on layers."""
     return [
         DPStep(i, True, True, not problem.never_skip & {2 * i, 2 * i + 1})
         for i in range(problem.n_layers)
@@ -45,6 +47,7 @@ def layer_steps(problem: SearchProblem) -> list[DPStep]:
 
 
 def sublayer_steps(problem: SearchProblem) -> list[DPStep]:
+    """Return the steps of the dynamic program on sub-layers."""
     return [
         DPStep(s // 2, not s % 2, bool(s % 2), s not in problem.never_skip)
         for s in range(2 * problem.n_layers)
@@ -52,6 +55,7 @@ def sublayer_steps(problem: SearchProblem) -> list[DPStep]:
 
 
 def _sweep_counts(problem: SearchProblem, states: Tensor, probe: LayerProbe) -> Iterator[SkipMask]:
+    """Yield the masks of all ways in turn. Raises: SearchError."""
     by_layer = solve_mean_and_votes(states, layer_steps(problem), probe)
     if by_layer is None:
         raise SearchError(
@@ -66,10 +70,10 @@ def _sweep_counts(problem: SearchProblem, states: Tensor, probe: LayerProbe) -> 
     ways = [
         [
             SkipMask.from_sublayers(problem.n_layers, skipped(count))
-            for count in coarse_to_fine(programme.n_skippable)
+            for count in coarse_to_fine(program.n_skippable)
         ]
-        for programme in (by_sublayer, by_layer)
-        if programme
-        for skipped in (programme.solve_by_mean, programme.solve_by_votes)
+        for program in (by_sublayer, by_layer)
+        if program
+        for skipped in (program.solve_by_mean, program.solve_by_votes)
     ]
     yield from (mask for mask in chain.from_iterable(zip_longest(*ways)) if mask is not None)

@@ -12,8 +12,8 @@ from skipsearch.searchers.base import SearchProblem
 from skipsearch.searchers.history import Observation, TrialHistory
 from skipsearch.searchers.random import Random
 
-# masks that breed: the best ever told. Few, since a search has some hundred children and no
-# thousands
+# The best judged masks, from which children are bred. They are few, because a search has only some
+# hundred children.
 N_PARENTS = 5
 INITIAL_RANDOM = 12  # random masks before the first child
 MAX_TRIES = 64  # children bred before one is drawn at random instead
@@ -23,10 +23,12 @@ class Evolution:
     """Crosses two of the 5 best masks bit by bit and flips each bit of the child with probability
     1/n.
 
-    Steady state: every told mask, anybody's, enters the population at once and the best survive, so
-    nothing waits for a generation. A child already told mutates more until it is new. Ends when
-    every mask has been judged. Source: steady-state genetic algorithm with uniform crossover
-    (Syswerda 1989)."""
+    Steady state: every judged mask, whichever searcher proposed it, joins the population at once
+        and only the best are kept; there are no generations. A child that was already judged is
+        mutated with a growing rate until it is new. Ends when every mask has been judged.
+
+    Source: steady-state genetic algorithm with uniform crossover (Syswerda 1989).
+    """
 
     def __init__(self, problem: SearchProblem) -> None:
         self._problem = problem
@@ -56,6 +58,7 @@ class Evolution:
     def _breed_child(
         self, parents: Sequence[Observation], rng: np.random.Generator, flip_probability: float
     ) -> list[int]:
+        """Return the units of a child of two random parents."""
         n = len(self._problem.units)
         mother, father = (parents[p].units for p in rng.choice(len(parents), size=2, replace=False))
         bits = [u in (mother if rng.random() < 0.5 else father) for u in range(n)]

@@ -10,8 +10,8 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 
 class First(FixedOrderSearcher):
-    """Skips the first sub-layers, every count once, half of the model first: a reference that
-    should lose.
+    """Skips the first sub-layers, for each number of them once, half of the model first: a
+    reference that should lose.
 
     Source: "First" in Draft & Verify (Zhang et al. 2024), table 7.
     """

@@ -1,4 +1,4 @@
-"""Searchers that know their masks beforehand: they yield a list, best first, and end."""
+"""Searchers that know their masks beforehand: they propose a list, best first, and end."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from skipsearch.searchers.base import SearchProblem
 
 
 class FixedOrderSearcher(ABC):
-    """Proposes the masks of one list in order, leaving out what is told or pending; None after the
-    last.
+    """Proposes the masks of one list in order, except those that are judged or pending; None after
+    the last.
 
-    A pending mask that is never told (its worker died) is proposed again once it is no longer
-    pending."""
+    A pending mask that is never told (its worker died) is proposed again when it is no longer
+    pending.
+    """
 
     def __init__(self, problem: SearchProblem) -> None:
         self._source = self.list_masks(problem)
         self._drawn: set[SkipMask] = set()
         self._judged: set[SkipMask] = set()
-        self._unjudged: list[SkipMask] = []  # drawn from the source, not yet told
+        self._unjudged: list[SkipMask] = []  # drawn from the source, not judged yet
 
     @abstractmethod
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
-        """The list, best first. It may repeat itself and may contain the empty mask: neither is
-        proposed.
+        """Return the list of masks, best first.
+
+        It may have repetitions and the empty mask; `ask` omits them.
 
         Raises: SearchError if evidence is missing, at once and not at the first mask.
         """
@@ -53,8 +55,9 @@ class FixedOrderSearcher(ABC):
 
 
 def coarse_to_fine(n: int) -> tuple[int, ...]:
-    """Each of 1..n once, the middle first, then the quarters, …: a search cut short has still seen
-    the whole range.
+    """Return each of 1..n once, the middle first, then the quarters, …
+
+    So a search that is cut short has still covered the whole range.
     """
     halvings = [
         round(n * odd / 2**level)

@@ -24,23 +24,26 @@ from skipsearch.searchers.history import Observation, TrialHistory
 from skipsearch.searchers.random import Random
 from skipsearch.searchers.region import trust_region
 
-INITIAL_RANDOM = 10  # random masks before the first model, unless told masks stand in for them
+INITIAL_RANDOM = 10  # random masks before the first model, unless other masks were told
 RESTARTS, RAW_SAMPLES, MC_SAMPLES = 4, 256, 64
-# best masks in the acquisition's baseline. Timings are noisy, so the best mask may be any of these;
-# more cost time
+# Best masks in the acquisition's baseline. Timings are noisy, so any of these may be the best one.
+# More of them take more time.
 N_BASELINE = 16
 
 
 class GP:
-    """Models the log time per token over the bits of the mask and proposes where noisy improvement
-    is most expected.
+    """Models the log time per token over the bits of the mask, and proposes the mask with the most
+    expected noisy improvement.
 
-    A kernel with one lengthscale a unit on {0, 1} is an ARD Hamming kernel. Each measurement's own
-    noise is passed in; a failed mask counts as slow as the slowest. Proposals stay in a Hamming
-    ball around the best mask (`trust_region`) and are never told or pending ones. Learns from any
-    searcher's trials, of one fidelity (`Memory`); random masks only while it knows fewer than 10.
-    Ends when every mask has been judged. Source: the idea, Draft & Verify (Zhang et al. 2024,
-    section 3.3); qLogNEI, Ament et al. 2023; the region, Wan et al. 2021."""
+    The kernel has one lengthscale for each unit; on {0, 1} it is an ARD Hamming kernel. Each
+    measurement's own noise is passed in; a failed mask counts as slow as the slowest. Proposals
+    stay in a Hamming ball around the best mask (`trust_region`) and are never judged or pending
+    masks. It learns from any searcher's trials, of one fidelity (`TrialHistory`); it proposes
+    random masks only while it has fewer than 10. Ends when every mask has been judged.
+
+    Source: the idea, Draft & Verify (Zhang et al. 2024, section 3.3); qLogNEI, Ament et al. 2023;
+        the region, Wan et al. 2021.
+    """
 
     def __init__(self, problem: SearchProblem) -> None:
         self._problem = problem
@@ -58,9 +61,8 @@ class GP:
         region = trust_region(judged, len(self._problem.units))
         finite = [j.log_time for j in judged if j.finite]
         if len(finite) < INITIAL_RANDOM or min(finite) == max(finite) or region.centre is None:
-            return self._random.ask(
-                pending
-            )  # nothing to model, or nothing known outside the regions searched out
+            # There is too little to model, or nothing outside the closed regions.
+            return self._random.ask(pending)
         rng = self._history.make_rng(pending)
         taken = self._units_of_masks(self._history.excluded(pending))
         near, radius = self._unseen_near(region.centre, region.radius, taken, rng)
@@ -88,7 +90,7 @@ class GP:
         return self._problem.mask_of(chosen[0].nonzero().flatten().tolist())
 
     def _units_of_masks(self, masks: Collection[SkipMask]) -> set[frozenset[int]]:
-        """Of the masks that this problem allows."""
+        """Return the units of the masks that this problem allows."""
         return {units for mask in masks if (units := self._problem.units_of(mask)) is not None}
 
     def _unseen_near(
@@ -98,8 +100,10 @@ class GP:
         excluded: Collection[frozenset[int]],
         rng: np.random.Generator,
     ) -> tuple[list[frozenset[int]], int]:
-        """Masks drawn at distances 1..radius from the centre and not taken, and that radius,
-        doubled until there are any.
+        """Return (masks drawn at distances 1..radius from the centre that are not excluded, the
+        radius).
+
+        The radius is doubled until there are any.
         """
         n = len(self._problem.units)
         while True:
@@ -107,9 +111,7 @@ class GP:
             drawn = {
                 centre ^ frozenset(rng.permutation(n)[:distance].tolist()) for distance in distances
             }
-            near = sorted(
-                drawn.difference(excluded), key=sorted
-            )  # a set's own order is not repeatable
+            near = sorted(drawn.difference(excluded), key=sorted)  # a set's order varies by run
             if near or radius == n:
                 return near, radius
             radius = min(2 * radius, n)
@@ -121,8 +123,10 @@ class GP:
         radius: int,
         pending_units: Collection[frozenset[int]],
     ) -> qLogNoisyExpectedImprovement:
-        """Improvement is over the best masks inside the ball: after a restart, over the new ball's
-        and not the best ever.
+        """Return the acquisition function.
+
+        Improvement is over the best masks inside the ball. So after a restart it is over those of
+        the new ball, and not over the best of all.
         """
         inside = sorted(
             (j for j in judged if len(j.units ^ centre) <= radius), key=lambda j: j.log_time
@@ -135,11 +139,12 @@ class GP:
         )
 
     def _fit_model(self, judged: Sequence[Observation]) -> SingleTaskGP:
-        """The process given everything told, its hyperparameters fitted at the last of a row of
-        growing sample sizes.
+        """Return the process given all observations. Its hyperparameters are fitted at a growing
+        series of sample sizes only.
 
-        Fitting takes most of an ask's time and its result changes little from one trial to the
-        next."""
+        Fitting takes most of the time of an `ask`, and its result changes little from one trial to
+        the next.
+        """
         slowest = max(j.log_time for j in judged if j.finite)
         gains = torch.tensor(
             [[-(j.log_time if j.finite else slowest)] for j in judged], dtype=torch.double
@@ -154,9 +159,8 @@ class GP:
             try:
                 fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
             except ModelFittingError:
-                model = SingleTaskGP(
-                    bits[:size], gains[:size], noise[:size]
-                )  # the prior's mode is a fair guess
+                # keep the mode of the prior
+                model = SingleTaskGP(bits[:size], gains[:size], noise[:size])
             self._fitted_on = judged[:size]
             self._hyperparameters = {
                 name: value.detach().clone() for name, value in model.named_parameters()
@@ -168,15 +172,16 @@ class GP:
         return model.eval()
 
     def _bits(self, skipped: Collection[frozenset[int]]) -> Tensor:
-        """[len(skipped), d] of 0.0 and 1.0."""
+        """Return the units of masks as bits, [len(skipped), d] of 0.0 and 1.0."""
         rows = torch.zeros(len(skipped), len(self._problem.units), dtype=torch.double)
         for row, units in zip(rows, skipped, strict=True):
             row[sorted(units)] = 1.0
         return rows
 
     def _ball_constraint(self, centre: frozenset[int], radius: int) -> tuple[Tensor, Tensor, float]:
-        """distance(x, c) = |c| + Σ (1 - 2 c_u) x_u <= radius, written as (indices, coefficients,
-        bound) of Σ w·x >= bound.
+        """Return the constraint distance(x, c) = |c| + Σ (1 - 2 c_u) x_u <= radius.
+
+        It is written as (indices, coefficients, bound) of Σ w·x >= bound.
         """
         coefficients = 2 * self._bits([centre])[0] - 1
         return torch.arange(len(coefficients)), coefficients, float(len(centre) - radius)
@@ -184,10 +189,12 @@ class GP:
 
 @contextmanager
 def _seeded_single_thread(seed: int) -> Iterator[None]:
-    """Seeds torch on one thread, and leaves its generator and thread count as they were.
+    """Run a block with torch seeded and limited to one thread; restore generator and thread count
+    after it.
 
-    These matrices are too small to share out: two threads beside another busy process took 50 times
-    as long as one."""
+    The matrices are too small for multithreading: with another busy process, two threads were 50
+    times slower than one.
+    """
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -199,7 +206,7 @@ def _seeded_single_thread(seed: int) -> Iterator[None]:
 
 
 def _fit_size(n: int) -> int:
-    """The largest of START, START·1.2, START·1.44, … (each rounded up) that is at most n."""
+    """Return the largest of START, START·1.2, START·1.44, … (each rounded up) that is at most n."""
     size = INITIAL_RANDOM
     while (larger := math.ceil(size * 1.2)) <= n:
         size = larger

@@ -16,15 +16,19 @@ PATIENCE = 4  # steps without a new best before the elimination ends
 
 
 class Greedy:
-    """Skips one more sub-layer at a time, each time the one without which decoding is fastest; then
-    tries to mend the best mask.
+    """Skips one more sub-layer at a time, each time the one without which decoding is fastest. Then
+    it improves the best mask.
 
     A full elimination judges L(2L + 1) masks. Here each step judges only the 8 sub-layers that
-    looked least harmful so far: in the step where they were last judged or, before that, alone
-    (evidence.single_skip_acceptance; without it the first step judges every one). It goes 4 steps past
-    the best, then flips single sub-layers and exchanges pairs of the best mask known, anybody's,
-    moving whenever that helps. Ends at a mask that no such move improves. Source: backward
-    elimination and forward-backward exchange of feature selection (Pudil et al. 1994)."""
+    looked least harmful so far: in the step that judged them last or, before that, alone
+    (evidence.single_skip_acceptance; without it the first step judges all). It continues for 4
+    steps after the best. Then it flips single sub-layers and exchanges pairs of the best known
+    mask, whichever searcher proposed it, and moves whenever that helps. Ends at a mask that no such
+    move improves.
+
+    Source: backward elimination and forward-backward exchange of feature selection (Pudil et al.
+        1994).
+    """
 
     def __init__(self, problem: SearchProblem) -> None:
         self._problem = problem
@@ -45,11 +49,11 @@ class Greedy:
         )
 
     def _walk(self, judged: Sequence[Observation]) -> Iterator[frozenset[int]]:
-        """The whole search from its start, as far as what was judged leads: the first mask on it
-        that is not taken is the next.
+        """Yield all masks of the search from its start, as far as the judged masks lead.
 
-        A step with masks still pending is decided by those judged, so that several workers never
-        wait for each other."""
+        The next proposal is the first mask that is not excluded. A step with pending masks is
+        decided by the judged ones, so several workers never wait for each other.
+        """
         n, harm = len(self._problem.units), self._single_skip_log_times()
         times = {j.units: j.log_time for j in judged}
         width = STEP_WIDTH if harm else n
@@ -80,8 +84,9 @@ class Greedy:
             yield from neighbours(best.units, n, harm | observed_effects(judged))
 
     def _single_skip_log_times(self) -> dict[int, float]:
-        """Predicted log time of skipping each unit alone, over that of the best one; empty if
-        nothing was measured.
+        """Return the predicted log time of skipping each unit alone, relative to the best one.
+
+        Empty if nothing was measured.
         """
         alphas = self._problem.evidence.single_skip_acceptance
         if alphas is None:
@@ -101,7 +106,7 @@ class Greedy:
 def neighbours(
     skipped: frozenset[int], n: int, harm: Mapping[int, float]
 ) -> Iterator[frozenset[int]]:
-    """Masks one flip, then one exchange away, the most hopeful first."""
+    """Yield masks one flip away, then one exchange away, the most promising first."""
     into = sorted(set(range(n)) - skipped, key=lambda u: (harm.get(u, 0.0), u))
     out = sorted(skipped, key=lambda u: (-harm.get(u, 0.0), u))
     yield from (skipped | {u} for u in into)
@@ -111,8 +116,9 @@ def neighbours(
 
 
 def observed_effects(judged: Sequence[Observation]) -> dict[int, float]:
-    """What skipping a unit added to the log time of the best mask of its time, for each unit that
-    was flipped alone in such a mask.
+    """Return what skipping a unit added to the log time of the best mask at that time.
+
+    It has the units that were flipped alone in such a mask.
     """
     added: dict[int, float] = {}
     best: Observation | None = None

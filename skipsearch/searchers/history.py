@@ -1,4 +1,4 @@
-"""What an adaptive searcher was told, in the form it learns from."""
+"""The trials that an adaptive searcher was told, in the form that it learns from."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import Trial, TrialState
 from skipsearch.searchers.base import SearchProblem
 
-MIN_RELATIVE_ERROR = (
-    1e-3  # relative standard error that no measurement of a token's time is believed to beat
-)
+MIN_RELATIVE_ERROR = 1e-3  # least relative standard error that a measured time is given
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One told mask: the units it skips, the log of its time per token (inf: it failed) and that
-    log's variance.
+    """One judged mask.
+
+    units: the units that it skips.
+    log_time: log of its time per token; inf if it failed.
+    variance: of log_time.
     """
 
     units: frozenset[int]
@@ -30,17 +31,18 @@ class Observation:
 
     @property
     def finite(self) -> bool:
+        """Whether the mask has a time."""
         return math.isfinite(self.log_time)
 
 
 class TrialHistory:
-    """Everything told, whoever proposed it.
+    """All trials that were told, whichever searcher proposed the masks.
 
-    Replayed and wall-clock times of one mask differ by more than their standard errors say, so a
-    searcher learns from one fidelity alone: the one it was told most of ("wall" of two equals).
-    Masks of the other are only never proposed again. Masks outside the problem's space (never_skip,
-    whole_layers) are remembered and not learned from. Of a mask told twice, the later telling
-    counts."""
+    Predicted and wall-clock times of one mask differ by more than their standard errors. So a
+    searcher learns from one fidelity: the one with most trials ("wall" of two equals). Masks of the
+    other one are only not proposed again. The same holds for masks that the problem does not allow
+    (never_skip, whole_layers). If a mask is told twice, the later trial counts.
+    """
 
     def __init__(self, problem: SearchProblem) -> None:
         self._problem = problem
@@ -49,7 +51,7 @@ class TrialHistory:
         self._counts: Counter[str] = Counter()
 
     def add(self, trial: Trial) -> None:
-        """Raises: SearchError if the mask is of another model."""
+        """Add a trial. Raises: SearchError if the mask is of another model."""
         units = self._problem.units_of(trial.mask)
         self._seen.add(trial.mask)
         if units is not None:
@@ -57,15 +59,16 @@ class TrialHistory:
             self._counts[trial.fidelity] += 1
 
     def excluded(self, pending: Collection[SkipMask]) -> set[SkipMask]:
-        """Masks not to be proposed: told, pending, and the empty one."""
+        """Return the masks that must not be proposed: judged ones, pending ones and the empty one."""
         return self._seen | set(pending) | {SkipMask(self._problem.n_layers)}
 
     def observations(self) -> tuple[Observation, ...]:
-        """What to learn from, in the order first told.
+        """Return what to learn from, in the order in which masks were first told.
 
-        Times are relative to the baseline measured beside them where every trial has one: that
-        ratio is what machine noise leaves alone. The variance follows from the standard error by
-        the delta method: var(log t) = (stderr / t)²."""
+        If every trial has an interleaved baseline, times are relative to it, because their ratio
+        cancels out the noise of the machine. The variance follows from the standard error by the
+        delta method: var(log t) = (stderr / t)².
+        """
         if not self._counts:
             return ()
         fidelity = max(self._counts, key=lambda name: (self._counts[name], name))
@@ -89,19 +92,21 @@ class TrialHistory:
         return tuple(judge(units, trial) for units, trial in trials.items())
 
     def best(self) -> Observation | None:
-        """The fastest mask told; None before any succeeded."""
+        """Return the fastest judged mask; None if none has a time."""
         return min(
             (j for j in self.observations() if j.finite), key=lambda j: j.log_time, default=None
         )
 
     def make_rng(self, pending: Collection[SkipMask]) -> np.random.Generator:
-        """Randomness that depends on the seed and on what is known, not on the asks before: telling
-        again resumes a search.
+        """Return a generator that depends on the seed and the known masks, and not on earlier calls
+        of `ask`.
+
+        So telling the trials again resumes a search.
         """
         return np.random.default_rng([self._problem.seed, len(self.excluded(pending))])
 
 
 def has_no_time(trial: Trial) -> bool:
-    """No time came of it: it failed, or its time is not a positive number."""
+    """Return whether a trial failed, or its time is not a positive number."""
     seconds = trial.seconds_per_token
     return trial.state is TrialState.FAILED or not math.isfinite(seconds) or seconds <= 0

@@ -11,19 +11,22 @@ from skipsearch.searchers.base import SearchProblem, require
 from skipsearch.searchers.fixed_order import FixedOrderSearcher
 from skipsearch.searchers.predictions import independent_alpha, log_losses, predicted_speedup
 
-MAX_LOSS = 3.0  # -log α; a draft right once in twenty times pays on no machine
-LOSS_STEPS = 1024  # in which the loss is counted
+MAX_LOSS = 3.0  # -log α; a draft that is accepted once in twenty times never pays
+LOSS_STEPS = 1024  # resolution of the loss
 
 
 class Knapsack(FixedOrderSearcher):
-    """For each loss of acceptance that might be worth it, skips what saves the most measured
-    seconds; best prediction first.
+    """For each acceptable loss of acceptance, skips the units that save most seconds; the best
+    predicted mask comes first.
 
-    A 0/1 knapsack, solved exactly but for the rounding of losses: a sub-layer weighs its -log α
-    when skipped alone (losses add up if they are independent) and is worth its seconds in the
-    latency table. Unlike `sensitivity` it trades a dear attention against cheap MLPs, so its masks
-    are not nested. Raises: SearchError without evidence.single_skip_acceptance or evidence.costs.
-    Source: Bellman's dynamic programme (Kellerer, Pferschy & Pisinger 2004)."""
+    This is a 0/1 knapsack, solved exactly except for the rounding of losses. The weight of a
+    sub-layer is its -log α when skipped alone (these add up if losses are independent). Its value
+    is its seconds in the latency table. Unlike `sensitivity`, it trades an expensive attention
+    against cheap MLPs, so its masks are not nested.
+
+    Raises: SearchError without evidence.single_skip_acceptance or evidence.costs.
+    Source: Bellman's dynamic program (Kellerer, Pferschy & Pisinger 2004).
+    """
 
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
         loss = log_losses(
@@ -49,7 +52,7 @@ class Knapsack(FixedOrderSearcher):
 def solve_knapsack(
     weights: Sequence[int], values: Sequence[float], capacity: int
 ) -> Iterator[frozenset[int]]:
-    """The most valuable set of items for each capacity from 0 up to the given one."""
+    """Yield the most valuable set of items for each capacity from 0 to `capacity`."""
     best = np.zeros(capacity + 1)  # value by capacity, with the items so far
     taken = np.zeros((len(weights), capacity + 1), dtype=bool)
     for item, (weight, value) in enumerate(zip(weights, values, strict=True)):
@@ -58,10 +61,10 @@ def solve_knapsack(
         with_it = best[: capacity + 1 - weight] + value
         taken[item, weight:] = with_it > best[weight:]
         best[weight:] = np.maximum(best[weight:], with_it)
-    for room in range(capacity + 1):
-        chosen, left = set(), room
+    for limit in range(capacity + 1):
+        chosen, remaining = set(), limit
         for item in reversed(range(len(weights))):
-            if taken[item, left]:
+            if taken[item, remaining]:
                 chosen.add(item)
-                left -= weights[item]
+                remaining -= weights[item]
         yield frozenset(chosen)

@@ -10,11 +10,12 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 
 class Last(FixedOrderSearcher):
-    """Skips the last sub-layers, every count once, half of the model first: leaving the model
-    early, as far as masks can say it.
+    """Skips the last sub-layers, for each number of them once, half of the model first: early exit
+    as a mask.
 
     Source: "Last" in Draft & Verify (Zhang et al. 2024), table 7; early exit as in LayerSkip
-    (Elhoushi et al. 2024)."""
+        (Elhoushi et al. 2024).
+    """
 
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
         n = len(problem.units)

@@ -9,9 +9,12 @@ from skipsearch.searchers.history import Observation
 
 
 class LocalSearch(Greedy):
-    """The second half of `greedy` alone: flips single sub-layers and exchanges pairs of the best
-    mask known, anybody's, moving whenever that helps. What the flips measured says which pairs come
-    first. Told of nothing it begins with the half that does least harm alone.
+    """The second phase of `greedy` alone: flips single sub-layers and exchanges pairs of the best
+    known mask.
+
+    It moves whenever that helps, and starts from the best mask of any searcher. The measured flips
+    decide which pairs come first. Without trials it begins with the half of the units that does
+    least harm alone.
 
     Source: forward-backward exchange of feature selection (Pudil et al. 1994).
     """

@@ -10,10 +10,11 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 
 class Middle(FixedOrderSearcher):
-    """Skips one run of sub-layers around the middle, every length once, half of the model first.
+    """Skips one run of sub-layers around the middle, for each length once, half of the model first.
 
     Source: S3D (section 5.3 and figure 4: symmetric middle skipping keeps the most acceptance for
-    its count); "Mid." in Draft & Verify, table 7."""
+        its count); "Mid." in Draft & Verify, table 7.
+    """
 
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
         order = order_from_middle(problem)
@@ -21,8 +22,8 @@ class Middle(FixedOrderSearcher):
 
 
 def order_from_middle(problem: SearchProblem) -> tuple[int, ...]:
-    """Units by their distance to the middle of the model, nearest first, the earlier one first of
-    two.
+    """Return the units by their distance to the middle of the model, nearest first; of two, the
+    earlier one.
     """
     middle = problem.n_layers - 0.5  # of flat sub-layer indices 0..2L-1
     centres = [sum(unit) / len(unit) for unit in problem.units]

@@ -1,6 +1,4 @@
-"""`auto`: searchers that need no experience first, then whichever learning searcher gains most for
-its time.
-"""
+"""`auto`: non-adaptive searchers first, then the adaptive one that gains most per second."""
 
 from __future__ import annotations
 
@@ -15,9 +13,9 @@ from skipsearch.errors import SearchError
 from skipsearch.searchers.base import Searcher, SearchProblem
 from skipsearch.searchers.history import has_no_time
 
-# Masks of each, at most. Of those that go coarse to fine these are half of the model and its
-# quarters, of clasp in each of its four ways. The one that most often leads goes first: masks
-# behind a good one are judged on a few prompts.
+# The most masks of each. For searchers that go coarse to fine these skip half of the model and its
+# quarters; for clasp, in each of its four ways. The searcher that is most often best goes first:
+# after a good mask, worse ones are judged on a few prompts only.
 FORMULAS = {
     "clasp": 12,
     "sensitivity": 3,
@@ -27,20 +25,24 @@ FORMULAS = {
     "uniform": 3,
     "s3d": 3,
 }
-# In the order of their first turns, the cheapest to ask first. Not greedy: it ends with what
-# exchange does.
+# In the order of their first turns, the cheapest first. Without greedy, because its second phase
+# is exchange.
 ADAPTIVE = ("exchange", "evolution", "tpe", "gp")
 MASKS_PER_TURN = 12  # masks that one adaptive searcher proposes before another may take over
-FAIRNESS_INTERVAL = 5  # every fifth turn goes to the searcher that waited longest
-# least gain that a turn is credited with, so that among searchers that gain nothing the cheap ones
-# get more turns
+FAIRNESS_INTERVAL = 5  # every fifth turn goes to the searcher that has waited longest
+# The least gain that a turn is credited with. So if no searcher gains anything, the cheap ones get
+# more turns.
 MIN_GAIN = 1e-3
-GAIN_DECAY = 0.7  # weight of a turn beside that of the same searcher's next one
+GAIN_DECAY = 0.7  # weight of a turn relative to the next one of the same searcher
 
 
 @dataclass
 class Turn:
-    """gain: log of the best time before over that after. seconds: spent on asking and judging."""
+    """Consecutive masks of one adaptive searcher.
+
+    gain: log of the best time before it over the best time after it.
+    seconds: time in which its masks were proposed and judged.
+    """
 
     name: str
     n_masks: int = 0
@@ -49,16 +51,17 @@ class Turn:
 
 
 class Portfolio:
-    """A few masks of each searcher that knows them beforehand, then turns of the adaptive ones, all
-    of which hear of every mask.
+    """Proposes a few masks of each non-adaptive searcher, then lets the adaptive ones take turns.
+    All of them learn from every trial.
 
-    The next turn is that of the searcher that gains most per second of asking and judging, recent
-    turns weighing most. When a turn gained nothing, one that had none yet goes first, and every
-    fifth turn goes to the searcher that waited longest. A turn ends after 12 masks, or when it took
-    as long as 12 masks usually do: a searcher that thinks for long proposes fewer. All of it
-    follows from the told trials (`searcher`, `search_seconds`), so that telling them again resumes
-    a search. Searchers whose evidence was not measured are left out. proposer: who proposed the
-    mask of the latest `ask`."""
+    The next turn goes to the searcher that gains most per second of proposing and judging; recent
+    turns weigh most. If a turn gained nothing, a searcher without a turn goes first. Every fifth
+    turn goes to the searcher that has waited longest. A turn ends after 12 masks, or after the time
+    that 12 masks usually take, so a slow searcher proposes fewer.
+    All of this follows from the trials (`searcher`, `search_seconds`), so telling them again
+    resumes a search. Searchers that lack evidence do not take part.
+    proposer: the searcher that proposed the mask of the latest `ask`.
+    """
 
     seeds_itself = True
 
@@ -108,9 +111,9 @@ class Portfolio:
         return None
 
     def _order(self) -> Iterator[str]:
-        """Who is asked, until one of them has a mask."""
+        """Yield the searchers to ask, until one of them has a mask."""
         yield from (
-            name for name, most in FORMULAS.items() if self._n_judged.get(name, most) < most
+            name for name, limit in FORMULAS.items() if self._n_judged.get(name, limit) < limit
         )
         adaptive = [name for name in ADAPTIVE if name in self._searchers]
         current = (
@@ -119,12 +122,11 @@ class Portfolio:
         yield from sorted(
             adaptive, key=lambda name: (name == current, self._priority(name)), reverse=True
         )
-        yield from (
-            name for name in FORMULAS if name in self._searchers
-        )  # nobody else has an idea left
+        # no adaptive searcher has a mask left
+        yield from (name for name in FORMULAS if name in self._searchers)
 
     def _priority(self, name: str) -> tuple[float, ...]:
-        """The greatest one has the next turn."""
+        """Return the sort key of a searcher; the greatest has the next turn."""
         own = [i for i, turn in enumerate(self._turns) if turn.name == name]
         waited = len(self._turns) - own[-1] if own else math.inf
         order = -ADAPTIVE.index(name)
@@ -135,13 +137,14 @@ class Portfolio:
         return (0, _gain_per_second([self._turns[i] for i in own]), waited, order)
 
     def _is_over(self, turn: Turn) -> bool:
+        """Return whether a turn has used its masks or its time."""
         return turn.n_masks >= MASKS_PER_TURN or (
             turn.seconds > MASKS_PER_TURN * median(self._seconds) and turn.n_masks > 1
         )
 
 
 def _gain_per_second(turns: Sequence[Turn]) -> float:
-    """Gain per second of a searcher's turns, faded; 0 if it had none yet."""
+    """Return the gain per second of these turns, with decay; 0 without turns."""
     gain = seconds = 0.0
     for turn in turns:
         gain, seconds = (
@@ -152,7 +155,7 @@ def _gain_per_second(turns: Sequence[Turn]) -> float:
 
 
 def _buildable_searchers(problem: SearchProblem) -> Iterator[tuple[str, Searcher]]:
-    """Those that find the evidence they need."""
+    """Yield the searchers that have the evidence that they need."""
     from skipsearch.searchers import make_searcher
 
     for name in (*FORMULAS, *ADAPTIVE):

@@ -1,5 +1,6 @@
-"""What a mask would bring if sub-layers did harm independently: good enough to rank candidates, not
-to believe.
+"""Predict the speedup of a mask as if sub-layers lost acceptance independently.
+
+The prediction is good enough to rank candidates, and too optimistic as a forecast.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ MIN_ALPHA = 1e-6  # an acceptance measured as 0 becomes a large loss, not an inf
 
 
 def log_losses(problem: SearchProblem, alpha: Sequence[float]) -> tuple[float, ...]:
-    """-log α of each unit, from α without each sub-layer alone. It adds up over units if they do
-    harm independently.
+    """Return -log α of each unit, from α without each sub-layer alone.
+
+    It adds up over units if they lose acceptance independently.
     """
     return tuple(
         sum(-math.log(min(1.0, max(MIN_ALPHA, alpha[s]))) for s in unit) for unit in problem.units
@@ -25,13 +27,17 @@ def log_losses(problem: SearchProblem, alpha: Sequence[float]) -> tuple[float, .
 
 
 def independent_alpha(problem: SearchProblem, mask: SkipMask, loss: Sequence[float]) -> float:
-    """α of a mask whose units do harm independently; `loss` is that of `losses`."""
+    """Return α of a mask if its units lose acceptance independently.
+
+    loss: as `log_losses` returns it.
+    """
     return math.exp(-sum(loss[u] for u in problem.units_of(mask) or ()))
 
 
 def costs_or_uniform(problem: SearchProblem) -> Costs:
-    """The measured costs or, without them, sub-layers that cost the same and verify passes that
-    cost one full pass.
+    """Return the measured costs.
+
+    Without them, all sub-layers cost the same, and a verify pass costs one full pass.
     """
     n = 2 * problem.n_layers
     return problem.evidence.costs or Costs(
@@ -40,18 +46,20 @@ def costs_or_uniform(problem: SearchProblem) -> Costs:
 
 
 def verify_ratio(costs: Costs, draft_length: int) -> float:
-    """v: a pass over draft_length + 1 rows over a pass over one."""
+    """Return v: time of a pass over draft_length + 1 tokens over that of a pass over one."""
     return costs.verify[draft_length] / costs.verify[0]
 
 
 def draft_ratio(costs: Costs, mask: SkipMask) -> float:
-    """β of a mask."""
+    """Return β of a mask."""
     return costs.draft_step_seconds(mask) / costs.verify[0]
 
 
 def predicted_speedup(mask: SkipMask, alpha: float, costs: Costs) -> float:
-    """Of the best draft length from 1 to what the table has been measured for; not drafting at all
-    is left out, so that masks that do not pay are still told apart."""
+    """Return the speedup at the best draft length, from 1 to the longest that was measured.
+
+    Length 0 (speedup 1) is excluded, so masks that do not pay can still be compared.
+    """
     beta, rounds = draft_ratio(costs, mask), costs.round_seconds(mask, len(costs.verify) - 1)
     return max(
         expected_speedup(alpha, g, beta, rounds[g] / costs.verify[0] - g * beta)

@@ -1,4 +1,4 @@
-"""`random`: the reference that any adaptive searcher has to beat."""
+"""`random`: masks drawn at random, the baseline of every adaptive searcher."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher
 
 
 class Random(FixedOrderSearcher):
-    """Draws how much to skip, then which, without ever repeating itself; ends when every mask has
-    been drawn.
+    """Draws the number of skipped units, then the units, without repetition; ends when every mask
+    has been drawn.
 
-    Fair bits would nearly always skip about half of the model; drawing the count first sees light
-    and heavy masks as often. Source: random search as a baseline, Bergstra & Bengio 2012."""
+    Drawing each bit with probability 1/2 would nearly always skip about half of the model. Drawing
+    the number first makes every number equally likely.
+
+    Source: random search as a baseline, Bergstra & Bengio 2012.
+    """
 
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
         rng = np.random.default_rng(problem.seed)

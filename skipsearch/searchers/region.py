@@ -1,5 +1,5 @@
-"""Where a local model may be believed: a Hamming ball around the best mask that grows, shrinks and
-moves on.
+"""The trust region of a local model: a Hamming ball around the best mask that grows, shrinks and
+restarts.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from skipsearch.searchers.history import Observation
 
 GROW_AFTER = 3  # improvements in a row
-SHRINK_AFTER = 10  # told masks inside the ball in a row that did not improve
+SHRINK_AFTER = 10  # masks inside the ball in a row that did not improve
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Masks that differ from `centre` in at most `radius` units. centre None: every ball around a
-    told mask was searched out.
+    """The masks that differ from `centre` in at most `radius` units.
+
+    centre: None if every ball around a judged mask is closed.
     """
 
     centre: frozenset[int] | None
@@ -24,19 +25,21 @@ class Region:
 
 
 def trust_region(judged: Sequence[Observation], n_units: int) -> Region:
-    """The region after these judgements, in the order told. A function of them alone, so that a
-    resumed search goes on in it.
+    """Return the region after these observations, in the order in which they were told.
 
-    A ball that keeps improving doubles (up to twice its first size: a farther prediction is hardly
-    one), one that does not is halved; below radius 1 it is closed and the next one opens around the
-    best told mask outside every closed ball. A mask told from outside the ball moves it if it is
-    better, but says nothing about the ball, and so does not resize it. Source: TuRBO (Eriksson et
-    al. 2019), in Hamming distance as in CASMOPOLITAN (Wan et al. 2021)."""
+    It depends on them alone, so a resumed search continues in it.
+    A ball that keeps improving doubles, up to twice its first size, because predictions farther
+    away are unreliable. A ball that does not improve is halved. Below radius 1 it is closed, and
+    the next one opens around the best mask outside every closed ball. A better mask from outside
+    moves the ball without resizing it.
+
+    Source: TuRBO (Eriksson et al. 2019), in Hamming distance as in CASMOPOLITAN (Wan et al. 2021).
+    """
     start = min(8, max(2, n_units // 4))
     radius, improved, stuck = start, 0, 0
     closed: list[frozenset[int]] = []
     best: Observation | None = None
-    for known, latest in enumerate(judged, start=1):
+    for n_known, latest in enumerate(judged, start=1):
         if _inside_any(latest.units, closed, start):
             continue
         if best is None:
@@ -56,11 +59,12 @@ def trust_region(judged: Sequence[Observation], n_units: int) -> Region:
             closed.append(best.units)
             radius = start
             outside = [
-                j for j in judged[:known] if j.finite and not _inside_any(j.units, closed, start)
+                j for j in judged[:n_known] if j.finite and not _inside_any(j.units, closed, start)
             ]
             best = min(outside, key=lambda j: j.log_time, default=None)
     return Region(best.units if best else None, radius)
 
 
 def _inside_any(units: frozenset[int], centres: Sequence[frozenset[int]], radius: int) -> bool:
+    """Return whether units lie in a ball of this radius around any of the centres."""
     return any(len(units ^ centre) <= radius for centre in centres)

@@ -15,16 +15,16 @@ from skipsearch.searchers.fixed_order import coarse_to_fine
 from skipsearch.searchers.middle import order_from_middle
 from skipsearch.searchers.predictions import costs_or_uniform, draft_ratio, verify_ratio
 
-# middle masks measured before the formula is believed: half, a quarter and three quarters of the
-# model
+# Middle masks that are measured before the formula is used: half, a quarter and three quarters of
+# the model.
 N_PROBES = 3
-PAPER_DELTA = 0.04  # what a round spends outside of its passes, in full passes
+PAPER_DELTA = 0.04  # time of a round outside its passes, in full passes
 
 
 @dataclass(frozen=True, slots=True)
 class SkipCountForecast:
-    """What the formula says of skipping `count` units around the middle: the best draft length and
-    its improvement factor.
+    """What the formula predicts for skipping `count` units around the middle: the improvement
+    factor at the best draft length.
     """
 
     improvement: float
@@ -33,15 +33,18 @@ class SkipCountForecast:
 
 
 class S3DSearcher:
-    """Skips symmetrically from the middle, as much as the improvement factor says, then its
+    """Skips symmetrically from the middle, as many units as the improvement factor says, then its
     neighbours in order of that factor.
 
-    α(β; U) = (1 - U^β) / (1 - U) is fitted to the told (β, α) of middle masks, three of which it
-    asks for first; every further one refines the fit. The factor is that of sequential drafting
-    with the measured costs (equal costs if none are): the paper drafts all tokens in one pass of a
-    trained model (`one_pass_improvement`). None as soon as no mask not yet told promises to be
-    faster than plain decoding: the formula may say "don't" after its three probes. Source: S3D,
-    eqs. 10-12 and appendix E; Leviathan et al. 2023, theorem 3.8, for the sequential factor."""
+    α(β; U) = (1 - U^β) / (1 - U) is fitted to (β, α) of judged middle masks. Three of them are
+    proposed first; every further one refines the fit. The factor is that of sequential drafting
+    with the measured costs (equal costs if none were measured). The paper instead drafts all tokens
+    in one pass of a trained model (`one_pass_improvement`). Ends when no remaining mask promises to
+    be faster than plain decoding. So it may end after its three probes.
+
+    Source: S3D, eqs. 10-12 and appendix E; Leviathan et al. 2023, theorem 3.8, for the sequential
+        factor.
+    """
 
     def __init__(self, problem: SearchProblem) -> None:
         order = order_from_middle(problem)
@@ -59,17 +62,20 @@ class S3DSearcher:
         return next((mask for mask in self._walk() if mask not in taken), None)
 
     def forecast(self) -> list[SkipCountForecast]:
-        """Of every count, best first; none before the first middle mask with an α was told."""
-        told = [
+        """Return the forecast of every count, best first.
+
+        Empty before the first middle mask with an α was told.
+        """
+        measured = [
             (draft_ratio(self._costs, mask), trial.alpha)
             for mask in self._masks.values()
             if (trial := self._judged.get(mask)) is not None and trial.alpha is not None
         ]
-        points = [(beta, alpha) for beta, alpha in told if math.isfinite(alpha)]
+        points = [(beta, alpha) for beta, alpha in measured if math.isfinite(alpha)]
         if not points:
             return []
         u = fit_u(points)
-        found = []
+        forecasts = []
         for count, mask in self._masks.items():
             beta = draft_ratio(self._costs, mask)
             alpha = acceptance_from_beta(beta, u)
@@ -78,24 +84,27 @@ class S3DSearcher:
                 for g in range(1, len(self._costs.verify))
             ]
             improvement, shortest = max(factors)
-            found.append(SkipCountForecast(improvement, -shortest, count))
-        return sorted(found, key=lambda p: (-p.improvement, p.count))
+            forecasts.append(SkipCountForecast(improvement, -shortest, count))
+        return sorted(forecasts, key=lambda p: (-p.improvement, p.count))
 
     def _walk(self) -> Iterator[SkipMask]:
+        """Yield the probes, then all counts whose forecast is above 1, best first."""
         probes = list(self._masks.values())[:N_PROBES]
         yield from probes
         if ranked := self.forecast():
             yield from (self._masks[p.count] for p in ranked if p.improvement > 1)
         elif any(mask not in self._judged for mask in probes):
-            # the probes are pending elsewhere: measure others meanwhile
+            # other workers measure the probes: measure other counts meanwhile
             yield from self._masks.values()
 
 
 def acceptance_from_beta(beta: float, u: float) -> float:
-    """α of the first drafted token of a draft that costs β of a full pass: (1 - u^β) / (1 - u), and
+    """Return α of the first token of a draft that costs β of a full pass: (1 - u^β) / (1 - u), and
     β itself at u = 1.
 
-    u < 1 bends it above β, u > 1 below. Source: S3D, eq. 10 (u = 0.01 there).
+    u < 1 bends it above β, u > 1 below.
+
+    Source: S3D, eq. 10 (u = 0.01 there).
     """
     log_u = math.log(u)
     return (
@@ -106,22 +115,22 @@ def acceptance_from_beta(beta: float, u: float) -> float:
 
 
 def fit_u(points: Sequence[tuple[float, float]]) -> float:
-    """The u in (0, ∞) whose curve passes the (β, α) points with the least squared error, to 1 % of
-    u.
+    """Return the u in (0, ∞) whose curve has the least squared error at the (β, α) points, to 1 %
+    of u.
 
-    Over (0, 1) alone α > β always, and a formula that cannot say "don't" is no advice.
+    Over (0, 1) alone, α > β always, so the formula could never advise against drafting.
     """
-    log_u = np.linspace(
-        -60, 60, 12_000
-    )  # an even number of points: 0, where the formula is 0/0, is none of them
+    # An even number of points, so that none of them is 0, where the formula is 0/0.
+    log_u = np.linspace(-60, 60, 12_000)
     beta, alpha = np.asarray(points, dtype=float).T
     curves = np.expm1(np.outer(log_u, beta)) / np.expm1(log_u)[:, None]
     return math.exp(log_u[((curves - alpha) ** 2).sum(axis=1).argmin()])
 
 
 def mean_round_tokens(alphas: Sequence[float]) -> float:
-    """τ: Σ_{n=1}^{γ+1} n · Π_{k<n} α_k · (1 - α_n, but 1 at n = γ + 1), for the acceptances
-    α_1..α_γ of each drafted token.
+    """Return τ: Σ_{n=1}^{γ+1} n · Π_{k<n} α_k · (1 - α_n, but 1 at n = γ + 1).
+
+    alphas: the acceptances α_1..α_γ of each draft token.
 
     Source: S3D, eq. 11.
     """
@@ -135,8 +144,8 @@ def mean_round_tokens(alphas: Sequence[float]) -> float:
 def one_pass_improvement(
     alpha: float, draft_length: int, beta: float, delta: float = PAPER_DELTA
 ) -> float:
-    """τ / (δ + β + 1) where one draft pass yields all tokens, the k-th with α_k = (1.22 - 0.22 k)
-    α.
+    """Return τ / (δ + β + 1), for a draft pass that yields all tokens, the k-th with α_k = (1.22 -
+    0.22 k) α.
 
     Raises: ValueError for draft_length > 5, beyond which the discount was not measured.
     Source: S3D, eqs. 12 and 14.
@@ -154,9 +163,8 @@ def one_pass_improvement(
 def sequential_improvement(
     alpha: float, draft_length: int, beta: float, verify: float, delta: float = 0.0
 ) -> float:
-    """τ / (δ + γβ + v) where each token takes a draft pass of its own, and no token is harder than
-    the first.
+    """Return τ / (δ + γβ + v), for a draft pass a token, with equal acceptance of all tokens.
 
-    δ is 0 where, as in a measured latency table, the passes' own times include what surrounds them.
+    δ is 0 if the times of the passes include what surrounds them, as in a measured latency table.
     """
     return mean_round_tokens([alpha] * draft_length) / (delta + draft_length * beta + verify)

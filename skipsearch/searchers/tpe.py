@@ -17,17 +17,19 @@ from skipsearch.searchers.history import Observation, TrialHistory
 from skipsearch.searchers.random import Random
 
 INITIAL_RANDOM = 10  # random masks before the first estimate
-MAX_TRIES = 8  # suggestions, all of them taken, before one is altered instead
+MAX_TRIES = 8  # suggestions without a new mask before bits are flipped
 
 
 class TPE:
-    """Models the bits of fast and of slow masks, each bit for itself, and proposes bits likelier
-    among the fast.
+    """Models the bits of fast and of slow masks, each bit independently, and proposes bits that are
+    more likely in fast ones.
 
-    Optuna's sampler asked and told through a study in memory. It suggests the same point again and
-    again once it is sure; a suggestion that is taken has bits flipped, more of them each time,
-    until it is new. Ends when every mask has been judged. Source: Bergstra et al. 2011; Optuna's
-    TPESampler."""
+    It runs Optuna's sampler by ask and tell through a study in memory. When the sampler is sure, it
+    suggests the same point repeatedly. Then bits of the suggestion are flipped, more of them each
+    time, until it is new. Ends when every mask has been judged.
+
+    Source: Bergstra et al. 2011; Optuna's TPESampler.
+    """
 
     def __init__(self, problem: SearchProblem) -> None:
         self._problem = problem
@@ -37,7 +39,7 @@ class TPE:
             str(u): CategoricalDistribution((0, 1)) for u in range(len(problem.units))
         }
         self._study = _new_study()
-        self._learned: tuple[Observation, ...] = ()  # what the study has been told
+        self._learned: tuple[Observation, ...] = ()  # the observations in the study
 
     def tell(self, trial: Trial) -> None:
         self._history.add(trial)
@@ -62,15 +64,18 @@ class TPE:
         return self._random.ask(pending)
 
     def _suggest(self) -> frozenset[int]:
+        """Return the units of the sampler's suggestion."""
         suggestion = self._study.ask(self._distributions)
-        # the judgement comes with `tell`, whoever made the proposal; Optuna's own record of this
-        # one is closed at once
+        # Results are added by `_learn`, whoever proposed the mask, so this trial of Optuna's is
+        # closed at once.
         self._study.tell(suggestion, state=OptunaState.FAIL)
         return frozenset(int(u) for u, bit in suggestion.params.items() if bit)
 
     def _learn(self, judged: tuple[Observation, ...]) -> None:
-        """Hands the study what is new. If what it was told before changed (a mask judged again, the
-        other fidelity), a new one.
+        """Add new observations to the study.
+
+        If earlier ones changed (a mask was judged again, or the other fidelity counts now), make a
+        new study.
         """
         if judged[: len(self._learned)] != self._learned:
             self._study, self._learned = _new_study(), ()
@@ -94,7 +99,7 @@ def _new_study() -> optuna.Study:
 
 @contextmanager
 def _silence_optuna() -> Iterator[None]:
-    """Optuna announces each new study; this one is nobody's business."""
+    """Run a block without the log messages of Optuna."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""`uniform`: skip every so-many-th sub-layer."""
+"""`uniform`: skip evenly spaced attentions and MLPs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 
 class Uniform(FixedOrderSearcher):
-    """Skips attentions and MLPs at even distances, as many of one as of the other, every count
+    """Skips evenly spaced attentions and evenly spaced MLPs, equally many of each, for each number
     once, half of the model first.
 
-    Neighbouring layers hold similar information, so a gap between two kept ones hurts little.
-    Spread over the sub-layers as one row, every even distance would hit one kind alone. Source:
-    rule 1 of ASD (Metel et al. 2024); S3D, figure 4, alternate."""
+    Neighbouring layers are similar, so a gap between two kept ones costs little acceptance. The two
+    kinds are spaced separately, because an even spacing over the interleaved sub-layers would skip
+    only one kind.
+
+    Source: rule 1 of ASD (Metel et al. 2024); S3D, figure 4, alternate.
+    """
 
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
         kinds = [
@@ -24,11 +27,11 @@ class Uniform(FixedOrderSearcher):
         n = len(problem.units)
 
         def spread(count: int) -> SkipMask:
-            of_first = (2 * count * len(kinds[0]) + n) // (2 * n)
+            n_attn = (2 * count * len(kinds[0]) + n) // (2 * n)
             return problem.mask_of(
                 [
                     units[k]
-                    for units, share in zip(kinds, (of_first, count - of_first), strict=True)
+                    for units, share in zip(kinds, (n_attn, count - n_attn), strict=True)
                     for k in evenly_spaced(len(units), share)
                 ]
             )
@@ -37,5 +40,5 @@ class Uniform(FixedOrderSearcher):
 
 
 def evenly_spaced(n: int, count: int) -> tuple[int, ...]:
-    """`count` of 0..n-1 at even distances, as far from both ends as from each other."""
+    """Return `count` of 0..n-1 at equal distances, with equal margins at both ends."""
     return tuple((2 * k + 1) * n // (2 * count) for k in range(count))

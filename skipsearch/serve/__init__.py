@@ -1,7 +1,22 @@
 """A server that speaks OpenAI's protocol. It needs `skipsearch[serve]`.
 
-Many requests wait, and one thread decodes. A request goes this way: `app` takes it over HTTP,
-`asked` reads it field by field and refuses by name what it cannot carry out, `service` turns it
-into a request of the decoder, `desk` lets those that run take turns, a round of each, and `answers`
-puts the tokens into OpenAI's shapes. `keys`, `limits` and `prefixes` keep users apart; `metrics`
-counts, without any text."""
+Many requests wait and one thread decodes. A request passes through these modules:
+
+    app           the routes: HTTP in, HTTP out
+    auth          checks the API key
+    protocol      parses the request and rejects fields that it does not support, by name
+    tools         renders tools and a conversation into the prompt
+    service       makes jobs for the scheduler from a request
+    scheduler     the thread that decodes: a round of each running request in turn
+    prefix_pool   K/V of earlier requests, for later ones with the same key
+    responses     makes OpenAI's responses and events from the rounds
+    logprobs      log-probabilities of tokens, if a request asks for them
+    penalties     processors for OpenAI's penalties, biases and min_p
+
+    server        runs all of it until SIGTERM or Ctrl-C
+    connections   limits open connections and slow clients
+    limits        the limits of a server
+    metrics       Prometheus metrics; they contain no text of a request
+    page          the page at `/`
+    api_errors    `APIError`: an HTTP status with a body in OpenAI's form
+"""

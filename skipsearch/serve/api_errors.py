@@ -1,6 +1,4 @@
-"""What a request is answered where it cannot be carried out: a status, and a body in the shape of
-OpenAI's errors.
-"""
+"""The error response to a request: an HTTP status and a body in the form of OpenAI's errors."""
 
 from __future__ import annotations
 
@@ -17,8 +15,13 @@ _TYPES = {
 
 
 class APIError(Exception):
-    """status: of HTTP. message: one sentence. param: which field of the request is meant. code: for
-    programs. headers: of the answer.
+    """A request that is answered with an error.
+
+    status: the HTTP status.
+    message: one sentence.
+    param: the field of the request that is wrong.
+    code: an error code for programs.
+    headers: of the response.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class APIError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
+        """The response body, in the form of OpenAI's errors."""
         return {
             "error": {
                 "message": self.message,

@@ -29,19 +29,17 @@ from skipsearch.serve.responses import (
 )
 from skipsearch.serve.service import ActiveRequest, Service
 
-KEEP_ALIVE_S = (
-    10.0  # seconds without an event, after which a streaming client is told that all is well
-)
-SMALL_BODY = (
-    65536  # bytes; a larger one is parsed in a thread, so that other clients need not wait for it
-)
+KEEP_ALIVE_S = 10.0  # seconds without an event, after which a stream gets a comment
+SMALL_BODY = 65536  # bytes; a larger body is parsed in a thread, to keep the event loop free
 LOCAL_NAMES = {"localhost", "127.0.0.1", "[::1]"}
 
 
 def build_app(service: Service, local_only: bool = False) -> FastAPI:
-    """The application. local_only: answer only where the address that was asked for is this
-    machine's own, so that no page of another site can reach the server by a name that it lets point
-    here."""
+    """Build the application.
+
+    local_only: reject requests whose Host header is not a name of this machine. So a page of
+        another site cannot reach the server by a host name that resolves to it (DNS rebinding).
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -57,11 +55,11 @@ def build_app(service: Service, local_only: bool = False) -> FastAPI:
         app.add_middleware(_LocalHostsOnly, service=service)
 
     @app.exception_handler(APIError)
-    async def fault(_: Request, error: APIError) -> Response:
+    async def api_error(_: Request, error: APIError) -> Response:
         return _error_response(service, error)
 
     @app.exception_handler(HTTPException)
-    async def unknown(_: Request, error: HTTPException) -> Response:
+    async def http_error(_: Request, error: HTTPException) -> Response:
         words = {
             404: "there is nothing at this address",
             405: "this address does not take that method",
@@ -77,7 +75,7 @@ def build_app(service: Service, local_only: bool = False) -> FastAPI:
 
     @app.api_route("/v1/responses{rest:path}", methods=["GET", "POST", "DELETE"])
     async def responses(rest: str) -> Response:
-        # 404 and not 501: clients send a request again after a 5xx.
+        # 404 and not 501: clients retry after a 5xx.
         raise APIError(
             404,
             "this server has no Responses API: use /v1/chat/completions "
@@ -86,11 +84,11 @@ def build_app(service: Service, local_only: bool = False) -> FastAPI:
         )
 
     @app.exception_handler(ClientDisconnect)
-    async def left(_: Request, error: ClientDisconnect) -> Response:
+    async def disconnected(_: Request, error: ClientDisconnect) -> Response:
         return _error_response(service, APIError(499, "the client went away"))
 
     @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> Response:
+    async def internal_error(_: Request, error: Exception) -> Response:
         return _error_response(
             service,
             APIError(
@@ -142,7 +140,7 @@ def build_app(service: Service, local_only: bool = False) -> FastAPI:
 
 
 class _LocalHostsOnly:
-    """Refuses requests that were sent to another name."""
+    """Middleware that rejects requests whose Host header is not a local name."""
 
     def __init__(self, app: ASGIApp, service: Service):
         self.app, self.service = app, service
@@ -151,15 +149,16 @@ class _LocalHostsOnly:
         if scope["type"] == "http":
             host = Headers(scope=scope).get("host", "")
             if re.sub(r":\d*$", "", host) not in LOCAL_NAMES:
-                fault = APIError(
+                error = APIError(
                     421, "this server answers to localhost and 127.0.0.1 alone", code="wrong_host"
                 )
-                await _error_response(self.service, fault)(scope, receive, send)
+                await _error_response(self.service, error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
 
 def _model_entry(service: Service) -> dict[str, Any]:
+    """Return the entry of the model in `/v1/models`."""
     spec, recipe = service.model.spec, service.scheduler.decoder.recipe
     return {
         "id": service.name,
@@ -178,6 +177,7 @@ def _model_entry(service: Service) -> dict[str, Any]:
 
 
 def _error_response(service: Service, error: APIError) -> Response:
+    """Count an error and return its response."""
     service.metrics.record_refusal(error.status)
     return Response(encode(error.body), error.status, error.headers, "application/json")
 
@@ -185,34 +185,35 @@ def _error_response(service: Service, error: APIError) -> Response:
 async def _answer(
     service: Service, request: Request, kind: type[CompletionRequest | ChatCompletionRequest]
 ) -> Response:
+    """Check a request, submit it, and return its response or its stream."""
     key = service.keys.authenticate(request.headers.get("authorization"))
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if (
         media != "application/json"
-    ):  # what a page of another site can send without asking first is refused
+    ):  # other types may come from a page of another site, without a CORS preflight
         raise APIError(
             415,
             f"the content type is {media[:60]!r}; send application/json",
             code="wrong_content_type",
         )
     body = await _read_body(service, request)
-    asked = (
+    http_request = (
         parse_request(kind, body)
         if len(body) <= SMALL_BODY
         else await asyncio.to_thread(parse_request, kind, body)
     )
-    asking = await service.submit(asked, key)
-    if asked.stream:
+    active = await service.submit(http_request, key)
+    if http_request.stream:
         return StreamingResponse(
-            _stream_response(asking),
+            _stream_response(active),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
-    return Response(encode(await _collect_response(asking, request)), media_type="application/json")
+    return Response(encode(await _collect_response(active, request)), media_type="application/json")
 
 
 async def _read_body(service: Service, request: Request) -> bytes:
-    """Raises: Fault for one that is too large or does not arrive."""
+    """Read the body of a request. Raises: APIError if it is too large or does not arrive in time."""
     most = service.limits.max_body_bytes
     too_large = APIError(
         413,
@@ -241,17 +242,20 @@ async def _read_body(service: Service, request: Request) -> bytes:
 
 
 async def _collect_response(active: ActiveRequest, request: Request) -> dict[str, Any]:
-    """The whole answer, unless the client goes away before it is there."""
+    """Return the full response, after all rounds.
+
+    Raises: APIError if the client disconnects before that.
+    """
 
     async def read() -> None:
         async for _ in active.deltas():
             continue
 
-    async def gone() -> None:
+    async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             continue
 
-    reading, leaving = asyncio.ensure_future(read()), asyncio.ensure_future(gone())
+    reading, leaving = asyncio.ensure_future(read()), asyncio.ensure_future(wait_for_disconnect())
     try:
         await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not reading.done():
@@ -265,36 +269,37 @@ async def _collect_response(active: ActiveRequest, request: Request) -> dict[str
 
 
 async def _stream_response(active: ActiveRequest) -> AsyncIterator[bytes]:
-    """The answers as server-sent events. A client that goes away cancels this, and with it the
-    jobs.
+    """Yield the response as server-sent events.
+
+    If the client disconnects, the server cancels this generator, which cancels the jobs.
     """
-    envelope, asked = active.responses, active.request
+    envelope, http_request = active.responses, active.request
     try:
         if envelope.chat:
             for choice in active.choices:
                 yield encode_event(envelope.opening_chunk(choice.index))
         try:
-            async for added in active.deltas(KEEP_ALIVE_S):
-                if added is None:
+            async for delta in active.deltas(KEEP_ALIVE_S):
+                if delta is None:
                     yield KEEP_ALIVE_EVENT
                     continue
-                more = {"skipsearch": added.trace_round()} if asked.skipsearch.trace else {}
+                more = {"skipsearch": delta.trace_round()} if http_request.skipsearch.trace else {}
                 so_far = (
                     {"usage": count_usage(active.choices, active.prompt_tokens)}
-                    if asked.continuous_usage
+                    if http_request.continuous_usage
                     else {}
                 )
-                finish = added.choice.finish_reason
-                if added.text or added.scores or finish or more:
-                    yield encode_event(envelope.delta_chunk(added, finish, **more, **so_far))
-        except APIError as error:  # the status is sent already
+                finish = delta.choice.finish_reason
+                if delta.text or delta.scores or finish or more:
+                    yield encode_event(envelope.delta_chunk(delta, finish, **more, **so_far))
+        except APIError as error:  # too late for an HTTP status: 200 was sent
             yield encode_event(error.body)
             return
-        if asked.skipsearch.trace:
+        if http_request.skipsearch.trace:
             yield encode_event(
                 envelope.wrap([], True, skipsearch={"figures": summarise_decoding(active.choices)})
             )
-        if asked.include_usage:
+        if http_request.include_usage:
             yield encode_event(
                 envelope.wrap([], True, usage=count_usage(active.choices, active.prompt_tokens))
             )

@@ -1,4 +1,4 @@
-"""Who may ask: API keys from the environment."""
+"""Authentication by API keys from the environment."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from skipsearch.errors import SkipSearchError
 from skipsearch.serve.api_errors import APIError
 
 KEY_VARIABLE = "SKIPSEARCH_API_KEY"
-NO_KEY = "no key"  # whose prefixes requests use where no key is asked for
+NO_KEY = "no key"  # the owner of all prefixes if the server has no keys
 
 
 class APIKeys:
-    """keys: any of them opens; none: everybody may ask."""
+    """The accepted API keys.
+
+    keys: a request needs one of them; empty: no authentication.
+    """
 
     def __init__(self, keys: list[str]):
         self._digests = [_digest(key) for key in keys]
 
     @classmethod
     def from_environment(cls) -> APIKeys:
-        """One key, or several with commas between them. Raises: SkipSearchError for a variable that
-        is set to nothing.
+        """Read one key, or several separated by commas, from SKIPSEARCH_API_KEY.
+
+        Raises: SkipSearchError if the variable is set but holds no key.
         """
         text = os.environ.get(KEY_VARIABLE)
         keys = [key.strip() for key in (text or "").split(",") if key.strip()]
@@ -35,20 +39,23 @@ class APIKeys:
 
     @property
     def required(self) -> bool:
+        """Whether a request needs a key."""
         return bool(self._digests)
 
     def authenticate(self, header: str | None) -> str:
-        """Who asks, as a name that tells nothing of the key. header: `Authorization`. Raises: Fault
-        401.
+        """Return a name for the owner of the key: its hash, which does not reveal the key.
 
-        Every key is compared in full, so that the time it takes tells nothing either.
+        header: the `Authorization` header. Every key is compared in constant time, so the response
+            time does not reveal one either.
+
+        Raises: APIError 401 for a missing or wrong key.
         """
         if not self._digests:
             return NO_KEY
         scheme, _, key = (header or "").partition(" ")
         given = _digest(key.strip())
-        found = [hmac.compare_digest(given, known) for known in self._digests]
-        if scheme.lower() != "bearer" or not any(found):
+        matches = [hmac.compare_digest(given, known) for known in self._digests]
+        if scheme.lower() != "bearer" or not any(matches):
             way_out = "send it as `Authorization: Bearer KEY`"
             message = (
                 f"this server asks for an API key: {way_out}"

@@ -1,9 +1,10 @@
-"""Connections: how many the server keeps open, and how long one may keep the server waiting for its
+"""Connections: how many the server keeps open, and how long one may make the server wait for its
 client.
 
-uvicorn waits for the head of a request as long as its client likes, and counts requests, not
-connections. So clients that say nothing could take every file descriptor, and the server would
-answer nobody else, not even at /health."""
+uvicorn waits for the head of a request for any time, and it limits requests instead of connections.
+So idle clients could take every file descriptor, and the server could not answer anybody else, not
+even at /health.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +25,20 @@ from skipsearch.serve.limits import Limits
 
 log = logging.getLogger("skipsearch.serve")
 
-ACCEPT_BATCH = (
-    16  # connections that asyncio accepts before the first of them is looked at, three times over
-)
-OTHER_DESCRIPTORS = 32  # for everything else that is opened while the server runs
-QUEUE = 512  # connections that the system keeps until they are accepted
+# Connections that asyncio accepts at a time. Up to three times as many may be open before
+# `make_place` sees the first.
+ACCEPT_BATCH = 16
+OTHER_DESCRIPTORS = 32  # for other files that the server opens
+QUEUE = 512  # connections that the operating system queues until they are accepted
 
 
 class Connections:
-    """The connections of one server. `waiting` has those that wait for their client, the one that
-    has waited longest first.
+    """The connections of one server.
 
-    A connection waits for its client while no whole request of it is being answered, or its client
-    does not read the answer."""
+    A connection waits for its client if it has no complete request in progress, or if the client
+    does not read the response.
+    waiting: the connections that wait for their client, longest first.
+    """
 
     def __init__(self, limits: Limits, on_refusal: Callable[[], None] = lambda: None):
         self.limits, self.on_refusal = limits, on_refusal
@@ -47,8 +49,10 @@ class Connections:
         self._logged: set[str] = set()
 
     def make_place(self, n_open: int) -> bool:
-        """Return whether one more connection may be open. At the limit, the one that has waited
-        longest for its client is closed for it.
+        """Return whether one more connection may be open.
+
+        At the limit, close the connection that has waited longest for its client to make that
+        possible.
         """
         if n_open < self.max_open:
             return True
@@ -64,20 +68,23 @@ class Connections:
         return True
 
     def log_once(self, sentence: str) -> None:
-        """Log a warning, unless it was logged before: what a client can repeat must not fill a
-        disk.
+        """Log a warning unless it was logged before.
+
+        So a client cannot fill the disk by causing it again and again.
         """
         if sentence not in self._logged:
             self._logged.add(sentence)
             log.warning(sentence)
 
     def protocol(self, **options: Any) -> GuardedProtocol:
-        """Make the protocol of a new connection, as uvicorn asks for it."""
+        """Make the protocol object of a new connection, as uvicorn requests it."""
         return GuardedProtocol(self, **options)
 
     def handle_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle errors of the event loop. One that says that no connection can be accepted comes
-        many times a second.
+        """Handle errors of the event loop.
+
+        An error that says that no connection can be accepted occurs many times a second, and is
+        logged once.
         """
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in (
@@ -95,12 +102,12 @@ class Connections:
 
 
 class GuardedProtocol(H11Protocol):
-    """A connection that is closed if its client keeps the server waiting."""
+    """A connection that is closed if its client makes the server wait too long."""
 
     def __init__(self, guard: Connections, **options: Any):
         super().__init__(**options)
         limits = guard.limits
-        # None: the route that reads a body has its own limit, and answers when it is reached.
+        # body: None, because the route that reads it has a timeout and answers with an error.
         self._seconds = {
             "head": limits.head_s,
             "body": None,
@@ -109,8 +116,8 @@ class GuardedProtocol(H11Protocol):
         }
         self._guard = guard
         self._refused = False
-        self._reads_head = True  # a client that connects has a request
-        self._is_unread = False  # its client reads more slowly than the server writes
+        self._reads_head = True  # a new connection begins with a request
+        self._is_unread = False  # the client reads more slowly than the server writes
         self._waits_for: str | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0  # when the timer was started
@@ -137,7 +144,7 @@ class GuardedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._reads_head = False
-        super().on_response_complete()  # begins with the next request, if it is there already
+        super().on_response_complete()  # starts the next request, if it has arrived already
         self._update()
 
     def pause_writing(self) -> None:
@@ -151,13 +158,15 @@ class GuardedProtocol(H11Protocol):
         self._update()
 
     def close_now(self) -> None:
-        """Close without sending what is not sent yet."""
+        """Close without sending the rest of the buffer."""
         self._wait_for(None)
         self.transport.abort()
 
     def _update(self) -> None:
-        """Find out what the connection waits for now, and start its time if that is something else
-        than before.
+        """Determine what the connection waits for, and restart the timeout if that has changed.
+
+        It may wait for the head or the body of a request, for the next request, or for the client
+        to read.
         """
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if self._is_unread:
@@ -170,6 +179,7 @@ class GuardedProtocol(H11Protocol):
             self._wait_for(waits_for)
 
     def _wait_for(self, what: str | None) -> None:
+        """Record what the connection waits for and start the timeout for it; None: nothing."""
         self._waits_for = what
         self._guard.waiting.pop(self, None)
         if what is not None:
@@ -177,6 +187,7 @@ class GuardedProtocol(H11Protocol):
         self._start_timer(None if what is None else self._seconds[what])
 
     def _start_timer(self, seconds: float | None) -> None:
+        """Restart the timeout; None: stop it."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -185,7 +196,7 @@ class GuardedProtocol(H11Protocol):
             self._timer = self.loop.call_later(seconds, self._give_up, seconds)
 
     def _give_up(self, seconds: float) -> None:
-        """Close the connection, unless its client has read a part of the answer meanwhile."""
+        """Close the connection, unless the client has read a part of the response meanwhile."""
         if 0 < self.transport.get_write_buffer_size() < self._unsent_bytes:
             self._start_timer(seconds)
         else:
@@ -193,17 +204,16 @@ class GuardedProtocol(H11Protocol):
 
 
 def widen_queue(listener: Any) -> None:
-    """Let the system keep more new connections than asyncio accepts at a time. listener: a socket
-    that listens.
+    """Let the system queue more new connections than asyncio accepts at a time.
+
+    listener: a listening socket.
     """
     with socket.socket(fileno=os.dup(listener.fileno())) as same:
         same.listen(QUEUE)
 
 
 def _free_descriptors() -> int:
-    """Return how many files this process may still open; a large number if the system does not
-    say.
-    """
+    """Return how many files this process may still open; a large number if the limit is unknown."""
     with suppress(ImportError, OSError):
         import resource
 
@@ -214,12 +224,13 @@ def _free_descriptors() -> int:
 
 
 def _refusal(max_open: int) -> bytes:
-    fault = APIError(
+    """Return the bytes of a 503 response."""
+    error = APIError(
         503,
         f"{max_open} connections are busy, the most that this server keeps: try again soon",
         code="too_many_connections",
     )
-    body = json.dumps(fault.body).encode()
+    body = json.dumps(error.body).encode()
     return (
         b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: "
         b"%d\r\nRetry-After: 1\r\n"

@@ -1,30 +1,34 @@
-"""How much a server takes on."""
+"""The limits of a server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-DEFAULT_CONTEXT = (
-    131_072  # tokens of a prompt and its answer, for a model whose config names no limit
-)
+# Tokens of a prompt and its answer, for a model whose config names no limit.
+DEFAULT_CONTEXT = 131_072
 
 
 @dataclass(frozen=True)
 class Limits:
-    """max_num_seqs: requests that are decoded side by side, a round of each in turn. max_queue:
-    requests that may wait behind them.
+    """The limits of a server.
 
-    max_body_bytes: bytes of a request. request_timeout_s: of decoding one request, after which its
-    answer ends as at its limit of tokens. body_timeout_s: seconds that the body of a request may
-    take to arrive. prefix_cache_size: texts whose K/V is kept for later requests of the same key.
-    batch_passes: run the passes of running requests as one instead of in turn. prefix_bytes: of the
-    K/V of these texts. context: most tokens of a prompt and its answer; None: the model's own
-    limit, or DEFAULT_CONTEXT where it has none. batch_slots: tokens whose K/V the requests of a
-    batch have room for together; a request that outgrows its part continues alone.
-
-    connections: open at the same time; fewer where the process may open few files. head_s: seconds
-    that the head of a request may take. idle_s: seconds that a connection stays open between two
-    requests. unread_s: seconds in which a client has to read a part of its answer."""
+    max_num_seqs: requests that are decoded at the same time, a round of each in turn.
+    max_queue: requests that may wait for that.
+    max_body_bytes: bytes of a request body.
+    request_timeout_s: seconds of decoding, after which an answer ends as at its token limit.
+    body_timeout_s: seconds in which the body of a request has to arrive.
+    prefix_cache_size: idle prefixes whose K/V is kept for later requests with the same key.
+    batch_passes: run the passes of all running requests as one batch instead of in turn.
+    prefix_bytes: bytes of K/V of the idle prefixes.
+    context: most tokens of a prompt and its answer; None: the model's limit, or DEFAULT_CONTEXT if
+        it has none.
+    batch_slots: slots of the batch cache, all requests together. A request that outgrows its part
+        continues in a cache of its own.
+    connections: open connections; fewer if the process may not open so many files.
+    head_s: seconds in which the head of a request has to arrive.
+    idle_s: seconds that a connection stays open between two requests.
+    unread_s: seconds in which a client has to read a part of its response.
+    """
 
     max_num_seqs: int = 4
     max_queue: int = 64

@@ -1,6 +1,4 @@
-"""Log-probabilities of a text's tokens under the full model, for answers that are asked to tell
-them.
-"""
+"""Log-probabilities of tokens under the full model, for requests that ask for them."""
 
 from __future__ import annotations
 
@@ -14,13 +12,15 @@ from skipsearch.engine import forward, no_grad
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner, round_slots
 
-ROWS_PER_PASS = 128  # of a pass, so that the logits of a long prompt need not lie in memory at once
+ROWS_PER_PASS = 128  # limits the memory for the logits of a long prompt
 
 
 @dataclass(frozen=True)
 class TokenScore:
-    """logprob: of the token, given those before it; None for the first token of a text. top: the
-    likeliest tokens there, best first.
+    """The log-probability of one token.
+
+    logprob: given the tokens before it; None for the first token of a text.
+    top: (token, log-probability) of the most likely tokens at this position, best first.
     """
 
     token: int
@@ -29,30 +29,31 @@ class TokenScore:
 
 
 class LogprobScorer:
-    """Reads one text, piece by piece, in a cache of its own. n_top: how many of the likeliest
-    tokens to name at each place.
+    """Scores one text, a part at a time, with a KV cache of its own.
+
+    n_top: most likely tokens to list at each position.
     """
 
     def __init__(self, model: ModelAdapter, n_top: int, max_tokens: int):
-        """max_tokens: tokens that the text may come to."""
+        """Make a scorer of a text of at most `max_tokens` tokens."""
         self.model, self.n_top = model, min(n_top, model.spec.vocab_size)
         self._cache, self._planner = (
             model.new_cache(1, round_slots(1)),
             Planner(round_slots(max_tokens), model.spec.device),
         )
-        self._last_logits: Tensor | None = (
-            None  # [V], log-probabilities of the token that comes next
-        )
+        # [V], log-probabilities of the next token
+        self._last_logits: Tensor | None = None
 
     @no_grad
     def extend(self, tokens: Sequence[int]) -> list[TokenScore]:
-        """The scores of tokens that follow those of earlier calls."""
-        found: list[TokenScore] = []
+        """Return the log-probabilities of `tokens`, which continue the tokens of earlier calls."""
+        scores: list[TokenScore] = []
         for at in range(0, len(tokens), ROWS_PER_PASS):
-            found += self._score_piece(list(tokens[at : at + ROWS_PER_PASS]))
-        return found
+            scores += self._score_chunk(list(tokens[at : at + ROWS_PER_PASS]))
+        return scores
 
-    def _score_piece(self, tokens: list[int]) -> list[TokenScore]:
+    def _score_chunk(self, tokens: list[int]) -> list[TokenScore]:
+        """Score tokens in one pass, and keep the logits after the last of them."""
         ids = torch.tensor([tokens], device=self.model.spec.device)
         start = self._cache.length
         logits = forward(
@@ -61,24 +62,24 @@ class LogprobScorer:
         self._cache.length = start + len(tokens)
         rows = logits.double().log_softmax(dim=-1)
         known = [] if self._last_logits is None else [self._last_logits[None]]
-        places = torch.cat(
-            [*known, rows[:-1]]
-        )  # row i: what was known before token i, but for a text's first token
-        scored = tokens[len(tokens) - len(places) :]
-        values = (
-            places.gather(1, ids[0, -len(places) :, None])[:, 0].tolist() if len(places) else []
-        )
-        best = places.topk(self.n_top, dim=-1) if self.n_top and len(places) else None
+        # [n, V], one distribution for each token but a text's first one
+        before = torch.cat([*known, rows[:-1]])
+        n = len(before)
+        scored = tokens[len(tokens) - n :]
+        values = before.gather(1, ids[0, -n:, None])[:, 0].tolist() if n else []
+        best = before.topk(self.n_top, dim=-1) if self.n_top and n else None
         tops = (
-            [()] * len(places)
+            [()] * n
             if best is None
             else [
-                tuple(zip(at, worth, strict=True))
-                for at, worth in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                tuple(zip(top_ids, logprobs, strict=True))
+                for top_ids, logprobs in zip(
+                    best.indices.tolist(), best.values.tolist(), strict=True
+                )
             ]
         )
         self._last_logits = rows[-1]
-        first = [TokenScore(tokens[0], None)] if len(places) < len(tokens) else []
+        first = [TokenScore(tokens[0], None)] if n < len(tokens) else []
         return [
             *first,
             *(TokenScore(t, v, top) for t, v, top in zip(scored, values, tops, strict=True)),

@@ -1,5 +1,5 @@
-"""What a server counts, under the names that dashboards of vLLM know. No text of any request is in
-it.
+"""The server's Prometheus metrics, under vLLM's names, for its dashboards. They contain no text of
+a request.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ TOKEN_TIME_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 
 class Metrics:
-    """Of one server. queue_sizes: (requests running, requests waiting), asked when they are
-    read.
+    """The metrics of one server.
+
+    queue_sizes: returns (requests running, requests waiting); called when the metrics are read.
     """
 
     def __init__(self, model: str, queue_sizes: Callable[[], tuple[int, int]]):
@@ -87,13 +88,15 @@ class Metrics:
         ).labels(model)
 
     def _make_counter(self, name: str, help: str) -> Counter:
+        """Register a counter and return it with the label of the model."""
         return Counter(name, help, ["model_name"], registry=self.registry).labels(self._model)
 
     def record_first_token(self, seconds: float) -> None:
+        """Record the seconds from a request to its first token."""
         self._time_to_first_token.observe(seconds)
 
     def record_round(self, drafted: int, accepted: int, emitted: int) -> None:
-        """One round of any request."""
+        """Record one round of a request."""
         self._generated.inc(emitted)
         if drafted:
             self._drafts.inc()
@@ -103,7 +106,10 @@ class Metrics:
                 self._accepted_by_position.labels(self._model, place).inc()
 
     def record_end(self, reason: str, seconds: float, stats: DecodeStats | None) -> None:
-        """An answer is complete. reason: OpenAI's, or "abort" where the client went away."""
+        """Record a finished answer.
+
+        reason: OpenAI's `finish_reason`, or "abort" if the client disconnected.
+        """
         self._ended.labels(self._model, reason).inc()
         self._latency.observe(seconds)
         if stats is not None:
@@ -114,8 +120,9 @@ class Metrics:
                 self._time_per_token.observe(stats.seconds_per_token)
 
     def record_refusal(self, status: int) -> None:
+        """Record a request that was answered with an error."""
         self._refused.labels(self._model, status).inc()
 
     def render(self) -> bytes:
-        """In Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

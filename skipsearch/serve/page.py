@@ -1,4 +1,4 @@
-"""The page at `/`: one file, which may load nothing from anywhere and run no script but its own."""
+"""The page at `/`: a single file that loads nothing and runs only its own script."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ PAGE = Path(__file__).with_name("page.html")
 
 
 def page_response() -> Response:
+    """Return the page with the headers of its content policy."""
     content, policy = _load_page()
     return Response(
         content,
@@ -29,8 +30,10 @@ def page_response() -> Response:
 
 @cache
 def _load_page() -> tuple[bytes, str]:
-    """(the page, its content policy): its style and its script by their hashes, requests to this
-    server alone, nothing else.
+    """Return (page, content security policy).
+
+    The policy allows its style and script by their hashes and requests to this server, and nothing
+    else.
     """
     text = PAGE.read_text("utf-8")
     allowed = {
@@ -49,4 +52,5 @@ def _load_page() -> tuple[bytes, str]:
 
 
 def _csp_hash(text: str) -> str:
+    """Return the hash of a style or script as a content security policy writes it."""
     return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode()

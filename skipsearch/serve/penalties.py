@@ -1,6 +1,4 @@
-"""What stands between logits and tokens at a client's wish: OpenAI's penalties and biases, and
-min_p.
-"""
+"""Processors for the options that OpenAI's requests have: penalties, biases and min_p."""
 
 from __future__ import annotations
 
@@ -12,10 +10,15 @@ from torch import Tensor
 
 
 class Penalties:
-    """A processor of one request. prompt_tokens: how many tokens it has; they are not penalised.
+    """The processor of one request for presence and frequency penalties and for biases.
 
-    presence: taken off the logit of each token that the answer holds; frequency: for each time that
-    it holds it; bias: added, by token. Source: OpenAI, "Frequency and presence penalties"."""
+    prompt_tokens: number of prompt tokens, which are not penalised.
+    presence: subtracted from the logit of each token that the answer contains.
+    frequency: subtracted once for each of its occurrences in the answer.
+    bias: added to logits, by token.
+
+    Source: OpenAI, "Frequency and presence penalties".
+    """
 
     def __init__(
         self,
@@ -40,14 +43,17 @@ class Penalties:
 
 
 class MinP:
-    """A processor of one request: tokens less likely than min_p times the likeliest one, at this
-    temperature, are ruled out before top_k and top_p look. Source: Nguyen et al. 2024, "Turning up
-    the heat: min-p sampling"."""
+    """The processor of one request for min_p.
+
+    It rules out tokens whose probability at this temperature is below min_p times the highest one.
+    It runs before top_k and top_p.
+
+    Source: Nguyen et al. 2024, "Turning up the heat: min-p sampling".
+    """
 
     def __init__(self, min_p: float, temperature: float):
-        self.logit_margin = temperature * log(
-            min_p
-        )  # of logits that temperature has not divided yet
+        # The logits are not divided by the temperature yet, so the margin is multiplied by it.
+        self.logit_margin = temperature * log(min_p)
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         """ids: [1, T]; scores: [1, V] -> [1, V]"""

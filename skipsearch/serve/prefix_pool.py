@@ -1,4 +1,4 @@
-"""K/V of earlier requests, for later ones of the same key that begin alike."""
+"""K/V of earlier requests, for later ones with the same key that begin alike."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from skipsearch.decoding.prefix_cache import PrefixCache
 
-MIN_SHARED_TOKENS = (
-    16  # tokens; sharing fewer does not pay for overwriting what else a prefix holds
-)
+# Sharing fewer tokens is not worth the rest of a prefix, which the request overwrites.
+MIN_SHARED_TOKENS = 16
 
 
 class PrefixPool:
-    """At most so many that nobody uses, with at most so many bytes of K/V, the one used last at the
-    end. The worker alone touches them.
+    """The idle prefix caches, least recently used first, limited in number and in bytes of K/V.
 
-    A prefix belongs to one key for as long as it lives: no request of another key sees its tokens,
-    its K/V, or that it was there."""
+    Each belongs to one key for all of its life. A request with another key sees neither its tokens,
+    nor its K/V, nor that it exists.
+    Only the scheduler thread uses the pool.
+    """
 
     def __init__(self, max_idle: int, max_bytes: int):
         self.max_idle, self.max_bytes = max_idle, max_bytes
@@ -24,12 +24,13 @@ class PrefixPool:
 
     @property
     def bytes(self) -> int:
-        """Of the K/V that nobody uses."""
+        """Bytes of the K/V of the idle prefix caches."""
         return sum(prefix.nbytes for _, prefix in self._idle)
 
     def acquire(self, tenant: str, prompt_ids: Sequence[int]) -> PrefixCache:
-        """The one of this key that shares most with the prompt; a new one where none shares
-        enough.
+        """Return the prefix cache of this key that shares most tokens with the prompt.
+
+        Returns a new one if none shares enough.
         """
         own = [prefix for owner, prefix in self._idle if owner == tenant]
         best = max(own, key=lambda prefix: prefix.count_shared(prompt_ids), default=None)
@@ -39,7 +40,10 @@ class PrefixPool:
         return best
 
     def release(self, tenant: str, prefix: PrefixCache) -> None:
-        """For the next request. Those that were used longest ago make room, whosever they are."""
+        """Put a prefix cache back for later requests.
+
+        If a limit is exceeded, the least recently used ones are dropped, of any key.
+        """
         self._idle.append((tenant, prefix))
         while len(self._idle) > self.max_idle or self.bytes > self.max_bytes:
             del self._idle[0]

@@ -1,5 +1,6 @@
-"""What clients send: OpenAI's requests, field by field. What would change the answer and is not
-carried out is refused by name.
+"""The requests of OpenAI's protocol, field by field.
+
+A field that would change the answer but is not supported is rejected by name.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from skipsearch.serve.tools import Tool, Turn, read_calls, read_tools
 MAX_ANSWERS = 32  # of one request: prompts times n
 MOST_BIASES = 1000
 T = TypeVar("T")
-# A list is given up at its first wrong entry: a body of 2 MB has room for a million of them, and
-# each would cost a kilobyte.
+# Validation of a list stops at its first wrong entry. A body of 2 MB may hold a million of them, and
+# the error of each takes a kilobyte.
 FastList = Annotated[list[T], Field(fail_fast=True)]
 Several = Annotated[list[T], Field(fail_fast=True, max_length=MAX_ANSWERS)]
 Token = Annotated[int, Field(strict=True, ge=0)]
@@ -35,8 +36,10 @@ Text = Annotated[str, Field(strict=True)]
 
 
 def _shape(value: Any) -> str:
-    """Name the shape that a prompt has to have, by its first entry. So a wrong one is compared with
-    one shape, and not with each.
+    """Return the type that a prompt is meant to be, by its first element.
+
+    It is a string, a list of strings, token ids, or a list of token id lists. Validation then
+    reports errors for that type only.
     """
     if not isinstance(value, list):
         return "<text>"
@@ -51,7 +54,8 @@ def _shape(value: Any) -> str:
 
 
 def _few(bias: Any) -> Any:
-    if isinstance(bias, dict) and len(bias) > MOST_BIASES:  # before its entries are looked at
+    """Check the number of biases before their entries are validated. Raises: APIError 400."""
+    if isinstance(bias, dict) and len(bias) > MOST_BIASES:  # before its entries are validated
         raise APIError(
             400, f"logit_bias has {len(bias)} tokens; at most {MOST_BIASES} are read", "logit_bias"
         )
@@ -71,7 +75,7 @@ Prompts = Annotated[
     Discriminator(_shape),
 ]
 
-# Fields that change no token here: bookkeeping of other services, and what has no counterpart.
+# Fields that change no token: they are for the accounting and caches of OpenAI's service.
 IGNORED_FIELDS = frozenset(
     {
         "user",
@@ -83,7 +87,7 @@ IGNORED_FIELDS = frozenset(
         "safety_identifier",
     }
 )
-# Values that ask for nothing; any other is refused.
+# Values that have no effect; any other value is rejected.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tools": ([],),
@@ -106,16 +110,18 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 
 
 class _RequestModel(BaseModel):
-    """A part of a request. An unknown field is refused by name; the first one ends the search for
-    more.
+    """The base of all parts of a request body.
+
+    An unknown field is rejected with a 400 that names it (the first one only).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    inside: ClassVar[str | None] = None  # the field of the request that holds it
+    inside: ClassVar[str | None] = None  # the field of the request that contains this part
 
     @model_validator(mode="before")
     @classmethod
     def _known_fields_alone(cls, data: Any) -> Any:
+        """Raise APIError 400 for an unknown field."""
         if isinstance(data, dict) and cls.model_config.get("extra") == "forbid":
             unknown = next((name for name in data if name not in cls.model_fields), None)
             if unknown is not None:
@@ -129,18 +135,22 @@ class _RequestModel(BaseModel):
 
 
 class StreamOptions(_RequestModel):
+    """The `stream_options` of a request."""
+
     inside = "stream_options"
     include_usage: bool = False
-    continuous_usage_stats: bool = (
-        False  # vLLM's: with include_usage, the usage so far in every event; guidellm asks for it
-    )
-    # padding against eavesdroppers on packet sizes; there is no network between here and localhost
+    # vLLM's option, which guidellm sets: with include_usage, every event has the usage so far.
+    continuous_usage_stats: bool = False
+    # OpenAI pads events, so that their sizes reveal nothing. This server does not.
     include_obfuscation: bool = False
 
 
 class SkipsearchOptions(_RequestModel):
-    """What OpenAI's protocol has no word for. profile: "none" decodes plainly. trace: tell who
-    proposed each token, and what was rejected."""
+    """Options that OpenAI's protocol does not have.
+
+    profile: "none" decodes plainly.
+    trace: report which drafter proposed each token, and which tokens were rejected.
+    """
 
     inside = "skipsearch"
     profile: Literal["own", "none"] = "own"
@@ -148,7 +158,7 @@ class SkipsearchOptions(_RequestModel):
 
 
 class BaseRequest(_RequestModel):
-    """What both kinds of request have. None stands for the default, as clients send it."""
+    """The fields that both kinds of request have. None means the default, as in clients."""
 
     model: Text | None = None
     temperature: Annotated[float, Field(ge=0, le=100, strict=True)] | None = None
@@ -174,9 +184,10 @@ class BaseRequest(_RequestModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: Any) -> Any:
+        """Drop fields that change nothing. Raises: APIError 400 for one that is not supported."""
         if not isinstance(data, dict):
             raise APIError(400, f"the body is a {type(data).__name__}; a request is a JSON object")
-        kept = {}
+        supported = {}
         for name, value in data.items():
             if name in IGNORED_FIELDS:
                 continue
@@ -191,16 +202,17 @@ class BaseRequest(_RequestModel):
                         name,
                     )
                 continue
-            kept[name] = value
-        return kept
+            supported[name] = value
+        return supported
 
     @property
     def n_answers(self) -> int:
+        """Answers to each prompt."""
         return self.n or 1
 
     @property
     def sampling_options(self) -> dict[str, Any]:
-        """Settings of a decoding `Request`; a sample without a seed gets one of its own."""
+        """The sampling and stopping options of a decoding `Request`, without its seed."""
         return {
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "top_p": self.top_p or 1.0,
@@ -210,8 +222,11 @@ class BaseRequest(_RequestModel):
         }
 
     def processors(self, prompt_tokens: int, vocab_size: int) -> tuple[Penalties | MinP, ...]:
-        """What stands between the logits of this request and its tokens. prompt_tokens: tokens of
-        it. Raises: Fault 400.
+        """Return the processors of this request's logits.
+
+        prompt_tokens: number of tokens of the prompt.
+
+        Raises: APIError 400 for a bias of a token that does not exist.
         """
         bias = {}
         for token, value in (self.logit_bias or {}).items():
@@ -220,7 +235,7 @@ class BaseRequest(_RequestModel):
                 or not token.isdigit()
                 or len(token) > 20
                 or int(token) >= vocab_size
-            ):  # Python reads no longer ones
+            ):  # int() refuses very long numbers
                 raise APIError(
                     400,
                     f"logit_bias names {token[:20]!r}; its keys are token ids, 0..{vocab_size - 1}",
@@ -239,17 +254,18 @@ class BaseRequest(_RequestModel):
         )
 
     def seed_for(self, answer_index: int) -> int:
-        """Of the n answers to a prompt each has its own seed."""
+        """Return the seed of one of the n answers to a prompt; random without `seed`."""
         first = secrets.randbits(62) if self.seed is None else self.seed
         return (first + answer_index + 2**63) % 2**64 - 2**63
 
     @property
     def include_usage(self) -> bool:
+        """Whether a last event reports the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every event tells the usage so far."""
+        """Whether every event reports the usage so far."""
         return (
             self.include_usage
             and self.stream_options is not None
@@ -258,7 +274,7 @@ class BaseRequest(_RequestModel):
 
 
 class CompletionRequest(BaseRequest):
-    """/v1/completions"""
+    """The body of a request to `/v1/completions`."""
 
     prompt: Prompts
     max_tokens: Annotated[int, Field(strict=True, ge=0)] | None = None
@@ -268,6 +284,7 @@ class CompletionRequest(BaseRequest):
 
     @model_validator(mode="after")
     def _check_combination(self) -> CompletionRequest:
+        """Raise APIError 400 for fields that contradict each other."""
         if self.best_of is not None and self.best_of != self.n_answers:
             raise APIError(
                 400,
@@ -297,7 +314,7 @@ class CompletionRequest(BaseRequest):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt of the request, as text or token ids."""
+        """The prompts of the request, each as text or as token ids."""
         several = isinstance(self.prompt, list) and not (
             self.prompt and isinstance(self.prompt[0], int)
         )
@@ -305,18 +322,22 @@ class CompletionRequest(BaseRequest):
 
 
 class TextPart(_RequestModel):
+    """A part of a message's content."""
+
     inside = "messages"
     type: Literal["text"]
     text: Text
 
 
 class Message(_RequestModel):
-    """A turn. Clients send more than role and content for turns of the assistant; what is null or
-    empty there says nothing.
+    """One message of a conversation.
 
-    tool_calls: what the assistant called; its content may then be null. tool_call_id: which call a
-    turn of the tool answers, for templates that write it down; in those that do not, the order of
-    the turns says it."""
+    Clients also send other fields in messages of the assistant. They are ignored if they are null
+    or empty.
+    tool_calls: the calls that the assistant made; its content may then be null.
+    tool_call_id: the call that a message of a tool answers, for templates that render it. Other
+        templates rely on the order of the messages.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
     role: Annotated[str, Field(min_length=1, max_length=64, strict=True)]
@@ -332,7 +353,8 @@ class Message(_RequestModel):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Message:
-        said = next(
+        """Raise APIError 400 for an unsupported field, and for a message without content."""
+        unsupported = next(
             (
                 name
                 for name, value in (self.model_extra or {}).items()
@@ -340,10 +362,10 @@ class Message(_RequestModel):
             ),
             None,
         )
-        if said is not None:
+        if unsupported is not None:
             raise APIError(
                 400,
-                f"a message has {said!r}, which this server does not carry out: leave it out",
+                f"a message has {unsupported!r}, which this server does not carry out: leave it out",
                 "messages",
             )
         if self.content is None and not self.tool_calls:
@@ -352,7 +374,7 @@ class Message(_RequestModel):
 
     @property
     def turn(self) -> Turn:
-        """Raises: Fault 400."""
+        """The message as chat templates take it. Raises: APIError 400."""
         text = (
             "".join(part.text for part in self.content)
             if isinstance(self.content, list)
@@ -368,7 +390,7 @@ class Message(_RequestModel):
 
 
 class ChatCompletionRequest(BaseRequest):
-    """/v1/chat/completions"""
+    """The body of a request to `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
     tools: list[Any] | None = None
@@ -381,19 +403,20 @@ class ChatCompletionRequest(BaseRequest):
 
     @model_validator(mode="after")
     def _check_combination(self) -> ChatCompletionRequest:
+        """Raise APIError 400 for fields that contradict each other."""
         if self.top_logprobs is not None and not self.logprobs:
             raise APIError(400, "top_logprobs needs logprobs to be true", "top_logprobs")
-        _ = self.tools_in_prompt, self.turns  # what is amiss there is said at once
+        _ = self.tools_in_prompt, self.turns  # errors in them are raised at once
         return self
 
     @property
     def tools_in_prompt(self) -> list[Tool]:
-        """The tools that the prompt tells of. Raises: Fault 400."""
+        """The tools that are rendered into the prompt. Raises: APIError 400."""
         return read_tools(self.tools or [], self.tool_choice, self.parallel_tool_calls)
 
     @property
     def turns(self) -> list[Turn]:
-        """Raises: Fault 400."""
+        """The messages as chat templates take them. Raises: APIError 400."""
         return [message.turn for message in self.messages]
 
 
@@ -401,7 +424,7 @@ A = TypeVar("A", bound=BaseRequest)
 
 
 def parse_request(request_class: type[A], body: bytes) -> A:
-    """A request of its kind. Raises: Fault 400 with the field that is wrong."""
+    """Parse a request body. Raises: APIError 400 that names the wrong field."""
     try:
         data = json.loads(body)
         return request_class.model_validate(data)
@@ -409,7 +432,7 @@ def parse_request(request_class: type[A], body: bytes) -> A:
         first = error.errors(include_url=False, include_input=False)[0]
         names = [
             part for part in first["loc"] if isinstance(part, str) and not part.startswith("<")
-        ]  # without our tags of shapes
+        ]  # without the tags of `_shape`
         field = names[0] if names else None
         if first["type"] == "missing":
             raise APIError(
@@ -421,7 +444,7 @@ def parse_request(request_class: type[A], body: bytes) -> A:
             field,
             "invalid_value",
         ) from None
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep to be read
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
         raise APIError(
             400,
             "the body is not readable JSON: send one JSON object, in UTF-8",

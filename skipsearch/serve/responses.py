@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shapes: whole ones, and the events of those that stream."""
+"""Responses in OpenAI's form: full ones, and the events of streams."""
 
 from __future__ import annotations
 
@@ -20,38 +20,43 @@ KEEP_ALIVE_EVENT = b": still here\n\n"
 
 
 def encode(data: dict[str, Any]) -> bytes:
-    """Return JSON in UTF-8. Half of a surrogate pair, which a refusal may quote from a request,
-    becomes a question mark.
+    """Return JSON in UTF-8.
+
+    A lone surrogate, which an error may quote from a request, becomes a question mark.
     """
     return json.dumps(data, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
 
 
 def encode_event(data: dict[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + encode(data) + b"\n\n"
 
 
 @dataclass
 class Choice:
-    """One answer as it forms. drafter_kinds: of the recipe's drafters. echo: what its text begins
-    with.
+    """One answer of a response, as it grows.
+
+    drafter_kinds: kinds of the recipe's drafters.
+    echo: text that the answer begins with: the prompt, if the request sets `echo`.
+    hide_tokens: `max_tokens` is 0. The decoder always generates a token; it is not returned.
+    n_tokens: tokens generated.
     """
 
     index: int
     tokenizer: Any
     drafter_kinds: Sequence[str]
     echo: str = ""
-    hide_tokens: bool = False  # nothing was to be generated: a token that was is not shown
+    hide_tokens: bool = False
     text: str = ""
     scores: list[TokenScore] = field(default_factory=list)
     finish_reason: str | None = None
     stats: DecodeStats | None = None
-    n_tokens: int = 0  # tokens generated
+    n_tokens: int = 0
     _detokenizer: Detokenizer | None = None
-    _offset: int = 0  # of the next token that log-probabilities are told of, in characters
+    _offset: int = 0  # of the next token in `text_offset`, in characters
 
     def add_round(self, output: RoundOutput) -> ChoiceDelta:
-        """What a piece adds to it."""
+        """Append the output of one round and return the delta for the stream."""
         chunk = output.chunk
         if chunk is None:
             self.finish_reason = "length"
@@ -69,24 +74,26 @@ class Choice:
         return ChoiceDelta(self, text, scores, chunk.tokens, chunk.proposal)
 
     def decode_token(self, token: int) -> str:
+        """Return the text of one token."""
         return str(self.tokenizer.decode([token]))
 
     def settled_text(self, tokens: Sequence[int]) -> list[str]:
-        """The text that each of these next tokens settled; a character of several tokens is the
-        last one's.
+        """Return the text that each of the next tokens completes.
+
+        A character of several tokens is returned with the last of them.
         """
         if self._detokenizer is None:
             self._detokenizer = Detokenizer(self.tokenizer)
-        shown = []
+        texts = []
         for token in tokens:
             self._detokenizer.push_token(token)
-            shown.append(self._detokenizer.pop_text())
-        return shown
+            texts.append(self._detokenizer.pop_text())
+        return texts
 
 
 @dataclass(frozen=True)
 class ChoiceDelta:
-    """What one round added to a choice, in the forms in which it is told."""
+    """What one round added to a choice. Its methods return it in the forms of the responses."""
 
     choice: Choice
     text: str
@@ -95,6 +102,7 @@ class ChoiceDelta:
     proposal: Proposal | None = None
 
     def completion_logprobs(self) -> dict[str, Any] | None:
+        """Return the `logprobs` of a completion; None if the request did not ask for them."""
         if not self.scores:
             return None
         words = [self.choice.decode_token(score.token) for score in self.scores]
@@ -110,20 +118,20 @@ class ChoiceDelta:
         }
 
     def _top_logprobs(self, score: TokenScore) -> dict[str, float] | None:
+        """Return log-probabilities by text of the token.
+
+        Tokens that are parts of characters have the same text; the most likely of them is listed.
+        """
         if score.logprob is None:
             return None
-        named: dict[str, float] = {}
-        for (
-            token,
-            logprob,
-        ) in (
-            score.top
-        ):  # tokens that are parts of characters look alike: the likeliest of them is told
-            named.setdefault(self.choice.decode_token(token), logprob)
-        named.setdefault(self.choice.decode_token(score.token), score.logprob)
-        return named
+        by_text: dict[str, float] = {}
+        for token, logprob in score.top:
+            by_text.setdefault(self.choice.decode_token(token), logprob)
+        by_text.setdefault(self.choice.decode_token(score.token), score.logprob)
+        return by_text
 
     def chat_logprobs(self) -> dict[str, Any] | None:
+        """Return the `logprobs` of a chat completion; None if the request did not ask for them."""
         if not self.scores:
             return None
 
@@ -145,8 +153,10 @@ class ChoiceDelta:
         }
 
     def trace_round(self) -> dict[str, Any]:
-        """Who proposed which piece of text, and what was rejected; `by` null is the full model
-        itself.
+        """Return the trace of the round: which drafter proposed each part of the text, and what was
+        rejected.
+
+        `by` is null for a token of the full model.
         """
         accepted = 0 if self.proposal is None else self.proposal.count_accepted(self.tokens)
         kind = (
@@ -154,7 +164,7 @@ class ChoiceDelta:
             if self.proposal is None
             else self.choice.drafter_kinds[self.proposal.drafter_index]
         )
-        shown = self.choice.settled_text(self.tokens)
+        texts = self.choice.settled_text(self.tokens)
         rejected = (
             []
             if self.proposal is None
@@ -162,7 +172,7 @@ class ChoiceDelta:
         )
         return {
             "pieces": [
-                {"text": text, "by": kind if i < accepted else None} for i, text in enumerate(shown)
+                {"text": text, "by": kind if i < accepted else None} for i, text in enumerate(texts)
             ],
             "rejected": {"by": kind, "words": rejected} if rejected else None,
             "round": len(self.tokens),
@@ -170,7 +180,10 @@ class ChoiceDelta:
 
 
 def count_usage(choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]:
-    """Tokens of a whole request. prompt_tokens: of its prompts, each once."""
+    """Return the `usage` of a request.
+
+    prompt_tokens: tokens of its prompts, each counted once.
+    """
     generated = sum(choice.n_tokens for choice in choices)
     stats = sum((choice.stats for choice in choices if choice.stats is not None), DecodeStats())
     return {
@@ -186,7 +199,7 @@ def count_usage(choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]
 
 
 def summarise_decoding(choices: Sequence[Choice]) -> dict[str, Any]:
-    """How a request was decoded."""
+    """Return the statistics of how a request was decoded."""
     stats = sum((choice.stats for choice in choices if choice.stats is not None), DecodeStats())
     pace = stats.seconds_per_token
     return {
@@ -208,7 +221,7 @@ def summarise_decoding(choices: Sequence[Choice]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ResponseBuilder:
-    """What stands around every answer and every event of one request."""
+    """The fields that all responses and events of one request share."""
 
     id: str
     model: str
@@ -216,6 +229,7 @@ class ResponseBuilder:
     created: int = field(default_factory=lambda: int(time()))
 
     def wrap(self, choices: list[dict[str, Any]], streamed: bool, **more: Any) -> dict[str, Any]:
+        """Return a response, or an event of a stream, with these choices."""
         kind = (
             ("chat.completion.chunk" if streamed else "chat.completion")
             if self.chat
@@ -230,7 +244,7 @@ class ResponseBuilder:
         } | more
 
     def opening_chunk(self, index: int) -> dict[str, Any]:
-        """The first event of a chat's answer says whose turn it is."""
+        """Return the first event of a chat completion's choice, which names the role."""
         return self.wrap(
             [
                 {
@@ -246,6 +260,7 @@ class ResponseBuilder:
     def delta_chunk(
         self, delta: ChoiceDelta, finish_reason: str | None, **more: Any
     ) -> dict[str, Any]:
+        """Return the event for what a round added to a choice."""
         if self.chat:
             choice = {
                 "index": delta.choice.index,
@@ -263,29 +278,30 @@ class ResponseBuilder:
         return self.wrap([choice], True, **more)
 
     def full_response(self, choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]:
-        told = []
+        """Return the full response, for a request that does not stream."""
+        entries = []
         for choice in choices:
-            added = ChoiceDelta(choice, choice.text, choice.scores)
+            delta = ChoiceDelta(choice, choice.text, choice.scores)
             if self.chat:
-                told.append(
+                entries.append(
                     {
                         "index": choice.index,
                         "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                        "logprobs": added.chat_logprobs(),
+                        "logprobs": delta.chat_logprobs(),
                         "finish_reason": choice.finish_reason,
                     }
                 )
             else:
-                told.append(
+                entries.append(
                     {
                         "index": choice.index,
                         "text": choice.text,
-                        "logprobs": added.completion_logprobs(),
+                        "logprobs": delta.completion_logprobs(),
                         "finish_reason": choice.finish_reason,
                     }
                 )
         return self.wrap(
-            told,
+            entries,
             False,
             usage=count_usage(choices, prompt_tokens),
             skipsearch=summarise_decoding(choices),

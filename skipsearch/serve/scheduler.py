@@ -1,5 +1,6 @@
-"""The one thread that decodes: requests wait in a queue, and those that run take turns, a round of
-each, or run in one batch.
+"""The thread that decodes.
+
+Requests wait in a queue. Those that run get a round each in turn, or run their passes in one batch.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ log = logging.getLogger("skipsearch.serve")
 
 @dataclass(frozen=True)
 class RoundOutput:
-    """What one round added to an answer. chunk None: its time is over, and it ends as it stands.
+    """The output of one round of an answer.
 
-    scores: of the chunk's tokens; of the prompt's before them in the first piece, where those were
-    asked for too."""
+    chunk: its tokens and text; None if the time of the answer is over, so that it ends without
+        them.
+    scores: log-probabilities of the chunk's tokens. In the first round those of the prompt come
+        before them if the request sets `echo`.
+    """
 
     chunk: Chunk | None
     scores: tuple[TokenScore, ...] = ()
@@ -36,12 +40,17 @@ class RoundOutput:
 
 @dataclass(eq=False)
 class Job:
-    """One answer that is wanted. prompt_ids: its token ids. tenant: whose prefixes it may use.
-    plain: decode without drafting.
+    """One answer to generate.
 
-    n_top: likeliest tokens to name at each place of the answer, None for no log-probabilities;
-    echo: of the prompt's places too. deliver: called by the worker with each piece, and with a
-    Fault or None where there will be no more."""
+    prompt_ids: token ids of the prompt.
+    tenant: the owner of the prefixes that it may use.
+    plain: decode without drafting.
+    n_top: most likely tokens to list at each position of the answer; None: no log-probabilities.
+    echo: list them at the positions of the prompt too.
+    deliver: called by the scheduler thread with each round's output. The last call has an APIError
+        or None.
+    cancelled: set if the client has disconnected.
+    """
 
     request: Request
     prompt_ids: list[int]
@@ -50,15 +59,20 @@ class Job:
     plain: bool = False
     n_top: int | None = None
     echo: bool = False
-    cancelled: threading.Event = field(default_factory=threading.Event)  # its client went away
+    cancelled: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(eq=False)
 class _Active:
+    """A job that runs.
+
+    stream: yields its chunks. In a batch, the request whose round the batch has run already.
+    deadline: time (`monotonic`) at which the answer ends.
+    prompt_scored: whether the log-probabilities of the prompt were computed.
+    """
+
     job: Job
-    stream: (
-        Iterator[Chunk] | RunningRequest
-    )  # a row of the batch, which has been given its round when its turn comes
+    stream: Iterator[Chunk] | RunningRequest
     prefix: PrefixCache
     deadline: float
     scorer: LogprobScorer | None
@@ -66,9 +80,12 @@ class _Active:
 
 
 class Scheduler:
-    """Takes jobs, decodes them, delivers pieces. Interleaved requests share nothing but time; those
-    of one batch share their passes too, so that each waits for the others of its round, and those
-    of one key what their prompts begin with."""
+    """Takes jobs, decodes them in a thread of its own and delivers the output of each round.
+
+    Requests that run in turn share the time of the thread and nothing else. Requests of a batch
+    share passes, so each waits for the others in every round. Requests with the same key share the
+    K/V of common prefixes.
+    """
 
     def __init__(self, decoder: Decoder, limits: Limits):
         self.decoder, self.limits = decoder, limits
@@ -86,16 +103,17 @@ class Scheduler:
         self._prefix_cache = PrefixPool(limits.prefix_cache_size, limits.prefix_bytes)
         self._closing = False
         self._condition = threading.Condition()
-        self._mean_seconds = 1.0  # seconds of a request, lately
+        self._mean_seconds = 1.0  # running mean of the seconds that a request takes
         self._thread = threading.Thread(
             target=self._decode_forever, name="skipsearch-decoding", daemon=True
         )
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Take nothing more, finish what was taken, and return when that is done."""
+        """Accept no more jobs, finish those that were accepted, and return when that is done."""
         with self._condition:
             self._closing = True
             self._condition.notify()
@@ -108,8 +126,9 @@ class Scheduler:
         return len(self._running), len(self._waiting)
 
     def submit(self, jobs: list[Job]) -> None:
-        """All of them or none. Raises: Fault 429 where the queue has no room, 503 where the server
-        is about to end.
+        """Queue all of these jobs, or none.
+
+        Raises: APIError 429 if the queue is full, 503 if the server is shutting down.
         """
         with self._condition:
             if self._closing:
@@ -134,25 +153,31 @@ class Scheduler:
             self._condition.notify()
 
     def cancel(self, job: Job) -> None:
-        """Its client is gone: it leaves the queue now, or the model within a round."""
+        """Cancel a job whose client has disconnected: it leaves the queue now, or stops within a
+        round.
+        """
         job.cancelled.set()
         with self._condition, suppress(ValueError):
             self._waiting.remove(job)
 
     def _decode_forever(self) -> None:
+        """Run the loop of the thread: start waiting jobs, then run a round of each job that runs.
+
+        Returns after `close`, when no job is left. Sleeps while there is no job.
+        """
         while True:
             with self._condition:
                 while not self._waiting and not self._running:
                     if self._closing:
                         return
                     self._condition.wait()
-                begun = [
+                starting = [
                     self._waiting.popleft()
                     for _ in range(
                         min(len(self._waiting), self.limits.max_num_seqs - len(self._running))
                     )
                 ]
-            for job in begun:
+            for job in starting:
                 self._start_job(job)
             for batch in self._batches.values():
                 batch.run_round()
@@ -161,20 +186,24 @@ class Scheduler:
                     self._running.remove(running)
 
     def _start_job(self, job: Job) -> None:
+        """Begin to decode a job: acquire its prefix cache and open its stream.
+
+        If that fails, the job gets the error and does not run.
+        """
         decoder = self.plain_decoder if job.plain else self.decoder
         prefix, scorer = self._prefix_cache.acquire(job.tenant, job.prompt_ids), None
         try:
-            job.request = replace(
-                job.request, max_seconds=self.limits.request_timeout_s
-            )  # asked for within a round as well
+            # The decoder checks the time within a round too.
+            job.request = replace(job.request, max_seconds=self.limits.request_timeout_s)
             if job.n_top is not None:
-                most = len(job.prompt_ids) + job.request.max_new_tokens
+                max_tokens = len(job.prompt_ids) + job.request.max_new_tokens
                 scorer = LogprobScorer(
-                    decoder.model, job.n_top, min(most, decoder.model.spec.context_length or most)
+                    decoder.model,
+                    job.n_top,
+                    min(max_tokens, decoder.model.spec.context_length or max_tokens),
                 )
-            stream = self._open_stream(
-                decoder, job, prefix
-            )  # last, because a row of a batch runs until it is dropped
+            # Last, because a request of a batch runs until it is dropped.
+            stream = self._open_stream(decoder, job, prefix)
         except Exception as error:
             self._prefix_cache.release(job.tenant, prefix)
             job.deliver(_to_api_error(error))
@@ -186,6 +215,7 @@ class Scheduler:
     def _open_stream(
         self, decoder: Decoder, job: Job, prefix: PrefixCache
     ) -> Iterator[Chunk] | RunningRequest:
+        """Return the stream of a job's chunks, or its request in a batch."""
         if decoder in self._batches:
             return self._batches[decoder].join(
                 job.request, trace=True, prefix_cache=prefix, tenant=job.tenant
@@ -193,6 +223,7 @@ class Scheduler:
         return decoder.stream(job.request, trace=True, prefix_cache=prefix)
 
     def _close_stream(self, active: _Active) -> None:
+        """Close the stream of a job, or drop its request from the batch, to free its cache."""
         if isinstance(active.stream, RunningRequest):
             for batch in self._batches.values():
                 batch.drop(active.stream)
@@ -200,7 +231,10 @@ class Scheduler:
             active.stream.close()  # type: ignore[attr-defined]
 
     def _run_round(self, active: _Active) -> bool:
-        """One round; whether there will be another."""
+        """Deliver the output of one round. Returns whether there will be another.
+
+        If not, it closes the stream and releases the prefix cache.
+        """
         job = active.job
         last: RoundOutput | APIError | None = None
         try:
@@ -220,7 +254,7 @@ class Scheduler:
             last = _to_api_error(error)
         try:
             self._close_stream(active)
-        except Exception as error:  # the other requests go on
+        except Exception as error:  # the other requests continue
             last = last or _to_api_error(error)
         self._prefix_cache.release(job.tenant, active.prefix)
         self._mean_seconds = 0.8 * self._mean_seconds + 0.2 * max(
@@ -232,27 +266,33 @@ class Scheduler:
         return False
 
     def _score_chunk(self, active: _Active, chunk: Chunk) -> tuple[TokenScore, ...]:
+        """Return the log-probabilities of a chunk, with those of the prompt before the first chunk
+        if wanted.
+        """
         if active.scorer is None:
             return ()
-        before: list[TokenScore] = []
+        prompt_scores: list[TokenScore] = []
         if not active.prompt_scored:
             active.prompt_scored = True
-            before = active.scorer.extend(active.job.prompt_ids)
-        return (*(before if active.job.echo else ()), *active.scorer.extend(chunk.tokens))
+            prompt_scores = active.scorer.extend(active.job.prompt_ids)
+        return (*(prompt_scores if active.job.echo else ()), *active.scorer.extend(chunk.tokens))
 
 
 def _to_api_error(error: Exception) -> APIError:
-    """What a client is told of an error. Of one that is ours the kind and the place are written
-    down, and not what it says, which may quote the request."""
+    """Return the error that a client gets.
+
+    For an unexpected error the log records its type and place. It omits the message, which may
+    quote the request.
+    """
     if isinstance(error, SkipSearchError):
         return APIError(400, str(error))
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    where = (
+    location = (
         f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else "nowhere"
     )
-    log.error("a request ended in %s at %s", type(error).__name__, where)
+    log.error("a request ended in %s at %s", type(error).__name__, location)
     return APIError(
         500,
         "the server failed at this request, which is its own fault: try another, and report it",

@@ -1,5 +1,5 @@
-"""Serve until SIGTERM or Ctrl-C: what runs then, and what waits, is finished; nothing more is
-taken.
+"""Run the server until SIGTERM or Ctrl-C. It then accepts no more requests and finishes those that
+it has.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from skipsearch.errors import SkipSearchError
 from skipsearch.serve.auth import APIKeys
 from skipsearch.serve.limits import Limits
 
-MAX_HEADER_BYTES = (
-    65536  # of one request; more are answered with an error before anything is made of them
-)
+MAX_HEADER_BYTES = 65536  # of one request; more are rejected before they are parsed
 
 
 def require_serve_extra() -> None:
-    """Raises: SkipSearchError where a library of `skipsearch[serve]` is missing."""
+    """Raise SkipSearchError if a library of `skipsearch[serve]` is missing."""
     missing = next(
         (name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None),
         None,
@@ -40,10 +38,14 @@ def run_server(
     served_model_name: str | None = None,
     on_ready: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Blocks. port 0: any free one. on_ready: told the address when it may be asked.
+    """Run the server; blocks until it ends.
 
-    Raises: SkipSearchError where the address cannot be used, or a library of `skipsearch[serve]` is
-    missing; ModelError."""
+    port: 0 for any free port.
+    on_ready: called with the server's address when it accepts requests.
+
+    Raises: SkipSearchError if the address cannot be used or a library of `skipsearch[serve]` is
+        missing; ModelError if the model cannot be served.
+    """
     require_serve_extra()
     import uvicorn
 
@@ -54,7 +56,7 @@ def run_server(
     service = Service(decoder, APIKeys.from_environment(), limits, served_model_name)
     app = build_app(service, local_only=is_loopback(host))
     connections = Connections(limits, on_refusal=lambda: service.metrics.record_refusal(503))
-    # log_level: a warning for each request that is no HTTP would let clients fill the disk.
+    # log_level: uvicorn warns of each request that is not HTTP, so clients could fill the disk.
     config = uvicorn.Config(
         app,
         host=host,
@@ -78,17 +80,17 @@ def run_server(
             if self.started and self.servers:
                 for listener in self.servers[0].sockets:
                     widen_queue(listener)
-                there = self.servers[0].sockets[0].getsockname()
-                on_ready(f"http://{f'[{there[0]}]' if ':' in there[0] else there[0]}:{there[1]}")
+                address, port = self.servers[0].sockets[0].getsockname()[:2]
+                on_ready(f"http://{f'[{address}]' if ':' in address else address}:{port}")
 
     server = Server(config)
     try:
         server.run()
-    except UnicodeError:  # such a name has no form that could be looked up
+    except UnicodeError:  # such a name cannot be encoded for DNS
         raise SkipSearchError(
             f"{host!r} is no name of a host: give an address of this machine, such as 127.0.0.1"
         ) from None
-    except SystemExit:  # uvicorn has said why
+    except SystemExit:  # uvicorn has logged why
         raise SkipSearchError(
             f"the server cannot listen at {host} port {port}: choose another --port, or end what "
             "listens there"
@@ -101,7 +103,7 @@ def run_server(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Return whether only this machine can connect to this address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""From a request to the pieces of its answers: what the routes of the server share."""
+"""From a parsed request to the deltas of its answers: what all routes share."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ from skipsearch.serve.responses import Choice, ChoiceDelta, ResponseBuilder
 from skipsearch.serve.scheduler import Job, RoundOutput, Scheduler
 from skipsearch.serve.tools import render_prompt_ids
 
-DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI has it; a chat's answer may fill the context
-DEFAULT_CHAT_TOKENS = 4096  # where the model names no context
+DEFAULT_MAX_TOKENS = 16  # of a completion: OpenAI's default; a chat's answer may fill the context
+DEFAULT_CHAT_TOKENS = 4096  # for a model that names no context
 
 
 @dataclass
 class TokenizedPrompt:
-    """ids: its tokens. echo: what a completion with echo begins with."""
+    """A prompt as token ids.
+
+    echo: text that the answer begins with if the request sets `echo`.
+    """
 
     ids: list[int]
     echo: str = ""
 
 
 class ActiveRequest:
-    """One request under way: its answers, their jobs, and the queue that the worker's pieces come
-    through.
+    """An HTTP request in progress: its choices, their jobs, and the queue on which the scheduler
+    thread delivers round outputs.
     """
 
     def __init__(
@@ -59,18 +62,16 @@ class ActiveRequest:
         self.choices: list[Choice] = []
         self.jobs: list[Job] = []
         scored, top = _logprob_options(http_request)
-        nothing = (
-            isinstance(http_request, CompletionRequest) and http_request.max_tokens == 0
-        )  # but the echo is wanted
+        echo_only = isinstance(http_request, CompletionRequest) and http_request.max_tokens == 0
         for prompt in prompts:
-            most = service.answer_limit(http_request, len(prompt.ids))
+            max_new_tokens = service.answer_limit(http_request, len(prompt.ids))
             for number in range(http_request.n_answers):
                 choice = Choice(
-                    len(self.choices), service.tokenizer, kinds, prompt.echo, hide_tokens=nothing
+                    len(self.choices), service.tokenizer, kinds, prompt.echo, hide_tokens=echo_only
                 )
                 request = Request(
                     prompt.ids,
-                    most,
+                    max_new_tokens,
                     seed=http_request.seed_for(number),
                     **http_request.sampling_options,
                     processors=http_request.processors(
@@ -91,33 +92,36 @@ class ActiveRequest:
                 )
 
     def _make_deliver(self, choice: Choice) -> Any:
-        def deliver(piece: RoundOutput | APIError | None) -> None:
-            with suppress(RuntimeError):  # the server has ended, and nobody reads any more
-                self._loop.call_soon_threadsafe(self._queue.put_nowait, (choice, piece))
+        """Return the function by which the scheduler thread delivers the rounds of a choice."""
+
+        def deliver(output: RoundOutput | APIError | None) -> None:
+            with suppress(RuntimeError):  # the event loop is closed: the server has ended
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, (choice, output))
 
         return deliver
 
     def submit(self) -> None:
-        """Raises: Fault where the queue is full."""
+        """Queue the jobs. Raises: APIError if the queue is full."""
         self.service.scheduler.submit(self.jobs)
 
     async def deltas(self, keep_alive_s: float | None = None) -> AsyncIterator[ChoiceDelta | None]:
-        """What each round adds to any of the answers, until all are whole; None where nothing came
-        for `keep_alive_s` seconds.
+        """Yield what each round adds to any of the choices, until all are finished.
 
-        Raises: Fault.
+        Yields None after `keep_alive_s` seconds without a round.
+
+        Raises: APIError.
         """
-        left, first = len(self.jobs), True
-        while left:
+        n_unfinished, first = len(self.jobs), True
+        while n_unfinished:
             try:
-                choice, piece = await asyncio.wait_for(self._queue.get(), keep_alive_s)
+                choice, output = await asyncio.wait_for(self._queue.get(), keep_alive_s)
             except TimeoutError:
                 yield None
                 continue
-            if isinstance(piece, APIError):
-                raise piece
-            if piece is None:
-                left -= 1
+            if isinstance(output, APIError):
+                raise output
+            if output is None:
+                n_unfinished -= 1
                 self.service.metrics.record_end(
                     choice.finish_reason or "abort", monotonic() - self.started_at, choice.stats
                 )
@@ -125,7 +129,7 @@ class ActiveRequest:
             if first:
                 self.service.metrics.record_first_token(monotonic() - self.started_at)
                 first = False
-            chunk = piece.chunk
+            chunk = output.chunk
             if chunk is not None:
                 proposal = chunk.proposal
                 drafted, accepted = (
@@ -134,10 +138,13 @@ class ActiveRequest:
                     else (len(proposal.tokens), proposal.count_accepted(chunk.tokens))
                 )
                 self.service.metrics.record_round(drafted, accepted, len(chunk.tokens))
-            yield choice.add_round(piece)
+            yield choice.add_round(output)
 
     def cancel(self) -> None:
-        """The client is gone, or the request failed: what it occupied is free within a round."""
+        """Cancel what is not finished: the client has disconnected, or the request failed.
+
+        The scheduler frees its resources within a round.
+        """
         for job, choice in zip(self.jobs, self.choices, strict=True):
             self.service.scheduler.cancel(job)
             if choice.finish_reason is None:
@@ -146,8 +153,10 @@ class ActiveRequest:
 
 
 class Service:
-    """A decoder and all that belongs to serving it. served_model_name: what clients call the
-    model.
+    """A decoder with all that serving it needs.
+
+    served_model_name: the name that clients use for the model.
+    context: tokens of a prompt and its answer.
     """
 
     def __init__(
@@ -161,15 +170,13 @@ class Service:
             )
         self.model, self.tokenizer, self.keys, self.limits = model, model.tokenizer, keys, limits
         self.name = served_model_name or model.spec.id
-        self.context = (
-            limits.context or model.spec.context_length or DEFAULT_CONTEXT
-        )  # tokens of a prompt and its answer
+        self.context = limits.context or model.spec.context_length or DEFAULT_CONTEXT
         self.is_chat = get_chat_template(self.tokenizer) is not None
         self.scheduler = Scheduler(decoder, limits)
         self.metrics = Metrics(self.name, lambda: self.scheduler.queue_sizes)
 
     async def submit(self, request: BaseRequest, tenant: str) -> ActiveRequest:
-        """The request, looked at and queued. Raises: Fault."""
+        """Check a request and queue its jobs. Raises: APIError."""
         if request.model is not None and request.model != self.name:
             raise APIError(
                 404,
@@ -179,9 +186,9 @@ class Service:
             )
         try:
             prompts = await asyncio.to_thread(self._tokenize_prompts, request)
-            asking = ActiveRequest(self, request, prompts, tenant)
+            active = ActiveRequest(self, request, prompts, tenant)
             await asyncio.to_thread(
-                lambda: [job.request.prepare(self.model) for job in asking.jobs]
+                lambda: [job.request.prepare(self.model) for job in active.jobs]
             )
         except SkipSearchError as error:
             raise APIError(
@@ -189,53 +196,57 @@ class Service:
                 str(error),
                 "messages" if isinstance(request, ChatCompletionRequest) else "prompt",
             ) from None
-        asking.submit()
-        return asking
+        active.submit()
+        return active
 
-    def answer_limit(self, asked: BaseRequest, prompt_tokens: int) -> int:
-        """Return the most tokens of an answer. Where the model's own context is the limit, it cuts
-        a larger number down.
+    def answer_limit(self, request: BaseRequest, prompt_tokens: int) -> int:
+        """Return the most tokens of an answer.
 
-        Raises: Fault 400 for a prompt or a number beyond another limit.
+        If the model's own context is the limit, the decoder reduces a larger number.
+
+        Raises: APIError 400 for a prompt or a number beyond another limit.
         """
-        if isinstance(asked, ChatCompletionRequest):
-            name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
+        if isinstance(request, ChatCompletionRequest):
+            name = (
+                "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+            )
             wanted, default = (
-                asked.max_completion_tokens or asked.max_tokens,
+                request.max_completion_tokens or request.max_tokens,
                 self.model.spec.context_length or DEFAULT_CHAT_TOKENS,
             )
         else:
-            assert isinstance(asked, CompletionRequest)
+            assert isinstance(request, CompletionRequest)
             name, wanted, default = (
                 "max_tokens",
-                None if asked.max_tokens is None else max(1, asked.max_tokens),
+                None if request.max_tokens is None else max(1, request.max_tokens),
                 DEFAULT_MAX_TOKENS,
             )
         if (
             self.model.spec.context_length is not None
             and self.context >= self.model.spec.context_length
         ):
-            return wanted or default  # which the decoder sets against the context
-        left = self.context - prompt_tokens
-        if left < 1:
+            return wanted or default  # the decoder limits it to the context
+        remaining = self.context - prompt_tokens
+        if remaining < 1:
             raise APIError(
                 400,
                 f"the prompt has {prompt_tokens} tokens and this server takes {self.context} with "
                 "the answer "
                 "included: shorten it, or start the server with a larger --context",
-                "messages" if isinstance(asked, ChatCompletionRequest) else "prompt",
+                "messages" if isinstance(request, ChatCompletionRequest) else "prompt",
             )
-        if wanted is not None and wanted > left:
+        if wanted is not None and wanted > remaining:
             raise APIError(
                 400,
                 f"{name} is {wanted} and the prompt has {prompt_tokens} tokens; this server takes "
-                f"{self.context} in all: ask for at most {left}, or start the server with a larger "
+                f"{self.context} in all: ask for at most {remaining}, or start the server with a larger "
                 "--context",
                 name,
             )
-        return min(wanted or default, left)
+        return min(wanted or default, remaining)
 
     def _tokenize_prompts(self, request: BaseRequest) -> list[TokenizedPrompt]:
+        """Return the prompts of a request as token ids. Raises: APIError 400."""
         if isinstance(request, ChatCompletionRequest):
             if not self.is_chat:
                 raise APIError(
@@ -262,7 +273,7 @@ class Service:
 
 
 def _logprob_options(request: BaseRequest) -> tuple[bool, int]:
-    """(whether log-probabilities are asked for, how many of the likeliest tokens beside each)"""
+    """Return (whether log-probabilities are wanted, number of most likely tokens to list)."""
     if isinstance(request, ChatCompletionRequest):
         return bool(request.logprobs), request.top_logprobs or 0
     assert isinstance(request, CompletionRequest)

@@ -1,9 +1,10 @@
-"""Tools that a chat may use: what of OpenAI's fields reaches the chat template, and what is refused
-by name.
+"""Tools that a chat may use: which of OpenAI's fields reach the chat template, and which are
+rejected by name.
 
-The template writes the tools into the prompt, in the words that the model was trained with. Nothing
-forces an answer into the shape of a call, and none is read out of its text: the answer is the text
-that the model writes."""
+The chat template renders the tools into the prompt, in the form that the model was trained on. The
+server does not constrain an answer to the form of a call, and it does not parse calls from the
+text: the answer is the text that the model generates.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ Tool = dict[str, Any]
 
 
 def read_tools(tools: Sequence[Any], choice: Any, parallel: bool | None) -> list[Tool]:
-    """Read the tools that the chat template gets; none if the client chose `none`. choice:
-    `tool_choice`.
+    """Return the tools for the chat template; none if the client chose `none`.
 
-    `strict` asks the server to constrain calls, which this one does not do yet. Agents send it by
-    default, so it is accepted and left out of the prompt, which says nothing that is not so.
+    choice: `tool_choice`.
+    `strict` asks the server to constrain calls, which this server does not do. Agents set it by
+    default, so it is accepted, and removed from the prompt.
 
-    Raises: Fault 400 for what is no tool, and for a choice that the answer would have to be forced
-    into."""
+    Raises: APIError 400 for an invalid tool, and for a choice that needs a constrained answer.
+    """
     if len(tools) > MAX_TOOLS:
         raise APIError(400, f"{len(tools)} tools are given; at most {MAX_TOOLS} are read", "tools")
     for tool in tools:
@@ -54,13 +55,14 @@ def read_tools(tools: Sequence[Any], choice: Any, parallel: bool | None) -> list
 
 
 def _without_strict(tool: Tool) -> Tool:
+    """Return the tool without its field `strict`."""
     return tool | {
         "function": {name: value for name, value in tool["function"].items() if name != "strict"}
     }
 
 
 def _check_tool(tool: Any) -> None:
-    """Raises: Fault 400."""
+    """Raise APIError 400 for an invalid tool."""
     if (
         not isinstance(tool, dict)
         or tool.get("type") != "function"
@@ -98,10 +100,11 @@ def _check_tool(tool: Any) -> None:
 
 
 def read_calls(calls: Any) -> list[dict[str, Any]]:
-    """`tool_calls` of an earlier turn as chat templates expect them: arguments as an object, where
-    OpenAI has their JSON as text.
+    """Return the `tool_calls` of an earlier message as chat templates take them.
 
-    Raises: Fault 400.
+    OpenAI's arguments are JSON text; a template takes an object.
+
+    Raises: APIError 400.
     """
     if not isinstance(calls, list) or not all(
         isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls
@@ -120,22 +123,24 @@ def read_calls(calls: Any) -> list[dict[str, Any]]:
 
 
 def _parse_arguments(arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a call as an object. Raises: APIError 400."""
     try:
-        found = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
+        parsed = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise APIError(
             400, "a message has a tool call whose arguments are no JSON object", "messages"
         )
-    return found
+    return parsed
 
 
 def render_prompt_ids(tokenizer: Any, turns: Sequence[Turn], tools: Sequence[Tool]) -> list[int]:
-    """Token ids of a conversation and the tools it may use, in the chat template.
+    """Render a conversation and its tools with the chat template. Returns token ids.
 
-    Raises: ModelError; Fault 400 where the template leaves out tools or calls, so that the prompt
-    is the same without them."""
+    Raises: ModelError; APIError 400 if the template ignores tools or calls, so that the prompt is
+        the same without them.
+    """
     ids = encode_chat(tokenizer, turns, tools or None)
     if tools and ids == _render_ids(tokenizer, turns, []):
         raise APIError(
@@ -163,7 +168,7 @@ def render_prompt_ids(tokenizer: Any, turns: Sequence[Turn], tools: Sequence[Too
 def _render_ids(
     tokenizer: Any, turns: Sequence[Mapping[str, Any]], tools: Sequence[Tool] | None
 ) -> list[int] | None:
-    """None where the template cannot do without."""
+    """Render a conversation. Returns None if the template fails."""
     try:
         return encode_chat(tokenizer, turns, tools)
     except ModelError:

@@ -1,6 +1,4 @@
-"""What a contributor's task must pass before it is shared: its manifest reads, its name fits, and
-local text loads.
-"""
+"""Check tasks before they are shared: the manifest is valid, its name fits, and local text loads."""
 
 from __future__ import annotations
 
@@ -14,8 +12,10 @@ from skipsearch.tasks.manifest import MANIFEST_NAME, HubSource, read_manifest
 
 @dataclass(frozen=True, slots=True)
 class TaskCheck:
-    """One file's verdict. problem: the sentence of what is wrong, or None; summary: what was found
-    otherwise.
+    """The result for one file.
+
+    problem: what is wrong, in one sentence; None if nothing is.
+    summary: what was read otherwise.
     """
 
     path: str
@@ -24,10 +24,12 @@ class TaskCheck:
 
 
 def check_tasks(path: Path) -> list[TaskCheck]:
-    """Every task that a path stands for: a .jsonl, a task.yaml, a task's folder, or a folder of
-    task folders.
+    """Check every task of a path: a .jsonl, a task.yaml, the folder of a task, or a folder of such
+    folders.
 
-    Text on the Hub is not downloaded here. Raises: TaskError if there is no task at the path.
+    Text on the Hub is not downloaded.
+
+    Raises: TaskError if there is no task at the path.
     """
     if path.is_dir() and not (path / MANIFEST_NAME).is_file():
         inside = sorted(path.glob(f"*/{MANIFEST_NAME}"))

@@ -1,4 +1,4 @@
-"""`load_task`: a task's name, folder or file -> its prompts."""
+"""`load_task`: from the name, folder or file of a task to its prompts."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ from skipsearch.tasks.task import Task, TaskSampling
 JSONL_NEW_TOKENS = 128  # of a .jsonl that no manifest describes
 JSONL_PROMPT_TOKENS = 2048
 JSONL_CALIBRATION, JSONL_HOLDOUT = 96, 32
-END_ON_REPEAT = 6  # looping text flatters every draft
+END_ON_REPEAT = 6  # repeated text makes every draft look better than it is
 
 
 def data_folder() -> Path:
-    """Where the tasks that come with skipsearch are.
+    """Return the folder of the tasks that come with skipsearch.
 
-    In a checkout: `calibration_data/` at its root. Installed from a wheel:
-    `share/skipsearch/calibration_data/` under `sys.prefix`. Raises: TaskError if neither is there.
+    In a checkout it is `calibration_data/` at its root. Installed from a wheel it is
+    `share/skipsearch/calibration_data/` under `sys.prefix`.
+
+    Raises: TaskError if neither exists.
     """
     candidates = (
         Path(__file__).parents[2] / "calibration_data",
@@ -54,16 +56,18 @@ def data_folder() -> Path:
 
 
 def task_names() -> tuple[str, ...]:
-    """Names of the tasks that come with skipsearch, sorted."""
+    """Return the names of the tasks that come with skipsearch, sorted."""
     return tuple(sorted(path.parent.name for path in data_folder().glob(f"*/{MANIFEST_NAME}")))
 
 
 def load_task(name_or_path: str | Path, *, data: str | Path | None = None) -> Task:
-    """The task of a name (`pycode`), a folder with a task.yaml, or a .jsonl file of prompts.
+    """Load the task of a name (`pycode`), a folder with a task.yaml, or a .jsonl file of prompts.
 
-    data: a .jsonl file to take the text from instead of the manifest's own source. Raises:
-    TaskError, in one sentence: an unknown name (with the nearest), a manifest that breaks a rule,
-    text that cannot be had, or fewer than 2 distinct prompts."""
+    data: a .jsonl file to take the text from instead of the manifest's own source.
+
+    Raises: TaskError, in one sentence, for an unknown name (with the nearest one), an invalid
+        manifest, text that cannot be read, or fewer than 2 distinct prompts.
+    """
     if Path(name_or_path).suffix == ".jsonl":
         if data is not None:
             raise TaskError(
@@ -84,11 +88,13 @@ def load_task(name_or_path: str | Path, *, data: str | Path | None = None) -> Ta
 
 
 def task_name(name_or_path: str | Path) -> str:
-    """What `load_task` would call the task of these, without its text: a .jsonl is named for its
-    file, a folder by its manifest.
+    """Return the name that the task of `load_task` would have, without reading its text.
 
-    A name is itself, whether there is such a task or not. Raises: TaskError for a manifest that
-    breaks a rule."""
+    A .jsonl is named after its file, a folder by its manifest. A name is returned as it is, whether
+    such a task exists or not.
+
+    Raises: TaskError for an invalid manifest.
+    """
     path = Path(name_or_path)
     if path.suffix == ".jsonl":
         return path.stem
@@ -100,7 +106,8 @@ def task_name(name_or_path: str | Path) -> str:
 
 
 def task_files(name_or_path: str | Path, *, data: str | Path | None = None) -> tuple[Path, ...]:
-    """The files of this machine that `load_task` reads for these arguments, the Hub's aside.
+    """Return the local files that `load_task` reads for these arguments, without those of the Hub.
+
     Raises: TaskError.
     """
     if Path(name_or_path).suffix == ".jsonl":
@@ -117,7 +124,7 @@ def task_files(name_or_path: str | Path, *, data: str | Path | None = None) -> t
 
 
 def manifest_path(name_or_path: str | Path) -> Path:
-    """The task.yaml that a task's name or path stands for. Raises: TaskError if there is none."""
+    """Return the task.yaml of a name or path. Raises: TaskError if there is none."""
     given, names = str(name_or_path), task_names()
     if given in names:
         return data_folder() / given / MANIFEST_NAME
@@ -144,6 +151,7 @@ def manifest_path(name_or_path: str | Path) -> Path:
 
 
 def _read_pools(manifest: Manifest, path: Path) -> RowPools:
+    """Read the rows of a manifest's source."""
     match manifest.source:
         case StdlibSource() as source:
             return stdlib.read_stdlib(source, manifest)
@@ -154,6 +162,7 @@ def _read_pools(manifest: Manifest, path: Path) -> RowPools:
 
 
 def _read_data_rows(data: Path) -> list[Row]:
+    """Read the rows of a file given with data=. Raises: TaskError."""
     try:
         return jsonl.read_rows(data)
     except TaskError as error:
@@ -165,6 +174,7 @@ def _read_data_rows(data: Path) -> list[Row]:
 
 
 def _task_from_jsonl(path: Path) -> Task:
+    """Return the task of a .jsonl file that no manifest describes."""
     prompts = [strip_final_newline(prompt_from_row(row)) for row in jsonl.read_rows(path)]
     calibration, holdout = split_pool(prompts, JSONL_CALIBRATION, JSONL_HOLDOUT, 0, str(path))
     notes = (
@@ -188,26 +198,29 @@ def _task_from_jsonl(path: Path) -> Task:
 
 
 def _task_from_manifest(
-    manifest: Manifest, pools: RowPools, where: str, notes: Sequence[str]
+    manifest: Manifest, pools: RowPools, location: str, notes: Sequence[str]
 ) -> Task:
-    """Rows -> prompts -> halves, in that order, so that no repeated text can stand in both."""
+    """Render rows to prompts, then split them into calibration and hold-out.
+
+    Rendering comes first, so that two rows with the same prompt text cannot end up in both splits.
+    """
     front, back = (
         [render_row(row, manifest) for row in select_rows(pool or (), manifest)]
         for pool in (pools.calibration, pools.holdout)
     )
     first, second = prepend_shots(front, back, manifest)
     sizes = manifest.calibration, manifest.holdout
-    halves = (
-        split_pool(first, *sizes, manifest.seed, where)
+    calibration, holdout = (
+        split_pool(first, *sizes, manifest.seed, location)
         if pools.holdout is None
-        else pair_pools(first, second, *sizes, manifest.seed, where)
+        else pair_pools(first, second, *sizes, manifest.seed, location)
     )
-    whole = sum(item.is_complete for item in (*front, *back))
-    if whole:
+    n_complete = sum(item.is_complete for item in (*front, *back))
+    if n_complete:
         notes = (
             *notes,
-            f"{whole} rows are whole prompts already and stand without this task's template and "
-            "shots",
+            f"{n_complete} rows are complete prompts already, so they are used without this task's "
+            "template and shots",
         )
     return Task(
         name=manifest.name,
@@ -221,9 +234,9 @@ def _task_from_manifest(
         chat=manifest.chat,
         notes=(
             *notes,
-            *shortfall_notes("calibration", halves[0], sizes[0]),
-            *shortfall_notes("hold-out", halves[1], sizes[1]),
+            *shortfall_notes("calibration", calibration, sizes[0]),
+            *shortfall_notes("hold-out", holdout, sizes[1]),
         ),
-        calibration=tuple(halves[0]),
-        holdout=tuple(halves[1]),
+        calibration=tuple(calibration),
+        holdout=tuple(holdout),
     )

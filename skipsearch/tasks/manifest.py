@@ -1,5 +1,6 @@
-"""The schema of `calibration_data/<task>/task.yaml`, and reading one with errors that name file,
-line, field and rule.
+"""The schema of `calibration_data/<task>/task.yaml` and its reader.
+
+An error names the file, the line, the field and the rule.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ class _ManifestModel(BaseModel):
 
 
 class StdlibSource(_ManifestModel):
-    """Text of the running interpreter's standard library; rows have the one column `text`.
+    """Text of the running interpreter's standard library; rows have the single column `text`.
 
-    flavour: `code` (a source file up to somewhere inside a function) or `docstrings` (the first
-    part of a long one). per_module: the most prompts that one module may give. docstring_least:
-    characters of the shortest docstring that gives one."""
+    flavour: `code` (a source file up to a place inside a function) or `docstrings` (the first part
+        of a long one).
+    per_module: the most prompts of one module.
+    docstring_least: characters of the shortest docstring that is used.
+    """
 
     kind: Literal["stdlib"]
     flavour: Literal["code", "docstrings"]
@@ -50,8 +53,9 @@ class StdlibSource(_ManifestModel):
 
 
 class JsonlSource(_ManifestModel):
-    """Lines of JSON in files beside the manifest. Without holdout_path, one file is cut into both
-    halves.
+    """Lines of JSON in files next to the manifest.
+
+    Without holdout_path, both splits come from one file.
     """
 
     kind: Literal["jsonl"]
@@ -68,8 +72,9 @@ def _check_file_name(file: str) -> str:
 
 
 class HubSource(_ManifestModel):
-    """Files of a data set on the Hugging Face Hub at a revision. Without holdout_files, one pool is
-    cut into both halves.
+    """Files of a dataset on the Hugging Face Hub at a revision.
+
+    Without holdout_files, both splits come from one pool.
     """
 
     kind: Literal["hub"]
@@ -88,20 +93,21 @@ class HubSource(_ManifestModel):
         both = set(self.calibration_files) & set(self.holdout_files or ())
         if both:
             raise ValueError(
-                f"{min(both)} is in both halves; leave holdout_files out to have one pool cut in "
-                "two"
+                f"{min(both)} is in both splits; leave holdout_files out to have one pool split"
             )
         return self
 
 
 class Manifest(_ManifestModel):
-    """One task as its file describes it. Sizes count prompts; max_new_tokens and max_prompt_tokens
-    count tokens.
+    """One task as its file describes it.
 
-    template: the prompt, with the columns of a row as placeholders. shots rows, rendered by `shot`,
-    stand before it. columns: our name for a column -> the data set's. single_line: columns whose
-    line breaks become blanks. categories: rows that have a column `category` are used only if it is
-    one of these."""
+    calibration, holdout: numbers of prompts; max_new_tokens, max_prompt_tokens: numbers of tokens.
+    template: the prompt, with the columns of a row as placeholders.
+    shots: number of worked examples before each prompt; shot: the template of one.
+    columns: our name of a column -> the dataset's name.
+    single_line: columns whose line breaks become spaces.
+    categories: rows with another value in the column `category` are not used; None: all are used.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     version: Count
@@ -132,8 +138,9 @@ class Manifest(_ManifestModel):
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in a file. Raises: TaskError naming the file, the line, the field and the rule
-    it breaks.
+    """Read the manifest in a file.
+
+    Raises: TaskError that names the file, the line, the field and the broken rule.
     """
     with open_task_file(path) as file:
         try:
@@ -152,12 +159,13 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _explain_error(path: Path, document: Document, problem: ErrorDetails) -> str:
-    where = problem["loc"]
-    line = document.line_of(where)
+    """Return one sentence about the first error that pydantic found."""
+    key_path = problem["loc"]
+    line = document.line_of(key_path)
     # Pydantic puts the tag of a union into the path (`source.hub.repo`); the file has no such
     # level.
     field = (
-        ".".join(str(part) for part in where if part not in ("stdlib", "jsonl", "hub"))
+        ".".join(str(part) for part in key_path if part not in ("stdlib", "jsonl", "hub"))
         or "the manifest"
     )
     return f"{path}{f', line {line}' if line else ''}: {_describe_rule(field, problem)}"

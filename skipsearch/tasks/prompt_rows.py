@@ -1,6 +1,4 @@
-"""From rows to prompts: the template that fits a row, and the worked examples (shots) that stand
-before each prompt.
-"""
+"""From rows to prompts: the template for a row, and the worked examples (shots) before each prompt."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ from skipsearch.tasks.rows import Row, take_first_turn
 from skipsearch.tasks.split import stable_key
 from skipsearch.tasks.task import Prompt
 
-# What a line of a bare file may look like, the first that fits: its columns and how they become a
-# prompt.
+# The shapes of a line that no manifest describes: its columns and their template. The first shape
+# that fits is used.
 ROW_SHAPES = {
-    ("prompt",): "{prompt}",  # ours, HumanEval, and Spec-Bench by its first turn
+    ("prompt",): "{prompt}",  # our own, HumanEval, and the first turn of Spec-Bench
     ("question", "answer"): "Question: {question}\nAnswer:",  # GSM8K
     ("article", "highlights"): "Article: {article}\nSummary:",  # CNN/DM
 }
@@ -26,8 +24,9 @@ ROW_SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class RenderedRow:
-    """A row and its prompt without shots. is_complete: the row was a prompt already, the manifest's
-    template did not apply.
+    """A row and its prompt without shots.
+
+    is_complete: the row was a prompt already, so the manifest's template was not used.
     """
 
     row: Row
@@ -36,8 +35,9 @@ class RenderedRow:
 
 
 def prompt_from_row(row: Row) -> Prompt:
-    """The prompt of a line that no manifest describes. Raises: TaskError if its columns are of no
-    known shape.
+    """Return the prompt of a line that no manifest describes.
+
+    Raises: TaskError if its columns have no known shape.
     """
     columns = take_first_turn(row.columns)
     for needed, template in ROW_SHAPES.items():
@@ -51,7 +51,9 @@ def prompt_from_row(row: Row) -> Prompt:
 
 
 def parse_messages(row: Row) -> list[dict[str, str]] | None:
-    """The turns of a line with `messages`, as chat clients write them; None for any other line.
+    """Return the messages of a line with `messages`, as chat clients write them; None for any other
+    line.
+
     Raises: TaskError.
     """
     if "messages" not in row.columns:
@@ -75,9 +77,13 @@ def parse_messages(row: Row) -> list[dict[str, str]] | None:
 
 
 def render_row(row: Row, manifest: Manifest) -> RenderedRow:
-    """A row by the manifest's template, or as it stands if it lacks the template's columns but is a
-    prompt of its own: Spec-Bench's lines are such, whatever task they are given to. Raises:
-    TaskError naming the row and the column."""
+    """Render a row with the manifest's template.
+
+    A row without the template's columns is used as it is if it has a prompt of its own.
+    Spec-Bench's lines have one, so they can be given to any task.
+
+    Raises: TaskError that names the row and the column.
+    """
     missing = [name for name in list_columns(manifest.template) if name not in row.columns]
     if missing and "prompt" not in row.columns:
         raise TaskError(
@@ -95,9 +101,12 @@ def render_row(row: Row, manifest: Manifest) -> RenderedRow:
 
 
 def strip_final_newline(prompt: Prompt) -> Prompt:
-    """A task's prompt ends on text: many tokenizers join a line break with the indentation behind
-    it, so that a model has hardly seen one stand alone, other than at the end of a file, and ends
-    there too. HumanEval's prompts all end in one."""
+    """Remove line breaks from the end of a prompt.
+
+    Many tokenizers join a line break with the indentation after it. A model has hardly seen one
+    alone except at the end of a file, so it would end there too. All of HumanEval's prompts end in
+    one.
+    """
     return replace(prompt, text=prompt.text.rstrip("\r\n"))
 
 
@@ -109,8 +118,9 @@ def _read_category(row: Row) -> str:
 def prepend_shots(
     calibration: Sequence[RenderedRow], holdout: Sequence[RenderedRow], manifest: Manifest
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """The prompts of two pools behind the same examples, which come from the first pool and are
-    prompts of neither.
+    """Put the same worked examples before the prompts of two pools.
+
+    The examples come from the first pool, and are not prompts of either.
     """
     distinct = {item.prompt.text: item for item in calibration if not item.is_complete}
     examples = sorted(distinct, key=lambda text: stable_key(manifest.seed, text))[: manifest.shots]
@@ -119,17 +129,18 @@ def prepend_shots(
         for text in examples
     )
 
-    def behind(items: Sequence[RenderedRow]) -> list[Prompt]:
+    def add_shots(items: Sequence[RenderedRow]) -> list[Prompt]:
         return [
             item.prompt if item.is_complete else replace(item.prompt, text=shots + item.prompt.text)
             for item in items
             if item.prompt.text not in examples
         ]
 
-    return behind(calibration), behind(holdout)
+    return add_shots(calibration), add_shots(holdout)
 
 
 def _render_template(row: Row, template: str, columns: Mapping[str, Any]) -> str:
+    """Fill a template with the columns of a row. Raises: TaskError."""
     try:
         text = fill_template(template, columns)
         text.encode("utf-8")

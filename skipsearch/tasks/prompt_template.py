@@ -1,4 +1,4 @@
-"""Templates: text with `{column}` or `{column[key]}` in it, as in `str.format`, and nothing that
+"""Templates: text with `{column}` or `{column[key]}`, as in `str.format`, without anything that
 could run code.
 """
 
@@ -13,7 +13,7 @@ PLACEHOLDER = re.compile(r"(\w+)((?:\[\w+\])*)")
 
 
 def list_columns(template: str) -> tuple[str, ...]:
-    """The columns that a template names, in order, each once.
+    """Return the columns that a template names, in order, each once.
 
     Raises: ValueError with the rule that the template breaks.
     """
@@ -39,10 +39,11 @@ def list_columns(template: str) -> tuple[str, ...]:
 
 
 def fill_template(template: str, columns: Mapping[str, Any]) -> str:
-    """The template with its placeholders filled. Text and numbers only: a list or nothing at all is
-    a mistake in the data.
+    """Return the template with its placeholders filled.
 
-    Raises: ValueError naming the placeholder that has no text.
+    Values are text and numbers only: a list or a missing value is an error in the data.
+
+    Raises: ValueError that names the placeholder without text.
     """
     parts = []
     for literal, field, _, _ in Formatter().parse(template):
@@ -53,6 +54,7 @@ def fill_template(template: str, columns: Mapping[str, Any]) -> str:
 
 
 def _placeholder_text(field: str, columns: Mapping[str, Any]) -> str:
+    """Return the text of one placeholder. Raises: ValueError."""
     match = PLACEHOLDER.fullmatch(field)
     if not match:
         raise ValueError(f"{{{field}}} is not a placeholder; write {{column}} or {{column[key]}}")
@@ -65,6 +67,6 @@ def _placeholder_text(field: str, columns: Mapping[str, Any]) -> str:
         else:
             value = None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        found = "missing" if value is None else f"a {type(value).__name__}"
-        raise ValueError(f"{field} is {found}; the template needs text there")
+        problem = "missing" if value is None else f"a {type(value).__name__}"
+        raise ValueError(f"{field} is {problem}; the template needs text there")
     return str(value)

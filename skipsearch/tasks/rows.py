@@ -1,6 +1,4 @@
-"""Records of a source and their columns: renamed, joined to one line, and filtered as a manifest
-says.
-"""
+"""Rows of a source: columns renamed, joined to one line, and filtered as a manifest says."""
 
 from __future__ import annotations
 
@@ -14,8 +12,10 @@ from skipsearch.tasks.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One record of a source. id is unique within its source; where says for an error which record
-    it is.
+    """One record of a source.
+
+    id: unique within the source.
+    location: file and line, for error messages.
     """
 
     id: str
@@ -25,8 +25,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RowPools:
-    """What a source has read. holdout None: there is one pool, and the two halves are cut from
-    it.
+    """The rows that were read from a source.
+
+    holdout: None if there is one pool, which both splits come from.
     """
 
     calibration: Sequence[Row]
@@ -34,27 +35,29 @@ class RowPools:
 
 
 def select_rows(rows: Sequence[Row], manifest: Manifest) -> list[Row]:
-    """Rows with the manifest's names for columns, those of other categories left out.
+    """Return rows with the manifest's names of columns, without those of other categories.
 
-    Raises: TaskError if the rows have categories and none is wanted.
+    Raises: TaskError if no row has a wanted category.
     """
     renamed = [Row(row.id, row.location, _rename_columns(row.columns, manifest)) for row in rows]
     wanted = manifest.categories
-    kept = [
+    selected = [
         row for row in renamed if wanted is None or row.columns.get("category") in (None, *wanted)
     ]
-    if renamed and not kept:
-        found = sorted({str(row.columns["category"]) for row in renamed})
+    if renamed and not selected:
+        present = sorted({str(row.columns["category"]) for row in renamed})
         raise TaskError(
             f"{renamed[0].location}: no row is of a category that task {manifest.name} takes "
-            f"({', '.join(wanted or ()) or 'none'}); there are {', '.join(found)}"
+            f"({', '.join(wanted or ()) or 'none'}); there are {', '.join(present)}"
         )
-    return kept
+    return selected
 
 
 def take_first_turn(columns: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Spec-Bench and MT-bench give a list of turns. Only the first is a prompt: the second needs
-    the model's own answer.
+    """Return the columns with the first of several turns as `prompt`.
+
+    Spec-Bench and MT-bench have lists of turns. The second turn needs the model's own answer, so it
+    is not used.
     """
     turns = columns.get("turns")
     if "prompt" in columns or not turns:
@@ -63,8 +66,9 @@ def take_first_turn(columns: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _rename_columns(columns: Mapping[str, Any], manifest: Manifest) -> Mapping[str, Any]:
-    theirs = {name: ours for ours, name in manifest.columns.items() if ours not in columns}
-    renamed = {theirs.get(name, name): value for name, value in columns.items()}
+    """Return the columns under the manifest's names, with single_line columns joined."""
+    our_names = {name: ours for ours, name in manifest.columns.items() if ours not in columns}
+    renamed = {our_names.get(name, name): value for name, value in columns.items()}
     joined = {
         name: " ".join(value.split("\n"))
         for name, value in renamed.items()

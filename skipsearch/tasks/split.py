@@ -1,4 +1,4 @@
-"""Cutting prompts into a calibration and a hold-out half that share no text."""
+"""Split prompts into calibration and hold-out, which share no text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from skipsearch.tasks.task import Prompt
 
 
 def stable_key(seed: int, text: str) -> str:
-    """A place in an order that depends on the seed and the text alone: not on a file's order, a
-    version or a machine.
+    """Return a sort key that depends on the seed and the text alone.
+
+    So the order does not depend on that of a file, a version or a machine.
     """
     return hashlib.sha256(f"{seed}:{text}".encode()).hexdigest()
 
 
 def order_prompts(prompts: Iterable[Prompt], seed: int) -> list[Prompt]:
-    """The prompts in `rank` order, each text once (blank space around it aside)."""
+    """Return the prompts in the order of `stable_key`, each text once.
+
+    Texts that differ only in surrounding white space count as equal.
+    """
     distinct: dict[str, Prompt] = {}
     for prompt in prompts:
         distinct.setdefault(prompt.text.strip(), prompt)
@@ -27,10 +31,11 @@ def order_prompts(prompts: Iterable[Prompt], seed: int) -> list[Prompt]:
 def split_pool(
     prompts: Iterable[Prompt], calibration: int, holdout: int, seed: int, location: str
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Two halves from one pool: the front of the order is calibration, its end hold-out, so that
-    growth moves none across.
+    """Split one pool: the front of the order is calibration, its end is hold-out.
 
-    Too few for both sizes: neither half gives up more than the other has to.
+    So growth of the pool moves no prompt from one split to the other. If there are too few prompts
+    for both sizes, they are divided evenly, as far as the sizes allow.
+
     Raises: TaskError if there are fewer than 2 distinct prompts.
     """
     pool = order_prompts(prompts, seed)
@@ -53,30 +58,30 @@ def pair_pools(
     seed: int,
     location: str,
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Two halves from two pools; a text that stands in both goes to the hold-out half alone.
+    """Return calibration and hold-out from two pools; a text that is in both goes to hold-out only.
 
-    Raises: TaskError if a half has no prompt.
+    Raises: TaskError if a split has no prompt.
     """
-    held = order_prompts(holdout_pool, seed)
-    shared = {prompt.text.strip() for prompt in held}
+    held_out = order_prompts(holdout_pool, seed)
+    shared = {prompt.text.strip() for prompt in held_out}
     searched = [
         prompt
         for prompt in order_prompts(calibration_pool, seed)
         if prompt.text.strip() not in shared
     ]
-    for half, found in (("calibration", searched), ("hold-out", held)):
-        if not found:
+    for split, pool in (("calibration", searched), ("hold-out", held_out)):
+        if not pool:
             raise TaskError(
-                f"{location}: no prompt for the {half} half; each half needs at least one that the "
-                "other lacks"
+                f"{location}: no prompt for the {split} split; each split needs at least one that "
+                "the other lacks"
             )
-    return searched[:calibration], held[:holdout]
+    return searched[:calibration], held_out[:holdout]
 
 
-def shortfall_notes(half: str, prompts: Sequence[Prompt], n_wanted: int) -> list[str]:
-    """A note where a half is smaller than asked for."""
+def shortfall_notes(split: str, prompts: Sequence[Prompt], n_wanted: int) -> list[str]:
+    """Return a note if a split is smaller than wanted."""
     return (
-        [f"the task has only {len(prompts)} {half} prompts, instead of {n_wanted}"]
+        [f"the task has only {len(prompts)} {split} prompts, instead of {n_wanted}"]
         if len(prompts) < n_wanted
         else []
     )

@@ -1,4 +1,4 @@
-"""What a task is once it is loaded: frozen values, no files and no network behind them."""
+"""A loaded task: frozen values, without files or network access."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from skipsearch.core.schema_types import FrozenModel, Temperature, TopK, TopP
 
 
 class TaskSampling(FrozenModel):
-    """How a token is drawn. temperature 0 is greedy; top_p 1 and top_k 0 keep the whole
-    distribution.
+    """How tokens are sampled.
+
+    temperature: 0 is greedy.
+    top_p, top_k: 1 and 0 keep the whole distribution.
     """
 
     temperature: Temperature = 0.0
@@ -22,8 +24,10 @@ class TaskSampling(FrozenModel):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One text to continue; id says where it came from and is unique within its task's half.
-    category: the source's own, if it has any.
+    """One text to continue.
+
+    id: where it came from; unique within its split.
+    category: that of the source, if it has any.
     """
 
     id: str
@@ -36,11 +40,15 @@ class Task:
     """Prompts to search on (`calibration`), prompts to report on (`holdout`), and how to generate
     from them.
 
-    The two halves share no text. max_prompt_tokens: the caller cuts a longer prompt from the left
-    and keeps its end. end_on_repeat: generation ends at its first repeated n-gram of this n; None
-    never does (see `skipsearch.decoding.repetition`). chat: the prompts are requests, for a chat
-    model's own template; a base model gets them as they are. notes: what a reader of a measurement
-    should know, one sentence each (fewer prompts than asked for, say)."""
+    The two splits share no text.
+    max_prompt_tokens: the caller truncates a longer prompt on the left, so that its end stays.
+    end_on_repeat: generation ends at the first repeated n-gram of this n; None: never (see
+        `skipsearch.decoding.repetition`).
+    chat: render the prompts with the chat template of a chat model; a base model gets them as they
+        are.
+    notes: what a reader of a measurement should know, one sentence each, such as a shortage of
+        prompts.
+    """
 
     name: str
     version: int
@@ -57,17 +65,22 @@ class Task:
 
     @property
     def calibration_sha256(self) -> str:
-        """Goes into the profile: the same task on another Python or data set revision may have
-        other text.
+        """Hash of the calibration texts, which a profile stores.
+
+        The same task may have other text on another Python version or dataset revision.
         """
         return text_sha256(self.calibration)
 
     @property
     def holdout_sha256(self) -> str:
+        """Hash of the hold-out texts."""
         return text_sha256(self.holdout)
 
 
 def text_sha256(prompts: Sequence[Prompt]) -> str:
-    """Hash of the texts in order, as a JSON list so that no two different lists look alike."""
+    """Return a hash of the texts in order.
+
+    They are hashed as a JSON list, so that different lists have different text.
+    """
     listed = json.dumps([prompt.text for prompt in prompts], ensure_ascii=False)
     return hashlib.sha256(listed.encode()).hexdigest()

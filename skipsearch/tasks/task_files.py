@@ -1,4 +1,4 @@
-"""The files that a task is read from: regular ones, and none outside of the task's own folder."""
+"""Open the files of a task: regular files, and none outside the task's own folder."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ def open_task_file(path: Path) -> BinaryIO:
 
 
 def resolve_inside(folder: Path, name: str) -> Path:
-    """The file that a manifest in `folder` names. Raises: TaskError for one outside of the folder,
-    be it by `..` or by a link.
+    """Return the path of a file that a manifest in `folder` names.
 
-    A task that is handed on is its folder: what stands elsewhere is missing there, or is another's
-    file."""
+    A task is shared as its folder: a file outside is missing elsewhere, or belongs to something
+        else.
+
+    Raises: TaskError for a path outside the folder, by `..` or by a link.
+    """
     path = folder / name
     if "\0" in name or Path(os.path.realpath(folder)) not in Path(os.path.realpath(path)).parents:
         raise TaskError(

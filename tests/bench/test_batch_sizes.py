@@ -26,7 +26,7 @@ REQUESTS = [
 ]
 
 
-def peers() -> list[SkipsearchSystem]:
+def systems() -> list[SkipsearchSystem]:
     model, _ = tiny_model_and_reference()
     return [
         SkipsearchSystem("plain", Decoder(model)),
@@ -39,28 +39,28 @@ def peers() -> list[SkipsearchSystem]:
     ]
 
 
-def test_every_size_is_decoded_by_every_peer_on_the_same_requests() -> None:
+def test_every_size_is_decoded_by_every_system_on_the_same_requests() -> None:
     asked: list[int] = []
     rows = run_batch_benchmark(
-        peers(), REQUESTS, [1, 2, 4], progress=lambda done, total: asked.append(total)
+        systems(), REQUESTS, [1, 2, 4], progress=lambda done, total: asked.append(total)
     )
     assert asked == [6] * 6  # groups: three of one, two of two, one of four
-    assert [(row.requests, row.peer) for row in rows] == [
+    assert [(row.requests, row.system) for row in rows] == [
         (n, name) for n in (1, 2, 4) for name in ("plain", "profile")
     ]
     assert [row.prompts for row in rows] == [3, 3, 4, 4, 4, 4], (
         "the first requests fill the last group up"
     )
     assert all(row.identical == row.prompts for row in rows)
-    assert [row.speedup.mean for row in rows if row.peer == "plain"] == [1.0] * 3
+    assert [row.speedup.mean for row in rows if row.system == "plain"] == [1.0] * 3
     assert rows[0].against_one == 1.0
-    assert all(row.tau == 1.0 for row in rows if row.peer == "plain")
-    assert all((row.tau or 0) > 1.3 for row in rows if row.peer == "profile")
+    assert all(row.tau == 1.0 for row in rows if row.system == "plain")
+    assert all((row.tau or 0) > 1.3 for row in rows if row.system == "profile")
 
 
 def test_ratios_are_of_seconds_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(peer: SkipsearchSystem, group: list[BenchRequest], new_tokens: int) -> Any:
-        pace = {"plain": 4.0, "profile": 3.0 if len(group) < 4 else 5.0}[peer.name] / len(group)
+    def run(system: SkipsearchSystem, group: list[BenchRequest], new_tokens: int) -> Any:
+        pace = {"plain": 4.0, "profile": 3.0 if len(group) < 4 else 5.0}[system.name] / len(group)
         return batch_sizes._GroupRun(
             pace * len(group) * new_tokens,
             len(group) * new_tokens,
@@ -69,7 +69,9 @@ def test_ratios_are_of_seconds_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
     monkeypatch.setattr(batch_sizes, "_run_group", run)
-    rows = {(row.requests, row.peer): row for row in run_batch_benchmark(peers(), REQUESTS, [1, 4])}
+    rows = {
+        (row.requests, row.system): row for row in run_batch_benchmark(systems(), REQUESTS, [1, 4])
+    }
     assert rows[1, "profile"].speedup.mean == pytest.approx(4 / 3)
     assert rows[4, "profile"].speedup.mean == pytest.approx(4 / 5)
     assert rows[4, "plain"].against_one == pytest.approx(4)
@@ -77,7 +79,7 @@ def test_ratios_are_of_seconds_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_profile_keeps_its_own_speedups_and_no_others() -> None:
-    rows = run_batch_benchmark(peers(), REQUESTS[:1], [2, 1])
+    rows = run_batch_benchmark(systems(), REQUESTS[:1], [2, 1])
     rows = [replace(row, speedup=Estimate(1 / row.requests, 0.4, 1.1)) for row in rows]
     kept = add_batch_speedups(load_profile(GOLDEN / "v2_speculate.yaml"), rows, "profile")
     assert kept.measured is not None

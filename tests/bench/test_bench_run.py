@@ -51,7 +51,7 @@ REQUESTS = [
 
 
 class Fake:
-    """A peer that takes as long as it says."""
+    """A system that takes as long as it says."""
 
     def __init__(self, name: str, seconds_per_token: float, drafted: int = 0):
         self.name, self.pace, self.drafted = name, seconds_per_token, drafted
@@ -75,7 +75,7 @@ class Fake:
         )
 
 
-def drafting_peer() -> SkipsearchSystem:
+def drafting_system() -> SkipsearchSystem:
     model, _ = tiny_model_and_reference()
     return SkipsearchSystem(
         "profile",
@@ -96,28 +96,28 @@ def test_ratios_are_of_total_times_over_the_same_prompts() -> None:
     assert fast.end_to_end_tokens_per_second == pytest.approx(33 / (1.5 + 0.002 * 30))
 
 
-def test_every_peer_gets_every_request_in_every_repeat_and_turns_are_taken() -> None:
-    peers = [Fake("plain", 0.004), Fake("profile", 0.002)]
-    run_benchmark(peers, REQUESTS, repeats=2)
+def test_every_system_gets_every_request_in_every_repeat_and_turns_are_taken() -> None:
+    systems = [Fake("plain", 0.004), Fake("profile", 0.002)]
+    run_benchmark(systems, REQUESTS, repeats=2)
     asked = [(len(r.prompt_ids), r.new_tokens) for r in REQUESTS]
-    for peer in peers:
+    for system in systems:
         assert (
-            peer.calls[2:-1] == asked * 2
+            system.calls[2:-1] == asked * 2
         )  # two warm-ups before, the run that memory is watched in behind
 
 
 def test_contexts_are_filled_with_the_prompts_own_text_and_those_too_long_left_out() -> None:
-    peer = Fake("plain", 0.004)
-    (row,) = run_benchmark([peer], REQUESTS, repeats=3, contexts=[16, 64, 100_000])
+    system = Fake("plain", 0.004)
+    (row,) = run_benchmark([system], REQUESTS, repeats=3, contexts=[16, 64, 100_000])
     assert set(row.by_context) == {16, 64}
     assert row.by_context[64] == pytest.approx(4.0)
-    assert peer.calls.count((64, 32)) == 3
+    assert system.calls.count((64, 32)) == 3
 
 
-def test_our_peers_know_their_rounds() -> None:
+def test_our_systems_know_their_rounds() -> None:
     model, _ = tiny_model_and_reference()
     plain, drafted = run_benchmark(
-        [SkipsearchSystem("plain", Decoder(model)), drafting_peer()], REQUESTS, repeats=1
+        [SkipsearchSystem("plain", Decoder(model)), drafting_system()], REQUESTS, repeats=1
     )
     assert (plain.tau, plain.alpha, plain.beta) == (1.0, None, None)
     assert drafted.identical == drafted.prompts == 3
@@ -171,9 +171,9 @@ def test_drafters_are_shown_where_a_recipe_has_several(capsys: pytest.CaptureFix
         DrafterRow("lookup", 0.25, 5, 20, 10, 0.8, 4),
         DrafterRow("skip", 0.5, 10, 30, 24, 0.9, 0),
     )
-    print_rows(Terminal(width=160), [replace(row, peer="alone", by_drafter=[one])])
+    print_rows(Terminal(width=160), [replace(row, system="alone", by_drafter=[one])])
     assert "of rounds" not in capsys.readouterr().out
-    print_rows(Terminal(width=160), [row, replace(row, peer="recipe", by_drafter=[one, other])])
+    print_rows(Terminal(width=160), [row, replace(row, system="recipe", by_drafter=[one, other])])
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["recipe", "lookup", "25", "%", "20", "0.80", "50", "%", "40", "%"] in shown
     assert ["skip", "50", "%", "30", "0.90", "80", "%"] in shown
@@ -219,7 +219,7 @@ def test_the_share_outside_passes_is_what_the_passes_leave_of_a_round(
         4 * rounds,
     )
     assert (plain.loop_share, plain.mean_draft_s, plain.mean_full_s) == (3 / 4, None, 1.0)
-    drafted = time_passes_of(drafting_peer(), REQUESTS)
+    drafted = time_passes_of(drafting_system(), REQUESTS)
     assert drafted.mean_draft_s == drafted.mean_full_s == 1.0
     assert drafted.n_drafts > drafted.n_full > 0
 
@@ -266,7 +266,7 @@ def test_random_requests_are_the_same_every_time_and_of_the_models_vocabulary() 
     assert all(0 <= t < model.spec.vocab_size for r in a for t in r.prompt_ids)
 
 
-def test_a_picture_shows_peers_and_contexts(tmp_path: Path) -> None:
+def test_a_picture_shows_systems_and_contexts(tmp_path: Path) -> None:
     rows = run_benchmark(
         [Fake("plain", 0.004), Fake("profile", 0.002)], REQUESTS, repeats=1, contexts=[16, 64]
     )
@@ -298,10 +298,10 @@ def test_a_picture_that_a_full_disk_cuts_short_leaves_the_old_one(
 
 
 def test_a_loop_is_left_as_it_was() -> None:
-    peer = drafting_peer()
-    before = peer.decoder.loop.model
-    time_passes_of(peer, REQUESTS[:1])
-    assert peer.decoder.loop.model is before
+    system = drafting_system()
+    before = system.decoder.loop.model
+    time_passes_of(system, REQUESTS[:1])
+    assert system.decoder.loop.model is before
 
 
 def test_spec_benchs_columns_hold_the_categories_of_mt_bench_as_one() -> None:

@@ -36,11 +36,11 @@ def prompt() -> list[int]:
 def test_it_writes_our_greedy_tokens_with_drafts_and_without() -> None:
     pytest.importorskip("llama_cpp")
     ours = Decoder(demo()).generate(prompt(), 30, ignore_eos=True).tokens
-    peers = make_systems(NAMES, "hf", None, lambda engine: demo())
-    assert [peer.engine for peer in peers] == ["llama.cpp"] * 2
-    for peer in (*peers, *peers):  # a text leaves nothing behind
-        run = peer.run(prompt(), 30)
-        assert run.tokens == ours, peer.name
+    systems = make_systems(NAMES, "hf", None, lambda engine: demo())
+    assert [system.engine for system in systems] == ["llama.cpp"] * 2
+    for system in (*systems, *systems):  # a text leaves nothing behind
+        run = system.run(prompt(), 30)
+        assert run.tokens == ours, system.name
         assert min(run.first_token_s, run.decode_s) > 0
 
 

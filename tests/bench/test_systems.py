@@ -1,4 +1,4 @@
-"""Every peer of a benchmark does the same work: exactly so many greedy tokens, an end-of-sequence
+"""Every system of a benchmark does the same work: exactly so many greedy tokens, an end-of-sequence
 token among them or not.
 """
 
@@ -35,7 +35,7 @@ def prompt() -> list[int]:
     return list(demo("hf").tokenizer("import os\n\ndef main(argv=None):")["input_ids"])
 
 
-def test_peers_write_the_same_tokens_and_go_on_behind_an_end_of_sequence_token() -> None:
+def test_systems_write_the_same_tokens_and_go_on_behind_an_end_of_sequence_token() -> None:
     hf = demo("hf")
     (plain,) = make_systems(["plain"], "hf", None, opener())
     tokens = plain.run(prompt(), 12).tokens
@@ -44,9 +44,9 @@ def test_peers_write_the_same_tokens_and_go_on_behind_an_end_of_sequence_token()
     try:
         stopping = ss.adapt(hf.model, hf.tokenizer)  # type: ignore[attr-defined]
         names = ["plain", "hf-generate", "hf-lookup", "hf-early-exit"]
-        for peer in make_systems(names, "hf", None, lambda engine: stopping):
-            run = peer.run(prompt(), 12)
-            assert run.tokens == tokens, peer.name
+        for system in make_systems(names, "hf", None, lambda engine: stopping):
+            run = system.run(prompt(), 12)
+            assert run.tokens == tokens, system.name
             assert run.first_token_s > 0
             assert run.decode_s > 0
     finally:
@@ -54,7 +54,7 @@ def test_peers_write_the_same_tokens_and_go_on_behind_an_end_of_sequence_token()
     assert len(tokens) == 12
 
 
-def test_a_peer_may_name_another_engine() -> None:
+def test_a_system_may_name_another_engine() -> None:
     plain, other = make_systems(["plain", "plain@hf"], "auto", None, opener())
     assert (plain.model.spec.engine, other.model.spec.engine) == ("lean", "hf")
     assert plain.run(prompt(), 6).tokens == other.run(prompt(), 6).tokens
@@ -64,17 +64,17 @@ def test_a_peer_may_name_another_engine() -> None:
     ("names", "sentence"),
     [
         (["hf-generat"], "did you mean hf-generate"),
-        (["plain@warp"], "no peer called 'plain@warp'"),
-        (["profile"], "the peer `profile` needs --profile FILE"),
-        (["profile@hf"], "the peer `profile@hf` needs --profile FILE"),
-        (["recipe"], "the peer `recipe` needs --profile FILE"),
-        (["profile:skip@hf"], "the peer `profile:skip@hf` needs --profile FILE"),
+        (["plain@warp"], "no system called 'plain@warp'"),
+        (["profile"], "the system `profile` needs --profile FILE"),
+        (["profile@hf"], "the system `profile@hf` needs --profile FILE"),
+        (["recipe"], "the system `recipe` needs --profile FILE"),
+        (["profile:skip@hf"], "the system `profile:skip@hf` needs --profile FILE"),
         (["profile:lokup"], "did you mean profile:lookup"),
-        (["plain", "plain"], "the peer plain is named twice; one run"),
+        (["plain", "plain"], "the system plain is named twice; one run"),
         (["hf-compile"], "hf-compile cannot take part on a CPU"),
     ],
 )
-def test_a_peer_that_cannot_take_part_is_refused(names: list[str], sentence: str) -> None:
+def test_a_system_that_cannot_take_part_is_refused(names: list[str], sentence: str) -> None:
     with pytest.raises(DecodeError, match=sentence):
         make_systems(names, "auto", None, opener())
 
@@ -89,19 +89,19 @@ def mixed(tmp_path: Path) -> Profile:
 
 
 def test_a_profiles_recipe_takes_part_whole_and_in_parts(mixed: Profile) -> None:
-    plain, *peers = make_systems(
+    plain, *systems = make_systems(
         ["plain", "recipe", "profile:lookup", "profile:skip"], "auto", mixed, opener()
     )
-    assert [peer.decoder.recipe.drafters for peer in peers] == [
+    assert [system.decoder.recipe.drafters for system in systems] == [
         mixed.drafters,
         mixed.drafters[:1],
         mixed.drafters[1:],
     ]  # type: ignore[attr-defined]
-    assert {peer.model.spec.engine for peer in peers} == {"lean"}
+    assert {system.model.spec.engine for system in systems} == {"lean"}
     (other,) = make_systems(["profile:skip@hf"], "auto", mixed, opener())
     assert other.model.spec.engine == "hf"
     tokens = plain.run(prompt(), 24).tokens
-    assert [peer.run(prompt(), 24).tokens for peer in peers] == [tokens] * 3
+    assert [system.run(prompt(), 24).tokens for system in systems] == [tokens] * 3
 
 
 def test_a_part_that_a_profile_does_not_have_is_refused(mixed: Profile) -> None:
@@ -113,17 +113,19 @@ def test_a_part_that_a_profile_does_not_have_is_refused(mixed: Profile) -> None:
         make_systems(["profile:lookup"], "auto", alone, opener())
 
 
-def test_recipe_and_profile_are_one_peer(mixed: Profile) -> None:
-    with pytest.raises(DecodeError, match=r"the peer recipe is named twice \(recipe is profile\)"):
+def test_recipe_and_profile_are_one_system(mixed: Profile) -> None:
+    with pytest.raises(
+        DecodeError, match=r"the system recipe is named twice \(recipe is profile\)"
+    ):
         make_systems(["profile", "recipe"], "auto", mixed, opener())
     assert len(make_systems(["profile", "recipe@hf"], "auto", mixed, opener())) == 2
 
 
 def test_a_profile_of_another_model_does_not_take_part(mixed: Profile) -> None:
     other = mixed.model_copy(update={"model": mixed.model.model_copy(update={"n_layers": 21})})
-    for peer in ("profile", "profile:lookup"):
+    for system in ("profile", "profile:lookup"):
         with pytest.raises(ss.ProfileError, match="21 layers"):
-            make_systems([peer], "auto", other, opener())
+            make_systems([system], "auto", other, opener())
 
 
 def test_unsearched_lookup_drafts_alone_and_before_the_unsearched_mask() -> None:
@@ -137,14 +139,14 @@ def test_unsearched_lookup_drafts_alone_and_before_the_unsearched_mask() -> None
     )  # type: ignore[attr-defined]
     text = prompt() * 3
     tokens = plain.run(text, 24).tokens
-    for peer in (lookup, both):
-        run = peer.run(text, 24)
+    for system in (lookup, both):
+        run = system.run(text, 24)
         assert run.tokens == tokens
         assert run.stats is not None
         assert run.stats.by_drafter[0].drafted > 0
 
 
-def test_the_help_says_how_the_unsearched_peers_draft(
+def test_the_help_says_how_the_unsearched_systems_draft(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, printed, _ = run_in_process(capsys, monkeypatch, "bench", "--help")
@@ -156,7 +158,7 @@ def test_the_help_says_how_the_unsearched_peers_draft(
     assert f"skip (every second sub-layer, unsearched, {SKIP_DRAFT_LENGTH} drafted)" in said
 
 
-def test_hugging_faces_peers_need_a_hugging_face_model() -> None:
+def test_hugging_faces_systems_need_a_hugging_face_model() -> None:
     with pytest.raises(DecodeError, match="not held as a Hugging Face model"):
         make_systems(["hf-generate"], "auto", None, lambda engine: demo("lean"))
 
@@ -173,7 +175,7 @@ def test_the_unsearched_mask_leaves_out_every_second_sub_layer() -> None:
     assert len(mask.attn) == len(mask.mlp) == 10
 
 
-def test_every_engine_has_a_plain_and_a_drafting_peer() -> None:
+def test_every_engine_has_a_plain_and_a_drafting_system() -> None:
     assert {
         "plain",
         "profile",

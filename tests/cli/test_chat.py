@@ -64,7 +64,7 @@ def terminal(tmp_path: Path) -> Iterator[pexpect.spawn]:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     child.expect(
-        "demo: it has no chat template, so it goes on from your text; /help lists the commands, "
+        "demo: it has no chat template, so it continues your text; /help lists the commands, "
         "/quit leaves"
     )
     child.expect("you> ")

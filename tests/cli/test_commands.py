@@ -240,7 +240,7 @@ def test_decode_reads_standard_input(capsys, monkeypatch):
     assert [len(json.loads(line)["tokens"]) for line in printed.splitlines()] == [4, 4]
 
 
-def test_bench_compares_peers_on_the_same_tokens(tuned, capsys, monkeypatch):
+def test_bench_compares_systems_on_the_same_tokens(tuned, capsys, monkeypatch):
     task, _, out, _ = tuned
     code, printed, shown = run_in_process(
         capsys,
@@ -260,7 +260,7 @@ def test_bench_compares_peers_on_the_same_tokens(tuned, capsys, monkeypatch):
     )
     assert code == 0, shown
     rows = json.loads(printed)["rows"]
-    assert [row["peer"] for row in rows] == ["plain", "profile", "hf-generate"]
+    assert [row["system"] for row in rows] == ["plain", "profile", "hf-generate"]
     assert all(row["identical"] == row["prompts"] == 2 for row in rows)
 
 
@@ -291,7 +291,7 @@ def test_bench_of_batches_tells_the_profile_from_which_size_plain_decoding_is_fa
     )
     assert code == 0, shown
     rows = json.loads(printed)["rows"]
-    assert [(row["requests"], row["peer"]) for row in rows] == [
+    assert [(row["requests"], row["system"]) for row in rows] == [
         (1, "plain"),
         (1, "profile"),
         (2, "plain"),
@@ -354,7 +354,7 @@ def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(
         (n, engine) for n in (16, 64, 128) for engine in ("lean", "hf")
     ]
     assert all(len(row["v"]) == 15 for row in answer["costs"])
-    assert [row["peer"] for row in answer["rows"]] == ["plain", "skip", "plain@hf", "hf-generate"]
+    assert [row["system"] for row in answer["rows"]] == ["plain", "skip", "plain@hf", "hf-generate"]
     assert all(sorted(row["by_context"]) == ["16", "64"] for row in answer["rows"])
     assert all(row["identical"] == 2 for row in answer["rows"])
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")

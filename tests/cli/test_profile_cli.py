@@ -268,7 +268,7 @@ def test_pull_fetches_a_repository_and_list_names_its_origin(repository: Path) -
     result = run("pull", f"file://{repository}", "--json")
     pulled = json.loads(result.stdout)
     assert len(pulled["kept"]) == len(pulled["refused"]) == 1
-    assert "left behind: profiles/demo/broken.yaml, line 1: schema_version 99" in result.stderr
+    assert "rejected: profiles/demo/broken.yaml, line 1: schema_version 99" in result.stderr
     sources = [entry["source"] for entry in json.loads(run("list", "--json").stdout)]
     assert f"file://{repository}@{pulled['commit'][:12]}" in sources
     assert "1 profile from file://" in run("pull", f"file://{repository}").stdout

@@ -225,5 +225,5 @@ def test_a_text_of_both_pools_is_held_out_alone() -> None:
         [Prompt("a", "one"), Prompt("b", "two")], [Prompt("c", "two ")], 5, 5, 0, "here"
     )
     assert ([p.id for p in front], [p.id for p in back]) == (["a"], ["c"])
-    with pytest.raises(TaskError, match="no prompt for the calibration half"):
+    with pytest.raises(TaskError, match="no prompt for the calibration split"):
         pair_pools([Prompt("b", "two")], [Prompt("c", "two")], 5, 5, 0, "here")

@@ -183,7 +183,7 @@ def test_spec_bench_lines_serve_the_task_of_their_category(jsonl: Write) -> None
     task = load_task("rag", data=jsonl(rows))
     assert {int(prompt.id) % 2 for prompt in task.calibration + task.holdout} == {1}
     whole = load_task("nq", data=jsonl(rows))
-    assert any("10 rows are whole prompts already" in note for note in whole.notes)
+    assert any("10 rows are complete prompts already" in note for note in whole.notes)
     assert whole.calibration[0].text.startswith("text ")
     with pytest.raises(
         TaskError,

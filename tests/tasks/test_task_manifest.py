@@ -127,7 +127,7 @@ def test_a_hub_source_is_pinned_to_files_that_do_not_overlap(task_folder: Folder
     assert isinstance(
         read_manifest(task_folder(source=hub % "b.jsonl") / "task.yaml").source, HubSource
     )
-    assert "a.parquet is in both halves" in refusal(task_folder(source=hub % "a.parquet"))
+    assert "a.parquet is in both splits" in refusal(task_folder(source=hub % "a.parquet"))
     assert "b.zip is neither .parquet nor .jsonl" in refusal(task_folder(source=hub % "b.zip"))
     nameless = "{kind: hub, repo: set, revision: a, calibration_files: [a.jsonl]}"
     assert "source.repo is 'set'" in refusal(task_folder(source=nameless))

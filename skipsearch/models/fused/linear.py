@@ -207,12 +207,8 @@ def _has_mkldnn_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 def fuse_linears(modules: Sequence[Any], order: Tensor | None = None) -> Linear:
     """Merge `nn.Linear` modules with the same input into one matrix, outputs side by side.
 
-<<<<<<< HEAD
-    order: the row of the merged matrix for each row of the result. The modules' weights are freed.
-    If a module is a `StoredLinear`, all have to be, and the matrix stays in the file.
-=======
     order: for each row of the result, its row in the merged matrix. The modules' weights are freed.
->>>>>>> words2
+    If a module is a `StoredLinear`, all have to be, and the matrix stays in the file.
     """
     if isinstance(modules[0], StoredLinear):
         return _fuse_stored(modules, order)

@@ -1,1 +1,1 @@
-"""Where a task's rows come from, a file for each kind of source."""
+"""The sources of rows, one file for each kind."""

@@ -1,9 +1,10 @@
-"""Rows of a data set on the Hugging Face Hub: named files at a pinned revision, so that two
-machines read the same bytes.
+"""Rows of a dataset on the Hugging Face Hub: named files at a pinned revision, so that two machines
+read the same bytes.
 
-Files and not splits: given a split, `datasets` fetches every split of the config (gigabytes, for 96
-prompts) and, offline, falls back to whatever revision it has. A file of a pinned commit is
-downloaded once and needs no network afterwards."""
+A manifest names files and not splits. Given a split, `datasets` downloads every split of the config
+(gigabytes, for 96 prompts) and, offline, uses any revision that it has. A file of a pinned commit
+is downloaded once and needs no network afterwards.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +18,18 @@ from skipsearch.tasks.manifest import HubSource, Manifest
 from skipsearch.tasks.rows import Row, RowPools
 from skipsearch.tasks.sources.jsonl import read_rows
 
-MAX_POOL_ROWS = 2000  # rows of one file at most; of more, the task's seed draws
+MAX_POOL_ROWS = 2000  # the most rows of one file; the task's seed draws them
 T = TypeVar("T")
 
 
 def read_hub(source: HubSource, manifest: Manifest) -> RowPools:
-    """Raises: TaskError in one sentence: offline, gated, no such data set, revision or file, or a
-    file that is damaged.
+    """Read the rows of a Hub dataset, downloading its files if they are not cached.
+
+    Raises: TaskError if the Hub is unreachable, the dataset is gated, the dataset, revision or file
+        does not exist, or a file is corrupt.
     """
 
-    def half(files: Sequence[str]) -> list[Row]:
+    def read_files(files: Sequence[str]) -> list[Row]:
         return [
             row
             for file in files
@@ -36,14 +39,15 @@ def read_hub(source: HubSource, manifest: Manifest) -> RowPools:
         ]
 
     return RowPools(
-        half(source.calibration_files),
-        None if source.holdout_files is None else half(source.holdout_files),
+        read_files(source.calibration_files),
+        None if source.holdout_files is None else read_files(source.holdout_files),
     )
 
 
 def download_file(source: HubSource, file: str, task: str) -> Path:
-    """The local copy of a file of the data set, downloaded if the cache does not have this revision
-    of it.
+    """Return the local copy of a file of the dataset.
+
+    It is downloaded if the cache does not have this revision. Raises: TaskError.
     """
     try:
         from huggingface_hub import errors, hf_hub_download
@@ -89,7 +93,8 @@ def download_file(source: HubSource, file: str, task: str) -> Path:
 
 
 def _read_rows(path: Path, file: str, source: HubSource, seed: int) -> list[Row]:
-    where, stem = f"{source.repo}/{file}", Path(file).stem
+    """Read rows of a .jsonl or .parquet file. Raises: TaskError."""
+    location, stem = f"{source.repo}/{file}", Path(file).stem
     if path.suffix == ".jsonl":
         return [
             Row(f"{stem}-{row.id}", row.location, row.columns)
@@ -99,24 +104,25 @@ def _read_rows(path: Path, file: str, source: HubSource, seed: int) -> list[Row]
         import datasets
     except ImportError as error:
         raise TaskError(
-            f"{where} is a parquet file, for which the library datasets is not installed; install "
+            f"{location} is a parquet file, for which the library datasets is not installed; install "
             "it, "
             "or give a local .jsonl file"
         ) from error
     try:
         table = datasets.load_dataset("parquet", data_files=str(path), split="train")
         return [
-            Row(f"{stem}-{index}", f"{where}, row {index}", table[index])
+            Row(f"{stem}-{index}", f"{location}, row {index}", table[index])
             for index in _draw_rows(range(len(table)), seed)
         ]
     except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
         raise TaskError(
-            f"{where} is not readable as parquet ({_first_line(error)}); remove {path} and load it "
+            f"{location} is not readable as parquet ({_first_line(error)}); remove {path} and load it "
             "again"
         ) from error
 
 
 def _draw_rows(items: Sequence[T], seed: int) -> list[T]:
+    """Draw at most MAX_POOL_ROWS rows by the seed."""
     return random.Random(seed).sample(items, min(len(items), MAX_POOL_ROWS))
 
 

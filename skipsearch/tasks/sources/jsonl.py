@@ -1,6 +1,4 @@
-"""Local text: a file of one JSON object a line, UTF-8, blank lines skipped; every error names its
-line.
-"""
+"""Rows of local files: one JSON object a line, UTF-8, without blank lines. Errors name the line."""
 
 from __future__ import annotations
 
@@ -21,14 +19,15 @@ ID_COLUMNS = ("id", "question_id", "task_id", "prompt_id")
 
 
 def read_jsonl(source: JsonlSource, folder: Path) -> RowPools:
-    """The rows of a manifest's files, whose paths count from the manifest's folder."""
+    """Read the rows of a manifest's files, whose paths are relative to its folder."""
     calibration, *holdout = map(read_rows, list_source_files(source, folder))
     return RowPools(calibration, holdout[0] if holdout else None)
 
 
 def list_source_files(source: JsonlSource, folder: Path) -> tuple[Path, ...]:
-    """Of a manifest in `folder`: its file or, where the halves have one each, its two. Raises:
-    TaskError.
+    """Return the one or two files that a manifest in `folder` names.
+
+    Raises: TaskError for a file outside the folder.
     """
     return tuple(
         resolve_inside(folder, name)
@@ -38,8 +37,10 @@ def list_source_files(source: JsonlSource, folder: Path) -> tuple[Path, ...]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Raises: TaskError naming file and line: not readable, no regular file, not UTF-8, not a JSON
-    object, or no line at all.
+    """Read the rows of a file.
+
+    Raises: TaskError that names file and line, if the file cannot be read, is no regular file or
+        has no line, or if a line is not UTF-8 or not a JSON object.
     """
     with open_task_file(path) as lines:
         try:
@@ -52,21 +53,23 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
-    """Every line's prompt in the file's order, repetitions included."""
+    """Return every line's prompt in the file's order, repetitions included."""
     return tuple(prompt_from_row(row) for row in read_rows(path))
 
 
 def parse_rows(lines: Iterable[bytes], name: str) -> list[Row]:
-    """Rows of raw lines; `name` stands for the file in errors."""
+    """Parse the rows of raw lines. name: of the file, for errors."""
     return list(iter_rows(lines, name))
 
 
 def iter_rows(lines: Iterable[bytes], name: str) -> Iterator[Row]:
-    """As `parse_rows`, each as soon as its line is there."""
+    """Yield rows as `parse_rows` returns them, each as soon as its line has been read."""
     taken: set[str] = set()
     for number, line in enumerate(lines, start=1):
-        where = f"{name}, line {number}"
-        columns = _parse_object(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
+        location = f"{name}, line {number}"
+        columns = _parse_object(
+            line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, location
+        )
         if columns is None:
             continue
         given = next(
@@ -74,12 +77,13 @@ def iter_rows(lines: Iterable[bytes], name: str) -> Iterator[Row]:
         )
         identity = f"line-{number}" if given is None else str(given)
         yield Row(
-            identity if identity not in taken else f"{identity}@line-{number}", where, columns
+            identity if identity not in taken else f"{identity}@line-{number}", location, columns
         )
         taken.add(identity)
 
 
 def _parse_object(line: bytes, location: str) -> Mapping[str, Any] | None:
+    """Parse one line; None if it is blank. Raises: TaskError."""
     try:
         text = line.decode("utf-8").strip()
         value = json.loads(text) if text else None

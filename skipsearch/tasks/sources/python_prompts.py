@@ -1,6 +1,4 @@
-"""Where to cut Python source so that a model has something natural to go on with. Lengths count
-characters.
-"""
+"""Cut Python source into prompts that a model can continue naturally. Lengths count characters."""
 
 from __future__ import annotations
 
@@ -12,21 +10,20 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 MAX_CODE_CHARS = 650  # of a code prompt: about 200 tokens of a small vocabulary
 MIN_CODE_CHARS = 350
-MIN_LINES_AFTER_CUT = 6  # of the function must lie behind the cut, or there is nothing to write
+MIN_LINES_AFTER_CUT = 6  # lines of the function after the cut, for the model to write
 MAX_DOCSTRING_CHARS = 600
-MAX_DOCSTRING_FRACTION = 0.6  # of a docstring at most is prompt
-MIN_LETTER_FRACTION = (
-    0.75  # of a docstring's characters are letters or blanks; below that it is a table or a listing
-)
+MAX_DOCSTRING_FRACTION = 0.6  # the largest part of a docstring that a prompt has
+# Fraction of letters and spaces in a docstring; below that it is a table or a listing.
+MIN_LETTER_FRACTION = 0.75
 
 
 def iter_code_prompts(source: str) -> Iterator[tuple[str, str]]:
-    """(name, prompt) of each function of some length: the text up to a statement's end inside it,
-    with what stands before.
+    """Yield (function name, prompt) for each function that is long enough.
 
-    The cut falls behind the signature and docstring or behind one of the first three statements.
-    Prompts end without a line break, because tokenizers join one with the indentation that follows
-    it."""
+    The prompt is the source text before the function and its beginning. It is cut after the
+    signature and docstring, or after one of the first three statements. Prompts end without a line
+    break, because tokenizers join one with the indentation that follows it.
+    """
     text = normalise_whitespace(source)
     lines = text.split("\n")
     for name, node in _walk_definitions(parse_source(text), ""):
@@ -42,8 +39,9 @@ def iter_code_prompts(source: str) -> Iterator[tuple[str, str]]:
 
 
 def iter_docstring_prompts(source: str, min_chars: int) -> Iterator[tuple[str, str]]:
-    """(name, prompt) of each docstring of `min_chars` characters or more that is prose: its first
-    part, cut between two words.
+    """Yield (name, prompt) for each docstring of `min_chars` characters or more that is prose.
+
+    The prompt is its first part, cut between two words.
     """
     for name, node in _walk_definitions(parse_source(normalise_whitespace(source)), ""):
         doc = ast.get_docstring(node) or ""
@@ -58,8 +56,9 @@ def iter_docstring_prompts(source: str, min_chars: int) -> Iterator[tuple[str, s
 
 
 def normalise_whitespace(source: str) -> str:
-    """Blanks for tabs, no blanks at line ends, one kind of line break: so that editors' habits do
-    not change prompts.
+    """Return the source with spaces for tabs, no spaces at line ends, and one kind of line break.
+
+    So prompts do not depend on the settings of an editor.
     """
     return "\n".join(
         line.rstrip() for line in source.replace("\r\n", "\n").expandtabs(4).split("\n")
@@ -67,19 +66,18 @@ def normalise_whitespace(source: str) -> str:
 
 
 def parse_source(text: str) -> ast.Module:
+    """Parse Python source. A template, or a file for another version, gives an empty module."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
-        return ast.Module(
-            body=[], type_ignores=[]
-        )  # a template or a file for another Python has nothing to offer
+        return ast.Module(body=[], type_ignores=[])
 
 
 def _walk_definitions(
     node: ast.Module | ast.ClassDef | Function, prefix: str
 ) -> Iterator[tuple[str, ast.Module | ast.ClassDef | Function]]:
-    """The module (named ""), its classes and functions in order, nested ones included, under their
-    dotted names.
+    """Yield the module (named ""), its classes and its functions in order, nested ones included, by
+    dotted name.
     """
     yield prefix, node
     for child in node.body:
@@ -88,22 +86,24 @@ def _walk_definitions(
 
 
 def _find_cuts(node: Function, lines: list[str]) -> list[int]:
-    """How many lines of the file may stand in the prompt, for each place where it may end."""
+    """Return the numbers of lines of the file after which a prompt may end."""
     has_docstring = ast.get_docstring(node) is not None
     statements = node.body[has_docstring:]
     if not statements or node.body[0].lineno <= node.lineno:
         return []
     header = node.body[0].end_lineno if has_docstring else node.body[0].lineno - 1
     ends = [header, *(statement.end_lineno for statement in statements[:3])]
-    behind = {
+    n_lines_after = {
         end: sum(bool(line.strip()) for line in lines[end : node.end_lineno]) for end in ends if end
     }
-    return [end for end, left in behind.items() if left >= MIN_LINES_AFTER_CUT]
+    return [end for end, count in n_lines_after.items() if count >= MIN_LINES_AFTER_CUT]
 
 
 def _find_first_line(lines: list[str], cut: int) -> int:
-    """The line a prompt starts on: as far back as the budget allows, then on to where a paragraph
-    begins if one does.
+    """Return the line at which a prompt starts.
+
+    It is as far back as MAX_CODE_CHARS allows, then the next beginning of a paragraph if there is
+    one.
     """
     start, size = cut, 0
     while start > 0 and size + len(lines[start - 1]) + 1 <= MAX_CODE_CHARS:

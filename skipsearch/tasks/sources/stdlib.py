@@ -1,8 +1,9 @@
-"""Text of the running interpreter's own standard library: it is on every machine and in no
+"""Rows of the running interpreter's standard library. Its text is on every machine and in no
 repository.
 
-The half a module belongs to depends on its package's name alone, so no seed, size or Python version
-moves text across."""
+The split of a module depends on the name of its package alone. So no seed, size or Python version
+moves text from one split to the other.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ from skipsearch.tasks.sources.python_prompts import iter_code_prompts, iter_docs
 from skipsearch.tasks.split import stable_key
 
 HOLDOUT_ONE_IN = 3
-LONG_LINE_CHARS = 20  # characters; shorter lines (`return None`) are everybody's
-MAX_REPEATED_FRACTION = 0.5  # of a prompt's long lines that may stand in earlier prompts
-# Not text somebody wrote to be read as a library: tests, tables, examples, other people's packages.
+LONG_LINE_CHARS = 20  # characters; shorter lines (`return None`) are in many files
+MAX_REPEATED_FRACTION = (
+    0.5  # the largest part of a prompt's long lines that earlier prompts may have
+)
+# Folders of tests, tables, examples and other packages, which are not the library's own code.
 EXCLUDED_FOLDERS = {
     "test",
     "tests",
@@ -52,10 +55,11 @@ PUBLISHED_TWICE = (
 
 
 def read_stdlib(source: StdlibSource, manifest: Manifest, folder: Path | None = None) -> RowPools:
-    """As many prompts of each half as the manifest asks for, from as many different modules as
-    there are.
+    """Read as many prompts for each split as the manifest wants, from as many different modules as
+    possible.
 
-    folder: where the library's sources are; by default the running interpreter's.
+    folder: the sources of the library; by default those of the running interpreter.
+
     Raises: TaskError if there are no source files (a zipped or compiled-only library).
     """
     root = folder or Path(sysconfig.get_paths()["stdlib"])
@@ -68,22 +72,22 @@ def read_stdlib(source: StdlibSource, manifest: Manifest, folder: Path | None = 
         )
     seen: set[str] = set()
 
-    def half(held: bool, wanted: int) -> list[Row]:
-        mine = {name: path for name, path in modules.items() if is_held_out(name) == held}
-        return _draw_rows(mine, source, manifest.seed, wanted, seen)
+    def draw_split(held_out: bool, n_rows: int) -> list[Row]:
+        own = {name: path for name, path in modules.items() if is_held_out(name) == held_out}
+        return _draw_rows(own, source, manifest.seed, n_rows, seen)
 
     return RowPools(
-        calibration=half(False, manifest.calibration), holdout=half(True, manifest.holdout)
+        calibration=draw_split(False, manifest.calibration),
+        holdout=draw_split(True, manifest.holdout),
     )
 
 
 def find_modules(root: Path) -> dict[str, Path]:
-    """Dotted name -> source file of every module that may give text, sorted by name."""
-    found = {}
+    """Return the source file of every module that may be used, by dotted name, sorted."""
+    modules = {}
     for folder, inner, files in os.walk(root):
-        inner[:] = [
-            name for name in inner if name.isidentifier() and name not in EXCLUDED_FOLDERS
-        ]  # not walked into
+        # `os.walk` does not enter folders that are removed here.
+        inner[:] = [name for name in inner if name.isidentifier() and name not in EXCLUDED_FOLDERS]
         for path in (Path(folder, file) for file in files if file.endswith(".py")):
             parts = path.relative_to(root).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -92,13 +96,14 @@ def find_modules(root: Path) -> dict[str, Path]:
                 and parts[-1].isidentifier()
                 and not any(f"{name}.".startswith(f"{other}.") for other in PUBLISHED_TWICE)
             ):
-                found[name] = path
-    return dict(sorted(found.items()))
+                modules[name] = path
+    return dict(sorted(modules.items()))
 
 
 def is_held_out(module: str) -> bool:
-    """Whether a module's package is in the hold-out half; packages stay whole, as their modules
-    share phrases.
+    """Return whether the package of a module is in the hold-out split.
+
+    Packages are not divided, because their modules share phrases.
     """
     package = module.partition(".")[0]
     return int(hashlib.sha256(package.encode()).hexdigest(), 16) % HOLDOUT_ONE_IN == 0
@@ -107,7 +112,7 @@ def is_held_out(module: str) -> bool:
 def _draw_rows(
     modules: dict[str, Path], source: StdlibSource, seed: int, n_rows: int, seen: set[str]
 ) -> list[Row]:
-    """One prompt from each module in turn, then a second from each, until there are enough."""
+    """Draw one prompt from each module in turn, then a second from each, until there are enough."""
     rows: list[Row] = []
     waiting = [
         (_candidate_rows(name, path, source, seed), 0)
@@ -124,27 +129,29 @@ def _draw_rows(
 
 
 def _candidate_rows(name: str, path: Path, source: StdlibSource, seed: int) -> Iterator[Row]:
+    """Yield the prompts of a module in the order of the seed."""
     try:
         with tokenize.open(path) as file:  # honours a coding line, as the interpreter does
             text = file.read()
     except (OSError, SyntaxError, UnicodeDecodeError):
         return
-    found = dict(
+    prompts = dict(
         iter_code_prompts(text)
         if source.flavour == "code"
         else iter_docstring_prompts(text, source.docstring_least)
     )
-    for inner in sorted(found, key=lambda inner: stable_key(seed, f"{name}:{inner}")):
+    for inner in sorted(prompts, key=lambda inner: stable_key(seed, f"{name}:{inner}")):
         yield Row(
             f"{name}:{inner}" if inner else name,
             f"{path} ({inner or 'module'})",
-            {"text": found[inner]},
+            {"text": prompts[inner]},
         )
 
 
 def _is_new(row: Row, seen: set[str]) -> bool:
-    """Whether a prompt says something that earlier ones, of either half, did not; its lines are
-    remembered if so.
+    """Return whether most long lines of a prompt are not in earlier prompts of either split.
+
+    If so, its lines are added to `seen`.
     """
     lines = {
         line.strip()
