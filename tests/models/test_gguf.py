@@ -379,3 +379,41 @@ def test_any_byte_may_be_wrong(sound: Path) -> None:
             messages.append(str(error))
     assert len(messages) > 300
     assert all(len(message) < 400 and "\n" not in message for message in messages)
+
+
+# --- llama.cpp's own quantiser and its text
+
+WIDER = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4}
+
+
+def quantize_with_llama_cpp(source: Path, target: Path, file_type: str) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{file_type}")
+    params.nthread = 1
+    assert not llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("file_type", ["Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K", "Q3_K_M"])
+def test_files_of_llama_cpps_quantiser_are_computed_as_they_are(
+    file_type: str, tmp_path: Path
+) -> None:
+    """Formats that have kernels stay; Q3_K has none and is unpacked."""
+    model = new_hf_model("llama", **WIDER, mlp_bias=False, attention_bias=False).float()
+    write_model(model, tmp_path / "full.gguf")
+    path = tmp_path / "quantised.gguf"
+    quantize_with_llama_cpp(tmp_path / "full.gguf", path, file_type)
+    ours, dense = load(path), load(path, "hf")
+    formats = {tensor.format for tensor in read_gguf(path).tensors.values()} - {"f32"}
+    codes = {BLOCK_FORMATS[name].code if name in BLOCK_FORMATS else 0 for name in formats}
+    lean = ours.fused_model
+    kinds = {k for a, f in lean.layers for m in (a.qkv, a.out, f.gate_up, f.down) for k in m.kinds}
+    assert kinds <= codes
+    assert kinds & codes
+    expected = logits_of(dense, PROMPT)
+    torch.testing.assert_close(
+        logits_of(ours, PROMPT), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
+    )
+    plain = Decoder(ours).generate(PROMPT, 24, ignore_eos=True)
+    assert plain.tokens == Decoder(dense).generate(PROMPT, 24, ignore_eos=True).tokens
