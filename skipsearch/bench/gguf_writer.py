@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skipsearch.engine.native.blocks import GROUP_SIZE, quantize
+from skipsearch.engine.native.blocks import GROUP_SIZE, quantize, split_blocks
 from skipsearch.errors import DecodeError
 
 TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -122,7 +122,7 @@ def pack_rows(weight: Tensor, bits: int) -> Any:
 
     A block is a float16 scale, with 5 bits the fifth bits, and the numbers.
     """
-    numbers, scales = quantize(weight, bits)
+    numbers, scales = split_blocks(quantize(weight, bits))
     parts = [scales[..., None].view(torch.uint8)]
     if bits == 8:
         parts.append((numbers.short() - 128).to(torch.int8).view(torch.uint8))

@@ -98,20 +98,17 @@ def record_reference_from(model: ModelAdapter) -> ReferenceOutput:
     Raises: ModelError if logits are NaN.
     """
     tokens = _texts(model.spec)
-    states, logits = list[Tensor](), list[Tensor]()
-    for text in tokens[:, None]:
-        cache = model.new_cache(1, TEXT_TOKENS)
-        plan = Planner(TEXT_TOKENS, model.spec.device).plan_chain(0, TEXT_TOKENS)
-        h = model.embed(text, plan.positions)
-        for i in range(model.spec.n_layers):
-            states.append(h)
-            h = model.block(i, h, cache, plan)
-        logits.append(model.head(h)[0])
+    plan = Planner(TEXT_TOKENS, model.spec.device).plan_chain(0, TEXT_TOKENS)
+    caches = [model.new_cache(1, TEXT_TOKENS) for _ in tokens]
+    hidden = [model.embed(text, plan.positions) for text in tokens[:, None]]
+    states = list[Tensor]()
+    for i in range(model.spec.n_layers):  # both texts in turn, so that a layer is read once
+        states.append(hidden[0])
+        hidden = [model.block(i, h, cache, plan) for h, cache in zip(hidden, caches, strict=True)]
+    logits = [model.head(h)[0] for h in hidden]
     if not all(bool(rows.amax(dim=-1).isfinite().all()) for rows in logits):
         raise non_finite_logits()
-    return ReferenceOutput(
-        tokens, torch.stack(logits), states[: model.spec.n_layers], None, model.spec.engine
-    )
+    return ReferenceOutput(tokens, torch.stack(logits), states, None, model.spec.engine)
 
 
 def _texts(spec: ModelSpec) -> Tensor:

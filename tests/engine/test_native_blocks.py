@@ -36,6 +36,7 @@ from skipsearch.engine.native.blocks import (
     dequantize,
     quantize,
     round_weight,
+    split_blocks,
 )
 from skipsearch.engine.native.panels import PanelLinear, PanelPacker
 from skipsearch.engine.native.repack import repack_weights
@@ -83,12 +84,13 @@ def random_weight(out: int, width: int) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_weight_is_off_by_a_step_of_its_block_at_most(shape: tuple[int, int], bits: int) -> None:
     weight = random_weight(*shape)
-    numbers, scales = quantize(weight, bits)
+    blocks = quantize(weight, bits)
+    numbers, scales = split_blocks(blocks)
     groups = -(-shape[1] // 32)
     assert (numbers.dtype, numbers.shape) == (torch.uint8, (shape[0], groups, 32))
     assert (scales.dtype, scales.shape) == (torch.float16, (shape[0], groups))
     assert int(numbers.max()) < 2**bits
-    rounded = dequantize(numbers, scales, bits).flatten(1)[:, : shape[1]]
+    rounded = dequantize(blocks, bits).flatten(1)[:, : shape[1]]
     step = scales.float().abs().repeat_interleave(32, dim=1)[:, : shape[1]]
     steps = 0.51 if bits == 8 else 1.51  # the largest magnitude of one sign may be cut off
     assert bool(((rounded - weight).abs() <= steps * step + 1e-7).all())

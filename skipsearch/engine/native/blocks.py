@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from skipsearch.engine.native import structs
+from skipsearch.engine.native.build import load_or_build
 from skipsearch.engine.native.structs import GROUP_SIZE, PANEL_ROWS
 
 SUPER_GROUPS = 8  # blocks of a super-block
@@ -60,44 +62,35 @@ BLOCK_FORMATS = {
 }
 FORMAT_BY_CODE = {block_format.code: block_format for block_format in BLOCK_FORMATS.values()}
 FORMAT_OF_BITS = {bits: BLOCK_FORMATS[f"q{bits}_0"] for bits in (8, 6, 5, 4)}
-MAX_HALF = 65504.0
-# Scales that are tried for fewer than 8 bits: the largest magnitude over each of these numbers.
-SCALE_STEPS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6)
 
 
-def quantize(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Round weights [out, in] to (numbers [out, groups, 32], scales [out, groups] in float16).
+def quantize(weight: Tensor, bits: int) -> Tensor:
+    """Round weights [out, in] to blocks, bytes [out, groups, UNPACKED_BYTES].
 
     With 8 bits a scale is the largest magnitude of its block over 127. With fewer bits the weight
     of the largest magnitude takes the lowest number, and of a few scales near that one the scale
     with the least squared error is taken.
-    bits: a key of FORMAT_OF_BITS.
+    bits: a key of FORMAT_OF_BITS. Raises: ModelError if the library cannot be built.
     """
-    zero = FORMAT_OF_BITS[bits].zero
-    groups = F.pad(weight.float(), (0, -weight.shape[1] % GROUP_SIZE)).unflatten(
-        1, (-1, GROUP_SIZE)
+    groups = F.pad(weight.float(), (0, -weight.shape[1] % GROUP_SIZE)).contiguous()
+    shape = (len(groups), groups.shape[1] // GROUP_SIZE, UNPACKED_BYTES)
+    blocks = torch.empty(shape, dtype=torch.uint8)
+    load_or_build().quantize_blocks(
+        structs.QuantizeArgs(
+            groups.data_ptr(), groups.numel() // GROUP_SIZE, bits, blocks.data_ptr()
+        )
     )
-    if bits == 8:
-        scales = _to_half(groups.abs().amax(dim=-1) / 127)
-        return _round_to_scales(groups, scales, 1, 255, zero), scales
-    extreme = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True))[..., 0]
-    candidates = []
-    for step in SCALE_STEPS:
-        scales = _to_half(extreme / -(zero + step))
-        numbers = _round_to_scales(groups, scales, 0, 2 * zero - 1, zero)
-        error = (dequantize(numbers, scales, bits) - groups).square_().sum(dim=-1)
-        candidates.append((error, numbers, scales))
-    best_error, best_numbers, best_scales = candidates[0]
-    for error, numbers, scales in candidates[1:]:
-        is_better = error < best_error
-        best_error = torch.where(is_better, error, best_error)
-        best_numbers = torch.where(is_better[..., None], numbers, best_numbers)
-        best_scales = torch.where(is_better, scales, best_scales)
-    return best_numbers, best_scales
+    return blocks
 
 
-def dequantize(numbers: Tensor, scales: Tensor, bits: int) -> Tensor:
-    """Return the weights that `quantize` encoded, [out, groups, 32] in float32, exactly."""
+def split_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (numbers [out, groups, 32], scales [out, groups] in float16) of blocks."""
+    return blocks[..., 2:], blocks[..., :2].contiguous().view(torch.float16)[..., 0]
+
+
+def dequantize(blocks: Tensor, bits: int) -> Tensor:
+    """Return the weights of blocks, [out, groups, 32] in float32, exactly."""
+    numbers, scales = split_blocks(blocks)
     return (numbers.float() - FORMAT_OF_BITS[bits].zero) * scales.float()[..., None]
 
 
@@ -105,22 +98,7 @@ def round_weight(weight: Tensor, bits: int) -> Tensor:
     """Return a matrix [out, in] after rounding to `bits` bits, in its own dtype."""
     rows = max(1, CHUNK_WEIGHTS // weight.shape[1])
     parts = [
-        dequantize(*quantize(part, bits), bits).flatten(1)[:, : weight.shape[1]].to(weight.dtype)
+        dequantize(quantize(part, bits), bits).flatten(1)[:, : weight.shape[1]].to(weight.dtype)
         for part in weight.split(rows)
     ]
     return torch.cat(parts)
-
-
-def to_unpacked_blocks(numbers: Tensor, scales: Tensor) -> Tensor:
-    """Return what `quantize` returned as bytes, [out, groups, UNPACKED_BYTES]."""
-    scale_bytes = scales.contiguous().view(torch.uint8).unflatten(-1, (-1, 2))
-    return torch.cat([scale_bytes, numbers], dim=-1)
-
-
-def _to_half(scales: Tensor) -> Tensor:
-    return scales.clamp(-MAX_HALF, MAX_HALF).half()
-
-
-def _round_to_scales(groups: Tensor, scales: Tensor, low: int, high: int, zero: int) -> Tensor:
-    divisors = torch.where(scales == 0, 1, scales.float())[..., None]
-    return ((groups / divisors).round_() + zero).clamp_(low, high).to(torch.uint8)

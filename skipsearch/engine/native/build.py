@@ -83,7 +83,7 @@ INSTRUCTION_SETS: dict[str, InstructionSet] = {  # the plainest first
 }
 # kernels.cpp is compiled for each of these, with the flags of the instruction set.
 KERNEL_TYPES = ("float", "bf16", "double")
-SHARED_KERNELS = ("block_product",)  # compiled once, with the same flags
+SHARED_KERNELS = ("block_product", "quantize")  # compiled once, with the same flags
 HOST_SOURCES = ("exports", "packing", "visibility", "threads")
 COMPILE_TIMEOUT_S = 600.0
 
@@ -108,6 +108,9 @@ class NativeLibrary:
         self.c_read_rows = handle.skipsearch_read_rows
         self.c_read_rows.argtypes = (ctypes.c_int64, ctypes.c_void_p)
         self.c_read_rows.restype = None
+        self.c_quantize_blocks = handle.skipsearch_quantize_blocks
+        self.c_quantize_blocks.argtypes = (ctypes.c_void_p,)
+        self.c_quantize_blocks.restype = None
         self.c_pack_blocks = handle.skipsearch_pack_blocks
         self.c_pack_blocks.argtypes = (ctypes.c_void_p,)
         self.c_pack_blocks.restype = None
@@ -143,6 +146,10 @@ class NativeLibrary:
     def read_rows(self, dtype: torch.dtype, args: structs.ReadRowsArgs) -> None:
         """Copy rows of a matrix out of its panels."""
         self.c_read_rows(_dtype_code(dtype), ctypes.byref(args))
+
+    def quantize_blocks(self, args: structs.QuantizeArgs) -> None:
+        """Round weights to blocks."""
+        self.c_quantize_blocks(ctypes.byref(args))
 
     def pack_blocks(self, args: structs.PackArgs) -> None:
         """Pack rows of blocks into panels."""

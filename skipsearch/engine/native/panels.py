@@ -20,7 +20,6 @@ from skipsearch.engine.native.blocks import (
     FORMAT_BY_CODE,
     FORMAT_OF_BITS,
     quantize,
-    to_unpacked_blocks,
 )
 from skipsearch.engine.native.build import NativeLibrary
 from skipsearch.engine.native.structs import DENSE, PANEL_ROWS
@@ -254,7 +253,7 @@ class PanelPacker:
             if self.bits is None:
                 _copy_dense(to, rows)
                 continue
-            blocks = to_unpacked_blocks(*quantize(rows.flatten(0, 1), self.bits)).flatten(1)
+            blocks = quantize(rows.flatten(0, 1), self.bits).flatten(1)
             addresses = blocks.data_ptr() + torch.arange(len(blocks)) * blocks.shape[1]
             self._pack_blocks(panels, kind, to, addresses, is_unpacked=True)
         return panels

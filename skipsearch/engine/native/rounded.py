@@ -40,11 +40,14 @@ class _RoundedLayers(Sequence[tuple[Attention, MLP]]):
 
     def __init__(self, layers: Sequence[tuple[Attention, MLP]], round_linear: Any):
         self._layers, self._round_linear = layers, round_linear
+        self._latest: tuple[int, tuple[Attention, MLP]] | None = None
 
     def __len__(self) -> int:
         return len(self._layers)
 
     def __getitem__(self, i: Any) -> Any:
+        if self._latest is not None and self._latest[0] == i:
+            return self._latest[1]
         attention, mlp = self._layers[i]
         attention = replace(
             attention, qkv=self._round_linear(attention.qkv), out=self._round_linear(attention.out)
@@ -52,4 +55,5 @@ class _RoundedLayers(Sequence[tuple[Attention, MLP]]):
         mlp = replace(
             mlp, gate_up=self._round_linear(mlp.gate_up), down=self._round_linear(mlp.down)
         )
+        self._latest = i, (attention, mlp)
         return attention, mlp

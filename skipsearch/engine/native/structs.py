@@ -130,6 +130,15 @@ class ReadRowsArgs(ctypes.Structure):
     )
 
 
+class QuantizeArgs(ctypes.Structure):
+    _fields_ = (
+        ("weights", c_void_p),
+        ("n_blocks", c_int64),
+        ("bits", c_int64),
+        ("blocks", c_void_p),
+    )
+
+
 class PackArgs(ctypes.Structure):
     _fields_ = (
         ("rows", c_void_p),

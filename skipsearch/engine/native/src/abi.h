@@ -113,6 +113,13 @@ struct ReadRowsArgs {
     void *to;
 };
 
+// Rounds weights to blocks.
+struct QuantizeArgs {
+    const float *weights;          // [n_blocks, 32]
+    int64_t n_blocks, bits;        // bits: 4 to 6, or 8
+    void *blocks;                  // [n_blocks] UnpackedBlock
+};
+
 // Packs rows of blocks into panels of one kind.
 struct PackArgs {
     const uint8_t *const *rows;    // [n_panels, PANEL_ROWS]; null: a row of zeros

@@ -25,6 +25,12 @@ constexpr int SUPER_GROUPS = 8;
 constexpr int LOW_BYTES = GROUP_SIZE * int(PANEL_ROWS) / 2;       // lower 4 bits of a group
 constexpr int PLANE_BYTES = STEP_SIZE * int(PANEL_ROWS);          // one byte a word
 
+// A block of numbers, one a byte: weights that `quantize_blocks` rounded, on their way to a panel.
+struct UnpackedBlock {
+    uint16_t scale;                // half
+    uint8_t numbers[GROUP_SIZE];
+};
+
 struct BlockFormat {
     int bits, zero;
     bool has_min, has_super_blocks;

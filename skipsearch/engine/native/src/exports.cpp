@@ -123,6 +123,8 @@ EXPORT int skipsearch_run_draft(const Model *model, const PassArgs *first, int64
     }
 }
 
+EXPORT void skipsearch_quantize_blocks(const QuantizeArgs *args) { quantize_blocks(*args); }
+
 EXPORT void skipsearch_pack_blocks(const PackArgs *args) { pack_blocks(*args); }
 
 EXPORT void skipsearch_read_rows(int64_t dtype, const ReadRowsArgs *args) {

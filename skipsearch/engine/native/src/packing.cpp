@@ -6,12 +6,6 @@
 
 namespace {
 
-// What `is_unpacked` of PackArgs means: a block of GROUP_SIZE numbers, one a byte.
-struct UnpackedBlock {
-    uint16_t scale;                // half
-    uint8_t numbers[GROUP_SIZE];
-};
-
 // One group of one output. scale and minimum are halves; in a super-block they are integers.
 struct Group {
     uint8_t numbers[GROUP_SIZE];
