@@ -75,7 +75,9 @@ def bench(
     ] = False,
     modules: Annotated[
         list[Path] | None,
-        typer.Option(help="With --methods: a folder of trained parts to include. May be repeated."),
+        typer.Option(
+            help="With --methods: a folder of trained modules to include. May be repeated."
+        ),
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Number of hold-out prompts.")] = 16,
     repeats: Annotated[

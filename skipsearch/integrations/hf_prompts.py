@@ -135,7 +135,7 @@ def _count_padding(ids: Tensor, settings: Mapping[str, Any], visible: list[bool]
         )
     if not all(visible[padding:]):
         raise UnsupportedRequest(
-            f"{name} hides a token behind one that the model sees; only padding on the left is "
+            f"{name} hides a token after one that the model sees; only padding on the left is "
             "carried out: pass an "
             "attention_mask of ones, or take these tokens out of the prompt"
         )
