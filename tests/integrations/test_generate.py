@@ -326,11 +326,11 @@ SENSELESS: list[tuple[dict[str, Any], str]] = [
     ({"stopping_criteria": [EosTokenCriteria(9)]}, "EosTokenCriteria.*pass eos_token_id instead"),
     (
         {"attention_mask": torch.tensor([[1, 1, 0, 1, 1]])},
-        "attention_mask hides a token behind one",
+        "attention_mask hides a token after one",
     ),
     (
         {"attention_mask": torch.tensor([[1, 1, 1, 1, 0]])},
-        "attention_mask hides a token behind one",
+        "attention_mask hides a token after one",
     ),
     ({"attention_mask": torch.zeros(1, 5)}, "attention_mask hides every token"),
     (
