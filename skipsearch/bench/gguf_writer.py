@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skipsearch.engine.native.int8 import GROUP_SIZE, quantize_q8
+from skipsearch.engine.native.blocks import GROUP_SIZE, quantize
 from skipsearch.errors import DecodeError
 
 TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}
-Q8_0 = "Q8_0"
+BITS = (8, 5, 4)  # of blocks that GGUF and the engine native both have
 
 
-def unsupported_reason(model: Any, int8: bool = False) -> str | None:
+def unsupported_reason(model: Any, bits: int | None = None) -> str | None:
     """Return why a Hugging Face model cannot be written, as half a sentence; None if it can."""
     config = model.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
@@ -32,31 +32,35 @@ def unsupported_reason(model: Any, int8: bool = False) -> str | None:
         return "its rotary angles are scaled"
     if config.hidden_act != "silu":
         return f"llama.cpp's llama has no activation {config.hidden_act}"
-    if int8 and any(
+    if bits not in (None, *BITS):
+        return f"GGUF has no blocks of {bits} bits without a minimum"
+    if bits and any(
         weight.ndim == 2 and weight.shape[1] % GROUP_SIZE for weight in model.parameters()
     ):
-        return f"{Q8_0} takes {GROUP_SIZE} inputs together, and a matrix has another number of them"
+        return (
+            f"Q{bits}_0 takes {GROUP_SIZE} inputs together, and a matrix has another number of them"
+        )
     dtype = next(model.parameters()).dtype
     return None if dtype in TYPES else f"GGUF has no {str(dtype).removeprefix('torch.')}"
 
 
-def write_gguf(model: Any, path: Path, int8: bool = False) -> None:
+def write_gguf(model: Any, path: Path, bits: int | None = None) -> None:
     """Write a LlamaForCausalLM as a GGUF file.
 
     Matrices keep their dtype and vectors become float32, as in llama.cpp's own converter.
-    int8: matrices become Q8_0, with the same numbers and scales that engine `native` uses. An
-        untied embedding keeps its dtype.
+    bits: matrices become Q8_0, Q5_0 or Q4_0, with the numbers and scales that engine `native` uses.
+        An untied embedding keeps its dtype.
 
     Raises: DecodeError for an unsupported model; ImportError if the package gguf is not installed.
     """
     import gguf
 
-    if reason := unsupported_reason(model, int8):
+    if reason := unsupported_reason(model, bits):
         raise DecodeError(f"llama.cpp cannot take part: {reason}")
     config: Any = model.config
     kind = TYPES[next(model.parameters()).dtype]
     writer: Any = gguf.GGUFWriter(path, "llama")
-    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{Q8_0}" if int8 else FILE_TYPES[kind]])
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_Q{bits}_0" if bits else FILE_TYPES[kind]])
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -79,7 +83,7 @@ def write_gguf(model: Any, path: Path, int8: bool = False) -> None:
             weight.detach() if n_heads is None else _interleave_halves(weight.detach(), n_heads)
         )
         matrix = weight.ndim == 2 and (config.tie_word_embeddings or "embed_tokens" not in name)
-        _add_tensor(writer, gguf_name, weight, Q8_0 if int8 and matrix else kind)
+        _add_tensor(writer, gguf_name, weight, f"Q{bits}_0" if bits and matrix else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -99,8 +103,10 @@ def _add_tensor(writer: Any, name: str, weight: Tensor, kind: str) -> None:
     import gguf
     import numpy as np
 
-    if kind == Q8_0:
-        writer.add_tensor(name, quantise_q8_0(weight), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    if kind.startswith("Q"):
+        bits = int(kind[1])
+        raw_dtype = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(name, pack_rows(weight, bits), raw_dtype=raw_dtype)
         return
     if weight.ndim == 1 or kind != "BF16":
         writer.add_tensor(
@@ -111,13 +117,19 @@ def _add_tensor(writer: Any, name: str, weight: Tensor, kind: str) -> None:
     writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
 
 
-def quantise_q8_0(weight: Tensor) -> Any:
-    """Quantize a matrix [out, in] to Q8_0. Returns bytes [out, n].
+def pack_rows(weight: Tensor, bits: int) -> Any:
+    """Return a weight [out, in] in blocks of 32 as GGUF stores them: bytes [out, n].
 
-    Each block of 32 inputs is a float16 scale followed by 32 int8 numbers.
+    A block is a float16 scale, with 5 bits the fifth bits, and the numbers.
     """
-    numbers, scales = quantize_q8(weight)
-    blocks = numbers.view(torch.uint8).unflatten(1, (-1, GROUP_SIZE))
-    return (
-        torch.cat([scales.half()[..., None].view(torch.uint8), blocks], dim=-1).flatten(1).numpy()
-    )
+    numbers, scales = quantize(weight, bits)
+    parts = [scales[..., None].view(torch.uint8)]
+    if bits == 8:
+        parts.append((numbers.short() - 128).to(torch.int8).view(torch.uint8))
+    else:
+        if bits == 5:
+            fifth = (numbers >> 4).unflatten(-1, (4, 8)) << torch.arange(8, dtype=torch.uint8)
+            parts.append(fifth.sum(dim=-1, dtype=torch.uint8))
+        low = numbers & 15
+        parts.append(low[..., : GROUP_SIZE // 2] | low[..., GROUP_SIZE // 2 :] << 4)
+    return torch.cat(parts, dim=-1).flatten(1).numpy()

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from skipsearch.bench.gguf_writer import Q8_0, write_gguf
+from skipsearch.bench.gguf_writer import write_gguf
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.loading.quantize import split_activations
 
 PLAIN, LOOKUP = "llama-cpp", "llama-cpp-lookup"
 NAMES = (PLAIN, LOOKUP)
@@ -32,16 +33,19 @@ class LlamaCpp:
     It runs on as many threads as torch uses. Its K/V are float16, llama.cpp's default.
     """
 
-    def __init__(self, model: ModelAdapter, int8: bool = False):
-        """Load the weights of a model that Hugging Face's modules hold.
+    def __init__(
+        self, model: ModelAdapter, bits: int | None = None, gguf_file: Path | None = None
+    ):
+        """Load the weights of a model.
 
-        int8: convert the weights to Q8_0. llama.cpp then rounds the inputs of a matrix to 8 bits
-            too, so its tokens may differ.
+        model: in Hugging Face's modules, unless there is a file.
+        bits: the weights are rounded to so many bits, as `native-8bit` and its like round them.
+        gguf_file: where the weights are; None: `model` is written to a file.
 
         Raises: DecodeError if llama.cpp is not installed or cannot run the model.
         """
         hf = getattr(model, "model", None)
-        if hf is None or model.spec.device.type != "cpu":
+        if (hf is None and gguf_file is None) or model.spec.device.type != "cpu":
             raise DecodeError(
                 "llama.cpp takes part on a CPU, with weights of Hugging Face's modules, and "
                 f"{model.spec.id} has none there"
@@ -55,16 +59,21 @@ class LlamaCpp:
                 "'skipsearch[llama-cpp]'"
             ) from None
         self.api: Any = llama_cpp
-        self.int8 = int8
-        self.dtype, self.vocab_size = Q8_0 if int8 else model.spec.dtype_name, model.spec.vocab_size
+        self.bits = bits
+        self.rounds_inputs = bits is not None or gguf_file is not None
+        self.dtype = f"Q{bits}_0" if bits else model.spec.dtype_name
+        if gguf_file is not None:
+            self.dtype = str(split_activations(model.spec.quantization, None)[0])
+        self.vocab_size = model.spec.vocab_size
         self.context, self.context_tokens, self.threads = None, 0, 0
         # The callback is kept alive here, because C calls it for as long as the process runs.
         self._log_callback = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log_callback, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.gguf"
-            write_gguf(hf, path, int8)
+            path = gguf_file or Path(folder) / "model.gguf"
+            if gguf_file is None:
+                write_gguf(hf, path, bits)
             params: Any = llama_cpp.llama_model_default_params()
             params.use_mmap = False  # the file is deleted right after loading
             self.model: Any = llama_cpp.llama_model_load_from_file(str(path).encode(), params)

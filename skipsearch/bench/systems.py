@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from skipsearch.bench.hugging_face import GENERATE_VARIANTS, HFGenerate
@@ -22,7 +23,7 @@ from skipsearch.drafters.skip.spec import Skip
 from skipsearch.engine import ENGINES, canonical_name
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.loading.quantize import NATIVE_INT8
+from skipsearch.models.loading.quantize import native_bits
 from skipsearch.profile import Profile
 
 PROFILE_SYSTEMS = (
@@ -115,14 +116,16 @@ def make_systems(
     profile: Profile | None,
     load_model: ModelLoader,
     exact: bool = False,
+    gguf: Path | None = None,
 ) -> list[System]:
     """Make the systems with these names.
 
     engine: of the systems that name none.
     load_model: returns the model on an engine, the same object for the same name. For
         `PLAIN_WEIGHTS` it returns the unquantized weights in Hugging Face's modules: llama.cpp
-        makes its 8-bit weights from them.
+        makes its quantized weights from them.
     exact: decode with `exact` in our systems.
+    gguf: the file of the model, which llama.cpp reads too; None if the model is no file.
 
     Raises: DecodeError for an unknown system, one named twice, or one that the profile has no
         recipe for; ModelError if the engine cannot run the model.
@@ -148,11 +151,10 @@ def make_systems(
             )
             continue
         if name in BY_LLAMA_CPP:
-            eight_bits = load_model(engine).spec.quantization == NATIVE_INT8
-            theirs = load_model(engine if eight_bits else "hf")
-            llama = llama or LlamaCpp(
-                load_model(PLAIN_WEIGHTS) if eight_bits else theirs, eight_bits
-            )
+            bits = native_bits(load_model(engine).spec.quantization)
+            theirs = load_model(engine if bits or gguf else "hf")
+            weights = load_model(PLAIN_WEIGHTS) if bits else theirs
+            llama = llama or LlamaCpp(weights, bits, gguf)
             systems.append(
                 ExternalSystem(name, "llama.cpp", theirs, LlamaGenerate(name, llama))
             )  # `theirs` has as many bytes of weights as llama.cpp's

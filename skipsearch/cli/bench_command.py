@@ -10,6 +10,7 @@ import typer
 
 from skipsearch.cli.open_model import defaults_from_profile, resolve_task
 from skipsearch.cli.options import (
+    Activations,
     Device,
     Dtype,
     Engine,
@@ -17,6 +18,7 @@ from skipsearch.cli.options import (
     Quantization,
     Threads,
     load_model_and_engine,
+    merge_activations,
     profile_model_argument,
     require_usage,
     warn,
@@ -120,6 +122,7 @@ def bench(
     device: Device = "auto",
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    activations: Activations = None,
     engine: Engine = "auto",
     threads: Threads = None,
     as_json: Json = False,
@@ -131,6 +134,7 @@ def bench(
     with Hugging Face's generate. All decode greedily and take turns in one run, and ratios are
     paired by prompt. Speed excludes the first token. A legend below the tables explains the
     headings."""
+    quantization = merge_activations(quantization, activations)
     require_usage(profile is not None or model is not None, "give --profile FILE or --model M")
     require_usage(methods or not modules, "--modules goes with --methods")
     require_usage(
@@ -179,7 +183,9 @@ def bench(
     from skipsearch.cli.bench_view import print_costs, print_rows
     from skipsearch.cli.consoles import err, out, print_json
     from skipsearch.cli.progress import ProgressBar
-    from skipsearch.models.loading.quantize import NATIVE_INT8
+    from skipsearch.models.loading.aliases import find_packaged_model
+    from skipsearch.models.loading.gguf_model import is_gguf
+    from skipsearch.models.loading.quantize import is_native_quantization
     from skipsearch.models.synthetic import is_synthetic
     from skipsearch.profile import load_profile
 
@@ -224,10 +230,13 @@ def bench(
     usual = [
         "plain",
         *(["profile"] if loaded else []),
-        *([] if sizes or quantization == NATIVE_INT8 else ["hf-generate"]),
+        *([] if sizes or is_native_quantization(main.spec.quantization) else ["hf-generate"]),
     ]
     names = [n.strip() for n in systems.split(",")] if systems else usual
-    contenders = make_systems(names, engine, loaded, by_engine, exact)
+    file = find_packaged_model(chosen)
+    contenders = make_systems(
+        names, engine, loaded, by_engine, exact, Path(file) if is_gguf(file) else None
+    )
     name, requests = _make_requests(main, task or "pycode", data, prompts)
     if sizes:
         _print_batch_table(
@@ -287,11 +296,11 @@ def bench(
         return
     print_rows(out, rows)
     print_costs(out, table)
-    if any(llama.int8 for llama in llamas.values()):
+    if any(llama.rounds_inputs for llama in llamas.values()):
         warn(
             [
-                "llama.cpp has the same weights as Q8_0, and rounds what goes into a matrix to 8 "
-                "bits too, so its tokens may differ"
+                "llama.cpp has the same weights, and rounds the inputs of a matrix to 8 bits in a way "
+                "of its own, so its tokens may differ"
             ]
         )
 
@@ -366,7 +375,7 @@ def _print_methods_table(
     from skipsearch.bench.method_table import to_markdown, to_report_data
     from skipsearch.cli.consoles import err, out, print_json
     from skipsearch.cli.tune_view import TuneView
-    from skipsearch.models.loading.quantize import NATIVE_INT8
+    from skipsearch.models.loading.quantize import is_native_quantization
     from skipsearch.tasks import load_task
 
     chosen = load_task(task, data=data)
@@ -375,7 +384,7 @@ def _print_methods_table(
     device, dtype, _, threads, quantization = model_options
     theirs = (
         None
-        if adapter.spec.quantization == NATIVE_INT8
+        if is_native_quantization(adapter.spec.quantization)
         else load_model_and_engine(model, device, dtype, "hf", threads, quantization)
     )
     with TuneView(err) as view:
@@ -394,14 +403,14 @@ def _make_requests(
     They are the task's hold-out prompts, or random token ids for a model without a tokenizer.
     """
     from skipsearch.bench import make_random_requests, make_task_requests
-    from skipsearch.replay.workload import context_warnings, make_workload
+    from skipsearch.replay.workload import context_warnings, make_workload, template_warnings
     from skipsearch.tasks import load_task
 
     if model.tokenizer is None:
         warn([f"{model.spec.id} has no tokenizer, so its prompts are random tokens"])
         return "random tokens", make_random_requests(model, n_requests)
     chosen = load_task(task, data=data)
-    warn([*chosen.notes, *context_warnings(chosen, model.spec)])
+    warn([*chosen.notes, *context_warnings(chosen, model.spec), *template_warnings(chosen, model)])
     held_out = _balance_categories(chosen.holdout, n_requests)
     return chosen.name, make_task_requests(model, make_workload(model, chosen, held_out), held_out)
 

@@ -20,6 +20,7 @@ from skipsearch.cli.open_model import (
     warn_about_verdict,
 )
 from skipsearch.cli.options import (
+    Activations,
     Device,
     Dtype,
     Engine,
@@ -29,6 +30,7 @@ from skipsearch.cli.options import (
     Threads,
     TopK,
     TopP,
+    merge_activations,
     warn,
 )
 from skipsearch.cli.streams import decode_argument
@@ -69,6 +71,7 @@ def chat(
     device: Device = "auto",
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    activations: Activations = None,
     engine: Engine = "auto",
     threads: Threads = None,
 ) -> None:
@@ -77,6 +80,7 @@ def chat(
     Talk to a model. A base model, which has no chat template, continues the text instead. The
     conversation stays in the model's cache, so each turn computes only what is new. Type /help for
     the commands."""
+    quantization = merge_activations(quantization, activations)
     from skipsearch.cli.consoles import err
     from skipsearch.decoding.conversation import Conversation
     from skipsearch.engine.sampler import SamplingParams

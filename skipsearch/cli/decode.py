@@ -17,6 +17,7 @@ from skipsearch.cli.open_model import (
     warn_about_verdict,
 )
 from skipsearch.cli.options import (
+    Activations,
     Device,
     Dtype,
     Engine,
@@ -27,6 +28,7 @@ from skipsearch.cli.options import (
     Threads,
     TopK,
     TopP,
+    merge_activations,
     require_usage,
     warn,
 )
@@ -97,6 +99,7 @@ def decode(
     device: Device = "auto",
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    activations: Activations = None,
     engine: Engine = "auto",
     threads: Threads = None,
     exact: Annotated[
@@ -132,6 +135,7 @@ def decode(
     Generate text with a profile. Its drafters propose tokens, the full model verifies them, and the
     result is the full model's own text. Control characters in the text are escaped on a terminal,
     such as \\x1b; a pipe gets the text as it is."""
+    quantization = merge_activations(quantization, activations)
     given = [x is not None for x in (source, prompt, prompts)]
     require_usage(
         sum(given) == 1,

@@ -105,7 +105,7 @@ def _check_memory() -> str:
 def _check_quantization() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
-    from skipsearch.models.loading.quantize import NATIVE_INT8, QUANTIZATIONS
+    from skipsearch.models.loading.quantize import NATIVE_QUANTIZATIONS, QUANTIZATIONS
 
     versions = {}
     for library in dict.fromkeys(library for library, _ in QUANTIZATIONS.values()):
@@ -116,7 +116,7 @@ def _check_quantization() -> str:
     return ", ".join(
         [
             *(f"{library} {state}" for library, state in versions.items()),
-            f"{NATIVE_INT8} by the engine native on a CPU",
+            f"{', '.join(NATIVE_QUANTIZATIONS)} by the engine native on a CPU",
         ]
     )
 

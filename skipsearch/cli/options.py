@@ -37,8 +37,16 @@ Quantization = Annotated[
     str | None,
     typer.Option(
         help="Load the weights in fewer bits: bitsandbytes-4bit, bitsandbytes-8bit, "
-        "torchao-4bit or torchao-8bit (by that library), or native-8bit (by the engine "
-        "native, on a CPU)."
+        "torchao-4bit or torchao-8bit (by that library), or native-8bit, native-6bit, native-5bit "
+        "or native-4bit (by the engine native, on a CPU)."
+    ),
+]
+Activations = Annotated[
+    str | None,
+    typer.Option(
+        help="How the engine native rounds the inputs of quantised matrices: int8 (as llama.cpp "
+        "does; the default), int16 (closer to the unrounded model, slower for drafts) or float "
+        "(not at all; slower)."
     ),
 ]
 Engine = Annotated[
@@ -114,7 +122,8 @@ def load_cli_model(
     from skipsearch.cli.progress import ProgressBar
     from skipsearch.engine import canonical_name, is_native_allowed, load_model
     from skipsearch.engine.native import prebuild
-    from skipsearch.models.loading.quantize import NATIVE_INT8
+    from skipsearch.models.loading.aliases import find_packaged_model
+    from skipsearch.models.loading.quantize import is_native_quantization
     from skipsearch.profile.model_locations import record_location
 
     if threads:
@@ -125,8 +134,11 @@ def load_cli_model(
         def report_progress(done: int, total: int) -> None:
             bar.update(compiling, completed=done, total=total, visible=True)
 
-        # `native-8bit` weights have another form, which engine hf cannot run.
-        load_as_hf = (engine, preferred_engine) == ("auto", "hf") and quantization != NATIVE_INT8
+        # Weights in blocks have another form, which engine hf cannot run.
+        load_as_hf = (engine, preferred_engine) == (
+            "auto",
+            "hf",
+        ) and not is_native_quantization(quantization)
         model = load_model(
             name,
             device=device,
@@ -142,8 +154,8 @@ def load_cli_model(
             and is_native_allowed()
         ):
             prebuild(model, report_progress)
-    folder = Path(name).expanduser()
-    if name != "demo" and model.spec.weights_sha256 is not None and folder.is_dir():
+    folder = Path(find_packaged_model(name)).expanduser()
+    if name != "demo" and model.spec.weights_sha256 is not None and folder.exists():
         record_location(model.spec.weights_sha256, folder)
     return model
 
@@ -223,9 +235,20 @@ def loadable_quantization(quantization: str | None) -> str | None:
 
     None for any other: then the weights are stored in it.
     """
-    from skipsearch.models.loading.quantize import QUANTIZATION_NAMES
+    from skipsearch.models.loading.quantize import is_loadable
 
-    return quantization if quantization in QUANTIZATION_NAMES else None
+    return quantization if is_loadable(quantization) else None
+
+
+def merge_activations(quantization: str | None, activations: str | None) -> str | None:
+    """Return one name for both options. Raises: BadParameter for unknown activations."""
+    from skipsearch.errors import ModelError
+    from skipsearch.models.loading.quantize import join_activations
+
+    try:
+        return join_activations(quantization, activations)
+    except ModelError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def warn(sentences: list[str]) -> None:

@@ -14,7 +14,16 @@ from skipsearch.cli.open_model import (
     make_decoder,
     warn_about_verdict,
 )
-from skipsearch.cli.options import Device, Dtype, Engine, Quantization, Threads, warn
+from skipsearch.cli.options import (
+    Activations,
+    Device,
+    Dtype,
+    Engine,
+    Quantization,
+    Threads,
+    merge_activations,
+    warn,
+)
 from skipsearch.cli.streams import decode_argument
 
 
@@ -92,6 +101,7 @@ def serve(
     device: Device = "auto",
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    activations: Activations = None,
     engine: Engine = "auto",
     threads: Threads = None,
     exact: Annotated[
@@ -114,6 +124,7 @@ def serve(
     SKIPSEARCH_API_KEY may hold the key that clients must send, or several with commas between them.
     Requests with the same key share the cache of common prompt beginnings. Ctrl-C or SIGTERM
     finishes the running requests and takes no new ones."""
+    quantization = merge_activations(quantization, activations)
     from skipsearch.cli.consoles import err
     from skipsearch.serve.auth import APIKeys
     from skipsearch.serve.limits import Limits

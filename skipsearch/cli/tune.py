@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from skipsearch.cli.options import (
+    Activations,
     Device,
     Dtype,
     Engine,
@@ -16,6 +17,7 @@ from skipsearch.cli.options import (
     Seed,
     Threads,
     load_cli_model,
+    merge_activations,
     require_usage,
     select_engine,
     warn,
@@ -73,6 +75,7 @@ def tune(
     device: Device = "auto",
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    activations: Activations = None,
     engine: Engine = "auto",
     threads: Threads = None,
     seed: Seed = 0,
@@ -125,6 +128,7 @@ def tune(
 
     You can interrupt a search at any time: the same command with --resume continues it. With
     several GPUs, start one process on each, all with the same --study postgresql://…"""
+    quantization = merge_activations(quantization, activations)
     require_usage(
         not (resume and force), "--resume keeps the study and --force replaces it: give one of them"
     )
@@ -136,7 +140,7 @@ def tune(
     from skipsearch.profile import save_profile
     from skipsearch.profile.canonical import to_plain_data
     from skipsearch.profile.copy_modules import copy_modules
-    from skipsearch.replay.workload import context_warnings
+    from skipsearch.replay.workload import context_warnings, template_warnings
     from skipsearch.tasks import load_task, task_files
     from skipsearch.tuning.driver import tune as run
     from skipsearch.tuning.settings import (
@@ -179,7 +183,7 @@ def tune(
     if out is not None:
         writable(out)  # before the model is loaded
     adapter = load_cli_model(model, device, dtype, engine, threads, quantization)
-    warn(context_warnings(chosen, adapter.spec))
+    warn([*context_warnings(chosen, adapter.spec), *template_warnings(chosen, adapter)])
     target = out or default_path(adapter, chosen.name)
     journal = writable(target)
     if force and not is_url(journal):

@@ -9,6 +9,7 @@ import typer
 
 from skipsearch.cli.open_model import resolve_task
 from skipsearch.cli.options import (
+    Activations,
     Device,
     Dtype,
     Engine,
@@ -17,6 +18,7 @@ from skipsearch.cli.options import (
     Threads,
     load_model_and_engine,
     loadable_quantization,
+    merge_activations,
     profile_model_argument,
     require_usage,
     warn,
@@ -43,6 +45,7 @@ def verify(
     device: Device = "auto",
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    activations: Activations = None,
     engine: Engine = "auto",
     threads: Threads = None,
     write: Annotated[
@@ -64,6 +67,7 @@ def verify(
 
     An unmeasured profile claims nothing; --write fills its figures in. In a profile repository the
     measured profile becomes a new file, named after this device."""
+    quantization = merge_activations(quantization, activations)
     from skipsearch.profile import load_profile, save_profile
     from skipsearch.profile.copy_modules import copy_modules
     from skipsearch.profile.paths import ANY

@@ -1,24 +1,25 @@
 """Draft, verify, commit: the lossless decoder.
 
-A round, with the pending token "the", whose K/V is not in the cache yet:
+A round, with the pending token "the", whose K/V are not in the cache yet:
 
-    draft     the first drafter that proposes something proposes [cat, sat, up]
+    draft     the first drafter that proposes anything proposes [cat, sat, up]
     verify    one pass of the full model over [the, cat, sat, up] chooses [cat, sat, on, …]
     accept    "cat" and "sat" are accepted, "up" is rejected
     commit    the round yields [cat, sat, on]; "on" is the next pending token
 
-The K/V of "up" stays in the cache until the next pass overwrites it, before anything reads it.
+The K/V of "up" stay in the cache until the next pass overwrites them, before they are read.
 
 Modules:
 
     decoder                       `Decoder`, the class that users call
     loop                          the round above
-    acceptance, trees, processed  which draft tokens are accepted: all of losslessness is here
-    request, stopping             the options of a generation, and when it ends
+    acceptance, trees, processed  which draft tokens are accepted: chains, trees, and requests
+                                  with logits processors; these rules make decoding lossless
+    request, stopping             the options of a generation, and its stop conditions
     session, prefix_cache         successive requests that share a prefix
     batch, batch_cache            requests that are decoded together
     guard                         pauses drafters that do not pay
-    tracing                       what was proposed in each round
+    tracing                       records of the proposals of each round
     conversation                  the turns of a chat
 """
 

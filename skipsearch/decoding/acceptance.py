@@ -1,4 +1,8 @@
-"""Which draft tokens are accepted, and which token follows them: all of losslessness is here."""
+"""Accept or reject the draft tokens of a chain, and choose the token after them.
+
+Decoding is lossless because of the rules of acceptance. They are here for chains, in `trees.py` for
+trees, and in `processed.py` for requests with logits processors.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,13 @@ from torch import Tensor
 
 from skipsearch.errors import non_finite_logits
 
-NOT_FINITE = -1  # in place of a token: the logits of this position are not finite
+NOT_FINITE = -1  # instead of a token, if the logits of its position are not finite
 
 
 def choose_greedy(logits: Tensor) -> Tensor:
     """Return the most likely tokens, [..., V] -> [...]; NOT_FINITE if the best logit is not finite.
 
-    One check is enough, because `argmax` returns a NaN if there is one.
+    Only the best logit is checked, because `argmax` returns the index of a NaN if there is one.
     """
     best = logits.argmax(dim=-1)
     return torch.where(logits.gather(-1, best[..., None])[..., 0].isfinite(), best, NOT_FINITE)
@@ -22,12 +26,11 @@ def choose_greedy(logits: Tensor) -> Tensor:
 def accept_greedy(draft_tokens: Tensor, logits: Tensor) -> tuple[int, int]:
     """Accept draft tokens up to the first that differs from the full model's choice.
 
-    draft_tokens: [N]; logits: [N + 1, V], row i judges draft_tokens[i]. Returns (number of accepted
-    tokens, the full model's choice after them). Raises: ModelError if the logits that choose the
-    next token are not finite.
-    Source: Draft & Verify, algorithm 2.
+    draft_tokens: [N]; logits: [N + 1, V], row i has the full model's logits for draft_tokens[i].
+    Returns (number of accepted tokens, the full model's choice after them). Raises: ModelError if
+    the logits of the next token are not finite. Source: Draft & Verify, algorithm 2.
     """
-    # Read the device once per round.
+    # Copy from the device once per round.
     tokens = torch.cat([draft_tokens, choose_greedy(logits)]).tolist()
     proposed, chosen = tokens[: len(draft_tokens)], tokens[len(draft_tokens) :]
     accepted = next(
@@ -54,9 +57,9 @@ def accept_sampled(
     px = p[:n].gather(1, draft_tokens[:, None])[:, 0]
     qx = torch.ones_like(px) if q is None else q.gather(1, draft_tokens[:, None])[:, 0]
     u = torch.rand(n, generator=generator, device=p.device, dtype=p.dtype)
-    # Comparisons with NaN are false, so tokens from a row of NaN on are rejected.
+    # Comparisons with NaN are false, so the tokens from the first row of NaN on are rejected.
     n_accepted = (u * qx < px).long().cumprod(dim=0).sum()
-    # A softmax of logits with a NaN or +inf is NaN everywhere, so one entry per row tells.
+    # A softmax of logits with a NaN or +inf is NaN everywhere, so one entry per row is checked.
     accepted, *is_nan = torch.cat([n_accepted[None], p[:, 0].isnan()]).tolist()
     if is_nan[accepted]:
         raise non_finite_logits()
@@ -69,9 +72,9 @@ def accept_sampled(
 
 
 def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
-    """Return max(p − q, 0) renormalised, [V]; q None: the one-hot of `token`.
+    """Return max(p − q, 0) renormalised, [V]. q None: the one-hot distribution of `token`.
 
-    If rounding makes all of it zero (p equals q), return p: a rejection has probability zero then.
+    If all entries round to zero (p equals q), return p; a rejection then has probability zero.
     """
     if q is None:
         difference = p.clone()

@@ -2,11 +2,10 @@
 
 Each request runs the loop of `loop.py` on a row of one shared cache. A request that needs a pass
 waits. When all requests wait, the passes of one kind run as one, padded to the longest. Draft
-passes run first, so that one verify pass serves all requests. A batch therefore knows no rule of
-decoding.
+passes run first, so that one verify pass serves all requests. A batch therefore has no decoding
+rules of its own.
 
-A waiting request is a suspended greenlet. One thread drives all requests, and no two run at the
-same time."""
+A waiting request is a suspended greenlet. One thread runs all requests, one at a time."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ from skipsearch.models.kv_cache import KVCache
 
 
 class RunningRequest:
-    """A request of a batch, as a greenlet that runs `work`."""
+    """A request of a batch: a greenlet that runs `work`."""
 
     def __init__(self, work: Callable[[], Any]):
         self.chunk: Chunk | None = None  # tokens of the latest round; None: an error ended it
         self.error: Exception | None = None  # the error that ended the request
-        self.result: Any = None  # the value of `work()`, after it has returned
+        self.result: Any = None  # the return value of `work()`
         self.ended = False
         self._work = work
         self._greenlet = greenlet(self._run_work)
@@ -41,8 +40,9 @@ class RunningRequest:
     def switch(self, pass_result: Any = None) -> Any:
         """Resume the request until it waits again.
 
-        pass_result: the result of the pass that the request waited for, or the error to raise in
-        it. Returns the pass that it waits for; None: it waits for the next round, or has ended.
+        pass_result: the result of the pass for which the request waited, or an error to raise in
+        the request. Returns the pass for which the request waits now; None if it waits for the next
+        round, or has ended.
         """
         self._greenlet.parent = getcurrent()
         message = (
@@ -76,9 +76,9 @@ class RunningRequest:
 
 
 def yield_to_driver(request: PassRequest | None) -> Any:
-    """Suspend the running request and return the driver's answer.
+    """Suspend the running request; return the value with which the batch resumes it.
 
-    request: the pass that the request waits for; None: it waits for the next round.
+    request: the pass for which the running request waits; None: it waits for the next round.
     """
     driver = getcurrent().parent
     assert driver is not None
@@ -88,20 +88,22 @@ def yield_to_driver(request: PassRequest | None) -> Any:
 class Batch:
     """A batch of at most `max_requests` requests that one thread decodes together.
 
-    `run_round` decodes a round of each request; between rounds requests may join and leave.
+    `run_round` decodes a round of each request. Between rounds, requests may join and leave.
 
-    plain_from_batch: number of requests from which on none drafts, because plain decoding is
-    faster then; None: requests always draft. max_slots: of the shared cache, see `BatchCache`.
+    plain_from_batch: number of requests from which on no request drafts, because plain decoding is
+    then faster; None: requests always draft. max_slots: of the shared cache, see `BatchCache`.
 
-    A request gets the tokens that it gets alone, with two exceptions. A sampled request that drafts
-    in other rounds than alone gets another sample of the same distribution. And in fp32 and below
-    a near-tie may be decided differently, because a pass over several rows rounds differently than
-    a pass over one. The second exception does not apply to `exact`: its passes run row by row, or
-    together if the engine is batch-invariant (native).
+    A request gets the same tokens as alone, with two exceptions. A sampled request may get a
+    different sample from the same distribution, because `plain_from_batch` changes in which rounds
+    it drafts. And in fp32 and below, a near-tie may be decided differently, because a pass over
+    several requests rounds differently from a pass over one. The second exception does not apply to
+    `exact`: its passes run one request at a time, or together if the engine is batch-invariant
+    (native).
 
-    Passes also run row by row if the model caches more than K/V by slot, or if a drafter observes
-    hidden states. The engine graph runs passes over several rows as lean does. The times of a
-    request include its waiting for others."""
+    Passes also run one request at a time if the model has state other than a KV cache with slots
+    (recurrent layers), or if a drafter observes hidden states. The engine graph does not capture
+    passes over several requests; it runs them as lean does. The times of a request include the time
+    in which it waits for others."""
 
     def __init__(
         self,
@@ -131,7 +133,7 @@ class Batch:
 
     @property
     def n_free(self) -> int:
-        """Number of requests that may join."""
+        """The number of requests that may join."""
         return self.max_requests - len(self.running)
 
     def join(
@@ -144,8 +146,9 @@ class Batch:
     ) -> RunningRequest:
         """Add a request, which `run_round` decodes from now on.
 
-        trace, prefix_cache: as in `Decoder.stream`; the prefix cache gets a copy. tenant: requests
-        of one tenant share the K/V of the prefix that their prompts share; None: shares nothing.
+        trace, prefix_cache: as in `Decoder.stream`; K/V are copied from and to the prefix cache.
+        tenant: if the prompts of two requests of one tenant share a prefix, its K/V is computed
+        once; None: share nothing.
 
         Raises: DecodeError if a value of the request is not allowed, or if the batch is full.
         """
@@ -166,9 +169,10 @@ class Batch:
         return running
 
     def start_work(self, work: Callable[[], Any]) -> RunningRequest:
-        """Add work that decodes with a cache of `make_cache_source`.
+        """Add a request that is a function. `run_round` starts and resumes `work`.
 
-        Raises: DecodeError if the batch is full.
+        `work` must decode with a cache from `make_cache_source`. Its passes run with those of other
+        requests. Raises: DecodeError if the batch is full.
         """
         if not self.n_free:
             raise DecodeError(
@@ -182,7 +186,7 @@ class Batch:
     def make_cache_source(
         self, prefix_cache: PrefixCache | None = None, tenant: str | None = None
     ) -> CacheSource | None:
-        """Return what lends a request of this batch its cache; None: the loop does.
+        """Return the cache source of a request of this batch; None: the loop provides the cache.
 
         prefix_cache, tenant: as in `join`.
         """
@@ -194,9 +198,9 @@ class Batch:
 
     @no_grad
     def run_round(self) -> list[RunningRequest]:
-        """Decode a round of every request.
+        """Decode a round of every request, and return these requests.
 
-        Returns these requests; those that have ended leave the batch.
+        Requests that have ended leave the batch.
         """
         if self._batch_cache is not None:
             self._batch_cache.compact_rows()
@@ -229,9 +233,9 @@ class Batch:
             self.drop(request)
 
     def make_trace(self, traced: bool = False) -> Trace | None:
-        """Return the trace that pauses a request's drafters; None: it needs none.
+        """Return a trace that can pause a request's drafters; None if the request needs no trace.
 
-        traced: proposals are recorded, too.
+        traced: also record proposals.
         """
         return _BatchTrace(self, traced) if traced or self.plain_from_batch is not None else None
 
@@ -264,7 +268,7 @@ def run_batch(batch: Batch, requests: Sequence[Request]) -> list[Generation]:
 def _run_next_group(
     waiting: list[tuple[RunningRequest, PassRequest]],
 ) -> list[tuple[RunningRequest, Any]]:
-    """Run the waiting passes of the most frequent kind as one, and return their results.
+    """Run the largest group of waiting passes of one kind as one pass, and return their results.
 
     Draft passes run before passes of the full model. The passes are removed from `waiting`.
     """
@@ -285,7 +289,7 @@ def _run_next_group(
 class _BatchTrace(Trace):
     """A trace that pauses a request's drafters while the batch is large.
 
-    traced: proposals are recorded, too.
+    traced: also record proposals.
     """
 
     def __init__(self, batch: Batch, traced: bool):

@@ -1,4 +1,4 @@
-"""Rows of the shared cache of a batch: which request has which row, and its shared prefix."""
+"""The rows of the shared cache of a batch: leases, shared prefixes, and moves of rows."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class BatchCache:
     Each row has slots for the longest text of the batch. The shared cache is released if no row is
     in use.
 
-    submit: as in `RowCache`. max_slots: of all rows together, though each row may have the smallest
-    cache size; None: no limit. A text that is too long for a row gets, or moves to, a cache of its
-    own, and its passes run alone."""
+    submit: as in `RowCache`. max_slots: of all rows together; each row may have at least the
+    smallest cache size; None: no limit. A text that is too long for a row gets a separate cache, or
+    moves to one, and its passes run alone."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class BatchCache:
 
     @property
     def bytes(self) -> int:
-        """Size of the shared cache in bytes."""
+        """The size of the shared cache in bytes."""
         return 0 if self._shared_cache is None else self._shared_cache.nbytes
 
     def copy_shared_prefix(self, cache: KVCache, prompt: Sequence[int], tenant: str) -> None:
-        """Copy the longest prefix that a prompt shares with another request of its tenant.
+        """Copy the K/V of the longest prefix that a prompt shares with a request of its tenant.
 
-        Nothing is copied if the cache already has as much.
+        Nothing is copied if the cache already has a prefix of that length.
         """
         n_shared = {
             other: min(common_prefix_length(prompt, text), other.length, len(prompt) - 1)
@@ -69,7 +69,7 @@ class BatchCache:
 
     @contextmanager
     def lease(self, slots: int) -> Iterator[KVCache]:
-        """Lend an empty row with `slots` slots, or a separate cache if a row may not have as many.
+        """Lend an empty row with `slots` slots, or a separate cache if a row cannot have as many.
 
         Raises: DecodeError if all rows are taken.
         """
@@ -91,9 +91,9 @@ class BatchCache:
                 self._shared_cache = None
 
     def compact_rows(self) -> None:
-        """Move rows next to each other, so that a pass over them runs over no empty row.
+        """Move rows next to each other, so that passes run over no empty row.
 
-        Call it between rounds only.
+        Call this only between rounds.
         """
         in_use = self._rows_in_use()
         for row in range(len(in_use)):
@@ -123,7 +123,7 @@ class BatchCache:
 class RowLease:
     """A `CacheSource` that lends rows of a batch.
 
-    prefix_cache: its K/V is copied into the row, and the request's K/V is copied back.
+    prefix_cache: shared K/V are copied from it to the row, and the request's K/V are copied back.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class RowLease:
             try:
                 yield
             finally:
-                # If there is no memory for the copy, the prefix cache stays as it was.
+                # If there is no memory for the copy, the prefix cache does not change.
                 with suppress(Exception):
                     prefix.cache.copy_from(lease.cache, lease.cache.length)
                     prefix.cache.length, prefix.history = lease.cache.length, lease.history

@@ -1,6 +1,7 @@
 """A conversation with a model: its turns, streamed answers, and statistics of their decoding.
 
-A chat template renders the turns if the model has one. A base model continues the text so far."""
+A chat template renders the turns if the model has one. A model without one (a base model) continues
+the text."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ from skipsearch.profile.show import format_speedup
 class Conversation:
     """A conversation, whose `turns` have a role and a content each.
 
-    The text of a base model is its turns in order, each question on a line of its own.
+    For a base model, the text is the turns in order, each question on a separate line.
 
-    make_decoder: makes the decoder for a model and a profile.
-    Raises: ModelError for a model without a tokenizer; ProfileError for a profile of another model.
+    make_decoder: makes the decoder for a model and a profile. Raises: ModelError for a model
+    without a tokenizer; ProfileError for a profile of another model.
     """
 
     def __init__(
@@ -61,9 +62,9 @@ class Conversation:
         self.reset()
 
     def use_profile(self, profile: Profile | None) -> list[str]:
-        """Decode with another profile from now on, or plainly if None; return its warnings.
+        """Decode with another profile from now on, plainly if None; return the profile's warnings.
 
-        The next answer needs a pass over all of the conversation.
+        Before the next answer, the whole conversation is prefilled again.
         """
         decoder = self._make_decoder(self.model, profile)
         self.profile, self.session, self.last_stats = profile, decoder.new_session(), None
@@ -75,10 +76,11 @@ class Conversation:
         self.turns = [{"role": "system", "content": self.system}] if self.system is not None else []
 
     def send(self, text: str) -> Iterator[str]:
-        """Stream the answer to `text`. If the caller stops reading, the answer ends there.
+        """Stream the answer to `text`. If the caller stops reading, the answer ends.
 
-        Raises: DecodeError if the conversation is too long for an answer; its turns do not change
-        then."""
+        Raises: DecodeError if the conversation is too long for an answer; its turns are then not
+        changed.
+        """
         previous_turns = list(self.turns)
         self.turns.append({"role": "user", "content": text})
         try:
@@ -106,7 +108,7 @@ class Conversation:
         return encode_prompt(self.model.tokenizer, self._base_model_text())
 
     def _base_model_text(self) -> str:
-        """Join the turns to the text that a base model continues."""
+        """Join the turns into the text that a base model continues."""
         text = ""
         for turn in self.turns:
             new_line = turn["role"] == "user" and text and not text.endswith("\n")

@@ -1,4 +1,4 @@
-"""`Decoder`: generates text with a model and a profile, a recipe, a skip mask or nothing."""
+"""`Decoder` generates text with a model, and drafts by a profile, a recipe or a skip mask."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from skipsearch.profile import Profile
 
 DEFAULT_DRAFT_LENGTH = 12  # Draft & Verify's K
 MAX_DRAFT_LENGTH = 64
-MAX_REMEMBERED_TOKENS = 10**7  # tokens; one takes up to 300 bytes of memory
+MAX_REMEMBERED_TOKENS = 10**7  # up to 300 bytes of memory each
 
 
 class Decoder:
-    """A decoder that drafts as a profile says and generates the full model's own tokens.
+    """A decoder that drafts by a profile and generates the full model's tokens.
 
-    profile: a Profile; a Recipe; a SkipMask, which is a recipe of one skip drafter with
-    `draft_length` (12) and `exit_policy` (Draft & Verify's adaptive one); None: plain decoding on
-    the same engine, as with a profile whose verdict is `plain`.
+    profile: a Profile, a Recipe, or a SkipMask. A SkipMask is a recipe of one skip drafter with
+    `draft_length` (default 12) and `exit_policy` (default: Draft & Verify's adaptive policy). None:
+    plain decoding on the same engine, as with a profile whose verdict is `plain`.
 
-    exact: greedy tokens are the same to the bit with any profile and with none, in every dtype.
-    This costs nothing on the engine native; on other engines every pass has eight rows.
+    exact: greedy tokens are equal for every profile and for plain decoding, in every dtype. On the
+    engine native, this is free; on other engines, every pass of the full model has eight rows.
 
-    drafter_costs: costs of each drafter's rounds for the guard (`decoding/guard.py`); None: those
-    of the profile; (): no guard. A mask or recipe has none.
+    drafter_costs: costs of each drafter's rounds for the guard (`decoding/guard.py`). None: the
+    costs in the profile; a mask or a recipe has no costs. (): no guard.
 
     module_folders: folders with the trained modules that a recipe names. A profile that was loaded
-    from a file knows its own.
+    from a file has its own folders.
 
-    remember_tokens: tokens of earlier answers that lookup may copy from, for many similar requests;
-    0: requests share nothing. The time of a request reveals what is copied, so share answers among
-    the requests of one user only.
+    remember_tokens: number of tokens of earlier answers from which lookup may copy, which helps if
+    requests are similar; 0: requests share nothing. The time of a request reveals what is copied,
+    so a decoder with a memory should serve only one user.
 
     Any number of threads may use one decoder, or several decoders with one model.
 
@@ -118,15 +118,15 @@ class Decoder:
 
     @property
     def is_learning(self) -> bool:
-        """Whether a drafter still learns from requests, as `swift` does.
+        """Whether a drafter, such as `swift`, still learns from requests.
 
-        If so, the order of requests matters for speed.
+        If so, speed depends on the order of requests.
         """
         return any(drafter.is_learning for drafter in self._stateful_drafters().values())
 
     @property
     def has_shared_state(self) -> bool:
-        """Whether drafts, and so samples, of a request depend on earlier requests."""
+        """Whether the drafts of a request, and therefore its sample, depend on earlier requests."""
         shared = any(
             getattr(getattr(drafter, "exit", None), "shared_across_requests", False)
             for drafter in self.recipe.drafters
@@ -134,16 +134,17 @@ class Decoder:
         return shared or bool(self._stateful_drafters()) or self.loop.answer_memory is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the drafters have learned from requests, as plain data for JSON.
+        """Return the learned state of the drafters, as plain data for JSON.
 
-        The state contains no text of requests. Greedy tokens do not depend on it. A sample does,
-        though its distribution does not: the same seed and state give the same sample."""
+        The state contains no text of requests. Greedy tokens do not depend on it. A sample depends
+        on it, but its distribution does not: the same seed and state give the same sample.
+        """
         return {str(i): drafter.state_dict() for i, drafter in self._stateful_drafters().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the `state_dict` of a decoder with the same recipe.
 
-        Raises: DecodeError for anything else.
+        Raises: DecodeError for other data.
         """
         drafters = self._stateful_drafters()
         if not isinstance(state, dict) or {str(i) for i in drafters} != state.keys():
@@ -165,15 +166,15 @@ class Decoder:
     def new_session(self) -> Session:
         """Return a session for successive requests, such as the turns of a chat.
 
-        The prefix that their prompts share is computed once.
+        The shared prefix of their prompts is computed once.
         """
         return Session(self.stream)
 
     def new_batch(self, max_requests: int, max_slots: int | None = None) -> Batch:
         """Return a batch of at most `max_requests` requests.
 
-        max_slots: of the shared cache, all rows together; a request that outgrows its row continues
-        in a cache of its own; None: no limit."""
+        max_slots: of all rows of the shared cache together; None: no limit. A request that becomes
+        too long for its row continues in a separate cache."""
         return Batch(self.loop, max_requests, self.plain_from_batch, max_slots)
 
     def generate_batch(
@@ -196,7 +197,7 @@ class Decoder:
     ) -> Iterator[Chunk]:
         """Generate as `generate` does, and yield a chunk for each round.
 
-        trace: each chunk has the proposal of its round. prefix_cache: reused and updated; a
+        trace: each chunk includes the proposal of its round. prefix_cache: is read and updated; a
         session has one.
 
         Raises: DecodeError before the first chunk.

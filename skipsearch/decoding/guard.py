@@ -1,16 +1,16 @@
 """The guard, which pauses a drafter if its rounds cost more than they save, and retries it later.
 
-A profile is made for a task. On a request of another kind its drafts may be rejected, and every
-round then costs a draft and a longer verify pass for nothing. The guard computes the gain of each
-round from counts, in units of one plain pass, so its decisions are repeatable and a simulation
-makes the same ones:
+A profile is tuned for a task. On a request of another kind, most of its drafts may be rejected, and
+every round then wastes a draft and a longer verify pass. The guard computes the gain of each round
+from counts, in units of one plain pass. Its decisions are therefore reproducible, and a simulation
+makes the same decisions:
 
     gain of a round = tokens − cost = (accepted + 1) − (drafted · β + v)
 
-A drafter's credit is the sum of its gains, at most `MAX_CREDIT`. It starts each request with the
-gain that the profile predicts for `PRIOR_ROUNDS` rounds. If it falls below zero, the drafter is
-paused: its rounds go to the next drafter, or are those of plain decoding. After the pause the
-drafter is retried; if it fails again, the next pause is twice as long."""
+A drafter's credit is the sum of its gains, at most `MAX_CREDIT`. At the start of a request, it is
+the gain that the profile predicts for `PRIOR_ROUNDS` rounds. If the credit falls below zero, the
+drafter is paused: the next drafter drafts, or decoding is plain. After the pause, the drafter is
+retried. If it fails again, the next pause is twice as long."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 from skipsearch.core.stats import DrafterCost
 
-# Rounds of predicted gain at the start of a request. A smaller number pauses drafters sooner, even
-# if drafting pays.
+# Rounds of predicted gain at the start of a request. With fewer rounds, drafters are paused sooner,
+# even if drafting pays.
 PRIOR_ROUNDS = 3.0
-MAX_CREDIT = 4.0  # plain passes; with more, drafts that turn bad late in a text are noticed later
+MAX_CREDIT = 4.0  # plain passes; a higher limit delays the pause if drafts get bad late in a text
 FIRST_PAUSE = 8  # rounds of the first pause
-MAX_PAUSE = 64  # rounds; each pause is twice as long as the last, until a retry pays
+MAX_PAUSE = 64  # rounds; each pause is twice as long as the one before, until a retry pays
 RETRY_CREDIT = 0.25  # plain passes; credit of a drafter after a pause
 
 
@@ -39,7 +39,7 @@ class _DrafterCredit:
 class Guard:
     """The guard of one request.
 
-    drafter_costs: one for each drafter of the recipe; None: unknown, so it is never paused.
+    drafter_costs: of each drafter of the recipe; a drafter with None (unknown) is never paused.
     """
 
     def __init__(self, drafter_costs: Sequence[DrafterCost | None]):
@@ -59,7 +59,7 @@ class Guard:
     ) -> None:
         """Count a finished round.
 
-        drafter: index of the drafter that drafted; None: none did. n_siblings: verified tokens in
+        drafter: index of the drafter that drafted; None: no drafter. n_siblings: verified tokens in
         addition to `n_drafted`.
         """
         for i, credit in enumerate(self._credits):

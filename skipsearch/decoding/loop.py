@@ -1,6 +1,6 @@
 """The decode loop: draft, verify, accept, commit.
 
-Without a drafter the same loop is plain autoregressive decoding.
+Without a drafter, the loop is plain autoregressive decoding.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Generating:
     stop_condition: StopCondition
     generator: torch.Generator
     sessions: list[DraftSession]  # one for each drafter of the recipe
-    guard: Guard | None  # None: every drafter may always draft
+    guard: Guard | None  # None: drafters are never paused
     processed_acceptance: ProcessedAcceptance | None = None
     observers: list[DraftSession] = field(default_factory=list)  # of `sessions`, those that observe
     stats: DecodeStats = field(default_factory=DecodeStats)
@@ -96,10 +96,11 @@ class DecodeLoop:
 
     Any number of threads may stream from one loop at once.
 
-    exact: passes of the full model have one fixed shape, so their bits do not depend on the draft.
-    drafter_costs: costs of each drafter's rounds for the guard; None: the guard never pauses it.
-    module_folders: folders with trained modules. remember_tokens: tokens of earlier answers that
-    drafters may copy from; 0: requests share nothing."""
+    exact: all passes of the full model have the same shape, so their bits do not depend on the
+    draft.
+    drafter_costs: costs of each drafter's rounds for the guard, which never pauses a drafter with
+    None. module_folders: folders with trained modules. remember_tokens: number of tokens of earlier
+    answers from which drafters may copy; 0: requests share nothing."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class DecodeLoop:
             exact,
         )
         self._scratch_slots = max((spec.scratch_slots for spec in recipe.drafters), default=0)
-        self.idle_caches: list[KVCache] = []  # the cache of the last request that ended
+        self.idle_caches: list[KVCache] = []  # empty, or the cache of the last request that ended
 
     def stream(
         self,
@@ -131,8 +132,8 @@ class DecodeLoop:
     ) -> Iterator[Chunk]:
         """Yield the committed tokens of each round; the first chunk is the prefill's single token.
 
-        cache_source: lends the KV cache and takes it back; None: a cache of this loop. trace:
-        records what is proposed."""
+        cache_source: lends the KV cache; None: use a cache of this loop. trace: records the
+        proposals."""
         with (cache_source or self).lease(
             prepared.prompt_ids,
             self._count_slots(len(prepared.prompt_ids) + prepared.stop_condition.max_new_tokens),
@@ -161,8 +162,8 @@ class DecodeLoop:
                 ]
             stats, emitted, lease.history = request.stats, [first], request.ctx.history
             while True:
-                # Processors must not be called after the last token, so with processors the stop
-                # condition judged each token when it was accepted.
+                # Processors must not be called after the last token. With processors, the stop
+                # condition was therefore checked at the acceptance of each token.
                 committed = (
                     emitted
                     if prepared.processed_acceptance is not None
@@ -203,9 +204,10 @@ class DecodeLoop:
         planner: Planner,
         processed_acceptance: ProcessedAcceptance | None = None,
     ) -> tuple[_Generating, int]:
-        """Run the pass over the prompt, choose the first token and begin the draft sessions.
+        """Run the prefill, choose the first token and begin the draft sessions.
 
-        Returns the state of the generation, and the first token."""
+        Returns (state of the generation, first token).
+        """
         device = self.model.spec.device
         started = self._read_clock()
         generator = torch.Generator(device).manual_seed(seed)
@@ -246,8 +248,7 @@ class DecodeLoop:
         stats.prompt_tokens, stats.cached_tokens = len(prompt), n_cached
         stats.by_drafter = [DrafterStats() for _ in self.drafters]
         ended = self._read_clock()
-        # Time of observers during the prefill is part of drafting: plain decoding does not spend
-        # it.
+        # The time of observers in the prefill counts as drafting, because plain decoding has none.
         stats.prefill_seconds = ended - started - stats.watching_seconds
         stats.decode_seconds = stats.watching_seconds
         return request, token
@@ -256,7 +257,7 @@ class DecodeLoop:
     def _run_round(self, request: _Generating, token_budget: int) -> list[int]:
         """Draft, verify, accept and commit once.
 
-        Returns the accepted tokens and the one that the full model adds, at most `token_budget`
+        Returns the accepted tokens and the full model's next token, at most `token_budget` tokens
         in all.
         """
         ctx, stats = request.ctx, request.stats
@@ -267,15 +268,15 @@ class DecodeLoop:
         drafted_at, observed_before = perf_counter(), stats.watching_seconds
 
         accepted_nodes, next_token, rejected = self._verify(request, rows, draft)
-        # K/V of rejected tokens stays in the slots after `length`; the next verify pass overwrites
-        # it before anything reads it.
+        # K/V of rejected tokens stay in the slots after `length`. The next verify pass overwrites
+        # them before they are read.
         ctx.cache.length += 1 + len(accepted_nodes)
         ctx.pending = rows.new_tensor([[next_token]])
         if draft is not None:
             request.sessions[drafter_index].verified(ctx, accepted_nodes)
 
         verified_at = ended = perf_counter()
-        # Observers read hidden states during the pass; `stats` counts that time separately.
+        # Observers read hidden states during the pass; `stats` counts their time separately.
         observe_seconds = stats.watching_seconds - observed_before
         for session in request.observers:
             session.committed(ctx, accepted_nodes)
@@ -291,7 +292,8 @@ class DecodeLoop:
             drafted_at - started,
             verified_at - drafted_at - observe_seconds,
         )
-        # Read the device only if a token was accepted: each read makes the host wait for a GPU.
+        # Copy from the device only if a token was accepted: each copy makes the host wait for the
+        # GPU.
         row_tokens = rows[0].tolist() if accepted_nodes else []
         return [*(row_tokens[node] for node in accepted_nodes), next_token]
 
@@ -335,9 +337,9 @@ class DecodeLoop:
     ) -> tuple[Sequence[int], int, bool]:
         """Run the full model over the pending token and a draft, `rows` [1, 1 + N].
 
-        Afterwards the K/V of the accepted tokens lies in the slots next to the committed ones.
-        Returns (the accepted nodes, counted from 1; the token after them; whether a draft token
-        was rejected)."""
+        Afterwards, the K/V of the accepted tokens are in the slots after the committed ones.
+        Returns (accepted nodes, counted from 1; the token after them; whether a draft token was
+        rejected)."""
         cache, planner = request.ctx.cache, request.ctx.planner
         if draft is None or draft.parents is None:
             logits = self._run_full_model(
@@ -348,7 +350,7 @@ class DecodeLoop:
             )
             rejected = n_accepted < rows.shape[1] - 1
             if rejected and request.processed_acceptance is not None:
-                # A draft token that is accepted and ends the generation is `next_token`, too.
+                # An accepted draft token that ends the generation is also returned as `next_token`.
                 rejected = next_token != int(rows[0, 1 + n_accepted])
             return range(1, 1 + n_accepted), next_token, rejected
         plan = planner.plan_tree(cache.length, draft.parents)
@@ -358,7 +360,7 @@ class DecodeLoop:
         return accepted_nodes, next_token, was_rejected(accepted_nodes, draft.parents)
 
     def _propose(self, request: _Generating, token_budget: int) -> tuple[int, Draft | None]:
-        """Return (index of the drafter, its draft) of the first drafter that proposes something.
+        """Return (drafter index, draft) of the first drafter that proposes anything.
 
         The draft has at most `token_budget` tokens. (0, None): no drafter proposes anything.
         """
@@ -369,7 +371,8 @@ class DecodeLoop:
             if request.guard is not None and request.guard.is_paused(i):
                 continue
             if max_tokens > 0 and (draft := session.draft(request.ctx, max_tokens)) is not None:
-                # Passes of one fixed shape verify chains only, and processors see one text only.
+                # Passes of one fixed shape can only verify chains, and processors read only one
+                # text.
                 chain_only = self.exact or request.processed_acceptance is not None
                 return i, draft.main_path() if chain_only else draft
         return 0, None
@@ -383,8 +386,8 @@ class DecodeLoop:
     ) -> Tensor:
         """Run the full model over tokens [1, T] after the committed ones.
 
-        partial_pass: ignored if passes have one fixed shape. Returns logits, [1, T, V] or [1, V].
-        """
+        partial_pass: ignored if all passes have the same shape. Returns logits, [1, T, V] or [1,
+        V]."""
         cache, planner = request.ctx.cache, request.ctx.planner
         if self.exact:
             make_tap = (
@@ -412,7 +415,7 @@ class DecodeLoop:
         partial_pass: PartialPass | None = None,
     ) -> Tensor:
         cache, tap = request.ctx.cache, self._make_observer_tap(request, plan, tokens.shape[1])
-        # A resumed pass shows only its upper layers, and a second observer needs all of them.
+        # A resumed pass runs only the upper layers, but a second observer needs all layers.
         if partial_pass is not None and len(request.observers) == 1:
             return resume_pass(
                 self.model,
@@ -428,7 +431,7 @@ class DecodeLoop:
     def _make_observer_tap(
         self, request: _Generating, plan: PassPlan, n_rows: int
     ) -> LayerTap | None:
-        """Return a tap for all sessions that observe this pass; None: no session does."""
+        """Return a tap for all sessions that observe this pass; None if no session does."""
         taps = [
             (tap, session.selects_mask)
             for session in request.observers
@@ -465,12 +468,13 @@ class DecodeLoop:
 
     @contextmanager
     def lease(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Iterator[Lease]:
-        """Lend the emptied cache of the last request, or a new one if that cache is in use.
+        """Lend the emptied cache of the last request, or a new cache if it is in use.
 
-        Up to WHOLE_SLOTS, a cache reserves all its slots at once, because engines record passes
-        over its buffers. A cache is dropped after an error."""
+        Up to WHOLE_SLOTS, a cache reserves all its slots at once, because engines capture passes
+        over its buffers. After an error, the cache is dropped.
+        """
         try:
-            cache = self.idle_caches.pop()  # atomic, so that no two threads take the same cache
+            cache = self.idle_caches.pop()  # atomic, so two threads cannot take the same cache
             cache.reset()
         except IndexError:
             cache = model.new_cache(1, round_slots(1))
@@ -484,13 +488,14 @@ class DecodeLoop:
             self.idle_caches = idle_caches
 
     def _count_slots(self, n_tokens: int) -> int:
-        """Return the slots for `n_tokens` of prompt and answer and for the siblings of a round.
+        """Return the number of slots for `n_tokens` tokens of prompt and answer, and for siblings.
 
-        A chain never exceeds the last token that may come; siblings need slots after it during
-        their round."""
+        A chain never goes beyond the last possible token. The siblings of a round need slots after
+        it.
+        """
         n_tokens += self._scratch_slots
-        # Padding rows of an exact pass write after the last token. Slots are rounded up to a power
-        # of two, which is a multiple of the key block from one block on.
+        # Padding rows of an exact pass write to slots after the last token. Slots are rounded up to
+        # a power of two; from one key block on, it is a multiple of the key block.
         return max(n_tokens + EXACT_ROWS - 1, EXACT_KEY_BLOCK) if self.exact else n_tokens
 
     def _read_clock(self) -> float:

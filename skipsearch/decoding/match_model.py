@@ -1,6 +1,7 @@
 """Check whether a profile fits a model and this machine.
 
-The rules are in `profile/compatibility.py`; this module collects the facts that they need."""
+The rules are in `profile/compatibility.py`. This module collects the facts for them.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""K/V that one request leaves to the next, so that a shared prefix is not computed again.
+"""Reuse the K/V of an earlier request, so that a shared prefix is not computed again.
 
-Slot i holds the K/V of token i, which depends on tokens 0 … i alone. After a request, the first
-slots hold its prompt and answer. A prompt that begins with the same tokens reuses their slots;
-later slots are hidden, as after any rollback."""
+Slot i holds the K/V of token i, which depend only on tokens 0 … i. After a request, the first slots
+hold its prompt and answer. A prompt that begins with the same tokens reuses their slots. Later
+slots are hidden, as after any rollback."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, Planner, round_slots
 
-FIRST_TOKENS = 128  # answer tokens that a new lease has slots for; a longer answer grows the cache
+FIRST_TOKENS = 128  # answer tokens for which a new lease reserves slots; more slots come later
 
 
 @dataclass
 class Lease:
-    """A cache that one request runs on."""
+    """The cache of one request."""
 
-    cache: KVCache  # `length`: slots whose K/V the prompt shares
+    cache: KVCache  # its `length` is the number of slots that the prompt reuses
     planner: Planner
-    history: Sequence[int]  # the prompt; the request replaces it by its prompt and emitted tokens
+    history: Sequence[int]  # the prompt; the request sets it to prompt and emitted tokens
 
 
 class CacheSource(Protocol):
-    """Lends a request the cache that it runs on."""
+    """A source that lends caches to requests."""
 
     def lease(
         self, prompt: Sequence[int], slots: int, model: ModelAdapter
@@ -40,42 +40,42 @@ class CacheSource(Protocol):
 def lend(
     cache: KVCache, prompt: Sequence[int], first: int, slots: int, model: ModelAdapter
 ) -> Lease:
-    """Make a lease of a cache. first: slots to reserve now; slots: that passes may use at most."""
+    """Make a lease of a cache. first: slots to reserve now. slots: the most that passes may use."""
     cache.reserve(first)
     return Lease(cache, Planner(round_slots(slots), model.spec.device), prompt)
 
 
 def first_slots(prompt: Sequence[int], slots: int) -> int:
-    """Return how many slots a request begins with."""
+    """Return the number of slots that a request reserves at its start."""
     return min(slots, len(prompt) + FIRST_TOKENS)
 
 
 class PrefixCache:
-    """A cache of one user for successive requests."""
+    """A cache for successive requests of one user."""
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []  # tokens whose K/V of the full model is in the first slots
+        self.tokens: list[int] = []  # tokens whose K/V (of the full model) are in the first slots
         self._cache: KVCache | None = None
         self._leased = Lock()
 
     @property
     def nbytes(self) -> int:
-        """Size of the cached K/V in bytes."""
+        """The size of the cached K/V in bytes."""
         return 0 if self._cache is None else self._cache.nbytes
 
     def count_shared(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens of a prompt need no pass.
+        """Return the number of tokens of a prompt that need no pass.
 
-        The last token always needs one, because its logits choose the first new token.
+        The last token always needs a pass, because its logits choose the first new token.
         """
         n_shared = min(common_prefix_length(self.tokens, prompt), len(prompt) - 1)
         return 0 if self._cache is None else self._cache.resumable_length(n_shared)
 
     @contextmanager
     def lease(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Iterator[Lease]:
-        """Lend the cache and store the K/V that the request commits, even after an error.
+        """Lend the cache, and store the K/V that the request commits, even after an error.
 
-        Raises: DecodeError if another request runs on the cache.
+        Raises: DecodeError if another request uses the cache.
         """
         if not self._leased.acquire(blocking=False):
             raise DecodeError(
@@ -96,14 +96,14 @@ class PrefixCache:
             self._leased.release()
 
     def _retain(self, history: Sequence[int]) -> None:
-        """Keep the K/V of committed tokens only, and shrink the cache to their number."""
+        """Keep only the K/V of committed tokens, and shrink the cache to their number."""
         assert self._cache is not None
         self.tokens = list(history[: self._cache.length])
         self._cache.length = len(self.tokens)
         try:
             self._cache.shrink(self._cache.length + FIRST_TOKENS)
         except Exception:
-            # There is no memory for the smaller copy: the next request computes all of its prompt.
+            # Not enough memory for the smaller copy: the next request computes its whole prompt.
             self._cache, self.tokens = None, []
 
 

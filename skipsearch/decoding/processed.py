@@ -1,8 +1,9 @@
-"""Acceptance for requests with logits processors: penalties, bans, constraints.
+"""Accept draft tokens of requests with logits processors, such as penalties, bans and constraints.
 
 A processor may read the tokens so far and may have a state. It is therefore called once for each
-emitted position, in order, and never with a rejected token: verification goes token by token here
-and stops at the first rejected draft token."""
+emitted position, in order, and never with a rejected token. So acceptance goes token by token, and
+stops at the first rejected draft token.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from skipsearch.decoding.acceptance import choose_greedy, residual
 from skipsearch.errors import non_finite_logits
 
-FIRST_TOKENS = 256  # new ids that the buffer holds at first; most requests end before their limit
+FIRST_TOKENS = 256  # initial capacity for new ids; most requests end before their limit
 # (token ids so far [1, T], logits [1, V]) -> logits [1, V]
 Processor = Callable[[Tensor, Tensor], Tensor]
 
@@ -22,12 +23,12 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 class ProcessedAcceptance:
     """The acceptance rule of one request, with its processors in order.
 
-    prompt: token ids [1, T] as the processors see them, padding included. max_tokens: tokens that
-    may be emitted. sampled: draw tokens from the softmax of the processed logits; else take the
-    largest. on_token(ids so far [1, T], scores so far): called after each emitted token; returns
-    whether it is the last. keep_scores, keep_logits: collect the processed logits in `scores`, and
-    the logits before processing in `logits`, [1, V] for each emitted token. `ended`: whether the
-    last token was emitted, by `on_token` or by the request's stop condition."""
+    prompt: token ids [1, T] for the processors, padding included. max_tokens: the most tokens that
+    may be emitted. sampled: draw tokens from the softmax of the processed logits; else choose the
+    most likely. on_token(ids so far [1, T], scores so far): called after each emitted token;
+    returns whether it is the last one. keep_scores, keep_logits: store the processed logits in
+    `scores`, and the logits before processing in `logits`, [1, V] for each emitted token. `ended`:
+    whether `on_token` or the request's stop condition has ended the generation."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class ProcessedAcceptance:
 
     @property
     def ids(self) -> Tensor:
-        """Token ids of the prompt and the emitted tokens, [1, T]."""
+        """The token ids of the prompt and the emitted tokens, [1, T]."""
         return self._ids[:, : self._length]
 
     def accept(
@@ -61,11 +62,11 @@ class ProcessedAcceptance:
     ) -> tuple[int, int]:
         """Accept draft tokens by the rules of `accept_greedy` and `accept_sampled`.
 
-        draft_tokens: [N]; q: [N, V], the distribution each was drawn from, None: one-hot; logits:
-        [N + 1, V]. ends(token): as `StopCondition.push_token`; no processor is called after the
-        last token. Returns (number of accepted tokens, the token after them). If an accepted draft
-        token ends the generation, it is the token after them. Raises: ModelError if logits are not
-        finite."""
+        draft_tokens: [N]; q: the distributions of their draws, [N, V], None: one-hot; logits: [N +
+        1, V]. ends(token): as `StopCondition.push_token`; no processor is called after the last
+        token. Returns (number of accepted tokens, the token after them). An accepted draft token
+        that ends the generation is returned as the token after them. Raises: ModelError if logits
+        are not finite."""
         for i, proposed in enumerate(draft_tokens.tolist()):
             token, accepted = self._judge_token(
                 proposed, draft_tokens[i], None if q is None else q[i], logits[i], generator
@@ -85,7 +86,7 @@ class ProcessedAcceptance:
         logits: Tensor,
         generator: torch.Generator,
     ) -> tuple[int, bool]:
-        """Return (the token of this position, whether the draft token was accepted)."""
+        """Return (the emitted token of this position, whether it is the draft token)."""
         scores = self._process_logits(logits)
         if not self.sampled:
             token = int(scores.argmax())
@@ -104,7 +105,7 @@ class ProcessedAcceptance:
         return int(torch.multinomial(scores.softmax(dim=-1)[0], 1, generator=generator))
 
     def _process_logits(self, logits: Tensor) -> Tensor:
-        """Return processed logits [1, V], in float32 as transformers gives them to processors."""
+        """Return processed logits [1, V]. Processors get float32, as from transformers."""
         if int(choose_greedy(logits)) < 0:
             raise non_finite_logits()
         scores = logits[None].to(torch.float32, copy=True)  # processors may write in place
@@ -118,9 +119,9 @@ class ProcessedAcceptance:
 
     def _append_token(self, token: int, ends: Callable[[int], object]) -> None:
         if self._length == self._ids.shape[1]:
-            # Double the buffer, so that each id is copied less than twice on average.
+            # Doubling copies each id less than twice on average.
             self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)], dim=1)
         self._ids[0, self._length] = token
         self._length += 1
-        # A list, because both must be called for each token.
+        # A list, because both functions must be called for each token.
         self.ended = any([ends(token), self.on_token(self.ids, self.scores)])

@@ -1,5 +1,6 @@
-"""Limits of models with recurrent layers: a recurrent state belongs to one position of the text, so
-their passes are chains.
+"""The limits of models with recurrent layers.
+
+A recurrent state belongs to one position of the text, so passes must be chains.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ def check_recurrent_limits(
 ) -> None:
     """Raise DecodeError if a recurrent model cannot decode with these drafters, or exactly.
 
-    drafters: (settings, the drafter that was built from them).
-    """
+    drafters: (settings, drafter) pairs."""
     if not spec.is_recurrent:
         return
     if exact:

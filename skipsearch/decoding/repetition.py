@@ -1,8 +1,9 @@
-"""Find where a generation starts to repeat itself: its first n-gram that occurred before.
+"""Find the position where a generation begins to repeat itself: its first repeated n-gram.
 
-If a model loops, every draft is accepted, so text after that point flatters any mask. Tasks end a
-generation there (`end_on_repeat`), in replay and in timed runs. Occurrences may overlap: seven
-equal tokens repeat their 6-gram."""
+If a model loops, every draft is accepted, so text after this position makes every mask look good.
+Tasks end a generation there (`end_on_repeat`), both in replay and in timed runs. Occurrences may
+overlap: seven equal tokens repeat their 6-gram.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 
 
 class RepeatDetector:
-    """A detector that takes generated tokens one by one, at the cost of one n-tuple each.
+    """A detector of the first repeated n-gram, which reads generated tokens one by one.
 
     Raises: ValueError if n < 1.
     """

@@ -40,21 +40,21 @@ class Request:
     temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0  # 1 is off
     top_k: int = 0  # 0 is off
-    # The same seed and profile give the same sample. With another profile the sample differs and
-    # its distribution does not.
+    # The same seed and profile give the same sample. Another profile gives another sample from the
+    # same distribution.
     seed: int = 0
-    # Strings that end the text and are left out of it: at most 16 (MAX_STOP_STRINGS) of 1,024
-    # characters (MAX_STOP_CHARACTERS).
+    # Strings that end the text and are not part of it: at most 16 (MAX_STOP_STRINGS), each of at
+    # most 1,024 characters (MAX_STOP_CHARACTERS).
     stop: str | Sequence[str] | None = None
     end_on_repeat: int | None = None  # end at the first repeated n-gram of this length
     ignore_eos: bool = False  # an end-of-sequence token does not end the text
     # Functions (tokens so far [1, T], logits [1, V]) -> logits [1, V] that run before temperature,
     # top-k and top-p: once for each emitted token, in order, and never after the last.
     processors: tuple[Processor, ...] = ()
-    max_seconds: float | None = None  # end with the first token after this time
+    max_seconds: float | None = None  # end the text with the first token after this time
 
     def prepare(self, model: ModelAdapter) -> PreparedRequest:
-        """Check the request against the model and return what the loop needs of it.
+        """Check the request, and return it in the form that the loop needs.
 
         Raises: DecodeError if a value is not allowed or does not fit the model.
         """
@@ -109,7 +109,7 @@ class Request:
 
 @dataclass
 class PreparedRequest:
-    """A checked request, as the loop needs it. It has state, so it serves one generation."""
+    """A checked request for the loop. It has state, so it can be used for only one generation."""
 
     prompt_ids: list[int]
     sampling: SamplingParams

@@ -1,6 +1,4 @@
-"""`Session`: successive requests, such as the turns of a chat, that reuse the K/V of the prefix
-that their prompts share.
-"""
+"""`Session`: successive requests that reuse the K/V of a shared prefix, such as turns of a chat."""
 
 from __future__ import annotations
 
@@ -15,29 +13,31 @@ from skipsearch.decoding.request import Request, RequestOptions
 
 
 class Session:
-    """A series of requests that share a prefix cache; `Decoder.new_session` makes it.
+    """A series of requests that share a prefix cache, made by `Decoder.new_session`.
 
-    Only tokens after the shared prefix need a pass. Reuse changes the order in which a prompt is
-    computed, so in fp32 and below a near-tie may be decided differently than in a fresh decode.
-    With `exact`, and in fp64, the tokens are the same. A session runs one request at a time.
+    Only tokens after the shared prefix need a pass. A prompt with a reused prefix is computed by
+    other passes than a new prompt. In fp32 and below, a near-tie may therefore be decided
+    differently. With `exact`, and in fp64, the tokens are equal. A session runs one request at a
+    time.
 
-    stream: `Decoder.stream` of the decoder that runs the requests."""
+    stream: `Decoder.stream` of the decoder that runs the requests.
+    """
 
     def __init__(self, stream: Callable[..., Iterator[Chunk]]):
         self._stream, self._prefix_cache = stream, PrefixCache()
 
     @property
     def cached_ids(self) -> list[int]:
-        """Token ids of the cached text: a prompt that begins with them needs no pass for them."""
+        """The token ids of the cached text. A prompt needs no pass for a prefix of them."""
         return list(self._prefix_cache.tokens)
 
     @property
     def nbytes(self) -> int:
-        """Size of the cached K/V in bytes."""
+        """The size of the cached K/V in bytes."""
         return self._prefix_cache.nbytes
 
     def count_shared(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens of a prompt need no pass."""
+        """Return the number of tokens of a prompt that need no pass."""
         return self._prefix_cache.count_shared(prompt)
 
     def stream(
@@ -50,8 +50,7 @@ class Session:
     ) -> Iterator[Chunk]:
         """Stream an answer, as `Decoder.stream` does.
 
-        Raises: DecodeError, also while another request of this session runs.
-        """
+        Raises: DecodeError, also if another request of this session is running."""
         return self._stream(
             input_ids, max_new_tokens, trace=trace, prefix_cache=self._prefix_cache, **settings
         )

@@ -1,4 +1,4 @@
-"""When a generation ends. Tokens are judged one by one, so drafting does not change the end."""
+"""Stop conditions. Tokens are checked one by one, so drafting does not change the end of a text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skipsearch.errors import DecodeError
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024  # of one stop string
-# Tokens in a row whose text is not settled. A character has at most four bytes, so at most four
+# Most tokens of an unfinished character. A character has at most four bytes, so at most four
 # tokens.
 MAX_UNSETTLED = 32
 
@@ -21,33 +21,33 @@ MAX_UNSETTLED = 32
 class Detokenizer:
     """A detokenizer that turns a stream of tokens into text.
 
-    It never returns half a character, nor a part of what may become a stop string. The text depends
-    on the tokens alone, not on when it is read. Special tokens have no text. The work for a token
-    is bounded, whatever the length of the text."""
+    It never returns an incomplete character, or a beginning of a possible stop string. The text
+    depends only on the tokens, not on when it is read. Special tokens have no text. The work for a
+    token is bounded and does not grow with the text."""
 
     def __init__(self, tokenizer: Any, stop_strings: Sequence[str] = ()):
         self.tokenizer, self.stop_strings = tokenizer, [StopString(s) for s in stop_strings]
         self.tokens: list[int] = []
-        # The text before token `settled_end` is settled. Tokens from `context_start` to
-        # `settled_end` are decoded again as context for the tokens after them.
+        # The text before token `settled_end` is settled: it cannot change. Tokens from
+        # `context_start` to `settled_end` are decoded again as context for later tokens.
         self.context_start = self.settled_end = 0
         self.context = ""  # text of these context tokens
         self.ready = ""  # settled text that `pop_text` has not returned yet
         self.unsettled = ""  # text from token `settled_end` on, which the next token may change
 
     def push_token(self, token: int) -> bool:
-        """Add a token and return whether the text contains a stop string now."""
+        """Add a token, and return whether the text now contains a stop string."""
         self.tokens.append(token)
         self.unsettled = self._decode(self.context_start)[len(self.context) :]
         if self.unsettled and not self.unsettled.endswith("\ufffd"):
             self._settle(len(self.tokens))
         elif len(self.tokens) - self.settled_end > MAX_UNSETTLED:
-            # These are bytes that form no character, or only special tokens.
+            # These tokens are bytes that form no character, or special tokens.
             self._settle(self._whole_characters())
         return any(s.matched_with(self.unsettled) == len(s.text) for s in self.stop_strings)
 
     def pop_text(self, last: bool = False) -> str:
-        """Return the text that has become certain since the last call.
+        """Return the text that was settled since the last call.
 
         last: return all remaining text, cut before the first stop string.
         """
@@ -64,7 +64,7 @@ class Detokenizer:
         return text
 
     def _settle(self, end: int) -> None:
-        """Settle the text of the tokens before `end`: later tokens do not change it."""
+        """Settle the text of the tokens before `end`, which later tokens cannot change."""
         settled = self._decode(self.context_start, end)[len(self.context) :]
         self.ready, self.unsettled = self.ready + settled, self.unsettled[len(settled) :]
         for s in self.stop_strings:
@@ -73,7 +73,7 @@ class Detokenizer:
         self.context = self._decode(self.context_start, end)
 
     def _whole_characters(self) -> int:
-        """Return the last boundary between tokens that cuts no character.
+        """Return the last token boundary that does not split a character.
 
         If there is none within the last four tokens, return the number of tokens.
         """
@@ -101,14 +101,14 @@ class StopString:
 
     def __init__(self, text: str):
         self.text = text
-        self.matched = 0  # length of the prefix of `text` that ends the settled text
-        # borders[i]: length of the longest proper prefix of text[: i + 1] that is its suffix, too
+        self.matched = 0  # length of the longest prefix of `text` with which the settled text ends
+        # borders[i]: length of the longest proper prefix of text[: i + 1] that is also its suffix
         self.borders = [0] * len(text)
         for i in range(1, len(text)):
             self.borders[i] = self._step(self.borders[i - 1], text[i])
 
     def matched_with(self, added: str) -> int:
-        """Return what `matched` is after `added`."""
+        """Return the value of `matched` after the text `added`."""
         matched = self.matched
         for character in added:
             if matched == len(self.text):
@@ -151,12 +151,13 @@ def parse_stop_strings(stop: Any, name: str = "stop") -> list[str]:
 class StopCondition:
     """The rules that end one generation.
 
-    Reasons, in the order of their check: "eos", "stop" (a stop string), "repeat" (a repeated
-    n-gram), "length", "time". Each emitted token is pushed once, and none after the last.
+    Reasons, in the order in which they are checked: "eos", "stop" (a stop string), "repeat" (a
+    repeated n-gram), "length", "time". Each emitted token is pushed once, and no token after the
+    last.
 
     A stop string is searched in the emitted text, so it may span tokens. A stop string that is a
-    special token has no text, and is searched by its id. max_seconds: counted from the creation of
-    this object and checked after each token, so within a round, too."""
+    special token has no text, and is found by its id. max_seconds: from the creation of this
+    object; it is checked after each token, also within a round."""
 
     def __init__(
         self,
@@ -199,7 +200,7 @@ class StopCondition:
         )
 
     def push_token(self, token: int) -> str | None:
-        """Add a token and return the reason why it is the last, or None."""
+        """Add a token; return the reason if it is the last token, else None."""
         self.n_tokens += 1
         repeated = self.repeat_detector is not None and self.repeat_detector.push_token(token)
         stopped = self.detokenizer is not None and self.detokenizer.push_token(token)

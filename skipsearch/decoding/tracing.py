@@ -1,6 +1,4 @@
-"""Traces, which record what is proposed in each round, and the tap that shows hidden states to
-several draft sessions.
-"""
+"""Traces of proposals, and the tap that passes hidden states to several draft sessions."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ from skipsearch.engine import LayerTap, MidLayerTap
 
 @dataclass(frozen=True)
 class Proposal:
-    """The draft of one round, for a reader."""
+    """The draft of one round, for display."""
 
     drafter_index: int  # in the recipe
     tokens: list[int]  # the main path
     siblings: tuple[tuple[int, int], ...] = ()  # (parent node as in `Draft.parents`, token)
 
     def count_accepted(self, emitted: Sequence[int]) -> int:
-        """Return how many proposed tokens were accepted in a round that emitted `emitted`."""
+        """Return the number of proposed tokens that were accepted. emitted: tokens of the round."""
         edges = [*enumerate(self.tokens), *self.siblings]
         node = 0
         for n, token in enumerate(emitted):
@@ -37,7 +35,7 @@ class Proposal:
         return len(emitted)
 
     def rejected_tokens(self, emitted: Sequence[int]) -> list[int]:
-        """Return the tokens of the main path that were rejected."""
+        """Return the rejected tokens of the main path. emitted: tokens of the round."""
         pairs = zip(self.tokens, emitted, strict=False)
         n_accepted = next(
             (i for i, (drafted, token) in enumerate(pairs) if drafted != token),
@@ -47,7 +45,7 @@ class Proposal:
 
 
 class Trace:
-    """A record of what is proposed in the rounds of one request."""
+    """A record of the proposals in the rounds of one request."""
 
     def __init__(self) -> None:
         self.chains_only = False  # siblings are removed before verification
@@ -70,7 +68,7 @@ class Trace:
         self._latest = Proposal(drafter_index, chain, tuple(siblings))
 
     def pop_proposal(self) -> Proposal | None:
-        """Return the proposal since the last call."""
+        """Return the proposal that was recorded since the last call, or None."""
         latest, self._latest = self._latest, None
         return latest
 
@@ -89,7 +87,7 @@ class _TracedSession(DraftSession):
 
 
 class TapFanout:
-    """A tap that calls the taps of several sessions and counts the time they take.
+    """A tap that calls the taps of several sessions, and measures their time.
 
     taps: (tap, whether its session selects masks).
     """
@@ -100,7 +98,7 @@ class TapFanout:
 
     @property
     def layers(self) -> frozenset[int] | None:
-        """Layers that any tap observes; None: all."""
+        """The layers that at least one tap observes; None: all."""
         union = frozenset[int]()
         for tap, _ in self.taps:
             layers = getattr(tap, "layers", None)
@@ -119,7 +117,7 @@ class TapFanout:
         return self.call_mid_layer_taps if self._mid_layer_taps else None
 
     def call_mid_layer_taps(self, hidden: Tensor) -> None:
-        """Show the hidden state between attention and MLP of the layer that was shown last."""
+        """Pass on the hidden state between attention and MLP of the latest layer."""
         for mid_layer_tap, selects_mask in self._mid_layer_taps:
             began = perf_counter()
             mid_layer_tap(hidden)

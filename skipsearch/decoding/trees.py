@@ -1,8 +1,9 @@
-"""Which path of a draft tree is accepted, and which token follows it. For a chain, `acceptance.py`
-gives the same result with less work.
+"""Accept a path of a draft tree, and choose the token after it.
 
-Node 0 is the pending token; node i ≥ 1 is draft token i − 1, a child of node parents[i − 1].
-Row i of the logits judges the children of node i."""
+For a chain, `acceptance.py` gives the same result with less work. Node 0 is the pending token. Node
+i ≥ 1 is draft token i − 1, a child of node parents[i − 1]. Row i of the logits decides which child
+of node i is accepted.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from skipsearch.errors import non_finite_logits
 def accept_tree_greedy(
     draft_tokens: Tensor, parents: Sequence[int], logits: Tensor
 ) -> tuple[list[int], int]:
-    """Accept the path from the root whose every node is the full model's choice.
+    """Accept the longest path from the root on which each node is the full model's choice.
 
-    draft_tokens: [N]; logits: [N + 1, V]. Returns (the accepted nodes, the full model's choice
-    after the last of them). Raises: ModelError if the logits that choose a token of this path are
-    not finite. Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyGreedy."""
-    # Read the device once per round.
+    draft_tokens: [N]; logits: [N + 1, V]. Returns (accepted nodes, the full model's choice after
+    the last of them). Raises: ModelError if the logits of a token of this path are not finite.
+    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyGreedy."""
+    # Copy from the device once per round.
     tokens = torch.cat([draft_tokens, choose_greedy(logits)]).tolist()
     proposed, chosen = tokens[: len(parents)], tokens[len(parents) :]
     path, node = list[int](), 0
@@ -48,11 +49,12 @@ def accept_tree_sampled(
     """Accept a path by recursive rejection sampling, so that each token is distributed as p.
 
     The children of a node are tested in order. Token x is accepted with probability
-    min(1, r(x) / q(x)), where r starts as p. If it is rejected, r becomes max(r − q, 0) and q loses
-    x, both renormalised. If all children are rejected, the next token is drawn from r. The result
-    holds if the existence of a child depends neither on its own token nor on later ones.
+    min(1, r(x) / q(x)), where r starts as p. If it is rejected, r becomes max(r − q, 0), and x is
+    removed from q; both are renormalised. If all children are rejected, the next token is drawn
+    from r. The distribution is p if the existence of a child depends neither on its own token nor
+    on later tokens.
 
-    draft_tokens: [N]; q: [N, V], or None if each q is one-hot; p: [N + 1, V]. Returns (the accepted
+    draft_tokens: [N]; q: [N, V], or None if each q is one-hot; p: [N + 1, V]. Returns (accepted
     nodes, the token after the last of them). Raises: ModelError if a distribution of this path is
     NaN. Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyStochastic; drawn without
     replacement: Jeon et al. 2024, section 3."""
@@ -80,7 +82,7 @@ def accept_tree_sampled(
 
 
 def was_rejected(accepted_nodes: Sequence[int], parents: Sequence[int]) -> bool:
-    """Return whether the last accepted node has children, which were all rejected."""
+    """Return whether the last accepted node has children (which were then all rejected)."""
     return (accepted_nodes[-1] if accepted_nodes else 0) in parents
 
 

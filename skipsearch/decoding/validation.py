@@ -1,4 +1,4 @@
-"""Checks of a decoder's arguments before anything is computed."""
+"""Check the arguments of a decoder before anything is computed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def short_repr(value: Any) -> str:
 
 
 def check_model(model: Any) -> None:
-    """Raise ModelError if `model` is no ModelAdapter."""
+    """Raise ModelError if `model` is not a ModelAdapter."""
     if hasattr(model, "spec"):
         return
     if hasattr(model, "generation_config"):
@@ -35,13 +35,14 @@ def check_model(model: Any) -> None:
 
 
 def profile_type_error(profile: Any) -> ProfileError:
-    """Return the error for a value that is no profile."""
+    """Return the error for a value that is not a profile."""
     if isinstance(profile, str | Path):
         return ProfileError(
             f"the profile is given as the text {short_repr(str(profile))}: load it first with "
             "skipsearch.load_profile(path)"
         )
-    if type(profile).__name__ == "GenerationConfig":  # where `model.generate` takes it by position
+    # The second positional argument of `model.generate` is a GenerationConfig.
+    if type(profile).__name__ == "GenerationConfig":
         return ProfileError("the profile is a GenerationConfig: pass it as generation_config=…")
     return ProfileError(
         f"the profile is a {type(profile).__name__}, {short_repr(profile)}; give what "

@@ -1,8 +1,8 @@
-"""The drafter port: where draft tokens come from.
+"""The interface of drafters, which propose draft tokens.
 
 A drafter has three parts: its settings, a `DrafterSpec` as a profile stores them; the drafter, made
-once for a model and those settings; and its session, the state of one request. Two requests that
-run at the same time share no changing state. This drafter always repeats the last token:
+once for a model and these settings; and its session, the state of one request. Concurrent requests
+share no mutable state. This drafter always repeats the last token:
 
     class Again(DrafterSpec):
         kind: Literal["again"] = "again"
@@ -18,9 +18,9 @@ run at the same time share no changing state. This drafter always repeats the la
         def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
             return Draft(ctx.pending[0].repeat(max_tokens))
 
-Its line in `recipe.DRAFTERS` names its file; CONTRIBUTING.md shows every step. Reading a profile
-must not load torch. So a drafter that needs torch has its settings in `spec.py` and the rest in
-`session.py`, which `build` imports."""
+Its line in `recipe.DRAFTERS` names its file; CONTRIBUTING.md shows every step. Loading a profile
+must not import torch. A drafter that needs torch therefore has its settings in `spec.py` and the
+rest in `session.py`, which `build` imports."""
 
 from __future__ import annotations
 
@@ -38,43 +38,43 @@ if TYPE_CHECKING:
 
 
 class TokenSampler(Protocol):
-    """Chooses tokens from logits as the request asks: greedily, or by sampling from a warped
-    distribution.
-    """
+    """Chooses tokens from logits, greedily or by sampling from a warped distribution."""
 
     @property
     def key(self) -> Hashable:
-        """Equal for samplers that score alike."""
+        """A key that is equal for samplers with equal scores."""
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it chooses the `n_choices` most likely tokens, without a distribution."""
+        """Whether `draw` returns the `n_choices` most likely tokens, without a distribution."""
 
     @property
     def n_choices(self) -> int:
-        """Tokens that `draw` returns: the choice and its siblings."""
+        """The number of tokens that `draw` returns: the choice and its siblings."""
 
     def score(self, logits: Tensor, with_confidence: bool) -> DraftScores:
-        """Return what `draw` chooses by.
+        """Return the scores from which `draw` chooses.
 
-        logits: [B, V]. with_confidence: add the top probability of the distribution that the token
-        is drawn from (of the plain softmax if the choice is greedy)."""
+        logits: [B, V]. with_confidence: include the top probability of the distribution from which
+        the token is drawn (of the plain softmax if greedy).
+        """
 
     def draw(self, scores: DraftScores) -> tuple[Tensor, Tensor | None]:
-        """Return (tokens [B, 1], the distributions [B, V] they were drawn from; None if greedy)."""
+        """Return (tokens [B, n_choices], the distributions [B, V] of the draws; None if greedy)."""
 
     def top(self, n_choices: int) -> TokenSampler:
-        """Return a sampler whose `draw` gives tokens [B, n_choices].
+        """Return a sampler whose `draw` returns tokens [B, n_choices].
 
-        Column 0 is the choice. Each later column is the choice if the earlier ones were ruled out.
-        If sampling has nothing more to choose from, it gives a token of probability 0."""
+        Column 0 is the choice. Each later column is the choice if the earlier ones are excluded. If
+        no token with a probability above 0 is left, a token of probability 0 is returned.
+        """
 
 
 @dataclass
 class DecodeContext:
-    """One request, as its drafters see it between rounds.
+    """The state of a request that its drafters read between rounds.
 
-    A drafter may write K/V only in slots from `cache.length` on. Verification overwrites them.
+    A drafter may write K/V only to slots from `cache.length` on. Verification overwrites them.
     """
 
     model: ModelAdapter
@@ -89,9 +89,10 @@ class DecodeContext:
 
 @dataclass(frozen=True)
 class PartialPass:
-    """Work of a draft that its verification need not repeat.
+    """The part of a pass that the draft computed and verification need not repeat.
 
-    The K/V of the layers below `next_layer` are in the slots of these rows already."""
+    The K/V of these rows in the layers below `next_layer` are in the cache already.
+    """
 
     hidden: Tensor  # [1, R, H]: input of `next_layer` at the pending token and the main path, R ≤ N
     next_layer: int
@@ -101,18 +102,18 @@ class PartialPass:
 class Draft:
     """The tokens that a drafter proposes in one round: a chain, or a tree.
 
-    In a tree the first `n_main` nodes are a chain, and the others are siblings of its nodes. Nodes
-    with the same parent differ. They were drawn one after another, without replacement, from one
-    distribution, which is in the row of each."""
+    In a tree, the first `n_main` nodes are a chain, and the others are siblings of its nodes. Nodes
+    with the same parent are different tokens. They are drawn in order, without replacement, from
+    one distribution, and each of their rows of `probs` has this distribution."""
 
     tokens: Tensor  # [N], N ≥ 1
-    probs: Tensor | None = None  # [N, V]: what each token was drawn from; None: all one-hot
+    probs: Tensor | None = None  # [N, V]: the distribution of each draw; None: all one-hot
     copied_from: int | None = None  # position in the history of the first copied token
-    # [N]: the parent of each node, counted from 1; 0 is the pending token; None: a chain. Parents
-    # precede their children.
+    # [N]: the parent of each node. Nodes are counted from 1; 0 is the pending token. Parents
+    # precede their children. None: a chain.
     parents: tuple[int, ...] | None = None
     n_main: int | None = None  # length of the main path of a tree
-    partial_pass: PartialPass | None = None  # where verification may resume; None: at layer 0
+    partial_pass: PartialPass | None = None  # verification may resume from it
 
     def main_path(self) -> Draft:
         """Return the main path, without siblings."""
@@ -127,71 +128,77 @@ class Draft:
 
 
 class DraftSession:
-    """The state of one request in a drafter. Only `draft` has to be written.
+    """The state of one request in a drafter. A subclass must define only `draft`.
 
-    The order of calls: `tap` before each pass of the full model, `begin` after the prefill, and in
-    each round `draft`, `verified` if this session drafted, and `committed`."""
+    The order of calls is: `tap` before each pass of the full model, `begin` after the prefill, and
+    in each round `draft`, `verified` if this session drafted, and `committed`.
+    """
 
-    # Whether it reads hidden states of the full model. `tap` and `committed` are called only if so.
+    # Whether the session reads hidden states of the full model. If not, `tap` and `committed` are
+    # not called.
     observes_hidden: ClassVar[bool] = False
-    # Whether it reads them to choose its mask. The time for that is counted separately.
+    # Whether it chooses its mask from hidden states. The time for the choice is counted separately.
     selects_mask: ClassVar[bool] = False
 
     def tap(
         self, model: ModelAdapter, cache: KVCache, plan: PassPlan, n_rows: int
     ) -> LayerTap | None:
-        """Return what observes the hidden states of the next pass of the full model, if anything.
+        """Return a tap that observes the hidden states of the next pass of the full model, or None.
 
-        n_rows: rows of the pass that are no padding. A tap may run blocks of the model on this
-        plan, since the pass overwrites their K/V."""
+        n_rows: rows of the pass without padding. A tap may run blocks of the model with this plan,
+        because the pass overwrites their K/V.
+        """
         return None
 
     def begin(self, ctx: DecodeContext) -> None:
         """Start the request: the prompt is in the cache, and its first token is pending."""
 
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
-        """Return 1 to `max_tokens` tokens; None: nothing, so the next drafter is asked.
+        """Return a draft of 1 to `max_tokens` tokens; None to leave the round to the next drafter.
 
-        max_tokens: at least 1."""
+        max_tokens: at least 1.
+        """
         raise NotImplementedError
 
     def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
         """Learn the result of a round that this session drafted.
 
-        accepted_nodes: nodes of the draft that were accepted, counted from 1, in text order; of a
-        chain 1, 2, …, n. The tokens that a round emitted, whoever drafted it, are in `ctx.history`
-        at the next `draft`."""
+        accepted_nodes: accepted nodes of the draft, counted from 1, in text order; for a chain, 1,
+        2, …, n. At the next `draft`, `ctx.history` has the emitted tokens of all rounds.
+        """
 
     def committed(self, ctx: DecodeContext, accepted_rows: Sequence[int]) -> None:
         """Learn the result of any round, after its tokens were committed.
 
-        accepted_rows: rows of the verify pass that were accepted, without row 0, which is the
-        pending token."""
+        accepted_rows: accepted rows of the verify pass, without row 0, the pending token."""
 
 
 class Drafter(Protocol):
-    """What proposes drafts: made once for a model and its settings.
+    """A drafter, made once for a model and its settings.
 
-    It holds what requests may share, such as a mask."""
+    It holds data that requests may share, such as a mask.
+    """
 
     def new_session(self) -> DraftSession:
-        """Return the state of a new request, of which nothing has been computed yet."""
+        """Return the state of a new request, before its prefill."""
 
 
 @runtime_checkable
 class StatefulDrafter(Protocol):
-    """A drafter that learns from one request for the next.
+    """A drafter that learns from request to request.
 
-    It learns how its drafts fare, and nothing about the content of a text."""
+    It learns which drafts are accepted, and stores nothing of the content of a text.
+    """
 
     @property
     def is_learning(self) -> bool:
-        """Whether it still learns."""
+        """Whether the drafter still learns."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it has learned, as plain data for JSON."""
+        """Return the learned state as plain data for JSON."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from what `state_dict` returned.
+        """Load a state that `state_dict` returned.
 
-        Raises: DecodeError if `state` is no state of such a drafter for this model."""
+        Raises: DecodeError if `state` is not the state of such a drafter for this model.
+        """

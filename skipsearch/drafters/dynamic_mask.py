@@ -1,8 +1,8 @@
-"""Skip drafters that choose their mask while they decode: the port of a mask policy, and the
-session that drafts under its choice.
+"""Skip drafters that choose their mask during decoding, by a mask policy.
 
-A mask changes between rounds only. The verify pass writes the K/V of every layer, so K/V that were
-written under an earlier mask are never read."""
+A mask changes only between rounds. The verify pass writes the K/V of every layer, so K/V that were
+written under an earlier mask are never read.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ class MaskPolicy(Protocol):
     def tap(
         self, model: ModelAdapter, cache: KVCache, plan: PassPlan, n_rows: int
     ) -> LayerTap | None:
-        """As `DraftSession.tap`."""
+        """Return a tap, as `DraftSession.tap` does."""
 
     def initial_mask(self, ctx: DecodeContext) -> SkipMask:
-        """Return the mask of the first round, once the prompt is in the cache."""
+        """Return the mask of the first round, after the prefill."""
 
     def next_mask(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> SkipMask | None:
-        """Return the mask of the next round; None: the same as before.
+        """Return the mask of the next round; None to keep the current mask.
 
-        accepted_nodes: as `accepted_rows` of `DraftSession.committed`."""
+        accepted_nodes: as `accepted_rows` of `DraftSession.committed`.
+        """
 
 
 class DynamicMaskDrafter:
@@ -61,13 +62,13 @@ class DynamicMaskDrafter:
 class DynamicMaskSession(DraftSession):
     """Drafts one request under the masks of a policy.
 
-    mask_history: (the round from which a mask was used, the mask), of every mask so far."""
+    mask_history: (first round of a mask, the mask) for every mask so far."""
 
     observes_hidden = selects_mask = True
 
     def __init__(self, policy: MaskPolicy, skip_session: SkipSession):
         self.policy, self.mask_history, self.n_rounds = policy, list[tuple[int, SkipMask]](), 0
-        self._skip_session = skip_session  # its first mask is a placeholder until `begin`
+        self._skip_session = skip_session  # `begin` sets its first mask
 
     def tap(
         self, model: ModelAdapter, cache: KVCache, plan: PassPlan, n_rows: int
@@ -78,7 +79,7 @@ class DynamicMaskSession(DraftSession):
         self._set_mask(self.policy.initial_mask(ctx))
 
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
-        # A draft that skips nothing is the full model, and its verification runs it again.
+        # A draft that skips nothing would run the full model twice.
         if not self._skip_session.mask.n_skipped:
             return None
         return self._skip_session.draft(ctx, max_tokens)
@@ -99,7 +100,7 @@ class DynamicMaskSession(DraftSession):
 
 @torch.no_grad()
 def has_sequential_residual(model: ModelAdapter) -> bool:
-    """Return whether the MLP of a layer reads what its attention wrote."""
+    """Return whether the MLP of a layer reads the output of the layer's attention."""
     device = model.spec.device
     cache, plan = model.new_cache(1, 1), Planner(1, device).plan_chain(0, 1)
     hidden = model.embed(torch.zeros(1, 1, dtype=torch.long, device=device), plan.positions)

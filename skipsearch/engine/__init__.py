@@ -1,22 +1,22 @@
-"""Engines: what runs a pass of the model.
+"""Engines run the passes of a model.
 
-A full pass, a draft pass and a verify pass are one function, `forward`, with another mask and
-another plan:
+Full, draft and verify passes are calls of one function, `forward`, with different masks and plans:
 
     forward(model, tokens, cache, planner.plan_chain(n, 5))  # verify a draft of 4 tokens
     forward(model, token, cache, planner.plan_chain(n, 1), mask=m)  # a draft step
 
-It runs the layers of an adapter one by one, unless the engine runs whole passes itself
+`forward` runs the layers of an adapter one by one, unless the engine runs whole passes itself
 (`ModelAdapter.pass_runner`).
 
     forward                     the layer loop
-    registry, load, select      engines by name; loading a model; which engine is fastest here
+    engines, load, select       engines by name; loading a model; which engine is fastest here
+    on_same_engine              drafts with weights of their own
     batch_invariant             passes that are exact to the bit
     shared_cache, batched_pass  passes of several requests as one
     native/                     C++ for CPUs
-    code_cache                  where compiled code is stored, and what of it is trusted
-    cuda_graph                  passes recorded on a GPU
-    sampler                     how a token is chosen from logits
+    code_cache                  compiled code stored between processes
+    cuda_graph                  passes captured on a GPU
+    sampler                     choose a token from logits
 """
 
 from skipsearch.engine.batch_invariant import (

@@ -1,14 +1,13 @@
 """Exact passes: their shape is always the same, so a row's bits do not depend on the other rows.
 
-A matrix product over eight rows rounds otherwise than eight products over one row. In bfloat16 and
-float16 a verify pass therefore prefers another token now and then than one-token decoding would, in
-every published system. Here every pass of the full model, prefill included, has EXACT_ROWS rows and
-a multiple of EXACT_KEY_BLOCK keys. A row gets the same bits at any place of the pass, next to any
-other rows, and however full the cache is. Greedy text is then the same with any profile and without
-one.
+A matrix product over eight rows rounds differently from eight products over one row. In bfloat16
+and float16, a verify pass therefore sometimes prefers another token than one-token decoding, in
+every published system. An exact pass of the full model, prefill included, has EXACT_ROWS rows and a
+multiple of EXACT_KEY_BLOCK keys. The bits of a row then depend neither on its place in the pass,
+nor on the other rows, nor on the length of the cached text. Greedy text is the same with any
+profile and without one.
 
-Kernels do not promise that, so `refuse_unless_exact` tries it on the machine that decodes.
-"""
+Kernels do not guarantee this, so `refuse_unless_exact` tests it on the machine that decodes."""
 
 from __future__ import annotations
 
@@ -25,11 +24,11 @@ from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
 TapFactory = Callable[[PassPlan, int], LayerTap | None]
 
-# Rows of an exact pass. Kernels keep the bits of a row at 4, 8 and 16 rows, and not at 9.
+# Rows of an exact pass. Kernels keep the bits of a row at 4, 8 and 16 rows, but not at 9.
 EXACT_ROWS = 8
-# An exact pass attends to a whole number of blocks of this many keys. torch's CPU kernel sums over
-# 512 keys at once. Some CPUs sum a shorter block in another order, and bits would then depend on
-# the length of the text.
+# An exact pass attends to a multiple of this many keys. torch's CPU kernel sums over 512 keys at
+# once. On some CPUs it sums a shorter block in another order, so that bits would depend on the
+# length of the text.
 EXACT_KEY_BLOCK = 512
 
 
@@ -44,12 +43,12 @@ def forward_exact(
 ) -> Tensor:
     """Run the full model over tokens [1, T] after `start` committed ones.
 
-    An engine whose passes are batch-invariant, such as native, runs all of them in one pass.
+    An engine whose passes are batch-invariant, such as native, runs all tokens in one pass.
 
     cache: holds whole blocks of EXACT_KEY_BLOCK keys, and EXACT_ROWS − 1 slots more than the
         tokens, for padding rows, which no other row sees.
-    make_tap: called for each pass with its plan and its number of rows without padding; returns
-        what observes its hidden states.
+    make_tap: called for each pass with its plan and its number of rows without padding; returns the
+    tap of the pass, or None.
     Returns: logits [1, T, V], or [1, 1, V] with last_only.
     """
     count, parts = tokens.shape[1], []
@@ -69,7 +68,7 @@ def forward_exact(
         is_last = offset + EXACT_ROWS >= count
         plan = fixed_shape_plan(planner, start + offset, model.spec.context_length)
         if make_tap is not None and (tap := make_tap(plan, chunk.shape[1])) is not None:
-            # A pass with a tap may round otherwise, so it serves the tap alone.
+            # A pass with a tap may round differently, so its logits are not used.
             run_layer_loop(model, padded, cache, plan, last_only=True, tap=tap)
         if last_only and not is_last:
             forward(model, padded, cache, plan, last_only=True)
@@ -80,15 +79,15 @@ def forward_exact(
 
 
 def is_batch_invariant(model: ModelAdapter) -> bool:
-    """Return whether a row has the same bits in any pass, whatever the other rows are."""
+    """Return whether the bits of a row do not depend on the other rows of its pass."""
     return bool(getattr(model, "batch_invariant", False))
 
 
 def refuse_unless_exact(model: ModelAdapter) -> None:
-    """Check on this machine that a row gets the same bits in every exact pass.
+    """Check on this machine that a row has the same bits in every exact pass.
 
-    A few passes are run, once for a model and a number of threads.
-    Raises: DecodeError if a row gets other bits.
+    The check runs a few passes, once for each model and number of threads. Raises: DecodeError if
+    bits differ.
     """
     threads = torch.get_num_threads()
     if is_batch_invariant(model) or threads in _EXACT.get(model, ()):
@@ -105,16 +104,16 @@ def refuse_unless_exact(model: ModelAdapter) -> None:
     _EXACT.setdefault(model, set()).add(threads)
 
 
-# Numbers of threads that the check passed with.
+# Numbers of threads with which the check passed.
 _EXACT: WeakKeyDictionary[ModelAdapter, set[int]] = WeakKeyDictionary()
 
 
 @no_grad
 def _rows_in_other_passes(model: ModelAdapter) -> list[Tensor]:
-    """Return logits [T, V] of the same tokens, cut into passes in several ways.
+    """Return logits [T, V] of the same tokens, split into passes in several ways.
 
-    A row has another place, other neighbours, and sees one more block of keys or not. The context
-    is a cache of zeros.
+    A row has different places and neighbours, and attends to one more block of keys or not. The
+    context is a cache of zeros.
     """
     spec, count = model.spec, EXACT_ROWS + EXACT_ROWS // 2
     n_before = EXACT_KEY_BLOCK - count
@@ -127,9 +126,12 @@ def _rows_in_other_passes(model: ModelAdapter) -> list[Tensor]:
     for first_size in (count, 1, 5):  # of the first pass
         cache = model.new_cache(1, 2 * EXACT_KEY_BLOCK)
         planner = Planner(2 * EXACT_KEY_BLOCK, spec.device)
-        pieces = [(0, first_size), (first_size, count)] if first_size < count else [(0, count)]
+        token_ranges = (
+            [(0, first_size), (first_size, count)] if first_size < count else [(0, count)]
+        )
         parts = [
-            forward_exact(model, tokens[:, a:b], cache, planner, n_before + a)[0] for a, b in pieces
+            forward_exact(model, tokens[:, a:b], cache, planner, n_before + a)[0]
+            for a, b in token_ranges
         ]
         # NaN differs from itself; decoding refuses it anyway.
         logits_by_split.append(torch.cat(parts).nan_to_num())

@@ -1,4 +1,4 @@
-"""Run passes of several requests as one: rows of a shared cache, padded to the longest."""
+"""Run passes of several requests as one pass over rows of a shared cache, padded to the longest."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from skipsearch.models.kv_cache import KVCache, PassPlan
 
 @dataclass(frozen=True)
 class PassRequest:
-    """A pass that a request waits for: the arguments of `forward`, or of `draft_step` with a
-    scorer.
-    """
+    """A pass that a request waits for: arguments of `forward` or, with a scorer, `draft_step`."""
 
     model: ModelAdapter
     tokens: Tensor  # [1, T]
@@ -30,7 +28,7 @@ class PassRequest:
 
     @property
     def group_key(self) -> Hashable:
-        """Equal for passes that can run as one."""
+        """A key that is equal for passes that can run as one."""
         return (
             id(self.model),
             self.mask,
@@ -39,10 +37,10 @@ class PassRequest:
 
 
 def run_batched(requests: Sequence[PassRequest]) -> list[Tensor | DraftScores]:
-    """Run passes of equal `group_key` as one; return logits [1, T, V] or scores, one for each.
+    """Run passes of equal `group_key` as one; return logits [1, T, V] or scores for each.
 
-    A pass over several rows rounds otherwise than one over a single row, so in float32 and below a
-    near-tie may be decided otherwise.
+    A pass over several rows rounds differently from a pass over one row. In float32 and below, a
+    near-tie may therefore be decided differently.
     """
     first_request = requests[0]
     cache: KVCache

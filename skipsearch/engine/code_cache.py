@@ -1,12 +1,12 @@
-"""Where compiled code is stored between processes, and what of it is trusted.
+"""Store compiled code between processes, and decide which stored code is trusted.
 
-Native code runs with all the rights of whoever loads it. So the folder and each file in it must
-belong to this user, and nobody else may be able to write to them. A folder that others may write to
-is left alone, and code is stored in a private one until the process ends.
+Native code has all the rights of the process that loads it. The folder and each file in it must
+therefore belong to this user, and no other user may be able to write to them. A folder that others
+may write to is not used; a private folder of the process takes its place.
 
-Each file begins with the SHA-256 of the code after it. The digest finds damage (a full disk,
-flipped bits). It stops no attacker, who could write a matching one: the owner and the mode do that.
-Digest and code are one file because two could not be replaced at once.
+Each file begins with the SHA-256 of the code after it. The digest detects damage (a full disk,
+flipped bits). It does not stop an attacker, who could write a matching digest; the checks of owner
+and mode do. Digest and code are in one file because two files could not be replaced atomically.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class CodeCache:
         return self.folder / f"{name}.code"
 
     def read(self, name: str) -> bytes | None:
-        """Return the code that was stored under a name, or None. A file that is damaged or not this
-        user's is removed.
+        """Return the code that was stored under a name, or None.
 
-        Raises: OSError if it cannot be read now, which says nothing about the code.
+        A file that is damaged or belongs to another user is removed. Raises: OSError if the file
+        cannot be read at the moment.
         """
         path = self.path_of(name)
         try:
-            # Check the file that was opened, and follow no pipe or link, whatever another process
-            # moves here meanwhile.
+            # Check the opened file and not its path, which another process may replace meanwhile.
+            # Follow no pipe or link.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
@@ -74,11 +74,10 @@ class CodeCache:
 
 
 def open_code_cache() -> CodeCache:
-    """Open the user's cache in the folder that SKIPSEARCH_CACHE_DIR names, and make it if needed.
+    """Open the user's cache in the folder that SKIPSEARCH_CACHE_DIR names; create it if needed.
 
-    If others could have written to it, warn with `UntrustedCacheWarning` and return a private cache
-    that lasts as long as this process.
-    Raises: OSError if the folder cannot be made.
+    If other users could have written to it, warn with `UntrustedCacheWarning` and return a private
+    cache that is removed when the process ends. Raises: OSError if the folder cannot be created.
     """
     folder = cache_dir() / "compiled"
     if not os.path.lexists(folder):
@@ -105,7 +104,7 @@ def existing_code_cache() -> CodeCache | None:
 
 
 def _why_untrusted(folder: Path) -> str | None:
-    """Return why code in the folder is not run, and what to do about it; None if it may be."""
+    """Return why code in the folder is not trusted, and a remedy; None if it is trusted."""
     folder_stat = folder.lstat()
     way_out = "set SKIPSEARCH_CACHE_DIR to a folder of your own"
     if not stat.S_ISDIR(folder_stat.st_mode):
@@ -130,7 +129,7 @@ def _is_private_file(file_stat: os.stat_result) -> bool:
 
 
 def _process_folder() -> Path:
-    """Return a folder of this process (mode 0700), removed when it ends. Raises: OSError."""
+    """Return a folder (mode 0700) that is removed when this process ends. Raises: OSError."""
     return Path(_make_process_folder().name)
 
 

@@ -1,15 +1,16 @@
 """The graph engine: whole passes, captured once as CUDA graphs and replayed without Python.
 
-A pass is captured for a mask (a draft step) or for none (a verify pass), for a chain or a tree, for
-a number of rows and of keys, each rounded up so that few captures serve all passes. A drafter that
-moves its mask would capture at each move, which takes longer than the passes themselves. So beyond
-a few masks, a mask that changed recently runs layer by layer.
+A capture is for one mask (a draft step) or none (a verify pass), for a chain or a tree, and for a
+number of rows and keys. Both numbers are rounded up, so that few captures serve all passes. For a
+drafter that changes its mask, a capture at each change would take longer than the passes. After the
+first few masks, a mask that changed recently therefore runs layer by layer.
 
-What changes from call to call lies in small buffers that the graph reads: the tokens, their first
-    slot and, for a tree, each token's position and the keys that it sees. A captured pass writes
-    into the buffers of one cache, so it belongs to that cache and is released with it.
+The inputs that change from call to call are in small buffers that the graph reads: the tokens,
+their first slot and, for a tree, the position of each token and the keys that it attends to. A
+captured pass writes to the buffers of one cache, so it belongs to that cache and is released with
+it.
 
-On a CPU the same body runs directly, so shapes, padding and buffers are tested without a GPU.
+On a CPU, the same code runs directly, so shapes, padding and buffers are tested without a GPU.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from skipsearch.models.kv_cache import KVCache, PassPlan
 
 MAX_CAPTURED_ROWS = 32  # of a captured pass; longer ones are prefills and run layer by layer
 MIN_KEYS = 256  # passes are captured for this many keys, then for twice as many, …
-MAX_CAPTURES = 128  # of all caches; the least recently used one is dropped first
+MAX_CAPTURES = 128  # over all caches; the least recently used is dropped first
 MAX_CAPTURED_MASKS = 4  # of a cache at a time
-STABLE_AFTER = 64  # passes in a row under a further mask before it is captured, too
+STABLE_AFTER = 64  # passes in a row under an additional mask before it is captured
 WARM_UP_RUNS = 2  # runs before a capture, in which kernels are chosen and workspaces allocated
 
-_CAPTURING = threading.Lock()  # held while a pass is captured: a process captures one at a time
+_CAPTURING = threading.Lock()  # held during a capture: a process makes one capture at a time
 
 
 def graph_model(fused_model: FusedAdapter) -> GraphAdapter:
-    """Return the model under this engine, after a check that it computes what `fused_model` does.
+    """Return the model under this engine, after a check against `fused_model`.
 
-    Raises: ModelError if it does not; torch.OutOfMemoryError.
+    Raises: ModelError if the two compute different logits; torch.OutOfMemoryError.
     """
     from skipsearch.models.stored_checks import check_engine  # which imports transformers
 
@@ -64,7 +65,7 @@ class GraphAdapter(PassRunner):
         self.pass_runner: PassRunner | None = self
         self.spec = replace(fused_model.spec, engine="graph")
         self._caches: WeakKeyDictionary[KVCache, _CacheCaptures] = WeakKeyDictionary()
-        self._uses = count()  # numbers every use of a captured pass
+        self._uses = count()  # counter of uses of captured passes, for the eviction
         self._captures_lock = threading.Lock()
         self.new_cache = fused_model.new_cache
         self.embed = fused_model.embed
@@ -81,8 +82,8 @@ class GraphAdapter(PassRunner):
     ) -> Tensor | None:
         """Run a captured pass; return its logits, which the next call of the same shape overwrites.
 
-        Returns None for a pass that is not captured: a batch, a replay, a prefill, one at the end
-            of the cache.
+        Returns None for passes that are not captured: batches, replays, prefills, and passes at the
+        end of the cache.
         """
         captured = self._find_capture(tokens, cache, plan, mask)
         if captured is None or plan.first_slot is None:
@@ -99,14 +100,12 @@ class GraphAdapter(PassRunner):
         scorer: DraftScorer,
         with_confidence: bool,
     ) -> DraftScores | None:
-        """Run a draft step and its scorer as one captured pass. Random draws are made outside of
-        it.
-        """
+        """Run a draft step and its scorer as one captured pass, without random draws."""
         captured = self._find_capture(token, cache, plan, mask, scorer, with_confidence)
         if captured is None or plan.first_slot is None:
             return None
         scores: DraftScores = captured(token, cache, plan)
-        # Drafts are gathered while the next call overwrites them.
+        # Clone: the next call overwrites the scores, but a draft keeps them.
         return DraftScores(
             None if scores.choice is None else scores.choice.clone(),
             None if scores.probs is None else scores.probs.clone(),
@@ -145,10 +144,10 @@ class GraphAdapter(PassRunner):
             keys,
             None if scorer is None else (scorer.key, with_confidence),
         )
-        # A cache runs one request at a time; the table of caches serves all threads.
+        # A cache runs one request at a time, but all threads share the table of caches.
         with self._captures_lock:
             captures = self._caches.get(cache)
-            # Captures of another generation point to buffers that were replaced.
+            # Captures of an earlier generation refer to buffers that were replaced.
             if captures is None or captures.generation != cache.generation:
                 captures = self._caches[cache] = _CacheCaptures(cache.generation)
             captured = captures.passes.get(key)
@@ -187,12 +186,10 @@ class _CacheCaptures:
     # By mask, chain or tree, rows, keys and scorer.
     passes: dict[tuple[Any, ...], _CapturedPass] = field(default_factory=dict)
     latest_mask: SkipMask | None = None  # of the latest pass that was not captured
-    n_in_a_row: int = 0  # passes under that mask since another one
+    n_in_a_row: int = 0  # passes in a row under that mask
 
     def is_worth_capturing(self, mask: SkipMask | None) -> bool:
-        """Return whether to capture passes under this mask: it is one of the first few, or has not
-        changed for a while.
-        """
+        """Return whether to capture passes under a mask: one of the first few, or a stable one."""
         captured_masks = {captured.mask for captured in self.passes.values()} - {None}
         if mask is None or mask in captured_masks or len(captured_masks) < MAX_CAPTURED_MASKS:
             return True
@@ -204,7 +201,7 @@ class _CacheCaptures:
 class _CapturedPass:
     """A pass of one shape and one mask over the buffers of one cache.
 
-    It does not hold the cache: the adapter's table maps the cache to its captured passes.
+    It does not reference the cache: the adapter's table maps the cache to its captured passes.
     """
 
     def __init__(
@@ -216,7 +213,7 @@ class _CapturedPass:
         keys: int,
         epilogue: Callable[[Tensor], Any] | None = None,
     ):
-        """epilogue: what the graph computes from the logits; None: it returns the logits."""
+        """Allocate the inputs. epilogue: computed from the logits; None: return the logits."""
         device = model.spec.device
         self.model, self.mask, self.keys, self.epilogue = model, mask, keys, epilogue
         self.used = 0  # number of its latest use
@@ -224,7 +221,8 @@ class _CapturedPass:
         self.start = torch.zeros(1, dtype=torch.long, device=device)
         self.offsets = torch.arange(rows, device=device)[None]
         self.slots = torch.arange(keys, device=device)
-        # For trees. A padding row sees itself: the softmax of a row without keys is not defined.
+        # For trees. A padding row attends to itself: the softmax of a row without keys is
+        # undefined.
         self.positions = None if is_chain else torch.zeros(1, rows, dtype=torch.long, device=device)
         self.mask_buffer = (
             None if is_chain else torch.zeros(1, 1, rows, keys, dtype=torch.bool, device=device)
@@ -232,10 +230,9 @@ class _CapturedPass:
         self.replay: Callable[[], Any] | None = None
 
     def __call__(self, tokens: Tensor, cache: KVCache, plan: PassPlan) -> Any:
-        """Run the pass; return logits [1, rows, V], of which the first T count, or what `epilogue`
-        returns.
+        """Run the pass; return the value of `epilogue`, or logits [1, rows, V].
 
-        The next call overwrites them.
+        Only the first T rows of logits are valid. The next call overwrites the result.
 
         tokens: [1, T], T ≤ rows.
         cache: the one that the pass is captured for.
@@ -251,7 +248,7 @@ class _CapturedPass:
             self.mask_buffer[:, :, :n_tokens, : plan.n_keys].copy_(plan.mask)
         if not self.tokens.is_cuda:
             return self._run_body(cache)
-        if self.replay is None:  # the warm-up runs write the K/V of this very pass
+        if self.replay is None:  # the warm-up runs write the K/V of the current pass
             self.replay = _capture(lambda: self._run_body(cache))
         return self.replay()
 
@@ -274,8 +271,8 @@ class _CapturedPass:
 def _capture(body: Callable[[], Any]) -> Callable[[], Any]:
     """Capture `body`; return a function that replays it and returns the buffer of its result.
 
-    The function holds nothing of `body`. Other threads may run passes and allocate memory
-    meanwhile: with CUDA's default capture mode both they and the capture would fail.
+    The function does not reference `body`. Other threads may run passes and allocate memory during
+    the capture; in CUDA's default capture mode, their calls and the capture would fail.
     """
     with _CAPTURING:
         stream = torch.cuda.Stream()

@@ -1,4 +1,4 @@
-"""Engines by name, and how a loaded model is put under one of them."""
+"""Engines by name, and the functions that put a loaded model under an engine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ENGINES: dict[str, str] = {
     "native": "one call of C++ a pass over the weights of lean, built once for this CPU",
     "graph": "lean, its passes recorded once as CUDA graphs",
 }
-# Engines that are gone, and what replaced them: profiles and scripts still name them.
+# Removed engines -> their replacements; profiles and scripts may still name them.
 RENAMED = {"compiled": "native"}
 
 
 def canonical_name(engine: str) -> str:
-    """Return the name that an engine has today."""
+    """Return the current name of an engine."""
     return RENAMED.get(engine, engine)
 
 
@@ -32,7 +32,7 @@ def wrap_engine(
     engine: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ModelAdapter:
-    """Return a fused model under an engine that builds on it, and any other model as it is.
+    """Return a fused model under another engine; return a model that is not fused unchanged.
 
     progress(done, total): of files compiled.
     Raises: ModelError if the engine cannot run the model.
@@ -59,12 +59,11 @@ def wrap_engine(
 
 
 def switch_engine(model: ModelAdapter, engine: str) -> ModelAdapter | None:
-    """Return the model under that engine, or None if that takes a compiler or a second copy of the
-    weights.
+    """Return the model under another engine, or None.
 
-    native takes the weights of `model` over. `model` still computes with them, but more slowly than
-    before.
-    Raises: ModelError if the engine computes something else than `model`; torch.OutOfMemoryError.
+    None: the switch needs a compiler, or a second copy of the weights.
+    native takes over the weights of `model`. `model` can still run, but more slowly than before.
+    Raises: ModelError if the engine computes other logits than `model`; torch.OutOfMemoryError.
     """
     engine = canonical_name(engine)
     if model.spec.engine == engine:
@@ -79,7 +78,5 @@ def switch_engine(model: ModelAdapter, engine: str) -> ModelAdapter | None:
 
 
 def is_native_allowed() -> bool:
-    """Return whether `auto` may take the engine native and build it: SKIPSEARCH_NATIVE=0 forbids
-    it.
-    """
+    """Return whether `auto` may pick and build native; SKIPSEARCH_NATIVE=0 forbids it."""
     return os.environ.get("SKIPSEARCH_NATIVE") != "0"

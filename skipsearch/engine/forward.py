@@ -1,4 +1,4 @@
-"""Run a pass: full, draft and verify passes are `forward` with other masks and plans."""
+"""Run a pass. Full, draft and verify passes are calls of `forward` with their mask and plan."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LayerTap = Callable[[int, Tensor], MidLayerTap | None]  # observes the input of 
 def no_grad(function: F) -> F:
     """Run a function without autograd.
 
-    `inference_mode` would forbid callers to use our tensors in their own graphs; `no_grad` does
-    not.
+    Callers may use the resulting tensors in graphs of their own, which `inference_mode` would
+    forbid.
     """
     return torch.no_grad()(function)
 
@@ -44,7 +44,7 @@ def forward(
     together with those of other rows, unless it has a tap.
 
     mask: sub-layers to leave out (a draft pass); None runs all of them.
-    last_only: the head runs for the last row alone, which is all that a prefill needs.
+    last_only: run the head for the last row alone, as a prefill needs no other logits.
     tap: observes hidden states, as in `run_layers`.
     """
     if tap is None and _joins(cache, plan, last_only):
@@ -55,8 +55,7 @@ def forward(
 def _joins(cache: KVCache, plan: PassPlan, last_only: bool) -> TypeGuard[RowCache]:
     """Return whether a pass may run together with those of other rows.
 
-    The cache grows first, because a row that outgrows the others leaves them.
-    """
+    The cache grows first: a row that becomes too long leaves the shared cache, and cannot join."""
     if not isinstance(cache, RowCache):
         return False
     cache.reserve(plan.n_keys)
@@ -91,9 +90,9 @@ def resume_pass(
     plan: PassPlan,
     tap: LayerTap | None = None,
 ) -> Tensor:
-    """Run a verify pass some of whose rows went through the layers below `next_layer` already.
+    """Run a verify pass whose first R rows have already run through the layers below `next_layer`.
 
-    K/V that these rows have in the lower layers must be in their slots.
+    The K/V of these rows in the lower layers must be in their slots.
 
     hidden: [B, R, H], input of layer `next_layer` for the first R rows of the plan.
     remaining_tokens: [B, T − R], tokens of the other rows, which go through all layers.
@@ -116,7 +115,7 @@ def resume_pass(
 def run_up_to_layer(
     model: ModelAdapter, layer: int, tokens: Tensor, cache: KVCache, plan: PassPlan
 ) -> Tensor:
-    """Return the input of a layer, [B, T] -> [B, T, H], and write K/V of the layers below it."""
+    """Run the layers below `layer`, and write their K/V; return the layer's input, [B, T, H]."""
     n_layers, run = model.spec.n_layers, get_layer_runner(model)
     if run is not None:
         return run(tokens, cache, plan, None, 0, layer)
@@ -138,9 +137,9 @@ def draft_step(
     scorer: DraftScorer,
     with_confidence: bool,
 ) -> DraftScores:
-    """Run a draft pass over one token a text, [B, 1], and return the scores of the next token.
+    """Run a draft pass over one token per text, [B, 1]; return the scores of the next token.
 
-    with_confidence: the scores have the top probability too.
+    with_confidence: the scores include the top probability.
     """
     if _joins(cache, plan, last_only=False):
         return cache.submit(model, token, cache, plan, mask, scorer, with_confidence)
@@ -180,15 +179,15 @@ def draft_chain(
     max_tokens: int,
     threshold: float,
 ) -> DraftScores | None:
-    """Run draft steps in one call of the engine, each over the token that the step before scored
-    highest.
+    """Run several draft steps in one call of the engine.
+
+    Each step reads the token with the highest score of the step before.
 
     token: [1, 1], written to the first slot after the committed ones.
     max_tokens: of steps.
-    threshold: the first step whose top probability is below it is the last one.
-    Returns: scores of N steps, choice [N, n] with the chosen token first, and confidence [N]. None
-        if the engine has no such call for them, or if each step may join those of other requests.
-    """
+    threshold: the steps end after the first one whose top probability is below it. Returns: scores
+    of N steps: choice [N, n], with the chosen token first, and confidence [N]. None if the engine
+    has no such call, or if each step may join steps of other requests."""
     if model.pass_runner is None or (isinstance(cache, RowCache) and not cache.alone):
         return None
     return model.pass_runner.run_draft_chain(
@@ -206,13 +205,12 @@ def run_layer_loop(
     tap: LayerTap | None = None,
     first_layer: int = 0,
 ) -> Tensor:
-    """Run a pass layer by layer, from `first_layer` on, and then the head.
+    """Run a pass layer by layer from `first_layer` on, then the head.
 
     tokens_or_hidden: input of layer `first_layer`, [B, T, H], or tokens [B, T] if that is layer 0.
     Returns: logits [B, T, V], or [B, 1, V] with last_only.
-    Raises: ModelError for a model with recurrent layers: a layer loop does not advance their
-        states.
-    """
+    Raises: ModelError for a model with recurrent layers, because a layer loop does not advance
+    their states."""
     n_layers = model.spec.n_layers
     if model.spec.is_recurrent:
         raise ModelError(
@@ -242,19 +240,17 @@ def run_layer_loop(
 
 
 def can_start_midway(model: ModelAdapter) -> bool:
-    """Return whether a pass may begin and end at any layer and still use the engine's own calls."""
+    """Return whether the engine's calls can begin and end a pass at any layer."""
     return model.pass_runner is None or model.pass_runner.run_layers is not None
 
 
 def get_layer_runner(model: ModelAdapter) -> LayerRunner | None:
-    """Return the engine's call for several layers, or None if they run one by one."""
+    """Return the engine's function that runs several layers; None if layers run one by one."""
     return None if model.pass_runner is None else model.pass_runner.run_layers
 
 
 def _tapped_layers(tap: LayerTap | None) -> Collection[int] | None:
-    """Return the layers whose input a tap observes; None: all, and the state between attention and
-    MLP.
-    """
+    """Return the layers whose input a tap observes; None: all, also between attention and MLP."""
     return () if tap is None else getattr(tap, "layers", None)
 
 
@@ -271,7 +267,7 @@ def _run_between_taps(
     with_head: bool = False,
     last_only: bool = False,
 ) -> Tensor:
-    """Run the layers in one call of the engine from each tapped layer to the next.
+    """Run the layers with one call of the engine from each tapped layer to the next.
 
     n_layers: layers of the model.
     """
@@ -312,12 +308,10 @@ def run_layers(
 ) -> Tensor:
     """Run the layers from `first_layer` on; [B, T, H] -> [B, T, H], which is the input of the head.
 
-    tap(i, h) is called with the input of each layer i, and last with i = n_layers and the input of
-    the head. If it returns a function, that one is called with the state between attention and MLP
-    of layer i, if both run; the two then run one after the other. A tap with an attribute `layers`
-    is called for these layers alone and returns nothing; the engine runs the layers between them in
-    one call.
-    """
+    tap(i, h) is called with the input of each layer i, and at the end with i = n_layers and the
+    input of the head. If it returns a function and layer i runs both attention and MLP, the
+    function is called with the state between them. A tap with an attribute `layers` is called for
+    these layers alone and returns nothing; the engine runs the layers between them in one call."""
     n_layers, tapped = model.spec.n_layers, _tapped_layers(tap)
     if tapped is not None and (run := get_layer_runner(model)) is not None:
         return _run_between_taps(run, n_layers, hidden, cache, plan, mask, first_layer, tap, tapped)

@@ -18,8 +18,10 @@ from skipsearch.errors import ModelError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.fused.fused_adapter import FusedAdapter, why_not_fusable
-from skipsearch.models.loading.placement import pick_device
-from skipsearch.models.loading.quantize import NATIVE_INT8
+from skipsearch.models.loading.aliases import find_packaged_model
+from skipsearch.models.loading.gguf_model import is_gguf, open_gguf
+from skipsearch.models.loading.placement import pick_device, pick_dtype
+from skipsearch.models.loading.quantize import GGUF, NATIVE_QUANTIZATIONS, split_activations
 
 
 def load_model(
@@ -30,24 +32,40 @@ def load_model(
     engine: str = "auto",
     progress: Callable[[int, int], None] = lambda done, total: None,
     allow_native: bool = True,
+    activations: str | None = None,
 ) -> ModelAdapter:
     """Load a model as `skipsearch.models.load_adapter` does, and put it under an engine of
     `ENGINES`.
 
     auto takes native if a command or engine="native" built it on this machine before, else lean if
     it supports the model, else hf. It builds and measures nothing.
-    quantization: native-8bit needs the engine native and builds it: 8-bit weights and activations
-        in `dtype`, on a CPU.
+    quantization: native-8bit, -6bit, -5bit and -4bit need the engine native and build it; they are
+        for CPUs.
+    activations: int8 (the default) rounds the inputs of quantised matrices in the engine native;
+        float does not.
     progress(done, total): of files compiled.
     allow_native: False limits auto to lean and hf, for a caller that picks the engine later with
         `pick_fastest` or `switch_engine`, as the commands do.
+    A GGUF file, whose name ends with .gguf, keeps its numbers in the engine native, and is unpacked
+    for other engines.
     Raises: ModelError for an unknown engine, or one that cannot run this model here.
     """
     engine = canonical_name(engine)
     if engine not in ("auto", *ENGINES):
         raise ModelError(f"{unknown_name('engine', engine, ENGINES)}; or auto")
-    if quantization == NATIVE_INT8:
-        return _load_int8(name, device, dtype, engine, progress)
+    quantization, activations = split_activations(quantization, activations)
+    name = find_packaged_model(name)
+    if quantization is not None and quantization.startswith(GGUF) and not is_gguf(name):
+        if quantization == GGUF:
+            raise ModelError(
+                f"activations are rounded if weights are quantised, and {name} is no GGUF file: "
+                "add --quantization native-8bit or its like, or leave --activations out"
+            )
+        quantization = None  # of the file that a profile was measured with
+    if is_gguf(name):
+        return _load_gguf(name, device, dtype, engine, progress, quantization, activations)
+    if quantization in NATIVE_QUANTIZATIONS:
+        return _load_quantized(name, device, dtype, engine, progress, quantization, activations)
     model = wrap_engine(
         models.load_adapter(name, device, dtype, quantization, engine), engine, progress
     )
@@ -56,18 +74,24 @@ def load_model(
     return model
 
 
-def _load_int8(
-    name: str, device: str, dtype: str, engine: str, progress: Callable[[int, int], None]
+def _load_quantized(
+    name: str,
+    device: str,
+    dtype: str,
+    engine: str,
+    progress: Callable[[int, int], None],
+    quantization: str,
+    activations: str,
 ) -> ModelAdapter:
     if engine not in ("auto", "native"):
         raise ModelError(
-            f"quantization {NATIVE_INT8} is run by the engine native alone, and not by {engine}: "
+            f"quantization {quantization} is run by the engine native alone, and not by {engine}: "
             "leave that engine out, or the quantization"
         )
     place = pick_device(device)  # before a download
     if place.type != "cpu":
         raise ModelError(
-            f"quantization {NATIVE_INT8} is for CPUs, and not for {place}: use --device cpu, or "
+            f"quantization {quantization} is for CPUs, and not for {place}: use --device cpu, or "
             "another quantization"
         )
     model = models.load_adapter(name, device, dtype)
@@ -79,7 +103,30 @@ def _load_int8(
             else f"{model.spec.family} models have no row in the table of families"
         )
         raise ModelError(
-            f"quantization {NATIVE_INT8} is for models that the engine native drives, and "
+            f"quantization {quantization} is for models that the engine native drives, and "
             f"{model.spec.id} is not one: {reason}; leave it out"
         )
-    return native.to_native_int8(model, progress)
+    return native.to_native_quantized(
+        model, quantization, NATIVE_QUANTIZATIONS[quantization], activations, progress
+    )
+
+
+def _load_gguf(
+    name: str,
+    device: str,
+    dtype: str,
+    engine: str,
+    progress: Callable[[int, int], None],
+    quantization: str | None,
+    activations: str,
+) -> ModelAdapter:
+    place = pick_device(device)
+    if quantization is not None and not quantization.startswith(GGUF):
+        raise ModelError(
+            f"{name} holds quantised weights, which are not quantised again: leave quantization "
+            f"{quantization} out"
+        )
+    if engine not in ("auto", "native") or place.type != "cpu":
+        return wrap_engine(models.load_adapter(name, device, dtype, None, engine), engine, progress)
+    stored = open_gguf(name, pick_dtype(dtype, place))
+    return native.to_native_stored(stored, activations, progress)

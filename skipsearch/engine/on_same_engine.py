@@ -1,4 +1,4 @@
-"""Run a draft that has weights of its own on the engine of the model that verifies."""
+"""Run a draft with its own weights on the engine of the verifying model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from skipsearch.models.fused.fused_adapter import FusedAdapter
 
 
 def base_adapter(model: ModelAdapter) -> HFAdapter | FusedAdapter:
-    """Return the adapter that holds the weights of a model, whatever engine runs it.
+    """Return the adapter with the weights of a model under any engine.
 
-    Raises: ModelError for an engine that is not known here.
+    Raises: ModelError for an unknown engine.
     """
     base = model.fused_model if isinstance(model, GraphAdapter | NativeAdapter) else model
     if not isinstance(base, HFAdapter | FusedAdapter):
@@ -31,9 +31,9 @@ def base_adapter(model: ModelAdapter) -> HFAdapter | FusedAdapter:
 
 
 def on_same_engine(model: ModelAdapter, overlaid: HFAdapter | FusedAdapter) -> ModelAdapter:
-    """Put a variant of a native model under the native engine; return any other variant as it is.
+    """Put a variant of a native model under the engine native; return other variants unchanged.
 
-    The variant's weights are in the native layout already.
+    The variant's weights are already in the native layout.
     """
     return (
         NativeAdapter(overlaid, model.library)
@@ -43,7 +43,7 @@ def on_same_engine(model: ModelAdapter, overlaid: HFAdapter | FusedAdapter) -> M
 
 
 def overlay_weights(model: ModelAdapter, weights: Mapping[str, Tensor]) -> ModelAdapter:
-    """Return the model with other weights in some sub-layers; it shares all the others.
+    """Return the model with other weights in some sub-layers; all other weights are shared.
 
     weights: by name, as `models.weight_overlay` names them.
     Raises: ModelError.

@@ -1,7 +1,7 @@
-"""Choose a token from logits, for draft and full model alike.
+"""Choose a token from logits, for both draft and full model.
 
-Temperature, top-k and top-p are applied in that order by transformers' own warpers, to p and q
-alike, and each is normalised again afterwards.
+Transformers' own warpers apply temperature, top-k and top-p, in this order, to both p and q. Each
+result is normalised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from skipsearch.models.adapter import DraftScores
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a request wants its tokens chosen. Raises: DecodeError for a value out of range."""
+    """The sampling parameters of a request. Raises: DecodeError for a value out of range."""
 
     temperature: float = 0.0  # 0: greedy
     top_p: float = 1.0  # in (0, 1]; 1: off
@@ -54,10 +54,10 @@ class SamplingParams:
         return self.temperature == 0
 
     def build_warpers(self) -> list[Any]:
-        """Return transformers' warpers in its order; none for greedy decoding.
+        """Return the warpers in transformers' order; [] for greedy decoding.
 
-        The result is a plain list: transformers' own list class inspects signatures at every call,
-            which costs more than warping.
+        The result is a plain list, because transformers' list class inspects signatures at every
+        call, which takes longer than warping.
         """
         from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -71,12 +71,12 @@ class SamplingParams:
 
 
 def is_real(value: Any) -> bool:
-    """Return whether a value is a real number: 0.5 and 1 are, True, NaN and "1" are not."""
+    """Return whether a value is a real number. True for 0.5 and 1; False for True, NaN and "1"."""
     return isinstance(value, Real) and not isinstance(value, bool) and not isnan(value)
 
 
 def is_integral(value: Any) -> bool:
-    """Return whether a value is a whole number: 3 and 3.0 are, True, 2.5 and "3" are not."""
+    """Return whether a value is a whole number. True for 3 and 3.0; False for True, 2.5 and "3"."""
     return isinstance(value, Real) and not isinstance(value, bool) and bool(value % 1 == 0)
 
 
@@ -126,7 +126,7 @@ class TemperatureSampler:
         return logits.softmax(dim=-1)
 
     def score(self, logits: Tensor, with_confidence: bool) -> DraftScores:
-        # A draft may overflow where the full model does not.
+        # The logits of a draft may overflow even if those of the full model do not.
         probs = self.warp_to_probs(logits).nan_to_num_(nan=1 / logits.shape[-1])
         return DraftScores(probs=probs, confidence=probs.amax(dim=-1) if with_confidence else None)
 
@@ -140,7 +140,7 @@ class TemperatureSampler:
         assert probs is not None
         if self.n_choices == 1:
             return torch.multinomial(probs, 1, generator=self.generator), probs
-        # The order of q(x) / e(x), e exponential, is that of draws without replacement (Kool et al.
-        # 2019), also if fewer tokens are possible.
+        # If e is exponential noise, tokens sorted by q(x) / e(x) are draws without replacement
+        # (Kool et al. 2019). This holds even if fewer tokens than draws have a probability above 0.
         keys = probs / torch.empty_like(probs).exponential_(generator=self.generator)
         return keys.topk(min(self.n_choices, keys.shape[-1])).indices, probs

@@ -1,6 +1,6 @@
 """Pick the engine that decodes fastest on this machine, among those that need no compiler.
 
-native is taken if it was built before. Otherwise a second of plain decoding decides.
+native is picked if it was built before. Otherwise, plain decoding is timed for about one second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from skipsearch.engine.forward import forward, no_grad
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner
 
-MIN_ADVANTAGE = 0.05  # by which another engine must be faster than lean: less may be noise
+MIN_ADVANTAGE = 0.05  # least advantage of another engine over lean; less may be noise
 CONTEXT_TOKENS = 128  # tokens in the cache before a measured pass
 MIN_REPEATS, MAX_REPEATS = 3, 60  # measured passes of each engine
 MAX_SECONDS = 1.0  # of all measured passes after the first MIN_REPEATS
@@ -27,21 +27,20 @@ PassTimer = Callable[[Sequence[ModelAdapter]], Sequence[float]]
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The model under the engine that was picked, and what was measured."""
+    """The model under the engine that was picked, with the measured times."""
 
     model: ModelAdapter
-    # Seconds of a one-token pass by engine; empty if only one engine was ready.
+    # Seconds of a one-token pass by engine; empty if there was only one engine to pick from.
     pass_seconds: dict[str, float] = field(default_factory=dict)
 
 
 def pick_fastest(model: ModelAdapter, time_engines: PassTimer | None = None) -> EngineChoice:
     """Pick the engine that is fastest at plain decoding.
 
-    native is picked if it was built before. It takes the weights over, and was the fastest wherever
-    it was measured, so it is not compared. Otherwise lean is picked, unless graph, which runs the
-    weights of lean on a GPU, is more than 5 % faster.
-    hf is never compared: it stores the weights in another form, and a comparison would cost a
-        second copy.
+    native is picked without a comparison if it was built before: it was the fastest in all
+    measurements, and a comparison would need a second copy of the weights. Otherwise lean is
+    picked, unless graph, which runs the weights of lean on a GPU, is more than 5 % faster. hf is
+    not compared, because its form of the weights would also need a second copy.
 
     model: as `load_model` returns it for engine auto.
     time_engines: measures seconds of a pass for each model; None: `time_passes`.
@@ -59,23 +58,23 @@ def pick_fastest(model: ModelAdapter, time_engines: PassTimer | None = None) -> 
                 strict=True,
             )
         )
-    except torch.OutOfMemoryError:  # no memory to record passes
+    except torch.OutOfMemoryError:  # not enough memory to capture passes
         return EngineChoice(model)
     if seconds[model.spec.engine] <= (1 + MIN_ADVANTAGE) * seconds["graph"]:
         return EngineChoice(model, seconds)
-    # The measured adapter holds its recordings and the cache of the measurement: start a new one.
+    # The measured adapter holds captures of the measurement's cache, so make a new one.
     return EngineChoice(switch_engine(model, "graph") or graph, seconds)
 
 
 @no_grad
 def time_passes(models: Sequence[ModelAdapter]) -> list[float]:
-    """Return the median seconds of a one-token pass after a short context, one number a model.
+    """Return the median seconds of a one-token pass of each model, after a short context.
 
     The models take turns. They may share weights.
     """
     runs = [_make_timed_pass(model) for model in models]
     for run in runs:
-        run()  # kernels are chosen, graphs recorded
+        run()  # warm-up: kernels are chosen, graphs captured
     times: list[list[float]] = [[] for _ in runs]
     started = perf_counter()
     while len(times[0]) < MIN_REPEATS or (
@@ -89,10 +88,10 @@ def time_passes(models: Sequence[ModelAdapter]) -> list[float]:
 
 
 def _make_timed_pass(model: ModelAdapter) -> Callable[[], object]:
-    """Return a function that runs one pass and waits for its token.
+    """Return a function that runs one decode step and waits for its token.
 
-    The context is a new cache, all zeros: attention takes its time whatever the keys are, and a
-        prefill would take longer than the measurement.
+    The KV cache is all zeros instead of prefilled: the time of attention does not depend on its
+    values, and a prefill would take longer than the measurement.
     """
     spec = model.spec
     context = (

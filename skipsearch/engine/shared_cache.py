@@ -1,11 +1,11 @@
-"""One KV cache for several requests, with a row for each, and the plan of a pass over several rows.
+"""One KV cache with a row for each of several requests, and the plan of a pass over several rows.
 
-A row is a `KVCache` of one request, a view of its part of the shared buffers. Code that decodes one
-request need not know of the others: `forward` hands a pass over a row to `RowCache.submit`, and the
-driver of the rows may run several such passes as one.
+The cache of a request is a `RowCache`, a view of one row of the shared buffers. Code that decodes
+one request need not know the others: `forward` passes a pass over a row to `RowCache.submit`, and
+the batch may run several such passes as one.
 
-All rows are as long as the longest text. A text that outgrows a limit leaves, and continues in
-buffers of its own.
+All rows have the capacity of the longest text. A text that exceeds a limit leaves the shared cache,
+and continues in separate buffers.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from torch import Tensor
 
 from skipsearch.models.kv_cache import KVCache, PassPlan, resize, round_slots
 
-# Tokens of a row in a joined pass. A longer one is a prefill, and all rows would be padded to it.
+# Most tokens of a row in a joined pass. A longer pass is a prefill; all rows would be padded to it.
 MAX_JOINED_TOKENS = 64
 
 
 class SharedCache(KVCache):
     """The K/V of several requests, one row each.
 
-    Each row has one slot more than `capacity`, the last: `padding_slot`. No pass of a request
-    reaches it; the padding of joined passes is written there.
+    Each row has one slot more than `capacity`: `padding_slot`, to which the padding of joined
+    passes is written. No pass of a request reads it.
     """
 
     def __init__(self, n_layers: int, n_rows: int, capacity: int, limit: int | None = None):
-        """capacity: slots that a request may use.
-        limit: slots beyond which a text leaves; None: it never does.
+        """Create an empty cache.
+
+        capacity: slots that a request may use. limit: a request that needs more slots leaves; None:
+        no limit.
         """
         super().__init__(n_layers, n_rows, capacity + 1)
         self.limit = limit
@@ -47,7 +49,7 @@ class SharedCache(KVCache):
         return view or self.register(_CacheView(self, first_row, end_row))
 
     def register(self, view: _CacheView) -> _CacheView:
-        """Keep a view up to date from now on; it replaces an earlier one of the same rows."""
+        """Update a view from now on when buffers change, instead of the former view of its rows."""
         self._views[view.first_row, view.end_row] = view
         view.refresh()
         return view
@@ -60,10 +62,7 @@ class SharedCache(KVCache):
         return buffers
 
     def reserve(self, slots: int) -> None:
-        """Let each request use at least `slots` slots.
-
-        If memory runs out, all layers stay as they were.
-        """
+        """Grow all rows to at least `slots` slots. If memory runs out, no layer changes."""
         if slots <= self.padding_slot:
             return
         capacity = round_slots(slots) + 1
@@ -76,11 +75,11 @@ class SharedCache(KVCache):
         self._refresh_views()
 
     def leave(self, row: RowCache) -> None:
-        """Forget the view of a row whose request no longer uses it."""
+        """Remove the view of a row whose request no longer uses it."""
         self._views.pop((row.first_row, row.end_row), None)
 
     def move_row(self, row_cache: RowCache, target_row: int) -> None:
-        """Copy a request's K/V to a row that is free, and point its view there."""
+        """Copy a request's K/V to a free row, and move its view to this row."""
         for buffer in (*self.keys, *self.values):
             if buffer is not None:
                 buffer[target_row, :, : row_cache.length] = buffer[
@@ -122,16 +121,16 @@ class _CacheView(KVCache):
 
 
 class RowCache(_CacheView):
-    """The view of one request's row."""
+    """The cache of one request: a view of one row of a shared cache."""
 
     def __init__(self, shared_cache: SharedCache, row_index: int, submit: Callable[..., Any]):
         super().__init__(shared_cache, row_index, row_index + 1)
-        self.submit = submit  # runs a pass together with others', as `run_batched` does
-        self.alone = False  # whether it left the shared cache, for buffers of its own
+        self.submit = submit  # runs a pass, perhaps with passes of other rows
+        self.alone = False  # whether it left the shared cache and has separate buffers
         shared_cache.register(self)
 
     def can_join(self, plan: PassPlan, last_only: bool) -> bool:
-        """Return whether a pass may run with other rows': a short chain or tree at one place."""
+        """Return whether a pass may run with those of other rows: a short chain or tree."""
         return (
             not self.alone
             and not last_only
@@ -141,9 +140,7 @@ class RowCache(_CacheView):
         )
 
     def reserve(self, slots: int) -> None:
-        """Let passes use at least `slots` slots: in all rows, or in this one alone beyond the
-        limit.
-        """
+        """Grow the shared cache to `slots` slots or, beyond its limit, leave it and grow alone."""
         if (
             not self.alone
             and self.shared_cache.limit is not None
@@ -163,7 +160,7 @@ class RowCache(_CacheView):
         )
 
     def _leave(self, slots: int) -> None:
-        """Continue in buffers of its own. All K/V are copied, those of drafted tokens included."""
+        """Copy all K/V, also those of draft tokens, to separate buffers, and leave the cache."""
         capacity = round_slots(slots)
         buffers = [
             [None if old is None else resize(old, capacity) for old in buffers]
@@ -178,10 +175,10 @@ class RowCache(_CacheView):
 def batch_plans(
     plans: Sequence[PassPlan | None], padding_slot: int, device: torch.device
 ) -> PassPlan:
-    """Return the plan of one pass over rows that each have a plan, or None: a row without tokens.
+    """Return the plan of one pass over all rows, from the plan of each row.
 
-    All rows are padded to the longest. Padding is written to the slot `padding_slot` and attends to
-    slot 0; its logits mean nothing.
+    plans: None for a row without tokens. All rows are padded to the longest. Padding is written to
+    the slot `padding_slot` and attends to slot 0; its logits are meaningless.
     """
     joined = [plan for plan in plans if plan is not None]
     n_tokens = max(plan.positions.shape[1] for plan in joined)
@@ -193,7 +190,7 @@ def batch_plans(
             slots[row][:n_row_tokens] = last_visible[row][:n_row_tokens] = range(
                 plan.first_slot, plan.first_slot + n_row_tokens
             )
-    # One copy to the device for both.
+    # Copy both to the device at once.
     write_slots, last_visible_slots = torch.tensor([slots, last_visible], device=device)
     slot_indices = torch.arange(n_keys, device=device)[None]
     visible = slot_indices <= last_visible_slots[..., None]  # [R, T, keys]

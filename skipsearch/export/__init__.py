@@ -1,4 +1,4 @@
-"""Export: a profile's skip drafter as a checkpoint, for engines that draft with a second model."""
+"""Export a profile's skip drafter as a checkpoint, for engines that draft with a second model."""
 
 from skipsearch.export.export_profile import FORMATS, export_draft
 

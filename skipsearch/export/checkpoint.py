@@ -1,4 +1,4 @@
-"""The checkpoint that a draft is cut out of."""
+"""The checkpoint of the full model, from which a draft is made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from skipsearch.profile.compatibility import ModelFacts
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's files on disk, with nothing loaded."""
+    """A model's files on disk. No weights are loaded."""
 
     folder: Path
     id: str  # Hub id, or the name of a local folder
@@ -34,9 +34,9 @@ class Checkpoint:
     weights: list[Path]  # safetensors files
 
     def model_facts(self, hash_weights: bool) -> ModelFacts:
-        """Return the facts that a profile is compared with.
+        """Return the model's facts, for a comparison with a profile.
 
-        hash_weights: hash the weights too, which reads files outside the Hub's cache completely.
+        hash_weights: also hash the weights. Files outside the Hub's cache must be read for it.
         """
         return ModelFacts(
             id=self.id,
@@ -59,8 +59,8 @@ class Checkpoint:
     def split_layer_name(self, tensor: str) -> tuple[int, str, str] | None:
         """Split a stored tensor's name into (layer, text before its number, text after the dot).
 
-        None for a tensor outside the layers. A base model saved by itself lacks the first part of
-        the path (`h.0.` for `transformer.h.0.`).
+        None for a tensor outside the layers. The path of a tensor may lack its first part, if a
+        base model was saved alone (`h.0.` for `transformer.h.0.`).
         """
         *outer, last = self.family.layers.split(".")
         path = "".join(f"(?:{part}\\.)?" for part in outer)
@@ -71,7 +71,7 @@ class Checkpoint:
 def open_checkpoint(name: str) -> Checkpoint:
     """Find the checkpoint of a model, and download it if it is a Hub id that is not cached.
 
-    Raises: ModelError as `load_model` does; ExportError if a draft cannot be cut out of it.
+    Raises: ModelError as `load_model` does; ExportError if no draft can be made from it.
     """
     folder, identity, revision = resolve_model(name)
     data = read_config(folder, name)

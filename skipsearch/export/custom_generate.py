@@ -81,7 +81,7 @@ def _model_argument(model: str) -> str:
 
 
 def write_custom_generate(profile: Profile, folder: Path, name: str) -> None:
-    """Write the format's files to `folder`. name: what the folder will be called.
+    """Write the format's files to `folder`. name: the final name of the folder.
 
     Raises: ExportError if the recipe has trained weights, which are separate files.
     """

@@ -1,4 +1,4 @@
-"""Writes a profile's draft as a folder that other engines load."""
+"""Write a profile's draft to a folder that other engines load."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from skipsearch.errors import ExportError
 from skipsearch.export.checkpoint import Checkpoint, open_checkpoint
 from skipsearch.export.custom_generate import CUSTOM_GENERATE, write_custom_generate
 from skipsearch.export.exportable import extract_exportable
-from skipsearch.export.readme import write_readme
+from skipsearch.export.readme import render_readme
 from skipsearch.export.tensor_copy import copy_weights
 from skipsearch.profile import Profile
 from skipsearch.profile.compatibility import compatibility_warnings
 
 FORMATS: dict[str, str] = {
     "hf": "skipsearch.export.hf_checkpoint:convert_to_hf",
-    # Holds no checkpoint, so it needs no model.
+    # The format that holds no checkpoint and therefore needs no model.
     CUSTOM_GENERATE: "skipsearch.export.custom_generate:write_custom_generate",
 }
-# Files of a model that its draft needs too: tokenizer, generation settings, licence.
+# Files of a model that its draft also needs: tokenizer, generation settings, licence.
 COPIED_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -55,7 +55,7 @@ def export_draft(
     format: `hf`, a checkpoint of whole layers whose weights are copied as they are stored; or
     `custom-generate`, a folder for `model.generate`, which holds the whole profile and no weights
     and needs no model.
-    out: written completely or not at all, whatever interrupts the work.
+    out: is written completely or not at all, even if the process is interrupted.
     progress(done, total): bytes of weights.
 
     Raises: ExportError; ModelError if the model cannot be found; ProfileError if the profile is
@@ -93,7 +93,7 @@ def export_draft(
         for path in _companion_files(source):
             shutil.copyfile(path, folder / path.name)
         (folder / "README.md").write_text(
-            write_readme(profile, draft, source, conversion, target.name), "utf-8"
+            render_readme(profile, draft, source, conversion, target.name), "utf-8"
         )
     return warnings
 
@@ -121,7 +121,7 @@ def _write_folder(target: Path) -> Iterator[Path]:
     try:
         with new_folder(target, replace=False) as folder:
             yield folder
-            _require_free(target)  # another process may have made it meanwhile
+            _require_free(target)  # another process may have created it meanwhile
     except OSError as error:
         raise ExportError(
             f"cannot write {target}: {error.strerror or error}; choose another --out"

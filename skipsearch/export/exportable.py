@@ -1,4 +1,4 @@
-"""The part of a recipe that a checkpoint can hold: the mask of its one skip drafter."""
+"""Find the part of a recipe that a checkpoint can hold: the mask of its only skip drafter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ExportableDraft:
 
     @property
     def lookup(self) -> Lookup | None:
-        """The lookup that is not exported; some engines have one of their own."""
+        """The lookup that is not exported. Some engines have a lookup of their own."""
         return next((drafter for drafter in self.left_out if isinstance(drafter, Lookup)), None)
 
 

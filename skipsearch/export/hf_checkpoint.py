@@ -1,8 +1,8 @@
-"""The draft as an ordinary Hugging Face checkpoint with fewer layers, numbered from 0.
+"""Convert a draft to an ordinary Hugging Face checkpoint with fewer layers, numbered from 0.
 
-Every engine that knows the family can load it. A mask that skips only the attention or only the MLP
-of a layer has no such form. Config keys with layer numbers or with one entry for each layer are
-those of transformers' configuration classes.
+Every engine that supports the family can load it. A mask that skips only the attention or only the
+MLP of a layer cannot be exported in this form. The config keys to renumber, with layer numbers or
+an entry for each layer, are those of transformers' configuration classes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SLIDING_WINDOW_CAVEAT = (
 
 @dataclass(frozen=True)
 class Conversion:
-    """How a checkpoint is changed into a draft."""
+    """The changes that turn a checkpoint into a draft."""
 
     config: dict[str, Any]  # the new config.json
     rename_tensor: Callable[[str], str | None]  # stored name -> new name; None: left out
@@ -33,10 +33,10 @@ class Conversion:
 
 
 def convert_to_hf(source: Checkpoint, mask: SkipMask) -> Conversion:
-    """Return the conversion that leaves out the layers of `mask`.
+    """Return the conversion that removes the layers of `mask`.
 
-    Raises: ExportError if the mask skips half a layer or all layers, or if a layer's output
-    depends on its number.
+    Raises: ExportError if the mask skips only a part of a layer, or all layers, or if a layer's
+    output depends on its number.
     """
     _require_whole_layers(mask)
     reason = _layer_number_dependence(source)
@@ -92,16 +92,17 @@ def _layer_number_dependence(source: Checkpoint) -> str | None:
 
 
 def _reduced_config(source: Checkpoint, layers: list[int]) -> dict[str, Any]:
-    """Return config.json for these layers; keys that are not about single layers are unchanged."""
+    """Return config.json for these layers. Keys that name no layers are unchanged."""
     data, config = copy.deepcopy(source.config_json), source.config
     data[config.attribute_map.get("num_hidden_layers", "num_hidden_layers")] = len(layers)
     types = getattr(config, "layer_types", None) or []
-    # Without the key, types follow a pattern of layer numbers, which no longer holds.
+    # Write the types: without the key, they follow a pattern of layer numbers, which no longer
+    # fits.
     if "layer_types" in data or len(set(types)) > 1:
         data["layer_types"] = [types[i] for i in layers]
     if getattr(config, "no_rope_layers", None):  # one flag for each layer (SmolLM3)
         data["no_rope_layers"] = [config.no_rope_layers[i] for i in layers]
-    if "max_window_layers" in data:  # so many first layers have no window
+    if "max_window_layers" in data:  # the first layers, up to this number, have no window
         data["max_window_layers"] = sum(i < data["max_window_layers"] for i in layers)
     if hasattr(config, "decoder_sparse_step"):  # every n-th layer has experts
         dense = [

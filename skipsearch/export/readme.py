@@ -126,10 +126,10 @@ _FOOT = """
 """
 
 
-def write_readme(
+def render_readme(
     profile: Profile, draft: ExportableDraft, source: Checkpoint, conversion: Conversion, name: str
 ) -> str:
-    """Return the text of README.md. name: of the folder that the draft is written to."""
+    """Return the text of README.md. name: the name of the folder to which the draft is written."""
     mask, length = draft.mask, draft.skip.draft_length
     path, on_hub = f"./{name}", "/" in source.id
     target = shlex.quote(source.model_argument)

@@ -1,4 +1,4 @@
-"""Copies tensors from one checkpoint to another under new names, holding one shard in memory."""
+"""Copy tensors from one checkpoint to another under new names, with one shard in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from skipsearch.errors import ExportError
 from skipsearch.models.loading.weight_files import FLOAT_BYTES, OTHER_BYTES
 
 SHARD_BYTES = 2_000_000_000  # of tensors held in memory at once
-# Bytes of a value by safetensors' name of its dtype; one byte for any other.
+# safetensors' name of a dtype -> bytes of a value; all other dtypes have one byte.
 VALUE_BYTES = FLOAT_BYTES | OTHER_BYTES
 
 
@@ -27,7 +27,7 @@ def copy_weights(
     folder: Path,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Write the tensors of `files` to `folder` under new names, in the dtype they are stored in.
+    """Write the tensors of `files` to `folder` under new names, in their stored dtype.
 
     rename_tensor: stored name -> new name; None leaves a tensor out. progress(done, total): bytes.
 
@@ -80,7 +80,7 @@ def _write_shard(path: Path, tensors: dict[str, tuple[Path, str]]) -> None:
                 if origin == file
             }
     save_file(loaded, path, metadata={"format": "pt"})
-    # safetensors writes files that only their owner may read.
+    # safetensors creates files that only their owner may read.
     shutil.copymode(path.with_name("config.json"), path)
 
 

@@ -1,4 +1,4 @@
-"""The facts of a loaded model, and the port through which every model is run."""
+"""The facts of a loaded model, and the interface through which every model is run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ModelSpec:
     weights_sha256: str | None = None  # of the weight files; None: not loaded from files
     eos_token_ids: tuple[int, ...] = ()
     n_devices: int = 1  # GPUs that the layers are spread over
-    engine: str = "hf"  # what runs the passes: "hf" (unmodified modules), "lean" (fused weights), …
-    is_recurrent: bool = False  # layers keep a state of one position, so every pass is a chain
+    engine: str = "hf"  # of the passes: "hf" (unmodified modules), "lean" (fused weights), …
+    is_recurrent: bool = False  # layers have a recurrent state, so every pass is a chain
     ragged_batches: bool = True  # texts of different lengths may share a pass
 
     @property
@@ -40,7 +40,7 @@ class ModelSpec:
         return str(self.dtype).removeprefix("torch.")
 
     def facts(self) -> dict[str, Any]:
-        """Return what a profile records of the model, by the names that a profile uses."""
+        """Return the facts that a profile records, by their keys in a profile."""
         return {
             "id": self.id,
             "revision": self.revision,
@@ -60,25 +60,23 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class DraftScores:
-    """What the next token of each text is chosen by: a choice (greedy), or a distribution."""
+    """The scores from which the next token of each text is chosen: a choice, or a distribution."""
 
-    choice: Tensor | None = None  # [B, n] ids of the n most likely tokens, the best first
-    probs: Tensor | None = None  # [B, V] distribution to draw from; None: the choice is made
-    confidence: Tensor | None = None  # [B] top probability; None: not asked for
+    choice: Tensor | None = None  # [B, n] ids of the n most likely tokens, best first (greedy)
+    probs: Tensor | None = None  # [B, V] distribution to draw from; None: greedy
+    confidence: Tensor | None = None  # [B] top probability; None: not requested
 
 
 class DraftScorer(Protocol):
-    """Scores logits without drawing anything, so that an engine may record it together with the
-    pass.
-    """
+    """Scores logits without random draws, so that an engine may capture it with a pass."""
 
     @property
     def key(self) -> Hashable:
-        """Equal for scorers that do the same."""
+        """A key that is equal for scorers with equal scores."""
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it chooses the `n_choices` most likely tokens, without a distribution."""
+        """Whether scores are the `n_choices` most likely tokens, without a distribution."""
 
     @property
     def n_choices(self) -> int: ...
@@ -109,17 +107,17 @@ class LayerRunner(Protocol):
 
 
 class PassRunner(Protocol):
-    """An engine that may run whole passes itself."""
+    """An engine that may run whole passes. Methods return None for a pass that it cannot run."""
 
     @property
     def run_layers(self) -> LayerRunner | None:
-        """None: its passes begin with the first layer and end with the head."""
+        """A function that runs several layers; None if the engine can only run whole passes."""
         return None
 
     def run(
         self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool
     ) -> Tensor | None:
-        """Run a pass as `engine.forward`; None leaves it to the layer loop."""
+        """Run a pass as `engine.forward` does; None: the layer loop must run it."""
 
     def run_draft_step(
         self,
@@ -130,7 +128,7 @@ class PassRunner(Protocol):
         scorer: DraftScorer,
         with_confidence: bool,
     ) -> DraftScores | None:
-        """Run `engine.draft_step`; None leaves it to a pass and the scorer."""
+        """Run `engine.draft_step`; None: run a pass, then the scorer."""
         return None
 
     def run_draft_chain(
@@ -143,25 +141,25 @@ class PassRunner(Protocol):
         max_tokens: int,
         threshold: float,
     ) -> DraftScores | None:
-        """Run `engine.draft_chain`; None leaves it to draft steps."""
+        """Run `engine.draft_chain`; None: run single draft steps."""
         return None
 
 
 class ModelAdapter(Protocol):
     """A decoder-only model as an embedding, a list of blocks and a head.
 
-    The unit is the block, because families with a parallel residual compute attention and MLP from
-    one input. A pass over tokens [B, T] without the MLP of layer 2 is
+    The smallest unit is the block, because families with a parallel residual compute attention and
+    MLP from the same input. A pass over tokens [B, T] without the MLP of layer 2 is
 
         h = model.embed(tokens, plan.positions)
         for i in range(model.spec.n_layers):
             h = model.block(i, h, cache, plan, mlp=i != 2)
         logits = model.head(h)   # [B, T, V]
 
-    which is what `engine.forward` does. The plan gives each row its position, the cache slot of its
-    K/V, and the slots that it sees.
+    as in `engine.forward`. The plan gives each token its position, the cache slot of its K/V, and
+    the slots that it attends to.
 
-    Any number of threads may share an adapter, each with a cache of its own."""
+    Any number of threads may share an adapter, each with a separate cache."""
 
     spec: ModelSpec
     tokenizer: Any
@@ -172,20 +170,18 @@ class ModelAdapter(Protocol):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights, shared ones counted once."""
+        """The bytes of all weights. Shared weights are counted once."""
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of the weights that a pass over one token reads: all but the other tokens'
-        embeddings.
-        """
+        """The bytes of weights that a pass over one token reads, without the other embeddings."""
 
     def new_cache(self, batch: int, capacity: int) -> KVCache: ...
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Embed token ids [B, T] int64 as [B, T, H].
 
-        positions: the plan's, [B, T]. Families with learned positions (GPT-2, OPT) require them.
+        positions: of the plan, [B, T]. Families with learned positions (GPT-2, OPT) require them.
         """
 
     def block(

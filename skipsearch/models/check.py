@@ -1,8 +1,9 @@
-"""Check that an adapter computes what the model's own forward does, on random tokens, at load.
+"""Check at load that an adapter computes the logits of the model's own forward.
 
-The scenarios are one pass, several passes, a rollback of all drafted tokens and of some, and
-siblings of a tree. The tolerance is far below the effect of one more or one less visible key, which
-is measured on the same tokens."""
+The check runs on random tokens. Its scenarios are one pass, several passes, a rollback of all draft
+tokens, a rollback of some, and siblings of a tree. The tolerance is far below the effect of one
+visible key more or less, which is measured on the same tokens.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from skipsearch.errors import ForeignForward, ModelError, SkipSearchError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.generic.attention_pattern import AttentionPattern
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
-from skipsearch.models.loading.quantize import NATIVE_INT8
+from skipsearch.models.loading.quantize import is_native_quantization, rounds_activations
 from skipsearch.models.reference import (
     FORK_AT,
     TEXT_TOKENS,
@@ -31,7 +32,7 @@ from skipsearch.models.reference import (
 from skipsearch.models.third_party import first_line_of
 
 MAX_TOLERANCE = 0.25  # the widest tolerance, in standard deviations of the logits
-SCENARIOS = (  # as the error sentences name them
+SCENARIOS = (  # by their names in errors
     "whole",
     "layer by layer",
     "in pieces",
@@ -42,7 +43,7 @@ SCENARIOS = (  # as the error sentences name them
 
 
 class CheckableAdapter(ModelAdapter, Protocol):
-    """An adapter that can be checked: it states how far each layer sees."""
+    """An adapter that can be checked: it knows the attention span of each layer."""
 
     @property
     def attention_spans(self) -> list[tuple[int | None, int | None]]:
@@ -51,12 +52,12 @@ class CheckableAdapter(ModelAdapter, Protocol):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The largest differences of a row of logits, in standard deviations of the logits."""
+    """The largest differences of one row of logits, in standard deviations of the logits."""
 
     differences: dict[str, float]  # by scenario
-    hidden_key: float  # with one key hidden on purpose
+    hidden_key: float  # the difference with one key hidden on purpose
     tolerance: float
-    spans: bool  # whether windows and chunks were compared with the model's own masks too
+    spans: bool  # whether windows and chunks were compared with the model's own masks
 
     def __str__(self) -> str:
         masks = ", and its own masks far behind" if self.spans else ""
@@ -71,11 +72,15 @@ class CheckResult:
 
 @torch.no_grad()
 def check_against(model: CheckableAdapter, reference: ReferenceOutput) -> CheckResult:
-    """Compare an adapter with recorded logits. Raises: ModelError that names what differs."""
+    """Compare an adapter with recorded logits. Raises: ModelError that names the difference."""
     check_run, tolerance = _CheckRun(model, reference), TOLERANCE[model.spec.dtype]
     logit_std = float(reference.logits.float().std()) or 1.0
     hidden_key = max_row_rmse(*check_run.hide_one_key()) / logit_std
-    if tolerance >= TOLERANCE[torch.float16] or model.spec.quantization not in (None, NATIVE_INT8):
+    quantization, engine = model.spec.quantization, model.spec.engine
+    if engine == "native" and rounds_activations(quantization):
+        tolerance = max(tolerance, TOLERANCE[torch.float32])
+    is_exact = quantization is None or is_native_quantization(quantization)
+    if tolerance >= TOLERANCE[torch.float16] or not is_exact:
         tolerance = min(max(tolerance, hidden_key / 2), MAX_TOLERANCE)
     differences: dict[str, float] = {}
     for scenario, run in check_run.scenarios().items():
@@ -83,12 +88,12 @@ def check_against(model: CheckableAdapter, reference: ReferenceOutput) -> CheckR
             difference = differences[scenario] = max_row_rmse(*run()) / logit_std
         except (SkipSearchError, MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # each family fails in its own way
+        except Exception as error:  # any error of a family's own code
             raise ModelError(
                 f"{model.spec.id} cannot be driven {scenario} ({first_line_of(error)}), so it is "
                 f"not decoded here; use another {'engine' if reference.engine else 'model'}"
             ) from None
-        if not difference <= tolerance:  # NaN is rejected too
+        if not difference <= tolerance:  # also rejects NaN
             by, way_out = "otherwise than its own forward", ""
             if reference.engine:
                 by = f"by the engine {model.spec.engine} otherwise than by {reference.engine}"
@@ -104,20 +109,20 @@ def check_against(model: CheckableAdapter, reference: ReferenceOutput) -> CheckR
 
 
 def _check_spans(model: CheckableAdapter, patterns: list[AttentionPattern] | None) -> None:
-    """Compare windows and chunks, which may be far wider than the check's text.
+    """Compare windows and chunks with the model's; they may be far longer than the check's text.
 
     Raises: ForeignForward if one differs from the model's own.
     """
     limit = model.spec.context_length or math.inf
-    for i, (ours, pattern) in enumerate(zip(model.attention_spans, patterns or (), strict=False)):
-        theirs = pattern.window, pattern.chunk
-        if [min(span or limit, limit) for span in ours] != [
-            min(span or limit, limit) for span in theirs
+    for i, (spans, pattern) in enumerate(zip(model.attention_spans, patterns or (), strict=False)):
+        own_spans = pattern.window, pattern.chunk
+        if [min(span or limit, limit) for span in spans] != [
+            min(span or limit, limit) for span in own_spans
         ]:
             raise ForeignForward(
                 f"{model.spec.id} is driven otherwise than its own forward in what layer {i} sees: "
-                f"a window of {ours[0]} and chunks of {ours[1]}, and its own masks show "
-                f"{theirs[0]} and {theirs[1]}; it is not decoded here"
+                f"a window of {spans[0]} and chunks of {spans[1]}, and its own masks show "
+                f"{own_spans[0]} and {own_spans[1]}; it is not decoded here"
             )
 
 
@@ -125,7 +130,7 @@ class _CheckRun:
     """The passes of one adapter over the reference's tokens.
 
     Each scenario returns logits [N, V] and the reference's rows for them. The first rows of a text
-    are left out, since rounding is largest there; later rows attend to their keys and values."""
+    are not compared, because rounding is largest there; later rows attend to their K/V."""
 
     def __init__(self, model: CheckableAdapter, reference: ReferenceOutput):
         self.model, self.reference = model, reference
@@ -133,7 +138,7 @@ class _CheckRun:
         self.n_slots = 2 * TEXT_TOKENS + 4
 
     def scenarios(self) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
-        """Return the scenarios by name. A recurrent model cannot run siblings, which come last."""
+        """Return the scenarios by name. A recurrent model cannot run the last one, siblings."""
         runs = (
             self.one_pass,
             self.layer_by_layer,
@@ -174,8 +179,9 @@ class _CheckRun:
     def partial_rollback(self) -> tuple[Tensor, Tensor]:
         """Draft and verify the second text from before the fork, so that some tokens are accepted.
 
-        The first text continues from there in two passes. The second pass overwrites the last row
-        of the first one."""
+        The first text continues after them in two passes. The second pass overwrites the last row
+        of the first pass.
+        """
         cache, planner = self._draft_and_verify(FORK_AT - 2)
         self._draft_two_tokens(self.first, FORK_AT, cache, planner)
         rows = self._run_pass(
@@ -185,7 +191,7 @@ class _CheckRun:
         return torch.cat([rows[:-1], last]), self.reference.logits[0, FORK_AT:]
 
     def _draft_and_verify(self, start: int) -> tuple[KVCache, Planner]:
-        """Run the second text, of which the tokens from `start` on are drafted and verified."""
+        """Run the second text, with tokens from `start` on drafted and verified."""
         cache, planner = self._allocate()
         self._run_pass(self.first[:, :start], cache, planner.plan_chain(0, start))
         self._draft_two_tokens(self.second, start, cache, planner)
@@ -195,8 +201,9 @@ class _CheckRun:
         return cache, planner
 
     def _draft_two_tokens(self, text: Tensor, start: int, cache: KVCache, planner: Planner) -> None:
-        """Draft two tokens: one with half of the sub-layers of each kind, one without the first
-        layer, whose output later layers may need.
+        """Draft two tokens under two masks.
+
+        One skips half of the sub-layers of each kind, the other the first layer. Later layers may need the output of the first layer.
         """
         n = self.model.spec.n_layers
         masks = (
@@ -207,7 +214,7 @@ class _CheckRun:
             self._run_pass(text[:, i : i + 1], cache, planner.plan_chain(i, 1), mask)
 
     def draft_tree(self) -> tuple[Tensor, Tensor]:
-        """Run both texts as branches of one tree below the last token that they share."""
+        """Run both texts as branches of one tree below their last common token."""
         cache, planner = self._allocate()
         self._run_pass(self.first[:, : FORK_AT - 1], cache, planner.plan_chain(0, FORK_AT - 1))
         branch = TEXT_TOKENS - FORK_AT
@@ -227,9 +234,10 @@ class _CheckRun:
         )
 
     def hide_one_key(self) -> tuple[Tensor, Tensor]:
-        """Run a chain whose last row does not see the token two positions before it.
+        """Run a chain whose last row does not attend to the token two positions before it.
 
-        A recurrent layer cannot be made blind to a token, so that token is replaced there."""
+        A token cannot be hidden from a recurrent layer, so it is replaced there.
+        """
         cache, planner = self._allocate()
         if self.model.spec.is_recurrent:
             other = self.first.clone()
@@ -244,16 +252,16 @@ class _CheckRun:
         return self._run_pass(self.first[:, -1:], cache, plan), self.reference.logits[0, -1:]
 
     def locate_difference(self, tolerance: float) -> str:
-        """Name the first layer whose output differs for the same input, as a part of a sentence."""
+        """Return a phrase that names the first layer whose output differs for the same input."""
         cache, planner = self._allocate()
         plan = planner.plan_chain(0, TEXT_TOKENS)
         h = self.model.embed(self.first, plan.positions)
-        for i, theirs in enumerate(self.reference.hidden_states[: self.model.spec.n_layers]):
-            if theirs.shape == h.shape and float(
-                (h.double() - theirs.double()).abs().max()
-            ) > tolerance * float(theirs.float().std()):
+        for i, own_hidden in enumerate(self.reference.hidden_states[: self.model.spec.n_layers]):
+            if own_hidden.shape == h.shape and float(
+                (h.double() - own_hidden.double()).abs().max()
+            ) > tolerance * float(own_hidden.float().std()):
                 return ", first after the embedding" if i == 0 else f", first after layer {i - 1}"
-            h = self.model.block(i, theirs if theirs.shape == h.shape else h, cache, plan)
+            h = self.model.block(i, own_hidden if own_hidden.shape == h.shape else h, cache, plan)
         last = self.model.spec.n_layers - 1
         return (
             f", first after layer {last} or in the head"
@@ -267,7 +275,7 @@ class _CheckRun:
     def _run_pass(
         self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None = None
     ) -> Tensor:
-        """Return logits [T, V], by the adapter's pass runner if it runs this pass."""
+        """Run a pass, by the adapter's pass runner if it can; return logits [T, V]."""
         model = self.model
         if (
             model.pass_runner is not None

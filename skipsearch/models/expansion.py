@@ -1,12 +1,13 @@
-"""Bound how much a tokenizer can expand a text, from the tokenizer's description.
+"""Bound the expansion of a text by a tokenizer, from the tokenizer's description.
 
-tokenizer.json comes from a stranger. A few of its lines can double a text thirty times. The
-tokenizers library then takes all memory and ends the process, in native code that no timeout can
-stop. Therefore a bound is computed before any text is read.
+tokenizer.json is untrusted. A few of its lines can double a text thirty times. The tokenizers
+library then fills the memory and ends the process, in native code that no timeout can stop. A bound
+is therefore computed before any text is read.
 
-A component's factor is the number of bytes that it can make of one byte. The factors of components
-in sequence multiply. Ordinary texts stay far below the bound, and the bound is small for the
-tokenizers of language models: 2 to 6 for byte-level ones, 12 for those of SentencePiece."""
+The factor of a component is the largest number of bytes that it makes from one byte. Factors of
+components in sequence multiply. The bound is small for the tokenizers of language models: 2 to 6
+for byte-level tokenizers, 12 for those of SentencePiece. Ordinary texts stay far below it.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ MAX_FACTOR = 1024  # a tokenizer with a larger factor is not loaded
 MAX_DECODE_FACTOR = 64  # bytes of text for a byte of tokens
 ALWAYS_BYTES = 2**24  # any text may expand to this size
 ALWAYS_FACTOR = 16  # any text may grow by this factor
-UNKNOWN_FACTOR = 4.0  # of a component that is not known here
+UNKNOWN_FACTOR = 4.0  # of an unknown component
 FEW_TOKENS = 64  # special tokens around a text that do not count
-LONG_TOKEN = 64  # bytes of a token up to which searching takes no longer than for short tokens
+LONG_TOKEN = 64  # bytes; searching for tokens up to this length takes no extra time
 
-# Factors of Unicode maps on UTF-8. A text that went through one grows no further in another.
+# Factors of Unicode maps on UTF-8. After one map, a text does not grow in another map.
 UNICODE_FACTORS = {
     "NFC": 3.0,
     "NFD": 3.0,
@@ -57,17 +58,18 @@ _factors: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # by tokenizer
 
 
 def check_file(path: Path) -> None:
-    """Check the normalizer of a tokenizer.json before it is loaded, since loading normalizes the
-    added tokens.
+    """Check the normalizer of a tokenizer.json before it is loaded.
 
-    A file that cannot be read passes; the loader says what is wrong with it. Raises: ModelError."""
+    The check comes first because loading normalizes the added tokens. A file that cannot be read
+    passes; the loader reports the error. Raises: ModelError.
+    """
     from tokenizers import normalizers
 
     normalizer = normalizers.NFC()
     try:
         data = json.loads(path.read_bytes())["normalizer"]
         with panics_as_errors():
-            # The library's own reader also understands older forms.
+            # The library's own reader also supports older forms.
             normalizer.__setstate__(json.dumps(data).encode())
     except Exception:
         return
@@ -81,8 +83,8 @@ def check_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def check_text(tokenizer: Any, text: str) -> None:
-    """Raises: ModelError if the tokenizer can expand this text too much."""
-    n_bytes = _size(text) + 1  # some components add to an empty text too
+    """Raise ModelError if the tokenizer can expand this text too much."""
+    n_bytes = _size(text) + 1  # some components also add to an empty text
     bound = n_bytes * _factor_of(tokenizer)
     if bound > max(ALWAYS_BYTES, n_bytes * ALWAYS_FACTOR):
         raise ModelError(
@@ -121,8 +123,9 @@ def _product(factor_of: Callable[[dict[str, Any]], float], steps: list[dict[str,
 
 
 def _normalizers(steps: list[dict[str, Any]]) -> float:
-    """Unicode's maps count once together, and once more after a step that writes characters which
-    they have not seen.
+    """Return the factor of normalizers.
+
+    Unicode maps are counted once together, and again after a step that writes new characters.
     """
     kinds = {step["type"] for step in steps}
     maps = kinds & UNICODE_FACTORS.keys() | (
@@ -142,7 +145,7 @@ def _normalizers(steps: list[dict[str, Any]]) -> float:
 
 
 def _is_mapped(step: dict[str, Any]) -> bool:
-    """Return whether Unicode's maps leave what the step writes as it is: `▁`, for one."""
+    """Return whether Unicode maps do not change the output of a step, such as `▁`."""
     content = step.get("content", step.get("prepend"))
     return step["type"] == "BertNormalizer" or (
         isinstance(content, str) and unicodedata.normalize("NFKD", content).lower() == content
@@ -157,15 +160,16 @@ def _normalizer(step: dict[str, Any]) -> float:
             return 1.0 + _size(step["prepend"])
         case "Precompiled":
             return float(max(1, _longest_replacement(step["precompiled_charsmap"])))
-        # Spaces around each ideograph; a character for each byte.
+        # A space before and after each ideograph; a character for each byte.
         case "BertNormalizer" | "ByteLevel":
             return 2.0
     return UNKNOWN_FACTOR
 
 
 def _replacement(step: dict[str, Any]) -> float:
-    """Return the factor of a replacement. A regular expression may match the empty string, at every
-    position of the text.
+    """Return the factor of a replacement.
+
+    A regular expression may match the empty string at every position of the text.
     """
     content, pattern = _size(step["content"]), step["pattern"]
     replaced = _size(pattern["String"]) if "String" in pattern else 0
@@ -175,7 +179,8 @@ def _replacement(step: dict[str, Any]) -> float:
 def _longest_replacement(charsmap: str) -> int:
     """Return the bytes of the longest text that SentencePiece's compiled map writes.
 
-    The map is a trie, followed by texts with zero bytes between them."""
+    The map is a trie, followed by the texts, which are separated by zero bytes.
+    """
     data = base64.b64decode(charsmap)
     trie_bytes = int.from_bytes(data[:4], "little")
     return max(map(len, data[4 + trie_bytes :].split(b"\0")))
@@ -212,9 +217,9 @@ def _model(model: dict[str, Any]) -> float:
         _size(model.get(name) or "") for name in ("continuing_subword_prefix", "end_of_word_suffix")
     )
     longest, letters = 0, 1
-    if model.get("type") == "Unigram":  # at each position it follows the longest possible token
+    if model.get("type") == "Unigram":  # it searches the longest possible token at each position
         longest = max((_size(entry[0]) for entry in model.get("vocab") or ()), default=0)
-    if model.get("type") == "WordPiece":  # it tries all parts of a word
+    if model.get("type") == "WordPiece":  # it tries all substrings of a word
         letters = model.get("max_input_chars_per_word") or 1
     return (1.0 + affixes) * max(1.0, longest / LONG_TOKEN) * max(1.0, letters / 100)
 
@@ -232,14 +237,14 @@ def _decoder(step: dict[str, Any]) -> float:
 
 def _factor_of(tokenizer: Any) -> float:
     if getattr(tokenizer, "backend_tokenizer", None) is None:
-        return 1.0  # written in Python, where lack of memory is an ordinary error
+        return 1.0  # in Python, where a lack of memory is an ordinary error
     if tokenizer not in _factors:
         _factors[tokenizer] = encode_factor(_describe(tokenizer))
     return _factors[tokenizer]
 
 
 def _describe(tokenizer: Any) -> dict[str, Any]:
-    """Describe a loaded tokenizer like tokenizer.json, with the vocabulary only if it matters."""
+    """Describe a loaded tokenizer as tokenizer.json does; the vocabulary only if it is needed."""
     backend = tokenizer.backend_tokenizer
     model: dict[str, Any] = {"type": type(backend.model).__name__}
     for name in ("continuing_subword_prefix", "end_of_word_suffix", "max_input_chars_per_word"):
@@ -257,7 +262,7 @@ def _state(component: Any) -> Any:
         return None
     try:
         return json.loads(component.__getstate__())
-    except Exception:  # a component that is written in Python
+    except Exception:  # a component in Python
         return {"type": "custom"}
 
 

@@ -1,10 +1,10 @@
-"""Detect changes to the forward of a model in memory: replaced modules, other code, hooks, other
-weights.
+"""Detect changes to a model in memory: replaced modules, code, hooks or weights.
 
-A decoder calls the modules of a model one by one, several tokens at a time, and some tokens are
-rejected later. A caller's own hook would see other calls than in transformers, or none, so it is
-refused. What libraries put into a forward (such as moving an input to a device) is compared with
-the model's own forward, once for each fingerprint."""
+A decoder calls the modules of a model separately, with several tokens at a time, some of which are
+rejected later. A caller's hook would see other calls than in transformers, or none, so hooks are
+refused. Code that libraries add to a forward (such as moving an input to a device) is allowed, and
+checked against the model's own forward, once for each fingerprint.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torch.nn.modules import module as nn_module
 
 from skipsearch.errors import ForeignForward
 
-# Packages whose code may change where and how a forward runs. What it computes is compared anyway.
-# Our own package patches forwards while a model is compared.
+# Packages whose code may change where and how a forward runs, because its output is checked. Our
+# own package patches forwards during the check.
 TRUSTED = frozenset(
     {
         "accelerate",
@@ -56,9 +56,9 @@ def refuse_foreign_code(model: nn.Module) -> None:
 
 
 def forward_fingerprint(model: nn.Module) -> tuple[Any, ...]:
-    """Return a value that stays equal as long as the same modules run the same code and hooks.
+    """Return a value that is equal as long as the same modules run the same code and hooks.
 
-    It refers to modules and functions weakly, so that it keeps no model alive.
+    It has only weak references to modules and functions, so it keeps no model alive.
     """
     parts: list[Any] = [*_global_hooks()]
     forwards: dict[type, Any] = {}
@@ -73,7 +73,7 @@ def forward_fingerprint(model: nn.Module) -> tuple[Any, ...]:
 
 
 def weight_fingerprint(model: nn.Module) -> tuple[Any, ...]:
-    """Return a value that stays equal as long as no weight is replaced, moved or written to."""
+    """Return a value that is equal as long as no weight is replaced, moved or written."""
     return tuple(
         (id(weight), weight.data_ptr(), None if weight.is_inference() else weight._version)
         for weight in model.parameters()
@@ -123,7 +123,7 @@ def _refuse_foreign(
 
 
 def _package(code: Any) -> str:
-    """Return the package that holds a callable's code, whatever name a wrapper gives it."""
+    """Return the package with the code of a callable, also if a wrapper has another name."""
     while isinstance(code, MethodType | partial):
         code = code.__func__ if isinstance(code, MethodType) else code.func
     module = getattr(code, "__globals__", {}).get("__name__") or type(code).__module__
@@ -133,5 +133,5 @@ def _package(code: Any) -> str:
 def _reference(code: Any) -> Any:
     try:
         return weakref.ref(code)
-    except TypeError:  # this callable cannot be referred to weakly
+    except TypeError:  # this callable does not support weak references
         return id(code)

@@ -1,12 +1,13 @@
-"""The KV cache, which is written by slot, and the plan of a pass: what it writes and what it sees.
+"""The KV cache, which is written by slot, and the plan of a pass: its slots and its mask.
 
-Rollback moves an integer. Rejected entries stay in their slots, no plan shows them, and the next
-verify pass overwrites them before anything reads them. Buffers start at zero, because a masked NaN
-is still a NaN (0 · NaN).
+Rollback only changes an integer. Rejected K/V stay in their slots. Plans hide them, and the next
+verify pass overwrites them before they are read. Buffers start as zeros, because a masked NaN is
+still a NaN (0 · NaN).
 
-A cache grows with its text. Its capacity doubles when a pass needs more slots. Growing therefore
-copies fewer than two slots per token in total, and a cache has at most twice the slots that its
-longest pass needed."""
+A cache grows with its text. Its capacity doubles if a pass needs more slots. In total, growing
+therefore copies fewer than two slots per token, and a cache has at most twice the slots that its
+longest pass needed.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +25,26 @@ MIN_SLOTS = 256  # the smallest capacity that a cache grows to
 
 @dataclass(frozen=True)
 class PassPlan:
-    """Positions, slots and visible keys of the T tokens of one forward pass."""
+    """The positions, slots and visible keys of the T tokens of one forward pass."""
 
     positions: Tensor  # [B, T] int64, for the rotary embedding; siblings of a tree share one
     slots: Tensor  # [B, T] int64, where in the cache the K/V of each token are written
     n_keys: int  # attention reads the slots 0 … n_keys − 1
-    # [B or 1, 1, T, n_keys] bool, True: visible. None: plain causal attention, either one token
-    # that sees every key, or a prefill from slot 0 (the kernel knows the pattern).
+    # [B or 1, 1, T, n_keys] bool, True: visible. None: plain causal attention, which is either one
+    # token that attends to every key, or a prefill from slot 0 (a pattern of the kernel).
     mask: Tensor | None
-    # The slots of every row are the slice first_slot … first_slot + T − 1; None: any slots.
+    # The slots of every text are the slice first_slot … first_slot + T − 1; None: any slots.
     first_slot: int | None
-    # Each token stands at the position of its slot and sees every slot up to its own. Code that
-    # knows this need not read `mask`.
+    # Whether the position of each token is its slot, and it attends to every slot up to its own. If
+    # so, `mask` need not be read.
     is_chain: bool = False
-    # [B or 1, n_keys], the position of the token in each slot. None: slot i holds token i, in every
-    # slot that this pass does not write.
+    # [B or 1, n_keys], the position of the token in each slot. None: slot i holds token i, for
+    # every slot that this pass does not write.
     key_positions: Tensor | None = None
 
     def without_first(self, n_rows: int) -> PassPlan:
-        """Return the plan without its first rows, whose K/V are already written."""
-        # One remaining token of a chain sees every key.
+        """Return the plan without its first tokens, whose K/V are already written."""
+        # A single remaining token of a chain attends to every key.
         is_single = self.is_chain and self.positions.shape[1] == n_rows + 1
         mask = None if is_single or self.mask is None else self.mask[:, :, n_rows:]
         return replace(
@@ -56,14 +57,15 @@ class PassPlan:
 
 
 def round_slots(slots: int) -> int:
-    """Return the capacity of a cache for at least `slots`: a power of two, which keeps the number
-    of shapes small for engines that record them.
+    """Return the capacity of a cache for at least `slots`: a power of two.
+
+    Engines that capture passes then have few shapes.
     """
     return max(MIN_SLOTS, 1 << (slots - 1).bit_length())
 
 
 def resize(buffer: Tensor, slots: int) -> Tensor:
-    """Copy a buffer [B, heads, S, D] into one with `slots` slots; new slots are zero."""
+    """Copy a buffer [B, heads, S, D] to a new buffer with `slots` slots; new slots are zero."""
     resized = buffer.new_empty(*buffer.shape[:2], slots, buffer.shape[3])
     count = min(slots, buffer.shape[2])
     resized[:, :, :count] = buffer[:, :, :count]
@@ -74,10 +76,10 @@ def resize(buffer: Tensor, slots: int) -> Tensor:
 class KVCache:
     """Keys and values of every layer, [B, heads, slots, head_dim] each.
 
-    A layer's buffers are allocated, or grow, when a pass runs that layer. Layers grow one by one,
-    so that at most one of them is in memory twice. If memory runs out, a layer stays as it was."""
+    A layer's buffers are allocated, or grow, if a pass runs the layer. Layers grow one by one, so
+    that at most one layer is in memory twice. If memory runs out, the layer does not change."""
 
-    # Whether buffers keep their address as long as `generation` is the same.
+    # Whether the addresses of buffers are fixed as long as `generation` does not change.
     stable_buffers: ClassVar[bool] = True
 
     def __init__(self, n_layers: int, batch_size: int, capacity: int):
@@ -89,7 +91,7 @@ class KVCache:
         self.values: list[Tensor | None] = [None] * n_layers
 
     def reserve(self, slots: int) -> None:
-        """Let passes use at least `slots` slots."""
+        """Grow the cache to at least `slots` slots."""
         if slots > self.capacity:
             self._set_capacity(round_slots(slots))
 
@@ -110,9 +112,7 @@ class KVCache:
     def write(
         self, layer: int, key: Tensor, value: Tensor, plan: PassPlan
     ) -> tuple[Tensor, Tensor]:
-        """Store K/V [B, heads, T, D] of a pass. Return the K/V that it attends to, [B, heads,
-        plan.n_keys, D].
-        """
+        """Store K/V [B, heads, T, D] of a pass; return all visible K/V, [B, heads, n_keys, D]."""
         self.reserve(plan.n_keys)
         keys, values = self.get_buffers(layer, key, value)
         if plan.first_slot is not None:
@@ -126,7 +126,7 @@ class KVCache:
         return keys[:, :, : plan.n_keys], values[:, :, : plan.n_keys]
 
     def get_buffers(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a layer's buffers. Allocate or grow them if needed, for K/V of this shape."""
+        """Return a layer's buffers, allocated or grown for K/V of this shape."""
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
             shape = (self.batch_size, key.shape[1], self.capacity)
@@ -142,8 +142,9 @@ class KVCache:
     def compact(self, slots: Sequence[int], first_slot: int) -> None:
         """Copy the K/V of `slots`, in this order, to the slots from `first_slot` on, in all layers.
 
-        Keys contain the rotary angle of their position, so each new slot must be its token's
-        position."""
+        Keys contain the rotary angle of their position, so the new slot of a token must equal its
+        position.
+        """
         if all(slot == first_slot + i for i, slot in enumerate(slots)):
             return
         for buffer in (*self.keys, *self.values):
@@ -152,9 +153,7 @@ class KVCache:
                 buffer[:, :, first_slot : first_slot + len(slots)] = rows
 
     def resumable_length(self, n_tokens: int) -> int:
-        """Return how many of the first `n_tokens` slots a pass may resume from if their content is
-        still valid.
-        """
+        """Return the last position, at most `n_tokens`, at which a pass can resume."""
         return n_tokens
 
     def copy_from(self, other: KVCache, n_slots: int) -> None:
@@ -167,7 +166,7 @@ class KVCache:
                 values[:, :, :n_slots] = value[:, :, :n_slots]
 
     def reset(self) -> None:
-        """Forget all tokens. The buffers stay allocated for the next request."""
+        """Remove all tokens. The buffers stay allocated for the next request."""
         self.length = 0
 
     @property
@@ -181,7 +180,7 @@ class Planner:
     """A builder of pass plans for one cache."""
 
     def __init__(self, capacity: int, device: torch.device):
-        self.capacity = capacity  # slots that passes may use; the cache may grow up to that
+        self.capacity = capacity  # the most slots of a pass; the cache may grow up to them
         self._slots = torch.arange(min(capacity, MIN_SLOTS), device=device)[None]
 
     def list_slots(self, count: int) -> Tensor:
@@ -191,10 +190,10 @@ class Planner:
         return self._slots[:, :count]
 
     def plan_chain(self, first_slot: int, n_tokens: int, batch_size: int = 1) -> PassPlan:
-        """Plan a pass over consecutive tokens that are written from `first_slot` on, each of which
-        sees everything before it.
+        """Plan a pass over consecutive tokens, which are written from `first_slot` on.
 
-        Raises: DecodeError if the pass exceeds the capacity.
+        Each token attends to all earlier tokens and itself. Raises: DecodeError if the pass exceeds
+        the capacity.
         """
         end = self._check_end(first_slot, n_tokens)
         keys = self.list_slots(end)
@@ -206,11 +205,11 @@ class Planner:
         return PassPlan(slots, slots, end, mask, first_slot, is_chain=True)
 
     def plan_tree(self, first_slot: int, parents: Sequence[int]) -> PassPlan:
-        """Plan a pass over a tree: the root (node 0) and nodes i = 1, 2, … below it, where node i
-        is a child of node parents[i − 1] < i.
+        """Plan a pass over a tree, with the root as node 0.
 
-        Node i is written to slot first_slot + i and has position first_slot + its depth. It sees
-        the slots before `first_slot`, its ancestors and itself.
+        Node i = 1, 2, … is a child of node parents[i − 1] < i. Node i is written to slot first_slot
+        + i, and its position is first_slot + its depth. It attends to the slots before
+        `first_slot`, its ancestors and itself.
 
         Raises: DecodeError if the pass exceeds the capacity."""
         end, device = self._check_end(first_slot, 1 + len(parents)), self._slots.device
@@ -227,12 +226,13 @@ class Planner:
     def plan_replay(
         self, first_slot: int, positions: Tensor, anchors: Tensor, groups: Tensor
     ) -> PassPlan:
-        """Plan a pass over R rows, each of which sees a part of the text as if it ended there.
+        """Plan a pass over R rows, each of which attends to the text only up to its anchor.
 
-        Row r is written to slot first_slot + r, after the text. It sees the slots before its
+        Row r is written to slot first_slot + r, after the text. It attends to the slots before its
         anchor, the earlier rows of its group, and itself.
 
-        positions: [B, R]. anchors: [B, R], the number of text slots that a row sees. groups: [R].
+        positions: [B, R]. anchors: [B, R], the number of text slots that a row attends to. groups:
+        [R].
         Raises: DecodeError if the pass exceeds the capacity."""
         batch_size, n_rows = positions.shape
         end = self._check_end(first_slot, n_rows)

@@ -1,5 +1,6 @@
-"""Report out of memory as that. The libraries that load a model have many words for it, and some
-of them blame the file.
+"""Report errors that a lack of memory causes as a lack of memory.
+
+The libraries that load a model report it in many ways, and some of them blame the file.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ SIGNS = (
     "bad_alloc",
     "no room to allocate",
 )
-# With fewer free bytes, an error that does not mention memory is taken for a memory error too.
+# With fewer free bytes, any error counts as a memory error, also if it does not mention memory.
 SCARCE_BYTES = 64_000_000
 
 
 @contextmanager
 def memory_errors_reported(device: torch.device, sentence: Callable[[int], str]) -> Iterator[None]:
-    """Replace any error that follows from a failed allocation by a ModelError.
+    """Replace errors that a failed allocation caused by a ModelError.
 
-    sentence: takes the free bytes. Our own errors pass through unless a foreign error caused them.
+    sentence: makes the message from the free bytes. Our own errors pass through, unless an error of
+    a library caused them.
     """
     try:
         yield
@@ -39,7 +41,7 @@ def memory_errors_reported(device: torch.device, sentence: Callable[[int], str])
         if not foreign:
             raise
         for cause in _chain(error):
-            traceback.clear_frames(cause.__traceback__)  # the frames hold what was loaded so far
+            traceback.clear_frames(cause.__traceback__)  # frames reference loaded tensors
         free = free_memory(device)
         if free >= SCARCE_BYTES and not any(map(is_memory_error, foreign)):
             raise
@@ -47,7 +49,7 @@ def memory_errors_reported(device: torch.device, sentence: Callable[[int], str])
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Whether an error is about memory, by its class or by its words."""
+    """Return whether an error is about memory, by its class or by its message."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return (isinstance(error, OSError) and error.errno == errno.ENOMEM) or any(
@@ -56,7 +58,7 @@ def is_memory_error(error: BaseException) -> bool:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device; of a CPU, those that this process may still take."""
+    """Return the free bytes of a device; for a CPU, those that this process may still allocate."""
     return (
         int(torch.cuda.mem_get_info(device)[0])
         if device.type == "cuda"
@@ -65,7 +67,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and all errors that led to it, shown in the traceback or not."""
+    """Yield the error and all its causes and contexts, also suppressed ones."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,6 +1,4 @@
-"""Record what a model has to compute, from its own forward or from an engine that was compared with
-it.
-"""
+"""Record the reference output of a model, from its own forward or from a checked engine."""
 
 from __future__ import annotations
 
@@ -22,28 +20,29 @@ from skipsearch.models.third_party import first_line_of, silence_transformers
 TEXT_TOKENS = 12  # tokens of each of the two texts
 FORK_AT = 7  # tokens that the two texts share
 # Allowed difference in standard deviations of the logits, far above the rounding of float64 and
-# float32. In 16 bits rounding depends on the depth of the model, so half of the effect of one
-# hidden key is allowed too, up to `check.MAX_TOLERANCE`.
+# float32. In 16 bits, rounding depends on the depth of the model, so half of the effect of one
+# hidden key is also allowed, up to `check.MAX_TOLERANCE`.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 
 
 @dataclass(frozen=True)
 class ReferenceOutput:
-    """The correct output for two texts that begin alike."""
+    """The reference output for two texts with a common beginning."""
 
     tokens: Tensor  # [2, TEXT_TOKENS]
     logits: Tensor  # [2, TEXT_TOKENS, V]
     hidden_states: list[Tensor]  # [1, TEXT_TOKENS, H], the input of each layer for the first text
-    # What the model's own masks let each layer see; None if they cannot be read.
+    # Attention patterns of the layers, from the model's own masks; None if they cannot be read.
     attention_patterns: list[AttentionPattern] | None
     engine: str | None = None  # the engine that computed it; None: the model's own forward
 
 
 @torch.no_grad()
 def record_reference(model: nn.Module, spec: ModelSpec) -> ReferenceOutput:
-    """Run the model's own forward, which must still be whole.
+    """Run the model's own forward, before the model is fused.
 
-    Raises: ModelError if the forward fails, if logits are NaN, or if tokens look ahead.
+    Raises: ModelError if the forward fails, if logits are NaN, or if tokens attend to later
+    tokens.
     """
     tokens = _texts(spec)
     try:
@@ -57,7 +56,7 @@ def record_reference(model: nn.Module, spec: ModelSpec) -> ReferenceOutput:
             "nothing can be compared with it; use "
             "another dtype or model"
         ) from None
-    if not bool(logits.amax(dim=-1).isfinite().all()):  # the largest of a row with a NaN is NaN
+    if not bool(logits.amax(dim=-1).isfinite().all()):  # the maximum of a row with a NaN is NaN
         raise non_finite_logits()
     logit_std = float(logits.float().std()) or 1.0
     ahead = max_row_rmse(logits[0, :FORK_AT], logits[1, :FORK_AT]) / logit_std
@@ -72,11 +71,11 @@ def record_reference(model: nn.Module, spec: ModelSpec) -> ReferenceOutput:
 
 @contextmanager
 def _layer_inputs(model: nn.Module, n_layers: int) -> Iterator[list[Tensor]]:
-    """Collect the input of each layer, [2, TEXT_TOKENS, H]; nothing if the layers are in no
-    ModuleList.
+    """Collect the input of each layer, [2, TEXT_TOKENS, H]; nothing without a ModuleList of layers.
 
-    Our own hooks are removed afterwards. transformers leaves hooks for `output_hidden_states`, with
-    which a model cannot be pickled."""
+    Our own hooks are removed afterwards. `output_hidden_states` is not used, because transformers
+    would leave hooks with which a model cannot be pickled.
+    """
     layers = next(
         (m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == n_layers), ()
     )
@@ -116,7 +115,7 @@ def record_reference_from(model: ModelAdapter) -> ReferenceOutput:
 
 
 def _texts(spec: ModelSpec) -> Tensor:
-    """Return two texts that begin alike, [2, TEXT_TOKENS]: random, but the same at every call."""
+    """Return two random texts with a common beginning, [2, TEXT_TOKENS], equal in every call."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, spec.vocab_size, (1, TEXT_TOKENS), generator=generator).repeat(2, 1)
     tokens[1, FORK_AT:] = torch.randint(
@@ -139,5 +138,6 @@ def _record_patterns(model: nn.Module, spec: ModelSpec) -> list[AttentionPattern
 def max_row_rmse(actual: Tensor, expected: Tensor) -> float:
     """Return the largest root mean square difference of a row of two [T, V] tensors.
 
-    A maximum over logits would be decided by a single rounded logit."""
+    A maximum over logits would depend on the rounding of a single logit.
+    """
     return float((actual.double() - expected.double()).square().mean(dim=-1).sqrt().max())

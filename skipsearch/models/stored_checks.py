@@ -1,4 +1,4 @@
-"""Store the results of load checks, so that loading the same files again does not repeat them."""
+"""Store the results of load checks, so that they are not repeated for the same files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AnyAdapter = TypeVar("AnyAdapter", bound=CheckableAdapter)
 def load_check_result(spec: ModelSpec, compiled: str = "") -> CheckResult | None:
     """Return the stored result for the same weights, config, engine and code, or None.
 
-    compiled: hash of the engine's machine code; empty if it has none of its own."""
+    compiled: hash of the engine's machine code; empty if it has none."""
     if spec.weights_sha256 is None:  # the weights cannot be identified
         return None
     try:
@@ -60,10 +60,10 @@ def check_engine(
     """Build a model for another engine, and check it unless a result is stored.
 
     spec: of the model that `build` returns. checked_model: returns the model under the engine that
-    was checked at load; it is called before `build`, which may take over its weights. compiled: as
-    in `load_check_result`.
-
-    Raises: ModelError if the two differ; MemoryError, torch.OutOfMemoryError."""
+    was checked at load; it is called before `build`, which may take over the weights. compiled: as
+    in `load_check_result`. Raises: ModelError if the logits differ; MemoryError,
+    torch.OutOfMemoryError.
+    """
     is_known = load_check_result(spec, compiled) is not None
     reference = None if is_known else record_reference_from(checked_model())
     model = build()
@@ -73,8 +73,9 @@ def check_engine(
 
 
 def _result_path(spec: ModelSpec, compiled: str) -> Path:
-    """Return where the result is stored. Weights count by the hash of their files, and not by path
-    or modification time.
+    """Return the path of a stored result.
+
+    Weights are identified by the hash of their files, not by path or modification time.
     """
     facts = [
         spec.family,
@@ -102,7 +103,8 @@ def _code_hash() -> str:
 def code_hash(package: Path) -> str:
     """Return a hash of all sources of a package.
 
-    A list of the files that matter would go out of date."""
+    A list of relevant files would become outdated.
+    """
     total = hashlib.sha256()
     for path in sorted(path for pattern in SOURCES for path in package.rglob(pattern)):
         digest = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -2,8 +2,8 @@
 
 The names are `synthetic:llama-2-13b` or `synthetic:LAYERSxWIDTH` (such as `synthetic:24x512`), with
 an optional `/SIZE`: the size of all residual branches together, relative to the embedding. A draft
-without some branches names the full model's token more often if SIZE is small. Without half of the
-branches it does so almost always at 1 and hardly ever at 8."""
+that skips branches predicts the full model's token more often if SIZE is small. Without half of the
+branches, it does so almost always at 1 and hardly ever at 8."""
 
 from __future__ import annotations
 
@@ -72,8 +72,9 @@ def parse_synthetic_name(name: str) -> tuple[SyntheticShape, float]:
 
 
 def _scaled_llama_shape(name: str, n_layers: int, hidden_size: int) -> SyntheticShape:
-    """Return a shape with Llama's proportions: heads of 64 and an MLP of 2.75 widths, rounded to a
-    multiple of 64.
+    """Return a shape with Llama's proportions.
+
+    Heads have 64 dimensions. The MLP has 2.75 times the width, rounded to a multiple of 64.
     """
     if hidden_size % 64 or not n_layers:
         raise ModelError(
@@ -92,7 +93,7 @@ def _scaled_llama_shape(name: str, n_layers: int, hidden_size: int) -> Synthetic
 
 
 def list_synthetic_tensors(shape: SyntheticShape) -> list[StoredTensor]:
-    """Return one tensor with the size of all matrices, to check whether the model fits."""
+    """Return one tensor with the size of all matrices, for the check of memory."""
     width, kv_width = shape.hidden_size, shape.hidden_size // shape.n_heads * shape.n_kv_heads
     layer = 2 * width * width + 2 * width * kv_width + 3 * width * shape.intermediate_size
     return [StoredTensor("model", (shape.n_layers * layer + 2 * width * shape.vocab_size,), None)]
@@ -134,11 +135,13 @@ def build_synthetic_model(name: str, dtype: torch.dtype, device: torch.device) -
 
 @torch.no_grad()
 def _fill_weights(model: nn.Module, branch_scale: float, shape: SyntheticShape) -> None:
-    """Fill weights so that embeddings have size 1 in every dimension, and each branch adds
-    `branch_scale`/√layers of that in a random direction.
+    """Fill the weights with random values of known sizes.
 
-    The head is built from the embedding of each token's predecessor. Each token therefore leads to
-    one other token, and the branches decide between few candidates."""
+    Embeddings have size 1 in every dimension, and each branch adds `branch_scale`/√layers of this
+    size in a random direction. The head is built from the embedding of each token's predecessor.
+    Each token therefore leads to one other token, and the branches decide between few
+    candidates.
+    """
     generator = torch.Generator(device=next(model.parameters()).device).manual_seed(0)
     successor = torch.randperm(shape.vocab_size, generator=torch.Generator().manual_seed(0))
     embedding = None

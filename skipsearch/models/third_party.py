@@ -1,4 +1,4 @@
-"""Turn the errors and warnings of the libraries that read a model into sentences of ours."""
+"""Handle the errors and warnings of the libraries that read a model."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ from contextlib import contextmanager
 
 
 def first_line_of(error: BaseException) -> str:
-    """Return the message of an error as a part of a sentence."""
+    """Return the first line of an error's message, as a phrase."""
     return " ".join(str(error).split())[:200].rstrip(".: ") or type(error).__name__
 
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Raise a ValueError instead of the tokenizers library's panic, which no `except Exception`
-    catches.
-    """
+    """Turn a panic of tokenizers, which `except Exception` misses, into a ValueError."""
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # it has no name that can be imported
+        if type(error).__name__ != "PanicException":  # the class cannot be imported
             raise
         raise ValueError(first_line_of(error)) from None
 
 
 @contextmanager
 def silence_transformers() -> Iterator[None]:
-    """Hide transformers' progress bars and warnings. What matters is raised or printed by us."""
+    """Hide transformers' progress bars and warnings. Our own code reports what matters."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

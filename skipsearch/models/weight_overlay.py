@@ -1,9 +1,10 @@
-"""Make a model with other weights in some sub-layers. All other weights are shared, and the model
-itself does not change.
+"""Make a variant of a model with other weights in some sub-layers.
 
-Weights have the names of Hugging Face's modules, whatever the engine: `3.attn.run.q_proj.weight` is
-in layer 3's attention module, `3.attn.norm.weight` in the norm before it, and
-`5.mlp.post_norm.weight` in the norm after an MLP."""
+All other weights are shared, and the model itself does not change. With every engine, weights have
+the names of Hugging Face's modules: `3.attn.run.q_proj.weight` is in layer 3's attention module,
+`3.attn.norm.weight` in the norm before it, and `5.mlp.post_norm.weight` in the norm after an
+MLP.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ def get_sublayer_weights(
 ) -> dict[str, Tensor]:
     """Return all weights of a sub-layer by name.
 
-    naming_like: names to follow if a family may store several matrices as one.
-    Raises: ModelError if the sub-layer is no module of its own, or is quantised.
+    naming_like: decides the names if a family may store several matrices as one. Raises: ModelError
+    if the sub-layer is not a separate module, or is quantised.
     """
     weights = dict(
         _iter_hf_weights(model, i, kind)
@@ -58,7 +59,7 @@ def get_sublayer_weights(
 
 
 def copy_sublayers(model: HFAdapter, sublayers: Iterable[tuple[int, str]]) -> HFAdapter:
-    """Return the model with copies of these sub-layers in their place, which may be trained."""
+    """Return a variant of the model with trainable copies of these sub-layers."""
     variant = copy.copy(model)
     layers = list(model._layers)
     for i, kind in sublayers:
@@ -71,7 +72,7 @@ def copy_sublayers(model: HFAdapter, sublayers: Iterable[tuple[int, str]]) -> HF
 def overlay_sublayer_weights(
     model: HFAdapter | FusedAdapter, weights: Mapping[str, Tensor]
 ) -> HFAdapter | FusedAdapter:
-    """Return the model with these weights, which must be complete for each sub-layer they name.
+    """Return a variant with these weights, which must be complete for each sub-layer.
 
     Raises: ModelError if names or shapes differ from the model's own.
     """
@@ -103,17 +104,16 @@ def _shape_of(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...] | Non
 
 
 def count_layers(model: HFAdapter | FusedAdapter) -> int:
-    """Return the number of layers, one that `append_layer` added included."""
+    """Return the number of layers, including one that `append_layer` added."""
     return len(model.layers if isinstance(model, FusedAdapter) else model._layers)
 
 
 def append_layer(model: HFAdapter | FusedAdapter, template: int) -> HFAdapter | FusedAdapter:
-    """Return the model with one more layer after its last: block `n_layers`, a copy of layer
-    `template` with K/V buffers of its own.
+    """Return a variant with one more layer: block `n_layers`, a copy of layer `template`.
 
-    The final norm is a copy too, so that both may get other weights.
-
-    Raises: ModelError if layers of this family cannot be copied."""
+    The new layer has separate K/V buffers. The final norm is also copied, so that both may get
+    other weights. Raises: ModelError if layers of this family cannot be copied.
+    """
     variant: Any = copy.copy(model)
     if isinstance(model, FusedAdapter):
         attention, mlp = model.layers[template]
@@ -135,9 +135,7 @@ def append_layer(model: HFAdapter | FusedAdapter, template: int) -> HFAdapter | 
 
 
 def get_final_norm(model: HFAdapter | FusedAdapter) -> dict[str, Tensor]:
-    """Return the weights of the norm before the head: `norm.weight` and, if it has one,
-    `norm.bias`.
-    """
+    """Return the weights of the norm before the head: `norm.weight` and perhaps `norm.bias`."""
     if isinstance(model, FusedAdapter):
         return {"norm.weight": _hf_weight(model.norm)}
     return {
@@ -189,7 +187,7 @@ def _iter_hf_weights(model: HFAdapter, i: int, kind: str) -> Iterator[tuple[str,
 
 
 def iter_sublayer_modules(model: HFAdapter, i: int, kind: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules of a sub-layer with their part of the name."""
+    """Yield (part of the name, module) of a sub-layer."""
     return _iter_modules(model._layers[i], kind)
 
 
@@ -232,7 +230,7 @@ def _iter_fused_weights(
 
 
 def _matrix_table(part: Attention | MLP) -> list[tuple[str, tuple[str, ...], str, list[int]]]:
-    """Return (fused name, separate names, our field, rows of each) of a sub-layer's matrices."""
+    """Return (fused name, separate names, our field, their rows) of a sub-layer's matrices."""
     if isinstance(part, Attention):
         rows = [n * part.head_dim for n in (part.heads, part.kv_heads, part.kv_heads)]
         return [

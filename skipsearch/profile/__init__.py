@@ -1,4 +1,4 @@
-"""Profiles: the recipe of a search, its model and machine, and the evidence. Imports no torch."""
+"""Profiles: the recipe of a search, its model, machine and measurements. Imports no torch."""
 
 from skipsearch.core.schema_types import Interval, round_significant
 from skipsearch.profile.canonical import dump_profile

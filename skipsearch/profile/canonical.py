@@ -81,6 +81,6 @@ def to_flow_yaml(value: Any) -> str:
 
 
 def _is_text_in_yaml_1_1(text: str) -> bool:
-    """Whether readers of YAML 1.1 also take this plain scalar as text (not `yes` or `012`)."""
+    """Return whether YAML 1.1 also reads this plain scalar as text; False for `yes` and `012`."""
     resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[0], [])
     return is_plain_text(text) and not any(pattern.match(text) for _, pattern in resolvers)

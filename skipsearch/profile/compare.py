@@ -1,4 +1,4 @@
-"""Compares two profiles of one model: masks, drafters, settings and measurements."""
+"""Compare two profiles of one model: masks, drafters, settings and measurements."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class MaskDiff:
     """How two masks differ."""
 
     jaccard: float  # sub-layers that both skip / that either skips; 1: equal masks
-    only_a: SkipMask  # what only the first one skips
-    only_b: SkipMask  # what only the second one skips
+    only_a: SkipMask  # sub-layers that only the first mask skips
+    only_b: SkipMask  # sub-layers that only the second mask skips
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,12 @@ class Comparison:
     """How two profiles differ."""
 
     mask_diff: MaskDiff | None  # None unless both recipes have a mask
-    # Key path -> both values, of everything but masks and measurements. `drafters` is the order,
-    # `drafters.skip.draft_length` a setting, `drafters.lookup` a drafter of only one, in words.
+    # Key path -> both values, without masks and measurements. The key `drafters` is their order,
+    # `drafters.skip.draft_length` a setting, and `drafters.lookup` a drafter that only one profile
+    # has, in words.
     changes: dict[str, tuple[Any, Any]]
-    # `ms_per_token` and `speedup` -> (a's, b's, whether they are apart); empty if not measured.
+    # `ms_per_token` and `speedup` -> (value of a, value of b, whether the intervals are disjoint);
+    # empty if one was not measured.
     intervals: dict[str, tuple[Interval, Interval, bool]]
 
     def as_dict(self) -> dict[str, Any]:
@@ -106,11 +108,11 @@ def compare_profiles(a: Profile, b: Profile) -> Comparison:
 def _diff_masks(a: Profile, b: Profile) -> MaskDiff | None:
     if not a.mask.n_skipped or not b.mask.n_skipped:
         return None
-    ours, theirs, n_layers = a.mask.sublayers, b.mask.sublayers, a.model.n_layers
+    a_skips, b_skips, n_layers = a.mask.sublayers, b.mask.sublayers, a.model.n_layers
     return MaskDiff(
-        len(ours & theirs) / len(ours | theirs),
-        SkipMask.from_sublayers(n_layers, ours - theirs),
-        SkipMask.from_sublayers(n_layers, theirs - ours),
+        len(a_skips & b_skips) / len(a_skips | b_skips),
+        SkipMask.from_sublayers(n_layers, a_skips - b_skips),
+        SkipMask.from_sublayers(n_layers, b_skips - a_skips),
     )
 
 
@@ -118,12 +120,12 @@ def _diff_recipes(a: Profile, b: Profile) -> dict[str, tuple[Any, Any]]:
     changed: dict[str, tuple[Any, Any]] = {}
     if a.measured_recipe.shape != b.measured_recipe.shape:
         changed["drafters"] = (a.measured_recipe.shape, b.measured_recipe.shape)
-    ours, theirs = _drafters_by_kind(a), _drafters_by_kind(b)
-    for name in ours | theirs:
-        if name in ours and name in theirs:
+    a_drafters, b_drafters = _drafters_by_kind(a), _drafters_by_kind(b)
+    for name in a_drafters | b_drafters:
+        if name in a_drafters and name in b_drafters:
             x, y = (
                 dict(_flatten(drafter.model_dump(mode="json", exclude={"attn", "mlp"})))
-                for drafter in (ours[name], theirs[name])
+                for drafter in (a_drafters[name], b_drafters[name])
             )
             changed |= {
                 f"drafters.{name}.{key}": (x.get(key), y.get(key))
@@ -132,13 +134,13 @@ def _diff_recipes(a: Profile, b: Profile) -> dict[str, tuple[Any, Any]]:
             }
         else:
             changed[f"drafters.{name}"] = tuple(
-                str(side[name]) if name in side else None for side in (ours, theirs)
+                str(side[name]) if name in side else None for side in (a_drafters, b_drafters)
             )  # type: ignore[assignment]
     return changed
 
 
 def _drafters_by_kind(profile: Profile) -> dict[str, DrafterSpec]:
-    """Return the drafters by kind; a second one of a kind is `skip-2`."""
+    """Return the drafters by kind; the key of a second skip drafter is `skip-2`."""
     by_kind: dict[str, DrafterSpec] = {}
     for i, drafter in enumerate(drafters := profile.measured_recipe.drafters):
         count = sum(other.kind == drafter.kind for other in drafters[: i + 1])

@@ -1,7 +1,7 @@
-"""Does a profile belong to this model and this machine?
+"""Check whether a profile fits a model and a machine.
 
-A recipe for another architecture is refused. Any other difference costs speed only, since the full
-model verifies every token; it becomes a warning in plain words.
+A recipe for another architecture is refused. Any other difference becomes a warning: it costs speed
+alone, since the full model verifies every token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from skipsearch.profile.schema import Profile, ProfileSampling
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a model; None: not known."""
+    """The known facts about a model; None: not known."""
 
     id: str
     family: str
@@ -29,7 +29,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Where and how a profile is going to be used; None: not known, or not to be compared."""
+    """The machine and the settings with which a profile will be used; None: do not compare."""
 
     kind: str  # "cpu", "cuda" or "mps"
     name: str  # of the device
@@ -56,9 +56,9 @@ def compatibility_warnings(
     ]
     warnings = [f"{text}; the output stays the full model's own" for text in differences]
     if machine is not None and _sampling_differs(profile, machine):
-        made, here = profile.task.sampling, machine.sampling
+        made, used = profile.task.sampling, machine.sampling
         warnings.append(
-            f"made for {_describe_sampling(made)}, used with {_describe_sampling(here)}: drafts "
+            f"made for {_describe_sampling(made)}, used with {_describe_sampling(used)}: drafts "
             "are accepted at another rate; "
             "tokens still follow the full model's own distribution"
         )
@@ -130,19 +130,19 @@ def _machine_differences(profile: Profile, machine: MachineFacts) -> Iterator[st
             "be smaller, or none"
         )
     for package, version in profile.software.model_dump().items():
-        if _differs(version, here := machine.software.get(package)):
-            yield f"measured with {package} {version}, used with {here}: the speedup may differ"
+        if _differs(version, used := machine.software.get(package)):
+            yield f"measured with {package} {version}, used with {used}: the speedup may differ"
 
 
 def _sampling_differs(profile: Profile, machine: MachineFacts) -> bool:
-    made, here = profile.task.sampling, machine.sampling
-    # Top-p and top-k change nothing if both are greedy.
-    both_greedy = here is not None and made.temperature == here.temperature == 0
-    return _differs(made, here) and not both_greedy
+    made, used = profile.task.sampling, machine.sampling
+    # Top-p and top-k have no effect if both are greedy.
+    both_greedy = used is not None and made.temperature == used.temperature == 0
+    return _differs(made, used) and not both_greedy
 
 
 def _differs(claimed: object, current: object) -> bool:
-    """Whether both are known and differ."""
+    """Return whether both values are known and differ."""
     return claimed is not None and current is not None and claimed != current
 
 

@@ -1,4 +1,4 @@
-"""Copies the trained modules that a profile names to where readers of the profile look."""
+"""Copy the trained modules of a profile to the folder where its readers look for them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from skipsearch.errors import ModuleError, ProfileError
 from skipsearch.profile.paths import find_repository
 from skipsearch.profile.schema import Profile
 
-MODULES_FOLDER = "modules"  # next to a profile or, in a repository, to the tasks of its model
+MODULES_FOLDER = "modules"  # beside a profile or, in a repository, beside the tasks of its model
 
 
 def copy_modules(profile: Profile, sources: Sequence[Path], target: Path) -> Profile:
     """Copy a profile's modules for the file `target`; return the profile with their new paths.
 
-    Each is taken from the first folder of `sources` that has it. In a repository all tasks of the
-    model share the copy; elsewhere it goes next to the profile. Raises: ModuleError, ProfileError.
+    Each module is taken from the first folder of `sources` that has it. In a repository, all tasks
+    of the model share the copy; elsewhere, the copy is beside the profile. Raises: ModuleError,
+    ProfileError.
     """
     home = target.absolute().parent
     shared = home.parent if find_repository(target) is not None else home
@@ -36,10 +37,7 @@ def copy_modules(profile: Profile, sources: Sequence[Path], target: Path) -> Pro
 
 
 def module_problem(profile: Profile) -> str | None:
-    """Return one sentence about the first module of a profile that is missing or another one.
-
-    None if all modules are there.
-    """
+    """Return a sentence about the first module that does not fit the profile; None if all do."""
     for ref in profile.measured_recipe.modules:
         try:
             card = read_module_header(find_module_file(ref, profile.module_folders)).card
@@ -60,7 +58,7 @@ def _copy_module(
             find_module_file(present, (profile_folder, profile_folder.parent))
             return present
     path = find_module_file(ref, sources)
-    # The hash keeps the next training under the same name from replacing it.
+    # With the hash in its name, a later training of the same name does not replace it.
     name = f"{path.stem[:60]}-{ref.sha256[:8]}.safetensors"
     save_file(shared_folder / MODULES_FOLDER / name, path.read_bytes(), ProfileError)
     return ref.model_copy(update={"file": f"{MODULES_FOLDER}/{name}"})

@@ -1,9 +1,9 @@
-"""`--profile auto`: finds the profile that fits best, and records every step of the search.
+"""Find the profile that fits best (`--profile auto`), and record every step of the search.
 
-Order: model, task, device, dtype. The wanted task comes before `any`. Within a task, profiles of
-this device come first and recipes that were never measured last; within a device, profiles of the
-same dtype come first. Within a step the earlier folder wins. If no task is named and only one was
-measured on this device, its profile comes before those of other devices and unmeasured ones.
+Order: model, task, device, dtype. The named task comes before `any`. Within a task, profiles of
+this device come first and unmeasured recipes last; within a device, profiles of the same dtype come
+first. Within a step, the earlier folder wins. If no task is named and only one task was measured on
+this device, its profile comes before profiles of other devices and unmeasured ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from skipsearch.profile.paths import (
 )
 from skipsearch.profile.schema import Profile
 
-NO_PROFILE = "none"  # outcome of a step without a file
+NO_PROFILE = "none"  # outcome of a step that found no file
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def find_profile(
     """Return the best profile for this model, task and machine.
 
     The folders of `search_folders(folder)` are searched. A file that cannot be read or is for
-    another architecture is passed over, and its step says why. Raises: ProfileError if `folder` is
-    not a folder.
+    another architecture is skipped, and its step says why. Raises: ProfileError if `folder` is not
+    a folder.
     """
     sources = [source.folder for source in search_folders(folder)]
     homes = [source / model_folder(model.id) for source in sources]
@@ -92,7 +92,7 @@ def find_profile(
 def _first_match(
     files: list[Path], model: ModelFacts, machine: MachineFacts, task: str, steps: list[SearchStep]
 ) -> ProfileMatch | None:
-    """Return the first usable profile in order of preference; append what was tried to `steps`."""
+    """Return the first usable profile in order of preference; append each attempt to `steps`."""
     for criterion, candidates in _candidates_by_criterion(files, model, machine, task):
         refusals = []
         for path in candidates:
@@ -108,7 +108,7 @@ def _first_match(
                     "task that was measured on this device; --task names another",
                     *warnings,
                 ]
-            usable = len(candidates) - len(refusals)  # files of one step are equally good
+            usable = len(candidates) - len(refusals)  # all files of a step rank equally
             first = f", the first of {usable} in the order of the folders" if usable > 1 else ""
             steps.append(SearchStep(criterion, "; ".join([*refusals, f"using {path}{first}"])))
             return ProfileMatch(profile, path, tuple(warnings), tuple(steps))
@@ -119,7 +119,7 @@ def _first_match(
 def _find_same_weights(folders: list[Path], searched: list[Path], model: ModelFacts) -> list[Path]:
     """Return profiles of the same weights under another name, outside the folders `searched`.
 
-    A local model is named by its folder, which may be renamed.
+    A local model has the name of its folder, which the user may rename.
     """
     if model.weights_sha256 is None:
         return []
@@ -154,15 +154,15 @@ def _candidates_by_criterion(
             f"{'another dtype' if other_dtype else dtype}"
         )
 
-    here = [(False, False), (False, True)]
-    rest = [(True, False), (True, True), None]
-    order = [(task, key) for key in [*here, *rest]] if task != ANY else []
-    order += [(ANY, key) for key in here]
-    measured_here = {path.parent.name for path in files if mismatch(path) in here} - {ANY}
-    if task == ANY and len(measured_here) == 1:
-        [only_task] = measured_here
-        order += [(only_task, key) for key in here]
-    order += [(ANY, key) for key in rest]
+    this_device = [(False, False), (False, True)]
+    other_devices = [(True, False), (True, True), None]
+    order = [(task, key) for key in [*this_device, *other_devices]] if task != ANY else []
+    order += [(ANY, key) for key in this_device]
+    measured_on_it = {path.parent.name for path in files if mismatch(path) in this_device} - {ANY}
+    if task == ANY and len(measured_on_it) == 1:
+        [only_task] = measured_on_it
+        order += [(only_task, key) for key in this_device]
+    order += [(ANY, key) for key in other_devices]
     for name, key in order:
         matches = [path for path in files if (path.parent.name, mismatch(path)) == (name, key)]
         yield f"task {name}, {describe(key)}", matches

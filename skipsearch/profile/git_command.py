@@ -1,8 +1,8 @@
-"""Runs git so that neither the environment nor a hostile server can make it do other things.
+"""Run git safely, whatever the environment says and the server sends.
 
-No hooks, no prompts, and only the protocols https, ssh and file. A server can still send a lot and
-slowly, so the operating system limits the size of every file that git writes, and a timeout limits
-its time.
+Hooks and prompts are off, and only the protocols https, ssh and file are allowed. A server could
+still send too much or too slowly. The operating system therefore limits the size of every file that
+git writes, and a timeout limits its time.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def run_git(
 def _limit_file_size() -> None:
     import resource
 
-    # Git then reports that a file is too large, instead of dying silently.
+    # With the signal ignored, git reports that a file is too large instead of dying silently.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
 

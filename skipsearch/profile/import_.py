@@ -1,4 +1,4 @@
-"""Imports skip sets that others published, as unmeasured profiles.
+"""Import skip sets from publications as unmeasured profiles.
 
 Both published files are JSON, {key: {"attention": [...], "mlp": [...]}}. They contain masks only,
 so an imported profile drafts as Draft & Verify does by default. Sources:
@@ -36,10 +36,10 @@ _TASKS = ("cnndm", "humaneval")
 
 
 def import_skip_sets(path: str | Path) -> list[Profile]:
-    """Return one unmeasured profile for each mask in a published skip_layers.json.
+    """Return an unmeasured profile for each mask in a published skip_layers.json.
 
-    Raises: ProfileError if it is another kind of file, names a model that is not in the table, or
-    a layer that its model does not have.
+    Raises: ProfileError if the file has another format, or names a model that is not in the table,
+    or a layer that its model does not have.
     """
     document = read_yaml(read_file(path), str(path))  # JSON is YAML
     if not isinstance(document.data, dict) or not document.data:

@@ -1,4 +1,4 @@
-"""Loads a profile from a file or bytes; an error is one sentence with file, line, key and rule."""
+"""Load a profile from a file or bytes. An error is one sentence with file, line, key and rule."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from skipsearch.profile.schema import Profile
 def load_profile(path: str | Path) -> Profile:
     """Read a profile file. Older schema versions are migrated in memory only.
 
-    Raises: ProfileError if it is missing, is not a regular file (links are not followed), or is not
-    a valid profile.
+    Raises: ProfileError if the file is missing, is not a regular file (links are not followed), or
+    is not a valid profile.
     """
     return parse_profile(read_file(path), str(path)).located_in(Path(path).absolute().parent)
 
 
 def parse_profile(content: bytes, name: str) -> Profile:
-    """Read a profile from a file's bytes. name: of the file in errors. Raises: ProfileError."""
+    """Read a profile from bytes. name: of their file, for errors. Raises: ProfileError."""
     document = read_yaml(content, name)
     try:
         data = migrate_data(document.data)
@@ -44,14 +44,14 @@ def parse_profile(content: bytes, name: str) -> Profile:
     except ValidationError as error:
         raise ProfileError(_explain(error, data, document, name)) from None
     path = _missing_key(to_plain_data(profile), data)
-    if path:  # a default may change, so the file must write the value
+    if path:  # a default may change, so the file must contain the value
         path, line = _locate(document, path)
         raise ProfileError(f"{format_location(name, line, path)}: {_MESSAGES['missing']}")
     return profile
 
 
 def _missing_key(complete: Any, stored: Any) -> KeyPath:
-    """Return the path of a key that a profile has and its file lacks; () if there is none."""
+    """Return the path of the first key that a profile has and its file lacks; () if none."""
     if isinstance(complete, dict):
         for key, value in complete.items():
             if key not in stored:
@@ -66,9 +66,10 @@ def _missing_key(complete: Any, stored: Any) -> KeyPath:
 
 
 def read_file(path: str | Path) -> bytes:
-    """Read a regular file, at most one byte more than a profile may have; links are not followed.
+    """Read a regular file; links are not followed.
 
-    Raises: ProfileError saying what the path is instead.
+    At most one byte more than the size limit of a profile is read. Raises: ProfileError, which
+    names what the path is instead.
     """
     try:
         with open_regular(path, follow_links=False) as file:
@@ -90,7 +91,7 @@ def read_file(path: str | Path) -> bytes:
 
 
 _MAP_EXPECTED = "it should be a map of keys"
-_MESSAGES = {  # in place of pydantic's messages that are about Python
+_MESSAGES = {  # replace pydantic's messages that are about Python
     "model_type": _MAP_EXPECTED,
     "model_attributes_type": _MAP_EXPECTED,
     "tuple_type": "it should be a list",
@@ -105,7 +106,7 @@ _MESSAGES = {  # in place of pydantic's messages that are about Python
 def _explain(error: ValidationError, data: dict[str, Any], document: Document, name: str) -> str:
     """Return one sentence about the first error in the order of the file.
 
-    A misspelled key comes before the key that is missing because of it.
+    A misspelled key is reported instead of the key that is missing because of it.
     """
     details = error.errors(include_url=False)
     missing = [detail["loc"] for detail in details if detail["type"] == "missing"]
@@ -129,7 +130,7 @@ def _explain(error: ValidationError, data: dict[str, Any], document: Document, n
 def _intended_key(
     detail: ErrorDetails, missing: Sequence[tuple[int | str, ...]]
 ) -> tuple[int | str, ...] | None:
-    """Return the missing key that an unknown one was meant to be; None if none is similar."""
+    """Return the missing key of which an unknown key is probably a misspelling; None if none is."""
     if detail["type"] != "extra_forbidden":
         return None
     *parent, wrong = detail["loc"]
@@ -140,15 +141,16 @@ def _intended_key(
 
 
 def _key_path(data: Any, detail: ErrorDetails) -> KeyPath:
-    """Return the key path of an error as the file has it.
+    """Return the path, in the file, of the key that a pydantic error is about.
 
-    Pydantic also names the kind that was chosen from a union, which is not a key. The rules of our
-    validators name a key below the validated map (`broken_rule`).
+    Pydantic's `loc` also contains the tag of a tagged union, which is not a key of the file; it is
+    left out. Errors of our own validators (`broken_rule`) name a key relative to the validated map;
+    it is appended.
     """
     path: list[str | int] = []
     rule_key = str(detail.get("ctx", {}).get("key", ""))
     rule_path = [int(key) if key.isdecimal() else key for key in filter(None, rule_key.split("."))]
-    kind_passed = False  # whether the path has already named the kind of the current map
+    kind_passed = False  # whether `loc` has already named the tag of the current map
     for key in [*detail["loc"], *rule_path]:
         if isinstance(data, dict) and not kind_passed and key == data.get("kind"):
             kind_passed = True
@@ -177,7 +179,7 @@ def _locate(document: Document, path: KeyPath) -> tuple[KeyPath, int]:
 def explain_detail(detail: ErrorDetails, missing: Sequence[tuple[int | str, ...]] = ()) -> str:
     """Return the value and the rule that it breaks.
 
-    missing: key paths that the file lacks, one of which an unknown key may have been meant to be.
+    missing: key paths that the file lacks; an unknown key may be a misspelling of one.
     """
     kind = detail["type"]
     if kind == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""What was measured with a profile, on prompts that no search step saw."""
+"""The measurements of a profile, on hold-out prompts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ContextTokens(FrozenModel):
 
 
 class Lossless(FrozenModel):
-    """Greedy tokens with this profile against plain decoding of the same prompts."""
+    """Greedy tokens with this profile compared with plain decoding of the same prompts."""
 
     prompts: Count = Field(description="prompts compared; 0 if none were")
     identical: Count = Field(description="prompts with identical tokens, 0..prompts")
@@ -57,7 +57,7 @@ class Lossless(FrozenModel):
 
 
 class DrafterCounts(FrozenModel):
-    """What one drafter did over all prompts."""
+    """The counts of one drafter over all prompts."""
 
     kind: Name
     rounds: Count = Field(description="rounds that it drafted")
@@ -66,24 +66,24 @@ class DrafterCounts(FrozenModel):
     siblings: Count = Field(
         default=0,
         exclude_if=is_falsy,
-        description="tokens verified beside the drafted ones; left out where none were",
+        description="tokens verified beside the drafted ones; left out if none were",
     )
     beta: Annotated[float, Field(ge=0, le=1000)] | None = Field(
         default=None,
         exclude_if=is_none,
-        description="its draft pass / one-token full pass, 0..1000; left out where it was not "
+        description="its draft pass / one-token full pass, 0..1000; left out if it was not "
         "measured",
     )
     verify_ratio: Annotated[float, Field(gt=0, le=1000)] | None = Field(
         default=None,
         exclude_if=is_none,
-        description="its verify passes / one-token full pass, 0..1000; left out where it was not "
+        description="its verify passes / one-token full pass, 0..1000; left out if it was not "
         "measured",
     )
 
     @property
     def drafter_cost(self) -> DrafterCost | None:
-        """Cost and gain of its rounds; None if it drafted none, or its passes were not timed."""
+        """Cost and gain of the drafter's rounds; None if it drafted nothing or was not timed."""
         if self.beta is None or self.verify_ratio is None:
             return None
         return DrafterCost.from_counts(
@@ -101,7 +101,7 @@ class DrafterCounts(FrozenModel):
 
 
 class BatchSpeed(FrozenModel):
-    """Requests side by side, with the profile against plain decoding of as many."""
+    """The speedup of requests in a batch, over plain decoding of a batch of the same size."""
 
     requests: Annotated[int, Field(ge=1, le=1024)] = Field(
         description="decoded side by side, 1..1024"
@@ -110,9 +110,7 @@ class BatchSpeed(FrozenModel):
 
 
 class StreamPart(FrozenModel):
-    """The prompts of a stream that were decoded while drafters still learned, or those behind
-    them.
-    """
+    """The first part of a prompt stream, in which drafters still learned, or the second part."""
 
     prompts: Positive = Field(description="prompts of this part, from 1")
     speedup: Interval = Field(
@@ -124,8 +122,9 @@ class StreamPart(FrozenModel):
 
 
 class StreamMeasurement(FrozenModel):
-    """Of drafters that learn from one request for the next. Prompts were decoded in the task's
-    order, which is part of the result.
+    """The measurement of drafters that learn from request to request.
+
+    Prompts were decoded in the order of the task, on which the result depends.
     """
 
     learning: StreamPart | None = Field(description="while they learned; null if no prompt was")
@@ -135,8 +134,9 @@ class StreamMeasurement(FrozenModel):
 
 
 class Measurement(FrozenModel):
-    """Wall-clock measurement on prompts that no search step saw, interleaved with plain decoding by
-    the same engine.
+    """A wall-clock measurement on hold-out prompts.
+
+    Decoding with the profile and plain decoding by the same engine were interleaved.
     """
 
     baseline_ms_per_token: Interval = Field(
@@ -168,8 +168,7 @@ class Measurement(FrozenModel):
     by_drafter: Annotated[tuple[DrafterCounts, ...], Field(strict=False)] = Field(
         default=(),
         exclude_if=is_falsy,
-        description="of each drafter, in the order of the recipe; left out where it was not "
-        "counted",
+        description="of each drafter, in the order of the recipe; left out if it was not counted",
     )
     copied_from_prompt: Fraction | None = Field(
         default=None,
@@ -188,18 +187,18 @@ class Measurement(FrozenModel):
     choosing_share: Fraction | None = Field(
         default=None,
         exclude_if=is_none,
-        description="share of the decode time that choosing masks took, 0..1; left out where "
-        "drafters choose none",
+        description="share of the decode time that choosing masks took, 0..1; left out if "
+        "no drafter chooses masks",
     )
     stream: StreamMeasurement | None = Field(
-        default=None, exclude_if=is_none, description="its parts; left out where no drafter learns"
+        default=None, exclude_if=is_none, description="its parts; left out if no drafter learns"
     )
 
     @property
     def plain_from_batch(self) -> int | None:
-        """The batch size from which on drafting does not pay.
+        """The smallest measured batch size from which on drafting does not pay.
 
-        None if it pays at the largest measured size, or none was measured.
+        None if drafting pays at the largest measured size, or no batch was measured.
         """
         losing = None
         for row in reversed(self.by_batch):

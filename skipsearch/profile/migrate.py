@@ -1,4 +1,4 @@
-"""Migrates profiles of older schema versions, one version at a time."""
+"""Migrate profiles of older schema versions, one version at a time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from skipsearch.profile.schema import SCHEMA_VERSION
 def migrate_data(data: Any) -> dict[str, Any]:
     """Return a profile's plain data in the current version; the argument is not changed.
 
-    Raises: ProfileError (without the file's name) if it has no version or a newer one, or lacks a
-    key that its version must have.
+    Raises: ProfileError (without the file's name) if the data have no version or a newer one, or
+    lack a required key of their version.
     """
     if not isinstance(data, dict):
         raise ProfileError(
@@ -36,19 +36,22 @@ def migrate_data(data: Any) -> dict[str, Any]:
         try:
             data = MIGRATIONS[step](data)
         except (KeyError, TypeError, AttributeError) as error:
-            what = (
+            problem = (
                 f"lacks {error.args[0]}"
                 if isinstance(error, KeyError)
                 else "has a value of the wrong kind"
             )
             raise ProfileError(
-                f"it says schema_version {step} but {what}; fix it, or tune again"
+                f"it says schema_version {step} but {problem}; fix it, or tune again"
             ) from None
     return data
 
 
 def _from_0(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Version 0 had a model, two lists and a threshold; nothing in it counts as measured."""
+    """Migrate version 0, which had a model, two lists and a threshold, to version 1.
+
+    The new profile is unmeasured.
+    """
     threshold = old["exit_threshold"]
     return {
         "schema_version": 1,
@@ -91,9 +94,10 @@ def _from_0(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_1(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Version 1 had one drafter, with draft length and exit policy as keys of the profile.
+    """Migrate version 1, which had one drafter, to version 2.
 
-    If the verdict was plain, that drafter was the candidate that lost.
+    Draft length and exit policy were keys of the profile. If the verdict was plain, the drafter was
+    the candidate that lost.
     """
     drafter, length, exit_policy = old["drafter"], old["draft_length"], old["exit"]
     plain = old["verdict"] == "plain"

@@ -1,7 +1,8 @@
-"""Remembers where the models of profiles lie on this machine.
+"""Store the folders of local models on this machine.
 
-A profile is shared, so it names a local model by its folder's name and its weights' hash, never by
-a path. A list in this user's data folder maps the hash to the folder that was last loaded.
+Profiles are shared, so a profile names a local model by its folder's name and its weights' hash,
+never by a path. A list in the user's data folder maps each hash to the folder that was loaded
+last.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from skipsearch.errors import ProfileError
 from skipsearch.profile.paths import user_folder
 from skipsearch.profile.schema import ModelInfo
 
-MAX_ENTRIES = 1000  # the folder that was used longest ago is forgotten first
+MAX_ENTRIES = 1000  # the folder that was used longest ago is dropped first
 
 
 def record_location(weights_sha256: str, folder: Path) -> None:
@@ -34,13 +35,13 @@ def record_location(weights_sha256: str, folder: Path) -> None:
 def model_argument(model: ModelInfo) -> str:
     """Return the `--model` argument for the model of a profile.
 
-    `demo`, a Hub id with its revision, or the folder of a local model. Raises: ProfileError for a
-    local model that was never loaded on this machine, or was moved.
+    `demo`, a Hub id with its revision, or the folder of a local model. Raises: ProfileError if a
+    local model was never loaded on this machine, or was moved.
     """
     if model.id == "demo" or "/" in model.id:
         return f"{model.id}@{model.revision}" if model.revision else model.id
     folder = Path(_read_locations().get(model.weights_sha256 or "", ""))
-    if folder.is_absolute() and folder.is_dir():
+    if folder.is_absolute() and folder.exists():
         return str(folder)
     if Path(model.id).is_dir():
         return model.id

@@ -1,4 +1,4 @@
-"""The path of each profile inside a repository, and the folders that are searched for profiles."""
+"""The path of each profile in a repository, and the folders that are searched for profiles."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from skipsearch.errors import ProfileError
 from skipsearch.profile.schema import Profile
 
 PATH_VARIABLE = "SKIPSEARCH_PROFILE_PATH"
-ANY = "any"  # task, device or dtype of a profile that is for no particular one
+ANY = "any"  # task, device or dtype of a profile that fits any
 
 
 def profile_path(profile: Profile) -> Path:
-    """Return its path in a repository: profiles/<org>--<model>/<task>/<device>--<dtype>.yaml.
+    """Return the path in a repository: profiles/<org>--<model>/<task>/<device>--<dtype>.yaml.
 
-    The quantisation of weights follows the dtype. An unmeasured profile is for no device; if its
-    dtype is not known either, the file is any--any.yaml.
+    A quantisation of the weights follows the dtype. The device of an unmeasured profile is `any`,
+    and so is a dtype that is not known.
     """
     hardware, model = profile.hardware, profile.model
     device = device_slug(hardware.name, hardware.count) if hardware else ANY
@@ -78,9 +78,9 @@ def user_folder() -> Path:
 def search_folders(folder: Path | None = None) -> list[ProfileFolder]:
     """Return the folders to search, in their order.
 
-    `folder` (--profiles), those of SKIPSEARCH_PROFILE_PATH, ./profiles (where `tune` writes), the
-    user's, pulled repositories, a checkout's, those of the embedded model. Raises: ProfileError if
-    `folder` is given and is not a folder.
+    They are: `folder` (--profiles), the folders in SKIPSEARCH_PROFILE_PATH, ./profiles (where
+    `tune` writes), the user's folder, pulled repositories, the profiles of a checkout, and those of
+    the embedded model. Raises: ProfileError if `folder` is given and is not a folder.
     """
     if folder is not None and not folder.is_dir():
         raise ProfileError(
@@ -94,7 +94,7 @@ def search_folders(folder: Path | None = None) -> list[ProfileFolder]:
         if entry
     ]
     checkout = Path(__file__).parents[2]
-    # In a checkout, its own profiles come last.
+    # If the package is a checkout, the checkout's profiles come last.
     if Path("profiles").is_dir() and Path.cwd().resolve() != checkout.resolve():
         folders.append(ProfileFolder(Path("profiles"), "./profiles"))
     folders.append(ProfileFolder(user_folder() / "profiles", "user"))
@@ -102,7 +102,7 @@ def search_folders(folder: Path | None = None) -> list[ProfileFolder]:
         ProfileFolder(pulled / "profiles", _read_origin(pulled))
         for pulled in _list_folders(user_folder() / "pulled")
     ]
-    # Next to an installed package, profiles/ would be somebody else's.
+    # A profiles/ folder beside an installed package belongs to another program.
     if (checkout / "pyproject.toml").is_file():
         folders.append(ProfileFolder(checkout / "profiles", "this checkout"))
     # Not in the checkout's profiles/, because `tune` writes there.

@@ -1,10 +1,9 @@
-"""Pulls profiles out of somebody's Git repository, and trusts nothing in it (`profile pull`).
+"""Pull profiles from a Git repository without trusting its content (`profile pull`).
 
 Nothing is checked out. One commit is fetched without history into a temporary bare repository. From
-its tree, regular *.yaml files under profiles/ are read as blobs and validated. Valid ones go to the
-path for their content, with the modules that they name by hash. So hooks, submodules, links,
-filters (LFS) and clever paths have no effect.
-"""
+its tree, regular *.yaml files under profiles/ are read as blobs and validated. Valid profiles are
+stored at the path for their content, with the modules that they name by hash. So hooks, submodules,
+links, filters (LFS) and crafted paths have no effect."""
 
 from __future__ import annotations
 
@@ -42,23 +41,23 @@ class PullResult:
     commit: str
     signature: (
         str | None
-    )  # command that found it good: verify-tag, verify-commit; None: not checked
+    )  # git command that verified the signature: verify-tag or verify-commit; None: not checked
     folder: Path
     accepted_files: tuple[Path, ...]  # paths under `folder`
-    rejections: tuple[str, ...]  # one sentence for each file that was not taken
+    rejections: tuple[str, ...]  # one sentence for each file that was rejected
 
 
 def pull_repository(address: str, require_signature: bool = False) -> PullResult:
-    """Fetch the profiles of URL[@ref] into the user's data folder; replace an earlier pull of it.
+    """Fetch the profiles of URL[@ref] into the user's data folder, in place of an earlier pull.
 
-    address: a ref is a branch, a tag or a full commit hash; without one, the repository's default
-    branch is used. If a local path contains an `@`, write the ref (@HEAD) too.
-    require_signature: git must find the signature of the tag or, for any other ref, of the commit
-    good, with the keys that the user's git configuration trusts.
+    address: its ref is a branch, a tag or a full commit hash. Without a ref, the repository's
+    default branch is used. A local path with an `@` in it needs a ref, such as @HEAD.
+    require_signature: the tag or, for any other ref, the commit must have a signature that git
+    verifies with the keys that the user's git configuration trusts.
 
-    The folder gets a source.json with URL, ref and commit. Raises: ProfileError if the address is
-    not https, ssh or file, git fails, a required signature is not good, or no profile is valid; an
-    earlier pull then stays as it was.
+    source.json in the folder records URL, ref and commit. Raises: ProfileError if the address is
+    not https, ssh or file, git fails, a required signature is not valid, or no profile is valid. An
+    earlier pull is then kept.
     """
     url, ref = split_address(address)
     with tempfile.TemporaryDirectory(prefix="skipsearch-pull-") as scratch:
@@ -122,8 +121,8 @@ def split_address(address: str) -> tuple[str, str]:
             f"{ref!r} is no branch, tag or commit; letters, digits and `._/-` may follow the @ of "
             f"{scheme}://…@ref"
         )
-    user, at, host = authority.rpartition("@")
-    if at and (scheme != "ssh" or ":" in user or not _HOST.fullmatch(user)):
+    user, at_sign, host = authority.rpartition("@")
+    if at_sign and (scheme != "ssh" or ":" in user or not _HOST.fullmatch(user)):
         raise ProfileError(
             f"a {scheme} address must not hold a password or token, which would be written down "
             "with it; "
@@ -160,15 +159,15 @@ def _fetch(repository: Path, url: str, ref: str, max_bytes: int) -> str:
         .decode("ascii")
         .strip()
     )
-    # Without a remote, git reports a file that the filter left out as missing; it cannot fetch it.
+    # Without a remote, git cannot fetch a file that the filter left out, and reports it as missing.
     run_git(["remote", "remove", "origin"], repository)
     return commit
 
 
 def _verify_signature(repository: Path) -> str:
-    """Verify the signature of the fetched tag or commit; return the git command that did.
+    """Verify the signature of the fetched tag or commit; return the git command that did so.
 
-    Raises: ProfileError if it is not good.
+    Raises: ProfileError if the signature is not valid.
     """
     kind = run_git(["cat-file", "-t", "FETCH_HEAD"], repository).decode("ascii").strip()
     verb = "verify-tag" if kind == "tag" else "verify-commit"
@@ -181,7 +180,7 @@ def _verify_signature(repository: Path) -> str:
 
 
 def _read_profiles(repository: Path, commit: str) -> tuple[dict[Path, bytes], list[str]]:
-    """Return {path for its content: bytes} of each valid profile, and a sentence for each other."""
+    """Return ({path: bytes} of valid profiles, a sentence for each invalid file)."""
     blobs: dict[str, str] = {}
     rejections: list[str] = []
     for mode, oid, name in _list_tree(repository, commit):
@@ -224,9 +223,9 @@ def _read_modules(
 ) -> dict[Path, bytes]:
     """Return {path: bytes} of the modules that these profiles name.
 
-    They need a second fetch with larger files, into `repository`. A profile whose module is missing
-    or another one is moved from `files` to `rejections`. Raises: ProfileError if the repository
-    changed meanwhile.
+    Modules need a second fetch, with a higher size limit, into `repository`. A profile whose module
+    is missing or has another hash is moved from `files` to `rejections`. Raises: ProfileError if
+    the repository changed meanwhile.
     """
     refs_by_profile = {
         path: parse_profile(content, str(path)).measured_recipe.modules
@@ -256,7 +255,7 @@ def _read_modules(
 def _read_module(
     ref: ModuleRef, profile: Path, repository: Path, blobs: dict[str, str]
 ) -> tuple[Path, bytes]:
-    """Return path and bytes of a profile's module, from the profile's folder or the one above.
+    """Return (path, bytes) of a profile's module, from the profile's folder or its parent.
 
     Raises: ProfileError, ModuleError.
     """
@@ -279,7 +278,7 @@ def _read_module(
 def _list_tree(
     repository: Path, commit: str, suffix: str = ".yaml"
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (mode, blob, path) of files with this suffix, of links and of submodules."""
+    """Yield (mode, object id, path) of files with this suffix, symlinks and submodules."""
     listing = run_git(["ls-tree", "-r", "-z", "--full-tree", commit, "--", "profiles/"], repository)
     entries = listing.split(b"\0")[:-1]
     if len(entries) > MAX_FILES:
@@ -297,21 +296,21 @@ def _list_tree(
 def _read_blobs(
     repository: Path, blobs: dict[str, str], max_bytes: int = MAX_BYTES
 ) -> Iterator[tuple[str, bytes | None]]:
-    """Yield (path, bytes) of each blob; None for one of more than `max_bytes`."""
+    """Yield (path, bytes) of each blob; None instead of bytes if it exceeds `max_bytes`."""
     checks = run_git(
         ["cat-file", "--batch-check=%(objectsize)"], repository, _blob_request(blobs)
     ).split(b"\n")
-    # A blob that the fetch left out has the size `missing`.
-    small = {
+    # For a blob that the fetch left out, git prints `missing` as the size.
+    readable = {
         name: blobs[name]
         for name, size in zip(blobs, checks, strict=False)
         if size.isdigit() and int(size) <= max_bytes
     }
-    yield from ((name, None) for name in blobs if name not in small)
+    yield from ((name, None) for name in blobs if name not in readable)
     stream = BytesIO(
-        run_git(["cat-file", "--batch=%(objectsize)"], repository, _blob_request(small))
+        run_git(["cat-file", "--batch=%(objectsize)"], repository, _blob_request(readable))
     )
-    for name in small:
+    for name in readable:
         content = stream.read(int(stream.readline()))
         stream.readline()
         yield name, content
@@ -322,7 +321,7 @@ def _blob_request(blobs: dict[str, str]) -> bytes:
 
 
 def _folder_name(url: str) -> str:
-    """Return a readable name that differs for different URLs."""
+    """Return a readable folder name that is unique to the URL."""
     readable = (
         re.sub(r"[^A-Za-z0-9.]+", "-", url.partition("://")[2])
         .strip("-.")

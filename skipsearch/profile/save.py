@@ -1,4 +1,4 @@
-"""Saves a profile, after a check that its text loads again."""
+"""Save a profile, after a check that its text can be loaded again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from skipsearch.profile.schema import Profile
 def save_profile(profile: Profile, path: str | Path, replace: bool = False) -> None:
     """Write `dump_profile(profile)` to `path` atomically, and make its folders.
 
-    replace: a file with other content may be replaced. Raises: ProfileError if there is one and it
-    must not be replaced, or the file cannot be written. Also if the text does not load again as
-    this profile; the text is then saved next to `path`, and the file stays as it was.
+    replace: replace an existing file with other content. Raises: ProfileError if such a file exists
+    and `replace` is False, if the file cannot be written, or if the text does not load again as
+    this profile. In the last case, the text is saved beside `path`, and `path` is not changed.
     """
     text, target = dump_profile(profile), Path(path)
     if not replace and target.is_file() and target.read_bytes() != text.encode():
@@ -36,7 +36,7 @@ def save_profile(profile: Profile, path: str | Path, replace: bool = False) -> N
 
 
 def _why_unreadable(text: str, profile: Profile) -> str | None:
-    """Return why the text does not load as this profile, as half a sentence; None if it does."""
+    """Return the reason why the text does not load as this profile; None if it does."""
     try:
         loaded = parse_profile(text.encode(), "its text")
     except ProfileError as error:

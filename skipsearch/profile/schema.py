@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 2
-# Verify pass over plain pass if nobody measured it; about that of CPUs and GPUs at batch size one.
+# Verify pass over plain pass, if it was not measured. Typical of CPUs and GPUs at batch size one.
 UNMEASURED_VERIFY_RATIO = 1.2
 
 
@@ -178,7 +178,7 @@ _NULL_IF_UNMEASURED = ("engine", "hardware", "software", "measured")
 
 
 class Profile(FrozenModel):
-    """One recipe for one model, task and device, and the evidence for it."""
+    """A recipe for one model, task and device, with its measurements."""
 
     schema_version: Literal[2]
     model: ModelInfo
@@ -201,21 +201,21 @@ class Profile(FrozenModel):
     _folder: Path | None = PrivateAttr(default=None)
 
     def located_in(self, folder: Path) -> Profile:
-        """Return the same profile as a file of this folder."""
+        """Return a copy of this profile whose modules are sought in `folder` and its parent."""
         moved = self.model_copy()
         moved._folder = folder
         return moved
 
     @property
     def module_folders(self) -> tuple[Path, ...]:
-        """Folders of its trained modules: its own, and the one above, which a model's tasks share.
+        """The folders of the profile's modules: its own folder, and the parent.
 
-        Empty if it was not loaded from a file.
+        All tasks of a model share the parent. Empty if the profile was not loaded from a file.
         """
         return () if self._folder is None else (self._folder, self._folder.parent)
 
     def __eq__(self, other: object) -> bool:
-        # The folder does not matter.
+        # Profiles in different folders may be equal.
         return isinstance(other, Profile) and self.model_dump() == other.model_dump()
 
     def __hash__(self) -> int:
@@ -233,7 +233,7 @@ class Profile(FrozenModel):
 
     @property
     def drafter_costs(self) -> tuple[DrafterCost | None, ...]:
-        """The costs by which the guard judges each drafter of the measured recipe.
+        """The costs of each drafter of the measured recipe, for the guard.
 
         Without a measurement, β is the share of sub-layers that a draft runs, and v is
         UNMEASURED_VERIFY_RATIO.
@@ -258,7 +258,7 @@ class Profile(FrozenModel):
 
     @property
     def plain_from_batch(self) -> int | None:
-        """The batch size from which on plain decoding is faster; None: not known."""
+        """The smallest batch size from which on plain decoding is faster; None: not known."""
         return None if self.measured is None else self.measured.plain_from_batch
 
     @property
@@ -335,7 +335,7 @@ def _value_at(value: Any, path: str) -> Any:
 
 
 class _AllKeysRequired(GenerateJsonSchema):
-    """Requires every key that the loader requires, also those with a default in Python."""
+    """A schema generator that marks each key that the loader requires, even with a default."""
 
     def field_is_required(self, field: Any, total: bool) -> bool:
         return "serialization_exclude_if" not in field

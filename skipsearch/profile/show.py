@@ -1,4 +1,4 @@
-"""A profile for the terminal: a few lines of plain words, and a drawing of its mask."""
+"""Show a profile in the terminal: a few lines of text, and a drawing of its mask."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RUN_STYLE, _SKIP_STYLE = Style(color="green"), Style(dim=True)
 
 
 def describe_profile(profile: Profile) -> list[str]:
-    """Return lines on what a profile is for, drafts with and measured, most important first."""
+    """Return lines on a profile's purpose, drafters and measurements, most important first."""
     model, task = profile.model, profile.task
     lines = [
         f"model    {model.id}{'@' + model.revision if model.revision else ''}, {model.family}, "
@@ -77,7 +77,7 @@ def describe_device(profile: Profile) -> str:
 def explain_terms(recipes: Sequence[str], width: int = 0) -> list[str]:
     """Explain the short words that occur in these recipes, in lines of `width` characters.
 
-    A line is longer only if one explanation is.
+    A line is longer only if a single explanation is.
     """
     text, lines = "; ".join(recipes), list[str]()
     for meaning in (meaning for word, meaning in _LEGEND.items() if word in text):
@@ -169,7 +169,7 @@ def _measurement_lines(measurement: Measurement) -> list[str]:
 def draw_mask(mask: SkipMask) -> RenderableType:
     """Draw sub-layers that run as blocks and skipped ones as dots, wrapped to the terminal.
 
-    A ruler of layers stands above; a legend is added if it fits.
+    A ruler of layer numbers is above the drawing; a legend is added if it fits.
 
     layer 0    5    10   15    █ runs, · skipped in drafts
     attn  ███··███████████

@@ -1,4 +1,4 @@
-"""Checks all profiles in files and folders, for the continuous integration of a repository."""
+"""Check all profiles in files and folders, for the continuous integration of a repository."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skipsearch.profile.paths import explain_misplaced, profile_files
 
 @dataclass(frozen=True, slots=True)
 class ValidationResult:
-    """The outcome for one file."""
+    """The outcome of the check of one file."""
 
     path: Path
     error: str | None  # one sentence; None: the file is valid
@@ -23,8 +23,8 @@ class ValidationResult:
 def validate_paths(paths: Iterable[Path]) -> list[ValidationResult]:
     """Check each file, and each *.yaml of each folder.
 
-    A profile must load, lie at the path for its content, and have its modules. A file that is
-    named itself may lie anywhere. Raises: ProfileError if a folder holds no *.yaml.
+    A profile must load, lie at the path for its content, and have its modules. A file that is given
+    directly may lie anywhere. Raises: ProfileError if a folder has no *.yaml.
     """
     checked = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""Collect what searchers get before a search: cosines, acceptance, hidden states, a layer probe."""
+"""Collect the evidence for searchers: cosines, acceptance, hidden states, a layer probe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skipsearch.replay.replay_batches import ReplayBatch
 from skipsearch.searchers.base import Evidence
 
 RANKING_PROMPTS = 16  # prompts on which each sub-layer is skipped alone
-# Prompts whose hidden states searchers get. A dynamic program runs every layer on them many times.
+# Prompts whose hidden states searchers get. Few: a dynamic program runs every layer on each often.
 TRACED_PROMPTS = 4
 
 
@@ -79,8 +79,8 @@ def make_layer_probe(
 ) -> Callable[[int, Tensor, bool, bool], Tensor]:
     """Return a function probe(i, states [M, N, H], attn, mlp) -> [M, N, H].
 
-    It runs layer i on hidden states of the batch's positions. As in replay, each position sees the
-    full model's K/V before it and its own.
+    It runs layer i on hidden states of the batch's positions. As in replay, a position attends to
+    the full model's K/V at earlier positions and to its own K/V.
     """
     real = _valid_mask(batch)
 
@@ -97,7 +97,7 @@ def make_layer_probe(
 
 
 def _valid_mask(batch: ReplayBatch) -> Tensor:
-    """Return [B, T]: True for text, False for padding."""
+    """Return the mask of positions, [B, T]: True for text, False for padding."""
     real = torch.zeros(batch.input_ids.numel(), dtype=torch.bool, device=batch.input_ids.device)
     real[batch.valid_positions] = True
     return real.view_as(batch.input_ids)

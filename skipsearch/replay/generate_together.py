@@ -1,4 +1,4 @@
-"""Generate the full model's continuations of many prompts at once, which replay reads."""
+"""Generate the full model's continuations of many prompts in batches, as text for replay."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def generate_continuations(
 ) -> list[list[int]]:
     """Return the generated tokens of each prompt.
 
-    They end as in decoding: by end of sequence, a repeat, the length or the model's context.
-    sampling: how tokens are drawn, as the decoder draws them; prompt i has the seed `seed + i`.
-    progress(tokens done, tokens that may be generated): an early end counts the rest as done.
+    Texts end as in decoding: by end of sequence, a repeat, the length or the model's context.
+    sampling: as for the decoder; prompt i has the seed `seed + i`.
+    progress(tokens done, tokens that may be generated): if a text ends early, the rest of its
+    tokens count as done.
 
-    A pass over many rows rounds differently from one over a single row. Two nearly equal logits may
-    therefore swap places, and a sample may become another one; the text is still the full model's.
-    On a batch-invariant engine (native), the tokens are those of decoding alone.
-    """
+    A pass over many prompts rounds differently from a pass over a single one. If two logits are
+    nearly equal, the text may therefore differ from that of decoding alone; it is still the full
+    model's. On a batch-invariant engine (native), the tokens equal those of decoding alone."""
     order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
     max_tokens = [
         max_new_tokens
@@ -75,7 +75,10 @@ def continue_in_turn(
     sampling: SamplingParams = GREEDY,
     seed: int = 0,
 ) -> list[list[int]]:
-    """Do the same one prompt after another, for models that cannot batch texts of any length."""
+    """Generate as `generate_continuations` does, but one prompt at a time.
+
+    For models that cannot batch prompts of different lengths.
+    """
     decoder, tokens, total = Decoder(model), list[list[int]](), len(prompts) * max_new_tokens
     for i, prompt in enumerate(prompts):
         text = list[int]()
@@ -96,10 +99,9 @@ def continue_in_turn(
 
 
 def _first_that_fit(model: ModelAdapter, slots: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the first prompts whose K/V fit into a share of the free memory, at least one.
+    """Return the first prompts whose K/V fit into KV_MEMORY_FRACTION of the free memory.
 
-    slots: (prompt index, slots of its text).
-    """
+    At least one prompt is returned. slots: (prompt index, slots of its text)."""
     budget = KV_MEMORY_FRACTION * free_memory(model.spec.device) / bytes_of_a_slot(model)
     group, longest = list[int](), 0
     for i, n_slots in slots[:PROMPTS_PER_PASS]:
@@ -139,7 +141,7 @@ class _Chooser:
 
 
 def _after(before: int, total: int, progress: Callable[[int, int], None]) -> Callable[[int], None]:
-    """Return the progress callback of a batch, `before` tokens after the beginning."""
+    """Return the progress callback of a batch that starts after `before` tokens."""
     return lambda done: progress(before + done, total)
 
 
@@ -159,7 +161,7 @@ def _generate_group(
     cache, planner = model.new_cache(len(prompt_ids), capacity), Planner(capacity, spec.device)
     padded = torch.tensor([[*p, *[0] * (longest - len(p))] for p in prompt_ids], device=spec.device)
     lengths = torch.tensor([[len(p)] for p in prompt_ids], device=spec.device)
-    # All but each row's last token. Padding follows a row's text, which never sees it.
+    # All tokens but the last of each prompt. Padding follows a text, so no token attends to it.
     if longest > 1:
         forward(
             model,
@@ -170,7 +172,7 @@ def _generate_group(
         )
     token, position = padded.gather(1, lengths - 1), lengths - 1  # [B, 1]
     generated: list[list[int]] = [[] for _ in prompt_ids]
-    rows = list(range(len(prompt_ids)))  # the text of each row of the pass
+    rows = list(range(len(prompt_ids)))  # text index of each row of the pass
     running, done = set(rows), 0
     while True:
         keys = int(position.max()) + 1
@@ -190,7 +192,8 @@ def _generate_group(
         progress(done)
         if not running:
             return generated
-        # A row that has ended reads its last token again and is ignored, until half of them have.
+        # A row whose text has ended reads its last token again, and its logits are ignored. If at
+        # least half of the rows have ended, they are dropped from the batch.
         token = token.clone()
         token[open_rows, 0] = torch.tensor(tokens, device=spec.device)
         position = (position + 1).clamp(max=capacity - 1)
@@ -205,9 +208,9 @@ def _generate_group(
 
 
 def _copy_rows(model: ModelAdapter, cache: KVCache, rows: list[int]) -> KVCache:
-    """Return a cache with these rows of another."""
-    fewer = model.new_cache(len(rows), cache.capacity)
+    """Return a copy of a cache that has only these rows."""
+    copy = model.new_cache(len(rows), cache.capacity)
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
         if keys is not None and values is not None:
-            fewer.keys[layer], fewer.values[layer] = keys[rows], values[rows]
-    return fewer
+            copy.keys[layer], copy.values[layer] = keys[rows], values[rows]
+    return copy

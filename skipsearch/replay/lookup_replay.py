@@ -1,4 +1,4 @@
-"""Replay `lookup`: its proposals follow from the text alone, so its rounds are exact."""
+"""Replay `lookup`. Its proposals depend on the text alone, so its rounds are exact."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class LookupProposals:
     """The proposals of one setting of lookup at A positions."""
 
     n_proposed: np.ndarray  # [A] tokens; 0: no match
-    accepted_len: np.ndarray  # [A] accepted tokens of an endless proposal
+    accepted_len: np.ndarray  # [A] accepted tokens if the proposal never ended
 
 
 class LookupReplay:
     """The matches at every position of every text.
 
     prompt_ids, continuations: token ids. A round may start at each generated token but the last.
-    known_texts: longer continuations, which show what is accepted beyond the generated tokens.
+    known_texts: longer continuations, from which acceptance beyond the generated tokens is known.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class LookupReplay:
         self._match_lengths: list[np.ndarray] = []
         self._accepted_len: list[np.ndarray] = []
         for i, (prompt, text) in enumerate(zip(prompt_ids, continuations, strict=True)):
-            matched, right = _match_positions(prompt, text, (known_texts or continuations)[i])
+            matched, accepted = _match_positions(prompt, text, (known_texts or continuations)[i])
             self._match_lengths.append(matched)
-            self._accepted_len.append(right)
+            self._accepted_len.append(accepted)
 
     def __call__(self, spec: Lookup, prompt_indices: Sequence[int]) -> LookupProposals:
         """Return the proposals of one setting at the positions of these prompts, in order."""
@@ -64,27 +64,24 @@ class LookupReplay:
 def _match_positions(
     prompt: Sequence[int], text: Sequence[int], known_text: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (length of the match, accepted tokens of an endless proposal), both [A].
-
-    The second is at most MAX_ROUND_DRAFT.
-    """
+    """Return (match length, accepted tokens of a proposal of MAX_ROUND_DRAFT tokens), both [A]."""
     index, count = SuffixIndex(), max(0, len(text) - 1)
     index.extend(prompt)
-    matched, right = np.zeros(count, dtype=int), np.zeros(count, dtype=int)
-    for at in range(count):
-        index.extend(text[at : at + 1])
+    matched, accepted = np.zeros(count, dtype=int), np.zeros(count, dtype=int)
+    for position in range(count):
+        index.extend(text[position : position + 1])
         match = index.longest_match()
         if match is not None:
             proposed, following = (
                 index.continuation(match.position, MAX_ROUND_DRAFT),
-                known_text[at + 1 : at + 1 + MAX_ROUND_DRAFT],
+                known_text[position + 1 : position + 1 + MAX_ROUND_DRAFT],
             )
-            matched[at] = match.length
-            right[at] = next(
+            matched[position] = match.length
+            accepted[position] = next(
                 (n for n, (a, b) in enumerate(zip(proposed, following, strict=False)) if a != b),
                 min(MAX_ROUND_DRAFT, len(following)),
             )
-    return matched, right
+    return matched, accepted
 
 
 def lookup_grid(max_draft: int) -> list[Lookup]:

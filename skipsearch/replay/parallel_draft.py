@@ -1,4 +1,4 @@
-"""Replay drafts that get all tokens from one pass (S3D). It is exact: they follow from the text."""
+"""Replay S3D, which drafts all tokens in one pass. The replay is exact."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MAX_TREE_NODES = 16
 class DraftRanks:
     """The draft passes from A positions; fields without a comment are as in `RoundTable`."""
 
-    # [A, rows] tokens that row k prefers to the full model's, at most MAX_RANK; MAX_RANK after the
-    # end of the text
+    # [A, rows] rank of the full model's token in row k of the draft pass: the number of tokens with
+    # a higher logit, at most MAX_RANK. MAX_RANK after the end of the text.
     ranks: np.ndarray
     max_draft: np.ndarray
     tokens_left: np.ndarray
@@ -37,7 +37,7 @@ class DraftRanks:
     def to_rounds(self, tree: DraftTree) -> RoundTable:
         """Lay out rounds that draft this tree, as far as the token budget allows."""
         accepted_len = np.zeros(len(self.ranks), dtype=int)
-        reached = accepted_len.copy()  # the node that the text of each position has reached
+        reached = accepted_len.copy()  # [A] deepest node on the path of the text
         for node, (parent, rank, depth) in enumerate(
             zip(tree.parents, tree.ranks, tree.depths, strict=True), 1
         ):
@@ -59,23 +59,23 @@ class DraftRanks:
         )
 
     def alpha_by_depth(self) -> list[float]:
-        """Return α of each row: how often it is right if all rows before it are."""
-        right = (self.ranks == 0).cumprod(axis=1)
-        counts = np.concatenate([np.ones((len(right), 1)), right], axis=1).sum(axis=0)
+        """Return α of each row: the share of right tokens where all earlier rows are right."""
+        all_right = (self.ranks == 0).cumprod(axis=1)
+        counts = np.concatenate([np.ones((len(all_right), 1)), all_right], axis=1).sum(axis=0)
         return [float(after / before) if before else 0.0 for before, after in pairwise(counts)]
 
     def propose_trees(self) -> list[DraftTree]:
         """Return chains of every length, and trees of every size up to MAX_TREE_NODES.
 
-        Each tree has one node more than the one before: the node that most texts reach. Source:
-        Sequoia (Chen et al. 2024), where acceptance by rank is measured, too.
+        Each tree has one node more than the tree before it: the node that is accepted most often.
+        Source: Sequoia (Chen et al. 2024), where acceptance by rank is measured, too.
         """
         rows = self.ranks.shape[1]
         chains = [DraftTree(parents=tuple(range(n)), ranks=(0,) * n) for n in range(1, rows + 1)]
         positions = np.arange(len(self.ranks))
         open_: dict[tuple[int, ...], np.ndarray] = {
             (0,): positions[self.ranks[:, 0] == 0]
-        }  # by ranks from the root: whose text comes there
+        }  # path of ranks from the root -> positions whose text follows it
         paths, grown = list[tuple[int, ...]](), list[DraftTree]()
         while open_ and len(paths) < MAX_TREE_NODES:
             path = max(open_, key=lambda path: len(open_[path]))
@@ -94,7 +94,7 @@ class DraftRanks:
         return [*chains, *(tree for tree in grown if tree not in chains)]
 
     def _positions_on_path(self, path: Sequence[int]) -> np.ndarray:
-        """Return the positions whose text follows a path of ranks to its end."""
+        """Return the positions whose text follows the whole path of ranks."""
         on_path = np.ones(len(self.ranks), dtype=bool)
         for depth, rank in enumerate(path):
             on_path &= self.ranks[:, depth] == rank
@@ -102,7 +102,7 @@ class DraftRanks:
 
 
 def build_tree(paths: Sequence[tuple[int, ...]]) -> DraftTree:
-    """Build a tree from the ranks on the way to each node: trunk first, then by depth and rank."""
+    """Build a tree from the path of ranks to each node: main chain, then by depth and rank."""
     order = sorted(paths, key=lambda path: (any(path), len(path), path))
     number = {(): 0} | {path: node for node, path in enumerate(order, 1)}
     return DraftTree(
@@ -111,7 +111,7 @@ def build_tree(paths: Sequence[tuple[int, ...]]) -> DraftTree:
 
 
 def nodes_by_depth(tree: DraftTree) -> tuple[int, ...]:
-    """Return how many nodes a tree has down to depth 1, 2, …"""
+    """Return the cumulative number of nodes of a tree down to depth 1, 2, …"""
     return tuple(
         sum(depth <= most for depth in tree.depths) for most in range(1, max(tree.depths) + 1)
     )
@@ -139,8 +139,10 @@ def replay_parallel_draft(replay: Replay, draft: MultiTokenDraft) -> DraftRanks:
         if count < 1:
             continue
         ranks.append(_rank_drafts(replay.model, draft, prompt, text))
-        max_draft += [replay.token_budgets[prompt_index] - 1 - at for at in range(count)]
-        tokens_left += [count - at for at in range(count)]
+        max_draft += [
+            replay.token_budgets[prompt_index] - 1 - position for position in range(count)
+        ]
+        tokens_left += [count - position for position in range(count)]
         lengths.append(count)
         prompt_indices.append(prompt_index)
     ends = np.cumsum(lengths)
@@ -159,7 +161,7 @@ def _rank_drafts(
 ) -> np.ndarray:
     """Return the ranks [positions, rows] of a draft pass from each token of a text but the last.
 
-    All of these passes run as one.
+    A single pass over the text computes all of them.
     """
     device, rows = model.spec.device, draft.max_tokens
     tokens, n_positions = [*prompt, *text], len(text) - 1
@@ -175,7 +177,7 @@ def _rank_drafts(
     group = torch.arange(n_positions, device=device).repeat_interleave(rows)
     starts = len(prompt) + group[None]
     positions = starts + torch.arange(rows, device=device).repeat(n_positions)
-    if model.spec.context_length is not None:  # of drafts beyond the token budget
+    if model.spec.context_length is not None:  # a draft may exceed the context
         positions = positions.clamp(max=model.spec.context_length - 1)
     plan = planner.plan_replay(len(tokens), positions, starts, group)
     known = model.embed(torch.tensor([text[:-1]], device=device), starts[:, ::rows])[0]

@@ -1,4 +1,4 @@
-"""Texts of a model with recurrent layers: a row for each position, with the states it had there."""
+"""Batches for a model with recurrent layers: a row for each position, with its states."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from skipsearch.replay.replay_batches import ReplayBatch, ReplayBatches
 class RecurrentReplayBatches(ReplayBatches):
     """Batches of one text each.
 
-    The full model reads a text token by token: once, or whenever a batch that does not stay in
-    memory is read. Masks are judged at all of its positions in one pass.
+    The full model reads a text token by token, so that the states of each position are known. It
+    does so once, or each time that a batch without room in memory is read. A mask is judged at all
+    positions of the text in one pass.
     """
 
     def _estimate_nbytes(self, prompt_indices: tuple[int, ...], slot_bytes: int) -> int:
@@ -46,10 +47,12 @@ class RecurrentReplayBatches(ReplayBatches):
         tokens = torch.tensor([[*prompt, *text]], device=device)
         forward(model, tokens[:, :known], cache, planner.plan_chain(0, known), last_only=True)
         states_at = list[StateAt]()
-        for at in range(known, length):
+        for position in range(known, length):
             assert cache.end_state is not None
-            states_at.append(cache.end_state)  # passes resume from clones
-            forward(model, tokens[:, at : at + 1], cache, planner.plan_chain(at, 1))
+            states_at.append(cache.end_state)  # safe to keep: passes work on clones
+            forward(
+                model, tokens[:, position : position + 1], cache, planner.plan_chain(position, 1)
+            )
         input_ids, labels = tokens[0, known:-1, None], tokens[0, known + 1 :, None]  # [A, 1]
         positions = torch.arange(known, length, device=device)[:, None]
         own_slots = torch.full_like(positions, length)

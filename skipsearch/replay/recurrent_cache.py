@@ -1,4 +1,4 @@
-"""A cache for a batch of one-token passes at many positions of one text of a recurrent model."""
+"""A cache for one-token passes of a recurrent model at many positions of one text."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from skipsearch.models.kv_cache import KVCache, PassPlan
 
 
 class RecurrentReplayCache(KVCache):
-    """A row for each position. Rows share the K/V of the text, and no pass changes them.
+    """A read-only KV cache with one batch row for each position of a text.
 
-    text_cache: [1, …] K/V of the text. length: its slots that are visible. states_at: the states of
-    the full model's recurrent layers before the token of each position.
+    All rows share the text's K/V; the pass plan decides which slots a row attends to.
+    text_cache: [1, …] K/V of the text. length: slots of the text. states_at: the states of the full
+    model's recurrent layers before the token of each position.
     """
 
     def __init__(self, text_cache: KVCache, length: int, states_at: Sequence[StateAt]):
         super().__init__(len(text_cache.keys), len(states_at), length + 1)
         self.keys, self.values, self.length = text_cache.keys, text_cache.values, length
         self._states = [
-            _concatenate_states([standing.states[i] for standing in states_at])
+            _concatenate_states([layer_states.states[i] for layer_states in states_at])
             for i in range(len(text_cache.keys))
         ]
 
@@ -47,7 +48,7 @@ class RecurrentReplayCache(KVCache):
 
 
 def _concatenate_states(states: LayerStates) -> Any:
-    """Return one state of B rows from B states of one row."""
+    """Concatenate B states of one row into one state of B rows."""
     joined = copy.copy(states[0])
     for name, value in vars(states[0]).items():
         if isinstance(value, Tensor):
@@ -58,9 +59,9 @@ def _concatenate_states(states: LayerStates) -> Any:
                 name,
                 {
                     key: torch.cat([getattr(state, name)[key] for state in states])
-                    if isinstance(one, Tensor)
-                    else one
-                    for key, one in value.items()
+                    if isinstance(item, Tensor)
+                    else item
+                    for key, item in value.items()
                 },
             )
     return joined

@@ -1,4 +1,4 @@
-"""Acceptance by what a drafter knows beforehand: lookup its match length, skip its confidence."""
+"""Acceptance by match length (lookup) or confidence (skip), which are known before a draft."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skipsearch.drafters.skip.spec import Skip
 from skipsearch.replay.lookup_replay import LookupReplay
 from skipsearch.replay.replay import PromptReplay, Replay
 
-# Bins from each edge up to, but without, the next; the last edge is included.
+# A bin includes its lower edge and excludes its upper edge; the last bin includes both.
 MATCH_LENGTH_EDGES = (1, 2, 3, 4, 6, 8, 17)  # tokens
 CONFIDENCE_EDGES = tuple(k / 10 for k in range(11))  # top probabilities
 
@@ -28,15 +28,15 @@ class ReliabilityBin:
     low: float
     high: float
     positions: int
-    right: int  # positions whose next token it names
+    right: int  # positions where it predicts the next token
 
 
 def compute_reliability(
     recipe: Recipe, replay: Replay, lookups: LookupReplay | None
 ) -> list[ReliabilityBin]:
-    """Return the bins of each drafter, at the positions that the drafters before leave to it.
+    """Return the bins of each drafter, at the positions where no earlier drafter proposes.
 
-    () for a text that was sampled.
+    Returns [] if the text was sampled.
     """
     prompts = [i for i, text in enumerate(replay.continuations) if len(text) > 1]
     if not replay.sampling.is_greedy or not prompts:
@@ -45,24 +45,24 @@ def compute_reliability(
     bins: list[ReliabilityBin] = []
     for k, drafter in enumerate(recipe.drafters):
         if isinstance(drafter, Lookup) and lookups is not None:
-            copied, matched = lookups(drafter, prompts), lookups.match_lengths(prompts)
-            asked = remaining & (copied.n_proposed > 0)
+            proposals, matched = lookups(drafter, prompts), lookups.match_lengths(prompts)
+            drafts = remaining & (proposals.n_proposed > 0)
             bins += _count_bins(
                 k,
                 "match length",
                 MATCH_LENGTH_EDGES,
-                matched[asked],
-                copied.accepted_len[asked] > 0,
+                matched[drafts],
+                proposals.accepted_len[drafts] > 0,
             )
-            remaining &= ~asked
+            remaining &= ~drafts
         elif isinstance(drafter, Skip):
             replayed: Sequence[PromptReplay] = replay(drafter.mask(replay.model.spec.n_layers))
-            sure, right = (
+            confidence, is_right = (
                 np.concatenate([getattr(r, name) for r in replayed])
                 for name in ("confidence", "acceptance")
             )
             bins += _count_bins(
-                k, "confidence", CONFIDENCE_EDGES, sure[remaining], right[remaining]
+                k, "confidence", CONFIDENCE_EDGES, confidence[remaining], is_right[remaining]
             )
     return bins
 

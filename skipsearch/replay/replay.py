@@ -1,15 +1,15 @@
 """Replay a mask's draft on the full model's own text, in one parallel pass over all positions.
 
 The full model's continuation is generated once, and its K/V stay in the cache. A mask is then
-judged by ONE pass over all generated positions: each query sees the full model's K/V at earlier
-positions and its own draft K/V at its own. That is exact for the first token of a round. For later
-tokens it uses the full model's K/V although the real draft has its own
-(`tests/replay/exact_replay.py` does not). The queries' own K/V go to spare slots after the text,
-and each query sees one of them.
+judged by one pass over all generated positions. Each query attends to the full model's K/V at
+earlier positions, and to the draft's K/V at its own position. This is exact for the first token of
+a round. For later tokens it is an approximation: a real draft attends to its own K/V of the round
+(`tests/replay/exact_replay.py` does so). The draft's K/V are written to spare slots after the text,
+and each query attends to one of them.
 
 If a task samples, the text is a sample, too, and the tokens that a draft would have drawn are
-unknown. But of all the ways in which a round can emit token y, the share in which the draft drew it
-and it was accepted is min(p(y), q(y)) of p(y): min(1, q(y) / p(y)).
+unknown. But if a round emits token y, the probability that the draft drew y and y was accepted is
+min(p(y), q(y)) / p(y) = min(1, q(y) / p(y)).
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class PromptReplay:
     Entry j belongs to the draft pass that reads generated token j and proposes token j + 1.
     """
 
-    # [G − 1] bool: the draft names the full model's next token. If the text was sampled, float in
-    # 0 … 1: the probability that a draft of that token was accepted.
+    # [G − 1] bool: the draft predicts the full model's next token. If the text was sampled, float
+    # in 0 … 1: the probability that this token was drafted and accepted.
     acceptance: np.ndarray
     confidence: np.ndarray  # [G − 1] the draft's top probability, as an exit policy reads it
-    token_budget: int  # tokens allowed after the first one; the text may have used fewer
+    token_budget: int  # tokens allowed after the first one; the text may have fewer
     prompt_index: int = 0
-    # [G − 1] tokens that the draft prefers to the full model's, at most MAX_RANK; None: sampled
+    # [G − 1] rank of the full model's token in the draft, at most MAX_RANK; None: sampled text
     ranks: np.ndarray | None = None
 
 
 class Replay:
-    """The full model's continuations of prompts, ready to judge any mask."""
+    """The full model's continuations of prompts, on which any mask can be judged."""
 
     def __init__(
         self,
@@ -71,11 +71,12 @@ class Replay:
     ):
         """Let the model continue the prompts.
 
-        sampling: how the task draws its tokens; prompt i is continued with seed + i.
+        sampling: the task's sampling parameters; prompt i is continued with seed + i.
         max_kv_bytes: memory for the K/V of the continuations; None: a quarter of the free memory.
-        What does not fit is computed again for every mask.
+        K/V that do not fit are computed again for every mask.
         progress(tokens done, tokens that may be generated).
-        Raises: SearchError if every continuation ends at once, so that there is nothing to replay.
+        Raises: SearchError if every continuation ends after one token, so that nothing can be
+        replayed.
         """
         self.model, self.prompt_ids, self.sampling = model, prompt_ids, sampling
         context = model.spec.context_length
@@ -110,7 +111,7 @@ class Replay:
     ) -> list[PromptReplay]:
         """Judge a mask on each prompt whose continuation has at least two tokens.
 
-        max_prompts: judge about so many; batch_indices: judge these batches. None: all.
+        max_prompts: judge about this many prompts. batch_indices: judge these batches. None: all.
         draft_model: the model that drafts, if its weights differ from the verifying model's.
         """
         # Below this layer the draft equals the full model.
@@ -118,7 +119,7 @@ class Replay:
             0 if draft_model is not None else min(mask.sublayers, default=2 * mask.n_layers) // 2
         )
         prompts: list[tuple[int, int]] = []  # (prompt index, positions)
-        judged: list[tuple[Tensor, Tensor, Tensor]] = []  # of each batch
+        judged: list[tuple[Tensor, Tensor, Tensor]] = []  # (acceptance, confidence, rank) by batch
         for b in (
             self.batches.subset(max_prompts)
             if batch_indices is None
@@ -154,21 +155,23 @@ class Replay:
 
     def single_prompt(self, prompt_index: int) -> Replay:
         """Return a replay of this prompt alone, as prompt 0."""
-        one = copy(self)
-        one.prompt_ids, one.continuations, one.token_budgets = (
+        single = copy(self)
+        single.prompt_ids, single.continuations, single.token_budgets = (
             [self.prompt_ids[prompt_index]],
             [self.continuations[prompt_index]],
             [self.token_budgets[prompt_index]],
         )
-        one.batches = ReplayBatches(self.model, one.prompt_ids, one.continuations, self.sampling)
-        return one
+        single.batches = ReplayBatches(
+            self.model, single.prompt_ids, single.continuations, self.sampling
+        )
+        return single
 
     def context_lengths(self) -> list[int]:
         """Return the shortest, mean and longest context of a position, for the latency table."""
         contexts = [
-            len(prompt) + at
+            len(prompt) + offset
             for prompt, text in zip(self.prompt_ids, self.continuations, strict=True)
-            for at in range(len(text))
+            for offset in range(len(text))
         ]
         return sorted({min(contexts), round(sum(contexts) / len(contexts)), max(contexts)})
 
@@ -224,7 +227,7 @@ def accept_probability(q: Tensor, p: Tensor) -> Tensor:
 
 
 def token_ranks(tokens: Tensor, logits: Tensor) -> Tensor:
-    """Return how many tokens have a higher logit than these, at most MAX_RANK.
+    """Return the rank of each token: how many others have a higher logit, at most MAX_RANK.
 
     tokens: [...]. logits: [..., V]. Returns [...].
     """

@@ -1,4 +1,4 @@
-"""Texts of the full model in batches, laid out so that one pass judges a mask at all positions."""
+"""Batches of texts that the full model generated; one pass judges a mask at all positions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 from skipsearch.models.memory import free_memory
 
 MAX_BATCH_PROMPTS = 16
-# Rows of a pass, padding included: enough to keep the device busy, and little of it is padding.
+# Rows of a pass, padding included. Enough to keep the device busy, few enough for little padding.
 MAX_PASS_ROWS = {"cpu": 256, "cuda": 2048}
-# Rows of logits at a time: a CPU's cache holds them, a GPU's memory those of a large vocabulary.
+# Rows of logits at a time. They fit into a CPU's cache, or into a GPU's memory if the vocabulary is
+# large.
 MAX_LOGIT_ROWS = {"cpu": 128, "cuda": 512}
 # Share of the free memory for K/V. Activations, logits, a decoder's cache and other processes need
 # memory, too.
@@ -37,9 +38,9 @@ class ReplayBatch:
     text_slots: int  # slots of the cache that hold text
     prompt_indices: tuple[int, ...]  # [B]
     n_valid: tuple[int, ...]  # [B] positions without padding
-    # [B, T, H] each: the full model's input of each layer, and of the head
+    # [B, T, H] each: the full model's hidden states before each layer, and before the head
     hidden_states: tuple[Tensor, ...]
-    # [N] the full model's probability of `labels`; None: the text is greedy
+    # [N] the full model's probability of `labels`; None: greedy text
     target_probs: Tensor | None = None
 
     @property
@@ -49,11 +50,11 @@ class ReplayBatch:
 
 
 class ReplayBatches:
-    """Every text with at least two generated tokens, in batches.
+    """The texts with at least two generated tokens, in batches.
 
     K/V and hidden states stay in memory up to `max_kv_bytes` (None: a quarter of the device's free
-    memory). A batch that does not fit is computed again whenever it is read, with the same bits,
-    and needs its memory on top meanwhile.
+    memory). A batch that does not fit is computed again whenever it is read, with bit-identical
+    results. While it is read, it needs memory beyond `max_kv_bytes`.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class ReplayBatches:
             if budget >= 0:
                 self._resident[indices] = self._build(indices)
             elif self.sampler is not None:
-                self._build(indices)  # for its target probabilities
+                self._build(indices)  # stores its target probabilities
 
     @property
     def n_resident(self) -> int:
@@ -104,7 +105,7 @@ class ReplayBatches:
         return (self[i] for i in range(len(self)))
 
     def subset(self, max_prompts: int | None) -> Iterator[ReplayBatch]:
-        """Yield batches of every length, about so many texts in all; None: all batches."""
+        """Yield batches of all lengths, about `max_prompts` texts in all; None: all batches."""
         texts = sum(map(len, self.prompt_indices))
         count = (
             len(self)
@@ -121,7 +122,7 @@ class ReplayBatches:
         return self._build(tuple(texts[start : start + max_prompts]))
 
     def _group_prompts(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the texts of each batch. lengths: positions of each text."""
+        """Return the text indices of each batch. lengths: positions of each text."""
         if not self.model.spec.ragged_batches:
             return [
                 (i,)
@@ -156,7 +157,7 @@ class ReplayBatches:
             self.model.new_cache(len(prompt_indices), longest + n),
             Planner(longest + n, device),
         )
-        # Padding follows a row's text, where no causal query of that text can see it.
+        # Padding follows the text of its row, so no query of the text attends to it.
         texts = torch.tensor(
             [
                 _pad([*self.prompt_ids[i], *self.continuations[i][:-1]], longest)
@@ -169,7 +170,7 @@ class ReplayBatches:
         all_slots = torch.arange(longest + n, device=device)
         earlier = (all_slots < positions[..., None]) & (all_slots < longest)
         visible = (earlier | (all_slots == own_slots[:, None]))[:, None]  # [B, 1, T, longest + n]
-        # Positions of padding may exceed the model's context.
+        # Without this, positions of padding could exceed the model's context.
         clamped_positions = (
             positions
             if self.model.spec.context_length is None
@@ -218,14 +219,14 @@ class ReplayBatches:
         Returns its hidden states [B, T, H] at positions [B, T], before each layer and after the
         last.
         """
-        at = positions[..., None].expand(-1, -1, self.model.spec.hidden_size)
+        indices = positions[..., None].expand(-1, -1, self.model.spec.hidden_size)
         states = list[Tensor]()
         run_layers(
             self.model,
             self.model.embed(texts, plan.positions),
             cache,
             plan,
-            tap=lambda i, h: states.append(h.gather(1, at.to(h.device))),
+            tap=lambda i, h: states.append(h.gather(1, indices.to(h.device))),
         )
         return tuple(states)
 

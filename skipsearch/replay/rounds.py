@@ -1,11 +1,11 @@
-"""Replayed positions laid out so that any draft policy can walk them.
+"""Round tables: replayed positions in a form that any draft policy can be simulated on.
 
-After a wrong token, the confidence of the draft is unknown, but decides how much it drafts in vain.
-We resample: a random position of the same mask, and the confidences that follow it. After a
-mismatch the draft continues a text of its own that is as plausible to it as any other: on the
-embedded model 24 % of the confidences there are under 0.4, 29 % of all, but 64 % of those at the
-mismatched positions themselves. The draws are the same for every mask and policy, so that
-differences between two are real.
+After a wrong draft token, replay does not know the draft's confidence, on which the number of
+wasted draft tokens depends. It is resampled: the confidences from a random position of the same
+mask follow the wrong token. A draft is about as confident after a wrong token as elsewhere: on the
+embedded model, 24 % of its confidences there are under 0.4, of all confidences 29 %, and of those
+of the wrong tokens themselves 64 %. The draws are the same for every mask and policy, so they add
+no noise to comparisons.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from skipsearch.replay.replay import PromptReplay
 
-MAX_ROUND_DRAFT = 16  # draft tokens that a round is laid out for
+MAX_ROUND_DRAFT = 16  # most draft tokens of a round in a table
 _SEED = 0
 
 
@@ -25,30 +25,31 @@ _SEED = 0
 class RoundTable:
     """The A positions of N prompts where a round can start, prompt after prompt."""
 
-    accepted_len: np.ndarray  # [A] accepted tokens of an endless draft, at most K
-    # [A] tokens that the draft prefers to the full model's at its first error; 0: unknown
+    accepted_len: np.ndarray  # [A] accepted tokens if the draft never ended, at most K
+    # [A] rank of the full model's token in the draft at its first wrong token; 0: unknown
     rank_at_mismatch: np.ndarray
     confidence: np.ndarray  # [A, K] the draft's top probability at each of its tokens
-    max_draft: np.ndarray  # [A] tokens that may be drafted there
+    max_draft: np.ndarray  # [A] most tokens that may be drafted
     tokens_left: np.ndarray  # [A] tokens of the text still to come
     prompt_offsets: np.ndarray  # [N] first position of each prompt
     n_positions: np.ndarray  # [N] positions of each prompt
-    # Whether `accepted_len` goes beyond the end of the text, which a draft cannot foresee.
+    # Whether `accepted_len` counts tokens beyond the end of the text.
     looks_past_end: bool = False
     prompt_indices: tuple[int, ...] = ()  # [N]
 
     @property
     def longest_draft(self) -> int:
-        """K: tokens that a round is laid out for; a longer draft is cut to it."""
+        """K, the most draft tokens of a round; longer drafts are cut to it."""
         return int(self.confidence.shape[1])
 
 
 def rounds_from_replay(
     replayed: Sequence[PromptReplay], longest_draft: int = MAX_ROUND_DRAFT
 ) -> RoundTable:
-    """Lay out replayed positions: confidences are real up to the first mismatch, then resampled.
+    """Build the round table of a replay. Confidences after the first mismatch are resampled.
 
-    If the text was sampled, `acceptance` holds probabilities, and one coin is thrown per position.
+    If the text was sampled, `acceptance` holds probabilities, and acceptance is drawn at random for
+    each position.
     """
     random = np.random.default_rng(_SEED)
     accepts = np.concatenate([r.acceptance for r in replayed])
@@ -63,10 +64,12 @@ def rounds_from_replay(
         np.minimum(mismatches[np.searchsorted(mismatches, positions)], end) - positions,
         longest_draft,
     )
-    drawn = random.integers(len(confidence), size=len(positions))
+    resampled_from = random.integers(len(confidence), size=len(positions))
     steps = np.arange(longest_draft)
     known = (steps <= accepted_len[:, None]) & (positions[:, None] + steps < end[:, None])
-    source = np.where(known, positions[:, None] + steps, (drawn[:, None] + steps) % len(confidence))
+    source = np.where(
+        known, positions[:, None] + steps, (resampled_from[:, None] + steps) % len(confidence)
+    )
     max_draft = np.concatenate(
         [r.token_budget - 1 - np.arange(len(r.acceptance)) for r in replayed]
     )
@@ -94,16 +97,16 @@ def _concatenate_ranks(replayed: Sequence[PromptReplay]) -> np.ndarray:
 def rounds_without_model(
     continuations: Sequence[Sequence[int]], token_budgets: Sequence[int]
 ) -> RoundTable:
-    """Lay out texts for recipes that draft without a pass of the model.
+    """Build the round table of texts, for recipes that draft without a model pass (lookup).
 
     continuations: generated tokens. token_budgets: as in `PromptReplay`.
     """
     prompts = tuple(i for i, text in enumerate(continuations) if len(text) > 1)
     lengths = np.array([len(continuations[i]) - 1 for i in prompts])
-    ends, places = np.cumsum(lengths), [np.arange(n) for n in lengths]
-    tokens_left = np.concatenate([n - at for n, at in zip(lengths, places, strict=True)])
+    ends, offsets = np.cumsum(lengths), [np.arange(n) for n in lengths]
+    tokens_left = np.concatenate([n - offset for n, offset in zip(lengths, offsets, strict=True)])
     max_draft = np.concatenate(
-        [token_budgets[i] - 1 - at for i, at in zip(prompts, places, strict=True)]
+        [token_budgets[i] - 1 - offset for i, offset in zip(prompts, offsets, strict=True)]
     )
     zeros = np.zeros(len(tokens_left), dtype=int)
     return RoundTable(

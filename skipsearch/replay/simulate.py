@@ -1,6 +1,6 @@
-"""Walk the rounds of one recipe, and count what real decoding would count.
+"""Simulate the rounds of one recipe, with the counts that real decoding would have.
 
-`sweep` does the same for many draft policies at once.
+`sweep` simulates many draft policies at once.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Prediction:
     def extrapolation_factor(self, seen_prompts: Collection[int]) -> float:
         """Return the predicted seconds per token of all prompts over those of the prompts seen.
 
-        A measurement on the prompts seen, times this, is an estimate for all prompts. 1 if one of
-        them was not predicted.
+        A measurement on the prompts seen times this factor estimates that of all prompts. Returns 1
+        if one of the prompts seen was not predicted.
         """
         rows = [row for row, prompt in enumerate(self.prompt_indices) if prompt in seen_prompts]
         if not rows or len(rows) < len(set(seen_prompts)):
@@ -58,8 +58,8 @@ class Prediction:
 class SimulatedRound:
     """One round of a simulation."""
 
-    drafter_index: int  # of its drafter in the recipe
-    n_drafted: int  # tokens; 0: no drafter proposed any
+    drafter_index: int  # position of the drafter in the recipe
+    n_drafted: int  # draft tokens; 0: no drafter proposed any
     n_siblings: int = 0  # further tokens that were verified
 
 
@@ -71,11 +71,12 @@ def simulate_rounds(
 ) -> tuple[DecodeStats, list[list[SimulatedRound]]]:
     """Return the counts of all rounds, and the rounds of each prompt.
 
-    policy: of the skip drafter, the last of the recipe; None: it has none.
-    lookup_proposals: the lookups that are asked before it, in order.
-    drafter_costs: those of a decoder's guard, so that the same drafters pause in the same rounds;
-    (): no guard.
-    Source of the idea: Draft & Verify, algorithms 3 and 4.
+    policy: the draft policy of the skip drafter, which is the last one of the recipe; None: the
+    recipe has no skip drafter.
+    lookup_proposals: proposals of the lookups before it, in order.
+    drafter_costs: as for the guard, so that drafters pause in the same rounds as in decoding; ():
+    no guard.
+    Source: Draft & Verify, algorithms 3 and 4.
     """
     accepted_len, ranks, confidence = (
         rounds.accepted_len.tolist(),
@@ -171,7 +172,10 @@ def simulate(
     lookup_proposals: Sequence[LookupProposals] = (),
     drafter_costs: Sequence[DrafterCost | None] = (),
 ) -> Prediction:
-    """Predict the decode time of a recipe. mask: of the skip drafter; others as above."""
+    """Predict the decode time of a recipe.
+
+    mask: of the skip drafter. Other arguments are as for `simulate_rounds`.
+    """
     stats, drafts = simulate_rounds(rounds, policy, lookup_proposals, drafter_costs)
     most = policy.draft_length * policy.siblings.most if policy and policy.siblings else 0
     cost = [
@@ -199,7 +203,7 @@ def simulate(
 
 
 def compute_drafter_costs(stats: DecodeStats, plain_pass_s: float) -> list[DrafterCost | None]:
-    """Return what each drafter's rounds cost and yield. plain_pass_s: seconds of a plain pass."""
+    """Return cost and gain of each drafter's rounds. plain_pass_s: seconds of a plain pass."""
     return [
         DrafterCost.from_counts(
             d.rounds,

@@ -1,11 +1,11 @@
 """Predict decode time for many draft policies at once.
 
-A memoryless policy does the same thing whenever a round starts at position `a`. We therefore
+A round of a memoryless policy depends only on the position at which it starts. We therefore
 tabulate one round per (policy, position), then jump from round to round with array indexing, for
-all prompts and policies together. Lookups are memoryless, too: their proposals follow from the
-text. A policy that learns starts afresh with each prompt. There, each prompt of each policy is a
-walker, and all walkers advance together. `simulate` does the same for one policy, step by step.
-"""
+all prompts and policies together. Lookups are memoryless, too: their proposals depend on the text
+alone. An adaptive policy has a state that is reset at each prompt. For such policies, each prompt
+of each policy is a walker, and all walkers advance together. `simulate` does the same for one
+policy, step by step."""
 
 from __future__ import annotations
 
@@ -24,28 +24,30 @@ from skipsearch.replay.lookup_replay import LookupProposals
 from skipsearch.replay.rounds import RoundTable
 from skipsearch.replay.simulate import simulate
 
-# Draft lengths of exits with a condition, while masks are searched.
+# Draft lengths of exits that read confidence, while masks are searched.
 COARSE_DRAFT_LENGTHS = (2, 3, 4, 6, 8, 12, 16)
 
 
 class _LookupRounds:
-    """The rounds that lookups draft, whatever the policy after them.
+    """The rounds that lookups draft; they do not depend on the policy of a later drafter.
 
-    n_drafted, n_accepted, seconds: [A]; n_drafted is 0 if the policy is asked.
+    n_drafted, n_accepted, seconds: [A]. n_drafted is 0 where no lookup drafts.
     """
 
     def __init__(
         self, rounds: RoundTable, lookup_proposals: Sequence[LookupProposals], costs: Costs
     ):
         self.n_drafted = np.zeros(len(rounds.max_draft), dtype=int)
-        right = self.n_drafted.copy()
-        for copied in lookup_proposals:  # the first that proposes something drafts
-            free = self.n_drafted == 0
+        accepted = self.n_drafted.copy()
+        for proposals in lookup_proposals:  # the first lookup that proposes anything drafts
+            is_free = self.n_drafted == 0
             self.n_drafted = np.where(
-                free, np.clip(copied.n_proposed, 0, np.maximum(rounds.max_draft, 0)), self.n_drafted
+                is_free,
+                np.clip(proposals.n_proposed, 0, np.maximum(rounds.max_draft, 0)),
+                self.n_drafted,
             )
-            right = np.where(free, copied.accepted_len, right)
-        self.n_accepted = np.minimum(right, self.n_drafted)
+            accepted = np.where(is_free, proposals.accepted_len, accepted)
+        self.n_accepted = np.minimum(accepted, self.n_drafted)
         self.seconds = np.array(costs.round_seconds(None, rounds.longest_draft))[self.n_drafted]
 
 
@@ -58,7 +60,7 @@ def sweep(
 ) -> np.ndarray:
     """Return predicted decode seconds [policies, prompts].
 
-    lookup_proposals: the lookups that are asked before the skip drafter, in order.
+    lookup_proposals: proposals of the lookups before the skip drafter, in order.
     """
     fixed = _LookupRounds(rounds, lookup_proposals, costs)
     seconds = np.empty((len(policies), len(rounds.prompt_offsets)))
@@ -108,7 +110,7 @@ def sweep_lookups(
     rounds: RoundTable, options: Sequence[LookupProposals], costs: Costs
 ) -> np.ndarray:
     """Return predicted decode seconds [options, prompts] of each lookup alone."""
-    fixed = [_LookupRounds(rounds, [copied], costs) for copied in options]
+    fixed = [_LookupRounds(rounds, [proposals], costs) for proposals in options]
     return _walk(
         rounds, np.stack([f.n_accepted for f in fixed]), np.stack([f.seconds for f in fixed])
     )
@@ -129,7 +131,7 @@ class _SkipRounds:
         unsure = rounds.confidence < (siblings.below if siblings else 0)
         self.n_unsure = np.pad(
             unsure.cumsum(axis=1), ((0, 0), (1, 0))
-        )  # [A, K + 1]: of the first so many tokens
+        )  # [A, K + 1]: unsure tokens among the first n draft tokens
         first_wrong = np.pad(unsure, ((0, 0), (0, 1)))[
             np.arange(len(rounds.accepted_len)), rounds.accepted_len
         ]
@@ -140,12 +142,15 @@ class _SkipRounds:
         )  # [A]: whether a sibling is the full model's token at the first mismatch
 
     def accepted(self, positions: np.ndarray, drafted: np.ndarray) -> np.ndarray:
-        """Return accepted tokens [..., R] for drafted tokens [..., R] at positions [R]."""
-        right = self.accepted_len[positions]
-        return np.where(right < drafted, right + self.sibling_accepted[positions], drafted)
+        """Return the accepted tokens [..., R] of rounds that start at positions [R].
+
+        drafted: tokens that each round drafts, [..., R].
+        """
+        n_right = self.accepted_len[positions]
+        return np.where(n_right < drafted, n_right + self.sibling_accepted[positions], drafted)
 
     def seconds(self, positions: np.ndarray, drafted: np.ndarray) -> np.ndarray:
-        """Return seconds, shaped as in `accepted`."""
+        """Return the seconds of rounds; arguments and shapes are as for `accepted`."""
         return self.round_seconds[self.max_siblings * self.n_unsure[positions, drafted], drafted]
 
 
@@ -160,25 +165,27 @@ def _sweep_memoryless(
         [[min(p.draft_length, rounds.longest_draft)] for p in policies], rounds.max_draft
     )  # [P, A]
     drafted = np.minimum(np.stack([stops[p.exit] for p in policies]), most)
-    asked = lookup_rounds.n_drafted == 0
+    by_policy = lookup_rounds.n_drafted == 0
     positions = np.arange(len(rounds.accepted_len))
-    accepted = np.where(asked, skip_rounds.accepted(positions, drafted), lookup_rounds.n_accepted)
+    accepted = np.where(
+        by_policy, skip_rounds.accepted(positions, drafted), lookup_rounds.n_accepted
+    )
     return _walk(
         rounds,
         accepted,
-        np.where(asked, skip_rounds.seconds(positions, drafted), lookup_rounds.seconds),
+        np.where(by_policy, skip_rounds.seconds(positions, drafted), lookup_rounds.seconds),
     )
 
 
 def _walk(rounds: RoundTable, accepted: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Jump from round to round, and return the total seconds [P, prompts].
 
-    accepted, seconds: [P, A], of the round that starts at each position.
+    accepted, seconds: of the round that starts at each position, [P, A].
     """
     n_policies, n_positions = accepted.shape
     end = np.repeat(rounds.prompt_offsets + rounds.n_positions, rounds.n_positions)
     following = np.arange(n_positions) + accepted + 1
-    # A sentinel after the last position, where every walk ends at no cost.
+    # A sentinel after the last position: walks end there, at no cost.
     following = np.pad(
         np.where(following < end, following, n_positions),
         ((0, 0), (0, 1)),
@@ -186,11 +193,11 @@ def _walk(rounds: RoundTable, accepted: np.ndarray, seconds: np.ndarray) -> np.n
     ).ravel()
     spent = np.pad(seconds, ((0, 0), (0, 1))).ravel()
     row = (np.arange(n_policies) * (n_positions + 1))[:, None]
-    at = np.broadcast_to(rounds.prompt_offsets, (n_policies, len(rounds.prompt_offsets)))
-    total = np.zeros(at.shape)
-    while (at < n_positions).any():
-        total += spent[row + at]
-        at = following[row + at]
+    position = np.broadcast_to(rounds.prompt_offsets, (n_policies, len(rounds.prompt_offsets)))
+    total = np.zeros(position.shape)
+    while (position < n_positions).any():
+        total += spent[row + position]
+        position = following[row + position]
     return total
 
 
@@ -201,40 +208,42 @@ def _sweep_learning(
     skip_rounds: _SkipRounds,
     lookup_rounds: _LookupRounds,
 ) -> np.ndarray:
-    """Return seconds [policies, prompts], from one walker for each prompt of each policy."""
+    """Return the seconds [policies, prompts] of adaptive policies, with a walker for each entry."""
     n_prompts = len(rounds.prompt_offsets)
     length = np.minimum(np.repeat(lengths, n_prompts), rounds.longest_draft)
-    at, end = (
+    position, end = (
         np.tile(rounds.prompt_offsets, len(lengths)),
         np.tile(rounds.prompt_offsets + rounds.n_positions, len(lengths)),
     )
-    seconds = np.zeros(len(at))
-    walking = np.flatnonzero(at < end)
+    seconds = np.zeros(len(position))
+    walking = np.flatnonzero(position < end)
     while len(walking):
-        a = at[walking]
-        asked = lookup_rounds.n_drafted[a] == 0
-        most = np.minimum(length[walking], rounds.max_draft[a])
+        start = position[walking]
+        by_policy = lookup_rounds.n_drafted[start] == 0
+        most = np.minimum(length[walking], rounds.max_draft[start])
         drafted = np.where(
-            asked, np.minimum(walkers.stop_lengths(walking, rounds.confidence[a]), most), 0
+            by_policy, np.minimum(walkers.stop_lengths(walking, rounds.confidence[start]), most), 0
         )
-        accepted = np.where(asked, skip_rounds.accepted(a, drafted), lookup_rounds.n_accepted[a])
+        accepted = np.where(
+            by_policy, skip_rounds.accepted(start, drafted), lookup_rounds.n_accepted[start]
+        )
         seconds[walking] += np.where(
-            asked, skip_rounds.seconds(a, drafted), lookup_rounds.seconds[a]
+            by_policy, skip_rounds.seconds(start, drafted), lookup_rounds.seconds[start]
         )
-        at[walking] = a + accepted + 1
-        learns = drafted > 0  # not from a lookup's round, or one without a draft
+        position[walking] = start + accepted + 1
+        learns = drafted > 0  # rounds in which the policy drafted
         walkers.observe(walking[learns], accepted[learns], drafted[learns])
-        walking = walking[at[walking] < end[walking]]
+        walking = walking[position[walking] < end[walking]]
     return seconds.reshape(len(lengths), n_prompts)
 
 
 def is_memoryless(policy: DraftPolicy) -> bool:
-    """Return whether what a policy does in a round depends on that round alone."""
+    """Return whether a policy has no state: its decisions in a round depend on that round alone."""
     return policy.exit.stop_lengths(np.zeros((1, 1))) is not None
 
 
 def sibling_grid() -> list[Siblings]:
-    """Return the siblings that the best draft policies of a mask are tried with."""
+    """Return the sibling settings to try with the best draft policies of a mask."""
     return [
         Siblings(below=below / 10, most=most)
         for below in (2, 3, 4, 5, 6, 7, 8, 9, 10)
@@ -243,21 +252,22 @@ def sibling_grid() -> list[Siblings]:
 
 
 def coarse_policies(max_draft: int) -> list[DraftPolicy]:
-    """Return the policies that a mask is judged by while masks are searched."""
+    """Return the policies with which masks are judged during the search."""
     return _list_policies(
         max_draft, [length for length in COARSE_DRAFT_LENGTHS if length <= max_draft], fine=False
     )
 
 
 def fine_policies(max_draft: int) -> list[DraftPolicy]:
-    """Return the policies for the best masks: more lengths, finer settings."""
+    """Return the policies for the best masks, with more lengths and finer settings."""
     return _list_policies(max_draft, range(2, max_draft + 1), fine=True)
 
 
 def _list_policies(max_draft: int, lengths: Sequence[int], fine: bool) -> list[DraftPolicy]:
-    """Return every exit policy of its kind's grid with its draft lengths.
+    """Return each exit policy of the grids with each of its draft lengths.
 
-    `lengths` if it reads confidence, three lengths if it learns, every length otherwise.
+    These are `lengths` for an exit that reads confidence, three lengths for an adaptive one, and
+    all lengths otherwise.
     """
     policies = []
     for name in EXITS:

@@ -1,4 +1,4 @@
-"""Replay trained drafts: what a module drafts at every position of the texts, whatever its kind."""
+"""Replay trained drafts of any kind at every position of the texts."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def _same_costs(costs: Costs) -> Costs:
 
 @dataclass(frozen=True)
 class TrainedDraft:
-    """A module that may draft."""
+    """A module whose drafts can be replayed."""
 
     kind: str  # of its drafter
     ref: ModuleRef
-    mask: SkipMask  # a draft pass costs as much as one with this mask
+    mask: SkipMask  # a draft pass costs as much as with this mask
     replay_rounds: Callable[[Replay], RoundTable]
     make_spec: Callable[[DraftPolicy], DrafterSpec]
     allows_siblings: bool = False
-    adjust_costs: Callable[[Costs], Costs] = _same_costs  # from a mask's costs to its own
-    # The ranks of a draft that gets all tokens from one pass; None: it makes one pass a token.
+    adjust_costs: Callable[[Costs], Costs] = _same_costs  # from the costs of `mask`
+    # Ranks of a parallel draft (S3D); None: the drafter makes one pass per token.
     rank_drafts: Callable[[Replay], DraftRanks] | None = None
 
     def measure_alpha(self, replay: Replay) -> float:
@@ -66,7 +66,7 @@ def load_trained_draft(
     mask = card.mask
     if card.kind == "kangaroo":
         early = load_early_exit(model, ref, folders)
-        # The adapter costs as much as the sub-layers that it resembles.
+        # The adapter costs as much as the sub-layers whose form it has.
         exit_layer = early.exit_layer
         costing = mask.flip(2 * exit_layer, *([2 * exit_layer + 1] if card.form == "layer" else []))
         return TrainedDraft(
@@ -116,7 +116,7 @@ def load_trained_draft(
 
 @no_grad
 def replay_kangaroo(replay: Replay, early_exit_draft: EarlyExitDraft) -> list[PromptReplay]:
-    """Replay Kangaroo, exactly: below the exit, a draft's hidden states are the full model's."""
+    """Replay Kangaroo. It is exact: below the exit, hidden states equal the full model's."""
     replays = []
     for prompt_index, (prompt, text) in enumerate(
         zip(replay.prompt_ids, replay.continuations, strict=True)

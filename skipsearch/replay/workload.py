@@ -1,4 +1,4 @@
-"""Tokenised prompts and how to generate from them: measurement and replay use the same requests."""
+"""Tokenised prompts with their generation settings, used by measurement and replay alike."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from skipsearch.tasks.task import Prompt, Task
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts that a task generates from, as one model reads them."""
+    """The prompts of a task, tokenised for one model."""
 
     prompt_names: tuple[str, ...]
-    prompt_ids: tuple[tuple[int, ...], ...]  # cut to what model and task allow
+    prompt_ids: tuple[tuple[int, ...], ...]  # cut to the limits of model and task
     max_new_tokens: int
-    end_on_repeat: int | None  # a generation ends after so many repeats; None: never
+    end_on_repeat: int | None  # a generation ends after this many repeats; None: never
     sampling: SamplingParams
 
     def generate(
@@ -44,9 +44,9 @@ class Workload:
 
 
 def make_workload(model: ModelAdapter, task: Task, prompts: Sequence[Prompt]) -> Workload:
-    """Tokenise prompts. One that is too long loses its beginning.
+    """Tokenise prompts. A prompt that is too long loses its beginning.
 
-    Raises: TaskError if the model has no tokenizer, or one that makes no tokens of these prompts.
+    Raises: TaskError if the model has no tokenizer, or if no prompt has tokens.
     """
     if model.tokenizer is None:
         raise TaskError(
@@ -74,9 +74,10 @@ def make_workload(model: ModelAdapter, task: Task, prompts: Sequence[Prompt]) ->
 
 
 def token_limits(task: Task, context: int | None) -> tuple[int, int]:
-    """Return the most (tokens of a prompt, tokens to generate).
+    """Return the limits (tokens of a prompt, tokens to generate).
 
-    If the context is too small for both, the answer gets half of it, or what a short prompt leaves.
+    If the context is too small for both, the answer gets half of it, or more if the prompt limit is
+    shorter than the other half.
     """
     if context is None:
         return task.max_prompt_tokens, task.max_new_tokens
@@ -96,6 +97,20 @@ def context_warnings(task: Task, spec: ModelSpec) -> list[str]:
     ]
 
 
+def template_warnings(task: Task, model: ModelAdapter) -> list[str]:
+    """Return a warning if the task's prompts are requests and the model has no chat template."""
+    if (
+        not task.chat
+        or model.tokenizer is None
+        or task_chat_template(task, model.tokenizer) is not None
+    ):
+        return []
+    return [
+        f"the prompts of task {task.name} are requests to a chat model, and {model.spec.id} has no "
+        "chat template: it gets them unchanged, as text to continue"
+    ]
+
+
 def render_prompt(task: Task, tokenizer: object, text: str) -> str:
     """Return a prompt in the model's chat template, if the task asks for it and there is one."""
     return (
@@ -109,6 +124,9 @@ def task_chat_template(task: Task, tokenizer: object) -> str | None:
 
 
 def template_sha256(task: Task, tokenizer: object) -> str | None:
-    """Return the hash of that template: with another one, the same text is another prompt."""
+    """Return the hash of the chat template of `task_chat_template`; None without a template.
+
+    The same text with another template is another prompt.
+    """
     template = task_chat_template(task, tokenizer)
     return None if template is None else hashlib.sha256(template.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Report: a search and its profile as figures, in one HTML page or one by one in a notebook."""
+"""Draw a search and its profile as figures, in one HTML page or one by one in a notebook."""
 
 from skipsearch.report.closed_form import draw_closed_form, draw_token_times
 from skipsearch.report.drafter_figures import draw_drafters, draw_reliability

@@ -14,7 +14,7 @@ MAX_DRAFT_SHOWN = 16
 def drafted_per_round(profile: Profile) -> float | None:
     """Return the mean number of tokens drafted in a round; None if it is unknown.
 
-    It is the accepted tokens of a round (τ - 1) over the accepted share of drafted tokens.
+    It is the number of accepted tokens per round (τ - 1) over the accepted share of drafted tokens.
     """
     measured = profile.measured
     if not measured or not measured.accepted_fraction or measured.tau <= 1:
@@ -23,9 +23,9 @@ def drafted_per_round(profile: Profile) -> float | None:
 
 
 def speedup_from_counts(profile: Profile) -> float | None:
-    """Return the speedup that a profile's counts and ratios predict; None if they are not known.
+    """Return the speedup that a profile's counts and ratios predict; None if they are unknown.
 
-    It is τ / (drafted tokens a round · β + v).
+    It is τ / (drafted tokens per round · β + v).
     """
     drafted, measured = drafted_per_round(profile), profile.measured
     if drafted is None or measured is None:
@@ -36,7 +36,7 @@ def speedup_from_counts(profile: Profile) -> float | None:
 
 
 def draw_token_times(profile: Profile | None) -> ReportFigure:
-    """Draw milliseconds a token, plain and with the profile, with 95 % intervals.
+    """Draw milliseconds per token, plain and with the profile, with 95 % intervals.
 
     Raises: MissingData without a measured profile.
     """
@@ -91,7 +91,9 @@ def draw_token_times(profile: Profile | None) -> ReportFigure:
 
 
 def draw_closed_form(profile: Profile | None) -> ReportFigure:
-    """Draw the closed form over draft lengths at the profile's α, β and v, and the measurement.
+    """Draw the closed-form speedup over draft lengths at the profile's α, β and v.
+
+    The measured speedup is drawn, too.
 
     Raises: MissingData without a measured profile of one skip drafter. Source: Leviathan et al.
     2023, theorem 3.8.

@@ -1,4 +1,4 @@
-"""Figures of the drafters of a recipe: what each contributed, and how often it is right."""
+"""Figures of the drafters of a recipe: their tokens, and how often they are right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skipsearch.report.theme import SERIES_COLOURS, themed_figure
 def draw_drafters(profile: Profile | None) -> ReportFigure:
     """Draw the drafted and accepted tokens of each drafter, in the order of the recipe.
 
-    Raises: MissingData without a measured profile that counted its drafters.
+    Raises: MissingData without a measured profile that has counts of its drafters.
     """
     if profile is None:
         raise MissingData(PROFILE_MISSING)
@@ -83,9 +83,9 @@ def draw_drafters(profile: Profile | None) -> ReportFigure:
 def draw_reliability(study: StudyRecord | None, name: str = "certainty") -> ReportFigure:
     """Draw how often the next token is right, by matched tokens (lookup) or confidence (skip).
 
-    Each drafter of the winner is judged at the positions of the calibration text where it would
-    draft. name: of the figure, if a page has several. Raises: MissingData if the study holds no
-    such counts.
+    The counts of each drafter of the winner are from the positions of the calibration text at which
+    it would draft. name: of the figure, if a page has several. Raises: MissingData if the study has
+    no such counts.
     """
     if study is None:
         raise MissingData("It needs a study: give one with --study.")

@@ -23,7 +23,7 @@ _MAX_LABEL_CHARS = 40
 
 
 class MissingData(SkipSearchError):
-    """An error that says which data a figure lacks, and how to get them."""
+    """An error that names the data that a figure lacks, and how to record them."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ReportFigure:
     figure: Any  # matplotlib's
     columns: Sequence[str]  # headings of the table of numbers
     rows: Sequence[Sequence[str]]
-    # id of a drawn group -> tooltip of each of its marks, in the order in which they were drawn
+    # id of a drawn group -> tooltips of its marks, in the order in which they were drawn
     tips: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def _repr_png_(self) -> bytes:
@@ -47,7 +47,7 @@ class ReportFigure:
     def to_svg(self, labelled_by: str, described_by: str) -> str:
         """Return an `<svg>` to put into an HTML page.
 
-        The ids of two figures never clash, and nothing in it is fetched or run.
+        Ids differ between figures. The SVG loads nothing and has no script.
         """
         file = io.StringIO()
         with themed_figure(), _silence_matplotlib():
@@ -57,7 +57,7 @@ class ReportFigure:
             with matplotlib.rc_context({"svg.hashsalt": self.name}):
                 self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
         root = ElementTree.fromstring(file.getvalue())
-        # The style of one SVG would apply to the whole page.
+        # Removed, because the style of one SVG applies to the whole page.
         for parent, tag in ((root, "metadata"), (root.find(f"{{{_SVG}}}defs"), "style")):
             if parent is not None and (child := parent.find(f"{{{_SVG}}}{tag}")) is not None:
                 parent.remove(child)
@@ -94,7 +94,7 @@ def _colour_variable(colour: re.Match[str]) -> str:
 
 
 def strip_unprintable(text: object) -> str:
-    """Replace characters that XML cannot contain; a name in a study may have any."""
+    """Replace characters that XML cannot contain. Names in a study may have any character."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", str(text))
 
 
@@ -105,7 +105,7 @@ def shorten_label(text: object) -> str:
 
 
 def as_speedup(value: float | None, digits: int = 2) -> str:
-    """Return `1.31×`, or nothing for None."""
+    """Return `1.31×`, or "" for None."""
     return "" if value is None else f"{value:.{digits}f}×"
 
 
@@ -115,7 +115,7 @@ def format_number(value: float | None, digits: int = 2) -> str:
 
 @contextmanager
 def _silence_matplotlib() -> Iterator[None]:
-    """Silence warnings about letters that matplotlib's font lacks; a browser has them."""
+    """Silence warnings about letters that matplotlib's font lacks. Browsers have these letters."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
         yield

@@ -1,4 +1,4 @@
-"""Figures made of cells: which sub-layers are skipped, and the speedup of each draft policy."""
+"""Cell figures: which sub-layers are skipped, and the speedup of each draft policy."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from skipsearch.report.search_figures import STUDY_MISSING, check_comparable, gr
 from skipsearch.report.study_reader import StudyRecord
 from skipsearch.report.theme import GAIN, INK, LOSS, MUTED, SERIES_COLOURS, themed_figure
 
-N_BEST_MASKS = 5  # masks of a searcher that its map shows
+N_BEST_MASKS = 5  # masks of each searcher in the map
 
 
 @dataclass(frozen=True)
 class MapRow:
-    """Masks that are drawn as one pair of rows."""
+    """A set of masks that is drawn as one pair of rows."""
 
-    name: str  # whose masks
-    description: str  # what they are
+    name: str  # of the searcher, or winner, or profile
+    description: str  # of the masks
     skipped_share: tuple[float, ...]  # [2L] share of masks that skip each flat sub-layer, 0..1
-    count: int  # masks
+    count: int  # number of masks
 
     @classmethod
     def from_masks(cls, name: str, about: str, *masks: SkipMask) -> MapRow:
@@ -131,8 +131,8 @@ def build_map_rows(studies: Sequence[StudyRecord], profile: Profile | None = Non
 def draw_policy_surface(study: StudyRecord | None, name: str = "surface") -> ReportFigure:
     """Draw the predicted speedup of the winner's mask under each draft policy.
 
-    Draft length across, threshold down; policies without a threshold are one row. name: of the
-    figure, if a page has several. Raises: MissingData if the study holds no surface.
+    Columns are draft lengths, rows are thresholds. Policies without a threshold have one row. name:
+    of the figure, if a page has several. Raises: MissingData if the study has no surface.
     """
     if study is None:
         raise MissingData(STUDY_MISSING)
@@ -142,7 +142,7 @@ def draw_policy_surface(study: StudyRecord | None, name: str = "surface") -> Rep
             "by a version that did "
             "not keep it."
         )
-    # Adaptive policies with one threshold differ in their target; the best one is drawn.
+    # Of adaptive policies with the same threshold and different targets, the best is drawn.
     best: dict[tuple[str, int], SurfacePoint] = {}
     for point in study.surface:
         key = (_policy_label(point), point.draft_length)
@@ -173,16 +173,16 @@ def draw_policy_surface(study: StudyRecord | None, name: str = "surface") -> Rep
             _draw_cells(
                 axes,
                 [
-                    (at, 0.1 + 0.45 * abs(p.speedup - 1) / reach)
-                    for at, p in drawn
+                    (corner, 0.1 + 0.45 * abs(p.speedup - 1) / reach)
+                    for corner, p in drawn
                     if (p.speedup >= 1) == gains
                 ],
                 colour,
                 gid,
             )
-        for at, point in drawn:
+        for corner, point in drawn:
             axes.text(
-                *at,
+                *corner,
                 f"{point.speedup:.2f}",
                 ha="center",
                 va="center",
@@ -261,7 +261,7 @@ def _describe_cell(row: MapRow, sublayer: int) -> str:
 
 
 def _format_layers(shares: Sequence[float]) -> str:
-    """Return `3, 4 (60%), 7`: layers skipped, with the share of masks if it is not 100 %."""
+    """Return the skipped layers, with the share of masks if it is not 100 %: `3, 4 (60%), 7`."""
     return (
         ", ".join(
             f"{layer}" if share == 1 else f"{layer} ({share:.0%})"

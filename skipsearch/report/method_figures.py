@@ -1,4 +1,4 @@
-"""The figure of methods side by side, from the JSON of `bench methods`."""
+"""The figure that compares methods, from the JSON of `bench methods`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StoredSpeedup(_StoredTableModel):
 
 
 class StoredMethod(_StoredTableModel):
-    """A row of the table, as `MethodRow` of the command wrote it."""
+    """A row of the table, as `bench methods` writes it (`MethodRow`)."""
 
     method: Text
     recipe: Text
@@ -45,7 +45,7 @@ class StoredMethod(_StoredTableModel):
 
 
 class StoredMethodsTable(_StoredTableModel):
-    """The methods on one model and one task."""
+    """The speedups of all methods on one model and one task."""
 
     model: Text
     task: Text
@@ -56,7 +56,7 @@ class StoredMethodsTable(_StoredTableModel):
 
 @dataclass(frozen=True)
 class MethodsTable:
-    """A table of methods and the file that it was read from."""
+    """A table of methods with the path of its file."""
 
     path: Path
     data: StoredMethodsTable

@@ -1,6 +1,6 @@
-"""The attributes of a study as a report reads them.
+"""Schemas of a study's attributes, for reports.
 
-They are validated, because a study may come from another version or from somebody else.
+Attributes are validated, because the study may be from another version or another person.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Number = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 
 
 class StoredModel(BaseModel):
-    """A base class that ignores keys which a later version added."""
+    """A base class that ignores unknown keys, which later versions may add."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -42,20 +42,20 @@ StoredRecipe = Annotated[Recipe | None, PlainValidator(_parse_recipe)]
 
 
 class StoredReliabilityBin(StoredModel):
-    """How often a drafter was right at positions of the calibration text in one range."""
+    """A bin of positions of the calibration text, with the number at which a drafter was right."""
 
     drafter: Annotated[int, Field(ge=0, le=63)]  # index in the winner's recipe
     by: Literal["match length", "confidence"]
-    low: Number  # of the range, inclusive
+    low: Number  # lower edge, inclusive
     high: Number
     positions: Annotated[int, Field(ge=1, le=10**12)]
     right: Annotated[int, Field(ge=0, le=10**12)]  # positions where the next token was right
 
 
 class RaceRecord(StoredModel):
-    """A candidate that decoded prompts in the race."""
+    """A candidate with its measurement in the race, or on hold-out prompts."""
 
-    recipe: StoredRecipe = None  # None in older studies, which have the next three keys
+    recipe: StoredRecipe = None  # None in older studies, which have the next three keys instead
     attn: tuple[int, ...] = ()
     mlp: tuple[int, ...] = ()
     policy: str = ""  # in words
@@ -71,7 +71,7 @@ class RaceRecord(StoredModel):
 
     @property
     def draft_key(self) -> object:
-        """A key that is equal for records of the same draft on different prompts."""
+        """A key by which records of the same draft on different prompts are equal."""
         return (self.attn, self.mlp) if self.recipe is None else self.recipe
 
     def __str__(self) -> str:
@@ -81,7 +81,8 @@ class RaceRecord(StoredModel):
 def describe_recipe(recipe: Recipe | None, n_skipped: int, policy: str) -> str:
     """Return a recipe in words.
 
-    In an older study it has none: `skip 3 sub-layers, confidence 0.6, up to 5`.
+    recipe: None for older studies, which describe mask and policy instead: `skip 3 sub-layers,
+    confidence 0.6, up to 5`.
     """
     if recipe is not None:
         return str(recipe)

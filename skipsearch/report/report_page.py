@@ -1,4 +1,4 @@
-"""Writes studies and a profile as one HTML page that needs no network and runs no script."""
+"""Write studies and a profile as one HTML page that needs no network and runs no script."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ IDENTITY_LABELS = {
 
 @dataclass(frozen=True)
 class RenderedSection:
-    """A section as the template reads it: a figure with its numbers, or the reason for none."""
+    """A section for the template: a figure with its numbers, or the reason why it is missing."""
 
     section: Section
     svg: Markup | None = None
@@ -67,9 +67,9 @@ def write_report(
 ) -> list[str]:
     """Write the page; return the titles of the figures that could not be drawn.
 
-    The page says why they are missing. out: written atomically. replace: an existing file may be
-    replaced. Raises: ExportError if `out` cannot be written, or without matplotlib; SearchError for
-    studies of two models.
+    The page gives the reasons. out: is written atomically. replace: replace an existing file.
+    Raises: ExportError if `out` cannot be written, or without matplotlib; SearchError for studies
+    of two models.
     """
     target = Path(out)
     check_writable(target, replace, ExportError)
@@ -81,7 +81,7 @@ def write_report(
 def render_report(
     studies: Sequence[StudyRecord], profile: Profile | None, tables: Sequence[MethodsTable] = ()
 ) -> tuple[str, list[str]]:
-    """Return the page, and the titles of the figures that could not be drawn.
+    """Return (HTML page, titles of the figures that could not be drawn).
 
     The template escapes all text.
     """
@@ -207,7 +207,10 @@ def _verdict(studies: Sequence[StudyRecord], profile: Profile | None) -> str:
 def _facts(
     studies: Sequence[StudyRecord], profile: Profile | None
 ) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return headings, each with (name, value) pairs; of several searches, those they share."""
+    """Return the fact tables of the page: (heading, [(name, value), …]).
+
+    If there are several studies, only facts that are equal in all of them are listed.
+    """
     facts = []
     if studies:
         shared = [

@@ -29,9 +29,9 @@ STUDY_MISSING = (
 
 
 def group_trials(studies: Sequence[StudyRecord]) -> list[tuple[str, list[JudgedTrial]]]:
-    """Return (label, judged masks) of each series: the searchers of one study, or several studies.
+    """Return (label, judged masks) of each series, which has a colour of its own.
 
-    Each series has a colour.
+    A series is a searcher if there is one study, else a study.
     """
     if len(studies) == 1:
         return [
@@ -149,7 +149,9 @@ def draw_convergence(studies: Sequence[StudyRecord]) -> ReportFigure:
 
 
 def draw_speedup_by_skipped(studies: Sequence[StudyRecord]) -> ReportFigure:
-    """Draw predicted speedup against the number of skipped sub-layers, the best of each dashed.
+    """Draw predicted speedup over the number of skipped sub-layers.
+
+    A dashed line joins the best speedups of each number.
 
     Raises: MissingData without a study. Source: Draft & Verify (Zhang et al. 2024), figure 4.
     """
@@ -229,9 +231,9 @@ class PredictionPoint:
 def collect_predictions(
     studies: Sequence[StudyRecord], profile: Profile | None = None
 ) -> list[PredictionPoint]:
-    """Return every raced recipe that a study had predicted, and the profile.
+    """Return each raced recipe with a prediction in its study, and the profile.
 
-    The profile's prediction follows from its own counts (`speedup_from_counts`).
+    The profile's prediction is computed from its counts (`speedup_from_counts`).
     """
     points = [
         PredictionPoint(
@@ -266,9 +268,9 @@ def collect_predictions(
 def draw_predictions(
     studies: Sequence[StudyRecord], profile: Profile | None = None
 ) -> ReportFigure:
-    """Draw measured against predicted speedups of recipes, with 95 % intervals.
+    """Draw measured over predicted speedups of recipes, with 95 % intervals.
 
-    Raises: MissingData without a race in a study and without a measured profile that drafts.
+    Raises: MissingData if there is neither a study with a race nor a measured profile that drafts.
     """
     points = collect_predictions(studies, profile)
     if not points:

@@ -1,4 +1,4 @@
-"""The figures of the page in their order, each with its title and its explanation."""
+"""The sections of the page in their order: figure, title and explanation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Section:
     id: str
     title: str
     words: str  # what the figure shows
-    draw: Callable[[], ReportFigure]  # raises MissingData if its data were not recorded
+    draw: Callable[[], ReportFigure]  # raises MissingData if data are missing
 
 
 def list_sections(
@@ -35,7 +35,7 @@ def list_sections(
 ) -> Iterator[Section]:
     """Yield the sections of the page.
 
-    Tables of methods come first; nothing else follows without a study and a profile.
+    Tables of methods come first. Without a study and a profile, nothing else follows.
     """
     for k, table in enumerate(tables):
         yield Section(
@@ -126,9 +126,10 @@ def list_sections(
 def _each_study(
     studies: Sequence[StudyRecord], figure: str, has_data: Callable[[StudyRecord], object]
 ) -> Iterator[tuple[StudyRecord | None, str, str]]:
-    """Yield (study, name of its figure, ` of LABEL` if there are several) of studies with the data.
+    """Yield (study, figure name, title suffix) for each study that has the data of a figure.
 
-    If no study has them, yield the first one; its figure then says what is missing.
+    The suffix is ` of LABEL` if several studies do, else empty. If no study has the data, yield the
+    first study, or None if there is none; the figure then names the missing data.
     """
     matching = [study for study in studies if has_data(study)]
     for k, study in enumerate(matching or [*studies, None][:1]):

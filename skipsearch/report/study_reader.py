@@ -1,9 +1,9 @@
-"""Reads a study for a report, and never writes to it.
+"""Read a study for a report, without writing to it.
 
-`tuning.study` cannot do this: it opens a study to continue it, creates what is missing, and marks
-the trials of killed processes as failed. Attributes that later versions added (`searcher`,
-`search_seconds`, `raced`, `surface`, `brought`) may be missing; a figure that needs one
-says so. Older studies have a draft policy in words (`policy`) where newer ones have a recipe.
+`tuning.study` cannot do so: it opens a study to continue it, creates missing tables, and marks the
+trials of killed processes as failed. Attributes that later versions added (`searcher`,
+`search_seconds`, `raced`, `surface`, `brought`) may be missing; a figure that needs one says so.
+Older studies have a draft policy in words (`policy`) instead of a recipe.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ UNKNOWN_SEARCHER = "searcher not recorded"  # label of trials without a searcher
 
 @dataclass(frozen=True)
 class JudgedTrial:
-    """A trial that ended with a time and knows the time of plain decoding."""
+    """A completed trial with its speedup over plain decoding."""
 
     trial: Trial
     speedup: float  # predicted or, if the objective is `wall`, measured
-    recipe: str = ""  # that the mask was judged in, in words
+    recipe: str = ""  # with which the mask was judged, in words
 
     @property
     def searcher(self) -> str:
@@ -64,17 +64,17 @@ class JudgedTrial:
 
     @property
     def half_width(self) -> float:
-        """Half the speedup's 95 % interval, from the standard error of its time."""
+        """Half the width of the speedup's 95 % interval, from the standard error of the time."""
         return 1.96 * self.speedup * self.trial.stderr / self.trial.seconds_per_token
 
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """One search."""
+    """A study as a report reads it."""
 
     label: str  # its name in figures
     n_layers: int
-    identity: Mapping[str, Any]  # what it was made with: model, task, device, …
+    identity: Mapping[str, Any]  # conditions of the search: model, task, device, …
     judged: tuple[JudgedTrial, ...]  # finished trials in their order
     n_left_out: int = 0  # trials without a time or a baseline (failed, abandoned)
     race: tuple[RaceRecord, ...] = ()
@@ -83,7 +83,7 @@ class StudyRecord:
 
     @property
     def best(self) -> JudgedTrial | None:
-        """The judged trial with the highest speedup; None for recipes without a mask."""
+        """The judged trial with the highest speedup; None if no mask was judged."""
         return max(self.judged, key=lambda j: j.speedup, default=None)
 
     @property
@@ -97,7 +97,7 @@ class StudyRecord:
 
     @property
     def elapsed_s(self) -> list[float] | None:
-        """Seconds of search at the end of each trial; None unless every trial recorded its own."""
+        """Seconds of search at the end of each trial; None unless all trials recorded them."""
         durations = [j.trial.search_seconds for j in self.judged]
         if None in durations:
             return None
@@ -105,11 +105,11 @@ class StudyRecord:
 
     @property
     def confirmed(self) -> RaceRecord | None:
-        """The winner on hold-out prompts; None if the search ended before it was timed."""
+        """The winner on hold-out prompts; None if the search ended before this measurement."""
         return next((r for r in reversed(self.race) if r.split == "holdout"), None)
 
     def predicted_speedup(self, record: RaceRecord) -> float | None:
-        """Return a record's predicted speedup, or that of the same recipe in the race."""
+        """Return the predicted speedup of a record, or of the same recipe in the race."""
         same = (r.predicted for r in self.race if r.predicted and r.draft_key == record.draft_key)
         return record.predicted or next(same, None)
 
@@ -124,7 +124,8 @@ def read_study(location: str | Path, label: str | None = None) -> StudyRecord:
     """Read the study in a journal file or at a storage URL.
 
     label: its name in figures; by default the file's or database's name, without any password.
-    Raises: SearchError if there is none, `skipsearch tune` did not write it, or no mask was judged.
+    Raises: SearchError if the study does not exist, was not written by `skipsearch tune`, or has no
+    judged mask.
     """
     name = redact_url(str(location))
     try:
@@ -150,7 +151,7 @@ def read_study(location: str | Path, label: str | None = None) -> StudyRecord:
             f"the study {name} does not say how many layers its model has: `skipsearch tune` did "
             "not write it"
         )
-    # A duplicate: two workers judged one mask.
+    # A duplicate: two workers judged the same mask.
     trials = [
         trial
         for trial in trials
@@ -208,7 +209,7 @@ def read_study_engine(location: str | Path) -> str | None:
 
 
 def _load_study(location: str | Path) -> optuna.Study:
-    """Load a study. Raises: SearchError, KeyError if there is none, and what its storage raises."""
+    """Load a study. Raises: SearchError; KeyError if it does not exist; errors of its storage."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     address, study_name = (
         split_study_url(str(location))
@@ -220,16 +221,16 @@ def _load_study(location: str | Path) -> optuna.Study:
     )
 
 
-def read_studies(places: Sequence[str | Path]) -> list[StudyRecord]:
-    """Read several studies, with labels that are short but differ. Raises: SearchError."""
-    names = [redact_url(str(place)) for place in places]
+def read_studies(locations: Sequence[str | Path]) -> list[StudyRecord]:
+    """Read several studies, with short labels that differ. Raises: SearchError."""
+    names = [redact_url(str(location)) for location in locations]
     short = [_short_name(name) for name in names]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
         raise SearchError(f"the study {duplicate} is named twice: give each once")
     return [
-        read_study(place, name if short.count(label) > 1 else label)
-        for place, name, label in zip(places, names, short, strict=True)
+        read_study(location, name if short.count(label) > 1 else label)
+        for location, name, label in zip(locations, names, short, strict=True)
     ]
 
 
@@ -249,7 +250,7 @@ def _short_name(name: str) -> str:
 
 
 def _open_read_only(location: str, name: str) -> BaseStorage:
-    """Open a storage without making a file or a table."""
+    """Open a storage without creating a file or a table."""
     if is_url(location):
         url = _parse_url(location)
         file = url.database if url.get_backend_name() == "sqlite" else None
@@ -271,7 +272,7 @@ def _open_read_only(location: str, name: str) -> BaseStorage:
 
 
 def _read_judged(frozen: FrozenTrial, n_layers: int, name: str) -> JudgedTrial | None:
-    """Return a trial; None if it failed, was abandoned, or is not a mask of this model."""
+    """Return a judged trial; None if it failed, was abandoned, or has no mask of this model."""
     seconds = frozen.value if frozen.state is OptunaState.COMPLETE else None
     if seconds is None or not (math.isfinite(seconds) and seconds > 0):
         return None

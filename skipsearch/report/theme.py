@@ -1,4 +1,4 @@
-"""Colours for matplotlib and for the page, which replaces the light ones in dark mode."""
+"""Colours for matplotlib and for the page, which replaces the light colours in dark mode."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLOURS: dict[str, tuple[str, str]] = {
     "s7": ("#5f6b75", "#a9b5c1"),
 }
 SERIES_COLOURS = [light for name, (light, _) in COLOURS.items() if name.startswith("s")]
-MARKERS = "os^DvPX*"  # two searchers never differ in colour alone
+MARKERS = "os^DvPX*"  # searchers differ in the marker, too
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def themed_figure() -> Iterator[Any]:
 
 def series_style(index: int) -> dict[str, Any]:
     """Return colour and marker of the index-th searcher."""
-    cycle = index // len(SERIES_COLOURS)  # later cycles pair a colour with another marker
+    cycle = index // len(SERIES_COLOURS)  # a later cycle uses other markers
     return {
         "color": SERIES_COLOURS[index % len(SERIES_COLOURS)],
         "marker": MARKERS[(index + cycle) % len(MARKERS)],

@@ -1,4 +1,4 @@
-"""Costs for the guard of a profile that nobody measured, from this machine's latency table."""
+"""Get the guard's costs for an unmeasured profile from this machine's latency table."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from skipsearch.timing.latency_table import read_cached_costs
 
 
 def resolve_drafter_costs(profile: Profile, model: ModelAdapter) -> tuple[DrafterCost | None, ...]:
-    """Return the profile's own costs, one a drafter.
+    """Return the profile's costs of each drafter.
 
-    For a profile without measurements, β and v come from the latest latency table of this model, if
-    there is one.
+    For an unmeasured profile, β and v are from the latest latency table of this model, if there is
+    one.
     """
     costs = read_cached_costs(model) if profile.measured is None else None
     if costs is None:

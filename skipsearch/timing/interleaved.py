@@ -1,4 +1,4 @@
-"""Time real decoding on the wall clock: several decoders in turn, prompt by prompt."""
+"""Time real decoding on the wall clock, prompt by prompt, with several decoders in turn."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.workload import Workload
 
-CHECK_EVERY = 8  # prompts between two checks whether the two fastest differ measurably
+CHECK_EVERY = 8  # prompts between two tests whether the two fastest candidates differ significantly
 
 
 @dataclass(frozen=True)
 class TimedGeneration:
-    """A decoder on one prompt, in one repeat."""
+    """The timed generation of one decoder on one prompt, in one repeat."""
 
     prompt_index: int
     seconds: float  # of the rounds, without the prefill
-    n_tokens: int  # of the rounds, without the prefill's own
+    n_tokens: int  # of the rounds, without the prefill's token
     stats: DecodeStats
     generation: Generation
     while_learning: bool = False  # whether a drafter still learned from request to request
@@ -41,7 +41,7 @@ class Timings:
         return sum((s.stats for s in self.samples), DecodeStats())
 
     def totals_by_prompt(self, value_of: Callable[[TimedGeneration], float]) -> list[float]:
-        """Return the total over repeats of each prompt, in the order of prompts."""
+        """Return the total of a value over the repeats of each prompt, in the order of prompts."""
         totals: dict[int, float] = {}
         for s in self.samples:
             totals[s.prompt_index] = totals.get(s.prompt_index, 0.0) + value_of(s)
@@ -68,7 +68,7 @@ class Timings:
     def speedup_over(self, baseline: Timings) -> Estimate:
         """Return the ratio of total times over the same prompts, paired by prompt.
 
-        Times are compared per token, in case a generation ended elsewhere than the baseline's.
+        Times are compared per token, because generations may differ in length.
         """
         weights = baseline.totals_by_prompt(lambda s: s.n_tokens)
         baseline_s, ours_s = (
@@ -104,9 +104,9 @@ def time_interleaved(
 ) -> list[Timings]:
     """Time every decoder on every prompt, in an order that rotates from prompt to prompt.
 
-    prompt_indices: None: all prompts. progress(done, total). A prompt whose generation ends with
-    the prefill's token is left out for all decoders, because no round was run.
-    Raises: SearchError if no prompt remains.
+    prompt_indices: None: all prompts. progress(done, total). If a generation ends with the
+    prefill's token, no round was run, and the prompt is left out for all decoders. Raises:
+    SearchError if no prompt remains.
     """
     timings = [Timings() for _ in decoders]
     prompts = range(len(workload.prompt_ids)) if prompt_indices is None else prompt_indices
@@ -149,13 +149,14 @@ def successive_halving(
     All candidates decode the first rungs[0] prompts, the faster half of them the next rungs[1], and
     so on. Source: Jamieson & Talwalkar 2016.
 
-    corrections: one a candidate: the factor from its seconds per token on some prompts to those on
-    all, because the first prompts may suit it better than others (a control variate). (): none.
-    tie_break_prompts: further prompts, at most, for the two fastest, as long as the interval of one
-    over the other holds 1.
+    corrections: for each candidate, a function from prompts to the factor by which its seconds per
+    token on these prompts are multiplied to estimate those on all prompts (a control variate); ():
+    no corrections.
+    tie_break_prompts: the most further prompts for the two fastest, while the interval of their
+    speed ratio contains 1.
 
-    Returns the index of the winner, and the timings of each candidate and of plain decoding over
-    the prompts that this candidate decoded.
+    Returns (index of the winner, timings of each candidate and of plain decoding on the prompts
+    that the candidate decoded).
     """
     remaining = list(range(len(candidates)))
     seen = [PairedTimings(Timings(), Timings()) for _ in candidates]
@@ -214,14 +215,14 @@ class Divergence:
     """The first difference between two greedy generations."""
 
     index: int  # of the generated token
-    gap: float  # between the full model's two largest logits there
+    gap: float  # between the full model's two largest logits at this token
 
 
 @no_grad
 def find_first_divergence(
     model: ModelAdapter, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int]
 ) -> Divergence | None:
-    """Return where two generations of a prompt first differ; None if they are identical."""
+    """Return the first difference of two generations of a prompt; None if they are identical."""
     from skipsearch.engine import forward
     from skipsearch.models.kv_cache import Planner
 

@@ -1,8 +1,9 @@
-"""Measure what the pieces of a pass cost at one context length: interleaved, synchronised medians.
+"""Measure the costs of passes and of their parts at one context length.
 
-They are timed in rounds, as decoding runs them: scored draft steps in a row after a verify pass,
-and verify passes after drafts. A pass that follows its own kind finds its weights in the CPU's
-caches; one that follows another kind does not.
+Times are medians of interleaved, synchronised measurements. Passes are timed in rounds as in
+decoding: draft steps with their scores after a verify pass, and verify passes after drafts. If a
+pass follows a pass of the same kind, its weights may be in the CPU's caches; after a pass of
+another kind they are not.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from skipsearch.engine.sampler import GreedySampler
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner
 
-WARM_UP_SWEEPS = 1  # sweeps through all masks that are not counted: memory and clocks settle
+WARM_UP_SWEEPS = 1  # uncounted sweeps through all masks, in which memory and clocks settle
 CONSECUTIVE_STEPS = 2  # draft steps after the first of a round, and plain passes in a row
-EXTRA_STEPS_IN_CALL = 4  # draft steps beyond one, if an engine drafts in one call
+EXTRA_STEPS_IN_CALL = 4  # further draft steps, if an engine drafts in one call
 ROUNDS_PER_MASK = 2  # rounds in a row with the same mask
-PLAIN_RUNS = 3  # runs of plain passes at each end of a sweep: the unit of all times
-MAX_EXPONENT = 2.0  # of `Costs.curve`; no cache is so much faster
-MAX_COLD_PENALTY = 1.0  # a larger one has other reasons than caches
+PLAIN_RUNS = 3  # runs of plain passes before and after a sweep: the unit of all times
+MAX_EXPONENT = 2.0  # of `Costs.curve`; caches do not explain more
+MAX_COLD_PENALTY = 1.0  # caches do not explain more
 
 
 @dataclass(frozen=True)
 class LatencyEntry:
-    """The costs at one context length, and how far they can be believed."""
+    """The costs at one context length, with the errors of their measurement."""
 
     context: int  # tokens of text
     costs: Costs
@@ -65,17 +66,18 @@ def measure_latency(
     repeats: int = 3,
     masks: Sequence[SkipMask] = (),
 ) -> LatencyEntry:
-    """Measure costs, and how well they predict a draft step with each of `masks`.
+    """Measure costs, and the errors of their predictions for a draft step with each of `masks`.
 
-    All attention blocks together cost what skipping them all saves, and so do all MLPs, scaled so
-    that a mask that skips nothing costs a pass over one token: a layer timed on its own would hide
-    the cost of the loop around it. If skipping attention and skipping MLPs together save more than
-    100 %, an exponent explains the excess: what remains runs from a faster cache (`Costs.curve`).
-    Within a kind, a layer gets its own share only if its time differs by more than the noise.
+    The cost of all attention blocks together is the time that skipping all of them saves, and
+    likewise for MLPs. Both are scaled so that a mask that skips nothing costs a pass over one
+    token. (The times of separate layers would lack the cost of the loop around them.) If both
+    savings add up to more than 100 %, an exponent explains the excess: the remaining sub-layers run
+    from a faster cache (`Costs.curve`). Within a kind, a layer gets a different share only if its
+    time differs by more than the noise.
 
     A repeat sweeps from masks that skip little to masks that skip much, and back, so that the
-    caches hold what they hold with a constant mask. Every time is in units of the plain passes
-    before and after its sweep: a shared machine changes its pace within seconds.
+    caches are in a state as with a constant mask. Every time is in units of the plain passes before
+    and after its sweep, because the speed of a shared machine changes within seconds.
     """
     n, rounds = model.spec.n_layers, _RoundTimer(model, max_draft, context)
     everything = tuple(range(n))
@@ -91,7 +93,7 @@ def measure_latency(
         for i, drafted in sweep:
             rounds.time_round(masks_run[i], drafted)
     plain = [[rounds.time_plain() for _ in range(PLAIN_RUNS)]]
-    layer_times: list[np.ndarray] = []  # [2L] of each repeat
+    layer_times: list[np.ndarray] = []  # [2L] by repeat
     # (first step, call, later step) of each round, by mask
     drafts: list[list[tuple[float, float, float]]] = [[] for _ in masks_run]
     verified: list[tuple[SkipMask, int, float]] = []  # (mask, drafted tokens, time)
@@ -109,7 +111,7 @@ def measure_latency(
     call = float(np.median(calls))
     no_attn, no_mlp, no_sublayers, *checked = steps.tolist()
     full_step = max(checked.pop(0), no_sublayers) if rounds.drafts_in_one_call else 1.0
-    overhead = min(no_sublayers, full_step)  # measured: noise must not make a draft free
+    overhead = min(no_sublayers, full_step)  # at most a full step, or noise could make a draft free
     all_sublayers = full_step - overhead
     curve, shares = _attn_mlp_shares(
         [(max(step, overhead) - overhead) / all_sublayers for step in (no_attn, no_mlp)]
@@ -154,10 +156,9 @@ def measure_latency(
 def _attn_mlp_shares(remaining: Sequence[float]) -> tuple[float, list[float]]:
     """Return (exponent, shares of attention and MLP in the time of all sub-layers).
 
-    remaining: fractions of that time without attention, and without MLPs.
-    With an exponent c, skipping a share s leaves (1 − s)^c, and both shares add up to 1. If the two
-    fractions add up to more than 1, no exponent explains it, and the shares are in proportion to
-    what they save.
+    remaining: fractions of this time without attention, and without MLPs. With an exponent c,
+    skipping a share s leaves (1 − s)^c, and both shares add up to 1. If the two fractions add up to
+    more than 1, no exponent fits, and the shares are in proportion to their savings.
     """
 
     def excess(curve: float) -> float:
@@ -173,10 +174,10 @@ def _attn_mlp_shares(remaining: Sequence[float]) -> tuple[float, list[float]]:
 
 
 def _mask_schedules(n_skipped: Sequence[int], max_draft: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield sweeps of (mask index, tokens to verify after its draft), one pair a round.
+    """Yield sweeps: lists of (mask index, tokens to verify after its draft), a pair for each round.
 
-    A sweep goes from the mask that skips least to the one that skips most, the next one back.
-    Lengths come in random order, each about equally often.
+    A sweep goes from the mask that skips least to the mask that skips most, and the next sweep
+    back. Lengths are in random order, each about equally often.
     """
     random, up = np.random.default_rng(0), np.argsort(n_skipped, kind="stable")
     count = max(len(n_skipped), max_draft)
@@ -194,9 +195,8 @@ def _fit_cold_penalty(
     """Return (cold penalty, verify time by drafted tokens after drafts that skip nothing).
 
     The penalty is the share by which a verify pass takes longer after drafts that skip everything.
-    skipped_share, n_drafted, times: [N], of each verify pass. Least absolute deviation of
-    logarithms, so that a busy moment does not count.
-    """
+    skipped_share, n_drafted, times: of each verify pass, [N]. The fit minimises absolute deviations
+    of logarithms, so outliers have little effect."""
     lengths = np.unique(n_drafted)
     fits = []
     for cold in np.arange(0, MAX_COLD_PENALTY, 0.01):
@@ -217,14 +217,14 @@ def _fit_cold_penalty(
 
 
 class _RoundTimer:
-    """Times passes after `context` tokens of text, as a decode loop runs them."""
+    """A timer of passes after `context` tokens of text, in the order of a decode loop."""
 
     @no_grad
     def __init__(self, model: ModelAdapter, max_draft: int, context: int):
         self.model, self.device, self.sampler = model, model.spec.device, GreedySampler()
         longest = 1 + max(max_draft, EXTRA_STEPS_IN_CALL)
         if model.spec.context_length is not None:
-            # Learned positions end there.
+            # Learned positions end at the context length.
             context = max(1, min(context, model.spec.context_length - longest))
         self.context = context
         capacity = context + longest
@@ -256,7 +256,7 @@ class _RoundTimer:
     def time_plain(self) -> float:
         """Return the seconds of a pass over one token.
 
-        Several run in a row. The first follows another kind of pass and is not counted.
+        Several run in a row. The first is not counted, because it follows another kind of pass.
         """
         self._run_full_pass(1)
         return self._time(lambda: self._run_full_pass(1), CONSECUTIVE_STEPS)
@@ -266,24 +266,24 @@ class _RoundTimer:
         """Time a round that verifies `length` draft tokens.
 
         Returns the seconds of (the first draft step with its call, a call without its steps, each
-        later step, the verify pass). A call has a time of its own only if the engine drafts in one;
-        otherwise it belongs to the steps.
+        later step, the verify pass). The time of a call is measured only if the engine drafts in
+        one call; otherwise, it is part of each step.
         """
         first, call = self._time(lambda: self._run_draft(mask)), 0.0
         if self.drafts_in_one_call:
-            one, longer = (
+            single_step, several_steps = (
                 self._time(partial(self._run_draft, mask, steps))
                 for steps in (1, 1 + EXTRA_STEPS_IN_CALL)
             )
-            later = max(0.0, longer - one) / EXTRA_STEPS_IN_CALL
-            call = max(0.0, one - later)
+            later = max(0.0, several_steps - single_step) / EXTRA_STEPS_IN_CALL
+            call = max(0.0, single_step - later)
         else:
             later = self._time(lambda: self._run_draft(mask), CONSECUTIVE_STEPS)
         return first, call, later, self._time(lambda: self._run_full_pass(1 + length))
 
     @no_grad
     def time_sublayers(self) -> list[float]:
-        """Return the seconds of each sub-layer in flat order, run in order as in a pass."""
+        """Return the seconds of each sub-layer, in flat order, which is the order of a pass."""
         plan = self.planner.plan_chain(self.context, 1)
         h = self.model.embed(self.tokens[:, :1], plan.positions)
         return [
@@ -306,7 +306,7 @@ class _RoundTimer:
         accept_greedy(self.tokens[0, 1:rows], logits[0])
 
     def _run_draft(self, mask: SkipMask, steps: int = 1) -> None:
-        """steps: more than one only if the engine drafts in one call."""
+        """Run draft steps. steps: more than 1 only if the engine drafts in one call."""
         if self.drafts_in_one_call:
             draft_chain(
                 self.model,
@@ -325,10 +325,10 @@ class _RoundTimer:
         )
         self.sampler.draw(scored)
         assert scored.confidence is not None
-        float(scored.confidence)  # as an exit policy reads it
+        float(scored.confidence)  # exit policies read it, too
 
     def _time(self, run: Callable[[], object], times: int = 1) -> float:
-        """Return the mean seconds of a run, of `times` in a row."""
+        """Return the mean seconds of a function over `times` calls in a row."""
         synchronize(self.device)
         started = perf_counter()
         for _ in range(times):
@@ -338,7 +338,7 @@ class _RoundTimer:
 
 
 def _layer_shares(seconds: np.ndarray) -> np.ndarray:
-    """Return each layer's share [L] of one kind's time.
+    """Return each layer's share [L] of the time of one kind of sub-layer.
 
     seconds: [repeats, L]. Layers within each other's quartile ranges count as equal.
     """

@@ -29,26 +29,28 @@ from skipsearch.timing.latency import (
 
 N_CHECKED_MASKS = 20
 SIDE_CONTEXT_REPEATS = 1
-# Names how a table is measured. Change it if that changes: cached tables are then measured again.
+# Version of the measurement. If it changes, cached tables are measured again.
 FORMAT = "calls"
 MAX_MEDIAN_ERROR = 0.1  # relative error of a draft step
-MAX_SPEED_CHANGE = 0.2  # of a plain pass, relative, for which a cached table is still used
-# Quartile range of a plain pass over its median. With more, a change of speed would go unnoticed.
+MAX_SPEED_CHANGE = 0.2  # relative, of a plain pass; else a cached table is stale
+# Quartile range of a plain pass over its median. With more noise, a change of speed is not
+# detected.
 MAX_SPREAD = MAX_SPEED_CHANGE
-PLAUSIBLE_FACTOR = 10  # a time that is off by more is no noise: the file is damaged
+PLAUSIBLE_FACTOR = 10  # a larger factor cannot be noise: the file is damaged
 
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """Measured costs of a model's passes."""
+    """The measured costs of a model's passes."""
 
-    entries: tuple[LatencyEntry, ...]  # one a context length, shortest first
+    entries: tuple[LatencyEntry, ...]  # for each context length, shortest first
     cached: bool = False  # whether it was read from the cache
 
     def costs_at(self, context: int) -> Costs:
         """Return the costs at a context length.
 
-        Linear between the measured lengths; outside of them, those of the nearest.
+        They are interpolated linearly between measured lengths; outside of them, they are those of
+        the nearest.
         """
         if len(self.entries) == 1:
             return self.entries[0].costs
@@ -72,17 +74,17 @@ class LatencyTable:
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """Relative errors of every mask that was checked, at every context length."""
+        """The relative errors of all checked masks, at all context lengths."""
         return tuple(e for m in self.entries for e in m.errors)
 
     @property
     def stable(self) -> bool:
-        """Whether plain passes hardly varied: otherwise something else used the machine."""
+        """Whether plain passes hardly varied. If they did, another process used the machine."""
         return max(m.spread for m in self.entries) <= MAX_SPREAD
 
     @property
     def accurate(self) -> bool:
-        """Whether it is stable and predicts most of its masks within a tenth."""
+        """Whether the table is stable, and its median error is at most a tenth."""
         return self.stable and median(self.errors) <= MAX_MEDIAN_ERROR
 
     def __str__(self) -> str:
@@ -107,12 +109,12 @@ def load_or_measure_latency_table(
     progress: Callable[[int, int], None] = lambda done, total: None,
     remeasure: bool = False,
 ) -> LatencyTable:
-    """Return the cached table if the machine is as fast as it was then; else measure one.
+    """Return the cached table if the machine's speed has not changed; else measure a new table.
 
-    contexts: lengths in tokens. remeasure: measure in any case. progress(done, total).
-    The cache is the folder that SKIPSEARCH_CACHE_DIR names, and its key a fingerprint of model,
-    dtype, device, threads, engine and versions. A table that is not `accurate` is not cached, and a
-    damaged one is measured again.
+    contexts: lengths in tokens. remeasure: measure in any case. progress(done, total). The cache is
+    in the folder that SKIPSEARCH_CACHE_DIR names. Its key is a fingerprint of model, dtype, device,
+    threads, engine and versions. A table that is not `accurate` is not cached, and a damaged table
+    is measured again.
     """
     lengths = tuple(sorted(set(contexts)))
     path = cache_dir() / "latency" / f"{table_fingerprint(model, max_draft, lengths)}.json"
@@ -130,7 +132,7 @@ def load_or_measure_latency_table(
         progress(done, len(lengths))
         if context == main_context(lengths):
             entries.append(measure_latency(model, max_draft, context, masks=masks))
-        else:  # fewer repeats suffice for how costs grow with the context
+        else:  # fewer repeats: only the growth of costs with the context is needed
             entries.append(measure_latency(model, max_draft, context, SIDE_CONTEXT_REPEATS))
     table = LatencyTable(tuple(entries))
     if table.accurate:
@@ -140,7 +142,7 @@ def load_or_measure_latency_table(
 
 
 def read_cached_costs(model: ModelAdapter) -> Costs | None:
-    """Return the costs of this model's latest cached table, for any text; None without one."""
+    """Return the costs of the latest cached table at its main context; None without one."""
     entries = _read_entries(_latest_path(model))
     if entries is None:
         return None
@@ -155,12 +157,12 @@ def _latest_path(model: ModelAdapter) -> Path:
 
 
 def main_context(contexts: Sequence[int]) -> int:
-    """Return the middle one of ordered contexts: searches use it, and it is measured best."""
+    """Return the middle one of ordered contexts. Searches use it, and it has the most repeats."""
     return contexts[len(contexts) // 2]
 
 
 def table_fingerprint(model: ModelAdapter, max_draft: int, contexts: Sequence[int]) -> str:
-    """Return a hash of everything that a table depends on."""
+    """Return a hash of all facts that a table depends on."""
     spec = model.spec
     facts: dict[str, Any] = {
         "model": spec.id,
@@ -197,7 +199,7 @@ def _has_same_speed(model: ModelAdapter, entries: Sequence[LatencyEntry]) -> boo
 def _is_complete(
     entries: Sequence[LatencyEntry], n_sublayers: int, max_draft: int, contexts: Sequence[int]
 ) -> bool:
-    """Return whether a file holds a whole measurement, without impossible times."""
+    """Return whether entries are a complete measurement with plausible times."""
     main, first = main_context(contexts), entries[0]
     return [m.context for m in entries] == list(contexts) and all(
         len(m.costs.sublayers) == n_sublayers
@@ -211,16 +213,16 @@ def _is_complete(
 
 def _is_plausible(entry: LatencyEntry) -> bool:
     costs = entry.costs
-    pieces, extra = (
+    parts, extra = (
         (*costs.sublayers, costs.overhead),
         (costs.first, costs.cold, costs.call, costs.curve - 1),
     )
-    if not np.isfinite((*pieces, *costs.verify, *extra, entry.spread, *entry.errors)).all():
+    if not np.isfinite((*parts, *costs.verify, *extra, entry.spread, *entry.errors)).all():
         return False
-    if min(*pieces, *extra, entry.spread, *entry.errors) < 0 or min(costs.verify) <= 0:
+    if min(*parts, *extra, entry.spread, *entry.errors) < 0 or min(costs.verify) <= 0:
         return False
-    # The pieces of a pass add up to it; to less than it if a part belongs to the call.
-    total = sum(pieces) / costs.verify[0]
+    # The parts of a pass add up to the pass, or to less if some time belongs to the call.
+    total = sum(parts) / costs.verify[0]
     return (
         (_is_within(total, 1.0, 1) if costs.call else abs(total - 1) < 1e-6)
         and costs.call <= PLAUSIBLE_FACTOR * costs.verify[0]
@@ -235,7 +237,7 @@ def _is_plausible(entry: LatencyEntry) -> bool:
 
 
 def _is_within(seconds: float, unit_s: float, units: float) -> bool:
-    """Return whether work of so many units takes between 1 and `units` times `unit_s`, roughly."""
+    """Return whether `seconds` is plausible for `units` units of work of `unit_s` seconds each."""
     return unit_s / PLAUSIBLE_FACTOR <= seconds <= unit_s * PLAUSIBLE_FACTOR * max(units, 1)
 
 

@@ -3,7 +3,7 @@
 driver           the steps of a training
 corpus           text, including text that the model writes
 mask_selection   which sub-layers a trained draft keeps
-students         what is trained, by kind
-distill_batch    what the full model teaches, and the rows of a draft
+students         the trainable weights and draft passes of each kind of draft
+distill_batch    the full model's targets, and the draft steps of a text
 trainer          the training loop and its checkpoints
 distributed      several processes, one for each GPU"""

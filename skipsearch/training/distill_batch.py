@@ -1,9 +1,10 @@
-"""The draft rows of a text in one pass, as decoding runs them, and the full model's targets.
+"""Run the draft steps of many rounds in one pass over a text, with the full model's targets.
 
-The full model reads the text once, and its K/V stay. The draft then starts at every
-`group_size`-th position with a group of rows. The first row of a group sees the full model's K/V of
-all text before it. Later rows also see the K/V that the draft wrote for their group. A round of
-decoding sees the same."""
+The full model reads the text once, and its K/V stay. The draft then starts at every `group_size`-th
+position. Each start has a group of rows, one row for each draft step. The first row of a group
+attends to the full model's K/V of all earlier text. Later rows also attend to the draft's K/V of
+their group. This is what a round of decoding attends to.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +20,20 @@ from skipsearch.engine import no_grad, run_layers
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
-MAX_HEAD_ROWS = {"cpu": 1024, "cuda": 4096}  # of logits at a time
+MAX_HEAD_ROWS = {"cpu": 1024, "cuda": 4096}  # rows of logits at a time
 
 
 @dataclass(frozen=True)
 class TeacherTargets:
-    """What the full model predicts at R positions of each text."""
+    """The full model's predictions at R positions of each text."""
 
     tokens: Tensor  # [B, R, K]: its likeliest tokens; tokens[..., 0] is its choice
-    probs: Tensor  # [B, R, K]: their probabilities, which sum to 1
+    probs: Tensor  # [B, R, K]: their probabilities, scaled to sum 1
 
 
 @dataclass(frozen=True)
 class TeacherOutput:
-    """Texts that the full model has read."""
+    """Texts that the full model has read, with its K/V and predictions."""
 
     texts: Tensor  # [B, T]
     cache: KVCache  # their K/V, and T free slots after them
@@ -56,7 +57,7 @@ def run_teacher(
 ) -> TeacherOutput:
     """Run the full model over texts [B, T].
 
-    kv_layers: the layers whose attention drafts run; only their K/V stay. None: all stay."""
+    kv_layers: the layers whose attention the draft runs; only their K/V are kept. None: all K/V."""
     batch, length = texts.shape
     cache = model.new_cache(batch, 2 * length)
     plan = Planner(length, model.spec.device).plan_chain(0, length, batch)
@@ -68,10 +69,11 @@ def run_teacher(
 
 @no_grad
 def make_draft_batch(teacher_output: TeacherOutput, group_size: int, offset: int) -> DraftBatch:
-    """Return the draft rows from `offset` on, as many as fill whole groups.
+    """Return the draft rows from position `offset` on, in as many whole groups as fit.
 
-    Batches of one teacher output cannot be used at the same time: each draft pass writes to the
-    same slots."""
+    Two batches of one teacher output cannot be used at the same time, because their draft passes
+    write to the same slots.
+    """
     texts, targets = teacher_output.texts, teacher_output.targets
     batch, length = texts.shape
     rows = (length - offset) // group_size * group_size
@@ -97,7 +99,8 @@ def make_draft_batch(teacher_output: TeacherOutput, group_size: int, offset: int
 def _select_buffers(cache: KVCache, choose: Callable[[int, Tensor], Tensor | None]) -> KVCache:
     """Return a copy of a cache with other buffers.
 
-    choose: takes a layer and one of its buffers, and returns the buffer of the copy."""
+    choose(layer, buffer) returns the buffer of the copy.
+    """
     selected = copy(cache)
     selected.keys, selected.values = (
         [None if buffer is None else choose(i, buffer) for i, buffer in enumerate(buffers)]
@@ -107,7 +110,7 @@ def _select_buffers(cache: KVCache, choose: Callable[[int, Tensor], Tensor | Non
 
 
 def run_draft_layers(model: ModelAdapter, mask: SkipMask, draft_batch: DraftBatch) -> Tensor:
-    """Return what goes into the draft's head at every row, [B, R, H]."""
+    """Return the draft's last hidden states (the input of its head) at every row, [B, R, H]."""
     return run_layers(
         model,
         model.embed(draft_batch.input_ids, draft_batch.plan.positions),
@@ -120,7 +123,7 @@ def run_draft_layers(model: ModelAdapter, mask: SkipMask, draft_batch: DraftBatc
 def compute_teacher_targets(
     model: ModelAdapter, hidden_states: Tensor, top_k: int
 ) -> TeacherTargets:
-    """Return the targets at R positions, from what goes into the full model's head, [B, R, H]."""
+    """Return the targets at R positions. hidden_states: input of the model's head, [B, R, H]."""
     flat, tokens, shares = hidden_states.flatten(0, 1), [], []
     for part in flat.split(max_head_rows(model)):
         top = model.head(part[None])[0].float().topk(min(top_k, model.spec.vocab_size), dim=-1)
@@ -135,14 +138,15 @@ def count_agreeing(
 ) -> int:
     """Count the rows at which a draft's likeliest token is the full model's.
 
-    hidden: [B, R, H], what goes into the draft's head. max_rows: rows of logits at a time."""
+    hidden: the input of the draft's head, [B, R, H]. max_rows: rows of logits at a time.
+    """
     rows, tokens = hidden.flatten(0, 1), targets.tokens[..., 0].flatten()
     return sum(
-        int((head(part[None])[0].argmax(dim=-1) == wanted).sum())
-        for part, wanted in zip(rows.split(max_rows), tokens.split(max_rows), strict=True)
+        int((head(part[None])[0].argmax(dim=-1) == targets_part).sum())
+        for part, targets_part in zip(rows.split(max_rows), tokens.split(max_rows), strict=True)
     )
 
 
 def max_head_rows(model: ModelAdapter) -> int:
-    """Return how many rows of logits are computed at a time, to bound their memory."""
+    """Return the most rows of logits to compute at a time, which bounds their memory."""
     return MAX_HEAD_ROWS.get(model.spec.device.type, MAX_HEAD_ROWS["cpu"])

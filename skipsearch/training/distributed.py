@@ -1,8 +1,8 @@
 """Processes that train one module together, as `accelerate launch` starts them.
 
-Each learns from texts of its own; gradients are averaged. All of them have the same weights at
-every step, because they start from the same ones and take the same steps. Only the main process
-writes files."""
+Each process learns from different texts, and gradients are averaged. All processes have the same
+weights at every step, because they start with the same weights and take the same steps. Only the
+main process writes files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProcessGroup:
     n_processes: int
 
     def __init__(self, state: Any = None):
-        """state: an `accelerate.PartialState`; None: there is one process."""
+        """Wrap an `accelerate.PartialState`. state None: there is one process."""
         self._state = state
         self.rank, self.n_processes = (
             (0, 1) if state is None else (state.process_index, state.num_processes)
@@ -45,7 +45,7 @@ class ProcessGroup:
             tensor.copy_(mean.view_as(tensor))
 
     def broadcast_from_main(self, value: float) -> float:
-        """Return the main process's value; clocks differ between processes."""
+        """Return the main process's value to all, for decisions that depend on a clock."""
         if self.n_processes == 1:
             return value
         shared = torch.tensor([value], dtype=torch.float64, device=self._state.device)
@@ -61,7 +61,7 @@ class ProcessGroup:
         return len(set(facts)) == 1
 
     def wait_for_all(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes have called this."""
         if self.n_processes > 1:
             self._state.wait_for_everyone()
 
@@ -72,7 +72,8 @@ SINGLE_PROCESS = ProcessGroup()
 def join_process_group(device: str) -> ProcessGroup:
     """Return the processes that were launched with this one.
 
-    device: as `--device` names it. With `cpu` they use no GPU; else each uses one as `cuda`."""
+    device: the value of `--device`. With `cpu`, no process uses a GPU; else each process uses one
+    GPU as `cuda`."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return SINGLE_PROCESS
     from accelerate import PartialState

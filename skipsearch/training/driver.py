@@ -3,7 +3,7 @@
 text      read from files, from a task's calibration prompts, or written by the model; a part of it
           is kept for validation
 plan      a student: a mask's kept sub-layers (the mask of a profile, or the one with which the
-          untrained draft does best), an early exit's adapter, or embeddings of unknown tokens
+          untrained draft agrees most), an adapter of an early exit, or mask-token embeddings
 train     towards the full model's distribution, on the draft's own rows (`training/trainer.py`)
 replay    α before and after, on the validation text"""
 
@@ -50,8 +50,8 @@ from skipsearch.training.students import (
 from skipsearch.training.trainer import Trainer, TrainProgress, TrainSettings, make_autocast
 from skipsearch.tuning.events import Notice, StageProgress, StageStarted
 
-MASK_SELECTION_WINDOWS = 16  # windows that a mask is chosen on
-DRAFT_ONE_IN = 8  # a chosen mask keeps one sub-layer in so many
+MASK_SELECTION_WINDOWS = 16  # windows on which a mask is chosen
+DRAFT_ONE_IN = 8  # a chosen mask keeps one sub-layer in this many
 REPLAY_PROMPTS, REPLAY_TOKENS = 24, 48  # prompts, and tokens after each
 CHECKPOINT = "training.pt"
 
@@ -66,8 +66,8 @@ class TrainingResult:
     path: Path  # of the module
     card: ModuleCard
     n_parameters: int
-    extra_bytes: int  # memory that its draft takes next to the model
-    # (before, after), by fast replay of the validation text; None if the model ends that at once
+    extra_bytes: int  # memory that the draft needs in addition to the model
+    # (before, after), by replay of the validation text; None if the model continues none of it
     alpha: tuple[float | None, float | None]
 
 
@@ -84,10 +84,10 @@ def parse_memory_limit(extra: str, model_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What is to be trained."""
+    """A student with what is needed to train it and to write its module."""
 
     student: Student
-    resumed_from: str = ""  # which module the training starts from, for the card
+    resumed_from: str = ""  # the module that the training starts from, for the card
 
 
 def plan_adapted(
@@ -103,10 +103,12 @@ def plan_adapted(
 ) -> TrainingPlan:
     """Plan to train the kept sub-layers of a mask.
 
-    mask: None chooses one that keeps `draft_sublayers` sub-layers, an eighth of them if None. rank:
-    of low-rank changes; None trains whole copies. init_from: a module to start from; sub-layers
-    that its draft misses least are dropped from it, down to `draft_sublayers`. Raises: ModuleError,
-    ModelError."""
+    mask: None chooses a mask that keeps `draft_sublayers` sub-layers.
+    draft_sublayers: None: an eighth of all sub-layers.
+    rank: of low-rank updates; None: copies of the sub-layers are trained.
+    init_from: a module to start from. If it has more than `draft_sublayers` sub-layers, those that
+    its draft needs least are dropped.
+    Raises: ModuleError, ModelError."""
     base = _require_hf(model)
     tensors: dict[str, Tensor] = {}
     if init_from is not None:
@@ -145,9 +147,10 @@ def _resume_from(
     draft_tokens: int,
     on_event: TrainListener,
 ) -> tuple[SkipMask, dict[str, Tensor]]:
-    """Return (the mask to train, the tensors to start from), of a module of the same form.
+    """Return (mask to train, tensors to start from) from a module of the same form.
 
-    Raises: ModuleError."""
+    Raises: ModuleError.
+    """
     card, tensors = load_module(init_from)
     check_card(card, "adapted", base.spec, str(init_from))
     if (card.rank, card.form) != (rank, "copy" if rank is None else "lora"):
@@ -196,11 +199,12 @@ def plan_s3d(
     rank: int | None = None,
     seed: int = 0,
 ) -> TrainingPlan:
-    """Plan to train embeddings for unknown tokens, under a mask without the middle layers, as the
-    paper's best masks are.
+    """Plan to train the mask-token embeddings of S3D.
 
-    draft_layers: layers that the draft keeps, a third of them if None. rank: of low-rank changes of
-    the kept sub-layers, which are trained too; None: none. Raises: ModuleError, ModelError."""
+    The mask skips the middle layers, as the paper's best masks do. draft_layers: layers that the
+    draft keeps; None: a third of all layers. rank: of low-rank updates of the kept sub-layers,
+    which are trained too; None: only embeddings are trained. Raises: ModuleError, ModelError.
+    """
     n = model.spec.n_layers
     count = draft_layers or max(2, n // 3)
     if not 2 <= count < n or not 2 <= draft_tokens <= 16:
@@ -225,9 +229,9 @@ def train(
 ) -> TrainingResult | None:
     """Train a draft, and write it to a folder as a module.
 
-    restart: discard a training that was interrupted in this folder, instead of resuming it.
-    processes: the processes that train it, each of which calls this function; it returns None in
-    all but the main one. Raises: ModuleError."""
+    restart: discard an interrupted training in this folder instead of resuming it. processes: the
+    processes that train together. Each of them calls this function, which returns None in all but
+    the main process. Raises: ModuleError."""
     student = plan.student
     model = student.model
     if student.extra_bytes > parse_memory_limit(extra_memory, model.weight_bytes):
@@ -289,13 +293,14 @@ def measure_agreement(student: Student, corpus: Corpus) -> float:
 def _replay_alpha(
     model: ModelAdapter, path: Path, mask: SkipMask, corpus: Corpus
 ) -> tuple[float | None, float | None]:
-    """Return α by fast replay, of the untrained mask and of the module.
+    """Return (α of the untrained mask, α of the module), both by replay.
 
-    Without its adapter, an early exit drafts with the head alone."""
+    An untrained early exit drafts with the head alone, without an adapter.
+    """
     prompts = [row[: len(row) // 2].tolist() for row in corpus.validation[:REPLAY_PROMPTS]]
     try:
         replay = Replay(model, prompts, REPLAY_TOKENS, 6)
-    except SearchError:  # the model ends all of the prompts at once
+    except SearchError:  # the model ends every continuation after one token
         return None, None
     draft = load_trained_draft(model, make_reference(path, path.name), [path.parent])
     return replay.measure_acceptance(mask), draft.measure_alpha(replay)
@@ -316,7 +321,7 @@ def _require_hf(model: ModelAdapter) -> HFAdapter:
 
 
 def with_limits(settings: TrainSettings, steps: int | None, limit_s: float | None) -> TrainSettings:
-    """Return the settings with these limits; ten minutes if there are none."""
+    """Return the settings with these limits; the limit is ten minutes if both are None."""
     return replace(
         settings, steps=steps, seconds=600.0 if steps is None and limit_s is None else limit_s
     )

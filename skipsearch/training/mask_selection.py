@@ -1,6 +1,8 @@
-"""Choose the sub-layers that a trained draft keeps: far fewer than an untrained one needs.
+"""Choose the sub-layers that a trained draft keeps.
 
-Passes with few sub-layers are cheap, so this takes seconds."""
+A trained draft needs far fewer sub-layers than an untrained one. Passes with few sub-layers are
+cheap, so the choice takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,12 @@ def select_mask(
     n_kept: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> SkipMask:
-    """Return the mask that keeps the `n_kept` sub-layers with which the untrained draft predicts
-    most of the full model's tokens in texts [N, T].
+    """Return the mask with `n_kept` sub-layers whose draft agrees most with the full model.
 
-    Forward selection adds the sub-layer that helps most, one by one. Then each sub-layer is
-    exchanged for a better one, if there is any."""
+    Agreement is measured on texts [N, T], without training. Forward selection adds sub-layers one
+    by one, each time the one that helps most. Then each sub-layer is exchanged for a better one, if
+    there is one.
+    """
     n = model.spec.n_layers
     draft_batches = _make_draft_batches(model, texts, 1)
     scores: dict[frozenset[int], float] = {}
@@ -69,8 +72,8 @@ def prune_mask(
 ) -> SkipMask:
     """Return a mask that keeps `n_kept` of the sub-layers of a trained draft.
 
-    The sub-layer that the draft misses least is dropped, one by one. model: the full model.
-    texts: [N, T]."""
+    Sub-layers are dropped one by one, each time the one that the draft needs least. model: the full
+    model. texts: [N, T]."""
     draft_batches = _make_draft_batches(model, texts, draft_length)
     n_before = 2 * mask.n_layers - mask.n_skipped
     total, done = sum(range(n_kept + 1, n_before + 1)), 0

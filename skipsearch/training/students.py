@@ -1,5 +1,6 @@
-"""What is trained, by kind: the weights that learn, and the rows of a text on which they learn,
-exactly as decoding runs them.
+"""Students: for each kind of draft, its trainable weights and its draft passes over a text.
+
+The draft passes compute exactly what decoding computes.
 """
 
 from __future__ import annotations
@@ -31,30 +32,32 @@ from skipsearch.training.distill_batch import (
 
 
 class Student(Protocol):
-    """A draft with weights that learn."""
+    """A draft with trainable weights."""
 
     model: HFAdapter  # the full model
-    parameters: dict[str, nn.Parameter]  # what learns, by the names of a module's file
-    facts: dict[str, Any]  # a checkpoint of other facts is one of another training
-    draft_length: int  # tokens that a draft is trained to run ahead
-    card: dict[str, Any]  # of its module, without how it was trained
+    parameters: dict[str, nn.Parameter]  # trainable weights, by their names in a module file
+    facts: dict[str, Any]  # a checkpoint with other facts is of another training
+    draft_length: int  # draft tokens that it is trained for
+    card: dict[str, Any]  # of its module, without the facts of the training
     file_name: str  # of its module
-    extra_bytes: int  # memory that the draft takes next to the model
+    extra_bytes: int  # memory that the draft needs in addition to the model
 
     def run_teacher(self, texts: Tensor, top_k: int) -> Any:
-        """Return what drafts learn from texts [B, T]; any number of draft passes may use it."""
+        """Run the full model over texts [B, T]; any number of draft passes may use the output."""
 
     def run_draft(self, teacher_output: Any, offset: int) -> tuple[Tensor, TeacherTargets]:
-        """Return what goes into the draft's head at every row [B, R, H], and the targets there.
+        """Return (input of the draft's head at every row [B, R, H], targets at these rows).
 
-        teacher_output: of `run_teacher`. offset: where drafts start, 0 … draft_length − 1."""
+        teacher_output: from `run_teacher`. offset: the position of the first draft, 0 …
+        draft_length − 1.
+        """
 
     def head(self, h: Tensor) -> Tensor:
         """Return the draft's logits."""
 
 
 class AdaptedStudent:
-    """A draft with copies of the sub-layers that a mask keeps, or low-rank changes of them.
+    """A draft whose kept sub-layers are trained, as copies or by low-rank updates.
 
     Raises: ModelError for sub-layers that cannot be copied.
     """
@@ -69,7 +72,7 @@ class AdaptedStudent:
     ):
         self.model, self.mask, self.draft_length = model, mask, draft_length
         sublayers = weight_overlay.kept_sublayers(mask)
-        # Refuses what cannot be trained, before anything is copied.
+        # Raises ModelError for sub-layers that cannot be trained, before anything is copied.
         n_values = count_values(model, sublayers)
         self.draft = weight_overlay.copy_sublayers(model, sublayers)
         self.parameters = dict(make_trainable(self.draft, sublayers, rank, seed))
@@ -89,11 +92,11 @@ class AdaptedStudent:
         }
         suffix = "" if rank is None else f"-lora{rank}"
         self.file_name = f"adapted-{len(sublayers)}{suffix}.safetensors"
-        self.extra_bytes = n_values * model.spec.dtype.itemsize  # low-rank changes are merged
+        self.extra_bytes = n_values * model.spec.dtype.itemsize  # low-rank updates are merged
 
     @torch.no_grad()
     def load_weights(self, tensors: Mapping[str, Tensor], sha256: str) -> None:
-        """Start from the tensors of a module. sha256: of its file."""
+        """Load the tensors of a module, to continue its training. sha256: of the module file."""
         for name, parameter in self.parameters.items():
             parameter.copy_(tensors[name])
         self.facts["start"] = sha256
@@ -114,7 +117,8 @@ class AdaptedStudent:
 class KangarooStudent:
     """An adapter after the first `exit_layer` layers.
 
-    Its features are the full model's own, so one pass over a text computes what any round would."""
+    It reads hidden states of the full model, so one pass over a text computes the draft steps of
+    every round."""
 
     draft_length = 1
 
@@ -157,7 +161,7 @@ class KangarooStudent:
 
     @no_grad
     def run_teacher(self, texts: Tensor, top_k: int) -> tuple[Tensor, TeacherTargets]:
-        """Return (the exit layer's input, the targets) at every position."""
+        """Return (input of the exit layer, targets) at every position."""
         model, layer_inputs = self.model, dict[int, Tensor]()
         plan = Planner(texts.shape[1], texts.device).plan_chain(0, texts.shape[1], len(texts))
         cache = model.new_cache(len(texts), texts.shape[1])
@@ -169,10 +173,10 @@ class KangarooStudent:
 
 
 class S3DStudent:
-    """Embeddings for the rows of a draft whose token is unknown; with a rank, low-rank changes of
-    the kept sub-layers too.
+    """Mask-token embeddings of S3D and, if `rank` is given, low-rank updates of kept sub-layers.
 
-    draft_length: tokens that one pass drafts."""
+    draft_length: tokens that one pass drafts.
+    """
 
     def __init__(
         self,
@@ -186,7 +190,7 @@ class S3DStudent:
         sublayers = weight_overlay.kept_sublayers(mask) if rank else []
         draft = weight_overlay.copy_sublayers(model, sublayers)
         wide = torch.promote_types(model.spec.dtype, torch.float32)
-        with torch.no_grad():  # start near the mean of all tokens' embeddings
+        with torch.no_grad():  # initial values: near the mean of all token embeddings
             probe = torch.arange(min(model.spec.vocab_size, 4096), device=model.spec.device)[None]
             known = model.embed(probe, torch.zeros_like(probe))[0].to(wide)
             random = torch.Generator().manual_seed(seed)
@@ -249,7 +253,7 @@ def _attention_layers(mask: SkipMask) -> frozenset[int]:
 
 
 def count_values(model: HFAdapter, sublayers: list[tuple[int, str]]) -> int:
-    """Count the weights of sub-layers. Raises: ModelError if they cannot be read one by one."""
+    """Count the weights of sub-layers. Raises: ModelError if they cannot be read separately."""
     return sum(
         weight.numel()
         for i, kind in sublayers
@@ -260,9 +264,10 @@ def count_values(model: HFAdapter, sublayers: list[tuple[int, str]]) -> int:
 def make_trainable(
     model: HFAdapter, sublayers: list[tuple[int, str]], rank: int | None, seed: int
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """Make copied sub-layers learn, in float32 or better, and yield their parameters by name.
+    """Make copied sub-layers trainable, in float32 or better; yield (name, parameter).
 
-    rank: low-rank changes of matrices learn instead."""
+    rank: of low-rank updates of their matrices, which are trained instead; None: no updates.
+    """
     dtype = torch.promote_types(model.spec.dtype, torch.float32)
     random = torch.Generator().manual_seed(seed)
     for i, kind in sublayers:
@@ -284,9 +289,10 @@ def make_trainable(
 
 
 class LowRankChange(nn.Module):
-    """A parametrization: weight + up · down, where up starts at zero.
+    """A parametrization of a matrix: weight + up · down, where up starts at zero.
 
-    Source: LoRA (Hu et al. 2021), with its scale in the factors."""
+    Source: LoRA (Hu et al. 2021), whose scale is part of the factors.
+    """
 
     down: nn.Parameter
     up: nn.Parameter
@@ -304,10 +310,10 @@ class LowRankChange(nn.Module):
 
 @no_grad
 def token_agreement(student: Student, texts: Tensor, head_rows: int) -> float:
-    """Return the share of all rows of texts [N, T] at which the draft predicts the full model's
-    token.
+    """Return the share of rows at which the draft predicts the full model's token.
 
-    head_rows: rows of logits at a time."""
+    texts: [N, T]. head_rows: rows of logits at a time.
+    """
     n_agreeing = n_rows = 0
     for part in texts.split(16):
         batch = part.long().to(student.model.spec.device)

@@ -1,9 +1,10 @@
 """Train a draft's weights towards the full model's distribution, on the draft's own rows.
 
-The model's weights never change. The loss is cross-entropy towards the full model's distribution at
-a temperature, restricted to its likeliest tokens, which carry nearly all of it: distillation
-(Hinton et al. 2015) of a model into a part of itself. The optimizer is AdamW. Its rate warms up,
-then decays as a cosine over the steps or the time of the training."""
+The full model's weights do not change. The loss is the cross-entropy with the full model's
+distribution at a temperature, restricted to its likeliest tokens, which have nearly all of its
+probability. This is distillation (Hinton et al. 2015) of a model into a part of itself. The
+optimizer is AdamW. Its learning rate warms up, then decays as a cosine over the steps or the time
+of the training."""
 
 from __future__ import annotations
 
@@ -27,33 +28,33 @@ from skipsearch.training.distill_batch import max_head_rows
 from skipsearch.training.distributed import SINGLE_PROCESS, ProcessGroup
 from skipsearch.training.students import Student
 
-CHECKPOINT_INTERVAL_S = 30.0  # a killed training loses no more than this and its current step
+CHECKPOINT_INTERVAL_S = 30.0  # a killed training loses at most this and its current step
 WARM_UP_STEPS = 20
 MAX_GRAD_NORM = 1.0
-SMOOTHING = 0.95  # of the reported loss and agreement
+SMOOTHING = 0.95  # exponential, of the reported loss and agreement
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How to train. The first limit that is reached ends the training; None is no limit."""
+    """The settings of a training. The first limit reached ends it; None is no limit."""
 
     steps: int | None = None
     seconds: float | None = 600.0
-    batch_size: int = 16  # texts of a step, per process
+    batch_size: int = 16  # texts per step and process
     learning_rate: float = 3e-3
-    top_k: int = 64  # the full model's likeliest tokens, which the loss is restricted to
-    # Steps that use one pass of the full model, which takes half of a step's time. They are not
-    # consecutive, and their drafts start at other positions.
+    top_k: int = 64  # the full model's likeliest tokens, to which the loss is restricted
+    # Steps that use the output of one pass of the full model, which takes half of a step's time.
+    # These steps are not consecutive, and their drafts start at different positions.
     steps_per_teacher_pass: int = 3
-    # Of the full model's distribution. Greedy drafts learn more from a sharp one, sampled drafts
-    # from the temperature that they are sampled at.
+    # Of the full model's distribution. Low values suit greedy drafts; for sampled drafts, use the
+    # temperature at which they are sampled.
     temperature: float = 0.5
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """How far a training has come."""
+    """The progress of a training."""
 
     n_steps: int
     loss: float  # nats, smoothed
@@ -66,9 +67,9 @@ class TrainProgress:
 class Trainer:
     """A training that can be interrupted and resumed.
 
-    texts: [N, T] token ids on the CPU. process_group: the processes share the texts of a step,
-    `settings.batch_size` each; a step equals that of one process with all of these texts. Raises:
-    ModuleError for texts too short to draft on."""
+    texts: [N, T] token ids on the CPU. process_group: each of its processes reads
+    `settings.batch_size` texts per step; the step equals that of one process with all of these
+    texts. Raises: ModuleError if the texts are too short for a draft."""
 
     def __init__(
         self,
@@ -97,9 +98,7 @@ class Trainer:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for trainings that differ in nothing but their length, so that one may resume from
-        the other's checkpoint.
-        """
+        """A hash of everything but the length of the training; a checkpoint stores it."""
         facts = {k: v for k, v in asdict(self.settings).items() if k not in ("steps", "seconds")}
         spec = self.student.model.spec
         facts |= self.student.facts | {
@@ -117,8 +116,8 @@ class Trainer:
     ) -> None:
         """Run steps until a limit is reached.
 
-        checkpoint: a file that the training is saved to, and resumed from if it exists. Raises:
-        ModuleError."""
+        checkpoint: the file of the training's checkpoint. If it exists, the training is resumed
+        from it. Raises: ModuleError."""
         if not self.process_group.all_equal(self.fingerprint):
             raise ModuleError(
                 "the processes of this training do not begin with the same: give all of them the "
@@ -156,7 +155,7 @@ class Trainer:
             self.save_checkpoint(checkpoint)
 
     def run_step(self, share_done: float) -> None:
-        """Run one step of the optimizer. share_done: of the training, 0..1."""
+        """Run one step of the optimizer. share_done: share of the training that is done, 0..1."""
         settings = self.settings
         first = int(
             torch.randint(
@@ -194,7 +193,7 @@ class Trainer:
     def _get_teacher_output(self) -> Any:
         """Return the teacher output of this step.
 
-        Steps take turns with the last few outputs, so that consecutive steps seldom use the same
+        Steps use the last few outputs in turn, so that consecutive steps rarely use the same
         texts."""
         newest, turn = divmod(self.n_steps, self.settings.steps_per_teacher_pass)
         index = max(0, newest - turn)
@@ -213,12 +212,12 @@ class Trainer:
         return self._teacher_outputs[index]
 
     def _make_generator(self, number: int) -> torch.Generator:
-        """Return the generator of a step or a teacher pass, so that a checkpoint needs no state."""
+        """Return the random generator of a step or teacher pass, so checkpoints store no state."""
         return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
 
     @property
     def tokens_read(self) -> int:
-        """Tokens of text that the full model has read."""
+        """The tokens that the full model has read so far."""
         return (
             -(-self.n_steps // self.settings.steps_per_teacher_pass)
             * self._texts_per_step
@@ -227,33 +226,34 @@ class Trainer:
 
     @property
     def _texts_per_step(self) -> int:
-        """Texts of a step in all processes together."""
+        """The texts of a step in all processes together."""
         return self.settings.batch_size * self.process_group.n_processes
 
     def accumulate_gradients(self, teacher_output: Any, offset: int) -> tuple[float, float, int]:
         """Add the gradients of one draft pass, and return (loss, agreement, rows).
 
-        A few rows of logits are in memory at a time."""
+        Only a few rows of logits are in memory at a time."""
         hidden, targets = self.student.run_draft(teacher_output, offset)
         flat = hidden.detach().flatten(0, 1).requires_grad_()
         tokens = targets.tokens.flatten(0, 1)
         shares = (targets.probs.flatten(0, 1).log() / self.settings.temperature).softmax(dim=-1)
         total, n_agreeing, max_rows = 0.0, 0, max_head_rows(self.student.model)
-        for at in range(0, len(flat), max_rows):
-            logits = self.student.head(flat[None, at : at + max_rows])[0].float()
-            taught = logits.gather(-1, tokens[at : at + max_rows])
+        for start in range(0, len(flat), max_rows):
+            logits = self.student.head(flat[None, start : start + max_rows])[0].float()
+            taught = logits.gather(-1, tokens[start : start + max_rows])
             loss = (
-                logits.logsumexp(dim=-1) - (shares[at : at + max_rows] * taught).sum(dim=-1)
+                logits.logsumexp(dim=-1) - (shares[start : start + max_rows] * taught).sum(dim=-1)
             ).sum() / len(flat)
             loss.backward()
             total += float(loss.detach())
-            n_agreeing += int((logits.argmax(dim=-1) == tokens[at : at + max_rows, 0]).sum())
+            n_agreeing += int((logits.argmax(dim=-1) == tokens[start : start + max_rows, 0]).sum())
         hidden.backward(flat.grad.view_as(hidden))  # type: ignore[union-attr]
         return total, n_agreeing / len(flat), len(flat)
 
     def export_tensors(self) -> dict[str, Tensor]:
-        """Return what a module stores, by name: in bfloat16 if the model's passes are in 16 bits,
-        else in the model's dtype.
+        """Return the tensors of a module by name.
+
+        They are bfloat16 if the model's passes are in 16 bits, else of the model's dtype.
         """
         dtype = torch.bfloat16 if is_half(self.student.model) else self.student.model.spec.dtype
         return {name: parameter.detach().to(dtype) for name, parameter in self.parameters.items()}
@@ -289,7 +289,7 @@ class Trainer:
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             same = state["fingerprint"] == self.fingerprint
-        except Exception:  # torch names no error of its own for a file that is none of its
+        except Exception:  # torch raises various errors for a file of another format
             raise ModuleError(
                 f"{path}: this checkpoint is damaged: remove it, or start again with --force"
             ) from None
@@ -307,7 +307,7 @@ class Trainer:
         self.loss, self.agreement = state["loss"], state["agreement"]
 
     def _share_done(self) -> float:
-        """Return the share of the training that is done, 1 or more at the end."""
+        """Return the share of the training that is done; 1 or more at the end."""
         steps, seconds = self.settings.steps, self.settings.seconds
         return self.process_group.broadcast_from_main(
             max(self.n_steps / steps if steps else 0.0, self.seconds / seconds if seconds else 0.0)
@@ -320,7 +320,7 @@ def is_half(model: ModelAdapter) -> bool:
 
 
 def make_autocast(model: ModelAdapter) -> AbstractContextManager[Any]:
-    """Return a context in which float32 weights are multiplied in the model's dtype."""
+    """Return a context in which matrices in float32 are multiplied in the model's dtype."""
     return (
         torch.autocast(model.spec.device.type, model.spec.dtype)
         if is_half(model)

@@ -1,4 +1,4 @@
-"""What a search knows before its first mask: calibration text, latency table, trained drafts."""
+"""Prepare a search: calibration text, latency table, trained drafts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from skipsearch.tuning.settings import TuneSettings
 
 @dataclass(frozen=True)
 class Calibration:
-    """What recipes are judged by."""
+    """The data that recipes are judged with: prompts, objective, trained drafts."""
 
     workload: Workload  # calibration prompts
     objective: ReplayObjective
@@ -69,7 +69,7 @@ def build_replay_objective(
     remeasure: bool = False,
     shapes: Sequence[str] = ("skip",),
 ) -> ReplayObjective:
-    """Build what any recipe is judged by, from continuations and latency table."""
+    """Build the objective from the model's continuations and the latency table."""
     progress = make_progress_callback(on_event)
     replay = Replay(
         model,
@@ -93,7 +93,7 @@ def measure_task_costs(
 ) -> Costs:
     """Return the latency table's costs at the middle context length of the calibration text.
 
-    contexts: three lengths, in tokens. Reports how far the table can be believed.
+    contexts: three lengths, in tokens. Reports a notice if the table is unstable or inaccurate.
     """
     table = load_or_measure_latency_table(model, MAX_DRAFT, contexts, progress, remeasure)
     on_event(Notice(f"latency table{' (of an earlier search)' if table.cached else ''}: {table}"))
@@ -119,9 +119,10 @@ def measure_task_costs(
 def load_needed_modules(
     model: ModelAdapter, settings: TuneSettings, on_event: TuneListener
 ) -> list[TrainedDraft]:
-    """Load the modules that fit the model, none if no folder is named.
+    """Load the modules that fit the model. Returns [] if the settings name no folder.
 
-    Raises: ModuleError if none fits; SearchError if the drafter asked for is not among them.
+    Raises: ModuleError if none fits; SearchError if the settings choose a trained drafter and no
+    module is of its kind.
     """
     trained = load_trained_drafts(model, settings.modules, on_event) if settings.modules else []
     kind = settings.kind
@@ -138,7 +139,7 @@ def load_trained_drafts(
 ) -> list[TrainedDraft]:
     """Load the modules of a folder that fit the model.
 
-    Raises: ModuleError if none does, with the reason for the first.
+    Raises: ModuleError if none does; it gives the reason for the first module.
     """
     drafts, errors = list[TrainedDraft](), list[ModuleError]()
     for path in list_modules(folder):

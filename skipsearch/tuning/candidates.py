@@ -20,8 +20,8 @@ class Candidate:
 
     recipe: Recipe
     predicted_speedup: float | None = None  # None: replay cannot predict this recipe
-    drafter_costs: tuple[DrafterCost | None, ...] = ()  # for the guard, one a drafter
-    module_folders: tuple[Path, ...] = ()  # where its trained parts are
+    drafter_costs: tuple[DrafterCost | None, ...] = ()  # for the guard, one for each drafter
+    module_folders: tuple[Path, ...] = ()  # with its modules
     # prompt by prompt, by replay; None: replay cannot predict this recipe
     prediction: Prediction | None = field(default=None, compare=False, repr=False)
     # against plain decoding; None: not measured yet

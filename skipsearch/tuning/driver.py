@@ -1,11 +1,11 @@
 """`tune`: from a task's prompts to a profile, in six steps.
 
 calibrate          the full model continues calibration prompts; the latency table is measured
-search_masks       propose a mask, judge it, report it, until budget, trials or ideas run out
+search_masks       propose a mask, judge it, report it, until budget, trials or masks run out
 select_candidates  the best masks get every draft policy; the best recipe of each shape is chosen
 race_candidates    these decode calibration prompts in turn with plain decoding
-confirm            the winner alone decodes hold-out prompts, which no step before has seen
-build_profile      plain decoding wins unless it is beaten there
+confirm            the winner alone decodes hold-out prompts, which no earlier step has seen
+build_profile      the verdict is `plain` unless the winner beats plain decoding on them
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from skipsearch.tuning.study import StudyStore
 from skipsearch.tuning.wall_objective import WallObjective
 
 WALL_OBJECTIVE_PROMPTS = 6  # prompts of one evaluation under the wall objective
-REFINED_MASKS = 8  # masks that are given every setting
+REFINED_MASKS = 8  # masks that are tried with every setting
 HOLDOUT_REPEATS = 2
 
 
@@ -84,19 +84,20 @@ def tune(
 ) -> Profile:
     """Search the fastest recipe for `model` on `task`, and measure it here.
 
-    budget: time of the search itself, such as "20m"; race and confirmation come on top.
-    trials: masks to judge. The first of the two to run out ends the search; with neither, it judges
+    budget: time of the search itself, such as "20m"; race and confirmation need more time.
+    trials: masks to judge. The search ends when budget or trials run out; without both, it judges
     200 masks.
     objective: "replay" predicts a mask's time, "wall" measures it.
-    study: a journal file or storage URL that stores every judged mask. resume: it already exists.
-    on_event: is called with the progress.
+    study: a journal file or storage URL that stores every judged mask.
+    resume: continue the search that `study` holds.
+    on_event: called with each event of the progress.
     remeasure: measure the latency table even if one is cached.
-    drafters: which a recipe may have: "lookup", "skip", "adapted", "kangaroo", "s3d", "clasp",
-    "asd", "swift", or one of them after lookup, such as "lookup,skip". "auto" weighs lookup, skip
-    and what `modules` has, alone and after lookup.
+    drafters: which drafter a recipe may have: "lookup", "skip", "adapted", "kangaroo", "s3d",
+    "clasp", "asd", "swift", or one of them after lookup, such as "lookup,skip". "auto" tries
+    lookup, skip and the drafters of `modules`, each alone and after lookup.
     never_skip: flat numbers of sub-layers that no draft skips: attention of layer i is 2i, its MLP
     2i + 1. `parse_sublayers` reads them from text.
-    modules: a folder of trained parts.
+    modules: a folder of trained drafters' modules.
 
     Raises: SearchError, TaskError, ModuleError. After a KeyboardInterrupt, all judged masks are in
     the study.
@@ -118,7 +119,7 @@ def tune(
     started = perf_counter()
     task = load_task(task) if isinstance(task, str) else task
     check_task(task)
-    # Before the study begins: a model that cannot read the task could not continue it.
+    # Before the study is created: a model that cannot read the task could not resume it.
     prompts = make_workload(model, task, task.calibration)
     trained = load_needed_modules(model, settings, on_event)
     store = _open_study(model, task, settings, study, resume, on_event)
@@ -185,7 +186,7 @@ def _open_study(
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What a search of masks found."""
+    """The best masks of a search."""
 
     best: Sequence[Trial] = ()  # best first
     n_judged: int = 0  # masks
@@ -199,10 +200,10 @@ def search_masks(
     on_event: TuneListener,
     report_forecast: Callable[[float | None], None],
 ) -> SearchOutcome:
-    """Judge masks until the budget is spent, if the recipe may have one. Closes the study.
+    """Search masks until the budget is spent; do nothing if no allowed recipe has a mask.
 
-    report_forecast: called before the first mask with the seconds for judging masks; None: until
-    enough masks are judged.
+    Closes the study. report_forecast: called before the first trial with the time limit in seconds;
+    None if only the number of trials is limited.
     """
     history = store.trials() if store else []
     if not settings.searches_masks:
@@ -276,7 +277,7 @@ def confirm(
 def _store_findings(
     store: StudyStore, calibration: Calibration, raced: Sequence[Candidate], winner: Candidate
 ) -> None:
-    """Write what a report shows next to the trials."""
+    """Store the data that a report shows besides the trials."""
     objective = calibration.objective
     measured = [candidate.describe_measurement("calibration") for candidate in raced]
     measured.append(winner.describe_measurement("holdout"))
@@ -295,7 +296,7 @@ def study_fingerprint(
     drafters: str = "auto",
     never_skip: Collection[int] = (),
 ) -> dict[str, Any]:
-    """Return what must be equal if the trials of two processes are to be comparable."""
+    """Return the facts that must be equal if trials of two processes are to be comparable."""
     machine, spec = describe_machine(model.spec.device), model.spec
     return {
         "model": spec.id,

@@ -1,4 +1,4 @@
-"""What a search or a training reports while it runs."""
+"""Events that a search or a training reports while it runs."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class CandidateMeasured:
 
 @dataclass(frozen=True)
 class BaselinePredicted:
-    """The predicted speedup of lookup alone: a mask that reaches no more is of no use."""
+    """The predicted speedup of lookup alone. A mask helps only if its speedup is higher."""
 
     speedup: float
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something worth knowing that is no progress."""
+    """A message to the user that reports no progress."""
 
     sentence: str
     casts_doubt: bool = False  # whether it puts the measurements of this search in doubt
@@ -67,7 +67,7 @@ class Forecast:
     """How long `tune` takes in all, predicted when the preparation is done."""
 
     prepared_s: float  # spent on the preparation
-    search_s: float | None  # for judging masks; None: until enough masks are judged
+    search_s: float | None  # for judging masks; None: only the number of trials is limited
     decoding_s: float  # for the race and the final measurement
 
 
@@ -77,7 +77,7 @@ ProgressCallback = Callable[[int, int], None]  # (done, total)
 
 
 def ignore_event(event: TuneEvent) -> None:
-    """Listen to nothing."""
+    """Ignore an event."""
 
 
 def make_progress_callback(on_event: TuneListener) -> ProgressCallback:

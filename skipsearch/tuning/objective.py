@@ -1,4 +1,4 @@
-"""Predict the decode time of a mask, a lookup or a trained draft in its best recipe."""
+"""Predict the decode time of the best recipe with a mask, a lookup or a trained draft."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ RUNG_STRIDES = (
 MIN_RUNG_PROMPTS = 6  # a sample of fewer prompts says too little
 MAX_LOOKUPS = 6  # settings of lookup tried before a skip drafter, each also with a match of 1 token
 POLICIES_WITH_SIBLINGS = 8  # draft policies of a mask that are tried with siblings
-MIN_SIBLING_GAIN = 1.01  # a smaller gain from siblings could not be told from none
-# A mask is dropped if it is slower than the best one by more standard errors than this. Of two
-# equal masks, the new one is dropped at every sixth look.
+MIN_SIBLING_GAIN = 1.01  # a smaller gain from siblings is within the noise
+# A mask is dropped if it is slower than the best one by more standard errors than this. A mask that
+# is as fast as the best one is dropped at a rung with a probability of one in six.
 DROP_SIGMAS = 1.0
 
 
 class Objective(Protocol):
-    """A judge of masks: the search passes it each mask that a searcher proposes.
+    """An objective: it judges each mask that a searcher proposes.
 
-    An objective that believed in skipping exactly half would be
+    An objective that prefers to skip exactly half of the sub-layers would be
 
         class Half:
             fidelity = "belief"
@@ -67,7 +67,7 @@ class Objective(Protocol):
     fidelity: str  # stored in its trials
 
     def judge(self, mask: SkipMask) -> Trial:
-        """Return the trial of a mask, with the recipe that it was judged in."""
+        """Return the trial of a mask. It names the recipe with which the mask was judged."""
 
 
 def make_skip_spec(mask: SkipMask, policy: DraftPolicy) -> Skip:
@@ -78,21 +78,21 @@ def make_skip_spec(mask: SkipMask, policy: DraftPolicy) -> Skip:
 class ReplayObjective:
     """Predicts the seconds per token of recipes, from one replay and the latency table.
 
-    A mask is judged at the positions that lookup leaves to it if a shape has lookup before the skip
-    drafter and lookup alone pays; else at all positions.
+    Masks are judged after lookup, at the positions where lookup proposes nothing, if a shape has
+    lookup before the skip drafter and lookup alone pays; else at all positions.
 
     A mask is dropped early if, on a sample of the prompts, it is slower than the best mask so far
-    by more than chance explains, prompt by prompt. Its trial is then extrapolated from the sample,
-    in proportion to what the best mask took there and on all prompts. The samples are a twelfth of
-    the prompts (if that is at least 6), a sixth and a third. Source: successive rejection by paired
-    differences, as in F-Race (Birattari et al. 2002).
+    by more than chance explains, prompt by prompt. Its time is then extrapolated from the sample:
+    it is multiplied by the best mask's time on all prompts over the best mask's time on the sample.
+    The samples are a twelfth of the prompts (if that is at least 6), a sixth and a third. Source:
+    successive rejection by paired differences, as in F-Race (Birattari et al. 2002).
     """
 
     fidelity = "replay"
 
     def __init__(self, replay: Replay, costs: Costs, shapes: Sequence[str] = ("skip",)):
         self.replay, self.costs = replay, costs
-        self.shapes = tuple(map(RecipeShape.parse, shapes))  # those that a recipe may have
+        self.shapes = tuple(map(RecipeShape.parse, shapes))  # allowed shapes of a recipe
         self.max_draft = len(costs.verify) - 1
         self.coarse_policies = coarse_policies(self.max_draft)
         self._rungs = _split_rungs([len(indices) for indices in replay.batches.prompt_indices])
@@ -108,7 +108,7 @@ class ReplayObjective:
         self.ranked_lookups = self._rank_lookups()
 
     def fresh_copy(self) -> ReplayObjective:
-        """Return the same objective without a leader, for another search."""
+        """Return an objective for another search, which knows no best mask yet."""
         return ReplayObjective(self.replay, self.costs, list(map(str, self.shapes)))
 
     @property
@@ -123,11 +123,12 @@ class ReplayObjective:
 
     @property
     def searched_shape(self) -> RecipeShape:
-        """The shape of the recipes that masks are judged in."""
+        """The shape of the recipes with which masks are judged."""
         after_lookup = LOOKUP_SKIP in self.shapes and (self.lookup_pays or SKIP not in self.shapes)
         return LOOKUP_SKIP if after_lookup else SKIP
 
     def judge(self, mask: SkipMask) -> Trial:
+        """Predict the seconds per token of a mask, rung by rung of prompts; return its trial."""
         replayed: list[PromptReplay] = []
         predictions: list[Prediction] = []
         lookups = self.list_lookups(self.searched_shape.after_lookup)[:1]
@@ -152,7 +153,10 @@ class ReplayObjective:
     def _make_trial(
         self, mask: SkipMask, recipe: Recipe, prediction: Prediction, scale: float = 1.0
     ) -> Trial:
-        """scale: predicted seconds per token of all prompts over those of the replayed prompts."""
+        """Return a trial from a prediction.
+
+        scale: factor from seconds per token of the replayed prompts to those of all prompts.
+        """
         return Trial(
             mask,
             scale * prediction.seconds_per_token,
@@ -175,10 +179,11 @@ class ReplayObjective:
         """Return the best recipe with this mask.
 
         after_lookup: whether lookup comes first; None: as in the searched shape.
-        fine: try all settings, not only those that a search tries. siblings: try siblings, too.
+        fine: try all settings, not only those that masks are searched with. siblings: try siblings,
+        too, if `fine`.
         """
         if self._last_rounds is None or self._last_rounds[0] != mask:
-            # Finalists are asked for in several shapes, one after another.
+            # Finalists call this for several shapes in a row.
             self._last_rounds = mask, rounds_from_replay(self.replay(mask))
         rounds = self._last_rounds[1]
         if after_lookup is None:
@@ -222,9 +227,9 @@ class ReplayObjective:
         draft_ranks: DraftRanks,
         lookup_options: Sequence[tuple[Lookup, ...]],
     ) -> Candidate:
-        """Return the best of chains of every length and of trees.
+        """Return the best recipe among chains of every length and trees.
 
-        A tree has to gain as much over a chain as siblings have to.
+        A tree is taken only if it is faster than the best chain by the factor MIN_SIBLING_GAIN.
         """
 
         def predict(tree: DraftTree, is_chain: bool) -> Candidate:
@@ -261,7 +266,7 @@ class ReplayObjective:
         )
 
     def _rank_lookups(self) -> list[tuple[Lookup, float]]:
-        """Return each setting of lookup alone with its seconds per token, best first."""
+        """Return (setting, seconds per token) of each recipe of lookup alone, best first."""
         if self.lookup_replay is None:
             return []
         rounds = rounds_without_model(self.replay.continuations, self.replay.token_budgets)
@@ -274,9 +279,9 @@ class ReplayObjective:
         )
 
     def list_lookups(self, after_lookup: bool) -> list[tuple[Lookup, ...]]:
-        """Return the lookups that may come before another drafter, the best one alone first.
+        """Return the lookups to try before another drafter, best first.
 
-        Each is also listed with a least match of 1 token. after_lookup False: only `()`.
+        Then come the same with `min_match=1`. after_lookup False: return `[()]`, no lookup.
         """
         if not after_lookup:
             return [()]
@@ -287,7 +292,7 @@ class ReplayObjective:
     def propose_lookups(
         self, lookups: Sequence[Lookup], rounds: RoundTable
     ) -> list[LookupProposals]:
-        """Return what each lookup proposes at the positions of `rounds`."""
+        """Return the proposals of each lookup at the positions of `rounds`."""
         if self.lookup_replay is None:
             assert not lookups
             return []
@@ -305,7 +310,7 @@ class ReplayObjective:
     ) -> Candidate:
         """Return the best recipe over all policies and lookups.
 
-        siblings: try them with the best of the policies, too. costs: None: `self.costs`.
+        siblings: also try siblings, with the best of the policies. costs: None: `self.costs`.
         """
         costs = costs or self.costs
         siblings = siblings and not self.replay.model.spec.is_recurrent
@@ -335,7 +340,7 @@ class ReplayObjective:
         )
 
     def predict_surface(self, mask: SkipMask) -> list[dict[str, Any]]:
-        """Predict the speedup of a mask alone for each fixed length and confidence threshold."""
+        """Predict the speedup of a mask without lookup, for each policy that is not adaptive."""
         options = [p for p in fine_policies(self.max_draft) if p.exit.kind != "adaptive"]
         rounds = rounds_from_replay(self.replay(mask))
         seconds = sweep(rounds, mask, options, self.costs).sum(axis=1) / rounds.n_positions.sum()

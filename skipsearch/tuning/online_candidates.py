@@ -1,9 +1,10 @@
-"""The settings to race of drafters that choose their masks while they decode.
+"""Candidate settings, for the race, of drafters that choose their masks during decoding.
 
-`asd` chooses one mask per prompt, so replay judges it. So does the first plan of `clasp`, which
-shows how much to skip and how to draft; the race decides how often to plan. What `swift` finds
-depends on the requests before, so it reads calibration prompts for each share of sub-layers, and
-replay shows how to draft with the mask that it found.
+`asd` chooses one mask per prompt, so replay predicts it. `clasp` also chooses a mask per prompt if
+it plans only once: replay predicts how much to skip and which draft policy is best, and the race
+decides how often to plan. The mask of `swift` depends on earlier requests. It therefore decodes
+calibration prompts with each skip ratio, and replay predicts the best draft policy for the mask
+that it has then.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.per_prompt import MaskByPrompt, PerPromptObjective, mask_from_prefill
 from skipsearch.tuning.recipe_shape import RecipeShape
 
-REPLAY_PROMPTS = 32  # prompts that masks of their own are replayed on
-SCREENING_PROMPTS = 8  # of these, prompts for all settings; the better quarter is replayed on all
-MIN_SHORTLIST = 4  # settings that pass the screening at least
+REPLAY_PROMPTS = 32  # prompts that are replayed with one mask each
+SCREENING_PROMPTS = 8  # of these, for the screening of all settings
+MIN_SHORTLIST = 4  # least number of settings that pass the screening
 CLASP_SKIP_FRACTIONS = (0.4, 0.5, 0.6, 0.7, 0.8)  # of layers or sub-layers; the paper: 0.5 to 0.6
-NEVER_REPLAN = 100_000  # rounds: no request lasts so long
+NEVER_REPLAN = 100_000  # rounds; more than any request has
 # Rounds between two plans, for the best setting; the others race with the first and the fourth.
 CLASP_INTERVALS = (NEVER_REPLAN, 32, 16, 8, 4, 2)
-# Quantiles of the cosines of all prompts that become thresholds of asd, next to the published one.
+# The thresholds of asd are these quantiles of the cosines of all prompts, and the published one.
 ASD_THRESHOLD_QUANTILES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
 ASD_PUBLISHED_THRESHOLD = 0.985
-ASD_EVERY = (0, 2, 3, 4)  # skip every n-th layer; 0: none by its number
+ASD_EVERY = (0, 2, 3, 4)  # skip every n-th layer; 0: choose by cosines alone
 ASD_KEEP_LAST = (1, 2)  # last layers that are never skipped
 SWIFT_SKIP_RATIOS = (0.45, 0.6, 0.75, 0.85)  # the first is the published one
-SWIFT_WARMUP_PROMPTS = 24  # prompts that it searches on for each ratio
-# (tokens that a mask is tried on, rounds from trial to trial)
+SWIFT_WARMUP_PROMPTS = 24  # prompts that swift decodes for each ratio
+# (tokens on which a mask is tried, rounds between two trials)
 SWIFT_WINDOWS = ((16, 1), (32, 1), (16, 4))
-# Tried with the best ratio. The published widths go up to 10.
+# A tree, tried with the best ratio. The published widths go up to 10.
 SWIFT_TREE = SiblingSchedule(thresholds=(0.8, 0.5), widths=(1, 2, 3))
-# Its stop rules: the search has to end within the prompts that a measurement has.
+# Stop rules of swift's search, which has to end within the prompts of one measurement.
 SWIFT_TOLERANCE, SWIFT_MAX_TRIALS = 60, 200
 
 Setting = TypeVar("Setting", bound=Hashable)
@@ -62,9 +63,9 @@ def list_online_candidates(
     calibration: Workload,
     progress: ProgressCallback,
 ) -> list[Candidate]:
-    """Return the most promising settings of one of `ONLINE_DRAFTERS`, best first as far as known.
+    """Return the most promising settings of one of `ONLINE_DRAFTERS`, roughly best first.
 
-    A candidate has a prediction if replay predicts this very recipe.
+    A candidate has a prediction only if replay can predict exactly this recipe.
     """
     list_candidates = {
         "asd": _asd_candidates,
@@ -81,7 +82,7 @@ def _asd_candidates(
     progress: ProgressCallback,
 ) -> Iterator[Candidate]:
     per_prompt, model = PerPromptObjective(objective, REPLAY_PROMPTS), objective.replay.model
-    policies: dict[int, ASDPolicy] = {}  # by prompt, with the cosines of its prefill
+    policies: dict[int, ASDPolicy] = {}  # by prompt; each has the cosines of its prefill
     for done, prompt_index in enumerate(per_prompt.prompt_indices):
         policies[prompt_index] = ASDPolicy(
             ASD(draft_length=1, exit=make_exit("fixed")),
@@ -148,7 +149,7 @@ def _clasp_candidates(
 
     try:
         make_spec(("sublayer", 1))(DraftPolicy(1)).build(model, [])
-    except MaskError:  # a parallel residual
+    except MaskError:  # the model has a parallel residual
         settings = [setting for setting in settings if setting[0] == "layer"]
     plans: dict[tuple[tuple[str, int], int], SkipMask] = {}
 
@@ -179,7 +180,7 @@ def _shortlist(
     shape: RecipeShape,
     progress: ProgressCallback,
 ) -> list[Candidate]:
-    """Return the best settings with the best draft policy for each, best first."""
+    """Return the best settings, each with its best draft policy, best first."""
 
     def predict(setting: Setting, prompt_indices: Sequence[int], fine: bool = False) -> Candidate:
         masks = masks_for(setting, prompt_indices)

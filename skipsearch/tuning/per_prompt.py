@@ -41,7 +41,7 @@ def mask_from_prefill(
 
     device = model.spec.device
     rows = torch.tensor([list(prompt_ids)], device=device)
-    # The policy may plan with passes of up to one row per sub-layer.
+    # The policy may plan with passes of up to one token per sub-layer.
     planner = Planner(len(prompt_ids) + 2 * model.spec.n_layers, device)
     cache, plan = model.new_cache(1, planner.capacity), planner.plan_chain(0, len(prompt_ids))
     forward(
@@ -63,7 +63,7 @@ def mask_from_prefill(
 class PerPromptObjective:
     """Predicts the best recipe if each prompt has a mask of its own.
 
-    It uses the prompts that have something to draft: at most `max_prompts`, evenly spread.
+    At most `max_prompts` prompts are used, evenly spaced. Each has at least two generated tokens.
     """
 
     def __init__(self, objective: ReplayObjective, max_prompts: int):
@@ -80,9 +80,9 @@ class PerPromptObjective:
         shape: RecipeShape,
         fine: bool = False,
     ) -> Candidate:
-        """Return the best draft policy, and lookup if the shape has it, for the prompts of `masks`.
+        """Return the recipe with the best draft policy and, if the shape has one, the best lookup.
 
-        fine: try all settings, not only those that a search tries.
+        masks: the mask of each prompt. fine: try all settings, not only those of a search.
         """
         options = self.objective.list_lookups(shape.after_lookup)
         policies = self.objective.coarse_policies
@@ -104,7 +104,7 @@ class PerPromptObjective:
     def predict_seconds(
         self, masks: MaskByPrompt, policies: Sequence[DraftPolicy], lookups: Sequence[Lookup]
     ) -> np.ndarray:
-        """Return the predicted seconds of all prompts together, [policies]."""
+        """Return the predicted seconds of all prompts together for each policy, [policies]."""
         total = np.zeros(len(policies))
         for prompt_index, mask in masks.items():
             if mask.n_skipped:
@@ -132,7 +132,7 @@ class PerPromptObjective:
     def _simulate_prompt(
         self, prompt_index: int, mask: SkipMask, policy: DraftPolicy, lookups: Sequence[Lookup]
     ) -> Prediction:
-        """A mask that skips nothing drafts nothing."""
+        """Predict one prompt. A mask that skips nothing drafts nothing."""
         rounds = self._rounds_of_prompt(prompt_index, mask)
         drafts = mask.n_skipped > 0
         return simulate(

@@ -21,12 +21,12 @@ from skipsearch.timing.interleaved import Divergence, Timings, find_first_diverg
 
 
 def find_divergences(
-    model: ModelAdapter, workload: Workload, plain: Timings, ours: Timings
+    model: ModelAdapter, workload: Workload, plain: Timings, drafted: Timings
 ) -> list[Divergence]:
-    """Return where greedy generations differ from plain decoding's, one entry a prompt."""
+    """Return the first difference from plain decoding of each greedy text that has one."""
     reference = {x.prompt_index: x.generation.tokens for x in plain.samples}
     divergences = {}
-    for sample in ours.samples:
+    for sample in drafted.samples:
         divergence = find_first_divergence(
             model,
             workload.prompt_ids[sample.prompt_index],
@@ -39,7 +39,7 @@ def find_divergences(
 
 
 def require_hashes(spec: ModelSpec) -> None:
-    """Raise SearchError if a profile could not name the weights that it is for."""
+    """Raise SearchError if the model has no hashes by which a profile can name its weights."""
     if spec.config_sha256 is None or spec.weights_sha256 is None:
         raise SearchError(
             f"{spec.id} was not loaded from files, so a profile could not say which weights it is "
@@ -54,7 +54,7 @@ def build_profile(
     workload: Workload,
     recipe: Recipe,
     plain: Timings,
-    ours: Timings,
+    drafted: Timings,
     *,
     provenance: s.Provenance,
 ) -> Profile:
@@ -64,15 +64,15 @@ def build_profile(
     """
     spec = model.spec
     require_hashes(spec)
-    speedup = ours.speedup_over(plain)
+    speedup = drafted.speedup_over(plain)
     verdict: Literal["speculate", "plain"] = (
-        "speculate" if speedup.low > 1 and ours.stats.drafted else "plain"
+        "speculate" if speedup.low > 1 and drafted.stats.drafted else "plain"
     )
     machine = describe_machine(spec.device)
     sampling = s.ProfileSampling(
         temperature=task.sampling.temperature, top_p=task.sampling.top_p, top_k=task.sampling.top_k
     )
-    candidate = recipe.drafters if ours.stats.drafted else ()
+    candidate = recipe.drafters if drafted.stats.drafted else ()
     return Profile(
         schema_version=2,
         model=make_model_info(spec),
@@ -93,7 +93,7 @@ def build_profile(
         verdict=verdict,
         drafters=candidate if verdict == "speculate" else (),
         lost=candidate if verdict == "plain" else (),
-        measured=_build_measurement(model, workload, plain, ours, speedup, recipe),
+        measured=_build_measurement(model, workload, plain, drafted, speedup, recipe),
         software=s.Software(**software_versions()),  # type: ignore[arg-type]
         provenance=provenance,
     )
@@ -121,24 +121,24 @@ def _build_measurement(
     model: ModelAdapter,
     workload: Workload,
     plain: Timings,
-    ours: Timings,
+    drafted: Timings,
     speedup: Estimate,
     recipe: Recipe,
 ) -> s.Measurement:
-    stats, baseline = ours.stats, plain.stats
-    # A repeat adds no text.
-    once = sum({x.prompt_index: x.stats for x in ours.samples}.values(), DecodeStats())
+    stats, baseline = drafted.stats, plain.stats
+    # Repeats generate the same text.
+    once = sum({x.prompt_index: x.stats for x in drafted.samples}.values(), DecodeStats())
     contexts = [
-        len(workload.prompt_ids[x.prompt_index]) + len(x.generation.tokens) for x in ours.samples
+        len(workload.prompt_ids[x.prompt_index]) + len(x.generation.tokens) for x in drafted.samples
     ]
     is_greedy = workload.sampling.is_greedy
-    divergences = find_divergences(model, workload, plain, ours) if is_greedy else []
-    n_compared = ours.n_prompts if is_greedy else 0
+    divergences = find_divergences(model, workload, plain, drafted) if is_greedy else []
+    n_compared = drafted.n_prompts if is_greedy else 0
     plain_pass_s = baseline.decode_seconds / baseline.rounds
-    repeating = {x.prompt_index for x in ours.samples if x.generation.finish_reason == "repeat"}
+    repeating = {x.prompt_index for x in drafted.samples if x.generation.finish_reason == "repeat"}
     return s.Measurement(
         baseline_ms_per_token=_interval_ms(plain.estimate()),
-        ms_per_token=_interval_ms(ours.estimate()),
+        ms_per_token=_interval_ms(drafted.estimate()),
         speedup=Interval.from_rounded(speedup.mean, speedup.low, speedup.high),
         alpha=_round_or_none(stats.alpha),
         accepted_fraction=_round_or_none(stats.accepted_fraction),
@@ -149,7 +149,7 @@ def _build_measurement(
         verify_ratio=_round_or_none(
             stats.verify_seconds / stats.rounds / plain_pass_s if stats.drafted else None
         ),
-        prompts=ours.n_prompts,
+        prompts=drafted.n_prompts,
         tokens=once.tokens,
         context_tokens=s.ContextTokens(p50=round(median(contexts)), max=max(contexts)),
         ended_on_repeat=len(repeating),
@@ -173,32 +173,32 @@ def _build_measurement(
         choosing_share=_round_or_none(stats.mask_selection_share)
         if stats.choosing_seconds
         else None,
-        stream=_build_stream(plain, ours),
+        stream=_build_stream(plain, drafted),
     )
 
 
-def _build_stream(plain: Timings, ours: Timings) -> s.StreamMeasurement | None:
-    """Return None if nothing was learned from prompt to prompt."""
-    learning = {sample.prompt_index for sample in ours.samples if sample.while_learning}
+def _build_stream(plain: Timings, drafted: Timings) -> s.StreamMeasurement | None:
+    """Return the speed while drafters learned and after; None if no drafter learned."""
+    learning = {sample.prompt_index for sample in drafted.samples if sample.while_learning}
     if not learning:
         return None
     return s.StreamMeasurement(
-        learning=_stream_part(plain, ours, lambda prompt: prompt in learning),
-        settled=_stream_part(plain, ours, lambda prompt: prompt not in learning),
+        learning=_stream_part(plain, drafted, lambda prompt: prompt in learning),
+        settled=_stream_part(plain, drafted, lambda prompt: prompt not in learning),
     )
 
 
 def _stream_part(
-    plain: Timings, ours: Timings, includes_prompt: Callable[[int], bool]
+    plain: Timings, drafted: Timings, includes_prompt: Callable[[int], bool]
 ) -> s.StreamPart | None:
-    plain, ours = (timings.subset(includes_prompt) for timings in (plain, ours))
-    if not ours.samples:
+    plain, drafted = (timings.subset(includes_prompt) for timings in (plain, drafted))
+    if not drafted.samples:
         return None
-    speedup = ours.speedup_over(plain)
+    speedup = drafted.speedup_over(plain)
     return s.StreamPart(
-        prompts=ours.n_prompts,
+        prompts=drafted.n_prompts,
         speedup=Interval.from_rounded(speedup.mean, speedup.low, speedup.high),
-        choosing_share=round_significant(ours.stats.mask_selection_share),
+        choosing_share=round_significant(drafted.stats.mask_selection_share),
     )
 
 
@@ -207,7 +207,8 @@ def _drafter_counts(
 ) -> s.DrafterCounts:
     """Return the counts of one drafter.
 
-    per_prompt: counts of each prompt once. all_repeats: of all repeats, for more precise times.
+    per_prompt: counts of each prompt once. all_repeats: counts of all repeats, whose times are more
+    precise.
     plain_pass_s: seconds of a plain pass.
     """
     timed = all_repeats.rounds > 0 and all_repeats.verify_seconds > 0

@@ -1,4 +1,4 @@
-"""Who races and who wins: candidates decode calibration prompts in turn."""
+"""The race: candidates decode calibration prompts in turn, and the fastest wins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from skipsearch.tuning.recipe_shape import RecipeShape
 MAX_FINALISTS = 4  # recipes that are raced, unless there are more shapes
 RACE_RUNGS = (5, 11)  # prompts of the first rung, with all finalists, and of the second
 TIE_BREAK_PROMPTS = 32  # further prompts, at most, for the two fastest until one is faster
-# The same where replay cannot tell the best settings, so that more of them are raced.
+# The rungs if replay cannot predict the best settings, so that more candidates race.
 ONLINE_RACE_RUNGS = (4, 8, 12, 24)
 
 
@@ -36,12 +36,13 @@ def select_finalists(
 ) -> list[Candidate]:
     """Return the recipes to race, fastest first, with the best settings for each.
 
-    The best of each shape takes part, so that a wrong prediction costs no more than the race; then
-    whichever are predicted to be the fastest; and the best one without siblings.
+    The best recipe of each shape takes part, so that a wrong prediction costs no more than the
+    race. So does the best recipe without siblings. The fastest predicted recipes fill the remaining
+    places.
     trials: the best masks that were judged. trained: the modules in the folder `modules`.
     """
     by_shape: dict[RecipeShape, list[Candidate]] = {shape: [] for shape in objective.shapes}
-    for trial in trials:  # mask by mask, since the objective keeps the latest replay
+    for trial in trials:  # masks in the outer loop: the objective keeps the latest replay
         for shape, candidates in by_shape.items():
             if shape.kind == "skip":
                 candidates.append(objective.best_recipe(trial.mask, shape.after_lookup, fine=True))
@@ -71,7 +72,7 @@ def select_finalists(
 def _best_without_siblings(
     best: Candidate, objective: ReplayObjective, trained: Sequence[TrainedDraft]
 ) -> list[Candidate]:
-    """Return the best recipes of the same mask or module without siblings, if `best` has some."""
+    """Return the best recipe of the same mask or module without siblings; [] if `best` has none."""
     after_lookup = RecipeShape.parse(best.recipe.shape).after_lookup
     candidates = []
     for drafter in best.recipe.drafters:
@@ -91,9 +92,9 @@ def _predicted_time(candidate: Candidate) -> float:
 def select_online_candidates(
     shape: RecipeShape, objective: ReplayObjective, calibration: Workload, on_event: TuneListener
 ) -> list[Candidate]:
-    """Return the settings to race of a drafter that chooses its masks while it decodes.
+    """Return the settings to race of a drafter that chooses its masks during decoding.
 
-    Raises: SearchError if none of them skips anything.
+    Raises: SearchError if no setting skips anything.
     """
     on_event(StageStarted(f"narrowing down the settings of {shape.kind}"))
     candidates = list_online_candidates(
@@ -108,13 +109,13 @@ def select_online_candidates(
 
 
 def predict_decoding_s(objective: ReplayObjective, n_calibration: int, n_holdout: int) -> float:
-    """Return about how many seconds the race and the final measurement take.
+    """Estimate the seconds of the race and the final measurement.
 
-    It assumes that texts are as long as those of the calibration, that drafting is as slow as plain
-    decoding, and that half of the tie-break prompts are needed.
+    Assumptions: texts are as long as those of the calibration, drafting is as slow as plain
+    decoding, and half of the tie-break prompts are needed.
 
-    n_calibration: prompts of that half. n_holdout: decodings of hold-out prompts by each of plain
-    decoding and the winner.
+    n_calibration: calibration prompts. n_holdout: hold-out prompts times repeats; plain decoding
+    and the winner decode each of them.
     """
     first, second = RACE_RUNGS
     tie_break = TIE_BREAK_PROMPTS // 2
@@ -135,9 +136,9 @@ def race_candidates(
 ) -> tuple[Candidate, list[Candidate]]:
     """Return the candidate with the least measured time, and all of them with their measurements.
 
-    workload: calibration prompts. The first of them may suit one recipe better than another.
-    Replay predicts every prompt, so each measured time is scaled by the predicted time of all
-    prompts over that of the prompts seen (a control variate).
+    workload: calibration prompts. A recipe may be faster on the first prompts than on the others.
+    Each measured time is therefore multiplied by the predicted time of all prompts over the
+    predicted time of the decoded prompts (a control variate).
     """
     winner, timings = successive_halving(
         Decoder(model),

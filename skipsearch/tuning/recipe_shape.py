@@ -1,12 +1,12 @@
-"""Which drafters a recipe has, without their settings: what `tune --drafters` chooses from."""
+"""Recipe shapes: which drafters a recipe has, without their settings (`tune --drafters`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Drafters that choose their masks while they decode. `auto` leaves them out.
+# Drafters that choose their masks during decoding. `auto` leaves them out.
 ONLINE_DRAFTERS = ("clasp", "asd", "swift")
-# Drafters that need a module. `auto` weighs those that a folder of modules has.
+# Drafters that need a module. `auto` tries those that a folder of modules has.
 TRAINED_DRAFTERS = ("adapted", "kangaroo", "s3d")
 
 
@@ -15,7 +15,7 @@ class RecipeShape:
     """A drafter, alone or after lookup."""
 
     kind: str  # the last drafter of the recipe, the only one without lookup before it
-    after_lookup: bool = False  # whether lookup is asked first
+    after_lookup: bool = False  # whether lookup comes first
 
     @classmethod
     def parse(cls, text: str) -> RecipeShape:

@@ -1,4 +1,4 @@
-"""The search loop: propose a mask, judge it, report it, until budget, trials or ideas run out."""
+"""The search loop: propose a mask, judge it, report it, until budget, trials or masks run out."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from skipsearch.tuning.objective import Objective
 from skipsearch.tuning.study import StudyStore
 
 INITIAL_DESIGN = {"sensitivity": 8, "middle": 6, "uniform": 6}  # masks of each searcher
-POLL_INTERVAL_S = 0.2  # between two looks at what others measure, if nothing else is left to do
+POLL_INTERVAL_S = 0.2  # between two polls, while only other processes still measure masks
 
 
 class Search:
-    """Asks a searcher for masks, judges them, and tells the trials to searcher and study."""
+    """Gets masks from a searcher, judges them, and reports the trials to searcher and study."""
 
     def __init__(
         self,
@@ -33,21 +33,21 @@ class Search:
         limit_s: float | None,
         max_trials: int | None,
     ):
-        """history: trials of the study. started: `perf_counter` at the beginning of the search."""
+        """Prepare a search. history: the trials of the study. started: from `perf_counter`."""
         self.problem, self.objective = problem, objective
         self.store, self.on_event = store, on_event
         self.started = started
         self.limit_s = limit_s  # seconds of this process since `started`
         self.max_trials = max_trials  # of the study, by all processes together
         # Every judged mask, also those that other processes of a shared study judged. A failed
-        # trial that a killed process left is no judgement: its mask may be judged again.
+        # trial that a killed process left does not count: its mask may be judged again.
         self.judged_trials: dict[SkipMask, Trial] = {
             t.mask: t for t in history if t.state is TrialState.COMPLETE
         }
-        self.pending: frozenset[SkipMask] = frozenset()  # being measured by others
+        self.pending: frozenset[SkipMask] = frozenset()  # being measured by other processes
 
     def run(self, searcher_name: str) -> None:
-        """Judge the initial design, then what the searcher proposes, until something runs out.
+        """Judge the initial design, then proposed masks, until budget, trials or masks run out.
 
         Closes the study. Raises: SearchError if no mask could be judged, or the study cannot be
         reached any more.
@@ -93,7 +93,7 @@ class Search:
     def best_trials(self, count: int) -> list[Trial]:
         """Return the best trials, by their ratio to the baseline of their own process.
 
-        A resumed search may run on a slower day.
+        The machine may be slower when a search is resumed.
         """
         judged = [
             t
@@ -113,7 +113,7 @@ class Search:
         return design
 
     def _sync(self, searcher: Searcher) -> tuple[SkipMask, ...]:
-        """Read what others judged and are judging; return masks whose measurement was cut off."""
+        """Read the trials of other processes; return masks whose measurement was interrupted."""
         if self.store is None:
             return ()
         update = self.store.poll()
@@ -125,7 +125,7 @@ class Search:
         return update.orphaned
 
     def _next_mask(self, queue: Iterable[SkipMask], searcher: Searcher) -> SkipMask | None:
-        """Return the next mask to judge; None if there is none, now or for good."""
+        """Return the next mask to judge; None if there is none now, or no more at all."""
         n_begun = len(self.judged_trials) + len(self.pending)
         if self.max_trials is not None and n_begun >= self.max_trials:
             return None
@@ -133,9 +133,9 @@ class Search:
         return next(queued, None) or searcher.ask(self.pending)
 
     def _evaluate(self, mask: SkipMask, proposer: str, began: float) -> Trial | None:
-        """Judge a mask; None if another process has it, or the study needs no more."""
+        """Judge a mask. Returns None if another process has the mask, or the study is complete."""
         number = None
-        # A cheap trial of a journal is not claimed: a kill loses only that one.
+        # A cheap trial of a journal is not claimed: a killed process loses only this one.
         if self.store and (self.store.shared or self.objective.fidelity != "replay"):
             number = self.store.claim(mask, self.max_trials)
             if number is None:
@@ -167,7 +167,7 @@ class Search:
         self.on_event(StageProgress(done, total, trial, next(iter(self.best_trials(1)), None)))
 
     def _is_budget_spent(self) -> bool:
-        """The first mask is always judged: a search that judged nothing has no answer."""
+        """Return whether time or trials ran out. At least one mask is judged in any case."""
         if not self.judged_trials:
             return False
         over_time = self.limit_s is not None and perf_counter() - self.started >= self.limit_s

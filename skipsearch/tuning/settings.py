@@ -1,4 +1,4 @@
-"""What a search is asked for, checked before any work is done."""
+"""The settings of a search, checked before any work is done."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from skipsearch.tuning.recipe_shape import (
 )
 
 DEFAULT_SEARCHER = "auto"
-# Masks. On any model, judging them takes a small multiple of the time of its calibration text.
+# Masks. Judging them takes a few times as long as generating the calibration text.
 DEFAULT_TRIALS = 200
 
 
@@ -29,14 +29,14 @@ class TuneSettings:
     """The arguments of `tune`. Raises: SearchError if one of them makes no sense."""
 
     searcher: str
-    max_trials: int | None  # masks to judge; None: the time alone ends the search
-    limit_s: float | None  # seconds of search; None: the number of masks alone ends it
+    max_trials: int | None  # masks to judge; None: only the time is limited
+    limit_s: float | None  # seconds of search; None: only the masks are limited
     objective: str  # "replay" or "wall"
     seed: int
     whole_layers: bool  # whether attention and MLP of a layer are skipped only together
     drafters: str  # a key of RECIPE_SHAPES
     never_skip: frozenset[int]  # flat numbers of sub-layers
-    modules: Path | None  # the folder of trained parts
+    modules: Path | None  # the folder of modules
     remeasure: bool  # whether a cached latency table is ignored
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class TuneSettings:
         return self.kind in (None, "skip")
 
     def check_model(self, spec: ModelSpec) -> None:
-        """Raise SearchError if this search cannot be made on a model."""
+        """Raise SearchError if these settings do not fit the model."""
         require_hashes(spec)
         if spec.is_recurrent and self.chooses_masks_online:
             raise SearchError(
@@ -138,8 +138,8 @@ def check_drafters(name: str, modules: Path | None = None) -> None:
 
 
 def check_task(task: Task) -> None:
-    """Raise SearchError if no draft can be measured on a task."""
-    # The prefill yields the first token, and a round that may emit only one token drafts none.
+    """Raise SearchError if the task's generations are too short for a draft."""
+    # The prefill yields the first token, and a round with one token left drafts nothing.
     if task.max_new_tokens < 3:
         raise SearchError(
             f"task {task.name} generates {task.max_new_tokens} tokens, too few to draft any: let "

@@ -1,4 +1,4 @@
-"""Where a study is stored: a journal file of one process, or a database that several share."""
+"""Storage of a study: a journal file of one process, or a database that several share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sqlalchemy.exc import IntegrityError, ProgrammingError
 from skipsearch.errors import SearchError
 
 DEFAULT_STUDY_NAME = "skipsearch"  # of a study whose URL names none
-JOURNAL_START = b'{"op_code":'  # of every journal that Optuna writes
+JOURNAL_START = b'{"op_code":'  # first bytes of every journal that Optuna writes
 HEARTBEAT_S = 10  # between two heartbeats of a worker that measures
 GRACE_S = 60  # after its last heartbeat, a worker counts as dead
 CONNECTION_OPTIONS = {
@@ -113,7 +113,7 @@ def open_database(url: str) -> RDBStorage:
                 f"({root_cause(error, url)}): {install}"
             ) from error
         except Exception as error:
-            # If workers start together, one creates the tables and the others see half of them.
+            # If workers start together, one creates the tables, and others see only some of them.
             half_made = isinstance(
                 error, IntegrityError | ProgrammingError
             ) or "already exists" in str(error)
@@ -164,8 +164,8 @@ def insert_attributes(database: RDBStorage, trial_id: int, attrs: Mapping[str, A
 def _insert_rows(database: RDBStorage, table: str, rows: list[dict[str, Any]]) -> None:
     """Insert rows into one of Optuna's tables in one statement.
 
-    Optuna takes three queries for each parameter of a trial. 80 layers have 160 of them, and other
-    workers would wait meanwhile.
+    Optuna makes three queries for each parameter of a trial. 80 layers have 160 parameters, and
+    other workers would wait during these queries.
     """
     if rows:
         with database.engine.begin() as connection:
@@ -190,7 +190,7 @@ def is_journal(path: Path) -> bool:
         raise SearchError(
             f"the study {path} cannot be read ({error.strerror}): name another file with --study"
         ) from error
-    # Optuna would append its lines to any file.
+    # Without this check, Optuna would append its lines to any file.
     if start != JOURNAL_START[: len(start)]:
         raise SearchError(f"{path} is not the journal of a search: name another file with --study")
     return bool(start)
@@ -200,7 +200,7 @@ def open_journal(path: Path) -> tuple[JournalStorage, bool]:
     """Open a journal for this process alone, until `close_journal` or the end of the process.
 
     Also returns whether a half-written last line was cut off. Raises: OSError; SearchError if
-    another process has it.
+    another process has the journal open.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _lock_journal(path)
@@ -246,7 +246,7 @@ class _NoLock:
 def _lock_journal(path: Path) -> None:
     """Lock a journal for this process. Raises: SearchError if another process has locked it.
 
-    A second process would take the first one's running trial for one of a killed process, and cut
+    Without the lock, a second process would mark the first one's running trial as failed, and cut
     off a line that is being written.
     """
     locked = _locked.get(str(path.resolve()))
@@ -271,7 +271,7 @@ def _lock_journal(path: Path) -> None:
 def truncate_partial_line(path: Path) -> bool:
     """Cut off a half-written last line, and return whether there was one. Raises: OSError.
 
-    A killed process or a full disk leaves one. The next line would be glued to it.
+    A killed process or a full disk leaves such a line. The next line would be appended to it.
     """
     data = path.read_bytes()
     if not data or data.endswith(b"\n"):

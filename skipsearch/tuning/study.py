@@ -1,14 +1,14 @@
 """Every judged mask of a search, as an Optuna study: a killed search loses no finished trial.
 
-By default an append-only journal file, or any storage URL that Optuna knows. Optuna's dashboards
-and plots work on it as they are.
+The study is an append-only journal file by default, or at any storage URL that Optuna knows.
+Optuna's dashboards and plots can read it.
 
 Any number of processes share the study of a URL. A worker claims a mask by a RUNNING trial, which
-its heartbeat keeps alive, and reads the study again: of equal masks, the lowest trial number is
-measured and the others are PRUNED with `duplicate_of`. The process that notices a claim without a
-heartbeat FAILs it, and its mask is measured again. A judged trial is therefore COMPLETE, or FAIL
-with `failed` if there is no time for it. All others are no judgements.
-"""
+its heartbeat keeps alive, and reads the study again. Of trials with equal masks, the one with the
+lowest number is measured, and the others are PRUNED with the attribute `duplicate_of`. A process
+that finds a claim with a stale heartbeat marks it FAIL, and the mask is measured again. A judged
+trial is therefore COMPLETE, or FAIL with the attribute `failed` if the mask could not be timed. All
+other trials do not count."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from skipsearch.tuning.trial_records import (
 )
 from skipsearch.tuning.workers import Heartbeat, StudyUpdate, worker_name
 
-MAX_WORKER_DEATHS = 3  # workers that may die at a mask before the mask is blamed
-IDENTITY_TIMEOUT_S = 5  # a study without an identity after this time has a dead creator
+MAX_WORKER_DEATHS = 3  # workers that may die at a mask before it counts as failed
+IDENTITY_TIMEOUT_S = 5  # if a study has no identity after this time, its creator died
 BIT_DISTRIBUTION = IntDistribution(0, 1)
 
 
@@ -55,14 +55,14 @@ class StudyStore:
     def __init__(self, location: str | Path, identity: Mapping[str, Any], resume: bool = False):
         """Open a study.
 
-        location: a journal file's path, or a storage URL (`#name` at its end names one of several
-        studies).
-        identity: what must be equal if its trials are to mean anything here.
-        resume: the study must exist. Without it, a journal must be new, and the study of a URL is
+        location: the path of a journal file, or a storage URL (`#name` at its end names one of
+        several studies).
+        identity: the facts of `study_fingerprint`; those of an existing study must be equal.
+        resume: the study must exist. If False, a journal must be new, and the study of a URL is
         created or joined. Trials that a killed process left running in a journal are marked failed.
 
-        Raises: SearchError if it exists and should not, or cannot be read or written, or belongs
-        to another search.
+        Raises: SearchError if the study exists and should not, does not exist and should, cannot be
+        read or written, or belongs to another search.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.location = str(location)
@@ -73,11 +73,11 @@ class StudyStore:
         self._distributions: dict[str, BaseDistribution] = dict.fromkeys(
             parameter_names(self._n_layers), BIT_DISTRIBUTION
         )
-        # Our claims by trial number, with their id in the storage.
+        # This process's claims by trial number: (id in the storage, heartbeat).
         self._claims: dict[int, tuple[int, Heartbeat | None]] = {}
-        self._heartbeats_seen: set[int] = set()  # trial numbers of others' claims
+        self._heartbeats_seen: set[int] = set()  # trial numbers of other workers' claims
         self._reported: set[SkipMask] | None = None  # judged masks that `poll` returned
-        self._masks: dict[int, SkipMask] = {}  # of every trial ever read, by number
+        self._masks: dict[int, SkipMask] = {}  # of every trial that was read, by number
         try:
             self._open(identity, resume)
         except SearchError:
@@ -123,13 +123,13 @@ class StudyStore:
         }
         try:
             self.study = optuna.create_study(direction="minimize", **options)
-            # One attribute, so that a kill cannot leave half of it.
+            # One attribute, so that a killed process cannot leave half of it.
             self.study.set_user_attr("identity", dict(identity))
         except DuplicatedStudyError:
             self.study = optuna.load_study(**options)
             self._check_identity(identity)
         self._study_id = self._storage.get_study_id_from_name(name)
-        if not self.shared:  # nobody else can be running a trial
+        if not self.shared:  # no other process can be running a trial
             for frozen in self._read_frozen(OptunaState.RUNNING):
                 self._storage.set_trial_state_values(
                     self._trial_id(frozen.number), OptunaState.FAIL
@@ -151,10 +151,10 @@ class StudyStore:
             ]
 
     def poll(self) -> StudyUpdate:
-        """Return what others have done and are doing.
+        """Return new finished trials, and the running trials of other workers.
 
-        The first update of a journal is what it held when it was opened; later ones are empty.
-        Raises: SearchError if the study cannot be reached any more.
+        A journal has no other workers: the first call returns its stored trials, and later calls
+        return nothing. Raises: SearchError if the study can no longer be reached.
         """
         if self._reported is not None and not self.shared:
             return StudyUpdate()
@@ -186,10 +186,11 @@ class StudyStore:
         )
 
     def claim(self, mask: SkipMask, max_trials: int | None = None) -> int | None:
-        """Record that `mask` is being measured, before it is, and return the trial's number.
+        """Claim `mask` before it is measured, and return the number of its trial.
 
-        Returns None, in a shared study, if another worker has the mask, or if `max_trials` other
-        masks are judged or being measured. Raises: SearchError if the study cannot be written.
+        In a shared study, returns None if another worker has claimed or judged the mask, or if
+        `max_trials` other masks are judged or being measured. Raises: SearchError if the study
+        cannot be written.
         """
         attrs = {"worker": worker_name(), "mask": format_bits(mask)}
         parameters = (
@@ -219,8 +220,8 @@ class StudyStore:
     def finish(self, number: int, trial: Trial, **attrs: Any) -> bool:
         """Record the outcome of a claimed trial.
 
-        Returns False if this process was taken for dead meanwhile: its mask is another's now.
-        Raises: SearchError if the study cannot be written any more.
+        Returns False if another worker took this process for dead meanwhile, so that the claim is
+        no longer valid. Raises: SearchError if the study can no longer be written.
         """
         trial_id, has_time = self._stop_heartbeat(number), trial.has_time
         try:
@@ -236,7 +237,7 @@ class StudyStore:
         return True
 
     def release(self, number: int, interrupted: bool) -> None:
-        """Give up a claim. interrupted: by a person; else by an error that the mask may cause."""
+        """Give up a claim. interrupted: by the user, not by an error of the mask."""
         trial_id = self._stop_heartbeat(number)
         with suppress(SearchError, UpdateFinishedTrialError), self._storage_errors():
             self._end_trial(
@@ -268,7 +269,7 @@ class StudyStore:
         """Mark the trials of dead workers as failed, and return all trials.
 
         A worker that dies between its claim and its first heartbeat leaves no heartbeat that could
-        grow old. Whoever sees a claim first therefore records one for its owner.
+        expire. The first process that sees a new claim therefore records a heartbeat for it.
         """
         if not self.shared:
             return self._read_frozen()
@@ -288,8 +289,8 @@ class StudyStore:
     ) -> dict[str, Any]:
         """Return the attributes of a claim that must be given up; {} if it is valid.
 
-        Trials are numbered one after another. Of two claims at least one therefore sees the other,
-        and both agree whose number is lower.
+        Trials are numbered consecutively. Of two claims of one mask, at least one process therefore
+        sees both, and the one with the lower number is valid.
         """
         earlier = [
             t
@@ -325,7 +326,7 @@ class StudyStore:
         return int(self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number))
 
     def _read_frozen(self, *states: OptunaState) -> list[FrozenTrial]:
-        """Return trials in the order of their numbers, without those of other programs."""
+        """Return trials in the order of their numbers, without those that other programs wrote."""
         trials = self.study.get_trials(deepcopy=False, states=states or None)
         for t in trials:
             if t.number not in self._masks and (mask := read_mask(t, self._n_layers)) is not None:
@@ -339,7 +340,7 @@ class StudyStore:
         return read_trial(frozen, self._mask_of(frozen))
 
     def _check_identity(self, identity: Mapping[str, Any]) -> None:
-        """Raise SearchError if the study is another search's; set the identity if it has none."""
+        """Raise SearchError if the study has another identity; set it if there is none."""
         started = monotonic()
         while (stored := self.study.user_attrs.get("identity")) is None:
             if not self.shared or monotonic() - started > IDENTITY_TIMEOUT_S:
@@ -365,7 +366,7 @@ class StudyStore:
 
     @contextmanager
     def _storage_errors(self) -> Iterator[None]:
-        """Raise SearchError for a full disk or a lost server; finished trials stay readable."""
+        """Turn errors of the storage (full disk, lost server) into SearchError."""
         try:
             yield
         except (
@@ -374,7 +375,7 @@ class StudyStore:
             SQLAlchemyError,
             optuna.exceptions.StorageInternalError,
         ) as error:
-            # The next line would be glued to a partial one.
+            # The next line would be appended to a partial one.
             with suppress(OSError):
                 if not self.shared:
                     storage.truncate_partial_line(Path(self.location))

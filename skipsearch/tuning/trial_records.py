@@ -1,4 +1,4 @@
-"""A judged mask as an Optuna trial: its parameters and attributes, written and read."""
+"""Write and read a judged mask as an Optuna trial, with its parameters and attributes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _TRIAL_ATTRS = (
 
 
 def parameter_names(n_layers: int) -> list[str]:
-    """Return a parameter per sub-layer, in the flat order of `SkipMask`; its value 1: skipped."""
+    """Return the parameter names, one for each sub-layer in the flat order of `SkipMask`.
+
+    The value 1 of a parameter means that the sub-layer is skipped.
+    """
     return [f"{kind}_{i:03d}" for i in range(n_layers) for kind in ("attn", "mlp")]
 
 
@@ -35,12 +38,12 @@ def mask_parameters(mask: SkipMask) -> dict[str, int]:
 
 
 def format_bits(mask: SkipMask) -> str:
-    """Return the attribute `mask` of a claimed trial, which has no parameters yet."""
+    """Return a mask as the attribute `mask` of a claimed trial, which has no parameters yet."""
     return "".join(map(str, mask.bits))
 
 
 def read_mask(frozen: FrozenTrial, n_layers: int) -> SkipMask | None:
-    """Return the mask of a trial; None if it is none of a model with `n_layers` layers."""
+    """Return the mask of a trial; None if the trial has no mask of `n_layers` layers."""
     bits = frozen.user_attrs.get("mask") or "".join(
         str(frozen.params.get(name, "")) for name in parameter_names(n_layers)
     )
@@ -48,7 +51,7 @@ def read_mask(frozen: FrozenTrial, n_layers: int) -> SkipMask | None:
 
 
 def trial_attrs(trial: Trial) -> dict[str, Any]:
-    """Return the attributes that a finished trial is stored with."""
+    """Return the attributes to store with a finished trial."""
     attrs = {key: getattr(trial, key) for key in _TRIAL_ATTRS if getattr(trial, key) is not None}
     if trial.recipe is not None:
         attrs["recipe"] = trial.recipe.as_data()
@@ -56,7 +59,7 @@ def trial_attrs(trial: Trial) -> dict[str, Any]:
 
 
 def read_trial(frozen: FrozenTrial, mask: SkipMask) -> Trial:
-    """Return the trial that was stored."""
+    """Return a stored trial."""
     has_time = frozen.state is OptunaState.COMPLETE and frozen.value is not None
     attrs = {key: frozen.user_attrs[key] for key in _TRIAL_ATTRS if key in frozen.user_attrs}
     stored_recipe = frozen.user_attrs.get("recipe")
@@ -70,7 +73,7 @@ def read_trial(frozen: FrozenTrial, mask: SkipMask) -> Trial:
 
 
 def is_judged(frozen: FrozenTrial) -> bool:
-    """Return whether a trial is a judgement: it has a time, or the mask has none."""
+    """Return whether a trial is judged: it has a time, or the mask could not be timed."""
     return frozen.state is OptunaState.COMPLETE or (
         frozen.state is OptunaState.FAIL and "failed" in frozen.user_attrs
     )

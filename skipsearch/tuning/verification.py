@@ -21,7 +21,7 @@ from skipsearch.timing.interleaved import time_interleaved
 from skipsearch.tuning.driver import HOLDOUT_REPEATS
 from skipsearch.tuning.profile_builder import build_profile, make_provenance
 
-# Outcomes of a verification, with their sentences.
+# Outcome of a verification -> its sentence.
 OUTCOMES: dict[str, str] = {
     "holds": "the claim holds here: the two intervals overlap, and both lie above 1",
     "faster": "the claim holds here, and more: it is faster than claimed",
@@ -46,7 +46,7 @@ class Verification:
 
     claim: Profile  # the profile that was verified
     remeasured: Profile  # the same recipe, measured on this machine
-    differences: tuple[str, ...]  # what differs from when the claim was made, a sentence each
+    differences: tuple[str, ...]  # from the conditions of the claim, a sentence each
 
     @property
     def outcome(self) -> str:
@@ -67,7 +67,7 @@ class Verification:
 
     @property
     def lossless(self) -> bool:
-        """Whether tokens are plain decoding's, or differ by no more than the claim says."""
+        """Whether tokens equal plain decoding's, or differ no more than the claim says."""
         gap = _require_measurement(self.remeasured).lossless.first_divergence_logit_gap
         claimed_gap = (
             self.claim.measured.lossless.first_divergence_logit_gap if self.claim.measured else None
@@ -122,7 +122,7 @@ def verify(
 ) -> Verification:
     """Measure a profile's recipe on the hold-out prompts of `task`, as `tune` measures its winner.
 
-    n_prompts: the first so many; None: all. progress(done, total).
+    n_prompts: measure the first n prompts; None: all. progress(done, total).
     Raises: ProfileError if the profile is for another architecture or has no recipe; SearchError
     for a model that was not loaded from files.
     """
@@ -133,7 +133,7 @@ def verify(
             "measure: `skipsearch tune` finds out whether that is so here"
         )
     holdout = make_workload(model, task, task.holdout[:n_prompts])
-    # Before any work: this raises ProfileError for another architecture.
+    # First, because this raises ProfileError for another architecture.
     compatibility_warnings(
         profile, collect_model_facts(model.spec), collect_machine_facts(model.spec)
     )
@@ -143,7 +143,7 @@ def verify(
         drafter_costs=profile.drafter_costs,
         module_folders=profile.module_folders,
     )
-    plain, ours = time_interleaved(
+    plain, drafted = time_interleaved(
         [Decoder(model), candidate], holdout, HOLDOUT_REPEATS, seed, progress
     )
     remeasured = build_profile(
@@ -152,7 +152,7 @@ def verify(
         holdout,
         profile.measured_recipe,
         plain,
-        ours,
+        drafted,
         provenance=_provenance_now(profile.provenance, seed),
     )
     facts = replace(collect_machine_facts(model.spec), sampling=remeasured.task.sampling)
@@ -167,18 +167,19 @@ def verify(
 
 
 def _provenance_now(claimed: Provenance, seed: int) -> Provenance:
-    """Return the claim's provenance, as of now.
+    """Return the claim's provenance with the current date.
 
-    An imported profile does not name its search: it counts as one mask, judged on the wall clock.
+    An imported profile does not name its search. It counts as a search with one mask that was
+    measured.
     """
-    known = (
+    provenance_facts = (
         claimed.objective or "wall",
         seed if claimed.seed is None else claimed.seed,
         1 if claimed.trials is None else claimed.trials,
     )
-    return make_provenance(claimed.searcher, *known, claimed.search_seconds or 0.0).model_copy(
-        update={"source": claimed.source}
-    )
+    return make_provenance(
+        claimed.searcher, *provenance_facts, claimed.search_seconds or 0.0
+    ).model_copy(update={"source": claimed.source})
 
 
 def _prompt_differences(claimed: TaskInfo, remeasured: TaskInfo) -> Iterator[str]:

@@ -48,7 +48,7 @@ class WallObjective:
         return Trial(
             mask,
             seconds,
-            seconds * (speedup.high - speedup.low) / (3.92 * speedup.mean),  # of a 95 % interval
+            seconds * (speedup.high - speedup.low) / (3.92 * speedup.mean),  # from a 95 % interval
             "wall",
             stats.alpha,
             stats.tau,

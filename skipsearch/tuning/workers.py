@@ -1,4 +1,4 @@
-"""A process that shares a search with others: its name, its heartbeat, what it reads."""
+"""A worker, which shares a search with other processes: its name, heartbeat and updates."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from skipsearch.tuning import storage
 
 
 def worker_name() -> str:
-    """Return host and process id, which a study shows for each trial."""
+    """Return host and process id, by which a study names the worker of each trial."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 @dataclass(frozen=True)
 class StudyUpdate:
-    """What is new in a study since the last look."""
+    """The changes of a study since the last poll."""
 
     judged: tuple[Trial, ...] = ()  # by any worker
-    pending: frozenset[SkipMask] = frozenset()  # masks that others are measuring now
-    orphaned: tuple[SkipMask, ...] = ()  # masks whose measurement was cut off; anyone may measure
+    pending: frozenset[SkipMask] = frozenset()  # masks that other workers are measuring
+    orphaned: tuple[SkipMask, ...] = ()  # masks whose measurement was interrupted
 
 
 class Heartbeat:
-    """A thread that keeps recording that this process is alive and at its trial.
+    """A thread that regularly records that this process is still measuring its trial.
 
-    Optuna's own heartbeat runs inside `study.optimize` alone.
+    Optuna's own heartbeat runs only inside `study.optimize`.
     """
 
     def __init__(self, storage_backend: BaseStorage, trial_id: int):
@@ -49,6 +49,6 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stopped.wait(storage.HEARTBEAT_S):
-            # A lost server may come back. If it does not, the outcome cannot be recorded either.
+            # The server may come back. If it does not, `StudyStore.finish` raises the error.
             with suppress(Exception):
                 self._record()

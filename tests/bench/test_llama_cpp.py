@@ -18,7 +18,7 @@ from skipsearch.bench import PLAIN_WEIGHTS, make_systems, measure_llama_costs
 from skipsearch.bench.gguf_writer import unsupported_reason, write_gguf
 from skipsearch.bench.llama_cpp import NAMES, LlamaCpp
 from skipsearch.decoding import Decoder
-from skipsearch.engine.native.int8 import dequantize_q8, quantize_q8
+from skipsearch.engine.native.blocks import round_weight
 from skipsearch.errors import DecodeError
 from skipsearch.models import ModelAdapter
 
@@ -82,18 +82,18 @@ def test_a_file_of_8_bits_holds_the_numbers_and_scales_of_the_engine_native(tmp_
     shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     for name, kind in (("llama", "F32"), ("llama-tied", "Q8_0")):
         model = new_hf_model(name, **shape).float()
-        write_gguf(model, tmp_path / "x.gguf", int8=True)
+        write_gguf(model, tmp_path / "x.gguf", bits=8)
         found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors}
         assert found["token_embd.weight"].tensor_type.name == kind
         down = found["blk.1.ffn_down.weight"]
         mine = torch.from_numpy(gguf.quants.dequantize(down.data, down.tensor_type).copy())
         assert torch.equal(
-            mine, dequantize_q8(*quantize_q8(model.model.layers[1].mlp.down_proj.weight))
+            mine, round_weight(model.model.layers[1].mlp.down_proj.weight, 8)
         )  # type: ignore[union-attr,index]
         again = gguf.quants.quantize(mine.numpy(), gguf.GGMLQuantizationType.Q8_0)
         assert np.array_equal(again, down.data)  # as gguf's own rounding has it
     reason = "Q8_0 takes 32 inputs together, and a matrix has another number of them"
-    assert unsupported_reason(new_hf_model("llama", hidden_size=48).float(), int8=True) == reason
+    assert unsupported_reason(new_hf_model("llama", hidden_size=48).float(), bits=8) == reason
 
 
 @pytest.mark.thorough
@@ -109,7 +109,7 @@ def test_it_takes_part_with_8_bits_where_the_engine_has_them() -> None:
         lambda name: opened.append(name) or (demo() if name == PLAIN_WEIGHTS else ours),
     )
     assert opened.count(PLAIN_WEIGHTS) == 1
-    assert theirs.llama.int8  # type: ignore[attr-defined]
+    assert theirs.llama.bits == 8  # type: ignore[attr-defined]
     assert theirs.model is lookup.model is ours
     assert theirs.run(prompt(), 8).tokens == plain.run(prompt(), 8).tokens
     assert measure_llama_costs(theirs.llama, 20).dtype == "Q8_0"  # type: ignore[attr-defined]

@@ -22,23 +22,32 @@ from skipsearch.tasks import load_task
 __all__ = ["made_up_costs", "one_thread"]
 
 
-@pytest.mark.usefixtures("made_up_costs")
-def test_tune_records_the_template_and_decode_says_how_to_use_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    new_hf_model("llama").save_pretrained(tmp_path / "chatty")
-    letter_tokenizer(CHAT_TEMPLATE).save_pretrained(tmp_path / "chatty")
-    (tmp_path / "rows.jsonl").write_text(
+def save_model(folder: Path, chat_template: str | None) -> None:
+    new_hf_model("llama").save_pretrained(folder)
+    letter_tokenizer(chat_template).save_pretrained(folder)
+
+
+def write_task(folder: Path) -> None:
+    """Write a task of four requests."""
+    (folder / "rows.jsonl").write_text(
         "".join(
             json.dumps({"prompt": f"say {word}"}) + "\n" for word in ("one", "two", "three", "four")
         )
     )
-    (tmp_path / "task.yaml").write_text(
+    (folder / "task.yaml").write_text(
         "name: sayings\nversion: 1\ndescription: requests\nsource: {kind: jsonl, path: "
         'rows.jsonl}\ntemplate: "{prompt}"\nchat: true\n'
         "max_new_tokens: 12\nmax_prompt_tokens: 40\nsampling: {}\ncalibration: 2\nholdout: "
         "2\nseed: 0\nend_on_repeat: 6\n"
     )
+
+
+@pytest.mark.usefixtures("made_up_costs")
+def test_tune_records_the_template_and_decode_says_how_to_use_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path / "chatty", CHAT_TEMPLATE)
+    write_task(tmp_path)
     model, profile = (
         ("--model", tmp_path / "chatty", "--dtype", "float64", "--json"),
         tmp_path / "profile.yaml",
@@ -58,6 +67,7 @@ def test_tune_records_the_template_and_decode_says_how_to_use_it(
         profile,
     )
     assert status == 0, said
+    assert "has no chat template" not in said
     template = json.loads(printed)["profile"]["task"]["chat_template_sha256"]
     assert (
         template
@@ -86,3 +96,19 @@ def test_a_profile_names_its_model_with_the_revision_it_was_made_for(
     golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / "v2_unmeasured.yaml")
     model = golden.model.model_copy(update={"id": "org/tiny", "revision": revision})
     assert profile_model_argument(golden.model_copy(update={"model": model})) == expected
+
+
+@pytest.mark.usefixtures("made_up_costs")
+def test_tune_warns_that_a_base_model_gets_requests_unchanged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path / "base", None)
+    write_task(tmp_path)
+    out = tmp_path / "profile.yaml"
+    search = ("--task", tmp_path, "--searcher", "middle", "--trials", 1, "--out", out)
+    status, printed, said = run_in_process(
+        capsys, monkeypatch, "tune", "--model", tmp_path / "base", *search, "--json"
+    )
+    assert status == 0, said
+    assert "has no chat template: it gets them unchanged, as text to continue" in said
+    assert json.loads(printed)["profile"]["task"].get("chat_template_sha256") is None

@@ -37,7 +37,7 @@ IN_WRITE = {
     "stale_kv_at_accepted_positions",
     "full_model_kv_missing",
 }
-NATIVE = ("native", "native-8bit")
+NATIVE = ("native", "native-8bit-float-activations")
 CHECKS = (
     check_greedy,
     check_greedy_on_padded_passes,
@@ -60,7 +60,7 @@ def test_the_engine_of_the_moment_is_used(engine: str) -> None:
         .__name__.lower()
         .startswith({"lean": "fused"}.get(engine, engine.removesuffix("-8bit")))
     )
-    assert model.spec.quantization == (engine if engine == "native-8bit" else None)
+    assert model.spec.quantization == (engine if engine == "native-8bit-float-activations" else None)
     assert isinstance(full, FullModel)
 
 

@@ -52,7 +52,7 @@ from .trained_checks import (
     small_specs,
 )
 
-NATIVE = ("native", "native-8bit")
+NATIVE = ("native", "native-8bit-float-activations")
 CHECKS = (
     check_adapted,
     check_adapted_drafts,
@@ -93,7 +93,7 @@ requests = st.lists(
 
 
 @pytest.fixture(
-    params=engine_params("hf", "native", thorough=("lean", "native-8bit"), slow=("graph",))
+    params=engine_params("hf", "native", thorough=("lean", "native-8bit-float-activations"), slow=("graph",))
 )
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with use_engine(request.param):
@@ -194,7 +194,7 @@ def test_greedy_text_behind_every_short_prompt_is_the_full_models_own() -> None:
 
 @pytest.mark.parametrize(
     "engine",
-    engine_params(thorough=("hf", "native"), slow=("lean", "graph", "native-8bit")),
+    engine_params(thorough=("hf", "native"), slow=("lean", "graph", "native-8bit-float-activations")),
     indirect=True,
 )
 @pytest.mark.parametrize("name", small_specs())

@@ -41,7 +41,7 @@ def logits(model: ModelAdapter, mask: SkipMask | None = None) -> torch.Tensor:
     return forward(model, TOKENS, cache, planner.plan_chain(0, 6), mask)
 
 
-@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "native", "native-8bit"])
+@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "native", "native-8bit-float-activations"])
 def test_copies_that_nobody_changed_are_the_plain_mask(engine: str) -> None:
     with use_engine(engine):
         model, _ = tiny_model_and_reference()

@@ -52,7 +52,7 @@ def anchored(model: ModelAdapter, rows: Tensor, mask: SkipMask | None) -> Tensor
         "lean",
         *(
             pytest.param(name, marks=pytest.mark.xdist_group("native"))
-            for name in ("native", "native-8bit")
+            for name in ("native", "native-8bit-float-activations")
         ),
     ],
 )

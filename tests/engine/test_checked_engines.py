@@ -22,7 +22,7 @@ from skipsearch.engine.native import (
     structs,
     to_native,
     to_native_if_built,
-    to_native_int8,
+    to_native_quantized,
 )
 from skipsearch.errors import ModelError
 from skipsearch.models import load_adapter, stored_checks
@@ -160,7 +160,7 @@ def test_weights_that_nobody_knows_are_compared_every_time(asked: list[str]) -> 
     for count in (1, 2):
         to_native(ss.adapt(new_hf_model("qwen2"), fuse=True))  # type: ignore[arg-type]
         assert len(asked) == count
-    to_native_int8(ss.adapt(new_hf_model("qwen2"), fuse=True))  # type: ignore[arg-type]
+    to_native_quantized(ss.adapt(new_hf_model("qwen2"), fuse=True), "native-8bit", 8)  # type: ignore[arg-type]
     assert len(asked) == 3
 
 

@@ -32,7 +32,7 @@ from skipsearch.export import export_draft, export_profile, tensor_copy
 from skipsearch.export.checkpoint import Checkpoint
 from skipsearch.export.exportable import extract_exportable
 from skipsearch.export.hf_checkpoint import Conversion
-from skipsearch.export.readme import write_readme
+from skipsearch.export.readme import render_readme
 from skipsearch.models.families.table import FAMILIES
 from skipsearch.profile import load_profile
 
@@ -84,7 +84,7 @@ def test_a_folder_that_comes_meanwhile_is_not_replaced_either(
 ) -> None:
     """An empty one would be, by the operating system."""
     monkeypatch.setattr(
-        export_profile, "write_readme", lambda *_: (tmp_path / "draft").mkdir() or ""
+        export_profile, "render_readme", lambda *_: (tmp_path / "draft").mkdir() or ""
     )
     with pytest.raises(ExportError, match="exists already"):
         export_from(source)
@@ -102,7 +102,7 @@ def test_an_export_that_stops_in_the_middle_leaves_nothing_behind(
     def fail(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr(export_profile, "write_readme", fail)  # the weights are written by then
+    monkeypatch.setattr(export_profile, "render_readme", fail)  # the weights are written by then
     with pytest.raises((KeyboardInterrupt, ExportError)) as caught:
         export_from(source)
     assert os.listdir(tmp_path) == ["model"]
@@ -117,7 +117,7 @@ def test_a_killed_export_leaves_no_folder_of_that_name(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        export_profile, "write_readme", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        export_profile, "render_readme", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     )
     child = multiprocessing.get_context("fork").Process(target=export_from, args=(source,))
     child.start()
@@ -353,7 +353,7 @@ def text_of(
         [],
     )
     profile = profile_for(model, "llama", SkipMask.from_layers(16, (3, 4)), *before)
-    return write_readme(
+    return render_readme(
         profile, extract_exportable(profile), source, Conversion({}, str, caveats), name
     )
 

@@ -21,13 +21,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipsearch.engine.cuda_graph import GraphAdapter
 from skipsearch.engine.engines import wrap_engine
-from skipsearch.engine.native import to_native_int8
-from skipsearch.engine.native.int8 import dequantize_q8, quantize_q8
+from skipsearch.engine.native import to_native_quantized
+from skipsearch.engine.native.blocks import round_weight
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.families.table import family_of
 from skipsearch.models.fused.fused_adapter import fuse_model
-from skipsearch.models.loading.quantize import NATIVE_INT8
+from skipsearch.models.loading.quantize import name_with_activations
 
+# Weights of 8 bits, whose float activations Hugging Face's modules can reproduce.
+NATIVE_8BIT = name_with_activations("native-8bit", "float")
 LAYERS = 5
 VOCAB = 64
 
@@ -71,14 +73,19 @@ def tiny_llama(
 
 
 @torch.no_grad()
-def round_to_int8(model: Any) -> Any:
-    """The model itself, each matrix of it, head included, rounded to what 8 bits are of it. A tied
-    embedding is rounded with the head.
+def round_matrices(model: Any, bits: int = 8) -> Any:
+    """The model itself, each matrix of it rounded, head included. A tied embedding is rounded with
+    the head.
     """
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
-            module.weight.copy_(dequantize_q8(*quantize_q8(module.weight)))
+            module.weight.copy_(round_weight(module.weight, bits))
     return model
+
+
+def to_native_8bit(lean: Any) -> Any:
+    """The model on the engine native with weights of 8 bits and float activations."""
+    return to_native_quantized(lean, "native-8bit", 8, "float")
 
 
 def with_eos(model: ModelAdapter, *eos: int) -> ModelAdapter:
@@ -120,7 +127,7 @@ def tiny_model_and_reference(seed: int = 0) -> tuple[ModelAdapter, FullModel]:
     """
     engine = _engine.get()
     return _make_driven_model(seed, engine, _device.get()), _make_reference(
-        seed, engine == NATIVE_INT8
+        seed, engine == NATIVE_8BIT
     )
 
 
@@ -143,14 +150,14 @@ _device: ContextVar[str] = ContextVar("device", default="cpu")
 
 @cache
 def _make_reference(seed: int, eight_bits: bool = False) -> FullModel:
-    return FullModel(round_to_int8(tiny_llama(seed)) if eight_bits else tiny_llama(seed))
+    return FullModel(round_matrices(tiny_llama(seed)) if eight_bits else tiny_llama(seed))
 
 
 def model_and_reference(make: Callable[[], LlamaForCausalLM]) -> tuple[ModelAdapter, FullModel]:
     """As `small_world`, of another model. make: the same weights at every call."""
     engine = _engine.get()
     return _wrap_engine(engine, make().to(_device.get())), FullModel(
-        round_to_int8(make()) if engine == NATIVE_INT8 else make()
+        round_matrices(make()) if engine == NATIVE_8BIT else make()
     )
 
 
@@ -170,6 +177,6 @@ def _wrap_engine(engine: str, hf: LlamaForCausalLM) -> ModelAdapter:
     if engine == "hf":
         return model
     lean = fuse_model(hf, replace(model.spec, engine="lean"), family_of(hf.config))
-    if engine == NATIVE_INT8:
-        return to_native_int8(lean)
+    if engine == NATIVE_8BIT:
+        return to_native_8bit(lean)
     return GraphAdapter(lean) if engine == "graph" else wrap_engine(lean, engine)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.tiny import VOCAB, tiny_llama, tiny_model_and_reference, with_eos
+from helpers.tiny import VOCAB, tiny_llama, tiny_model_and_reference, to_native_8bit, with_eos
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipsearch.decoding import Decoder
-from skipsearch.engine.native import to_native, to_native_int8
+from skipsearch.engine.native import to_native
 from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import ModelError
 from skipsearch.models import ModelAdapter, adapt
@@ -134,7 +134,7 @@ def test_as_many_texts_go_through_a_pass_as_memory_allows(
         assert max(batches) == largest
 
 
-@pytest.mark.parametrize("engine", ["native", "native-8bit"])
+@pytest.mark.parametrize("engine", ["native", "native-8bit-float-activations"])
 def test_on_an_engine_that_keeps_a_rows_bits_a_sample_does_not_depend_on_the_batch(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +142,7 @@ def test_on_an_engine_that_keeps_a_rows_bits_a_sample_does_not_depend_on_the_bat
     hf = tiny_llama().float()
     lean = adapt(hf, fuse=True)
     assert isinstance(lean, FusedAdapter)
-    model = to_native(lean) if engine == "native" else to_native_int8(lean)
+    model = to_native(lean) if engine == "native" else to_native_8bit(lean)
     several = [[(7 * i + j) % VOCAB for j in range(1 + 3 * i)] for i in range(9)]
     expected = [
         alone(model, p, 40, None, SamplingParams(1.0), 3 + i) for i, p in enumerate(several)

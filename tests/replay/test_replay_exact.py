@@ -337,7 +337,7 @@ def test_its_first_drafts_are_what_fast_replay_sees() -> None:
     for fast, drafts in zip(exact.replay(MASKS[0]), exact(MASKS[0]), strict=True):
         may_draft = slice(
             min(len(fast.acceptance), fast.token_budget - 1)
-        )  # the last token of a full room is not drafted
+        )  # the last token within the budget is not drafted
         assert np.array_equal(fast.acceptance[may_draft], drafts.accepted[may_draft, 0])
         np.testing.assert_allclose(
             fast.confidence[may_draft], drafts.confidence[may_draft, 0], rtol=1e-5

@@ -18,6 +18,7 @@ from skipsearch.replay.workload import (
     context_warnings,
     make_workload,
     template_sha256,
+    template_warnings,
     token_limits,
 )
 from skipsearch.tasks import Prompt
@@ -43,6 +44,19 @@ def test_requests_go_through_the_template_of_a_chat_model_and_nothing_else_does(
     assert given(talking_model(), chat=True) == ["<s>user:skip\nai:", "<s>user:draft\nai:"]
     assert given(talking_model(), chat=False) == ["<s>skip", "<s>draft"]
     assert given(talking_model(None), chat=True) == ["<s>skip", "<s>draft"]
+
+
+def test_a_warning_says_that_a_model_without_a_template_gets_requests_unchanged() -> None:
+    requests, texts = small_task(chat=True), small_task(chat=False)
+    assert template_warnings(requests, talking_model(None)) == [
+        "the prompts of task words are requests to a chat model, and tiny has no chat template: "
+        "it gets them unchanged, as text to continue"
+    ]
+    assert template_warnings(requests, talking_model()) == []
+    assert template_warnings(texts, talking_model(None)) == []
+    tokenless = small_model()
+    tokenless.tokenizer = None
+    assert template_warnings(requests, tokenless) == []
 
 
 def test_the_hash_says_whether_there_was_a_template_and_which() -> None:

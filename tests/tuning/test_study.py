@@ -1,5 +1,5 @@
-"""The ledger: a search that is killed at any moment goes on without losing a finished trial, and
-without mixing two searches.
+"""The study: a search that is killed at any moment resumes without the loss of a finished trial, and
+never mixes two searches.
 """
 
 from __future__ import annotations

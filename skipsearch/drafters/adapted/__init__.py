@@ -1,1 +1,1 @@
-"""Draft with a few sub-layers that have weights of their own."""
+"""Draft with a few sub-layers that have trained weights."""

@@ -12,7 +12,8 @@ from skipsearch.models.adapter import ModelAdapter
 class OnModelDrafter:
     """A drafter that runs another drafter on another model.
 
-    model: what drafts. It writes to the cache of the model that verifies."""
+    model: the drafting model. It writes to the cache of the verifying model.
+    """
 
     def __init__(self, drafter: Drafter, model: ModelAdapter):
         self.drafter, self.model = drafter, model
@@ -22,7 +23,7 @@ class OnModelDrafter:
 
 
 class OnModelSession(DraftSession):
-    """A session whose drafts come from another model."""
+    """A session whose drafts another model computes."""
 
     def __init__(self, session: DraftSession, model: ModelAdapter):
         self.session, self.model = session, model

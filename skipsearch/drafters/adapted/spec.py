@@ -1,4 +1,4 @@
-"""`adapted`: the model drafts with a few of its sub-layers, which have weights trained for that."""
+"""`adapted`: the model drafts with a few of its sub-layers, which have trained weights."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Adapted(Skip):
-    """As `skip`, but the sub-layers that the draft runs have trained weights, taken from a module.
+    """Drafts as `skip` does, but the sub-layers that the draft runs have weights from a module.
 
-    Verification runs the model's own weights and writes its own K/V, so the tokens are the same
-    with any module, and with a bad one."""
+    Verification runs the model's own weights and writes their K/V, so the emitted tokens do not
+    depend on the module."""
 
     kind: Literal["adapted"] = "adapted"  # type: ignore[assignment]
     info = DrafterInfo(

@@ -1,4 +1,4 @@
-"""ASD's rule. The searcher `asd` applies it to calibration text, the drafter `asd` to each prompt.
+"""The rule of ASD, which the searcher `asd` applies to calibration text and the drafter to prompts.
 
 Source: Metel et al. 2024, algorithm 1, which counts layers from 1."""
 
@@ -10,10 +10,11 @@ from collections.abc import Sequence
 def is_skipped(
     layer: int, n_layers: int, cosine: float | None, threshold: float, every: int, keep_last: int
 ) -> bool:
-    """Return whether a sub-layer of this layer (from 0) is left out.
+    """Return whether a sub-layer is skipped.
 
-    It is if its cosine reaches the threshold, or the layer is an every-th one; never in the last
-    `keep_last` layers. cosine: None if only the second rule applies. every: 0 means no such rule.
+    It is skipped if its cosine is at least `threshold`, or if its layer is an every-th one, but not
+    in the last `keep_last` layers. layer: from 0. cosine: None if only the second rule applies.
+    every: 0 switches the second rule off.
     """
     number = layer + 1
     by_number = every > 0 and number % every == 0
@@ -25,9 +26,9 @@ def is_skipped(
 def select_sublayers(
     cosines: Sequence[float], threshold: float, every: int, keep_last: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (layers whose attention is left out, layers whose MLP is).
+    """Return (layers whose attention is skipped, layers whose MLP is skipped).
 
-    cosines: [L], between the input and the output of each attention.
+    cosines: between the input and the output of each attention, [L].
     """
     n = len(cosines)
     attn = tuple(

@@ -18,7 +18,7 @@ from skipsearch.models.kv_cache import KVCache, PassPlan
 
 
 class ASDDrafter(DynamicMaskDrafter):
-    """A skip drafter that reads its mask off each prompt."""
+    """A skip drafter that chooses its mask from the prefill of each prompt."""
 
     def __init__(self, spec: ASD, model: ModelAdapter):
         is_sequential = has_sequential_residual(model)
@@ -26,15 +26,16 @@ class ASDDrafter(DynamicMaskDrafter):
 
 
 class ASDPolicy:
-    """Sums cosines over the passes of a prefill, then decides once.
+    """Sums cosines over the passes of a prefill, then chooses the mask once.
 
-    is_sequential: the MLP of a layer reads what its attention wrote, so the pass itself computes
-    the state after the attention."""
+    is_sequential: the MLP of a layer reads the output of its attention, so the pass itself computes
+    the state after the attention.
+    """
 
     def __init__(self, spec: ASD, n_layers: int, is_sequential: bool):
         self.spec, self.n_layers, self.is_sequential = spec, n_layers, is_sequential
         self.n_rows, self.decided = 0, False
-        self._cosine_sums: list[Tensor] = []  # of each layer's attention
+        self._cosine_sums: list[Tensor] = []  # of the attention of each layer
 
     @property
     def cosine_sums(self) -> list[float]:
@@ -62,7 +63,7 @@ class ASDPolicy:
                 return None
             if self.is_sequential:
                 return lambda after: add_cosines(layer, hidden, after)
-            # The pass overwrites the K/V that this block writes.
+            # The pass overwrites the K/V that this call of the block writes.
             add_cosines(layer, hidden, model.block(layer, hidden, cache, plan, mlp=False))
             return None
 
@@ -73,7 +74,7 @@ class ASDPolicy:
         return self.select_mask(self.spec)
 
     def select_mask(self, spec: ASD) -> SkipMask:
-        """Return the mask that these settings choose from the rows read so far."""
+        """Return the mask that the settings choose from the cosines so far."""
         sums = self.cosine_sums or [0.0] * self.n_layers
         cosines = [total / max(1, self.n_rows) for total in sums]
         return SkipMask(

@@ -1,4 +1,4 @@
-"""`asd`: the mask of a request comes from its prompt: attention that changes little is skipped."""
+"""`asd`: chooses the mask of a request from its prompt, and skips attention of little effect."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 
 class ASD(DrafterSpec):
-    """One mask for each request, chosen while its prompt is read: it leaves out every attention
-    whose output points where its input did, and every m-th layer, but never the last n. In the
-    paper its exit policy is Draft & Verify's adaptive one.
+    """Chooses one mask for each request during the prefill.
 
-    The cosines are means over the prompt, between the residual stream before and after an
-    attention. If part of the prompt is in a session's cache, they are means over the rest. Source:
-    Metel et al. 2024, section 3.2 and algorithm 1."""
+    The mask skips each attention whose cosine reaches `threshold`, and every m-th layer, but
+    nothing in the last n layers. The cosine is between the residual stream before and after the
+    attention, and a mean over the prompt. If a session's cache has the first part of the prompt, it
+    is a mean over the rest. In the paper, the exit policy is Draft & Verify's adaptive one. Source:
+    Metel et al. 2024, section 3.2 and algorithm 1.
+    """
 
     kind: Literal["asd"] = "asd"
     info = DrafterInfo(

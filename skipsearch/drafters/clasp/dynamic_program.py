@@ -1,10 +1,11 @@
-"""CLaSp's dynamic program: which steps of a model to skip so that the residual stream stays closest
-to the full model's.
+"""CLaSp's dynamic program: choose the steps of a model to skip with the least change of its output.
 
-Steps are whole layers or sub-layers. The program sees no model: `run_step` runs one step on hidden
-states. The searcher `clasp` solves it over calibration text, the drafter `clasp` for one token
-while it decodes. g(i, j) is the best state after step i with j steps skipped. Source: CLaSp, eq. 2
-and algorithm 1."""
+Steps are layers or sub-layers. The change is measured by the cosine to the full model's residual
+stream. The program does not access a model: `run_step` runs one step on hidden states. The searcher
+`clasp` solves the program over calibration text, the drafter `clasp` for one token during decoding.
+g(i, j) is the best state after step i with j steps skipped. Source: CLaSp, eq. 2 and algorithm
+1.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ from torch.nn.functional import cosine_similarity
 LayerProbe = Callable[[int, Tensor, bool, bool], Tensor]
 
 MIN_NORM = 1e-8  # avoids a division by zero
-# The relative error up to which two states are the same; 16-bit rounding makes less than 0.01.
+# Relative error up to which two states count as equal; rounding in 16 bits causes less than 0.01.
 ROUNDING_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class DPStep:
-    """A step of the program: a part of a layer that runs, or is skipped."""
+    """A step of the program: a layer or a part of it, which runs or is skipped as a whole."""
 
     layer: int
-    attn: bool  # whether the attention is part of it
-    mlp: bool  # whether the MLP is
+    attn: bool  # whether the step contains the attention
+    mlp: bool  # whether the step contains the MLP
     skippable: bool
 
     @property
@@ -38,28 +39,31 @@ class DPStep:
 
 @dataclass(frozen=True)
 class SolvedProgram:
-    """A solved program: for each step and each j, whether it is skipped if j steps up to and
-    including it are skipped.
+    """A solved dynamic program.
+
+    For step i and count j it stores whether step i is skipped on the best path that skips j of the
+    steps 0 … i.
     """
 
     steps: Sequence[DPStep]
-    skips_by_mean: Sequence[Tensor | None]  # [j + 1, 1] of each step; None: it must run
-    skips_by_position: Sequence[Tensor | None]  # [j + 1, N] of each step; None: it must run
+    skips_by_mean: Sequence[Tensor | None]  # by step, [j + 1, 1]; None: the step must run
+    skips_by_position: Sequence[Tensor | None]  # by step, [j + 1, N]; None: the step must run
 
     @property
     def n_skippable(self) -> int:
         return sum(step.skippable for step in self.steps)
 
     def solve_by_mean(self, count: int) -> set[int]:
-        """Return the flat sub-layers of `count` steps, chosen by the mean over positions."""
+        """Return the sub-layers (flat numbers) of `count` skipped steps, by mean cosine."""
         return self._sublayers_of(
             [s for s, skips in enumerate(backtrack_skips(self.skips_by_mean, count)[:, 0]) if skips]
         )
 
     def solve_by_votes(self, count: int) -> set[int]:
-        """Return the flat sub-layers of the `count` steps that most positions skip.
+        """Return the sub-layers (flat numbers) of the `count` steps with the most votes.
 
-        Of steps with equal votes the earlier ones are skipped."""
+        Each position votes for the steps that it skips. Ties go to earlier steps.
+        """
         votes = backtrack_skips(self.skips_by_position, count).sum(dim=1).tolist()
         skippable = [s for s, step in enumerate(self.steps) if step.skippable]
         return self._sublayers_of(sorted(skippable, key=lambda s: (-votes[s], s))[:count])
@@ -74,35 +78,35 @@ def solve_mean_and_votes(
 ) -> SolvedProgram | None:
     """Solve both programs at once, with one call of `run_step` for all j of a step.
 
-    hidden_states: [L + 1, N, H], of the full model. Row j = 0 has skipped nothing, so it is the
-    full model's state, also between the attention and the MLP of a layer. Returns None if the steps
-    of a layer do not compute what the layer does."""
-    shared = each = hidden_states[:1]  # g(i, ·) of the two, [j, N, H]
+    hidden_states: of the full model, [L + 1, N, H]. Row j = 0 skips nothing, so it is the full
+    model's state, also between the attention and the MLP of a layer. Returns None if the steps of a
+    layer together do not compute the layer's output."""
+    mean_states = position_states = hidden_states[:1]  # g(i, ·) of both programs, [j, N, H]
     by_mean: list[Tensor | None] = []
     by_position: list[Tensor | None] = []
     for step in steps:
-        shared_run, each_run = run_step(
-            step.layer, torch.cat([shared, each]), step.attn, step.mlp
+        mean_run, position_run = run_step(
+            step.layer, torch.cat([mean_states, position_states]), step.attn, step.mlp
         ).chunk(2)
         if step.mlp:
-            if not nearly_equal(shared_run[0], hidden_states[step.layer + 1]):
+            if not nearly_equal(mean_run[0], hidden_states[step.layer + 1]):
                 return None
-            shared_run, each_run = (
+            mean_run, position_run = (
                 torch.cat([hidden_states[step.layer + 1][None], run[1:]])
-                for run in (shared_run, each_run)
+                for run in (mean_run, position_run)
             )
         if not step.skippable:
-            shared, each = shared_run, each_run
+            mean_states, position_states = mean_run, position_run
             by_mean.append(None)
             by_position.append(None)
             continue
-        full = shared_run[0]
-        skips = _skip_advantage(shared_run, shared, full).mean(dim=1, keepdim=True) >= 0
+        full = mean_run[0]
+        skips = _skip_advantage(mean_run, mean_states, full).mean(dim=1, keepdim=True) >= 0
         by_mean.append(skips)
-        shared = _advance(skips, shared_run, shared)
-        skips = _skip_advantage(each_run, each, full) >= 0
+        mean_states = _advance(skips, mean_run, mean_states)
+        skips = _skip_advantage(position_run, position_states, full) >= 0
         by_position.append(skips)
-        each = _advance(skips, each_run, each)
+        position_states = _advance(skips, position_run, position_states)
     return SolvedProgram(steps, by_mean, by_position)
 
 
@@ -110,35 +114,37 @@ def solve_mean_and_votes(
 def solve_one_token(
     hidden_states: Tensor, steps: Sequence[DPStep], run_step: LayerProbe, count: int
 ) -> list[DPStep]:
-    """Return the `count` steps to skip for one token, or all skippable ones if there are fewer.
+    """Return the `count` steps to skip for one token, or all skippable steps if there are fewer.
 
-    hidden_states: [L + 1, H], of the full model. run_step(layer, rows [R, H], attn, mlp) returns
-    [R, H]: the step on states at the token's position. R is always min(count, skippable steps) + 1;
-    if only j steps can have been skipped, the first j + 1 rows are used. A tie skips."""
+    hidden_states: of the full model, [L + 1, H]. run_step(layer, rows [R, H], attn, mlp) returns
+    [R, H]: the output of the step for states at the token's position. R is always min(count,
+    skippable steps) + 1; at a step before which only j steps can be skipped, only the first j + 1
+    rows are valid. In a tie, the step is skipped.
+    """
     count = min(count, sum(step.skippable for step in steps))
-    # g(i, 0…count). Row 0 has skipped nothing, so it is the full model's state.
+    # g(i, 0…count). Row 0 skips nothing, so it is the full model's state.
     rows = hidden_states[:1].expand(count + 1, -1)
     n_used, skips = 1, list[Tensor | None]()
     for step in steps:
-        ran = run_step(step.layer, rows, step.attn, step.mlp)
-        full = hidden_states[step.layer + 1] if step.mlp else ran[0]
-        ran = torch.cat([full[None], ran[1:]])
+        run_states = run_step(step.layer, rows, step.attn, step.mlp)
+        full = hidden_states[step.layer + 1] if step.mlp else run_states[0]
+        run_states = torch.cat([full[None], run_states[1:]])
         if not step.skippable:
-            rows = ran
+            rows = run_states
             skips.append(None)
             continue
-        both, target = torch.cat([ran[1:], rows[:-1]]), full  # [2 · count, H]
-        if both.dtype.itemsize < 4:
-            both, target = both.float(), target.float()
-        # The cosine without the length of `target`, which both sides share. It takes a quarter of
-        # the calls of `cosine_similarity`.
-        cosines = (both * target).sum(-1) / both.norm(dim=-1).clamp_min(MIN_NORM)
+        options, target = torch.cat([run_states[1:], rows[:-1]]), full  # [2 · count, H]
+        if options.dtype.itemsize < 4:
+            options, target = options.float(), target.float()
+        # The cosine without division by the length of `target`, which both sides share. It makes a
+        # quarter of the kernel calls of `cosine_similarity`.
+        cosines = (options * target).sum(-1) / options.norm(dim=-1).clamp_min(MIN_NORM)
         by_run, by_skip = cosines.chunk(2)
-        skipped = by_skip >= by_run  # [count]: of g(i, 1…count)
+        skipped = by_skip >= by_run  # [count]: for g(i, 1…count)
         if n_used <= count:
             skipped[n_used - 1 :] = True  # all steps so far are skipped
         skips.append(torch.cat([skipped.new_zeros(1), skipped])[:, None])
-        rows = torch.cat([full[None], torch.where(skipped[:, None], rows[:-1], ran[1:])])
+        rows = torch.cat([full[None], torch.where(skipped[:, None], rows[:-1], run_states[1:])])
         n_used = min(n_used + 1, count + 1)
     return [
         step
@@ -148,16 +154,17 @@ def solve_one_token(
 
 
 def _skip_advantage(run: Tensor, skipped: Tensor, full: Tensor) -> Tensor:
-    """Return [j + 1, N]: the cosine to the full state with j steps skipped if this step is skipped,
-    minus the cosine if it runs.
+    """Return the advantage of a skip over a run of this step, [j + 1, N].
 
-    run, skipped: [j, N, H]."""
-    # No difference of two cosines reaches 3.
+    It is the cosine if the step is skipped, minus the cosine if it runs. Cosines are to the full
+    model's state, with j steps skipped. run, skipped: [j, N, H].
+    """
+    # A value that no difference of two cosines reaches.
     impossible = full.new_full((1, full.shape[0]), 3.0, dtype=torch.float)
     by_run, by_skip = (
         cosine_similarity(g.float(), full.float()[None], dim=-1) for g in (run, skipped)
     )
-    # With no step skipped, this one ran; with all skipped, it did not.
+    # With no step skipped, this step runs; with all steps skipped, it does not.
     return torch.cat([-impossible, by_skip[:-1] - by_run[1:], impossible])
 
 

@@ -21,7 +21,7 @@ from skipsearch.models.kv_cache import KVCache, PassPlan
 class CLaSpDrafter(DynamicMaskDrafter):
     """A skip drafter that plans its mask by dynamic programming.
 
-    Raises: MaskError if it would plan sub-layers of a model with a parallel residual."""
+    Raises: MaskError for the unit `sublayer` on a model with a parallel residual."""
 
     def __init__(self, spec: CLaSp, model: ModelAdapter):
         if spec.unit == "sublayer" and not has_sequential_residual(model):
@@ -44,26 +44,27 @@ def _build_steps(spec: CLaSp, n_layers: int) -> list[DPStep]:
 
 
 class CLaSpPolicy:
-    """Captures the hidden states that a plan may be made from, and plans."""
+    """Captures hidden states of the full model, and plans masks from them."""
 
     def __init__(self, spec: CLaSp, model: ModelAdapter, steps: Sequence[DPStep]):
         self.spec, self.model, self.steps = spec, model, steps
-        # [1, rows, H] before each layer and after the last, of the latest pass that was tapped
+        # [1, rows, H] before each layer and after the last one, of the latest tapped pass
         self.hidden_states: list[Tensor] = []
-        self.since_last_plan = 0  # rounds or tokens, as `spec.interval_unit` says
-        self.has_begun = False  # whether the prompt is in the cache
+        self.since_last_plan = 0  # in rounds or tokens (`spec.interval_unit`)
+        self.has_begun = False  # whether the prefill is done
 
     def tap(
         self, model: ModelAdapter, cache: KVCache, plan: PassPlan, n_rows: int
     ) -> LayerTap | None:
         self.hidden_states = []
-        # No plan can be due before this round ends and another one.
+        # A plan is not due after this round. (If the interval counts tokens, it may be due; it then
+        # waits for the next captured round.)
         if self.has_begun and self.since_last_plan + 1 < self.spec.interval:
             return None
 
         def capture(layer: int, hidden: Tensor) -> None:
-            # A prefill is planned at its last token. Of a verify pass every row may be the last
-            # accepted one.
+            # The plan of a prefill is from its last token. In a verify pass, each row may be the
+            # last accepted one.
             rows = hidden[:, :n_rows] if self.has_begun else hidden[:, n_rows - 1 : n_rows]
             self.hidden_states.append(rows)
 
@@ -81,14 +82,14 @@ class CLaSpPolicy:
         return self._plan_mask(ctx, accepted_nodes[-1] if accepted_nodes else 0)
 
     def _plan_mask(self, ctx: DecodeContext, row_index: int) -> SkipMask:
-        """Plan from the states of one captured row, whose token is in the last committed slot."""
+        """Plan from the states of a captured row, whose token is in the last committed slot."""
         self.since_last_plan = 0
         n_layers, device = self.model.spec.n_layers, self.model.spec.device
         n = ctx.cache.length
         states = torch.stack([h[0, row_index].to(device) for h in self.hidden_states])  # [L + 1, H]
         n_rows = min(self.spec.skip, sum(step.skippable for step in self.steps)) + 1
-        # Each row takes the place of the token in slot n − 1. It does not see that slot, else the
-        # token would count twice.
+        # Each row replaces the token in slot n − 1. It does not attend to this slot, or the token
+        # would count twice.
         position = torch.full((1, n_rows), n - 1, device=device)
         plan = ctx.planner.plan_replay(n, position, position, torch.arange(n_rows, device=device))
 

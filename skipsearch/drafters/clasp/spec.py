@@ -1,4 +1,4 @@
-"""`clasp`: the mask is planned every few rounds, from the last token's hidden states."""
+"""`clasp`: plans the mask every few rounds, from the last token's hidden states."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 
 class CLaSp(DrafterSpec):
-    """Plans which layers to skip from the full model's hidden states at the last verified token,
-    again after every `interval` rounds or tokens. The first plan is made at the last token of the
-    prompt.
+    """Plans its mask from the full model's hidden states at the last verified token.
 
-    unit `sublayer` is an extension of the paper: attention and MLP are skipped one by one, which a
-    parallel residual does not allow. Source: CLaSp, section 3 and algorithm 1."""
+    The first plan is made at the last token of the prompt, further plans after every `interval`
+    rounds or tokens. The unit `sublayer` extends the paper: attention and MLP are skipped
+    separately. It needs a model without a parallel residual. Source: CLaSp, section 3 and algorithm
+    1.
+    """
 
     kind: Literal["clasp"] = "clasp"
     info = DrafterInfo(

@@ -1,9 +1,10 @@
-"""Exit policies: when a round of drafting ends early.
+"""Exit policies, which end a draft before its draft length.
 
-A token that is drafted after a wrong one is wasted. So a drafter that drafts token by token asks
-its exit policy after each token whether to stop. With `confidence` and a threshold of 0.6, a draft
-whose tokens have the probabilities 0.9, 0.8, 0.5 ends with the third, which is still verified.
-`recipe.EXITS` lists the policies, one file each; `exit_base.py` is the port."""
+Tokens that are drafted after a wrong one are wasted. A drafter that drafts token by token therefore
+asks its exit policy after each token whether to stop. With `confidence` and a threshold of 0.6, a
+draft whose tokens have the probabilities 0.9, 0.8, 0.5 ends with the third, which is still
+verified. `recipe.EXITS` lists the policies, one file each; `exit_base.py` has the interface.
+"""
 
 from __future__ import annotations
 

@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 
 
 class Adaptive(Exit):
-    """Stops below a threshold that rises while too few drafts are accepted and falls while enough
-    are.
+    """Stops below a threshold that rises if the acceptance rate is too low, and falls otherwise.
 
     After a round with acceptance rate AR_e:  AR ← β1·AR + (1 − β1)·AR_e, or AR_e after the first
     round; γ̃ = γ + ε if AR ≤ target else γ − ε;  γ ← β2·γ + (1 − β2)·γ̃. So γ changes by at most
-    (1 − β2)·ε a round. It stays in 0..1: outside, it would only have to find its way back.
+    (1 − β2)·ε a round. γ is clipped to 0..1, because outside of this range it would react late.
 
     Each request starts from `threshold`. In the paper γ persists across requests, which
-    `across_requests` does within one decoder. A request's drafts, and with a seed its sample, then
-    depend on the requests before it. Its greedy tokens never do. Source: Draft & Verify, section
-    3.4, equations 2 to 4; defaults from its appendix B."""
+    `across_requests` does within one decoder. The drafts of a request, and its sample, then depend
+    on earlier requests. Greedy tokens do not. Source: Draft & Verify, section 3.4, equations 2 to
+    4; defaults from its appendix B."""
 
     kind: Literal["adaptive"] = "adaptive"
     threshold: Fraction = Field(default=0.6, description="probability to start from, 0..1")
@@ -72,9 +71,10 @@ class Adaptive(Exit):
 
 
 class AdaptiveSession:
-    """The threshold of one request, or of all if it persists across requests.
+    """The threshold of one request, or of all requests if it persists.
 
-    Threads may then share it, so updates are locked."""
+    In the second case, threads may share it, so updates are locked.
+    """
 
     def __init__(self, settings: Adaptive):
         self.settings, self.threshold = settings, settings.threshold
@@ -103,7 +103,7 @@ class AdaptiveSession:
 
 
 class BatchedAdaptive:
-    """Many sessions at once, as arrays over the walkers of the sweep."""
+    """The sessions of all walkers of a sweep, as arrays."""
 
     def __init__(self, exits: Sequence[Any]):
         import numpy as np
@@ -137,8 +137,8 @@ def update_threshold(
 ) -> tuple[Any, Any]:
     """Return (acceptance rate, threshold) after a round, by Draft & Verify's equations 2 to 4.
 
-    All arguments are numbers, or arrays of one shape. share: accepted share of the round's drafted
-    tokens. beta1: 0 in the first round, which has no rate to smooth with."""
+    All arguments are numbers, or arrays of one shape. share: accepted share of the round's draft
+    tokens. beta1: 0 in the first round, because there is no earlier rate."""
     rate = beta1 * rate + (1 - beta1) * share
     proposed = threshold + step * (1 - 2 * (rate > target))
     return rate, beta2 * threshold + (1 - beta2) * proposed

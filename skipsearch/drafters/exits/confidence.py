@@ -1,4 +1,4 @@
-"""`confidence`: stop when the draft's top probability falls under a fixed threshold."""
+"""`confidence`: ends a draft if its top probability is below a fixed threshold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search varies for a mask: draft length, exit policy and siblings."""
+"""A draft policy: the settings that a search varies for a mask."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from skipsearch.drafters.exits.fixed import Fixed
 
 @dataclass(frozen=True)
 class DraftPolicy:
-    """How long drafts are, and which of their tokens have siblings."""
+    """The draft length, the exit policy and the siblings of a drafter."""
 
     draft_length: int  # the most tokens of a round
     exit: Exit = field(default_factory=Fixed)
-    siblings: Siblings | None = None  # verified next to unsure tokens; None: none
+    siblings: Siblings | None = None  # of tokens with low confidence; None: none
 
     def __str__(self) -> str:
-        """`confidence 0.6, up to 8`"""
+        """Return a description such as `confidence 0.6, up to 8`."""
         beside = f", {self.siblings}" if self.siblings else ""
         return f"{self.exit}, up to {self.draft_length}{beside}"

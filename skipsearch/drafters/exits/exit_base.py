@@ -1,8 +1,8 @@
-"""The exit-policy port: when to stop drafting before the draft length is reached.
+"""The interface of exit policies, which end a draft before its draft length.
 
 A policy is a frozen `Exit`: its settings, as a profile stores them. `begin()` returns the state of
-one request. A policy that learns stores there what it learned, so two requests never change each
-other's drafts. A policy without memory returns itself. This one remembers its round
+one request. An adaptive policy stores what it learns in this state, so requests do not change each
+other's drafts. A policy without state returns itself. This policy has a state within each round
 (CONTRIBUTING.md shows every step):
 
     class Joint(Exit):
@@ -31,9 +31,9 @@ other's drafts. A policy without memory returns itself. This one remembers its r
         def observe(self, n_accepted: int, n_drafted: int) -> None:
             pass
 
-If the rule within a round is a plain threshold, the session is a `ThresholdExitSession`. It is then
-not asked token by token if the engine can draft in one call. The threshold of `JointSession`
-applies to a product, so it is none."""
+If the rule within a round is a threshold on each token's confidence, the session should be a
+`ThresholdExitSession`, with which an engine can draft all tokens of a round in one call. The
+threshold of `JointSession` applies to a product, so it is not such a rule."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from skipsearch.core.recipe import ExitSpec
 
-if TYPE_CHECKING:  # reading a profile needs no numpy
+if TYPE_CHECKING:  # loading a profile must not import numpy
     import numpy as np
 
 
@@ -52,8 +52,8 @@ class ExitSession(Protocol):
     def should_stop(self, confidence: float, n_drafted: int) -> bool:
         """Return whether the draft ends after its latest token, which is still verified.
 
-        confidence: the draft's top probability at that token. n_drafted: tokens drafted in this
-        round so far, that one included."""
+        confidence: the draft's top probability at this token. n_drafted: tokens drafted in this
+        round, the latest included."""
 
     def observe(self, n_accepted: int, n_drafted: int) -> None:
         """Learn the result of a round that drafted at least one token."""
@@ -61,70 +61,77 @@ class ExitSession(Protocol):
 
 @runtime_checkable
 class ThresholdExitSession(ExitSession, Protocol):
-    """A session whose rule may be a threshold that stays the same during a round.
+    """A session whose rule may be a threshold that is constant during a round.
 
-    An engine can then draft the whole round in one call, without asking after each token."""
+    An engine can then draft all tokens of the round in one call.
+    """
 
     def current_threshold(self) -> float | None:
-        """Return the threshold until the next `observe`; None: another rule for now.
+        """Return the threshold that holds until the next `observe`; None if another rule holds.
 
-        With a threshold, `should_stop(confidence, n)` is `confidence < threshold` for every n."""
+        With a threshold, `should_stop(confidence, n)` is `confidence < threshold` for every n.
+        """
 
 
 class BatchedExits(Protocol):
-    """Sessions of many exits of one kind that learns, for the sweep.
+    """The sessions of many adaptive exits of one kind, for the sweep.
 
-    The sweep walks W rounds at once; each walker is known by its number."""
+    The sweep advances W walkers at once; each walker has a number.
+    """
 
     def stop_lengths(self, walkers: np.ndarray, confidence: np.ndarray) -> np.ndarray:
-        """Return how many tokens each of these walkers would draft now, [R].
+        """Return the number of tokens that each of these walkers drafts, [R].
 
-        walkers: [R]. confidence: [R, K]. The token that ends the draft counts; K if none does."""
+        walkers: [R]. confidence: [R, K]. The token that ends the draft is counted; K if no token
+        ends it.
+        """
 
     def observe(self, walkers: np.ndarray, accepted: np.ndarray, drafted: np.ndarray) -> None:
-        """Learn the result of a round of each of these walkers. All arrays are [R]."""
+        """Learn the results of one round of each of these walkers. All arrays are [R]."""
 
 
 class Exit(ExitSpec):
     """The settings of an exit policy.
 
-    If `reads_confidence` is False, draft steps need not read a number from the device."""
+    If `reads_confidence` is False, draft steps need not copy the confidence from the device."""
 
     @property
     def shared_across_requests(self) -> bool:
-        """Whether what it learns persists across the requests of a decoder."""
+        """Whether learned state persists across the requests of a decoder."""
         return False
 
     def begin(self) -> ExitSession:
-        """Return the state of a new request, which has learned nothing yet."""
+        """Return the initial state of a new request."""
         raise NotImplementedError
 
     def stop_lengths(self, confidence: np.ndarray) -> np.ndarray | None:
-        """Return how many tokens are drafted, [A], from their confidence [A, K].
+        """Return the number of tokens that are drafted, [A], from their confidence [A, K].
 
-        The token that ends the draft counts; K if none does. Returns None if the rule depends on
-        more than these confidences; the sweep then uses `make_batched`."""
+        The token that ends the draft is counted; K if no token ends it. Returns None if the rule
+        depends on more than these confidences; the sweep then uses `make_batched`.
+        """
         return None
 
     @classmethod
     def make_batched(cls, exits: Sequence[Exit]) -> BatchedExits | None:
-        """Return one session for each of these exits, for the sweep.
+        """Return the sessions of these exits for the sweep, or None.
 
-        If it is None, the sweep walks each exit alone: slower, with the same result."""
+        With None, the sweep simulates each exit separately, which is slower and has the same
+        result.
+        """
         return None
 
     @classmethod
     def search_grid(cls, fine: bool) -> Iterable[Exit]:
-        """Return the settings that a search tries: a few for every mask, more if `fine`, which is
-        for the best masks.
-        """
+        """Return the settings that a search tries; more of them if `fine`, for the best masks."""
         return ()
 
 
 def first_below(confidence: np.ndarray, threshold: float | np.ndarray) -> np.ndarray:
-    """Return how many tokens [A] are drafted up to the first below a threshold.
+    """Return the number of tokens [A] up to the first one below a threshold.
 
-    confidence: [A, K]. The token below the threshold counts; K if there is none."""
+    confidence: [A, K]. The token below the threshold is counted; K if there is none.
+    """
     import numpy as np
 
     is_below = confidence < threshold

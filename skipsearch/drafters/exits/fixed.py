@@ -1,4 +1,4 @@
-"""`fixed`: every round drafts as many tokens as it may."""
+"""`fixed`: never ends a draft early."""
 
 from __future__ import annotations
 

@@ -41,10 +41,11 @@ def make_kangaroo_drafter(
 
 
 class KangarooDrafter:
-    """A drafter that leaves the model at an early layer.
+    """A drafter that runs the model up to an early layer, then an adapter.
 
-    resumes: its drafts are verified from the exit layer on, because their lower layers are the full
-    model's own work. An engine that runs whole passes only verifies from layer 0."""
+    resumes: drafts are verified from the exit layer on, because the draft has run the full model's
+    lower layers. An engine that can only run whole passes verifies from layer 0.
+    """
 
     def __init__(
         self,
@@ -67,10 +68,11 @@ class KangarooDrafter:
 
 
 class KangarooSession(DraftSession):
-    """Drafts one request into a cache of its own, and is verified from layer 0.
+    """Drafts one request with a separate cache; verification begins at layer 0.
 
-    The cache holds the K/V of the layers below the exit and of the adapter, each token's in its
-    slot. The K/V of accepted tokens stay; the rest is overwritten."""
+    The cache holds the K/V of the layers below the exit and of the adapter, with a slot for each
+    token. The K/V of accepted tokens stay; those of rejected tokens are overwritten.
+    """
 
     cache: KVCache
 
@@ -121,27 +123,25 @@ class KangarooSession(DraftSession):
             features = self._compute_features(ranked[:, :1], ctx, start + n + 1)
             exit_hidden.append(features)
         self._round_start, self._n_drafted = start, len(tokens)
-        self.n_in_cache = start  # until `verified` says how many drafted tokens were accepted
+        self.n_in_cache = start  # `verified` adds the accepted draft tokens
         draft = build_draft(torch.cat(tokens), torch.cat(probs) if probs else None, n_siblings)
         return self._attach_partial_pass(draft, torch.cat(exit_hidden, dim=1))
 
     def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
         n_accepted = sum(node <= self._n_drafted for node in accepted_nodes)
-        # The adapter has read neither siblings nor the last drafted token.
+        # The adapter has read neither the siblings nor the last draft token.
         self.n_in_cache = self._round_start + 1 + min(n_accepted, self._n_drafted - 1)
         self.exit.observe(n_accepted, self._n_drafted)
 
     def _pending_features(self, ctx: DecodeContext) -> Tensor:
-        """Return the adapter's input [1, R, H] at the tokens that it has not read, the last of
-        which is the pending one.
-        """
+        """Return the adapter's input [1, R, H] at unread tokens up to the pending token."""
         unread = ctx.pending.new_tensor([ctx.history[self.n_in_cache :]])
         return self.early_exit_draft.compute_features(
             unread, self.cache, ctx.planner.plan_chain(self.n_in_cache, unread.shape[1])
         )
 
     def _compute_features(self, token: Tensor, ctx: DecodeContext, slot: int) -> Tensor:
-        """Return the adapter's input [1, 1, H] at a token [1, 1], and write its K/V to a slot."""
+        """Run a token [1, 1] up to the exit; return the adapter's input, [1, 1, H]."""
         return self.early_exit_draft.compute_features(
             token, self.cache, ctx.planner.plan_chain(slot, 1)
         )
@@ -162,18 +162,19 @@ class _LayerInputTap:
 
 
 class ResumingSession(KangarooSession):
-    """Drafts one request into the model's own cache, and is verified from the exit layer on.
+    """Drafts one request with the model's cache; verification begins at the exit layer.
 
-    Its own cache holds the adapter's K/V alone. The layers below the exit write to the slots after
-    the committed ones, where verification finds their K/V. At tokens that other drafters proposed,
-    the adapter's input is captured from the passes that verified them."""
+    A separate cache holds the adapter's K/V alone. The layers below the exit write to the slots
+    after the committed ones, and verification uses these K/V. At tokens that other drafters
+    proposed, the adapter's input is captured from the verify passes.
+    """
 
     observes_hidden = True
 
     def __init__(self, *args: Any):
         super().__init__(*args)
         self._tapped: list[Tensor] = []  # [1, rows, H] at the exit layer, of the current pass
-        # the same at committed tokens that the adapter has not read
+        # at the exit layer, of committed tokens that the adapter has not read
         self._unread_features: list[Tensor] = []
 
     def tap(
@@ -184,7 +185,8 @@ class ResumingSession(KangarooSession):
     def begin(self, ctx: DecodeContext) -> None:
         super().begin(ctx)
         features = torch.cat(self._tapped, dim=1)
-        # Tokens whose K/V an earlier request of the session left: no pass showed them.
+        # Tokens of an earlier request of the session, whose K/V were in the cache: no pass showed
+        # them.
         n_before = ctx.prompt_length - features.shape[1]
         if n_before:
             earlier = self.early_exit_draft.compute_features(

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 
 class Kangaroo(DrafterSpec):
-    """Double early exiting: each draft pass leaves the model at `exit_layer`, and a round ends when
-    the exit policy says so.
+    """Drafts by double early exiting.
 
-    The paper's settings are an exit after 2 or 3 layers, confidence 0.6, up to 6 tokens; the token
-    that the draft is unsure of is verified too. Verification resumes at the exit layer. If the
-    engine records whole passes (graph), or passes are exact, it begins at layer 0: the same tokens,
-    a little later. Source: Kangaroo (Liu et al. 2024), section 3."""
+    A draft pass ends at `exit_layer`, and the exit policy ends a draft.
+
+    The paper's settings are an exit after 2 or 3 layers, confidence 0.6, up to 6 tokens; the last
+    token, with low confidence, is verified too. Verification resumes at the exit layer. If the
+    engine captures whole passes (graph), or if passes are exact, it begins at layer 0: the tokens
+    are the same, but it is slower. Source: Kangaroo (Liu et al. 2024), section 3.
+    """
 
     kind: Literal["kangaroo"] = "kangaroo"
     info = DrafterInfo(
@@ -54,8 +56,9 @@ class Kangaroo(DrafterSpec):
         return make_kangaroo_drafter(self, model, module_folders)
 
     def mask(self, n_layers: int) -> SkipMask:
-        """Return the mask of every layer from the exit on. Raises: MaskError for an exit that the
-        model does not have.
+        """Return the mask that skips all layers from the exit on.
+
+        Raises: MaskError if the model has no such layer.
         """
         return SkipMask.from_layers(
             n_layers, range(self.exit_layer, max(n_layers, self.exit_layer + 1))

@@ -4,8 +4,9 @@
     f' = f + Attention(norm(f))                  the adapter; in the form `layer` an MLP follows
     logits = head(norm_A(f'))                    the model's head, norm_A instead of the final norm
 
-Everything below the exit is the full model's own, so an adapter pass over a text computes exactly
-what rounds of decoding would draft there. Source: Kangaroo (Liu et al. 2024), section 3.1."""
+Hidden states below the exit are the full model's, so one adapter pass over a text computes exactly
+what rounds of decoding would draft at each position. Source: Kangaroo (Liu et al. 2024), section
+3.1."""
 
 from __future__ import annotations
 
@@ -28,16 +29,16 @@ from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
 # The adapter's sub-layers, by its form.
 SUBLAYERS_BY_FORM = {"attention": ("attn",), "layer": ("attn", "mlp")}
-# Of its tensors' names in a file, before the names of `models.weight_overlay`.
+# Prefix of tensor names in a file; the names of `models.weight_overlay` follow.
 ADAPTER_PREFIX = "adapter."
 
 
 class EarlyExitDraft:
-    """A model that ends early: its first layers, the adapter, the head. It drafts into a cache of
-    its own.
+    """A draft model of the model's first layers, the adapter and the head, with a separate cache.
 
     model: runs the layers below the exit. adapter: the model with the adapter as one more layer
-    (`weight_overlay.append_layer`)."""
+    (`weight_overlay.append_layer`).
+    """
 
     def __init__(self, model: ModelAdapter, adapter: ModelAdapter, exit_layer: int, form: str):
         self.model, self.adapter, self.exit_layer, self.form = model, adapter, exit_layer, form
@@ -47,15 +48,15 @@ class EarlyExitDraft:
 
     def new_cache(self, capacity: int) -> KVCache:
         """Return a cache for one text: the layers below the exit, and the adapter as layer L."""
-        self.model.new_cache(1, capacity)  # extends rotary tables and masks to so many positions
+        self.model.new_cache(1, capacity)  # extends rotary tables and masks to `capacity`
         return KVCache(self.model.spec.n_layers + 1, 1, capacity)
 
     def compute_features(self, tokens: Tensor, cache: KVCache, plan: PassPlan) -> Tensor:
-        """Run tokens [B, T] up to the exit layer, and return its input [B, T, H]."""
+        """Run tokens [B, T] up to the exit; return the adapter's input, [B, T, H]."""
         return run_up_to_layer(self.model, self.exit_layer, tokens, cache, plan)
 
     def run_adapter(self, features: Tensor, cache: KVCache, plan: PassPlan) -> Tensor:
-        """Run the adapter, and return what goes into the head, [B, T, H]."""
+        """Run the adapter; return the input of the head, [B, T, H]."""
         return self.adapter.block(
             self.model.spec.n_layers, features, cache, plan, attn=True, mlp=self.form == "layer"
         )
@@ -81,7 +82,7 @@ def load_early_exit(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]
 def build_early_exit(
     model: ModelAdapter, card: ModuleCard, tensors: Mapping[str, Tensor], name: str
 ) -> EarlyExitDraft:
-    """As `load_early_exit`, with tensors already read. name: of the file, for errors."""
+    """Build the draft from tensors that were read already. name: of their file, for errors."""
     check_card(card, "kangaroo", model.spec, name)
     assert card.exit_layer is not None  # a card of this kind has one
     base, n = base_adapter(model), model.spec.n_layers
@@ -112,15 +113,16 @@ def build_early_exit(
 
 
 def to_model_key(key: str, layer: int) -> str:
-    """Return `adapter.attn.…` as `20.attn.…` for a model of 20 layers."""
+    """Return the key of a weight in the model: `adapter.attn.…` -> `20.attn.…` for 20 layers."""
     return f"{layer}.{key.removeprefix(ADAPTER_PREFIX)}"
 
 
 def make_untrained_adapter(
     model: ModelAdapter, exit_layer: int, form: str
 ) -> tuple[ModelAdapter, dict[str, Tensor]]:
-    """Return (the model with a copy of its exit layer as adapter, the copy's weights by the names
-    of a file).
+    """Return (the model with a copy of its exit layer as adapter, weights of the copy).
+
+    The weights have the names of a module file.
     """
     adapter = weight_overlay.append_layer(base_adapter(model), exit_layer)
     n = model.spec.n_layers
@@ -134,7 +136,7 @@ def make_untrained_adapter(
 
 @torch.no_grad()
 def predict_text(draft: EarlyExitDraft, tokens: Sequence[int]) -> Tensor:
-    """Return the draft's logits after each token of a text, [T, V], as in any round of decoding."""
+    """Return the draft's logits after each token of a text, [T, V], as in rounds of decoding."""
     device = draft.model.spec.device
     cache, plan = (
         draft.new_cache(len(tokens)),

@@ -1,1 +1,1 @@
-"""Prompt lookup: propose what followed the longest match of the last tokens."""
+"""Prompt lookup: propose the tokens that followed the longest match of the last tokens."""

@@ -1,7 +1,8 @@
-"""Earlier answers of a decoder, for lookup to copy from. Similar requests then speed each other up.
+"""Earlier answers of a decoder, from which lookup can copy, so that similar requests get faster.
 
-A decoder has such a memory only if its caller asks for one. The time of a request reveals what was
-copied, so a memory belongs to one user, or to users who may know each other's text."""
+A decoder has such a memory only if its caller requests one. The time of a request reveals what was
+copied. A memory should therefore serve one user, or users who may know each other's text.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from threading import Lock
 
 from skipsearch.drafters.lookup.suffix_index import Match, SuffixIndex
 
-# Ends each answer. No token has this id, so no match extends from one answer into the next.
+# Separator after each answer. No token has this id, so a match cannot extend into the next answer.
 SEPARATOR = -1
 
 
 class AnswerMemory:
     """The latest answers of a decoder, which any number of threads may read and add to.
 
-    capacity: tokens; the oldest answers are dropped beyond it."""
+    capacity: in tokens. If it is exceeded, the oldest answers are dropped."""
 
     def __init__(self, capacity: int):
         self.capacity = capacity
@@ -27,13 +28,14 @@ class AnswerMemory:
         self._lock = Lock()
 
     def __len__(self) -> int:
-        """Return the number of indexed tokens: up to twice the capacity, since old answers are
-        dropped many at a time.
+        """Return the number of indexed tokens.
+
+        It is up to twice the capacity, because many old answers are dropped at a time.
         """
         return len(self._index)
 
     def add(self, answer: Sequence[int]) -> None:
-        """Add an answer; of one that is longer than the capacity, the end."""
+        """Add an answer. If it is longer than the capacity, only its end is stored."""
         with self._lock:
             self._answers.append((*answer[-self.capacity :], SEPARATOR))
             self._index.extend(self._answers[-1])
@@ -44,16 +46,17 @@ class AnswerMemory:
                 index = SuffixIndex()
                 for remembered in self._answers:
                     index.extend(remembered)
-                # Readers use the old index to the end of their call.
+                # Concurrent readers keep the old index until their call ends.
                 self._index = index
 
     def longest_match(
         self, history: Sequence[int], longer_than: int, max_tokens: int
     ) -> tuple[Match, list[int]] | None:
-        """Return the longest suffix of a text that occurs in an answer, and the 1 to `max_tokens`
-        tokens that followed it there.
+        """Return (match of the longest suffix of a text in an answer, tokens that followed it).
 
-        None if the suffix has no more than `longer_than` tokens, or nothing followed it."""
+        At least 1 and at most `max_tokens` tokens are returned. Returns None if the match has no
+        more than `longer_than` tokens, or no token followed it.
+        """
         index = self._index
         match = index.longest_match_of(history)
         if match is None or match.length <= longer_than or match.position >= len(index):

@@ -1,4 +1,4 @@
-"""Copy what followed the longest match of the last tokens."""
+"""Draft by copying the tokens that followed the longest match of the last tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LookupDrafter:
 
 
 class LookupSession(DraftSession):
-    """An index over the prompt of one request and the tokens generated after it."""
+    """The lookup of one request, with an index over its prompt and generated tokens."""
 
     def __init__(self, spec: Lookup):
         self.spec, self.index = spec, SuffixIndex()

@@ -1,4 +1,4 @@
-"""`lookup`: copies what followed an earlier occurrence of the last tokens."""
+"""`lookup`: copies the tokens that followed an earlier occurrence of the last tokens."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Lookup(DrafterSpec):
-    """Finds the longest suffix of the text so far that occurred earlier in it, prompt included, and
-    proposes what followed its latest occurrence.
+    """Proposes the tokens that followed the latest earlier occurrence of the text's longest suffix.
 
-    If the request may copy from earlier answers and a longer suffix occurs there, it copies from
-    those. If fewer than `min_match` tokens match, it proposes nothing. A copied token is a certain
-    proposal (a one-hot q), also if the request samples. Source: prompt lookup decoding (Saxena
-    2023)."""
+    The text is the prompt and the generated tokens. If the request may copy from earlier answers
+    and a longer suffix occurs there, lookup copies from them. If fewer than `min_match` tokens
+    match, it proposes nothing. A copied token has a one-hot q, also if the request samples. Source:
+    prompt lookup decoding (Saxena 2023).
+    """
 
     kind: Literal["lookup"] = "lookup"
     info = DrafterInfo(
@@ -48,7 +48,7 @@ class Lookup(DrafterSpec):
         return LookupDrafter(self)
 
     def max_copy(self, match_length: int) -> int:
-        """Return the most tokens that it proposes after a match of this length; 0: none."""
+        """Return the most tokens to propose after a match of this length; 0: none."""
         if match_length < self.min_match:
             return 0
         if self.per_match is None:

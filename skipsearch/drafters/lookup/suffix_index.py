@@ -1,12 +1,12 @@
-"""The index of prompt lookup: where the end of a text occurred earlier in it.
+"""The index of prompt lookup: earlier occurrences of a text's last tokens.
 
-Prompt lookup (Saxena 2023) drafts what followed an earlier occurrence of the text's last tokens.
-This index answers for the longest such suffix, up to `max_match` tokens, and for its latest earlier
-occurrence. SAM-Decoding (Hu et al. 2024) finds the longest suffix with a suffix automaton, which
-knows where a string ended first. To know where it ended *last*, an automaton has to walk its suffix
-links at every token. These links form the tree of all contexts read backwards, and the walk alone
-finds the longest suffix too. So this index is that tree, without the automaton's transitions, cut
-at depth `max_match`:
+Prompt lookup (Saxena 2023) drafts the tokens that followed an earlier occurrence of the text's last
+tokens. This index finds the longest such suffix, of up to `max_match` tokens, and its latest
+earlier occurrence. SAM-Decoding (Hu et al. 2024) finds the longest suffix with a suffix automaton,
+which knows where a string ended first. To know where it ended *last*, an automaton has to walk its
+suffix links at every token. These links form the tree of all contexts read backwards, and the walk
+alone finds the longest suffix too. So this index is that tree, without the automaton's transitions,
+cut at depth `max_match`:
 
 - A node stands for a context, the tokens before a position of the text. It stores where the context
   ended last.
@@ -15,9 +15,9 @@ at depth `max_match`:
 - An edge may carry many tokens. They are not stored but read from the text, so tokens are compared,
   and never only their hashes.
 
-A token adds at most two nodes, so memory is O(text), whatever max_match is. It compares and looks
-up as many tokens as its match has, and one more: O(max_match), plus the amortised growth of lists
-and dictionary. Asking for the match takes O(1), n tokens O(n)."""
+A token adds at most two nodes, so memory is O(text) for any max_match. Adding a token compares and
+looks up one token more than its match has: O(max_match), plus the amortised growth of lists and
+dictionary. Reading the match takes O(1), reading n tokens O(n)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from operator import index as to_int
 from skipsearch.errors import DecodeError
 
 ROOT = 0
-# Lower bits of an edge's key, below the token. A node takes over 100 bytes, so no machine has
-# memory for 2^32 of them.
+# Bits of the upper node in an edge's key, below the token. No machine has memory for 2^32 nodes,
+# which take over 100 bytes each.
 NODE_BITS = 32
 DEFAULT_MAX_MATCH = 16
 
@@ -38,14 +38,15 @@ DEFAULT_MAX_MATCH = 16
 class Match:
     """An earlier occurrence of the text's last tokens."""
 
-    length: int  # how many of the last tokens match
+    length: int  # number of last tokens that match
     position: int  # index of the token that followed the occurrence
 
 
 class SuffixIndex:
-    """An index over one growing text, whose tokens are integers of any size.
+    """An index over one growing text, whose tokens may be any integers.
 
-    max_match: the most tokens that a match may have. Raises: DecodeError if max_match < 1."""
+    max_match: the most tokens of a match. Raises: DecodeError if max_match < 1.
+    """
 
     def __init__(self, max_match: int = DEFAULT_MAX_MATCH) -> None:
         if max_match < 1:
@@ -54,13 +55,13 @@ class SuffixIndex:
             )
         self._max_match = max_match
         self._text: list[int] = []
-        # (first token of the edge, upper node), as one integer -> lower node
+        # (first token of an edge, upper node), packed into one integer -> lower node
         self._edges: dict[int, int] = {}
-        # of each node: index of the last token of its context's latest occurrence
+        # by node: index of the last token of the latest occurrence of its context
         self._ends = [-1]
-        self._depths = [0]  # of each node: length of its context
+        self._depths = [0]  # by node: length of its context
         self._length = 0  # of the latest match
-        self._end = -1  # index of its last token
+        self._end = -1  # index of the last token of the match
 
     def __len__(self) -> int:
         """Return the number of tokens of the text."""
@@ -80,44 +81,46 @@ class SuffixIndex:
         # The shift below could overflow NumPy's integers, but not Python's.
         added = [to_int(token) for token in tokens]
         for token in added:
-            here = len(text)
+            new_end = len(text)
             text.append(token)
             node, length, end = ROOT, 0, -1
             while length < max_match:
                 # No context in the tree has more than `here` tokens, so `here - length` ≥ 0.
-                key = text[here - length] << NODE_BITS | node
+                key = text[new_end - length] << NODE_BITS | node
                 child = edges.get(key)
                 if child is None:
-                    edges[key] = self._add_node(here, min(max_match, here + 1))
+                    edges[key] = self._add_node(new_end, min(max_match, new_end + 1))
                     break
                 end, depth = ends[child], depths[child]
                 length += 1
-                while length < depth and text[end - length] == text[here - length]:
+                while length < depth and text[end - length] == text[new_end - length]:
                     length += 1
                 # The contexts differ within the edge: split it by a node with the old branch and a
                 # new one.
                 if length < depth:
-                    edges[key] = node = self._add_node(here, length)
+                    edges[key] = node = self._add_node(new_end, length)
                     edges[text[end - length] << NODE_BITS | node] = child
-                    edges[text[here - length] << NODE_BITS | node] = self._add_node(
-                        here, min(max_match, here + 1)
+                    edges[text[new_end - length] << NODE_BITS | node] = self._add_node(
+                        new_end, min(max_match, new_end + 1)
                     )
                     break
-                ends[child] = here
+                ends[child] = new_end
                 node = child
             self._length, self._end = length, end
 
     def longest_match(self) -> Match | None:
-        """Return the latest earlier occurrence of the longest suffix of the text that has one.
+        """Return the latest earlier occurrence of the longest suffix that has one.
 
-        The suffix has at most max_match tokens; the two may overlap. None if the last token is
-        new."""
+        The suffix has at most max_match tokens, and may overlap its earlier occurrence. None if the
+        last token did not occur before.
+        """
         return Match(self._length, self._end + 1) if self._length else None
 
     def longest_match_of(self, other_text: Sequence[int]) -> Match | None:
-        """Return the latest occurrence, in this text, of the longest suffix of *another* text.
+        """Return the latest occurrence in this text of the longest possible suffix of another text.
 
-        The suffix has at most max_match tokens. Takes O(max_match)."""
+        The suffix has at most max_match tokens. The search takes O(max_match).
+        """
         text, node, length, end = self._text, ROOT, 0, -1
         max_length = min(self._max_match, len(other_text))
         while length < max_length:
@@ -134,11 +137,11 @@ class SuffixIndex:
         return Match(length, end + 1) if length else None
 
     def continuation(self, position: int, n_tokens: int) -> list[int]:
-        """Return `n_tokens` tokens from `position` on; none if n_tokens < 1.
+        """Return `n_tokens` tokens from `position` on; [] if n_tokens < 1.
 
-        If the text ends first, its tokens from `position` on are repeated, as in LZ77.
+        If the text ends before, its tokens from `position` on are repeated, as in LZ77.
 
-        Raises: IndexError if there is no token at `position`."""
+        Raises: IndexError if `position` is not in the text."""
         if not 0 <= position < len(self._text):
             raise IndexError(
                 f"position is {position}, and the text has {len(self._text)} tokens; take one from "
@@ -158,10 +161,11 @@ class SuffixIndex:
 def prefix_matches(
     tokens: Sequence[int], start: int, max_match: int = DEFAULT_MAX_MATCH
 ) -> Iterator[Match | None]:
-    """Yield the match of each prefix of a finished text, from tokens[:start] to all of it.
+    """Yield the match of each prefix of a finished text, from tokens[:start] to the whole text.
 
-    These are len(tokens) - start + 1 matches. Raises, with the first: DecodeError if max_match < 1,
-    IndexError if the text has no such prefix."""
+    len(tokens) - start + 1 matches are yielded. Raises, before the first match: DecodeError if
+    max_match < 1, IndexError if the text is shorter than `start`.
+    """
     if not 0 <= start <= len(tokens):
         raise IndexError(
             f"start is {start}, and the text has {len(tokens)} tokens; take one from 0 to their "

@@ -1,1 +1,1 @@
-"""S3D: several tokens from one pass over a middle-skipped model."""
+"""S3D: draft several tokens in one pass of the model without its middle layers."""

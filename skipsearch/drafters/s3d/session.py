@@ -28,7 +28,7 @@ def make_s3d_drafter(spec: S3D, model: ModelAdapter, folders: Sequence[Path]) ->
 
 
 class S3DDrafter(DraftSession):
-    """A drafter without state, so it is the session of every request."""
+    """A drafter that has no state and therefore serves as the session of all requests."""
 
     def __init__(self, multi_token_draft: MultiTokenDraft, tree: DraftTree | None = None):
         self.multi_token_draft, self.tree = multi_token_draft, tree
@@ -49,16 +49,18 @@ class S3DDrafter(DraftSession):
 
 
 def build_tree_draft(tree: DraftTree, ranked_tokens: Tensor, probs: Tensor | None) -> Draft:
-    """Return the part of a tree that its rows have tokens for.
+    """Return the draft of a tree, without nodes that have no token.
 
-    ranked_tokens: [rows, ranks]. probs: [rows, V], what they were drawn from; None: greedy."""
-    new_number = {0: 0}  # of each node of the tree that is proposed
+    ranked_tokens: [rows, ranks]. probs: the distribution of each row, [rows, V]; None: greedy.
+    """
+    new_number = {0: 0}  # node of the tree -> node of the draft
     parents, rows, ranks = list[int](), list[int](), list[int]()
     for node, (parent, rank, depth) in enumerate(
         zip(tree.parents, tree.ranks, tree.depths, strict=True), 1
     ):
         row = depth - 1
-        # There may be no row this deep, and fewer tokens to draw than were asked for.
+        # The draft may have fewer rows than the tree is deep, and sampling may have drawn fewer
+        # tokens.
         if (
             parent not in new_number
             or row >= len(ranked_tokens)

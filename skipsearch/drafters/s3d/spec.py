@@ -1,4 +1,7 @@
-"""`s3d`: one pass drafts several tokens, from trained embeddings of unknown tokens."""
+"""`s3d`: one pass drafts several tokens in parallel, with trained embeddings of unknown tokens.
+
+The paper calls such embeddings mask tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,15 @@ Rank = Annotated[int, Field(ge=0, le=4)]
 
 
 class DraftTree(FrozenModel):
-    """The tree that is verified after one draft pass: nodes 1, 2, …, each a child of an earlier
-    node or of the pending token, which is 0.
+    """The tree that is verified after one draft pass.
 
-    A node at depth k is a choice of row k: rank 0 is its first choice, rank 1 what it would choose
-    if that were ruled out. The main path comes first: rank 0 after rank 0. The children of a node
-    have the ranks 0, 1, … without a gap, because they are drawn one after another."""
+    Nodes are counted from 1. The parent of a node is an earlier node or the pending token, which is
+    0. A node at depth k is a token of row k: rank 0 is the row's first choice, rank 1 its choice
+    without the first, and so on. The main path comes first and has rank 0. The children of a node
+    have the ranks 0, 1, … without a gap, because they are drawn in order.
+    """
 
-    # Not strict: YAML and JSON know lists only.
+    # Not strict: YAML and JSON have lists, not tuples.
     parents: Annotated[tuple[int, ...], Field(strict=False, min_length=1, max_length=64)] = Field(
         description="the node that each node follows, 0 the pending token"
     )
@@ -80,9 +84,12 @@ class DraftTree(FrozenModel):
 
 
 class S3D(DrafterSpec):
-    """Every row of the draft pass but the first stands for a token that is not known yet. So its
-    tokens do not depend on each other, and a round costs one draft pass whatever its length.
-    Source: S3D (Zhong & Bharadwaj 2024), section 3."""
+    """Drafts several tokens in one pass.
+
+    All rows of the draft pass but the first are for tokens that are not known yet. The drafted
+    tokens therefore do not depend on each other, and a round has one draft pass for any draft
+    length. Source: S3D (Zhong & Bharadwaj 2024), section 3.
+    """
 
     kind: Literal["s3d"] = "s3d"
     info = DrafterInfo(

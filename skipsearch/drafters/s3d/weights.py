@@ -1,4 +1,4 @@
-"""S3D's trained part: embeddings of unknown tokens, so that one pass drafts several tokens.
+"""S3D's trained weights: embeddings of unknown tokens, with which one pass drafts several tokens.
 
     rows      embed(t_i), M_1, …, M_{γ-1} at positions i, …, i + γ − 1; each sees the rows before it
               and the full model's K/V before i
@@ -6,9 +6,9 @@
     tier L    low-rank changes of the kept sub-layers too, for draft rows only; verification runs
               the model's own weights
 
-Row k predicts token i + k + 1, whatever the tokens between are. As published, S3D trains the kept
-layers themselves, which changes the model's text; this does not. Source: S3D (Zhong & Bharadwaj
-2024), section 3."""
+Row k predicts token i + k + 1 without the tokens between. The published S3D trains the kept layers
+of the model itself, which changes the model's text; this module does not. Source: S3D (Zhong &
+Bharadwaj 2024), section 3."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ MASK_EMBEDDINGS = "unknown.weight"  # [γ − 1, H]: the embeddings of unknown t
 
 
 class MultiTokenDraft:
-    """A model that drafts in one pass.
+    """A draft model that drafts all tokens in one pass.
 
-    model: what the pass runs, under `mask`. mask_embeddings: [γ − 1, H]."""
+    model: the model that the pass runs under `mask`. mask_embeddings: [γ − 1, H].
+    """
 
     def __init__(self, model: ModelAdapter, mask: SkipMask, mask_embeddings: Tensor):
         self.model, self.mask, self.mask_embeddings = model, mask, mask_embeddings
@@ -46,9 +47,10 @@ class MultiTokenDraft:
     def run_draft_layers(
         self, token: Tensor, n_rows: int, cache: KVCache, plan: PassPlan
     ) -> Tensor:
-        """Run a token [B, 1] and n_rows − 1 unknown ones, n_rows ≤ γ, up to the head.
+        """Run a token [B, 1] and n_rows − 1 unknown tokens, up to the head.
 
-        Returns [B, n_rows, H]."""
+        n_rows: at most γ. Returns [B, n_rows, H].
+        """
         known = self.model.embed(token, plan.positions[:, :1])
         unknown = self.mask_embeddings[: n_rows - 1].to(known).expand(len(token), -1, -1)
         return run_layers(self.model, torch.cat([known, unknown], dim=1), cache, plan, self.mask)
@@ -66,7 +68,7 @@ def load_multi_token(
 def build_multi_token(
     model: ModelAdapter, card: ModuleCard, tensors: Mapping[str, Tensor], name: str
 ) -> MultiTokenDraft:
-    """As `load_multi_token`, with tensors already read. name: of the file, for errors."""
+    """Build the draft from tensors that were read already. name: of their file, for errors."""
     check_card(card, "s3d", model.spec, name)
     changes = {key: tensor for key, tensor in tensors.items() if key != MASK_EMBEDDINGS}
     unknown = tensors.get(MASK_EMBEDDINGS)

@@ -41,7 +41,7 @@ class SkipDrafter:
 
 
 class SharedExit:
-    """An exit policy that hands one session to all requests if its settings ask for that."""
+    """An exit policy that has one session for all requests if it is shared across requests."""
 
     def __init__(self, policy: Exit):
         self.policy = policy
@@ -67,7 +67,7 @@ class SkipSession(DraftSession):
         self.mask, self.exit_session = mask, exit_session
         self.reads_confidence, self.siblings = reads_confidence, siblings
         self._has_threshold = isinstance(exit_session, ThresholdExitSession)
-        self._n_drafted = 0  # length of the latest chain
+        self._n_drafted = 0  # length of the latest main path
 
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
         sampler = ctx.sampler if self.siblings is None else ctx.sampler.top(1 + self.siblings.most)
@@ -104,10 +104,11 @@ class SkipSession(DraftSession):
     def _draft_in_one_call(
         self, ctx: DecodeContext, sampler: TokenSampler, max_tokens: int
     ) -> Draft | None:
-        """Return the same draft from one call of the engine.
+        """Return the draft from one call of the engine.
 
-        Returns None if the engine has no such call, or the exit policy has to be asked between
-        tokens."""
+        Returns None if the engine has no such call, or the exit policy must be asked after each
+        token.
+        """
         threshold = self.exit_session.current_threshold() if self._has_threshold else None
         if threshold is None:
             return None
@@ -135,7 +136,7 @@ class SkipSession(DraftSession):
 
 
 def build_draft(ranked_tokens: Tensor, probs: Tensor | None, n_siblings: Sequence[int]) -> Draft:
-    """Return a chain, or a tree if any of its tokens has siblings; arguments as `add_siblings`."""
+    """Return a chain, or a tree if any token has siblings. Arguments are as for `add_siblings`."""
     if any(n_siblings):
         return add_siblings(ranked_tokens, probs, n_siblings)
     return Draft(ranked_tokens[:, 0], probs)
@@ -144,16 +145,17 @@ def build_draft(ranked_tokens: Tensor, probs: Tensor | None, n_siblings: Sequenc
 def add_siblings(ranked_tokens: Tensor, probs: Tensor | None, n_siblings: Sequence[int]) -> Draft:
     """Return the tree of a chain and the siblings of its tokens.
 
-    ranked_tokens: [N, 1 + siblings], its first column is the chain. probs: [N, V], what each row
-    was drawn from without replacement; None: greedy. n_siblings: for each row, how many of its
-    other columns are verified too."""
+    ranked_tokens: [N, 1 + siblings]; the first column is the chain. probs: the distribution of each
+    row, [N, V], from which its tokens were drawn without replacement; None: greedy. n_siblings:
+    siblings of each row that are verified.
+    """
     device, n = ranked_tokens.device, len(ranked_tokens)
     counts = torch.tensor(n_siblings, device=device)[:, None]
     ranks = torch.arange(1, ranked_tokens.shape[1], device=device)
     rows, columns = (ranks <= counts).nonzero(as_tuple=True)
     siblings = ranked_tokens[rows, 1 + columns]
     if probs is not None:
-        # Sampling may have had fewer tokens to draw than were asked for.
+        # Sampling may have drawn fewer tokens, if fewer have a probability above 0.
         possible = probs[rows].gather(1, siblings[:, None])[:, 0] > 0
         siblings, rows = siblings[possible], rows[possible]
     if not len(rows):

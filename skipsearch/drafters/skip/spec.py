@@ -1,4 +1,4 @@
-"""`skip`: the model drafts for itself with some of its sub-layers left out."""
+"""`skip`: the model drafts for itself without some of its sub-layers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ else:
 
 
 class Skip(DrafterSpec):
-    """Drafts with the model itself, without the sub-layers of a mask, one token a pass, until the
-    exit policy ends the draft.
+    """Drafts with the model itself, without the sub-layers of a mask.
+
+    Each draft pass drafts one token, until the exit policy ends the draft.
     """
 
     kind: Literal["skip"] = "skip"

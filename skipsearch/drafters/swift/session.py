@@ -1,4 +1,4 @@
-"""Search the mask while requests are decoded."""
+"""Search the mask during the decoding of requests."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan
 
 GP_CANDIDATES = 256  # random masks from which the Gaussian process chooses one
-UCB_KAPPA = 2.5  # of its upper confidence bound; the published value
+UCB_KAPPA = 2.5  # of the upper confidence bound; the published value
 SCORE_NOISE = 1e-2  # variance of one score, as a share of the variance of all scores
-MAX_FIT_TRIALS = 200  # latest trials that it learns from: its cost grows with their cube
-Point = tuple[float, ...]  # what the Gaussian process learns of a mask: a number per sub-layer
+MAX_FIT_TRIALS = 200  # trials of a fit (the latest): the cost of a fit grows with their cube
+Point = tuple[float, ...]  # input of the Gaussian process for a mask: a number per sub-layer
 
-# Keys of a stored state, and the fields that hold them.
+# Keys of a stored state -> fields of `SearchState`.
 SAVED_COUNTS = {
     "named": "n_correct",
     "tried": "n_judged",
@@ -38,13 +38,13 @@ SAVED_COUNTS = {
 
 @dataclass
 class SearchState:
-    """What the search has learned, over all requests of a decoder."""
+    """The state of the search over all requests of a decoder."""
 
     mask: SkipMask  # the current mask
-    n_correct: int = 0  # tokens that the current mask predicted,
-    n_judged: int = 0  # of so many that it was tried on
+    n_correct: int = 0  # tokens that the current mask predicted correctly
+    n_judged: int = 0  # tokens on which the current mask was tried
     n_trials: int = 0
-    stale_trials: int = 0  # trials since the latest gain
+    stale_trials: int = 0  # trials since the latest improvement
     n_rounds: int = 0
     results: list[tuple[Point, float]] = field(default_factory=list)  # (point, score) of each trial
 
@@ -54,9 +54,10 @@ class SearchState:
 
 
 class SWIFTDrafter(DynamicMaskDrafter):
-    """A skip drafter that searches its mask; its requests share the search.
+    """A skip drafter that searches its mask. All requests share the search.
 
-    Code that changes `search` holds `lock`, and runs no pass of a model while it does."""
+    Code that changes `search` holds `lock`, and must not run a pass of a model meanwhile.
+    """
 
     def __init__(self, spec: SWIFT, model: ModelAdapter):
         super().__init__(lambda: SWIFTPolicy(self), spec.exit, spec.tree)
@@ -65,7 +66,7 @@ class SWIFTDrafter(DynamicMaskDrafter):
         self.skippable = list(range(2, 2 * n - 2))  # without the first and the last layer
         self.n_skipped = int(len(self.skippable) * spec.skip_ratio)
         if spec.warm is None:
-            # The published start: layers 1, 3, 5, …, their MLPs first.
+            # The published initial mask: layers 1, 3, 5, …, their MLPs first.
             odd = [s for s in self.skippable if s // 2 % 2]
             sublayers = sorted(odd, key=lambda s: (-s % 2, s))[: self.n_skipped]
             mask = SkipMask.from_sublayers(n, sublayers)
@@ -85,13 +86,14 @@ class SWIFTDrafter(DynamicMaskDrafter):
         )
 
     def propose_mask(self) -> tuple[SkipMask, Point]:
-        """Return a mask to try, and its point.
+        """Return (mask to try, its point).
 
-        The Gaussian process proposes every `bayes_interval`-th mask; the others are random."""
+        The Gaussian process proposes every `bayes_interval`-th mask; the others are random.
+        """
         search = self.search
         if (search.n_trials + 1) % self.spec.bayes_interval or len(search.results) < 2:
             return self._random_mask()
-        from botorch.models import SingleTaskGP  # takes seconds to load
+        from botorch.models import SingleTaskGP  # the import takes seconds
 
         candidates = [
             self._random_point() if self.spec.faithful else self._random_mask()
@@ -99,10 +101,10 @@ class SWIFTDrafter(DynamicMaskDrafter):
         ]
         points, scores = zip(*search.results[-MAX_FIT_TRIALS:], strict=True)
         targets = torch.tensor(scores, dtype=torch.double)[:, None]
-        if targets.std() == 0:  # nothing to learn from
+        if targets.std() == 0:  # equal scores: nothing to fit
             return candidates[0]
         targets = (targets - targets.mean()) / targets.std()
-        # Do not consume random numbers of a request.
+        # Keep the global RNG, from which requests may draw.
         with torch.random.fork_rng(devices=[]):
             process = SingleTaskGP(
                 torch.tensor(points, dtype=torch.double),
@@ -123,14 +125,14 @@ class SWIFTDrafter(DynamicMaskDrafter):
         return mask, mask.bits
 
     def _random_point(self) -> tuple[SkipMask, Point]:
-        """Return the mask that skips the highest coordinates of a random point, and the point."""
+        """Return (mask that skips the highest coordinates of a random point, the point)."""
         n = self.model.spec.n_layers
         point = tuple(self._random.random() if s in self.skippable else 0.0 for s in range(2 * n))
         highest = sorted(self.skippable, key=lambda s: -point[s])[: self.n_skipped]
         return SkipMask.from_sublayers(n, highest), point
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the search has learned, as plain data for JSON."""
+        """Return the state of the search as plain data for JSON."""
         with self.lock:
             search = self.search
             return {
@@ -144,9 +146,10 @@ class SWIFTDrafter(DynamicMaskDrafter):
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from what `state_dict` returned.
+        """Load a state that `state_dict` returned.
 
-        Raises: DecodeError if it is no state for a model of this depth."""
+        Raises: DecodeError if it is not a state for a model of this depth.
+        """
         try:
             mask = SkipMask.from_bits(state["bits"])
             if mask.n_layers != self.model.spec.n_layers:
@@ -170,7 +173,7 @@ class SWIFTDrafter(DynamicMaskDrafter):
 
 
 class SWIFTPolicy:
-    """The part of one request in the search."""
+    """The mask policy of one request, which takes part in the search."""
 
     def __init__(self, drafter: SWIFTDrafter):
         self.drafter = drafter
@@ -200,8 +203,9 @@ class SWIFTPolicy:
     def _run_trial(self, ctx: DecodeContext) -> None:
         """Try a mask, and compare it with the current one.
 
-        Passes run without the lock. If another request replaces the current mask meanwhile, what
-        these passes say about the old one is dropped."""
+        Passes run without the lock. If another request replaces the current mask meanwhile, the
+        counts of the old mask are dropped.
+        """
         drafter, search = self.drafter, self.drafter.search
         faithful, window = drafter.spec.faithful, drafter.spec.window
         count_correct = self._score_first if faithful else self._score_recent
@@ -218,8 +222,8 @@ class SWIFTPolicy:
             search.n_trials += 1
             search.results.append((point, n_correct / window))
             current = search.mask
-            is_ahead = n_correct / window > search.score  # of the current mask's average so far
-        # Compare the two on the same tokens, too.
+            is_ahead = n_correct / window > search.score  # the current mask's average
+        # Also compare both masks on the same tokens.
         recheck = is_ahead and not faithful
         current_correct = count_correct(ctx, current) if recheck else 0
         with drafter.lock:
@@ -233,17 +237,19 @@ class SWIFTPolicy:
                 search.n_judged += window
 
     def _score_recent(self, ctx: DecodeContext, mask: SkipMask) -> int:
-        """Count how many of the latest tokens the thinned model predicts, each after the full
-        model's own K/V, in one pass.
+        """Count how many of the latest tokens a draft pass under the mask predicts.
+
+        Each token is predicted after the full model's K/V; one pass predicts all of them.
         """
         window = self.drafter.spec.window
-        last = len(ctx.history) - 1  # is predicted, and predicts nothing
+        last = len(ctx.history) - 1  # the last token has no next token to predict
         anchors = torch.arange(last - window, last)
         return self._score(ctx, mask, last - window, anchors, torch.arange(window))
 
     def _score_first(self, ctx: DecodeContext, mask: SkipMask) -> int:
-        """Count how many of the first generated tokens the thinned model predicts if it reads them
-        in one pass after the prompt's K/V.
+        """Count how many of the first generated tokens a draft pass under the mask predicts.
+
+        The pass reads all of them after the prompt's K/V.
         """
         window, start = self.drafter.spec.window, ctx.prompt_length
         anchors = torch.full((window,), start)

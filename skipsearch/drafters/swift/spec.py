@@ -1,4 +1,4 @@
-"""`swift`: the mask is searched while requests are decoded, by how well it predicts their text."""
+"""`swift`: searches the mask during decoding, by how well it predicts the text of requests."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ Width = Annotated[int, Field(ge=1, le=16)]
 
 
 class SiblingSchedule(FrozenModel):
-    """How many candidates are verified at a drafted token, the token itself included, by its top
-    probability: `widths[0]` if it is above `thresholds[0]`, else `widths[1]` if it is above
-    `thresholds[1]`, and so on; the last of `widths` if it is above none.
+    """A rule for the number of candidates at each draft position, by its top probability.
 
-    Published are thresholds 0.95, 0.8, 0.5 with widths 3, 5, 8, 10, or 1, 3, 5, 10 for sampling.
+    `widths[0]` candidates are verified if the probability is above `thresholds[0]`, else
+    `widths[1]` if it is above `thresholds[1]`, and so on; the last of `widths` if it is above no
+    threshold. The draft token itself is counted. Published: thresholds 0.95, 0.8, 0.5 with widths
+    3, 5, 8, 10, or 1, 3, 5, 10 for sampling.
     """
 
     thresholds: Annotated[tuple[Fraction, ...], Field(strict=False, min_length=1, max_length=8)] = (
@@ -63,25 +64,29 @@ class SiblingSchedule(FrozenModel):
 
 
 class InitialMask(FrozenModel):
-    """A mask to start from, such as one that an earlier search found."""
+    """The mask at the start, such as the result of an earlier search."""
 
     attn: Layers = Field(description="layers whose attention is skipped, 0..n_layers-1, ascending")
     mlp: Layers = Field(description="layers whose MLP is skipped, 0..n_layers-1, ascending")
 
 
 class SWIFT(DrafterSpec):
-    """Searches its mask while it decodes. Every few rounds another mask with as many sub-layers
-    skipped is tried on the latest `window` tokens of the text, in one pass. It replaces the current
-    mask if it predicts more of these tokens. The first and the last layer are always kept.
+    """Searches its mask during decoding.
 
-    What the search learns persists across the requests of a decoder: greedy text stays the same, a
-    sample may become another one of the same distribution. Both masks are judged on the same
-    tokens, the latest ones, each after the full model's own K/V, and the initial mask is judged
-    too. faithful: as published, a mask is judged on the first generated tokens, by one pass of the
-    thinned model over them; it is adopted if its share is above the best of any text so far, where
-    the initial mask counts as 0; and the Gaussian process learns from points between 0 and 1 whose
-    highest coordinates are skipped. The published steps that are not lossless are left out. Source:
-    SWIFT (Xia et al. 2025), section 4 and its code."""
+    Every few rounds, another mask with the same number of skipped sub-layers is tried on the latest
+    `window` tokens of the text, in one pass. It replaces the current mask if it predicts more of
+    these tokens. Both masks are compared on the same tokens, each token after the full model's K/V;
+    the initial mask is scored in the same way. The first and the last layer are never skipped.
+
+    The state of the search persists across the requests of a decoder. Greedy text does not depend
+    on it; a sample may, but its distribution does not.
+
+    faithful: follow the published search. A mask is scored on the first generated tokens, by one
+    pass under the mask over them. It is adopted if its share of correct tokens is above the best
+    share of any text so far, where the initial mask counts as 0. The Gaussian process learns from
+    points between 0 and 1, whose highest coordinates are skipped. Published steps that are not
+    lossless are left out. Source: SWIFT (Xia et al. 2025), section 4 and its code.
+    """
 
     kind: Literal["swift"] = "swift"
     info = DrafterInfo(

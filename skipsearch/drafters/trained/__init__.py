@@ -1,8 +1,8 @@
-"""Modules: trained parts of drafts.
+"""Modules: files with the trained weights of drafters.
 
-A module is a safetensors file with a card: what it is, for which weights, and how it was trained.
-Only drafts use it, so a bad one costs speed and never changes tokens. This makes one, and a profile
-names it by path and hash:
+A module is a safetensors file with a card: its kind, its model, and its training. Only drafts use
+it, so a bad module costs speed but does not change tokens. This command trains a module, and a
+profile names it by path and hash:
 
     skipsearch train adapted --model demo --task pycode --out modules/
 

@@ -1,7 +1,8 @@
-"""A module's card: what kind of trained part it is, for which model, and how it was trained.
+"""A module's card: its kind, its model, and its training.
 
-The card is in the header of the module's file, so that a file can be judged before a tensor of it
-is read. Nothing here loads torch."""
+The card is in the header of the module file, so that it can be checked before a tensor is read.
+This file does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class TrainedFor(FrozenModel):
 
 
 class TrainingRecord(FrozenModel):
-    """How a module was trained. text: on what, in words; licence: of that text."""
+    """The training of a module. text: description of the training text; licence: of the text."""
 
     text: Text
     licence: Text
@@ -67,11 +68,12 @@ ExitLayer = Annotated[int, Field(ge=1, le=1023)]
 
 
 class ModuleCard(FrozenModel):
-    """What a module says about itself.
+    """The card of a module.
 
-    Forms of `adapted`: `copy`, whole copies of the sub-layers' weights for the draft; `lora`,
-    low-rank changes of `rank` to such copies. Of `kangaroo`: `attention`, an attention sub-layer
-    and a norm; `layer`, an MLP too. Of `s3d`: `embeddings` alone, or `lora` too."""
+    Forms of `adapted`: `copy`, trained copies of the sub-layers' weights; `lora`, low-rank updates
+    of rank `rank`. Forms of `kangaroo`: `attention`, an attention sub-layer and a norm; `layer`,
+    also an MLP. Forms of `s3d`: `embeddings` alone; `lora`, also low-rank updates.
+    """
 
     kind: Literal["adapted", "kangaroo", "s3d"]
     base: TrainedFor
@@ -87,7 +89,7 @@ class ModuleCard(FrozenModel):
 
     @property
     def mask(self) -> SkipMask:
-        """What the draft skips. All other sub-layers are trained."""
+        """The mask of the draft. All sub-layers that it keeps are trained."""
         return SkipMask(self.base.n_layers, self.attn, self.mlp)
 
     @model_validator(mode="after")

@@ -1,8 +1,9 @@
 """Find module files and read their headers, without trusting their content.
 
 A module is a safetensors file: eight bytes with the length of the header, the header as JSON, and
-the tensors. Its card is in the header's metadata. An error says what is wrong in one sentence, and
-no part of a file is ever run. Nothing here loads torch."""
+the tensors. Its card is in the header's metadata. An error is one sentence, and no part of a file
+is ever executed. This file does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from skipsearch.errors import ModuleError
 MAX_FILE_BYTES = 4 * 2**30
 MAX_HEADER_BYTES = 4 * 2**20
 MAX_TENSORS = 20_000
-# The metadata have this key alone, so that equal modules are equal files.
+# The metadata have no other key, so that equal modules are equal files.
 CARD_KEY = "skipsearch-module-1"
 WAY_OUT = "get the file again from where it came, or train one: skipsearch train --help"
 
@@ -51,7 +52,8 @@ class ModuleHeader:
 def find_module_file(ref: ModuleRef, folders: Sequence[Path]) -> Path:
     """Return the first file in these folders that has the name and the hash of `ref`.
 
-    Raises: ModuleError, which says what was found instead."""
+    Raises: ModuleError, which names files that differ.
+    """
     paths = [path for folder in folders if os.path.lexists(path := folder / ref.file)]
     if not paths:
         looked = " and ".join(map(str, folders)) or "no folder at all: give the one that holds it"
@@ -66,15 +68,16 @@ def find_module_file(ref: ModuleRef, folders: Sequence[Path]) -> Path:
 
 
 def hash_module_file(path: Path) -> str:
-    """Return the SHA-256 of a module file. Raises: ModuleError if it cannot be one."""
+    """Return the SHA-256 of a module file. Raises: ModuleError if it cannot be a module."""
     with _open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def make_reference(path: Path, name: str) -> ModuleRef:
-    """Return how a profile names this file.
+    """Return the reference by which a profile names this file.
 
-    name: its path relative to the profile. Raises: ModuleError."""
+    name: the path relative to the profile. Raises: ModuleError.
+    """
     header = read_module_header(path)
     try:
         return ModuleRef(
@@ -95,9 +98,10 @@ def read_module_header(path: Path) -> ModuleHeader:
 
 
 def parse_module_header(file: BinaryIO, size: int, name: str) -> ModuleHeader:
-    """As `read_module_header`, from any binary stream of `size` bytes.
+    """Read a header, as `read_module_header` does, from a binary stream of `size` bytes.
 
-    name: of the file, for errors. Raises: ModuleError."""
+    name: of the file, for errors. Raises: ModuleError.
+    """
     entries = _read_header(file, size, name)
     metadata = entries.pop(METADATA_KEY, None)
     if not isinstance(metadata, dict) or CARD_KEY not in metadata:
@@ -117,7 +121,7 @@ def parse_module_header(file: BinaryIO, size: int, name: str) -> ModuleHeader:
 def list_modules(folder: Path) -> Iterator[Path]:
     """Yield every *.safetensors file of a folder, in order of names.
 
-    Raises: ModuleError if it is no folder or has none."""
+    Raises: ModuleError if it is not a folder or has no such file."""
     if not folder.is_dir():
         raise ModuleError(
             f"{folder} is not a folder: name the one that `skipsearch train --out` made"
@@ -151,7 +155,7 @@ def _open_regular(path: Path) -> BufferedReader:
 
 
 def _read_header(file: BinaryIO, size: int, name: str) -> dict[str, Any]:
-    """Return the header. Raises: ModuleError, also for tensors that are not floats."""
+    """Return the header. Raises: ModuleError, also if tensors are not floats."""
     try:
         entries = read_safetensors_header(file, size, MAX_HEADER_BYTES)
     except HeaderError as error:

@@ -1,6 +1,7 @@
-"""Write and read the tensors of a module, and put them into the model that drafts with them.
+"""Write and read the tensors of a module, and build the model that drafts with them.
 
-Tensors that do not fit are refused in one sentence."""
+Tensors that do not fit are refused in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from skipsearch.errors import ModelError, ModuleError
 from skipsearch.models import weight_overlay
 from skipsearch.models.adapter import ModelAdapter, ModelSpec
 
-# The two factors of a low-rank change: suffixes to the name of the weight that they change.
+# Suffixes of the two factors of a low-rank update, after the name of the weight.
 DOWN_SUFFIX, UP_SUFFIX = ":down", ":up"
 
 
@@ -52,7 +53,7 @@ def save_module(path: Path, card: ModuleCard, tensors: Mapping[str, Tensor]) -> 
 def load_module(path: Path) -> tuple[ModuleCard, dict[str, Tensor]]:
     """Return a module's card and tensors.
 
-    Raises: ModuleError for a file that is no complete module, or has values that are not finite."""
+    Raises: ModuleError if the file is not a complete module, or has values that are not finite."""
     header = read_module_header(path)
     try:
         with safe_open(path, framework="pt") as stored:
@@ -75,9 +76,10 @@ def load_module(path: Path) -> tuple[ModuleCard, dict[str, Tensor]]:
 def load_referenced(
     ref: ModuleRef, folders: Sequence[Path]
 ) -> tuple[ModuleCard, dict[str, Tensor], str]:
-    """Return the card and the tensors of the file that a profile names, and its path for errors.
+    """Return (card, tensors, path for errors) of the module file that a profile names.
 
-    Raises: ModuleError."""
+    Raises: ModuleError.
+    """
     path = find_module_file(ref, folders)
     return *load_module(path), str(path)
 
@@ -97,7 +99,7 @@ def load_drafting_model(
 def apply_module(
     model: ModelAdapter, card: ModuleCard, tensors: Mapping[str, Tensor], name: str
 ) -> ModelAdapter:
-    """As `load_drafting_model`, with tensors already read. name: of the file, for errors."""
+    """Return the model with tensors that were read already. name: of their file, for errors."""
     check_base(card.base, model.spec, name)
     try:
         weights = merge_low_rank(model, tensors)
@@ -114,21 +116,22 @@ def apply_module(
 
 
 def merge_low_rank(model: ModelAdapter, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return every weight of each sub-layer that a module names.
+    """Return all weights of each sub-layer that a module names.
 
-    Copies are returned as they are; low-rank changes are added to the model's weights. Raises:
-    ModelError for tensors that match no weight of the model."""
+    Copies are returned unchanged; low-rank updates are added to the model's weights. Raises:
+    ModelError for tensors that match no weight of the model.
+    """
     base = base_adapter(model)
     names = {name.removesuffix(DOWN_SUFFIX).removesuffix(UP_SUFFIX) for name in tensors}
     merged: dict[str, Tensor] = {}
     for i, kind in sorted({_parse_sublayer(name) for name in names}):
-        mine = {name for name in names if name.startswith(f"{i}.{kind}.")}
+        sublayer_names = {name for name in names if name.startswith(f"{i}.{kind}.")}
         if not 0 <= i < model.spec.n_layers or kind not in weight_overlay.SUBLAYER_KINDS:
             raise ModelError(f"{model.spec.id} has no sub-layer {i}.{kind}")
-        if mine <= tensors.keys():  # copies
-            merged |= {name: tensors[name] for name in mine}
+        if sublayer_names <= tensors.keys():  # copies
+            merged |= {name: tensors[name] for name in sublayer_names}
             continue
-        weights = weight_overlay.get_sublayer_weights(base, i, kind, mine)
+        weights = weight_overlay.get_sublayer_weights(base, i, kind, sublayer_names)
         for name, weight in weights.items():
             if name in tensors:
                 weights[name] = tensors[name]
@@ -136,9 +139,9 @@ def merge_low_rank(model: ModelAdapter, tensors: Mapping[str, Tensor]) -> dict[s
                 weights[name] = merge_one(
                     weight, tensors[name + DOWN_SUFFIX], tensors[name + UP_SUFFIX], name
                 )
-            elif name in mine:
+            elif name in sublayer_names:
                 raise ModelError(f"one factor of the low-rank change of {name} is missing")
-        if unknown := mine - weights.keys():
+        if unknown := sublayer_names - weights.keys():
             raise ModelError(f"there is no weight {min(unknown)}")
         merged |= weights
     return merged
@@ -160,7 +163,7 @@ def merge_one(weight: Tensor, down: Tensor, up: Tensor, name: str) -> Tensor:
 
 
 def make_base(spec: ModelSpec) -> TrainedFor:
-    """Return what a card says about the model of its module."""
+    """Return the entry of a card about the module's model."""
     return TrainedFor(
         id=spec.id, family=spec.family, n_layers=spec.n_layers, weights_sha256=spec.weights_sha256
     )
@@ -174,7 +177,7 @@ def check_card(card: ModuleCard, kind: str, spec: ModelSpec, name: str) -> None:
 
 
 def check_base(base: TrainedFor, spec: ModelSpec, name: str) -> None:
-    """Raise ModuleError for a module of another model, as far as both name their weights."""
+    """Raise ModuleError for a module of another model, if both name their weights."""
     wrong = None
     if (base.family, base.n_layers) != (spec.family, spec.n_layers):
         wrong = (

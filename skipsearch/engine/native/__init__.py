@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,11 +17,16 @@ from skipsearch.engine.native.build import (
 )
 from skipsearch.engine.native.native_adapter import NativeAdapter
 from skipsearch.engine.native.repack import repack_weights, why_not_native
-from skipsearch.engine.native.rounded import round_to_int8
+from skipsearch.engine.native.rounded import round_model
 from skipsearch.errors import EngineFallbackWarning, ModelError
-from skipsearch.models.fused.fused_adapter import FusedAdapter
+from skipsearch.models.activations import DEFAULT_ACTIVATIONS
+from skipsearch.models.adapter import ModelSpec
+from skipsearch.models.check import CheckableAdapter
+from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
+from skipsearch.models.loading.gguf_model import GGUFModel
 from skipsearch.models.loading.placement import in_gb
-from skipsearch.models.loading.quantize import NATIVE_INT8
+from skipsearch.models.loading.quantize import name_with_activations
 from skipsearch.models.memory import memory_errors_reported
 
 __all__ = [
@@ -29,7 +35,8 @@ __all__ = [
     "prebuild",
     "to_native",
     "to_native_if_built",
-    "to_native_int8",
+    "to_native_quantized",
+    "to_native_stored",
     "why_not_native",
     "why_unavailable",
 ]
@@ -65,20 +72,56 @@ def to_native(
     return fused_model
 
 
-def to_native_int8(
-    fused_model: FusedAdapter, progress: BuildProgress = lambda done, total: None
+def to_native_quantized(
+    fused_model: FusedAdapter,
+    quantization: str,
+    bits: int,
+    activations: str = DEFAULT_ACTIVATIONS,
+    progress: BuildProgress = lambda done, total: None,
 ) -> NativeAdapter:
-    """Return the model with 8-bit weights, which replace its own.
+    """Return the model with weights in blocks, which replace its own.
 
+    quantization: its name without the activations.
     Raises: ModelError if the native engine cannot run it, since no other engine runs the same
         model.
     """
     if (reason := why_not_native(fused_model)) is not None:
         raise ModelError(
-            f"quantization {NATIVE_INT8} is not possible for {fused_model.spec.id}: the engine "
+            f"quantization {quantization} is not possible for {fused_model.spec.id}: the engine "
             f"native cannot drive it: {reason}"
         )
-    return _repack_checked(fused_model, load_or_build(progress), as_int8=True)
+    name = name_with_activations(quantization, activations)
+    fused_model.spec = replace(fused_model.spec, quantization=name)
+    return _repack_checked(fused_model, load_or_build(progress), bits, activations)
+
+
+def to_native_stored(
+    stored: GGUFModel,
+    activations: str = DEFAULT_ACTIVATIONS,
+    progress: BuildProgress = lambda done, total: None,
+) -> NativeAdapter:
+    """Return the model of a file, whose matrices keep the file's numbers.
+
+    It is checked against the modules of transformers, which read each matrix when they need it.
+    Raises: ModelError if the native engine cannot run it.
+    """
+    library = load_or_build(progress)
+    name = name_with_activations(str(stored.spec.quantization), activations)
+    spec = replace(stored.spec, quantization=name)
+
+    def build() -> NativeAdapter:
+        fused_model = fuse_model(stored.model, spec, stored.family, stored.tokenizer)
+        if (reason := why_not_native(fused_model)) is not None:
+            raise ModelError(f"the engine native cannot drive {spec.id}: {reason}")
+        return repack_weights(fused_model, library, None, activations)
+
+    return _check_rounded(
+        replace(spec, engine="native"),
+        lambda: HFAdapter(stored.model, spec, stored.family, stored.tokenizer),
+        build,
+        library,
+        activations,
+    )
 
 
 def to_native_if_built(fused_model: FusedAdapter) -> NativeAdapter | None:
@@ -92,20 +135,17 @@ def to_native_if_built(fused_model: FusedAdapter) -> NativeAdapter | None:
 
 
 def _repack_checked(
-    fused_model: FusedAdapter, library: NativeLibrary, as_int8: bool = False
+    fused_model: FusedAdapter,
+    library: NativeLibrary,
+    bits: int | None = None,
+    activations: str = DEFAULT_ACTIVATIONS,
 ) -> NativeAdapter:
     """Return the model in the native layout, after a check that it computes what `fused_model`
     does.
 
     Raises: ModelError if it does not, or if memory runs out.
     """
-    from skipsearch.models.stored_checks import check_engine  # which imports transformers
-
-    spec = replace(
-        fused_model.spec,
-        engine="native",
-        quantization=NATIVE_INT8 if as_int8 else fused_model.spec.quantization,
-    )
+    spec = replace(fused_model.spec, engine="native")
     with memory_errors_reported(
         spec.device,
         lambda free: (
@@ -114,12 +154,38 @@ def _repack_checked(
             "--engine lean"
         ),
     ):
-        return check_engine(
+        return _check_rounded(
             spec,
-            lambda: round_to_int8(fused_model) if as_int8 else fused_model,
-            lambda: repack_weights(fused_model, library, as_int8),
-            library.sha256,
+            lambda: fused_model if bits is None else round_model(fused_model, bits),
+            lambda: repack_weights(fused_model, library, bits, activations),
+            library,
+            activations,
         )
+
+
+def _check_rounded(
+    spec: ModelSpec,
+    checked_model: Callable[[], CheckableAdapter],
+    build: Callable[[], NativeAdapter],
+    library: NativeLibrary,
+    activations: str,
+) -> NativeAdapter:
+    """Build a model, after a check without the rounding of int8 activations.
+
+    In int8, a difference in the last bit may round an input to another number, so that a wrong
+    weight would not stand out. int16 runs the same kernels, and comes close to unrounded inputs.
+    Raises: ModelError if it computes something else than `checked_model()`; MemoryError.
+    """
+    from skipsearch.models.stored_checks import check_engine  # which imports transformers
+
+    def build_for_check() -> NativeAdapter:
+        model = build()
+        model.use_activations("int16" if activations == "int8" else activations)
+        return model
+
+    model = check_engine(spec, checked_model, build_for_check, library.sha256)
+    model.use_activations(activations)
+    return model
 
 
 def why_unavailable(fused_model: FusedAdapter) -> str | None:

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -34,39 +35,56 @@ FLAGS = (
     "-fPIC",
     "-fvisibility=hidden",
 )
-AVX512 = (
-    "-mavx2",
-    "-mfma",
-    "-mavx512f",
-    "-mavx512bw",
-    "-mavx512vl",
-    "-mavx512dq",
-    "-mprefer-vector-width=512",
-)
-# Instruction sets, the plainest first: their names in /proc/cpuinfo, and the compiler's flags.
-INSTRUCTION_SETS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
-    "plain": (frozenset(), ()),
-    "avx2": (frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
-    "avx512": (frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq"}), AVX512),
-    "avx512bf16": (
-        frozenset(
-            {
-                "avx2",
-                "fma",
-                "avx512f",
-                "avx512bw",
-                "avx512vl",
-                "avx512dq",
-                "avx512_bf16",
-                "avx512vbmi",
-            }
-        ),
-        (*AVX512, "-mavx512bf16", "-mavx512vbmi", "-DSS_BF16_DOT"),
-    ),
+AVX2 = ("avx2", "fma", "f16c")
+AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
+AVX512_BF16 = (*AVX512, "avx512vnni", "avx512bf16", "avx512vbmi")
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """Instructions that the kernels are compiled to."""
+
+    x86: tuple[str, ...] = ()  # names as the compiler has them
+    arm: tuple[str, ...] = ()  # names as in /proc/cpuinfo
+    options: tuple[str, ...] = ()  # of the compiler
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Options of the compiler for the kernels."""
+        return (*(f"-m{name}" for name in self.x86), *self.options)
+
+    @property
+    def required(self) -> str:
+        """What `skipsearch_runs_here` asks the processor, in C++."""
+        return "".join(f"SS_HAS({name})&&" for name in self.x86)
+
+    def is_supported(self, machine: str, cpu_flags: frozenset[str]) -> bool:
+        """Return whether a processor has all of them. cpu_flags: as in /proc/cpuinfo."""
+        names = {
+            name.replace("avx512vnni", "avx512_vnni")
+            .replace("avx512bf16", "avx512_bf16")
+            .replace("avxvnni", "avx_vnni")
+            for name in self.x86
+        }
+        if machine in ("x86_64", "AMD64"):
+            return not self.arm and names <= cpu_flags
+        return not self.x86 and cpu_flags.issuperset(self.arm)
+
+
+WIDE_VECTORS = ("-mprefer-vector-width=512",)
+INSTRUCTION_SETS: dict[str, InstructionSet] = {  # the plainest first
+    "plain": InstructionSet(),
+    "neon": InstructionSet(arm=("asimddp",), options=("-march=armv8.2-a+dotprod",)),
+    "avx2": InstructionSet(AVX2),
+    "avxvnni": InstructionSet((*AVX2, "avxvnni")),
+    "avx512": InstructionSet(AVX512, options=WIDE_VECTORS),
+    "avx512vnni": InstructionSet((*AVX512, "avx512vnni"), options=WIDE_VECTORS),
+    "avx512bf16": InstructionSet(AVX512_BF16, options=(*WIDE_VECTORS, "-DSS_BF16_DOT")),
 }
 # kernels.cpp is compiled for each of these, with the flags of the instruction set.
 KERNEL_TYPES = ("float", "bf16", "double")
-HOST_SOURCES = ("exports", "visibility", "threads")
+SHARED_KERNELS = ("block_product",)  # compiled once, with the same flags
+HOST_SOURCES = ("exports", "packing", "visibility", "threads")
 COMPILE_TIMEOUT_S = 600.0
 
 
@@ -87,6 +105,12 @@ class NativeLibrary:
         )
         self.c_run_product = handle.skipsearch_run_product
         self.c_run_product.argtypes = (ctypes.c_int64, ctypes.c_void_p)
+        self.c_read_rows = handle.skipsearch_read_rows
+        self.c_read_rows.argtypes = (ctypes.c_int64, ctypes.c_void_p)
+        self.c_read_rows.restype = None
+        self.c_pack_blocks = handle.skipsearch_pack_blocks
+        self.c_pack_blocks.argtypes = (ctypes.c_void_p,)
+        self.c_pack_blocks.restype = None
 
     def run_pass(self, model: structs.ModelStruct, args: structs.PassArgs) -> None:
         """Run a pass.
@@ -113,10 +137,20 @@ class NativeLibrary:
 
     def run_product(self, dtype: torch.dtype, args: structs.ProductArgs) -> None:
         """Run a matrix product. Raises: MemoryError."""
-        if self.c_run_product(
-            structs.DTYPE_CODES[str(dtype).removeprefix("torch.")], ctypes.byref(args)
-        ):
+        if self.c_run_product(_dtype_code(dtype), ctypes.byref(args)):
             raise MemoryError("no memory for a matrix product")
+
+    def read_rows(self, dtype: torch.dtype, args: structs.ReadRowsArgs) -> None:
+        """Copy rows of a matrix out of its panels."""
+        self.c_read_rows(_dtype_code(dtype), ctypes.byref(args))
+
+    def pack_blocks(self, args: structs.PackArgs) -> None:
+        """Pack rows of blocks into panels."""
+        self.c_pack_blocks(ctypes.byref(args))
+
+
+def _dtype_code(dtype: torch.dtype) -> int:
+    return structs.DTYPE_CODES[str(dtype).removeprefix("torch.")]
 
 
 def _error_of_code(code: int) -> Exception:
@@ -179,19 +213,22 @@ def cached_library() -> NativeLibrary | None:
 @cache
 def best_instruction_set() -> str:
     """Return the last of `INSTRUCTION_SETS` that this processor has all of."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return "plain"
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "ignore").splitlines()
     except OSError:
         return "plain"
-    cpu_flags = frozenset(next((line for line in lines if line.startswith("flags")), "").split())
-    return [name for name, (required, _) in INSTRUCTION_SETS.items() if required <= cpu_flags][-1]
+    line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    machine, cpu_flags = platform.machine(), frozenset(line.split())
+    return [
+        name
+        for name, instructions in INSTRUCTION_SETS.items()
+        if instructions.is_supported(machine, cpu_flags)
+    ][-1]
 
 
 def _cache_name(instructions: str) -> str:
     source = b"".join(path.name.encode() + path.read_bytes() for path in sorted(SOURCES.iterdir()))
-    options = f"{FLAGS}{INSTRUCTION_SETS[instructions][1]}{sys.platform}{platform.machine()}"
+    options = f"{FLAGS}{INSTRUCTION_SETS[instructions].flags}{sys.platform}{platform.machine()}"
     return f"native-{instructions}-{hashlib.sha256(source + options.encode()).hexdigest()[:24]}"
 
 
@@ -229,7 +266,7 @@ def compile_library(instructions: str, progress: BuildProgress = lambda done, to
         raise NoCompilerError(
             "the engine native needs a C++ compiler and there is none: install g++"
         )
-    flags = (*FLAGS, *INSTRUCTION_SETS[instructions][1])
+    flags = (*FLAGS, *INSTRUCTION_SETS[instructions].flags)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
 
@@ -241,10 +278,11 @@ def compile_library(instructions: str, progress: BuildProgress = lambda done, to
             compile_to_object(kind, "kernels.cpp", *flags, f"-DSS_TYPE={kind}")
             for kind in KERNEL_TYPES
         ]
+        commands += [compile_to_object(part, f"{part}.cpp", *flags) for part in SHARED_KERNELS]
         # Without the flags of the set: this code runs before the processor is checked.
-        set_option = f"-DSS_SET={list(INSTRUCTION_SETS).index(instructions)}"
+        required = f"-DSS_REQUIRED={INSTRUCTION_SETS[instructions].required}"
         commands += [
-            compile_to_object(part, f"{part}.cpp", *FLAGS, set_option) for part in HOST_SOURCES
+            compile_to_object(part, f"{part}.cpp", *FLAGS, required) for part in HOST_SOURCES
         ]
         total = len(commands) + 1
         progress(0, total)
@@ -261,7 +299,10 @@ def compile_library(instructions: str, progress: BuildProgress = lambda done, to
                 compiler,
                 "-shared",
                 "-pthread",
-                *(str(folder / f"{part}.o") for part in (*KERNEL_TYPES, *HOST_SOURCES)),
+                *(
+                    str(folder / f"{part}.o")
+                    for part in (*KERNEL_TYPES, *SHARED_KERNELS, *HOST_SOURCES)
+                ),
                 "-o",
                 str(library),
             ],

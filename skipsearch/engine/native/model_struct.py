@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from skipsearch.engine.native import structs
-from skipsearch.engine.native.panels import PanelLinear, TiedEmbedding
+from skipsearch.engine.native.panels import PanelEmbedding, PanelLinear
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.fused.linear import Linear
 from skipsearch.models.fused.norms import RMSNorm
 from skipsearch.models.fused.sublayers import MLP, Attention
+from skipsearch.models.stored_linear import StoredEmbedding
 
 ACTIVATION_CODES = {
     "GELUTanh": structs.GELU_TANH,
@@ -23,10 +24,10 @@ ACTIVATION_CODES = {
 }
 
 
-def embedding_scale(table: nn.Embedding) -> float:
+def embedding_scale(table: Any, dtype: torch.dtype) -> float:
     """Return the factor of an embedding's rows, rounded to their dtype; 1 for none."""
     scale: Any = getattr(table, "embed_scale", None)
-    return 1.0 if scale is None else float(torch.as_tensor(scale).to(table.weight.dtype))
+    return 1.0 if scale is None else float(torch.as_tensor(scale).to(dtype))
 
 
 def is_tied(fused_model: FusedAdapter) -> bool:
@@ -34,7 +35,7 @@ def is_tied(fused_model: FusedAdapter) -> bool:
     embedding: Any = fused_model._embedding
     head = fused_model.unembed.weight
     return (
-        isinstance(embedding, nn.Embedding)
+        isinstance(embedding, nn.Embedding | StoredEmbedding)
         and not head.is_mkldnn
         and embedding.weight.data_ptr() == head.data_ptr()
     )
@@ -112,19 +113,13 @@ def build_model_struct(
         )
     )
     embedding: Any = fused_model._embedding
-    has_rows = isinstance(embedding, TiedEmbedding) or (
-        isinstance(embedding, nn.Embedding) and embedding.max_norm is None
-    )
-    rows_ptr = (
-        embedding.weight.data_ptr()
-        if has_rows and not isinstance(embedding, TiedEmbedding)
-        else None
-    )
-    scale = (
-        (embedding.scale if isinstance(embedding, TiedEmbedding) else embedding_scale(embedding))
-        if has_rows
-        else 0.0
-    )
+    rows_ptr = panel_structs = None
+    scale = 0.0
+    if isinstance(embedding, PanelEmbedding):
+        panel_structs, scale = embedding.matrix.panel_structs, embedding.scale
+    elif isinstance(embedding, nn.Embedding) and embedding.max_norm is None:
+        rows_ptr, scale = embedding.weight.data_ptr(), embedding_scale(embedding, spec.dtype)
+    head = fused_model.unembed
     window_array = (ctypes.c_int64 * len(windows))(*windows)
     model = structs.ModelStruct(
         structs.DTYPE_CODES[spec.dtype_name],
@@ -137,6 +132,8 @@ def build_model_struct(
         builder.build_norm(fused_model.norm),
         builder.build_matrix(fused_model.unembed),
         rows_ptr,
+        panel_structs,
         scale,
+        structs.ACTIVATION_CODES[head.activations] if isinstance(head, PanelLinear) else 0,
     )
     return model, [*builder.keepalive, layers, window_array, embedding]

@@ -47,6 +47,10 @@ class NativeAdapter:
         self._model_struct, self._keepalive = build_model_struct(fused_model, self._layer_types)
         self._skip_bytes_by_mask: dict[SkipMask, Any] = {}
 
+    def use_activations(self, activations: str) -> None:
+        """Round the inputs of matrices in blocks in this way, one of ACTIVATIONS."""
+        self._model_struct.activations = structs.ACTIVATION_CODES[activations]
+
     @property
     def attention_spans(self) -> list[tuple[int | None, int | None]]:
         return self.fused_model.attention_spans

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from skipsearch.engine.native import structs
+from skipsearch.engine.native.blocks import (
+    BLOCK_FORMATS,
+    CHUNK_WEIGHTS,
+    FORMAT_BY_CODE,
+    FORMAT_OF_BITS,
+    quantize,
+    to_unpacked_blocks,
+)
 from skipsearch.engine.native.build import NativeLibrary
-from skipsearch.engine.native.structs import PANEL_ROWS
+from skipsearch.engine.native.structs import DENSE, PANEL_ROWS
+from skipsearch.models.activations import DEFAULT_ACTIVATIONS
+from skipsearch.models.fused.linear import Linear, StoredFusedLinear
 
 HUGE_PAGE_BYTES = 2 << 20
 CACHE_LINE_BYTES = 64
@@ -24,62 +35,75 @@ CACHE_LINE_BYTES = 64
 class PanelLinear:
     """A `Linear` whose weight is stored panel by panel, as src/abi.h describes it."""
 
-    # [panels, in / s, PANEL_ROWS, s], s = 2 in bfloat16 and 1 otherwise, padded with zeros.
-    weight: Tensor
+    weight: Tensor  # uint8 [n], all panels, each at the end of the one before
+    kinds: tuple[int, ...]  # of each panel: DENSE, or the code of a format in blocks.py
     bias: Tensor | None  # [out]
     shape: tuple[int, int]  # (out, in), without padding
     # 2: panels of the first half of the outputs and of the second one alternate (gate, up). Else 1.
     interleave: int
+    dtype: torch.dtype  # of inputs, outputs and dense panels
+    activations: str  # how inputs of panels in blocks are rounded, one of ACTIVATIONS
     library: NativeLibrary
+    _structs: Any = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:
         return self.weight.nbytes
 
     @property
+    def panel_structs(self) -> Any:
+        """An array of `structs.PanelStruct`, valid as long as this object."""
+        if self._structs is None:
+            sizes = [panel_nbytes(kind, self.shape[1], self.dtype) for kind in self.kinds]
+            offsets = accumulate(sizes, initial=self.weight.data_ptr())
+            panels = zip(offsets, self.kinds, strict=False)
+            array = (structs.PanelStruct * len(sizes))(
+                *(structs.PanelStruct(weight, kind) for weight, kind in panels)
+            )
+            object.__setattr__(self, "_structs", array)
+        return self._structs
+
+    @property
     def struct(self) -> structs.MatrixStruct:
         """The matrix for the kernels, without the bias; valid as long as this object."""
         return structs.MatrixStruct(
-            self.weight.data_ptr(),
+            self.panel_structs,
             None,
-            len(self.weight) * PANEL_ROWS if self.interleave > 1 else self.shape[0],
+            len(self.kinds) * PANEL_ROWS if self.interleave > 1 else self.shape[0],
             self.shape[1],
-            self.dtype_code,
+            any(self.kinds),
         )
-
-    @property
-    def dtype_code(self) -> int:
-        return structs.NATIVE_DTYPE
 
     @property
     def bias_fp32(self) -> Tensor | None:
         """[panels · PANEL_ROWS] in panel order, in float32 or better, as the kernels read it."""
         if self.bias is None:
             return None
-        bias = self.bias.to(torch.promote_types(self.bias.dtype, torch.float32)).view(
-            self.interleave, -1
-        )
-        padded = F.pad(bias, (0, len(self.weight) // self.interleave * PANEL_ROWS - bias.shape[1]))
-        return padded.view(self.interleave, -1, PANEL_ROWS).transpose(0, 1).flatten().contiguous()
+        bias = F.pad(self.bias.to(torch.promote_types(self.bias.dtype, torch.float32)), (0, 1))
+        return bias[panel_outputs(self.shape[0], self.interleave)].flatten().contiguous()
 
     def to_dense(self) -> Tensor:
         """Return a copy of the weight, [out, in]."""
-        out, width = self.shape
-        rows = (
-            self.weight.unflatten(0, (-1, self.interleave)).transpose(0, 1).transpose(2, 3)
-        )  # [interleave, panels, PANEL_ROWS, in / s, s]
-        return (
-            rows.flatten(3).flatten(1, 2)[:, : out // self.interleave, :width].reshape(out, width)
-        )
+        return self.read_rows(torch.arange(self.shape[0]))
 
     def read_rows(self, row_indices: Tensor) -> Tensor:
-        """Return a copy of these rows of the weight, […] -> […, in]; `interleave` must be 1."""
-        return self.weight[row_indices // PANEL_ROWS, :, row_indices % PANEL_ROWS].flatten(-2)[
-            ..., : self.shape[1]
-        ]
+        """Return a copy of these rows of the weight, […] -> […, in]."""
+        places = torch.empty(self.shape[0] + 1, dtype=torch.long)
+        outputs = panel_outputs(self.shape[0], self.interleave).flatten()
+        places[outputs] = torch.arange(len(outputs))
+        rows = places[row_indices].flatten().contiguous()
+        out = torch.empty(*row_indices.shape, self.shape[1], dtype=self.dtype)
+        self.library.read_rows(
+            self.dtype,
+            structs.ReadRowsArgs(
+                ctypes.pointer(self.struct), rows.data_ptr(), len(rows), out.data_ptr()
+            ),
+        )
+        return out
 
     def pack_like(self, weight: Tensor, bias: Tensor | None) -> PanelLinear:
-        return pack_panels(weight, bias, self.interleave, self.library)
+        """Pack another matrix, with dense panels."""
+        return PanelPacker(self.library, self.dtype).pack_dense(weight, bias, self.interleave)
 
     def __call__(self, x: Tensor) -> Tensor:
         x, matrix, bias = x.contiguous(), self.struct, self.bias_fp32
@@ -89,7 +113,12 @@ class PanelLinear:
         self.library.run_product(
             x.dtype,
             structs.ProductArgs(
-                ctypes.pointer(matrix), x.data_ptr(), y.data_ptr(), len(x), torch.get_num_threads()
+                ctypes.pointer(matrix),
+                x.data_ptr(),
+                y.data_ptr(),
+                len(x),
+                torch.get_num_threads(),
+                structs.ACTIVATION_CODES[self.activations],
             ),
         )
         if self.interleave == 1:
@@ -106,19 +135,19 @@ class PanelLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class TiedEmbedding:
-    """The embedding of a model that shares the matrix of its head."""
+class PanelEmbedding:
+    """An embedding in panels: the matrix of the head, or one of its own."""
 
-    head: PanelLinear
+    matrix: PanelLinear
     scale: float  # of each row, rounded to the dtype; 1: none
 
     @property
     def weight(self) -> Tensor:
-        return self.head.weight
+        return self.matrix.weight
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Return the rows of tokens, [B, T] -> [B, T, H]."""
-        rows = self.head.read_rows(tokens)
+        rows = self.matrix.read_rows(tokens)
         return rows if self.scale == 1 else rows * self.scale
 
 
@@ -135,58 +164,168 @@ class HugePageArena:
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)  # owns the memory
         self._offset = -self._bytes.data_ptr() % HUGE_PAGE_BYTES
 
-    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return a tensor of unused memory that begins on a cache line."""
-        size = math.prod(shape) * dtype.itemsize
-        tensor = self._bytes[self._offset : self._offset + size].view(dtype).view(*shape)
-        self._offset += -(-size // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
-        return tensor
+    def allocate(self, n_bytes: int) -> Tensor:
+        """Return unused memory, uint8 [n_bytes], that begins on a cache line."""
+        memory = self._bytes[self._offset : self._offset + n_bytes]
+        self._offset += round_to_lines(n_bytes)
+        return memory
 
 
-def panels_nbytes(shape: tuple[int, int], interleave: int, dtype: torch.dtype) -> int:
-    """Return the bytes of a matrix (out, in) in panels, up to the next cache line."""
-    size = math.prod(_panels_shape(shape, interleave, dtype)) * dtype.itemsize
-    return -(-size // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
+def round_to_lines(n_bytes: int) -> int:
+    """Round up to whole cache lines."""
+    return -(-n_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
 
 
-def pack_panels(
-    weight: Tensor,
-    bias: Tensor | None,
-    interleave: int,
-    library: NativeLibrary,
-    arena: HugePageArena | None = None,
-) -> PanelLinear:
-    """Store a weight [out, in] in panels.
+def panel_nbytes(kind: int, n_inputs: int, dtype: torch.dtype) -> int:
+    """Return the bytes of a panel. dtype: of a dense one."""
+    if kind != DENSE:
+        return FORMAT_BY_CODE[kind].panel_nbytes(n_inputs)
+    return round_to_lines(-(-n_inputs // 2) * 2 * PANEL_ROWS * dtype.itemsize)
 
-    The caller should release `weight`, or there are two copies of it.
 
-    arena: where the panels go; None: memory of their own.
+def panel_outputs(n_outputs: int, interleave: int) -> Tensor:
+    """Return the outputs of each panel, [panels, PANEL_ROWS]; -1 for padding."""
+    n_part_outputs = n_outputs // interleave
+    outputs = F.pad(
+        torch.arange(n_outputs).view(interleave, n_part_outputs),
+        (0, -n_part_outputs % PANEL_ROWS),
+        value=-1,
+    )
+    return outputs.unflatten(1, (-1, PANEL_ROWS)).transpose(0, 1).flatten(0, 1)
+
+
+class PanelPacker:
+    """A packer that stores matrices in panels.
+
+    bits: of the weights, 8 to 4; None: as they are, in the dtype or in the blocks of a file.
+    arena: the memory of the panels; None: memory of their own.
     """
-    n_outputs, n_inputs = weight.shape
-    shape = _panels_shape((n_outputs, n_inputs), interleave, weight.dtype)
-    rows = F.pad(
-        weight.reshape(interleave, n_outputs // interleave, n_inputs),
-        (0, -n_inputs % shape[-1], 0, -(n_outputs // interleave) % PANEL_ROWS),
-    )
-    panel_order = (
-        rows.unflatten(2, (-1, shape[-1]))
-        .unflatten(1, (-1, PANEL_ROWS))
-        .transpose(2, 3)
-        .transpose(0, 1)
-    )
-    panels = weight.new_empty(shape) if arena is None else arena.allocate(shape, weight.dtype)
-    panels.view(panel_order.shape).copy_(panel_order)  # [panels, interleave, in / s, PANEL_ROWS, s]
-    return PanelLinear(panels, bias, (n_outputs, n_inputs), interleave, library)
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        dtype: torch.dtype,
+        bits: int | None = None,
+        activations: str = DEFAULT_ACTIVATIONS,
+        arena: HugePageArena | None = None,
+    ):
+        self.library, self.dtype, self.bits = library, dtype, bits
+        self.activations, self.arena = activations, arena
+
+    def nbytes(self, matrix: Linear, interleave: int = 1) -> int:
+        """Return the bytes that a matrix takes, up to the next cache line."""
+        return round_to_lines(
+            sum(
+                panel_nbytes(kind, matrix.shape[1], self.dtype)
+                for kind in self._choose_kinds(matrix, interleave)
+            )
+        )
+
+    def pack(self, matrix: Linear, interleave: int = 1) -> PanelLinear:
+        """Store a matrix in panels. The caller should release `matrix`."""
+        if not isinstance(matrix, StoredFusedLinear):
+            return self.pack_dense(matrix.to_dense(), matrix.bias, interleave)
+        panels = self._allocate(
+            self._choose_kinds(matrix, interleave), matrix.shape, matrix.bias, interleave
+        )
+        addresses = torch.from_numpy(matrix.row_addresses())
+        for first, end, kind, outputs, memory in _iter_runs(panels):
+            if kind == DENSE:
+                for panel, rows in zip(memory.view(end - first, -1), outputs, strict=True):
+                    dense = matrix.dequantize_rows(rows[rows >= 0]).to(self.dtype)
+                    _copy_dense(panel[None], F.pad(dense, (0, 0, 0, PANEL_ROWS - len(dense)))[None])
+            else:
+                row_addresses = torch.where(outputs < 0, 0, addresses[outputs])
+                self._pack_blocks(panels, kind, memory, row_addresses, is_unpacked=False)
+        return panels
+
+    def pack_dense(self, weight: Tensor, bias: Tensor | None, interleave: int = 1) -> PanelLinear:
+        """Store a weight [out, in] in panels, after rounding to `bits`."""
+        n_outputs, n_inputs = weight.shape
+        outputs = panel_outputs(n_outputs, interleave)
+        kind = DENSE if self.bits is None else FORMAT_OF_BITS[self.bits].code
+        panels = self._allocate([kind] * len(outputs), (n_outputs, n_inputs), bias, interleave)
+        memory = panels.weight.view(len(outputs), -1)
+        n_chunk_panels = max(1, CHUNK_WEIGHTS // (PANEL_ROWS * n_inputs))
+        for first in range(0, len(outputs), n_chunk_panels):
+            chunk = outputs[first : first + n_chunk_panels]
+            rows = weight[chunk.clamp(min=0)].masked_fill_((chunk < 0)[..., None], 0)
+            to = memory[first : first + n_chunk_panels]
+            if self.bits is None:
+                _copy_dense(to, rows)
+                continue
+            blocks = to_unpacked_blocks(*quantize(rows.flatten(0, 1), self.bits)).flatten(1)
+            addresses = blocks.data_ptr() + torch.arange(len(blocks)) * blocks.shape[1]
+            self._pack_blocks(panels, kind, to, addresses, is_unpacked=True)
+        return panels
+
+    def _choose_kinds(self, matrix: Linear, interleave: int) -> list[int]:
+        """Return the kind of each panel. Rows of different kinds make a panel dense."""
+        outputs = panel_outputs(matrix.shape[0], interleave)
+        if not isinstance(matrix, StoredFusedLinear):
+            kind = DENSE if self.bits is None else FORMAT_OF_BITS[self.bits].code
+            return [kind] * len(outputs)
+        codes = [
+            BLOCK_FORMATS[name].code if name in BLOCK_FORMATS else DENSE
+            for name in matrix.part_formats
+        ]
+        kinds = torch.tensor(codes)[torch.from_numpy(matrix.row_parts())]
+        row_kinds = kinds[outputs.clamp(min=0)]
+        row_kinds = torch.where(outputs < 0, row_kinds[:, :1], row_kinds)
+        is_mixed = (row_kinds != row_kinds[:, :1]).any(dim=1)
+        return torch.where(is_mixed, DENSE, row_kinds[:, 0]).tolist()
+
+    def _allocate(
+        self, kinds: Sequence[int], shape: tuple[int, int], bias: Tensor | None, interleave: int
+    ) -> PanelLinear:
+        n_bytes = sum(panel_nbytes(kind, shape[1], self.dtype) for kind in kinds)
+        memory = (
+            HugePageArena(n_bytes).allocate(n_bytes)
+            if self.arena is None
+            else self.arena.allocate(n_bytes)
+        )
+        return PanelLinear(
+            memory,
+            tuple(kinds),
+            bias,
+            shape,
+            interleave,
+            self.dtype,
+            self.activations,
+            self.library,
+        )
+
+    def _pack_blocks(
+        self, panels: PanelLinear, kind: int, to: Tensor, addresses: Tensor, is_unpacked: bool
+    ) -> None:
+        addresses = addresses.contiguous()
+        self.library.pack_blocks(
+            structs.PackArgs(
+                rows=addresses.data_ptr(),
+                is_unpacked=is_unpacked,
+                n_panels=addresses.numel() // PANEL_ROWS,
+                kind=kind,
+                panels=to.data_ptr(),
+                **{"in": panels.shape[1]},
+            )
+        )
 
 
-def _panels_shape(
-    shape: tuple[int, int], interleave: int, dtype: torch.dtype
-) -> tuple[int, int, int, int]:
-    """Return [panels, in / s, PANEL_ROWS, s]."""
-    inputs_per_cell = 2 if dtype == torch.bfloat16 else 1
-    return (
-        interleave * -(-shape[0] // interleave // PANEL_ROWS),
-        -(-shape[1] // inputs_per_cell),
-        PANEL_ROWS,
-        inputs_per_cell,
-    )
+def _iter_runs(panels: PanelLinear) -> Any:
+    """Yield (first panel, end, kind, outputs [panels, PANEL_ROWS], memory) of panels of one kind."""
+    outputs = panel_outputs(panels.shape[0], panels.interleave)
+    first = offset = 0
+    for kind, run in groupby(panels.kinds):
+        end = first + len(list(run))
+        n_bytes = (end - first) * panel_nbytes(kind, panels.shape[1], panels.dtype)
+        yield first, end, kind, outputs[first:end], panels.weight[offset : offset + n_bytes]
+        first, offset = end, offset + n_bytes
+
+
+def _copy_dense(to: Tensor, rows: Tensor) -> None:
+    """Store rows [panels, PANEL_ROWS, in] in dense panels, uint8 [panels, n]."""
+    inputs_per_cell = 2 if rows.dtype == torch.bfloat16 else 1
+    cells = F.pad(rows, (0, -rows.shape[2] % inputs_per_cell)).unflatten(2, (-1, inputs_per_cell))
+    n_bytes = cells[0].numel() * rows.dtype.itemsize
+    memory = to[:, :n_bytes].view(rows.dtype).view(cells.transpose(1, 2).shape)
+    memory.copy_(cells.transpose(1, 2))

@@ -5,26 +5,19 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from skipsearch.engine.native import structs
 from skipsearch.engine.native.build import NativeLibrary
-from skipsearch.engine.native.int8 import int8_panels_nbytes, pack_int8_panels
 from skipsearch.engine.native.model_struct import activation_code, embedding_scale, is_tied
 from skipsearch.engine.native.native_adapter import NativeAdapter
-from skipsearch.engine.native.panels import (
-    HugePageArena,
-    PanelLinear,
-    TiedEmbedding,
-    pack_panels,
-    panels_nbytes,
-)
+from skipsearch.engine.native.panels import HugePageArena, PanelEmbedding, PanelPacker
 from skipsearch.errors import SpinningThreads
+from skipsearch.models.activations import DEFAULT_ACTIVATIONS
 from skipsearch.models.fused.fused_adapter import FusedAdapter
-from skipsearch.models.fused.linear import Linear
-from skipsearch.models.loading.quantize import NATIVE_INT8
+from skipsearch.models.fused.linear import StoredFusedLinear
+from skipsearch.models.stored_linear import StoredEmbedding
 
 
 def why_not_native(fused_model: FusedAdapter) -> str | None:
@@ -47,58 +40,51 @@ def why_not_native(fused_model: FusedAdapter) -> str | None:
 
 
 def repack_weights(
-    fused_model: FusedAdapter, library: NativeLibrary, as_int8: bool = False
+    fused_model: FusedAdapter,
+    library: NativeLibrary,
+    bits: int | None = None,
+    activations: str = DEFAULT_ACTIVATIONS,
 ) -> NativeAdapter:
     """Return the native model, whose weights `fused_model` shares from now on.
 
-    Each matrix is stored in panels, and the old one is released at once.
+    Each matrix is stored in panels, and the old one is released at once. Matrices in a file keep
+    their numbers.
 
     fused_model: a model that `why_not_native` has no objection to.
-    as_int8: matrices become int8, and so does a tied embedding with the head. The model is then
-        another one, and its spec says so. A separate embedding stays as it is: few of its rows are
-        read.
+    bits: matrices are rounded to so many bits, and so is a tied embedding with the head. A separate
+        embedding stays as it is: few of its rows are read.
+    activations: how inputs of matrices in blocks are rounded, one of ACTIVATIONS.
     """
     warn_if_threads_spin()
-    matrices = [
-        (matrix, interleave)
+    dtype, embedding = fused_model.spec.dtype, fused_model._embedding
+    table = None  # of an embedding that is in a file and not shared
+    was_tied = is_tied(fused_model)
+    if isinstance(embedding, StoredEmbedding) and not was_tied:
+        table = StoredFusedLinear((embedding.matrix,), None, dtype)
+    packer = PanelPacker(library, dtype, bits, activations)
+    n_bytes = sum(
+        packer.nbytes(attention.qkv)
+        + packer.nbytes(attention.out)
+        + packer.nbytes(mlp.gate_up, 2)
+        + packer.nbytes(mlp.down)
         for attention, mlp in fused_model.layers
-        for matrix, interleave in (
-            (attention.qkv, 1),
-            (attention.out, 1),
-            (mlp.gate_up, 2),
-            (mlp.down, 1),
-        )
-    ] + [(fused_model.unembed, 1)]
-    arena = HugePageArena(
-        sum(
-            int8_panels_nbytes(matrix.shape, interleave)
-            if as_int8
-            else panels_nbytes(matrix.shape, interleave, fused_model.spec.dtype)
-            for matrix, interleave in matrices
-        )
     )
-    del matrices
-
-    def repack(matrix: Linear, interleave: int = 1) -> PanelLinear:
-        return (pack_int8_panels if as_int8 else pack_panels)(
-            matrix.to_dense(), matrix.bias, interleave, library, arena
-        )
-
+    n_bytes += sum(packer.nbytes(matrix) for matrix in (fused_model.unembed, table) if matrix)
+    packer.arena = HugePageArena(n_bytes)
+    pack = packer.pack
     for i, (attention, mlp) in enumerate(fused_model.layers):
-        attention = replace(attention, qkv=repack(attention.qkv), out=repack(attention.out))
+        attention = replace(attention, qkv=pack(attention.qkv), out=pack(attention.out))
         # Store each half of a layer at once, so that peak memory stays low.
         fused_model.layers[i] = attention, mlp
         fused_model.layers[i] = (
             attention,
-            replace(mlp, gate_up=repack(mlp.gate_up, 2), down=repack(mlp.down)),
+            replace(mlp, gate_up=pack(mlp.gate_up, 2), down=pack(mlp.down)),
         )
-    embedding: Any = fused_model._embedding
-    was_tied = is_tied(fused_model)
-    fused_model.unembed = head = repack(fused_model.unembed)
-    if was_tied:
-        fused_model._embedding = TiedEmbedding(head, embedding_scale(embedding))
-    if as_int8:
-        fused_model.spec = replace(fused_model.spec, quantization=NATIVE_INT8)
+    fused_model.unembed = head = pack(fused_model.unembed)
+    if was_tied or table is not None:
+        fused_model._embedding = PanelEmbedding(
+            head if table is None else pack(table), embedding_scale(embedding, dtype)
+        )
     return NativeAdapter(fused_model, library)
 
 

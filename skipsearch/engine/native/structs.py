@@ -7,21 +7,24 @@ from ctypes import POINTER, c_double, c_int64, c_void_p
 from typing import Any
 
 PANEL_ROWS = 32  # output rows of a panel
-GROUP_SIZE = 32  # inputs that share a scale in int8
-SCALE_BYTES = 2 * PANEL_ROWS  # scales of a group
-GROUP_BYTES = SCALE_BYTES + GROUP_SIZE * PANEL_ROWS  # a whole group
+GROUP_SIZE = 32  # inputs of a block
 DTYPE_CODES = {"float32": 0, "bfloat16": 1, "float64": 2}
-NATIVE_DTYPE, INT8 = range(2)  # kinds of matrices
+DENSE = 0  # the kind of a panel in the model's dtype; other kinds are in blocks.py
+ACTIVATION_CODES = {"int8": 0, "int16": 1, "float": 2}
 SILU, GELU_TANH, GELU = range(3)  # activations
+
+
+class PanelStruct(ctypes.Structure):
+    _fields_ = (("weight", c_void_p), ("kind", c_int64))
 
 
 class MatrixStruct(ctypes.Structure):
     _fields_ = (
-        ("weight", c_void_p),
+        ("panels", POINTER(PanelStruct)),
         ("bias", c_void_p),
         ("out", c_int64),
         ("in", c_int64),
-        ("kind", c_int64),
+        ("has_blocks", c_int64),
     )
 
 
@@ -69,7 +72,9 @@ class ModelStruct(ctypes.Structure):
         ("norm", NormStruct),
         ("head", MatrixStruct),
         ("embedding", c_void_p),
+        ("embedding_panels", POINTER(PanelStruct)),
         ("embed_scale", c_double),
+        ("activations", c_int64),
     )
 
 
@@ -112,4 +117,25 @@ class ProductArgs(ctypes.Structure):
         ("y", c_void_p),
         ("rows", c_int64),
         ("threads", c_int64),
+        ("activations", c_int64),
+    )
+
+
+class ReadRowsArgs(ctypes.Structure):
+    _fields_ = (
+        ("matrix", POINTER(MatrixStruct)),
+        ("rows", c_void_p),
+        ("n_rows", c_int64),
+        ("to", c_void_p),
+    )
+
+
+class PackArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_void_p),
+        ("is_unpacked", c_int64),
+        ("n_panels", c_int64),
+        ("in", c_int64),
+        ("kind", c_int64),
+        ("panels", c_void_p),
     )

@@ -14,10 +14,10 @@ ToolSchemas = Sequence[Mapping[str, Any]] | None
 
 
 def get_chat_template(tokenizer: Any, tools: ToolSchemas = None) -> str | None:
-    """Return the chat template (Jinja) of a model; None for a base model, which has none.
+    """Return the chat template (Jinja) of a model; None for a model without one (a base model).
 
-    tools: select the template called `tool_use` if the model has several.
-    Raises: ModelError if none of several templates is the default, or a template is no text.
+    tools: select the template named `tool_use` if the model has several. Raises: ModelError if none
+    of several templates is the default, or a template is not text.
     """
     if not getattr(tokenizer, "chat_template", None):
         return None
@@ -41,9 +41,9 @@ def get_chat_template(tokenizer: Any, tools: ToolSchemas = None) -> str | None:
 
 
 def render_user_turn(tokenizer: Any, text: str) -> str:
-    """Render `text` in the chat template as a user's only turn, up to where the answer begins.
+    """Render `text` in the chat template as the only user turn, up to the beginning of the answer.
 
-    Raises: as `render_chat`.
+    Raises: ModelError, as `render_chat` does.
     """
     return render_chat(tokenizer, [{"role": "user", "content": text}], "a single request")
 
@@ -54,9 +54,9 @@ def render_chat(
     messages_noun: str = "this conversation",
     tools: ToolSchemas = None,
 ) -> str:
-    """Render a conversation in the chat template, up to where the model's answer begins.
+    """Render a conversation in the chat template, up to the beginning of the model's answer.
 
-    messages: role and content of each turn. messages_noun: what an error calls them. tools: JSON
+    messages: role and content of each turn. messages_noun: their name in errors. tools: JSON
     schemas, as for transformers' `apply_chat_template`.
 
     Raises: ModelError if the template rejects them, or takes too long or too much memory."""
@@ -86,9 +86,7 @@ def render_chat(
 
 
 def _has_custom_chat_code(tokenizer: Any) -> bool:
-    """Whether the tokenizer's class in transformers renders chats by its own code, without a
-    template.
-    """
+    """Return whether the tokenizer's class renders chats by code of its own, without a template."""
     from transformers import PreTrainedTokenizerBase
 
     return (
@@ -102,16 +100,17 @@ def encode_prompt(
 ) -> list[int]:
     """Return the token ids of a prompt, special tokens included.
 
-    chat: render the text in the chat template, which has special tokens of its own.
-    max_tokens: a longer prompt loses the beginning of its text; its end and the template remain."""
+    chat: render the text in the chat template, which adds its own special tokens. max_tokens: a
+    longer prompt loses the beginning of its text, but not of the template."""
     ids = _encode_rendered(tokenizer, text, chat)
     while max_tokens is not None and len(ids) > max_tokens:
         end_ids = _encode(tokenizer, text, special=False)[len(ids) - max_tokens :]
         if not end_ids:
             return ids[-max_tokens:]  # the template alone is too long
         end_text = tokenizer.decode(end_ids, clean_up_tokenization_spaces=False)
-        end_text = end_text.lstrip("\N{REPLACEMENT CHARACTER}")  # of a character cut in two
-        # Shorten the text in any case: some tokenizers do not decode to the text that they encoded.
+        end_text = end_text.lstrip("\N{REPLACEMENT CHARACTER}")  # part of a split character
+        # Shorten the text in each step: some tokenizers do not decode to the text that they
+        # encoded.
         text = end_text[max(0, len(end_text) - len(text) + 1) :]
         ids = _encode_rendered(tokenizer, text, chat)
     return ids
@@ -141,7 +140,7 @@ def _encode(tokenizer: Any, text: str, special: bool) -> list[int]:
     try:
         with panics_as_errors():
             return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
-    except ValueError as error:  # a pattern that backtracks without end, an unknown special token
+    except ValueError as error:  # catastrophic backtracking of a pattern, an unknown special token
         raise ModelError(
             f"the tokenizer in {tokenizer.name_or_path} cannot read a text of {len(text)} "
             f"characters ({first_line_of(error)}): "
@@ -150,18 +149,19 @@ def _encode(tokenizer: Any, text: str, special: bool) -> list[int]:
 
 
 def _refuse_surrogates(text: str) -> None:
-    """Raises: ModelError for half of a surrogate pair, which no tokenizer reads. Python turns bytes
-    that are not UTF-8 into such halves.
+    """Raise ModelError for a lone surrogate, which no tokenizer reads.
+
+    Python turns bytes that are not UTF-8 into lone surrogates.
     """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        what = (
+        problem = (
             f"the byte 0x{code - 0xDC00:02x}, which is not UTF-8"
             if 0xDC80 <= code < 0xDD00
             else f"U+{code:04X}, half of a character"
         )
         raise ModelError(
-            f"the text has {what}, at position {error.start}: write it in UTF-8, or leave that out"
+            f"the text has {problem}, at position {error.start}: write it in UTF-8, or leave that out"
         ) from None

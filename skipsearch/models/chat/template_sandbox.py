@@ -1,9 +1,10 @@
 """Render chat templates in a separate process, which can be stopped.
 
-Chat templates are programs (Jinja) that come with a model. Jinja's sandbox denies them files and
-modules, but lets them loop or fill the memory. Whether a template does that cannot be decided from
-its text, and a thread cannot be stopped. One process serves all prompts and templates. It takes
-about a second to start, and less than a millisecond for a prompt."""
+Chat templates are programs (Jinja) that come with a model. Jinja's sandbox denies access to files
+and modules, but a template may loop forever or fill the memory. This cannot be decided from its
+text, and a thread cannot be stopped. One process serves all prompts and templates. It takes about a
+second to start, and less than a millisecond per prompt.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ CHILD_SCRIPT = Path(__file__).with_name("template_sandbox_child.py")
 
 
 class TemplateRenderer:
-    """A process that renders templates. It starts with the first prompt, restarts after it was
-    stopped, and ends with this object.
+    """A process that renders templates.
+
+    It starts with the first prompt, restarts after a stop, and ends with this object.
     """
 
     def __init__(self, timeout_s: float = RENDER_TIMEOUT_S):
@@ -42,12 +44,12 @@ class TemplateRenderer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Render a conversation, up to where the model's answer begins.
+        """Render a conversation, up to the beginning of the model's answer.
 
         special_tokens: by name. messages: role and content of each turn. tools: JSON schemas of
         functions that the model may call; None: tools are not mentioned.
 
-        Raises: ValueError with the template's message if it fails; TimeoutError if it had to be
+        Raises: ValueError with the template's message if it fails; TimeoutError if the process was
         stopped; ModelError if the process does not start."""
         request = {
             "template": template,
@@ -62,8 +64,8 @@ class TemplateRenderer:
                 if self._process is not None and self._process.poll() is None
                 else self._start_process()
             )
-            # Restored after the answer: after an interrupt, the next request must not read the
-            # answer to this one.
+            # Restored only after the answer was read. After an interrupt, the next request then
+            # starts a new process instead of reading the answer to this one.
             self._process = None
             answer = _request(
                 process, json.dumps(request, default=str).encode() + b"\n", self.timeout_s
@@ -81,8 +83,8 @@ class TemplateRenderer:
         return str(answer["text"])
 
     def _start_process(self) -> subprocess.Popen[bytes]:
-        # -P keeps the script's folder out of the module path, since our modules there may have the
-        # names of other packages.
+        # -P keeps the script's folder out of the module path, because our modules in it may have
+        # the names of other packages.
         process = subprocess.Popen(
             [sys.executable, "-P", str(CHILD_SCRIPT)],
             stdin=subprocess.PIPE,
@@ -99,7 +101,7 @@ class TemplateRenderer:
 
 
 def get_renderer() -> TemplateRenderer:
-    """Return the renderer of this process. A fork gets its own."""
+    """Return the renderer of this process. A forked process gets a new one."""
     return _make_renderer(os.getpid())
 
 
@@ -111,7 +113,7 @@ def _make_renderer(pid: int) -> TemplateRenderer:
 def _request(
     process: subprocess.Popen[bytes], request: bytes, timeout_s: float
 ) -> dict[str, Any] | None:
-    """Send a request. Return the answer, or None if the process died or was stopped."""
+    """Send a request; return the answer, or None if the process died or was stopped."""
     assert process.stdin is not None
     assert process.stdout is not None
     timer = Timer(timeout_s, process.kill)
@@ -134,5 +136,5 @@ def _stop_process(process: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             try:
                 pipe.close()
-            except OSError:  # unwritten data has no reader any more
+            except OSError:  # unwritten data, but the reader is gone
                 continue

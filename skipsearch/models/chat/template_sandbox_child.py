@@ -1,8 +1,9 @@
-"""The child process of `template_sandbox.py`: it reads a request as a line of JSON and answers with
-a line of JSON, the text or an error.
+"""The child process of `template_sandbox.py`.
 
-It runs as a script and imports nothing of this package, so that it starts fast and holds no data
-of value."""
+It reads each request as a line of JSON, and answers with a line of JSON: the text or an error. It
+runs as a script and imports nothing of this package, so that it starts fast and holds no valuable
+data.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def main() -> None:
     write_answer(answers, {})
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        # An endless template must end even if the parent dies before it stops this process.
+        # End an endless template even if the parent dies before it stops this process.
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, 2 * request["seconds"])
         try:
@@ -41,7 +42,7 @@ def main() -> None:
             if len(texts[0]) > MAX_PROMPT_CHARS:
                 raise ValueError(f"it makes {len(texts[0])} characters of a request")
             result = {"text": texts[0]}
-        except Exception as error:  # of Jinja, of Python, or by the template's raise_exception
+        except Exception as error:  # from Jinja, Python, or the template's raise_exception
             result = {"error": str(error)[:1000] or type(error).__name__}
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -54,7 +55,7 @@ def write_answer(answers: Any, result: dict[str, Any]) -> None:
 
 
 def limit_memory() -> None:
-    """Limit the memory of templates if the system can. Past the limit they get a MemoryError."""
+    """Limit the memory of templates, if the platform can. Beyond it, they get a MemoryError."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

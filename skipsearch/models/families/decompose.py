@@ -1,5 +1,6 @@
-"""Split a Hugging Face model into residual sub-layers, embedding and head, by its row of the
-families table.
+"""Split a Hugging Face model into embedding, residual sub-layers and head.
+
+The row of its family in the table names the modules.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Layer:
 
     attn: SubLayer
     mlp: SubLayer
-    parallel: bool  # both read the same hidden state
-    shares_norm: bool  # both read the output of the attention's norm
+    parallel: bool  # attention and MLP read the same hidden state
+    shares_norm: bool  # attention and MLP read the output of the attention's norm
     device: torch.device | None  # None if the whole model is on one device
 
     def __call__(self, h: Tensor, attention_args: Mapping[str, Any] | None, mlp: bool) -> Tensor:
@@ -74,11 +75,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerKind:
-    """The properties of a layer that decide the arguments of its attention. Layers of one kind
-    share them.
+    """The properties of a layer that determine the arguments of its attention.
+
+    Layers of one kind share these arguments.
     """
 
-    window: int | None  # tokens that it sees; None: all
+    window: int | None  # tokens that it attends to; None: all
     layer_type: str | None  # selects the rotary table; None: there is one for all layers
     device: torch.device
 
@@ -96,7 +98,7 @@ class ModelParts:
 
 
 def decompose_model(model: nn.Module, family: Family) -> ModelParts:
-    """Split a model. Raises: ModelError if it lacks a piece that its family's row names."""
+    """Split a model. Raises: ModelError if it lacks a module that its family's row names."""
     config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
     try:
         modules = list(attrgetter(family.layers)(model))
@@ -203,7 +205,7 @@ def _make_softcap(config: Any, key: str | None) -> PieceFunction | None:
 
 
 def _make_device_mover(piece: PieceFunction) -> PieceFunction:
-    """Return the piece with its input moved to its device."""
+    """Return a function that moves its input to the device of `piece`, then runs it."""
     if not isinstance(piece, nn.Module):
         return piece
     device = next(piece.parameters()).device

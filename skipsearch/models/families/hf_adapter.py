@@ -1,7 +1,7 @@
 """The adapter that runs the unmodified modules of a Hugging Face model, one sub-layer at a time.
 
-The modules call only `update(key, value, layer_idx)` on their cache, so a small object of ours
-takes its place."""
+The modules call only `update(key, value, layer_idx)` on their cache, so a small object replaces
+it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from skipsearch.models.kv_cache import KVCache, PassPlan
 
 
 class _HFPassInputs:
-    """A pass as its layers see it: a stand-in for transformers' cache, with the arguments that
-    layers of one kind share.
+    """The inputs of a pass: a replacement of transformers' cache, and arguments of attentions.
+
+    Layers of one kind share their arguments.
     """
 
     __slots__ = ("attention_args", "cache", "plan")
@@ -37,7 +38,7 @@ class _HFPassInputs:
 
 
 class _LatestHFPass(threading.local):
-    """The inputs of the pass that this thread runs, since several threads may share a model."""
+    """The inputs of the latest pass of a thread. Several threads may share a model."""
 
     inputs: _HFPassInputs | None = None
 
@@ -55,7 +56,7 @@ class HFAdapter(UnmodifiedModel):
         self._kind_indices = [self._kinds.index(kind) for kind in self._parts.kinds]
         self._config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
         self._latest_pass = _LatestHFPass()
-        # A rotary module may cache angles for the length of the last text.
+        # Copy: a rotary module may cache angles for the length of its last text.
         self._rotary_lock = threading.Lock()
 
     @property
@@ -105,8 +106,9 @@ class HFAdapter(UnmodifiedModel):
     def _get_attention_args(
         self, kind_index: int, h: Tensor, cache: KVCache, plan: PassPlan
     ) -> dict[str, Any]:
-        """Return the arguments of an attention besides hidden states. The first layer of each kind
-        makes them for the pass.
+        """Return the arguments of an attention besides hidden states.
+
+        The first layer of each kind makes them for the pass.
         """
         inputs = self._latest_pass.inputs
         if inputs is None or inputs.plan is not plan or inputs.cache is not cache:
@@ -131,7 +133,7 @@ class HFAdapter(UnmodifiedModel):
                 attention_masks.get_key_positions(plan), config.num_attention_heads, h.dtype
             ).to(kind.device)
             bias = args["alibi"] / (config.hidden_size // config.num_attention_heads) ** 0.5
-        # Without sdpa's own causal pattern, or with a bias, the mask must be complete.
+        # Without sdpa's causal pattern, or with a bias, the mask must be complete.
         if bias is not None or config._attn_implementation == "eager":
             mask = attention_masks.full_mask(plan) if mask is None else mask
             mask = attention_masks.make_additive(mask.to(kind.device), h.dtype, bias)

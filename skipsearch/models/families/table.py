@@ -1,8 +1,8 @@
-"""The table of families: where a Hugging Face model of each family has its pieces, and how its
-layers combine them.
+"""The table of families: the modules of a Hugging Face model, and how its layers combine them.
 
 A new family needs one row, keyed by the `model_type` of its config; CONTRIBUTING.md has the steps.
-What a path cannot express is a small named function."""
+If a path cannot express something, a small named function does.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from torch import Tensor, nn
 
 from skipsearch.errors import ModelError
 
-# A dotted path, or a function that finds or makes the piece.
+# A dotted path, or a function that returns the module.
 PieceLocator = str | Callable[[nn.Module], Callable[[Tensor], Tensor]]
 
 
 @dataclass(frozen=True)
 class Family:
-    """A row of the table. The defaults describe Llama: h + attn(attn_norm(h)), then
-    h + mlp(mlp_norm(h)).
+    """A row of the table. The defaults describe Llama.
 
-    Dotted paths of the first group start at `AutoModelForCausalLM`, those of the second at one of
-    its layers. None: the family has no such piece. Fields that end in `_key` are keys of the
-    config, which may lack them."""
+    Llama computes h + attn(attn_norm(h)), then h + mlp(mlp_norm(h)). Dotted paths of the first
+    group of fields start at `AutoModelForCausalLM`, those of the second group at a layer. None: the
+    family has no such module. Fields whose names end in `_key` are keys of the config, which may
+    lack them.
+    """
 
     embed: PieceLocator = "model.embed_tokens"
     embed_project: PieceLocator | None = None  # between embedding and layers of another width
@@ -39,21 +40,21 @@ class Family:
     attn: str = "self_attn"
     attn_norm: PieceLocator | None = "input_layernorm"
     attn_post_norm: PieceLocator | None = None  # of the branch, before it is added
-    attn_sum_norm: PieceLocator | None = None  # of the sum, after it is added
+    attn_sum_norm: PieceLocator | None = None  # of the sum of branch and residual
     mlp: PieceLocator = "mlp"
     mlp_norm: PieceLocator | None = "post_attention_layernorm"
     mlp_post_norm: PieceLocator | None = None
     mlp_sum_norm: PieceLocator | None = None
 
-    parallel: bool = False  # attention and MLP read the same h, and both are added to it
+    parallel: bool = False  # attention and MLP read the same h, and both outputs are added to it
     cache_argument: str = "past_key_values"  # the attention's name for the cache
     extra_arguments: Mapping[str, Any] | None = None  # of the attention, the same in every pass
     rotary_takes_type: bool = False  # rotary(h, positions, layer type), not rotary(h, positions)
-    # Whether an attention module rotates its heads by position; None: all of them do.
+    # Whether an attention module applies RoPE; None: all of them do.
     uses_rope: Callable[[Any], bool] | None = None
-    rope_interleaved: bool = False  # rotates pairs of neighbours instead of pairs of halves
+    rope_interleaved: bool = False  # RoPE rotates pairs of neighbours instead of pairs of halves
     alibi: bool = False  # a bias for each head, linear in the key's position
-    # Which layers see only `sliding_window` tokens; typed: as config.layer_types says.
+    # Layers that attend only to `sliding_window` tokens; typed: by config.layer_types.
     window_layers: Literal["none", "all", "typed"] = "none"
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"  # to load the family with
 
@@ -64,7 +65,7 @@ class Family:
     logit_cap_key: str | None = None  # cap · tanh(logits / cap)
 
     variant: Callable[[Any], Mapping[str, Any]] | None = None  # fields that depend on the config
-    is_generic: bool = False  # a family without a row, for the generic adapter: no path is used
+    is_generic: bool = False  # a family without a row, for the generic adapter; no path is used
 
 
 # Norms before and after each branch.
@@ -86,9 +87,7 @@ _POST_NORM = Family(
 
 
 def _nested(family: Family, prefix: str) -> Family:
-    """Return the row for the text part of a model that also takes images, of which only text is
-    used.
-    """
+    """Return the row for the text part of a model whose other inputs are not supported."""
     return replace(
         family,
         **{
@@ -135,8 +134,8 @@ def _inline_mlp(layer: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: layer.fc2(layer.activation_fn(layer.fc1(x)))
 
 
-# Layer types that the generic adapter supports: it reads what they see from the model's masks, and
-# their state from its cache.
+# Layer types that the generic adapter supports. It reads their attention pattern from the model's
+# masks, and their state from the model's cache.
 GENERIC_LAYER_TYPES = {
     "chunked_attention",
     "linear_attention",
@@ -173,7 +172,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(),
     "gemma2": replace(
         _SANDWICH, attn_implementation="eager"
-    ),  # its attention caps scores, which sdpa cannot
+    ),  # its attention caps scores, which sdpa cannot do
     "gemma3": _nested(_GEMMA3, "model.language_model"),
     "gemma3_text": _GEMMA3,
     "glm": Family(rope_interleaved=True),
@@ -240,8 +239,9 @@ FAMILIES: dict[str, Family] = {
 def family_of(config: Any) -> Family:
     """Return the row for a config, with its variant applied; a generic row if the table has none.
 
-    Raises: ModelError if the family cannot be exact, or transformers has no decoder-only model of
-    it."""
+    Raises: ModelError if the family cannot be decoded exactly, or transformers has no decoder-only
+    model of it.
+    """
     name = getattr(config, "model_type", None) or "(none)"
     reason = _unsupported_reason(config, name)
     if reason:
@@ -261,9 +261,7 @@ def family_of(config: Any) -> Family:
 
 
 def _unsupported_reason(config: Any, name: str) -> str | None:
-    """Return why a model cannot be decoded by rolling back a KV cache, as half a sentence; None if
-    it can.
-    """
+    """Return why a model cannot be decoded with rollbacks of a KV cache; None if it can."""
     text = config.get_text_config(decoder=True)
     known = {"full_attention", "sliding_attention"} | (
         set() if name in FAMILIES else GENERIC_LAYER_TYPES
@@ -281,9 +279,7 @@ def _unsupported_reason(config: Any, name: str) -> str | None:
 
 
 def _model_class(config: Any) -> Any:
-    """Return the class that AutoModelForCausalLM uses for a config; None if there is none, or it
-    cannot be imported.
-    """
+    """Return AutoModelForCausalLM's class for a config; None if it cannot be imported."""
     from transformers import AutoModelForCausalLM
 
     try:

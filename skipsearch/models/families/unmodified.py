@@ -10,17 +10,17 @@ from torch import nn
 
 
 class UnmodifiedModel:
-    """An adapter over an unmodified model, which its owner may go on using."""
+    """An adapter over an unmodified model, which its owner may still use."""
 
     model: nn.Module
-    _latest_pass: threading.local  # what the layers of this thread's pass share
+    _latest_pass: threading.local  # inputs that the layers of this thread's pass share
 
     def hold_weakly(self) -> None:
-        """Stop keeping the model alive. The adapter is of no use after the model is gone."""
+        """Keep only a weak reference to the model, without which the adapter cannot run."""
         self.model = weakref.proxy(self.model)  # type: ignore[assignment]
 
     def drop_last_pass(self) -> None:
-        """Release the pass that this thread ran last, and its cache."""
+        """Release the inputs of this thread's latest pass, and its cache."""
         vars(self._latest_pass).clear()
 
     @property

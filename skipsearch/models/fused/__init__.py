@@ -1,1 +1,1 @@
-"""Models whose weights are fused into few matrices: the engine `lean`, and the base of `native`."""
+"""Models with weights fused into few matrices: the engine `lean`, and the base of `native`."""

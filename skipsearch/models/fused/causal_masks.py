@@ -1,9 +1,10 @@
-"""Additive causal masks of chain passes, as views of a cached buffer, so that nothing is computed
-that grows with the context.
+"""Additive causal masks of chain passes, as views of a cached buffer.
 
-Row i of a pass of T rows sees all slots up to its own, or the last `window` of them. The pattern
-shifts with the first slot of the pass, so one buffer serves every first slot. It has as many
-columns before the pass's own as the cache has slots, and some hidden columns after them."""
+No computation of a pass therefore grows with the context. Row i of a pass of T rows attends to all
+slots up to its own, or to the last `window` of them. The pattern shifts with the first slot of the
+pass, so one buffer serves every first slot. Before the columns of the pass itself, the buffer has
+as many columns as the cache has slots; after them, it has some hidden columns.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +15,19 @@ from torch import Tensor
 
 from skipsearch.models.kv_cache import PassPlan
 
-MAX_CACHED_ROWS = 64  # a longer pass is a prefill and makes its own mask
-# Hidden columns of a cached buffer after the pass's own. Exact passes (engine/batch_invariant.py)
-# end at a multiple of this many keys. A pass with more hidden keys makes its own mask.
+MAX_CACHED_ROWS = 64  # a longer pass is a prefill, whose mask is not cached
+# Hidden columns of a cached buffer after those of the pass. Exact passes
+# (engine/batch_invariant.py) end at a multiple of this many keys. The mask of a pass with more
+# hidden keys is not cached.
 MAX_HIDDEN_KEYS = 512
 
 
 class CausalMaskCache:
-    """Masks for one dtype and device, which any number of threads may share.
+    """A cache of masks for one dtype and device, which any number of threads may share.
 
-    The capacity is a part of each buffer's key, since another thread may call `grow_to` while
-    `for_plan` runs."""
+    The capacity is a part of each buffer's key, because another thread may call `grow_to` while
+    `for_plan` runs.
+    """
 
     def __init__(self, dtype: torch.dtype, device: torch.device):
         self.dtype, self.device, self.capacity = dtype, device, 0

@@ -1,9 +1,9 @@
-"""The fast path for Llama-shaped models: weights fused into a few large matrices, sub-layers into a
-few kernels.
+"""The fast path for Llama-shaped models: fused weight matrices, and few kernels per sub-layer.
 
-Fusing uses a Hugging Face model up. Each layer's matrices are packed anew and the old ones freed at
-once, so that at most one layer is in memory twice. A model that a caller still holds is therefore
-never fused unless the caller asks for it."""
+Fusing consumes a Hugging Face model. The matrices of each layer are packed and the old ones freed
+at once, so that at most one layer is in memory twice. A model that a caller still references is
+therefore fused only on request.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from skipsearch.models.adapter import ModelSpec, PassRunner
 from skipsearch.models.families.decompose import LayerKind, ModelParts, SubLayer, decompose_model
 from skipsearch.models.families.table import Family
 from skipsearch.models.fused.causal_masks import CausalMaskCache
-from skipsearch.models.fused.linear import Linear, fuse_linears, pack_linear
+from skipsearch.models.fused.linear import Linear, StoredFusedLinear, fuse_linears, pack_linear
 from skipsearch.models.fused.norms import RMSNorm, rms_norm_from
 from skipsearch.models.fused.rope import RotaryTable, half_order_rows, no_rotation
 from skipsearch.models.fused.sublayers import MLP, Attention, PassInputs
 from skipsearch.models.kv_cache import KVCache, PassPlan, round_slots
+from skipsearch.models.stored_linear import StoredEmbedding, StoredLinear
 
 FUSABLE = frozenset(
     {
@@ -45,11 +46,11 @@ FUSABLE = frozenset(
         "smollm3",
     }
 )
-NO_ROPE = "unturned"  # the layer type of layers whose heads do not rotate by position
+NO_ROPE = "unturned"  # layer type of layers without RoPE
 
 
 def why_not_fusable(config: Any, quantization: str | None, n_devices: int) -> str | None:
-    """Return why a model cannot be fused, as half a sentence; None if it can."""
+    """Return why a model cannot be fused, as a phrase; None if it can."""
     text = config.get_text_config(decoder=True)
     rope: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     if config.model_type not in FUSABLE:
@@ -68,7 +69,7 @@ def why_not_fusable(config: Any, quantization: str | None, n_devices: int) -> st
 
 
 class LatestFusedPass(threading.local):
-    """The inputs of the pass that this thread runs, since several threads may share a model."""
+    """The inputs of the latest pass of a thread. Several threads may share a model."""
 
     inputs: PassInputs | None = None
 
@@ -98,7 +99,7 @@ class FusedAdapter:
         self.logit_steps = logit_steps
         self.causal_masks = CausalMaskCache(spec.dtype, spec.device)
         self._embedding = embedding
-        self._slots = 0  # that `prepare` has made tables and masks for
+        self._slots = 0  # slots for which `prepare` has made tables and masks
         self._latest = LatestFusedPass()
 
     @property
@@ -126,12 +127,34 @@ class FusedAdapter:
         vectors = [n.weight for n in norms] + [m.bias for m in matrices if m.bias is not None]
         return sum(m.nbytes for m in matrices) + sum(v.nbytes for v in vectors)
 
+    def unpack_stored(self) -> None:
+        """Read matrices that are still in a file, so that torch can compute with them."""
+
+        def unpack(matrix: Linear) -> Linear:
+            return matrix.unpack() if isinstance(matrix, StoredFusedLinear) else matrix
+
+        for i, (attention, mlp) in enumerate(self.layers):
+            attention = replace(attention, qkv=unpack(attention.qkv), out=unpack(attention.out))
+            mlp = replace(mlp, gate_up=unpack(mlp.gate_up), down=unpack(mlp.down))
+            self.layers[i] = attention, mlp
+        if not isinstance(self._embedding, StoredEmbedding):
+            self.unembed = unpack(self.unembed)
+            return
+        shares_table = self.unembed.weight.data_ptr() == self._embedding.weight.data_ptr()
+        table = self._embedding.unpack()
+        self._embedding = table
+        self.unembed = (
+            pack_linear(table.weight.detach(), self.unembed.bias, shared=True)
+            if shares_table
+            else unpack(self.unembed)
+        )
+
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         self.prepare(capacity)
         return KVCache(self.spec.n_layers, batch, capacity)
 
     def prepare(self, slots: int) -> None:
-        """Extend rotary tables and masks to passes over `slots` slots, if they are shorter."""
+        """Extend rotary tables and masks for passes over `slots` slots."""
         if slots > self._slots:
             slots = round_slots(slots)
             self.causal_masks.grow_to(slots)
@@ -174,9 +197,7 @@ class FusedAdapter:
 def fuse_model(
     model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any = None
 ) -> FusedAdapter:
-    """Fuse a model for which `why_not_fusable` returns None. The model is used up: its matrices
-    are freed.
-    """
+    """Fuse a model for which `why_not_fusable` returns None, and free the model's matrices."""
     config: Any = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
     parts = decompose_model(model, family)
     kinds = [
@@ -206,7 +227,7 @@ def fuse_model(
 def _fuse_attention(
     i: int, sublayer: SubLayer, kind: LayerKind, config: Any, interleaved_dims: int
 ) -> Attention:
-    """interleaved_dims: dimensions of a head that rotate in pairs of neighbours."""
+    """Fuse an attention. interleaved_dims: dimensions of a head that rotate in neighbour pairs."""
     module: Any = sublayer.run
     projections = (
         [module.qkv_proj]
@@ -246,7 +267,7 @@ def _fuse_mlp(sublayer: SubLayer) -> MLP:
     )
     act = module.activation_fn if hasattr(module, "activation_fn") else module.act_fn
     if isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation":
-        act = F.silu  # saves the call of a module
+        act = F.silu  # cheaper than a module call
     return MLP(
         _optional_norm(sublayer.norm),
         fuse_linears(projections),
@@ -263,10 +284,10 @@ def _optional_norm(module: Any) -> RMSNorm | None:
 def _embedding_and_head(
     parts: ModelParts, unembed: Any
 ) -> tuple[Callable[[Tensor], Tensor], Linear]:
-    """Return embedding and head. If they share their weights, they share them here too, in the
-    layout that the embedding needs.
-    """
+    """Return (embedding, head). Tied weights stay shared, in the embedding's layout."""
     table: Any = parts.embed_steps[0]
+    if isinstance(table, StoredEmbedding) or isinstance(unembed, StoredLinear):
+        return table, fuse_linears([unembed])
     if table.weight.data_ptr() == unembed.weight.data_ptr():
         return table, pack_linear(table.weight.detach(), unembed.bias, shared=True)
     return table, fuse_linears([unembed])

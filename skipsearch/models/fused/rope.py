@@ -1,4 +1,4 @@
-"""Tables of rotary angles, which the family's own module fills and which grow with the text."""
+"""Tables of rotary angles, which the family's own module computes and which grow with the text."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class RotaryTable:
         self._max_positions = spec.context_length
         empty = self._prototype.new_zeros(1, 0, 1, 1)  # [1, positions, 1, R]
         self._cos_sin = (empty, empty)  # replaced together, since other threads read them
-        # Recorded passes read earlier tables at their old address. Together these are shorter than
-        # the latest table.
+        # Captured passes read earlier tables at their old addresses. Together, these are smaller
+        # than the latest table.
         self._earlier: list[tuple[Tensor, Tensor]] = []
         self._grow_lock = threading.Lock()
 
@@ -42,10 +42,10 @@ class RotaryTable:
         return self._cos_sin
 
     def grow_to(self, n_positions: int) -> None:
-        """Extend the table to `n_positions`, but not past the model's context: positions there are
-        never used, and computing them might change the angles of the others.
+        """Extend the table to `n_positions`, but not beyond the model's context.
 
-        Angles that the table has stay the same, to the bit.
+        Positions beyond it are never used, and computing them could change other angles. Existing
+        angles keep their bits.
         """
         n_positions = min(n_positions, self._max_positions or n_positions)
         with self._grow_lock:
@@ -78,11 +78,12 @@ class RotaryTable:
 def half_order_rows(
     n_heads: int, n_kv_heads: int, head_dim: int, rotary_dims: int, device: torch.device
 ) -> Tensor:
-    """Return an order of the rows of q, k and v in which each head of q and k begins with the first
-    elements of all pairs of neighbours, and their second elements follow.
+    """Return the order of the rows of q, k and v that turns interleaved RoPE into half RoPE.
 
-    Products of q and k do not change, and rotating pairs of halves then does what rotating pairs of
-    neighbours did."""
+    In this order, each head of q and k begins with the first elements of all neighbour pairs, and
+    their second elements follow. Products of q and k do not change, and rotating pairs of halves
+    has the same effect as rotating neighbour pairs had.
+    """
     head = torch.arange(head_dim, device=device)
     head = torch.cat([head[:rotary_dims:2], head[1:rotary_dims:2], head[rotary_dims:]])
     starts = torch.arange(n_heads + n_kv_heads, device=device)[:, None] * head_dim
@@ -93,7 +94,7 @@ def half_order_rows(
 
 
 def no_rotation(rotary: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return a stand-in for a rotary module that rotates by zero."""
+    """Return a replacement of a rotary module that rotates by zero."""
 
     def zero_angles(like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = rotary(like, positions)

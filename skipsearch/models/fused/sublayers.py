@@ -1,4 +1,4 @@
-"""The sub-layers of a fused model, and what they share during a pass."""
+"""The sub-layers of a fused model, and their common inputs in a pass."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Attention:
     kv_heads: int
     head_dim: int
     scale: float  # of attention scores
-    # The module's row that each row of `qkv` was taken from; None: the same order. Rows are
-    # reordered if the module rotates pairs of neighbours, since heads rotate by halves here.
+    # For each row of `qkv`, its row in the module; None: the same order. Rows are reordered if the
+    # module rotates neighbour pairs, because this class rotates pairs of halves.
     order: Tensor | None = None
 
     def __call__(self, h: Tensor, cache: KVCache, inputs: PassInputs) -> Tensor:
@@ -82,8 +82,9 @@ class Attention:
         )
 
     def _apply_qk_norm(self, qk: Tensor) -> Tensor:
-        """Norm q and k [N, (heads + kv_heads) · D], each with its own weights: head by head, or all
-        heads at once.
+        """Norm q and k, [N, (heads + kv_heads) · D], with separate weights.
+
+        The norm is over each head, or over all heads together.
         """
         if self.q_norm is None or self.k_norm is None:
             return qk
@@ -130,7 +131,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class PassInputs:
-    """Rotary angles and masks of one pass, each made once for all layers that share it."""
+    """The rotary angles and masks of one pass, each made once for all layers that share it."""
 
     __slots__ = ("_attn_bias", "_causal_masks", "_masks", "_rotary", "_rotary_tables", "plan")
 

@@ -1,3 +1,1 @@
-"""Models without a row in the table of families: their own forward is observed, then run by
-layer.
-"""
+"""Models without a row in the table of families, run by their own forward or layer by layer."""

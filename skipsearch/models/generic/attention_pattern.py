@@ -1,4 +1,4 @@
-"""Which keys each layer attends to: read from the model's own masks, remade for any pass plan."""
+"""The attention pattern of each layer, read from the model's own masks and applied to any plan."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from skipsearch.models.kv_cache import PassPlan
 
 @dataclass(frozen=True)
 class AttentionPattern:
-    """A layer attends to all tokens up to its own, to the last `window`, or to those of its own
-    chunk.
+    """The attention pattern of a layer: causal, with a window, or by chunks.
+
+    A token attends to all tokens up to its own, to the last `window`, or to those of its chunk.
     """
 
-    # What its own forward passes to it: "additive" (a bias), "shown" (bool, True is visible),
-    # "hidden" (bool, True is hidden), or "none".
+    # Form of the mask in the model's own forward: "additive" (a bias), "shown" (bool, True is
+    # visible), "hidden" (bool, True is hidden), or "none".
     mask_kind: str
-    window: int | None = None  # tokens, the row's own included
+    window: int | None = None  # tokens, the token itself included
     chunk: int | None = None  # tokens of a chunk
 
     def visible_keys(self, plan: PassPlan) -> Tensor:
-        """Return which keys each row sees, [B or 1, 1, T, keys] bool."""
+        """Return which keys each token attends to, [B or 1, 1, T, keys] bool."""
         visible = attention_masks.with_window(plan, self.window)
         visible = attention_masks.full_mask(plan) if visible is None else visible
         if self.chunk is None or plan.n_keys <= self.chunk:
@@ -37,15 +38,16 @@ class AttentionPattern:
         )
 
     def make_mask(self, plan: PassPlan, dtype: torch.dtype) -> Tensor:
-        """Return the mask as the layer takes it, [B, 1, T, keys]."""
+        """Return the mask in the form that the layer needs, [B, 1, T, keys]."""
         visible = self.visible_keys(plan).expand(len(plan.positions), -1, -1, -1)
         if self.mask_kind == "additive":
             return attention_masks.make_additive(visible, dtype)
         return visible if self.mask_kind == "shown" else ~visible
 
     def is_plain_causal(self, plan: PassPlan) -> bool:
-        """Return whether the kernel's own causal mask fits: the plan has none, and no window or
-        chunk ends in it.
+        """Return whether the kernel's own causal mask is right for a plan.
+
+        The plan must have no mask, and no window or chunk may end within it.
         """
         return plan.mask is None and plan.n_keys <= min(
             self.window or plan.n_keys, self.chunk or plan.n_keys
@@ -55,10 +57,9 @@ class AttentionPattern:
 def infer_pattern(own_mask: Tensor | None, start: int, chunk: int | None) -> AttentionPattern:
     """Return the pattern of a layer's own mask.
 
-    own_mask: [1, 1, 2, start + 2], for two tokens after `start` others; None: the layer takes none.
-    chunk: tokens, as the config says it.
-    Raises: ModelError for a pattern that is neither causal, nor a window, nor chunks.
-    """
+    own_mask: [1, 1, 2, start + 2], for two tokens after `start` others; None: the layer gets no
+    mask. chunk: tokens, from the config. Raises: ModelError for a pattern that is neither causal,
+    nor a window, nor chunks."""
     if own_mask is None:
         return AttentionPattern("none")
     own_mask = own_mask[:, :, :2, : start + 2]
@@ -92,11 +93,10 @@ def infer_pattern(own_mask: Tensor | None, start: int, chunk: int | None) -> Att
 
 
 def reindex_bias(bias: Tensor, plan: PassPlan) -> Tensor:
-    """Return a bias that grows with the key's slot, [..., K ≥ keys], for the positions of the
-    slots' tokens.
+    """Return a bias by key, [..., K ≥ keys], indexed by position instead of slot.
 
-    Softmax ignores what all keys of a row have in common, so the last `keys` entries serve wherever
-    a model's table ends.
+    The bias must be linear in the slot. Softmax ignores a constant that all keys of a row share, so
+    the last `keys` entries can be used for any length of a model's table.
     """
     slot_bias = bias[..., bias.shape[-1] - plan.n_keys :]
     key_positions = attention_masks.get_key_positions(plan)

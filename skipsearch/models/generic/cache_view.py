@@ -1,6 +1,4 @@
-"""Our KV cache as transformers' own forward takes one: it writes by slot and follows the pass
-plan.
-"""
+"""A view of our KV cache for transformers' own forward, which writes by slot and follows a plan."""
 
 from __future__ import annotations
 
@@ -18,10 +16,8 @@ class TransformersCacheView(Cache):
     """A view of our cache for one pass.
 
     plan: of the pass.
-    cache: None for a pass whose layers do not run, so that nothing is written.
-    states: where recurrent layers continue from, as in transformers' caches. The pass changes them
-        in place.
-    """
+    cache: None for a pass in which no layer runs, so that nothing is written. states: states from
+    which recurrent layers continue, as in transformers' caches. The pass changes them in place."""
 
     def __init__(self, plan: PassPlan, cache: KVCache | None, states: Sequence[Any] = ()):
         super().__init__(layers=list(states))
@@ -36,8 +32,7 @@ class TransformersCacheView(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of tokens before the pass.
 
-        A forward that reads positions from here is right for chains alone.
-        """
+        For a forward that derives positions from this number, only chains are correct."""
         return (
             self.plan.n_keys - self.plan.positions.shape[1]
             if self.plan.first_slot is None

@@ -1,6 +1,6 @@
-"""Capture what a model's own forward passes to each layer, and which tokens it lets them see.
+"""Capture the arguments that a model's own forward passes to each layer, and attention patterns.
 
-Layers do not run here, except in the one pass that finds out what each of them is made of.
+Layers do not run during a capture, except in one pass that finds the parts of each layer.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from skipsearch.models.generic.instrument import (
 )
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
-MAX_PROBE_POSITION = 1 << 16  # at which masks are read
-MIN_PROBE_POSITION = 64  # the same, for a model that names no context
+MAX_PROBE_POSITION = 1 << 16  # position at which masks are read
+MIN_PROBE_POSITION = 64  # the same, if the config names no context
 LayerArgs = tuple[tuple[Any, ...], dict[str, Any]]  # (args, kwargs) of a layer's forward
 
 
 class _StopForward(Exception):
-    """The first layer was reached, and no more was wanted."""
+    """Stops a forward after the arguments of the first layer were recorded."""
 
 
 class _LayerArgsRecorder:
@@ -68,7 +68,7 @@ class _LayerArgsRecorder:
 
 
 class _DiscoveryCacheView(TransformersCacheView):
-    """A cache view that tells a probe which layer attends, and which one keeps a state."""
+    """A cache view that notes, for a probe, which layers write K/V or a recurrent state."""
 
     def __init__(
         self, plan: PassPlan, cache: KVCache, states: Sequence[Any], probe: StructureProbe
@@ -96,9 +96,9 @@ class _DiscoveryCacheView(TransformersCacheView):
 
 
 class CapturedForward:
-    """A model whose structure was read: the parts and the attention pattern of each layer.
+    """A model with the parts and the attention pattern of each layer.
 
-    Raises: ModelError for a model that is not built of such layers.
+    Raises: ModelError if the structure of the model cannot be read.
     """
 
     def __init__(self, model: nn.Module, spec: ModelSpec):
@@ -113,7 +113,7 @@ class CapturedForward:
         with torch.no_grad():
             self._initial_states = list(DynamicCache(config=self._config).layers)
             self.parts = self._probe_layers()
-            # Whether a layer keeps a state.
+            # Whether a layer has a recurrent state.
             self.recurrent = any(parts.recurrent for parts in self.parts)
             if not self.recurrent:
                 self._initial_states = []
@@ -127,7 +127,7 @@ class CapturedForward:
         view: TransformersCacheView,
         last_only: bool = False,
     ) -> Tensor:
-        """Run its forward, with `interceptor` in the place of the layers.
+        """Run the model's own forward, with `interceptor` in place of the layers.
 
         Returns: logits [B, T, V], or [B, 1, V] with last_only.
         """
@@ -145,7 +145,7 @@ class CapturedForward:
         cache: KVCache | None = None,
         only_first: bool = False,
     ) -> list[LayerArgs]:
-        """Return (args, kwargs) of every layer, or of the first, without running any."""
+        """Return (args, kwargs) of all layers, or of the first one, without running layers."""
         view = TransformersCacheView(
             plan or self._make_flat_plan(tokens, positions), cache, self.make_initial_states()
         )
@@ -157,7 +157,7 @@ class CapturedForward:
         return recorder.layer_args
 
     def head(self, h: Tensor) -> Tensor:
-        """Return what its forward makes of the last layer's output, [B, T, H] -> [B, T, V]."""
+        """Run the part of the forward after the last layer, [B, T, H] -> [B, T, V]."""
         tokens = torch.zeros(h.shape[:2], dtype=torch.long, device=h.device)
         recorder = _LayerArgsRecorder(self.parts, h)
         view = TransformersCacheView(
@@ -169,13 +169,11 @@ class CapturedForward:
         return logits
 
     def make_initial_states(self) -> list[Any]:
-        """Return the states of layers before the first token, as its own cache makes them."""
+        """Return the states of layers before the first token, made by the model's own cache."""
         return [clone_state(state) for state in self._initial_states]
 
     def own_masks_at(self, start: int) -> list[Any]:
-        """Return the mask that its forward passes to each layer for two tokens after `start`
-        others.
-        """
+        """Return the mask that each layer gets from the forward for two tokens after `start`."""
         plan = Planner(start + 2, self.spec.device).plan_chain(start, 2)
         calls = self.capture_layer_args(
             torch.zeros(1, 2, dtype=torch.long, device=self.spec.device), plan.positions, plan=plan
@@ -187,10 +185,7 @@ class CapturedForward:
 
     @torch.no_grad()
     def reject_token_inputs(self) -> None:
-        """Check that layers get nothing that depends on the tokens, other than hidden states.
-
-        Raises: ModelError if they do.
-        """
+        """Raise ModelError if layers get token-dependent inputs other than hidden states."""
         plan = Planner(2, self.spec.device).plan_chain(0, 2)
         first, second = (
             self.capture_layer_args(plan.slots * 0 + token, plan.positions, plan=plan)
@@ -267,9 +262,9 @@ class CapturedForward:
         return patterns
 
     def _check_boundary(self, pattern: AttentionPattern, layers: list[int]) -> None:
-        """Check where a window or a chunk begins.
+        """Check the position at which a window or a chunk begins.
 
-        Raises: ModelError if the model's own mask hides another first token than the pattern does.
+        Raises: ModelError if the model's own mask hides other tokens than the pattern.
         """
         span = pattern.window or pattern.chunk
         if span is None:
@@ -301,5 +296,5 @@ def replace_hidden(layer_args: LayerArgs, h: Tensor) -> LayerArgs:
 def bind_arguments(
     names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return arguments by name."""
+    """Return positional and keyword arguments by name."""
     return dict(zip(names, args, strict=False)) | kwargs

@@ -1,8 +1,8 @@
 """The adapter of a model without a row in the table of families.
 
 A full pass is the model's own forward with our cache and our masks, so it is exact by construction.
-A draft pass is the same with parts switched off. A layer loop runs the layers one by one, with the
-arguments that the model's forward passes to them.
+A draft pass is this forward with parts switched off. A layer loop runs the layers one by one, with
+the arguments that the model's forward passes to them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HEAD_CHUNK_ROWS = 256  # rows of one call of the head
 
 
 class MaskingInterceptor:
-    """An interceptor that gives each layer the plan's mask, and makes skipped parts add nothing."""
+    """An interceptor that gives each layer the plan's mask; skipped parts add nothing."""
 
     def __init__(self, model: GenericAdapter, plan: PassPlan, mask: SkipMask | None = None):
         self.model, self.plan = model, plan
@@ -72,7 +72,7 @@ class MaskingInterceptor:
 
 
 class _LatestGenericPass(threading.local):
-    """The pass of this thread, for a layer loop."""
+    """The inputs of the latest pass of a thread, for a layer loop."""
 
     plan: PassPlan | None = None
     cache: KVCache | None = None
@@ -81,9 +81,7 @@ class _LatestGenericPass(threading.local):
 
 
 def read_structure(model: nn.Module, spec: ModelSpec) -> CapturedForward:
-    """Read the structure of a model. Raises: ModelError for one that is not built of such
-    layers.
-    """
+    """Read the structure of a model. Raises: ModelError if it cannot be read."""
     if spec.n_devices > 1:
         raise ModelError("it is spread over several GPUs, and only families of the table run so")
     return CapturedForward(model, spec)
@@ -102,11 +100,12 @@ class GenericAdapter(UnmodifiedModel, PassRunner):
         tokenizer: Any = None,
         forward: CapturedForward | None = None,
     ):
-        """forward: the captured forward if the model was read already.
-        Raises: ModelError for a model whose layers need more than hidden states.
+        """Read the model, unless its captured `forward` is given.
+
+        Raises: ModelError if layers need inputs other than hidden states.
         """
         self._forward = forward or read_structure(model, spec)
-        # Such a bias is one for all rows of a batch.
+        # All rows of a batch have the same bias.
         one_bias = any(
             "position_bias" in names for names in self._forward.instrumented.layer_arg_names
         )
@@ -170,9 +169,7 @@ class GenericAdapter(UnmodifiedModel, PassRunner):
     def with_states(
         self, i: int, layer_args: LayerArgs, cache: KVCache, plan: PassPlan
     ) -> LayerArgs:
-        """Return a layer's arguments in a layer loop, with the state that it keeps of the text, if
-        any.
-        """
+        """Return a layer's arguments for a layer loop, with its recurrent state if it has one."""
         return layer_args
 
     def head(self, h: Tensor) -> Tensor:
@@ -183,7 +180,7 @@ class GenericAdapter(UnmodifiedModel, PassRunner):
     def with_plan_mask(
         self, i: int, args: tuple[Any, ...], kwargs: dict[str, Any], interceptor: MaskingInterceptor
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a layer's arguments with the plan's mask in the place of the model's own."""
+        """Return a layer's arguments with the plan's mask instead of the model's own."""
         names = self._forward.instrumented.layer_arg_names[i]
         plan = interceptor.plan
         pattern = self.attention_patterns[i]
@@ -217,7 +214,7 @@ class GenericAdapter(UnmodifiedModel, PassRunner):
 
     @property
     def description(self) -> str:
-        """What the model was read as, in a line."""
+        """The structure of the model, in a line."""
         mixers = sorted(
             {name for parts in self.parts for name in parts.token_mixers - parts.recurrent}
         )

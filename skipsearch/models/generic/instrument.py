@@ -1,9 +1,7 @@
-"""Read a model's structure: which modules are its layers, and which of their parts can be switched
-off.
+"""Read a model's structure: its layers, and the parts of layers that can be switched off.
 
-The model is not altered. The modules on the way to the layers, the layers and their parts are
-copied without their weights. Only these copies know of interceptors: in a pass, a layer or a part
-of it asks the interceptor what to do.
+The model is not altered. The modules that contain the layers, the layers and their parts are copied
+without their weights. In a pass, a copied layer or part asks the interceptor what to do.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ ForwardCall = Callable[..., Any]
 
 
 class Interceptor(Protocol):
-    """Decides what layers and their parts do while a forward runs."""
+    """Decides what layers and their parts do during a forward."""
 
     def on_layer(
         self, i: int, call: ForwardCall, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -42,11 +40,11 @@ class _CurrentInterceptor(threading.local):
 
 @dataclass(frozen=True)
 class NullOutput:
-    """The output of a skipped part: nothing to add."""
+    """The output of a skipped part, which adds nothing to the residual stream."""
 
     tuple_size: int | None  # None: a tensor, not a tuple
     width: int  # of its last dimension
-    # If the part adds its own residual: the argument with it, by position or by name.
+    # If the part adds the residual itself: position or name of the argument with the residual.
     residual: int | str | None
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -63,17 +61,17 @@ class LayerParts:
     """The parts of a layer, by the name of the module."""
 
     token_mixers: set[str] = field(default_factory=set)  # parts that read other tokens
-    recurrent: set[str] = field(default_factory=set)  # token mixers that keep a state
-    # Of each part that a mixer or an MLP consists of.
+    recurrent: set[str] = field(default_factory=set)  # token mixers with a recurrent state
+    # By part that is a token mixer or an MLP.
     null_outputs: dict[str, NullOutput] = field(default_factory=dict)
-    tuple_size: int | None = None  # of what the layer returns; None: a tensor
+    tuple_size: int | None = None  # of the layer's output; None: a tensor
 
     def wrap_output(self, h: Tensor) -> Any:
         return h if self.tuple_size is None else (h, *[None] * (self.tuple_size - 1))
 
 
 class InstrumentedModel:
-    """A copy of a model's modules down to the parts of its layers; the weights are the model's own.
+    """A copy of a model's modules down to the parts of its layers, with the model's own weights.
 
     Raises: ModelError if no list of modules can be the layers.
     """
@@ -99,7 +97,7 @@ class InstrumentedModel:
         ]
 
     def _intercept(self, module: Any, i: int, name: str | None) -> Any:
-        # A bound method would make the module hold itself, until the garbage collector runs.
+        # A bound method would be a reference cycle, which only the garbage collector frees.
         class_forward = type(module).forward
         module_ref = weakref.ref(module)
         current = self._current
@@ -127,8 +125,9 @@ class InstrumentedModel:
 
 
 class StructureProbe:
-    """An interceptor that runs everything, and notes which parts of a layer read other tokens and
-    what each part takes and returns.
+    """An interceptor that runs everything, and notes the properties of each part of a layer.
+
+    They are: whether it reads other tokens, its arguments and its output.
     """
 
     def __init__(self, model: InstrumentedModel):
@@ -163,9 +162,9 @@ class StructureProbe:
         return out
 
     def note_attention(self, layer_idx: int) -> None:
-        """Note that the cache writes K/V of a layer.
+        """Note that the running part of a layer writes K/V to the cache.
 
-        Raises: ModelError if not exactly one part of that layer does so.
+        Raises: ModelError if not exactly one part of the layer does.
         """
         name = self._current_mixer(layer_idx)
         if self.parts[layer_idx].token_mixers - self.parts[layer_idx].recurrent:
@@ -175,7 +174,7 @@ class StructureProbe:
         self.parts[layer_idx].token_mixers.add(name)
 
     def note_state(self, layer_idx: int) -> None:
-        """Note that the cache writes a recurrent state of a layer.
+        """Note that the running part of a layer writes a recurrent state to the cache.
 
         Raises: ModelError as `note_attention` does.
         """

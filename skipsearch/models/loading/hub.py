@@ -24,10 +24,9 @@ IGNORE_PATTERNS = ["*/*", "consolidated*"]
 
 
 def resolve_model(name: str, *, weights: bool = True) -> tuple[Path, str, str | None]:
-    """Return (folder with the files, model id, revision). Download from the Hub if necessary.
+    """Return (folder with the files, model id, revision), downloaded from the Hub if necessary.
 
-    weights: False to leave the weights out of a download.
-    Raises: ModelError.
+    weights: whether a download includes the weights. Raises: ModelError.
     """
     if not name.strip():
         raise ModelError(
@@ -82,14 +81,14 @@ def download_model(repo: str, revision: str | None, weights: bool) -> Path:
             snapshot_download(repo, revision=revision, allow_patterns=allow, ignore_patterns=ignore)
         )
 
-    # The oldest huggingface_hub that we support does not have this error.
+    # The oldest supported huggingface_hub does not have this error class.
     incomplete = getattr(errors, "IncompleteSnapshotError", ())
     try:
         with _progress_only_on_tty():
             if not weights:
                 return download(ALLOW_PATTERNS, [*IGNORE_PATTERNS, "*.safetensors"])
             folder = download(ALLOW_PATTERNS, IGNORE_PATTERNS)
-            # Vicuna, and other models from before safetensors.
+            # Vicuna, and other models that are older than safetensors.
             if not any(folder.glob("*.safetensors")):
                 folder = download([*ALLOW_PATTERNS, PICKLE_PATTERN], IGNORE_PATTERNS)
             return folder
@@ -122,7 +121,7 @@ def download_model(repo: str, revision: str | None, weights: bool) -> Path:
             f"{repo!r} is not a name that the Hub can have; a Hub id has the form "
             "org/name[@revision]"
         ) from None
-    except Exception as error:  # errors of the HTTP library, whichever huggingface_hub uses
+    except Exception as error:  # errors of the HTTP library that huggingface_hub uses
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ModelError(
                 f"the disk is too full for {repo}: free some space, or set HF_HOME to a larger disk"
@@ -135,8 +134,9 @@ def download_model(repo: str, revision: str | None, weights: bool) -> Path:
 
 @contextmanager
 def _progress_only_on_tty() -> Iterator[None]:
-    """Show progress bars only on a terminal, and hide warnings and retries: a failure has one
-    sentence of its own.
+    """Show progress bars only on a terminal, and hide warnings and retries.
+
+    A failure is reported in one sentence by our own error.
     """
     from huggingface_hub.utils import (
         are_progress_bars_disabled,

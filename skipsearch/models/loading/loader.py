@@ -1,7 +1,8 @@
 """Make a `ModelAdapter` from a name or from a model in memory.
 
-Each way to fail has one plain sentence. Weights are read from safetensors, or from PyTorch files by
-torch's reader of tensors alone. No code that comes with a model is ever run."""
+Each error is one plain sentence. Weights are read from safetensors files, or from PyTorch files
+with `weights_only`. No code that comes with a model is ever run.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.families.table import Family, family_of
 from skipsearch.models.fingerprint import forward_fingerprint, refuse_foreign_code
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model, why_not_fusable
+from skipsearch.models.loading.aliases import find_packaged_model
 from skipsearch.models.loading.config import (
     check_special_tokens,
     load_config,
@@ -28,6 +30,7 @@ from skipsearch.models.loading.config import (
     read_generation_config,
 )
 from skipsearch.models.loading.config_check import check_config_matches_weights
+from skipsearch.models.loading.gguf_model import is_gguf, open_gguf, unpack_stored_modules
 from skipsearch.models.loading.hub import resolve_model
 from skipsearch.models.loading.placement import (
     choose_placement,
@@ -37,7 +40,12 @@ from skipsearch.models.loading.placement import (
     reject_offload,
 )
 from skipsearch.models.loading.pretrained import has_tokenizer, read_tokenizer, read_weights
-from skipsearch.models.loading.quantize import make_quantization_config, read_stored_quantization
+from skipsearch.models.loading.quantize import (
+    is_native_quantization,
+    make_quantization_config,
+    name_with_activations,
+    read_stored_quantization,
+)
 from skipsearch.models.loading.weight_files import (
     StoredTensor,
     hash_config,
@@ -53,7 +61,7 @@ if TYPE_CHECKING:
     from skipsearch.models.generic.generic_adapter import GenericAdapter
 
 
-# The fingerprint of each model in memory when it was checked.
+# Model in memory -> its fingerprint at the time of its check.
 _CHECKED: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
 
 
@@ -77,13 +85,15 @@ def load_adapter(
     Raises: ModelError that says what to do."""
     chosen_device = pick_device(device)
     chosen_dtype = pick_dtype(dtype, chosen_device)
-    tensors = list[StoredTensor]()  # filled by the loader, for the sentence on lack of memory
+    tensors = list[StoredTensor]()  # filled by the loader, for the error about a lack of memory
     with memory_errors_reported(
         chosen_device,
         lambda free: out_of_memory(name, tensors, chosen_device, chosen_dtype, quantization, free),
     ):
         if synthetic.is_synthetic(name):
             return _load_synthetic(name, chosen_device, chosen_dtype, quantization, engine, tensors)
+        if is_gguf(name):
+            return _load_gguf(name, chosen_device, chosen_dtype, engine)
         return _load(name, chosen_device, chosen_dtype, quantization, engine, tensors)
 
 
@@ -133,12 +143,27 @@ def _load(
     return _load_checked(model, spec, family, tokenizer, engine)
 
 
+def _load_gguf(name: str, device: torch.device, dtype: torch.dtype, engine: str) -> ModelAdapter:
+    """Load a GGUF file with its matrices unpacked. Raises: ModelError."""
+    stored = open_gguf(name, dtype)
+    unpack_stored_modules(stored.model)
+    model: Any = stored.model.to(device)
+    quantization = name_with_activations(str(stored.spec.quantization), "float")
+    spec = replace(stored.spec, device=device, quantization=quantization)
+    return _load_checked(model, spec, stored.family, stored.tokenizer, engine)
+
+
 def load_tokenizer(name: str) -> tuple[Any, int | None]:
-    """Load the tokenizer of a model without its weights. Return it with the context in tokens, or
-    None if the model does not say.
+    """Return (tokenizer of a model, context in tokens or None if unknown), without its weights.
 
     Raises: ModelError, also if the model has no tokenizer.
     """
+    name = find_packaged_model(name)
+    if is_gguf(name):
+        stored = open_gguf(name, torch.float32)
+        if stored.tokenizer is None:
+            raise ModelError(f"{name} has no tokenizer, so nothing says how it reads text")
+        return stored.tokenizer, stored.spec.context_length
     folder, identity, _ = resolve_model(name, weights=False)
     if not has_tokenizer(folder):
         raise ModelError(
@@ -153,7 +178,7 @@ def load_tokenizer(name: str) -> tuple[Any, int | None]:
 def _load_checked(
     model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, engine: str
 ) -> ModelAdapter:
-    """Return an adapter that computes what the model's own forward does. Raises: ModelError."""
+    """Return an adapter that was checked against the model's own forward. Raises: ModelError."""
     from skipsearch.models.stored_checks import load_check_result, save_check_result
 
     engine_spec = replace(spec, engine=_pick_engine(model, spec, family, engine))
@@ -196,9 +221,9 @@ def make_adapter(
     model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, engine: str
 ) -> HFAdapter | FusedAdapter | GenericAdapter:
     """Return the adapter for an engine: unmodified modules for hf, fused weights for all others.
-    Fusing uses the model up.
 
-    Raises: ModelError if the engine needs fused weights and the model cannot have them.
+    Fusing consumes the model. Raises: ModelError if the engine needs fused weights and the model
+    cannot be fused.
     """
     if _pick_engine(model, spec, family, engine) == "lean":
         return fuse_model(model, replace(spec, engine="lean"), family, tokenizer)
@@ -210,7 +235,7 @@ def make_adapter(
 
 
 def why_not_fused(model: nn.Module, spec: ModelSpec, family: Family) -> str | None:
-    """Return why a loaded model cannot be fused, as half a sentence; None if it can."""
+    """Return why a loaded model cannot be fused, as a phrase; None if it can."""
     if family.is_generic:
         return (
             f"{spec.family} models have no row in the table of families, so their own forward "
@@ -219,7 +244,11 @@ def why_not_fused(model: nn.Module, spec: ModelSpec, family: Family) -> str | No
     return (
         "it was never run on Apple's GPUs"
         if spec.device.type == "mps"
-        else why_not_fusable(model.config, spec.quantization, spec.n_devices)
+        else why_not_fusable(
+            model.config,
+            None if is_native_quantization(spec.quantization) else spec.quantization,
+            spec.n_devices,
+        )
     )
 
 
@@ -242,7 +271,7 @@ def _make_generic_adapter(model: nn.Module, spec: ModelSpec, tokenizer: Any) -> 
             f"{spec.family} models have no row in the table of families, and {spec.id} cannot be "
             f"driven by its structure: {error}; use another model"
         ) from None
-    except Exception as error:  # raised by the model's own forward, which may not know our cache
+    except Exception as error:  # from the model's own forward, which may not accept our cache
         raise ModelError(
             f"{spec.family} models have no row in the table of families, and the forward of "
             f"{spec.id} does not take our cache ({first_line_of(error)}); use another model"
@@ -252,11 +281,9 @@ def _make_generic_adapter(model: nn.Module, spec: ModelSpec, tokenizer: Any) -> 
 def adapt(model: nn.Module, tokenizer: Any = None, fuse: bool = False) -> ModelAdapter:
     """Return an adapter of a Hugging Face model that is in memory. The model is not altered.
 
-    fuse: move the weights into fused ones for the engine lean, which is faster. The model itself is
-        of no use afterwards.
-
-    Raises: ModelError. The model is still whole then, unless the fused weights compute something
-    else."""
+    fuse: move the weights to fused matrices for the engine lean, which is faster. The model itself
+    cannot be used afterwards. Raises: ModelError. After an error, the model can still be used,
+    unless the check of the fused weights failed."""
     family, spec = inspect_model(model)
     if fuse:
         _pick_engine(model, spec, family, "lean")  # may fail; before anything runs
@@ -265,7 +292,7 @@ def adapt(model: nn.Module, tokenizer: Any = None, fuse: bool = False) -> ModelA
         check_against(fused, reference)
         return fused
     adapter = make_adapter(model, spec, family, tokenizer, "hf")
-    # The own forward of a model that was spread over devices by hand cannot run.
+    # The forward of a model that was split over devices by hand cannot run.
     is_spread_by_hand = spec.n_devices > 1 and not getattr(model, "hf_device_map", None)
     fingerprint = (spec, forward_fingerprint(model))
     if _CHECKED.get(model) != fingerprint and not is_spread_by_hand:
@@ -327,8 +354,8 @@ def _make_spec(model: Any, config: Any, **identity: Any) -> ModelSpec:
 def _context_length(config: Any) -> int | None:
     """Return the longest sequence that the model can decode, in tokens.
 
-    Past its original context, `longrope` rotates keys by other angles than those in the cache. A
-    round that crosses this border would differ from plain decoding, so the original context is the
+    Beyond its original context, `longrope` rotates keys by other angles than those in the cache. A
+    round across this position would differ from plain decoding, so the original context is the
     limit."""
     context = getattr(config, "max_position_embeddings", None) or getattr(
         config, "max_seq_len", None

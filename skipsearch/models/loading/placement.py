@@ -29,7 +29,7 @@ class Placement:
     """The device or devices of a model."""
 
     device: torch.device  # of the first layer
-    multi_gpu: bool = False  # layers are spread over all GPUs, since one cannot hold them
+    multi_gpu: bool = False  # layers are spread over all GPUs, because one GPU cannot hold them
 
 
 def pick_device(name: str) -> torch.device:
@@ -66,10 +66,9 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return a dtype by name. auto: float32 on a CPU, bfloat16 on a GPU, float16 if the GPU is too
-    old for bfloat16.
+    """Return a dtype by name. Raises: ModelError.
 
-    Raises: ModelError.
+    auto: float32 on a CPU, bfloat16 on a GPU, float16 if the GPU does not support bfloat16.
     """
     if name == "auto":
         if device.type == "cpu":
@@ -95,10 +94,10 @@ def choose_placement(
     dtype: torch.dtype,
     quantization: str | None,
 ) -> Placement:
-    """Choose where the weights fit: on the device, or on all GPUs if the device is `cuda` without a
-    number.
+    """Choose a placement that the weights fit: the device, or all GPUs.
 
-    Raises: ModelError if they fit nowhere.
+    All GPUs are used only if the device is `cuda` without a number. Raises: ModelError if the
+    weights fit nowhere.
     """
     needed = compute_weight_bytes(tensors, dtype, quantization)
     if device.type in ("cpu", "mps"):  # Apple's GPU has no memory of its own
@@ -133,9 +132,10 @@ def out_of_memory(
     quantization: str | None,
     free: int,
 ) -> str:
-    """Return the sentence for a model that ran out of memory during loading.
+    """Return the error sentence for a model that ran out of memory during loading.
 
-    tensors: the model's weights; empty if they are not known yet. free: bytes that were left."""
+    tensors: the model's weights; empty if not known yet. free: free bytes at the time.
+    """
     supply = _describe_free(device, free)
     if not tensors:
         return (
@@ -173,8 +173,9 @@ def in_gb(size: float) -> str:
 def compute_weight_bytes(
     tensors: Iterable[StoredTensor], dtype: torch.dtype, quantization: str | None
 ) -> int:
-    """Return the bytes of the weights after loading: floats as `dtype` or quantised, the rest as
-    stored.
+    """Return the bytes of the weights after loading.
+
+    Floats are counted as `dtype` or quantised, other tensors as stored.
     """
     return int(
         sum(
@@ -185,8 +186,11 @@ def compute_weight_bytes(
 
 
 def available_host_memory() -> int:
-    """Return the bytes that this process may still take: the least of the machine's free memory and
-    the limits of its control group and of `ulimit -v`."""
+    """Return the bytes of memory that this process may still allocate.
+
+    This is the minimum of the machine's free memory and the limits of the control group and `ulimit
+    -v`.
+    """
     import psutil  # type: ignore[import-untyped]
 
     available = min(int(psutil.virtual_memory().available), _address_space())
@@ -196,12 +200,12 @@ def available_host_memory() -> int:
             available,
             int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()),
         )
-    except (OSError, ValueError):  # no such group, or its limit is the word "max"
+    except (OSError, ValueError):  # no control group, or its limit is "max"
         return available
 
 
 def _address_space() -> int:
-    """Return the bytes that `ulimit -v` leaves; `sys.maxsize` without such a limit."""
+    """Return the remaining bytes under `ulimit -v`; `sys.maxsize` without a limit."""
     try:
         import resource
     except ImportError:  # Windows has none
@@ -217,8 +221,9 @@ def _address_space() -> int:
 
 
 def reject_offload(name: str, device_map: Mapping[str, Any]) -> None:
-    """Raises: ModelError if accelerate left a part of a GPU's model on the CPU or on disk, since
-    timings would measure the bus.
+    """Raise ModelError if accelerate left a part of a GPU's model on the CPU or on disk.
+
+    Timings would then measure transfers.
     """
     outside = sorted(part for part, device in device_map.items() if str(device) in {"cpu", "disk"})
     if 0 < len(outside) < len(device_map):

@@ -30,14 +30,14 @@ def read_weights(
     from transformers import AutoModelForCausalLM
 
     device_map: Any = "auto" if placement.multi_gpu else {"": placement.device}
-    # With `ignore_mismatched_sizes` transformers returns wrong shapes in its report. Without, it
-    # prints a table on the terminal.
+    # With `ignore_mismatched_sizes`, transformers returns wrong shapes in its report. Without it,
+    # it prints a table to the terminal.
     options: dict[str, Any] = {"ignore_mismatched_sizes": True, "device_map": device_map}
-    # Passing None would hide the quantization of stored weights.
+    # None would override the quantization of stored weights.
     if quantization is not None:
         options["quantization_config"] = quantization
     if dtype == torch.float64:
-        options["experts_implementation"] = "eager"  # the grouped kernels know no float64
+        options["experts_implementation"] = "eager"  # the grouped kernels do not support float64
     try:
         with silence_transformers():
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -59,7 +59,7 @@ def read_weights(
         raise ModelError(
             f"{name} needs a library that is not installed ({first_line_of(error)}); install it"
         ) from None
-    except Exception as error:  # each family and each quantizer fails in its own way
+    except Exception as error:  # any error of a family or a quantizer
         way_out = (
             "download it again, or try it with transformers alone"
             if quantization is None
@@ -97,7 +97,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def read_tokenizer(folder: Path, config: Any) -> Any:
-    """Return a folder's tokenizer; None if it has none, since token ids are enough to decode.
+    """Return a folder's tokenizer; None if it has none, because decoding works with token ids.
 
     Raises: ModelError.
     """
@@ -114,7 +114,7 @@ def read_tokenizer(folder: Path, config: Any) -> Any:
         # tokenizer_config.json may name any class of transformers.
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise TypeError(f"it is a {type(tokenizer).__name__}")
-    except Exception as error:  # tokenizers raises bare Exception
+    except Exception as error:  # tokenizers raises Exception itself
         raise ModelError(
             f"the tokenizer in {folder} cannot be read ({first_line_of(error)}); download it "
             "again, or remove its files and work on token ids"

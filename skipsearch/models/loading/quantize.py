@@ -11,6 +11,7 @@ import torch
 
 from skipsearch.core.registry import unknown_name
 from skipsearch.errors import ModelError
+from skipsearch.models.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
 from skipsearch.models.loading.weight_files import StoredTensor
 
 # name -> (library, bytes of a quantised weight with its share of the scales)
@@ -20,8 +21,72 @@ QUANTIZATIONS: dict[str, tuple[str, float]] = {
     "torchao-8bit": ("torchao", 1.0),
     "torchao-4bit": ("torchao", 0.57),
 }
-NATIVE_INT8 = "native-8bit"  # by the engine native, after the plain weights are loaded
-QUANTIZATION_NAMES = (*QUANTIZATIONS, NATIVE_INT8)
+# By the engine native, after the plain weights are loaded: name -> bits of a weight.
+NATIVE_QUANTIZATIONS = {f"native-{bits}bit": bits for bits in (8, 6, 5, 4)}
+QUANTIZATION_NAMES = (*QUANTIZATIONS, *NATIVE_QUANTIZATIONS)
+GGUF = "gguf"  # whatever a GGUF file holds
+GGUF_PREFIX = f"{GGUF}-"  # of the quantization of a GGUF file, such as gguf-q4_1
+# The end of a name if the inputs of matrices are rounded otherwise than by default.
+ENDINGS = {
+    name: "" if name == DEFAULT_ACTIVATIONS else f"-{name}-activations" for name in ACTIVATIONS
+}
+
+
+def split_activations(name: str | None, activations: str | None) -> tuple[str | None, str]:
+    """Return a quantization without its ending, and the activations.
+
+    name: as a profile or a user has it. activations: one of ACTIVATIONS; None: by the name.
+    Raises: ModelError if the two contradict each other, or for other activations.
+    """
+    if activations not in (None, *ACTIVATIONS):
+        raise ModelError(unknown_name("kind of activations", str(activations), ACTIVATIONS))
+    base, named = name, None
+    for kind, ending in ENDINGS.items():
+        if name is not None and ending and name.endswith(ending):
+            base, named = name.removesuffix(ending), kind
+    if named and activations not in (None, named):
+        raise ModelError(
+            f"quantization {name} has {named} activations, and not {activations}: use "
+            f"--quantization {base} --activations {activations}"
+        )
+    return base, activations or named or DEFAULT_ACTIVATIONS
+
+
+def join_activations(quantization: str | None, activations: str | None) -> str | None:
+    """Return one name for what a user chose of both. Raises: ModelError, as `split_activations`."""
+    if activations is None:
+        return quantization
+    base, _ = split_activations(quantization, activations)
+    return name_with_activations(base or GGUF, activations)
+
+
+def is_loadable(quantization: str | None) -> bool:
+    """Return whether loading makes or reads a quantization; others are how weights are stored."""
+    base, _ = split_activations(quantization, None)
+    return base in QUANTIZATION_NAMES or (base or "").startswith(GGUF)
+
+
+def name_with_activations(name: str, activations: str) -> str:
+    """Return the name of a quantization with its activations, as profiles have it."""
+    return name + ENDINGS[activations]
+
+
+def native_bits(quantization: str | None) -> int | None:
+    """Return the bits of weights that the engine native rounded; None for other weights."""
+    base, _ = split_activations(quantization, None)
+    return None if base is None else NATIVE_QUANTIZATIONS.get(base)
+
+
+def is_native_quantization(quantization: str | None) -> bool:
+    """Return whether weights are in blocks that the engine native reads."""
+    return native_bits(quantization) is not None or (quantization or "").startswith(GGUF_PREFIX)
+
+
+def rounds_activations(quantization: str | None) -> bool:
+    """Return whether inputs of matrices are rounded."""
+    return (
+        is_native_quantization(quantization) and split_activations(quantization, None)[1] != "float"
+    )
 
 
 def make_quantization_config(name: str | None, dtype: torch.dtype, device: torch.device) -> Any:
@@ -35,9 +100,9 @@ def make_quantization_config(name: str | None, dtype: torch.dtype, device: torch
         raise ModelError(
             f"{unknown_name('quantization', name, QUANTIZATION_NAMES)}; or none at all"
         )
-    if name == NATIVE_INT8:
+    if name in NATIVE_QUANTIZATIONS:
         raise ModelError(
-            f"quantization {NATIVE_INT8} is made by the engine native and not by this loader: use "
+            f"quantization {name} is made by the engine native and not by this loader: use "
             "skipsearch.load_model"
         )
     library, _ = QUANTIZATIONS[name]

@@ -30,12 +30,12 @@ from skipsearch.errors import ModelError
 from skipsearch.models.third_party import first_line_of
 
 OTHER_WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5")
-MAX_HEADER_BYTES = 100_000_000  # safetensors itself reads no larger header
+MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as the header of its file describes it."""
+    """The description of a tensor in the header of its file."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read_json(path: Path, name: str, way_out: str) -> Any:
-    """Parse a JSON file of a model. Raises: ModelError, whose sentence ends in `way_out`."""
+    """Parse a JSON file of a model. Raises: ModelError, whose message ends in `way_out`."""
     try:
         return json.loads(path.read_text("utf-8"))
     except RecursionError:
@@ -75,8 +75,9 @@ def read_json(path: Path, name: str, way_out: str) -> Any:
 
 
 def list_weight_files(folder: Path, name: str) -> list[Path]:
-    """Return the weight files in order, all of one format. Raises: ModelError if there are none or
-    some are missing.
+    """Return the weight files in order, all of one format.
+
+    Raises: ModelError if there are none, or some are missing.
     """
     _reject_ambiguous(folder, name)
     for stem in ("model.safetensors", "pytorch_model.bin"):
@@ -121,7 +122,10 @@ def list_stored_tensors(files: list[Path]) -> Iterator[StoredTensor]:
 
 
 def _read_pickle_tensors(path: Path) -> Iterator[StoredTensor]:
-    """Raises: ModelError if the file is damaged or holds more than tensors."""
+    """Yield the tensors of a PyTorch file.
+
+    Raises: ModelError if the file is damaged or holds more than tensors.
+    """
     import torch
 
     with path.open("rb") as file:
@@ -132,13 +136,13 @@ def _read_pickle_tensors(path: Path) -> Iterator[StoredTensor]:
             path, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
     except pickle.UnpicklingError:
-        # torch's own message is not shown: it begins with how to run the code after all.
+        # torch's own message is not shown, because it begins with how to run the code anyway.
         raise ModelError(
             f"{path} is a pickle that holds more than tensors, and could run code if it were "
             "opened: it was not; take a "
             "revision that has safetensors"
         ) from None
-    except Exception as error:  # torch has an exception for each kind of damage
+    except Exception as error:  # torch raises various errors for damaged files
         raise ModelError(
             f"{path} is cut short or damaged ({first_line_of(error)}): delete it and download it "
             "again"
@@ -154,9 +158,10 @@ def _read_pickle_tensors(path: Path) -> Iterator[StoredTensor]:
 
 
 def hash_weight_files(files: list[Path]) -> str:
-    """Return the sha256 over the names and sha256 sums of the weight files.
+    """Return the SHA-256 over the names and SHA-256 sums of the weight files.
 
-    A file of the Hub's cache is a link to a blob whose name is its sum, so it need not be read."""
+    A file of the Hub's cache is a link to a blob whose name is its sum, so it need not be read.
+    """
     total = hashlib.sha256()
     with ThreadPoolExecutor() as pool:
         for path, blob in zip(files, pool.map(_hash_file, files), strict=True):
@@ -165,8 +170,10 @@ def hash_weight_files(files: list[Path]) -> str:
 
 
 def hash_config(config: Any) -> str:
-    """Return the sha256 of the config without what does not change the function: paths, versions,
-    dtype, cache use, and quantization, which a profile names separately.
+    """Return the SHA-256 of the config without keys that do not change the function.
+
+    These are paths, versions, dtype, cache use, and quantization, which a profile names
+    separately.
     """
     ignored = {
         "transformers_version",
@@ -255,16 +262,16 @@ def _read_header(path: Path) -> dict[str, Any]:
             case "lfs pointer":
                 raise _lfs_pointer(path) from None
             case "too short":
-                what = f"is cut short or damaged ({size} bytes)"
+                problem = f"is cut short or damaged ({size} bytes)"
             case "damaged":
-                what = "is damaged, its header cannot be read"
+                problem = "is damaged, its header cannot be read"
             case "wrong size":
-                what = (
+                problem = (
                     f"has {size} bytes and its header announces {error.detail}: the download was "
                     "cut short or the file is damaged, delete it and download it again"
                 )
-                raise ModelError(f"{path} {what}") from None
-        raise ModelError(f"{path} {what}: delete it and download it again") from None
+                raise ModelError(f"{path} {problem}") from None
+        raise ModelError(f"{path} {problem}: delete it and download it again") from None
     return {name: entry for name, entry in header.items() if name != METADATA_KEY}
 
 
@@ -275,7 +282,7 @@ def _lfs_pointer(path: Path) -> ModelError:
 
 
 def _hash_file(path: Path) -> str:
-    """Return the sha256 of a file: the blob's name if it is a link into the Hub's cache."""
+    """Return the SHA-256 of a file: the blob's name if it is a link to the Hub's cache."""
     target = path.resolve()
     if re.fullmatch(r"[0-9a-f]{64}", target.name) and _is_hub_blob(target):
         return target.name
@@ -284,9 +291,7 @@ def _hash_file(path: Path) -> str:
 
 
 def _is_hub_blob(target: Path) -> bool:
-    """Whether huggingface_hub itself named this file by its hash. A file anywhere else may have any
-    name.
-    """
+    """Return whether a file is a blob in the Hub's cache, which is named by its hash."""
     from huggingface_hub import constants
 
     blobs = target.parent

@@ -3,26 +3,29 @@
 #include <cstdint>
 
 enum Dtype : int64_t { F32, BF16, F64 };
-enum MatrixKind : int64_t { NATIVE_DTYPE, INT8 };   // weights in the model's dtype, or in int8
+// How a panel stores its weights: in the model's dtype, or in blocks as blocks.h describes them.
+enum PanelKind : int64_t { DENSE, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, Q4_K, Q5_K, Q6_K };
+// How inputs of panels in blocks are rounded. INT16 uses two int8 numbers, of which one counts
+// 128 times as much.
+enum Activations : int64_t { INT8, INT16, FLOAT };
 enum Activation : int64_t { SILU, GELU_TANH, GELU };
 
-// Output rows in a panel. A weight matrix is stored panel by panel, [panel][input][PANEL_ROWS], so
-// that a vector load reads one input of neighbouring outputs. In bfloat16 two inputs of one output
-// are neighbours: [panel][input / 2][PANEL_ROWS][2]. Missing outputs and inputs are zeros.
+// Output rows in a panel. A weight matrix is stored panel by panel. A dense panel is
+// [input][PANEL_ROWS], so that a vector load reads one input of neighbouring outputs. In bfloat16
+// two inputs of one output are neighbours: [input / 2][PANEL_ROWS][2]. Missing outputs and inputs
+// are zeros.
 constexpr int64_t PANEL_ROWS = 32;
 
-// An int8 panel is stored group by group. A group has GROUP_SIZE inputs: first one bfloat16 scale
-// for each output, then int8[input][PANEL_ROWS]. The last group may be shorter, but has an even
-// number of inputs.
-constexpr int64_t GROUP_SIZE = 32;
-constexpr int64_t SCALE_BYTES = 2 * PANEL_ROWS;                             // scales of one group
-constexpr int64_t GROUP_BYTES = SCALE_BYTES + GROUP_SIZE * PANEL_ROWS;      // a whole group
+struct Panel {
+    const void *weight;            // aligned to 64 bytes
+    int64_t kind;                  // PanelKind
+};
 
 struct Matrix {
-    const void *weight;
+    const Panel *panels;           // [ceil(out / PANEL_ROWS)]
     const void *bias;              // float (double for F64), padded to whole panels; null: no bias
     int64_t out, in;               // outputs and inputs, without padding
-    int64_t kind;                  // MatrixKind
+    int64_t has_blocks;            // 1: a panel is not dense
 };
 
 // RMSNorm: x / rms(x) * weight.
@@ -50,8 +53,10 @@ struct Model {
     const int64_t *windows;        // [n_windows] tokens that a row attends to; 0: all
     Norm norm;                     // before the head
     Matrix head;
-    const void *embedding;         // [vocab_size, hidden_size]; null: the head's panels are used
+    const void *embedding;         // [vocab_size, hidden_size] in the dtype, or null
+    const Panel *embedding_panels; // the embedding in panels, if `embedding` is null
     double embed_scale;
+    int64_t activations;           // Activations
 };
 
 // cos and sin of the rotary embedding, [length, width] by position, in float (double for F64).
@@ -97,4 +102,21 @@ struct ProductArgs {
     const void *x;                 // [rows, in]
     void *y;                       // [rows, out]
     int64_t rows, threads;
+    int64_t activations;           // Activations
+};
+
+// Copies rows of a matrix out of its panels: to [n_rows, in], in the model's dtype.
+struct ReadRowsArgs {
+    const Matrix *matrix;
+    const int64_t *rows;           // [n_rows] outputs
+    int64_t n_rows;
+    void *to;
+};
+
+// Packs rows of blocks into panels of one kind.
+struct PackArgs {
+    const uint8_t *const *rows;    // [n_panels, PANEL_ROWS]; null: a row of zeros
+    int64_t is_unpacked;           // 0: blocks as in a GGUF file; 1: UnpackedBlock
+    int64_t n_panels, in, kind;
+    void *panels;                  // the first panel; the others follow it
 };

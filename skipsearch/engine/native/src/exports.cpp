@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "packing.h"
 #include "threads.h"
 
 extern const Kernels kernels_float, kernels_double, kernels_bf16;
@@ -80,21 +81,11 @@ bool run_checked(const Model &model, const PassArgs &args) {
 
 extern "C" {
 
-// Returns 1 if this processor has the instructions that the kernels were compiled to. SS_SET is
-// 0 for plain C++, 1 for AVX2, 2 for AVX-512, 3 for AVX-512 with bfloat16.
+// Returns 1 if this processor has the instructions that the kernels were compiled to. SS_REQUIRED
+// is a list of SS_HAS(name of an instruction), each followed by &&.
 EXPORT int skipsearch_runs_here() {
-#if SS_SET == 3
-    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vbmi")) return 0;
-#endif
-#if SS_SET >= 2
-    if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
-        !__builtin_cpu_supports("avx512dq"))
-        return 0;
-#endif
-#if SS_SET >= 1
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
-#endif
-    return 1;
+#define SS_HAS(instruction) __builtin_cpu_supports(#instruction)
+    return SS_REQUIRED 1 ? 1 : 0;
 }
 
 EXPORT int skipsearch_run_pass(const Model *model, const PassArgs *args) {
@@ -130,6 +121,12 @@ EXPORT int skipsearch_run_draft(const Model *model, const PassArgs *first, int64
     } catch (const std::bad_alloc &) {
         return -1;
     }
+}
+
+EXPORT void skipsearch_pack_blocks(const PackArgs *args) { pack_blocks(*args); }
+
+EXPORT void skipsearch_read_rows(int64_t dtype, const ReadRowsArgs *args) {
+    get_kernels(dtype).read_rows(*args);
 }
 
 EXPORT int skipsearch_run_product(int64_t dtype, const ProductArgs *args) {

@@ -85,12 +85,25 @@ template <class T> class ForwardPass {
         scratches = arena.take<ThreadScratch<T>>(threads);
         argmaxes = arena.take<ArgmaxAcc<A>>(threads * args.batch);
         for (int t = 0; t < threads; ++t) {
+            const int64_t n_sums = max_rows * plane_count(model.activations) * PANEL_ROWS;
+            const int64_t rounded_stride = x_stride > mid_stride ? x_stride : mid_stride;
             ThreadScratch<T> scratch{arena.take<Input<T>>(max_rows * x_stride),
-                                     arena.take<A>(max_rows * PANEL_ROWS),
-                                     arena.take<A>(max_rows * PANEL_ROWS),
+                                     take_rounded(arena, model.activations, max_rows,
+                                                  rounded_stride),
+                                     arena.take<A>(n_sums),
+                                     arena.take<A>(n_sums),
                                      arena.take<A>((QUERY_TILE + QUERY_SPAN) * values_stride)};
             if (has_memory) scratches[t] = scratch;
         }
+    }
+
+    // Returns the rows as the products of a matrix read them. Rounds them if it has blocks.
+    Inputs<T> prepare_inputs(ThreadCtx ctx, const Matrix &matrix, const Input<T> *x,
+                             int64_t stride, int64_t rows) {
+        const RoundedRows &rounded = scratches[ctx.thread].rounded;
+        if (!matrix.has_blocks || model.activations == FLOAT) return {x, stride, rows, nullptr};
+        round_rows<T>(x, stride, matrix.in, rows, rounded);
+        return {x, stride, rows, &rounded};
     }
 
     void run(ThreadCtx ctx) {
@@ -148,8 +161,9 @@ template <class T> class ForwardPass {
     void multiply(ThreadCtx ctx, const Matrix &matrix, const Input<T> *x, int64_t stride,
                   int64_t rows, Consume consume) {
         A *sums = scratches[ctx.thread].sums[0];
+        const Inputs<T> inputs = prepare_inputs(ctx, matrix, x, stride, rows);
         for (auto [n, end] = ctx.share(panel_count(matrix)); n < end; ++n) {
-            multiply_panel<T>(matrix, n, x, stride, rows, sums);
+            multiply_panel<T>(matrix, n, inputs, sums);
             add_bias<T>(matrix, n, rows, sums);
             consume(n, sums);
         }
@@ -181,12 +195,13 @@ template <class T> class ForwardPass {
     }
 
     void run_mlp(ThreadCtx ctx, const Layer &layer, int64_t r, int64_t rows) {
-        const Input<T> *x = norm_rows(ctx, layer.mlp_norm, r, rows);
+        const Inputs<T> inputs = prepare_inputs(
+            ctx, layer.gate_up, norm_rows(ctx, layer.mlp_norm, r, rows), x_stride, rows);
         A *gate = scratches[ctx.thread].sums[0], *up = scratches[ctx.thread].sums[1];
         for (auto [n, end] = ctx.share(panel_count(layer.gate_up) / 2); n < end; ++n) {
-            multiply_panel<T>(layer.gate_up, 2 * n, x, x_stride, rows, gate);
+            multiply_panel<T>(layer.gate_up, 2 * n, inputs, gate);
             add_bias<T>(layer.gate_up, 2 * n, rows, gate);
-            multiply_panel<T>(layer.gate_up, 2 * n + 1, x, x_stride, rows, up);
+            multiply_panel<T>(layer.gate_up, 2 * n + 1, inputs, up);
             add_bias<T>(layer.gate_up, 2 * n + 1, rows, up);
             for (int64_t i = 0; i < rows; ++i)
                 act_mul<T>(layer.activation, gate + i * PANEL_ROWS, up + i * PANEL_ROWS,

@@ -15,4 +15,5 @@ struct PassJob {
 struct Kernels {
     void (*run_pass)(const PassJob &);
     void (*run_product)(const ProductArgs &);
+    void (*read_rows)(const ReadRowsArgs &);
 };

@@ -1,6 +1,6 @@
 // The operations of a sub-layer on one row, one head or one panel.
 #pragma once
-#include "int8.h"
+#include "matrix.h"
 
 namespace {
 
@@ -16,10 +16,21 @@ struct Arena {
     }
 };
 
+inline int64_t plane_count(int64_t activations) { return activations == INT16 ? 2 : 1; }
+
+// Takes memory for rounded rows. stride: a multiple of GROUP_SIZE.
+inline RoundedRows take_rounded(Arena &arena, int64_t activations, int64_t rows, int64_t stride) {
+    const int64_t planes = plane_count(activations);
+    const int64_t count = activations == FLOAT ? 0 : rows * planes * stride;
+    return {arena.take<int8_t>(count), arena.take<int32_t>(count / (GROUP_SIZE / 2)),
+            arena.take<float>(count / GROUP_SIZE), stride, planes};
+}
+
 // Memory that one thread works in.
 template <class T> struct ThreadScratch {
     Input<T> *x;               // [rows, x_stride] rows after a norm
-    Acc<T> *sums[2];           // [rows, PANEL_ROWS] outputs of a panel
+    RoundedRows rounded;       // [rows, the larger stride of x and `mid`]
+    Acc<T> *sums[2];           // [rows * planes, PANEL_ROWS] outputs of a panel
     Acc<T> *values;            // [QUERY_TILE + QUERY_SPAN, values_stride] sums of attention
 };
 
@@ -93,21 +104,13 @@ inline void act_mul(int64_t activation, const Acc<T> *gate, const Acc<T> *up, In
         store_input<T>(to + j, activate(load(gate + j), activation) * load(up + j));
 }
 
-// Returns one weight of a matrix in panels.
-template <class T> inline Acc<T> read_weight(const Matrix &matrix, int64_t out, int64_t in) {
-    if (matrix.kind == INT8) {
-        const char *group = (const char *)matrix.weight +
-                            out / PANEL_ROWS * panel_bytes<int8_t>((matrix.in + 1) / 2 * 2) +
-                            in / GROUP_SIZE * GROUP_BYTES;
-        const float scale = to_acc(((const bf16 *)group)[out % PANEL_ROWS]);
-        const int8_t weight =
-            ((const int8_t *)group)[SCALE_BYTES + in % GROUP_SIZE * PANEL_ROWS + out % PANEL_ROWS];
-        return round_to<T>(Acc<T>(scale * float(weight)));
-    }
+// Returns one weight of a matrix, rounded to T.
+template <class T> inline Acc<T> read_weight(const Panel *panels, int64_t out, int64_t in) {
+    const Panel &panel = panels[out / PANEL_ROWS];
+    const int64_t row = out % PANEL_ROWS;
+    if (panel.kind != DENSE) return round_to<T>(Acc<T>(read_block_weight(panel, row, in)));
     constexpr int64_t S = STEP_INPUTS<T>;
-    const int64_t inputs = (matrix.in + S - 1) / S * S;
-    return to_acc(((const T *)matrix.weight)[(out / PANEL_ROWS * inputs + in / S * S) * PANEL_ROWS +
-                                             out % PANEL_ROWS * S + in % S]);
+    return to_acc(((const T *)panel.weight)[in / S * S * PANEL_ROWS + row * S + in % S]);
 }
 
 // Writes the embedding of a token to `to` [hidden_size].
@@ -115,7 +118,7 @@ template <class T> void load_embedding(const Model &model, int64_t token, Acc<T>
     const T *row =
         model.embedding ? (const T *)model.embedding + token * model.hidden_size : nullptr;
     for (int64_t d = 0; d < model.hidden_size; ++d) {
-        const Acc<T> value = row ? to_acc(row[d]) : read_weight<T>(model.head, token, d);
+        const Acc<T> value = row ? to_acc(row[d]) : read_weight<T>(model.embedding_panels, token, d);
         to[d] = model.embed_scale == 1 ? value : round_to<T>(value * Acc<T>(model.embed_scale));
     }
 }

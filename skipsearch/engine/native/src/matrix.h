@@ -2,43 +2,18 @@
 // the sums of the chunks are added in order. So a result has the same bits for any number of rows
 // and threads. The rows share what is read: a chunk stays in the L1 cache while all rows use it.
 #pragma once
-#include "vec.h"
+#include "block_numbers.h"
+#include "inputs.h"
 
 namespace {
-
-// Input<T> is how a row of inputs is stored. The dot product instruction of bfloat16 reads pairs of
-// neighbouring bfloat16; all other code reads Acc<T>.
-#if defined(SS_BF16_DOT)
-template <class T> using Input = T;
-#else
-template <class T> using Input = Acc<T>;
-#endif
-
-// Rounds a value to T and returns it as it is stored in a row of inputs.
-template <class T> inline Input<T> to_input(Acc<T> x);
-template <> inline Input<float> to_input<float>(float x) { return x; }
-template <> inline Input<double> to_input<double>(double x) { return x; }
-template <> inline Input<bf16> to_input<bf16>(float x) {
-#if defined(SS_BF16_DOT)
-    return from_acc<bf16>(x);
-#else
-    return round_to<bf16>(x);
-#endif
-}
-
-// Stores a vector as to_input does a value.
-template <class T> inline void store_input(Input<T> *to, Vec<T> x) {
-    if constexpr (sizeof(Input<T>) == sizeof(T)) store_as(to, x);
-    else store(to, round_vec_to<T>(x));
-}
 
 constexpr int64_t CACHE_LINE = 64;          // bytes
 constexpr int64_t CHUNK_BYTES = 16384;      // of weights in a chunk
 constexpr int64_t PREFETCH_BYTES = 8192;    // how far ahead one row tile prefetches
 
-// Of weights stored as W: inputs that the inner loop takes at once, and inputs of a chunk.
-template <class W> constexpr int64_t STEP_INPUTS = sizeof(W) <= 2 ? 2 : 1;
-template <class W> constexpr int64_t CHUNK_INPUTS = CHUNK_BYTES / (PANEL_ROWS * sizeof(W));
+// Inputs that the inner loop takes at once, and inputs of a chunk.
+template <class T> constexpr int64_t STEP_INPUTS = sizeof(T) <= 2 ? 2 : 1;
+template <class T> constexpr int64_t CHUNK_INPUTS = CHUNK_BYTES / (PANEL_ROWS * sizeof(T));
 
 // Vectors of a panel's outputs, and rows whose sums fit in the vector registers.
 template <class T> constexpr int PANEL_VECS = PANEL_ROWS / LANES<T>;
@@ -90,80 +65,145 @@ template <> struct InnerStep<bf16> {
     }
 };
 
-// Tile<T, W, R>::run adds the products of R rows and a chunk to sums [R, PANEL_ROWS]. Each step of
-// the loop prefetches `prefetch_step` bytes from `prefetch` on.
-template <class T, class W, int R> struct Tile {
-    static void run(const char *weights, const Input<T> *x, int64_t x_stride, int64_t inputs,
-                    Acc<T> *sums, const char *prefetch, int64_t prefetch_step) {
-        const T *w = (const T *)weights;
-        Vec<T> acc[R][PANEL_VECS<T>] = {};
-        for (int64_t k = 0; k < inputs; k += STEP_INPUTS<T>) {
-            __builtin_prefetch(prefetch, 0, 3);
-            if (prefetch_step > CACHE_LINE) __builtin_prefetch(prefetch + CACHE_LINE, 0, 3);
-            prefetch += prefetch_step;
-            InnerStep<T>::template add<R>(acc, w + k * PANEL_ROWS, x + k, x_stride);
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-            for (int v = 0; v < PANEL_VECS<T>; ++v) {
-                Acc<T> *to = sums + r * PANEL_ROWS + v * LANES<T>;
-                store(to, load(to) + acc[r][v]);
-            }
+// Adds the products of R rows and a chunk to sums [R, PANEL_ROWS]. Each step of the loop prefetches
+// `prefetch_step` bytes from `prefetch` on.
+template <class T, int R>
+void run_tile(const T *w, const Input<T> *x, int64_t x_stride, int64_t inputs, Acc<T> *sums,
+              const char *prefetch, int64_t prefetch_step) {
+    Vec<T> acc[R][PANEL_VECS<T>] = {};
+    for (int64_t k = 0; k < inputs; k += STEP_INPUTS<T>) {
+        __builtin_prefetch(prefetch, 0, 3);
+        if (prefetch_step > CACHE_LINE) __builtin_prefetch(prefetch + CACHE_LINE, 0, 3);
+        prefetch += prefetch_step;
+        InnerStep<T>::template add<R>(acc, w + k * PANEL_ROWS, x + k, x_stride);
     }
-};
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < PANEL_VECS<T>; ++v) {
+            Acc<T> *to = sums + r * PANEL_ROWS + v * LANES<T>;
+            store(to, load(to) + acc[r][v]);
+        }
+}
 
 // Runs the tile that has `rows` rows, at most TILE_ROWS.
-template <class T, class W, int R = TILE_ROWS<T>>
-void run_tile(int64_t rows, const char *weights, const Input<T> *x, int64_t x_stride,
-              int64_t inputs, Acc<T> *sums, const char *prefetch, int64_t prefetch_step) {
+template <class T, int R = TILE_ROWS<T>>
+void run_tile_of(int64_t rows, const T *w, const Input<T> *x, int64_t x_stride, int64_t inputs,
+                 Acc<T> *sums, const char *prefetch, int64_t prefetch_step) {
     if constexpr (R > 0) {
         if (rows == R)
-            return Tile<T, W, R>::run(weights, x, x_stride, inputs, sums, prefetch, prefetch_step);
-        run_tile<T, W, R - 1>(rows, weights, x, x_stride, inputs, sums, prefetch, prefetch_step);
+            return run_tile<T, R>(w, x, x_stride, inputs, sums, prefetch, prefetch_step);
+        run_tile_of<T, R - 1>(rows, w, x, x_stride, inputs, sums, prefetch, prefetch_step);
     }
 }
 
-// Returns the bytes that `inputs` inputs of a panel take.
-template <class W> inline int64_t panel_bytes(int64_t inputs) {
-    return inputs * PANEL_ROWS * int64_t(sizeof(W));
-}
-template <> inline int64_t panel_bytes<int8_t>(int64_t inputs) {
-    return inputs * PANEL_ROWS + (inputs + GROUP_SIZE - 1) / GROUP_SIZE * SCALE_BYTES;
-}
-
-template <class T, class W>
-void multiply_panel_as(const Matrix &matrix, int64_t panel, const Input<T> *x, int64_t x_stride,
-                       int64_t rows, Acc<T> *sums) {
-    const int64_t inputs = (matrix.in + STEP_INPUTS<W> - 1) / STEP_INPUTS<W> * STEP_INPUTS<W>;
-    const char *weights = (const char *)matrix.weight + panel * panel_bytes<W>(inputs);
+// Multiplies a panel by x [rows, x_stride], chunk by chunk. get_chunk(k, count) returns the weights
+// of inputs k ... k + count - 1 in the layout of a dense panel.
+// prefetches: whether chunks follow each other in memory, so that the next one can be fetched.
+template <class T, class GetChunk>
+void multiply_chunks(int64_t in, const Input<T> *x, int64_t x_stride, int64_t rows, Acc<T> *sums,
+                     bool prefetches, GetChunk get_chunk) {
+    const int64_t inputs = (in + STEP_INPUTS<T> - 1) / STEP_INPUTS<T> * STEP_INPUTS<T>;
     // With more rows, the processor by itself looks fewer steps ahead. If several tiles share a
     // chunk, each tile prefetches a part of the next chunk.
     const int64_t tiles = (rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>;
-    const int64_t prefetch_step = STEP_INPUTS<W> * PANEL_ROWS * int64_t(sizeof(W)) / tiles;
-    const int64_t distance = tiles == 1 ? PREFETCH_BYTES : CHUNK_BYTES;
+    const int64_t step_bytes = STEP_INPUTS<T> * PANEL_ROWS * int64_t(sizeof(T));
+    const int64_t prefetch_step = prefetches ? step_bytes / tiles : 0;
+    const int64_t distance = !prefetches ? 0 : tiles == 1 ? PREFETCH_BYTES : CHUNK_BYTES;
     for (int64_t i = 0; i < rows * PANEL_ROWS; ++i) sums[i] = 0;
-    for (int64_t k = 0; k < inputs; k += CHUNK_INPUTS<W>) {
-        const int64_t count = inputs - k < CHUNK_INPUTS<W> ? inputs - k : CHUNK_INPUTS<W>;
-        const char *chunk = weights + panel_bytes<W>(k), *prefetch = chunk + distance;
+    for (int64_t k = 0; k < inputs; k += CHUNK_INPUTS<T>) {
+        const int64_t count = inputs - k < CHUNK_INPUTS<T> ? inputs - k : CHUNK_INPUTS<T>;
+        const T *chunk = get_chunk(k, count);
         for (int64_t tile = 0; tile < tiles; ++tile) {
             const int64_t r = tile * TILE_ROWS<T>;
             const int64_t tile_rows = rows - r < TILE_ROWS<T> ? rows - r : TILE_ROWS<T>;
-            run_tile<T, W>(tile_rows, chunk, x + r * x_stride + k, x_stride, count,
+            run_tile_of<T>(tile_rows, chunk, x + r * x_stride + k, x_stride, count,
                            sums + r * PANEL_ROWS,
-                           prefetch + tile * prefetch_step * (count / STEP_INPUTS<W>),
+                           (const char *)chunk + distance +
+                               tile * prefetch_step * (count / STEP_INPUTS<T>),
                            prefetch_step);
         }
     }
 }
 
-// Multiplies one panel of the matrix by x [rows, x_stride], without the bias.
-// Writes sums [rows, PANEL_ROWS].
+// Stores weights of inputs k and k + 1 of a group in the layout of a dense panel.
+// to: the group's first input, at the outputs of the vectors.
 template <class T>
-void multiply_panel(const Matrix &matrix, int64_t panel, const Input<T> *x, int64_t x_stride,
-                    int64_t rows, Acc<T> *sums) {
-    matrix.kind == INT8 ? multiply_panel_as<T, int8_t>(matrix, panel, x, x_stride, rows, sums)
-                        : multiply_panel_as<T, T>(matrix, panel, x, x_stride, rows, sums);
+inline void store_dense(T *to, int k, FloatVec first, FloatVec second) {
+    if constexpr (sizeof(T) == 2) {
+        const WordVec low = (WordVec)round_vec_to<bf16>(first) >> 16;
+        const WordVec high = (WordVec)round_vec_to<bf16>(second) & 0xffff0000u;
+        store(to + k * PANEL_ROWS, low | high);
+    } else if constexpr (sizeof(T) == 4) {
+        store(to + k * PANEL_ROWS, first), store(to + (k + 1) * PANEL_ROWS, second);
+    } else
+        for (int i = 0; i < LANES<float>; ++i) {
+            to[k * PANEL_ROWS + i] = T(first[i]);
+            to[(k + 1) * PANEL_ROWS + i] = T(second[i]);
+        }
+}
+
+// Writes the weights of group n in the layout of a dense panel.
+template <class T, int64_t KIND> void unpack_group(const void *panel, int64_t n, T *to) {
+    constexpr BlockFormat FORMAT = BLOCK_FORMATS[KIND];
+    const GroupReader<KIND> group(panel, n);
+    for (int out = 0; out < PANEL_ROWS; out += LANES<float>) {
+        const FloatVec scales[2] = {group.scale(out, 0), group.scale(out, FORMAT.n_scales - 1)};
+        FloatVec minimum = {};
+        if constexpr (FORMAT.has_min) minimum = group.minimum(out);
+        T *outputs = to + out * STEP_INPUTS<T>;
+        group.for_each_step(out, [&](int step, WordVec words) {
+            FloatVec values[STEP_SIZE];
+#pragma GCC unroll 4
+            for (int i = 0; i < STEP_SIZE; ++i) {
+                const IntVec number = (IntVec)(words >> (8 * i) & 255u) - FORMAT.zero;
+                values[i] = __builtin_convertvector(number, FloatVec) *
+                            scales[step * FORMAT.n_scales / GROUP_STEPS];
+                if constexpr (FORMAT.has_min) values[i] += minimum;
+            }
+            store_dense<T>(outputs, step * STEP_SIZE, values[0], values[1]);
+            store_dense<T>(outputs, step * STEP_SIZE + 2, values[2], values[3]);
+        });
+    }
+}
+
+// The inputs of a product.
+template <class T> struct Inputs {
+    const Input<T> *x;             // [rows, stride]
+    int64_t stride, rows;
+    const RoundedRows *rounded;    // the same rows for panels in blocks; null: `x` is for all
+};
+
+// Multiplies one panel of the matrix, without the bias. Writes sums [rows, PANEL_ROWS].
+template <class T>
+void multiply_panel(const Matrix &matrix, int64_t index, const Inputs<T> &inputs, Acc<T> *sums) {
+    const Panel &panel = matrix.panels[index];
+    if (panel.kind == DENSE)
+        return multiply_chunks<T>(matrix.in, inputs.x, inputs.stride, inputs.rows, sums, true,
+                                  [&](int64_t k, int64_t) {
+                                      return (const T *)panel.weight + k * PANEL_ROWS;
+                                  });
+    if (inputs.rounded && sizeof(Acc<T>) == 4)
+        return multiply_block_panel(panel, matrix.in, *inputs.rounded, inputs.rows, (float *)sums);
+    if (inputs.rounded) {
+        float *narrow = (float *)sums;   // widened in place, from the last one on
+        multiply_block_panel(panel, matrix.in, *inputs.rounded, inputs.rows, narrow);
+        for (int64_t i = inputs.rows * PANEL_ROWS - 1; i >= 0; --i) {
+            const float sum = load_bits<float>(narrow + i);   // may share memory with sums[i]
+            sums[i] = Acc<T>(sum);
+        }
+        return;
+    }
+    alignas(64) T chunk[CHUNK_INPUTS<T> * PANEL_ROWS];
+    with_block_kind(panel.kind, [&]<int64_t KIND>() {
+        multiply_chunks<T>(matrix.in, inputs.x, inputs.stride, inputs.rows, sums, false,
+                           [&](int64_t k, int64_t count) {
+                               for (int64_t i = 0; i < count; i += GROUP_SIZE)
+                                   unpack_group<T, KIND>(panel.weight, (k + i) / GROUP_SIZE,
+                                                         chunk + i * PANEL_ROWS);
+                               return (const T *)chunk;
+                           });
+    });
 }
 
 inline int64_t panel_count(const Matrix &matrix) {

@@ -1,0 +1,126 @@
+"""Weights of 4 to 8 bits in blocks of 32 inputs, the formats of src/blocks.h."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from skipsearch.engine.native.structs import GROUP_SIZE, PANEL_ROWS
+
+SUPER_GROUPS = 8  # blocks of a super-block
+UNPACKED_BYTES = 2 + GROUP_SIZE  # a float16 scale, then a number a byte
+CHUNK_WEIGHTS = 4 << 20  # weights that are quantised at once, which bounds the extra memory
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """How a panel stores numbers of `bits` bits, and their scales and minimums."""
+
+    code: int  # PanelKind of src/abi.h
+    bits: int
+    zero: int = 0  # the number that stands for 0, in formats without a minimum
+    has_min: bool = False
+    has_super_blocks: bool = False
+    n_scales: int = 1  # of a block
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a weight, with its share of scales and minimums."""
+        inputs = SUPER_GROUPS * GROUP_SIZE
+        return self.panel_nbytes(inputs) / (inputs * PANEL_ROWS)
+
+    def panel_nbytes(self, n_inputs: int) -> int:
+        """Return the bytes of a panel."""
+        groups = -(-n_inputs // GROUP_SIZE)
+        extra_planes = 0 if self.bits == 8 else self.bits - 4
+        number_bytes = GROUP_SIZE * PANEL_ROWS // (1 if self.bits == 8 else 2)
+        number_bytes += extra_planes * 4 * PANEL_ROWS
+        scale_bytes = (
+            self.n_scales + self.has_min if self.has_super_blocks else 2 + 2 * self.has_min
+        )
+        header_bytes = 2 + 2 * self.has_min if self.has_super_blocks else 0
+        return groups * (number_bytes + scale_bytes * PANEL_ROWS) + (
+            -(-groups // SUPER_GROUPS) * header_bytes * PANEL_ROWS
+        )
+
+
+BLOCK_FORMATS = {
+    "q8_0": BlockFormat(1, 8, zero=128),
+    "q4_0": BlockFormat(2, 4, zero=8),
+    "q4_1": BlockFormat(3, 4, has_min=True),
+    "q5_0": BlockFormat(4, 5, zero=16),
+    "q5_1": BlockFormat(5, 5, has_min=True),
+    "q6_0": BlockFormat(6, 6, zero=32),  # no file has it
+    "q4_k": BlockFormat(7, 4, has_min=True, has_super_blocks=True),
+    "q5_k": BlockFormat(8, 5, has_min=True, has_super_blocks=True),
+    "q6_k": BlockFormat(9, 6, zero=32, has_super_blocks=True, n_scales=2),
+}
+FORMAT_BY_CODE = {block_format.code: block_format for block_format in BLOCK_FORMATS.values()}
+FORMAT_OF_BITS = {bits: BLOCK_FORMATS[f"q{bits}_0"] for bits in (8, 6, 5, 4)}
+MAX_HALF = 65504.0
+# Scales that are tried for fewer than 8 bits: the largest magnitude over each of these numbers.
+SCALE_STEPS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6)
+
+
+def quantize(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Round weights [out, in] to (numbers [out, groups, 32], scales [out, groups] in float16).
+
+    With 8 bits a scale is the largest magnitude of its block over 127. With fewer bits the weight
+    of the largest magnitude takes the lowest number, and of a few scales near that one the scale
+    with the least squared error is taken.
+    bits: a key of FORMAT_OF_BITS.
+    """
+    zero = FORMAT_OF_BITS[bits].zero
+    groups = F.pad(weight.float(), (0, -weight.shape[1] % GROUP_SIZE)).unflatten(
+        1, (-1, GROUP_SIZE)
+    )
+    if bits == 8:
+        scales = _to_half(groups.abs().amax(dim=-1) / 127)
+        return _round_to_scales(groups, scales, 1, 255, zero), scales
+    extreme = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True))[..., 0]
+    candidates = []
+    for step in SCALE_STEPS:
+        scales = _to_half(extreme / -(zero + step))
+        numbers = _round_to_scales(groups, scales, 0, 2 * zero - 1, zero)
+        error = (dequantize(numbers, scales, bits) - groups).square_().sum(dim=-1)
+        candidates.append((error, numbers, scales))
+    best_error, best_numbers, best_scales = candidates[0]
+    for error, numbers, scales in candidates[1:]:
+        is_better = error < best_error
+        best_error = torch.where(is_better, error, best_error)
+        best_numbers = torch.where(is_better[..., None], numbers, best_numbers)
+        best_scales = torch.where(is_better, scales, best_scales)
+    return best_numbers, best_scales
+
+
+def dequantize(numbers: Tensor, scales: Tensor, bits: int) -> Tensor:
+    """Return the weights that `quantize` encoded, [out, groups, 32] in float32, exactly."""
+    return (numbers.float() - FORMAT_OF_BITS[bits].zero) * scales.float()[..., None]
+
+
+def round_weight(weight: Tensor, bits: int) -> Tensor:
+    """Return a matrix [out, in] after rounding to `bits` bits, in its own dtype."""
+    rows = max(1, CHUNK_WEIGHTS // weight.shape[1])
+    parts = [
+        dequantize(*quantize(part, bits), bits).flatten(1)[:, : weight.shape[1]].to(weight.dtype)
+        for part in weight.split(rows)
+    ]
+    return torch.cat(parts)
+
+
+def to_unpacked_blocks(numbers: Tensor, scales: Tensor) -> Tensor:
+    """Return what `quantize` returned as bytes, [out, groups, UNPACKED_BYTES]."""
+    scale_bytes = scales.contiguous().view(torch.uint8).unflatten(-1, (-1, 2))
+    return torch.cat([scale_bytes, numbers], dim=-1)
+
+
+def _to_half(scales: Tensor) -> Tensor:
+    return scales.clamp(-MAX_HALF, MAX_HALF).half()
+
+
+def _round_to_scales(groups: Tensor, scales: Tensor, low: int, high: int, zero: int) -> Tensor:
+    divisors = torch.where(scales == 0, 1, scales.float())[..., None]
+    return ((groups / divisors).round_() + zero).clamp_(low, high).to(torch.uint8)

@@ -1,0 +1,68 @@
+// Reads numbers, scales and minimums of a group for LANES<float> neighbouring outputs.
+#pragma once
+#include "blocks.h"
+#include "vec.h"
+
+namespace {
+
+inline FloatVec load_halves(const uint8_t *from) {
+#if defined(__AVX512F__)
+    return (FloatVec)_mm512_cvtph_ps((__m256i)load_bits<HalfVec>(from));
+#elif defined(__F16C__)
+    return (FloatVec)_mm256_cvtph_ps((__m128i)load_bits<HalfVec>(from));
+#else
+    FloatVec values;
+    for (int i = 0; i < LANES<float>; ++i)
+        values[i] = half_to_float(load_bits<uint16_t>(from + 2 * i));
+    return values;
+#endif
+}
+
+// One group of a panel, as BLOCK_FORMATS[KIND] describes it.
+template <int64_t KIND> struct GroupReader {
+    static constexpr BlockFormat FORMAT = BLOCK_FORMATS[KIND];
+    const uint8_t *header, *group;
+
+    GroupReader(const void *panel, int64_t n)
+        : header((const uint8_t *)panel + FORMAT.header_offset(n)),
+          group((const uint8_t *)panel + FORMAT.group_offset(n)) {}
+
+    // The functions below read the outputs from `out` on.
+    FloatVec scale(int out, int index) const {
+        if constexpr (FORMAT.has_super_blocks)
+            return load_halves(header + 2 * out) *
+                   widen_int8<FloatVec>((const int8_t *)group + index * PANEL_ROWS + out);
+        else return load_halves(group + 2 * out);
+    }
+    FloatVec minimum(int out) const {
+        if constexpr (FORMAT.has_super_blocks)
+            return -load_halves(header + 2 * (PANEL_ROWS + out)) *
+                   widen_int8<FloatVec>((const int8_t *)group + PANEL_ROWS + out);
+        else return load_halves(group + 2 * (PANEL_ROWS + out));
+    }
+
+    // Calls consume(step, word vector) for each step of inputs. A byte of a word is a number.
+    template <class Consume> void for_each_step(int out, Consume consume) const {
+        const uint8_t *numbers = group + FORMAT.scale_bytes() + out * STEP_SIZE;
+        constexpr int HIGH_BITS = FORMAT.bits - 4;
+        WordVec high[2] = {};
+        if constexpr (HIGH_BITS == 1 || HIGH_BITS == 2)
+            for (int i = 0; i < HIGH_BITS; ++i)
+                high[i] = load_bits<WordVec>(numbers + LOW_BYTES + i * PLANE_BYTES);
+#pragma GCC unroll 8
+        for (int step = 0; step < GROUP_STEPS; ++step) {
+            if constexpr (FORMAT.bits == 8) {
+                consume(step, load_bits<WordVec>(numbers + step * PLANE_BYTES));
+                continue;
+            }
+            WordVec words = load_bits<WordVec>(numbers + step / 2 * PLANE_BYTES);
+            words = (step % 2 ? words >> 4 : words) & 0x0f0f0f0fu;
+            if constexpr (HIGH_BITS == 1) words |= (high[0] >> step & 0x01010101u) << 4;
+            if constexpr (HIGH_BITS == 2)
+                words |= (high[step / 4] >> (step % 4 * 2) & 0x03030303u) << 4;
+            consume(step, words);
+        }
+    }
+};
+
+}  // namespace

@@ -1,0 +1,152 @@
+// The product of a panel in blocks and rounded rows, for the instruction set that the compiler's
+// flags choose. The products of a group are summed in integers and scaled once. An output is summed
+// over groups in their order, so a row has the same bits whatever the other rows are.
+#include "block_product.h"
+
+#include "block_numbers.h"
+
+#if defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#endif
+
+namespace {
+
+constexpr int64_t CHUNK_GROUPS = 8;   // groups that stay in the L1 cache while all rows use them
+constexpr int TILE_ROWS = SS_BYTES == 64 ? 8 : 4;   // rows whose sums fit in the vector registers
+
+// Adds to each lane of `sums` the products of the STEP_SIZE numbers of its word and of x.
+// BITS: of a number. x: int8[STEP_SIZE].
+template <int BITS> inline IntVec add_products(IntVec sums, WordVec words, const int8_t *x) {
+    [[maybe_unused]] const int32_t x_word = load_bits<int32_t>(x);
+#if defined(__AVX512VNNI__)
+    return (IntVec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)words, _mm512_set1_epi32(x_word));
+#elif defined(__AVXVNNI__)
+    return (IntVec)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)words,
+                                           _mm256_set1_epi32(x_word));
+#elif defined(__AVX512BW__) || defined(__AVX2__)
+#if defined(__AVX512BW__)
+#define SS_INT(operation) _mm512_##operation
+    typedef __m512i Int;
+#else
+#define SS_INT(operation) _mm256_##operation
+    typedef __m256i Int;
+#endif
+    const Int w = (Int)words, x_words = SS_INT(set1_epi32)(x_word);
+    if constexpr (BITS < 8)   // sums of two products fit in 16 bits
+        return sums + (IntVec)SS_INT(madd_epi16)(SS_INT(maddubs_epi16)(w, x_words),
+                                                 SS_INT(set1_epi16)(1));
+    const Int even_x = SS_INT(srai_epi16)(SS_INT(slli_epi16)(x_words, 8), 8);
+    const Int even = SS_INT(madd_epi16)((Int)(words & 0x00ff00ffu), even_x);
+    const Int odd = SS_INT(madd_epi16)(SS_INT(srli_epi16)(w, 8), SS_INT(srai_epi16)(x_words, 8));
+    return sums + (IntVec)even + (IntVec)odd;
+#undef SS_INT
+#elif defined(__ARM_FEATURE_DOTPROD)
+    // Numbers of 8 bits are made signed, which takes their zero away.
+    const WordVec flips = WordVec{} + (BITS == 8 ? 0x80808080u : 0u);
+    return (IntVec)vdotq_s32((int32x4_t)sums, (int8x16_t)(words ^ flips),
+                             vreinterpretq_s8_s32(vdupq_n_s32(x_word)));
+#else
+    for (int i = 0; i < STEP_SIZE; ++i)
+        sums += (IntVec)(words >> (8 * i) & 255u) * int32_t(x[i]);
+    return sums;
+#endif
+}
+
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr int zero_of(const BlockFormat &format) { return format.bits == 8 ? 0 : format.zero; }
+#else
+constexpr int zero_of(const BlockFormat &format) { return format.zero; }
+#endif
+
+// Adds the products of R rows, and of groups first ... end - 1, to sums [R, PANEL_ROWS].
+// Prefetches what follows these groups, if `prefetches`.
+template <int64_t KIND, int R>
+void run_tile(const Panel &panel, int64_t first, int64_t end, const RoundedRows &x, float *sums,
+              bool prefetches) {
+    constexpr BlockFormat FORMAT = BLOCK_FORMATS[KIND];
+    constexpr int HALF_STEPS = GROUP_STEPS / FORMAT.n_scales;
+    constexpr int VECS = int(PANEL_ROWS) / LANES<float>;
+    constexpr int LINES = (FORMAT.group_bytes() + 63) / 64;
+    for (int v = 0; v < VECS; ++v) {
+        const int out = v * LANES<float>;
+        FloatVec acc[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) acc[r] = load(sums + r * PANEL_ROWS + out);
+        for (int64_t n = first; n < end; ++n) {
+            const GroupReader<KIND> group(panel.weight, n);
+            if (prefetches)
+                for (int line = v * LINES / VECS; line < (v + 1) * LINES / VECS; ++line)
+                    __builtin_prefetch(group.group + CHUNK_GROUPS * FORMAT.group_bytes() +
+                                           line * 64, 0, 3);
+            IntVec products[FORMAT.n_scales][R];
+#pragma GCC unroll 2
+            for (int half = 0; half < FORMAT.n_scales; ++half)
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    const int32_t *row_sums = x.half_sums + r * x.stride / (GROUP_SIZE / 2) + 2 * n;
+                    const int32_t sum = FORMAT.n_scales == 2 ? row_sums[half]
+                                                             : row_sums[0] + row_sums[1];
+                    products[half][r] = IntVec{} - zero_of(FORMAT) * sum;
+                }
+            group.for_each_step(out, [&](int step, WordVec words) {
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    IntVec &to = products[step / HALF_STEPS][r];
+                    to = add_products<FORMAT.bits>(
+                        to, words, x.numbers + r * x.stride + n * GROUP_SIZE + step * STEP_SIZE);
+                }
+            });
+#pragma GCC unroll 2
+            for (int half = 0; half < FORMAT.n_scales; ++half) {
+                const FloatVec scale = group.scale(out, half);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r)
+                    acc[r] += __builtin_convertvector(products[half][r], FloatVec) *
+                              (scale * x.scales[r * x.stride / GROUP_SIZE + n]);
+            }
+            if constexpr (FORMAT.has_min) {
+                const FloatVec minimum = group.minimum(out);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    const int32_t *row_sums = x.half_sums + r * x.stride / (GROUP_SIZE / 2) + 2 * n;
+                    acc[r] += minimum * (float(row_sums[0] + row_sums[1]) *
+                                         x.scales[r * x.stride / GROUP_SIZE + n]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) store(sums + r * PANEL_ROWS + out, acc[r]);
+    }
+}
+
+// Runs the tile that has `rows` rows, at most TILE_ROWS.
+template <int64_t KIND, int R = TILE_ROWS>
+void run_tile_of(int64_t rows, const Panel &panel, int64_t first, int64_t end,
+                 const RoundedRows &x, float *sums, bool prefetches) {
+    if constexpr (R > 0) {
+        if (rows == R) return run_tile<KIND, R>(panel, first, end, x, sums, prefetches);
+        run_tile_of<KIND, R - 1>(rows, panel, first, end, x, sums, prefetches);
+    }
+}
+
+}  // namespace
+
+void multiply_block_panel(const Panel &panel, int64_t in, const RoundedRows &x, int64_t rows,
+                          float *sums) {
+    const int64_t groups = (in + GROUP_SIZE - 1) / GROUP_SIZE;
+    const int64_t planes = rows * x.planes;
+    for (int64_t i = 0; i < planes * PANEL_ROWS; ++i) sums[i] = 0;
+    with_block_kind(panel.kind, [&]<int64_t KIND>() {
+        for (int64_t n = 0; n < groups; n += CHUNK_GROUPS) {
+            const int64_t end = n + CHUNK_GROUPS < groups ? n + CHUNK_GROUPS : groups;
+            for (int64_t i = 0; i < planes; i += TILE_ROWS)
+                run_tile_of<KIND>(planes - i < TILE_ROWS ? planes - i : TILE_ROWS, panel, n, end,
+                                  x.from_plane(i), sums + i * PANEL_ROWS, i == 0);
+        }
+    });
+    for (int64_t row = 0; x.planes == 2 && row < rows; ++row)
+        for (int64_t i = 0; i < PANEL_ROWS; i += LANES<float>) {
+            const float *pair = sums + 2 * row * PANEL_ROWS + i;
+            store(sums + row * PANEL_ROWS + i, load(pair) + load(pair + PANEL_ROWS));
+        }
+}

@@ -1,0 +1,129 @@
+// Weights of 4 to 8 bits in blocks, which the formats of GGUF files are stored in.
+//
+// A group has GROUP_SIZE inputs of the PANEL_ROWS outputs of a panel. A weight is
+// scale * (number - zero), or scale * number + minimum, with unsigned numbers of `bits` bits.
+// A group stores, one after the other:
+//
+// - scales: half[PANEL_ROWS], or int8[n_scales][PANEL_ROWS] if there are super-blocks
+// - minimums, if the format has them: half[PANEL_ROWS], or uint8[PANEL_ROWS]
+// - numbers, in steps of STEP_SIZE inputs, so that a word holds the inputs of one step:
+//   8 bits: uint8[step][PANEL_ROWS][STEP_SIZE]
+//   fewer bits: the lower 4 bits of two steps in a byte, uint8[step / 2][PANEL_ROWS][STEP_SIZE];
+//   then, for each bit above 4, uint8[PANEL_ROWS][STEP_SIZE] with a bit (5 bits) or two bits
+//   (6 bits: 4 steps a byte) of each step
+//
+// A super-block has SUPER_GROUPS groups. It begins with half[PANEL_ROWS], by which the scales of
+// its groups are multiplied, and half[PANEL_ROWS], by which the minimums are multiplied, negated.
+#pragma once
+#include "abi.h"
+#include "half.h"
+
+constexpr int GROUP_SIZE = 32;
+constexpr int STEP_SIZE = 4;
+constexpr int GROUP_STEPS = GROUP_SIZE / STEP_SIZE;
+constexpr int SUPER_GROUPS = 8;
+constexpr int LOW_BYTES = GROUP_SIZE * int(PANEL_ROWS) / 2;       // lower 4 bits of a group
+constexpr int PLANE_BYTES = STEP_SIZE * int(PANEL_ROWS);          // one byte a word
+
+struct BlockFormat {
+    int bits, zero;
+    bool has_min, has_super_blocks;
+    int n_scales;                  // scales of an output in a group
+
+    constexpr int number_bytes() const {
+        return bits == 8 ? 2 * LOW_BYTES : LOW_BYTES + (bits - 4) * PLANE_BYTES;
+    }
+    constexpr int scale_bytes() const {
+        return int(PANEL_ROWS) * (has_super_blocks ? n_scales + has_min : 2 + 2 * has_min);
+    }
+    constexpr int group_bytes() const { return scale_bytes() + number_bytes(); }
+    constexpr int header_bytes() const {
+        return has_super_blocks ? int(PANEL_ROWS) * (2 + 2 * has_min) : 0;
+    }
+    constexpr int64_t super_bytes() const { return header_bytes() + SUPER_GROUPS * group_bytes(); }
+    constexpr int64_t header_offset(int64_t group) const {
+        return group / SUPER_GROUPS * super_bytes();
+    }
+    constexpr int64_t group_offset(int64_t group) const {
+        return header_offset(group) + header_bytes() + group % SUPER_GROUPS * group_bytes();
+    }
+    constexpr int64_t panel_bytes(int64_t in) const {
+        const int64_t groups = (in + GROUP_SIZE - 1) / GROUP_SIZE;
+        return groups * group_bytes() +
+               (groups + SUPER_GROUPS - 1) / SUPER_GROUPS * header_bytes();
+    }
+};
+
+// By PanelKind. The entry of DENSE is not used.
+constexpr BlockFormat BLOCK_FORMATS[] = {
+    {0, 0, false, false, 0},
+    {8, 128, false, false, 1},     // Q8_0
+    {4, 8, false, false, 1},       // Q4_0
+    {4, 0, true, false, 1},        // Q4_1
+    {5, 16, false, false, 1},      // Q5_0
+    {5, 0, true, false, 1},        // Q5_1
+    {6, 32, false, false, 1},      // Q6_0, which no file has
+    {4, 0, true, true, 1},         // Q4_K
+    {5, 0, true, true, 1},         // Q5_K
+    {6, 32, false, true, 2},       // Q6_K
+};
+
+// Calls function.operator()<KIND>() with the kind as a constant.
+template <class Function> inline void with_block_kind(int64_t kind, Function function) {
+    switch (kind) {
+    case Q8_0: return function.template operator()<Q8_0>();
+    case Q4_0: return function.template operator()<Q4_0>();
+    case Q4_1: return function.template operator()<Q4_1>();
+    case Q5_0: return function.template operator()<Q5_0>();
+    case Q5_1: return function.template operator()<Q5_1>();
+    case Q6_0: return function.template operator()<Q6_0>();
+    case Q4_K: return function.template operator()<Q4_K>();
+    case Q5_K: return function.template operator()<Q5_K>();
+    case Q6_K: return function.template operator()<Q6_K>();
+    }
+}
+
+// Where the byte of a number's lower bits is in the numbers of a group, and the shift of a number
+// in it; the same of the bits above 4.
+struct NumberPlace {
+    int byte, shift, high_byte, high_shift;
+    constexpr NumberPlace(const BlockFormat &format, int out, int in) {
+        const int step = in / STEP_SIZE, word = out * STEP_SIZE + in % STEP_SIZE;
+        const int low_step = format.bits == 8 ? step : step / 2;
+        byte = low_step * PLANE_BYTES + word, shift = format.bits == 8 ? 0 : step % 2 * 4;
+        const int high_bits = format.bits - 4, steps_a_byte = high_bits == 2 ? 4 : 8;
+        high_byte = LOW_BYTES + step / steps_a_byte * PLANE_BYTES + word;
+        high_shift = step % steps_a_byte * high_bits;
+    }
+};
+
+// Returns one weight of a panel.
+inline float read_block_weight(const Panel &panel, int64_t out, int64_t in) {
+    const BlockFormat &format = BLOCK_FORMATS[panel.kind];
+    const uint8_t *header = (const uint8_t *)panel.weight + format.header_offset(in / GROUP_SIZE);
+    const uint8_t *group = (const uint8_t *)panel.weight + format.group_offset(in / GROUP_SIZE);
+    const uint8_t *numbers = group + format.scale_bytes();
+    const int k = int(in % GROUP_SIZE);
+    const auto half_at = [out](const uint8_t *from) {
+        uint16_t half;
+        std::memcpy(&half, from + 2 * out, sizeof half);
+        return half_to_float(half);
+    };
+    float scale, minimum = 0;
+    if (format.has_super_blocks) {
+        const uint8_t *scales = group + k * format.n_scales / GROUP_SIZE * PANEL_ROWS;
+        scale = half_at(header) * float(int8_t(scales[out]));
+        if (format.has_min)
+            minimum = -half_at(header + 2 * PANEL_ROWS) * float(group[PANEL_ROWS + out]);
+    } else {
+        scale = half_at(group);
+        if (format.has_min) minimum = half_at(group + 2 * PANEL_ROWS);
+    }
+    const NumberPlace place(format, int(out), k);
+    int number = numbers[place.byte];
+    if (format.bits < 8) number = number >> place.shift & 15;
+    if (format.bits == 5 || format.bits == 6)
+        number |= (numbers[place.high_byte] >> place.high_shift & ((1 << (format.bits - 4)) - 1))
+                  << 4;
+    return float(number - format.zero) * scale + minimum;
+}

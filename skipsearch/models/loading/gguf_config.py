@@ -1,0 +1,166 @@
+"""The metadata of a GGUF file as a config of transformers, for architectures that can be fused.
+
+The keys are those of llama.cpp: gguf-py/gguf/constants.py and each model's conversion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
+
+MAX_LAYERS = 1024
+GEMMA3_27B_LAYERS = 62  # the only Gemma 3 whose attention is scaled by the width of all heads
+
+Settings = dict[str, Any]
+
+
+def read_config(file: GGUFFile) -> Any:
+    """Return the config of the model in a file.
+
+    Raises: GGUFError for an architecture or a setting that is not supported.
+    """
+    from transformers import CONFIG_MAPPING
+
+    architecture = file.get("general.architecture", str, "")
+    if architecture not in ARCHITECTURES:
+        raise GGUFError(
+            f"{file.name} holds a model of the architecture {architecture[:40]!r}; GGUF files are "
+            f"read for {', '.join(ARCHITECTURES)}: take the model's folder instead"
+        )
+    model_type, add_settings = ARCHITECTURES[architecture]
+    settings = _read_common(file, architecture)
+    add_settings(file, settings)
+    try:
+        config = CONFIG_MAPPING[model_type](**settings)
+    except Exception as error:  # transformers validates configs in many ways
+        raise GGUFError(f"{file.name}: its metadata make no {model_type} model ({error})") from None
+    config.name_or_path = file.name
+    return config
+
+
+def _read_common(file: GGUFFile, architecture: str) -> Settings:
+    def number(key: str, low: int = 1, high: int = 1 << 24) -> int:
+        return file.require_int(f"{architecture}.{key}", low, high)
+
+    hidden_size, heads = number("embedding_length"), number("attention.head_count", high=1 << 16)
+    has_head_dim = f"{architecture}.attention.key_length" in file.metadata
+    head_dim = number("attention.key_length") if has_head_dim else hidden_size // heads
+    table = file.tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise GGUFError(f"{file.name} has no tensor token_embd.weight; download the file again")
+    epsilon = file.get(f"{architecture}.attention.layer_norm_rms_epsilon", float)
+    if epsilon is None or not 0 < epsilon < 1:
+        raise GGUFError(
+            f"{file.name}: {architecture}.attention.layer_norm_rms_epsilon is {epsilon}"
+        )
+    has_kv = f"{architecture}.attention.head_count_kv" in file.metadata
+    return {
+        "vocab_size": table.shape[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": number("feed_forward_length"),
+        "num_hidden_layers": number("block_count", high=MAX_LAYERS),
+        "num_attention_heads": heads,
+        "num_key_value_heads": number("attention.head_count_kv") if has_kv else heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": number("context_length", high=1 << 31),
+        "rms_norm_eps": float(epsilon),
+        "rope_parameters": _read_rope(file, architecture, head_dim),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": _read_token(file, "bos", table.shape[0]),
+        "eos_token_id": _read_token(file, "eos", table.shape[0]),
+        "pad_token_id": _read_token(file, "padding", table.shape[0]),
+    }
+
+
+def _read_token(file: GGUFFile, name: str, vocab_size: int) -> int | None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    return file.require_int(key, 0, vocab_size - 1) if key in file.metadata else None
+
+
+def _read_rope(file: GGUFFile, architecture: str, head_dim: int) -> Settings:
+    theta = float(file.get(f"{architecture}.rope.freq_base", float, 10000.0))
+    kind = file.get(f"{architecture}.rope.scaling.type", str, "none")
+    rope: Settings = {"rope_type": "default", "rope_theta": theta}
+    factor = float(file.get(f"{architecture}.rope.scaling.factor", float, 1.0))
+    if kind == "linear":
+        rope |= {"rope_type": "linear", "factor": factor}
+    elif kind == "yarn":
+        length = file.require_int(f"{architecture}.rope.scaling.original_context_length")
+        rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
+    elif kind != "none" or any(name.startswith("rope_factors") for name in file.tensors):
+        raise GGUFError(
+            f"{file.name}: its rotary angles are scaled by {kind!r}, and GGUF files are read with "
+            "none, linear and yarn: take the model's folder instead"
+        )
+    n_rotary = file.get(f"{architecture}.rope.dimension_count", int, head_dim)
+    if not 2 <= n_rotary <= head_dim:
+        raise GGUFError(f"{file.name}: {architecture}.rope.dimension_count is {n_rotary}")
+    if n_rotary != head_dim:
+        rope["partial_rotary_factor"] = n_rotary / head_dim
+    return rope
+
+
+def _add_llama(file: GGUFFile, settings: Settings) -> None:
+    settings["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+
+
+def _add_qwen3(file: GGUFFile, settings: Settings) -> None:
+    settings["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+
+
+def _add_phi3(file: GGUFFile, settings: Settings) -> None:
+    settings["sliding_window"] = file.get("phi3.attention.sliding_window", int, 0) or None
+    settings["pad_token_id"] = settings["pad_token_id"] or 0
+    rotary_share = settings["rope_parameters"].get("partial_rotary_factor")
+    if rotary_share:
+        settings["partial_rotary_factor"] = rotary_share
+
+
+def _add_gemma(file: GGUFFile, settings: Settings) -> None:
+    settings["hidden_act"] = settings["hidden_activation"] = "gelu_pytorch_tanh"
+
+
+def _add_gemma3(file: GGUFFile, settings: Settings) -> None:
+    rope = settings.pop("rope_parameters")
+    scalar = settings["head_dim"]
+    if settings["num_hidden_layers"] == GEMMA3_27B_LAYERS:
+        scalar = settings["hidden_size"] // settings["num_attention_heads"]
+    settings |= {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": file.require_int("gemma3.attention.sliding_window"),
+        "query_pre_attn_scalar": scalar,
+        "rope_parameters": {
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    }
+
+
+def _add_nothing(file: GGUFFile, settings: Settings) -> None:
+    """The common settings are all."""
+
+
+# Architecture of the file -> model_type of transformers, and what adds its own settings.
+ARCHITECTURES: dict[str, tuple[str, Callable[[GGUFFile, Settings], None]]] = {
+    "llama": ("llama", _add_llama),  # Mistral's files too
+    "qwen2": ("qwen2", _add_nothing),
+    "qwen3": ("qwen3", _add_qwen3),
+    "phi3": ("phi3", _add_phi3),
+    "gemma": ("gemma", _add_gemma),
+    "gemma3": ("gemma3_text", _add_gemma3),
+    "olmo2": ("olmo2", _add_nothing),
+}
+# Families whose norms multiply by 1 + weight; files hold the sum.
+NORMS_PLUS_ONE = frozenset({"gemma", "gemma3_text"})
+
+
+def rotary_factors(file: GGUFFile) -> Tensor | None:
+    """Return the divisors of rotary frequencies that Llama 3.1 and later have; None for none."""
+    if "rope_freqs.weight" not in file.tensors:
+        return None
+    (length,) = file.tensors["rope_freqs.weight"].shape
+    return file.vector("rope_freqs.weight", length)

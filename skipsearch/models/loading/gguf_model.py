@@ -1,0 +1,250 @@
+"""Open a GGUF file as a model of transformers whose matrices stay in the file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from skipsearch.errors import ModelError
+from skipsearch.models.adapter import ModelSpec
+from skipsearch.models.families.table import Family, family_of
+from skipsearch.models.loading.gguf_config import NORMS_PLUS_ONE, read_config, rotary_factors
+from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, read_gguf
+from skipsearch.models.loading.quantize import GGUF_PREFIX
+from skipsearch.models.loading.weight_files import hash_weight_files
+from skipsearch.models.stored_linear import StoredEmbedding, StoredLinear
+from skipsearch.models.third_party import first_line_of, panics_as_errors, silence_transformers
+
+SUFFIX = ".gguf"
+
+
+@dataclass(frozen=True)
+class GGUFModel:
+    """A model in a file, whose matrices are not in memory yet."""
+
+    model: nn.Module
+    spec: ModelSpec  # its quantization is the name of what the file holds
+    family: Family
+    tokenizer: Any
+
+
+def is_gguf(name: str) -> bool:
+    """Return whether a name is that of a GGUF file."""
+    return name.lower().endswith(SUFFIX)
+
+
+def find_gguf(name: str) -> Path:
+    """Return the path of a file. Raises: GGUFError if there is none."""
+    path = Path(name).expanduser()
+    with suppress(OSError):
+        if path.is_file():
+            return path
+    raise GGUFError(f"there is no file {name}; check the path")
+
+
+def open_gguf(name: str, dtype: torch.dtype) -> GGUFModel:
+    """Open a file for a CPU. No matrix is read.
+
+    dtype: of activations, and of weights after they are unpacked.
+    Raises: GGUFError, ModelError.
+    """
+    path = find_gguf(name)
+    file = read_gguf(path)
+    config = read_config(file)
+    family = family_of(config)
+    with silence_transformers():
+        model = _build_model(file, config, dtype)
+    tokenizer = _read_tokenizer(file, config)
+    return GGUFModel(model, _make_spec(file, config, dtype), family, tokenizer)
+
+
+def name_quantization(file: GGUFFile) -> str:
+    """Return the name of what a file holds by its most common format, such as gguf-q4_k."""
+    weights: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        if len(tensor.shape) == 2:
+            weights[tensor.format] += tensor.shape[0] * tensor.shape[1]
+    return GGUF_PREFIX + weights.most_common(1)[0][0]
+
+
+def unpack_stored_modules(model: nn.Module) -> None:
+    """Read the matrices of a model, so that its own forward can run fast."""
+    tables = dict[int, nn.Embedding]()  # a tied head shares the embedding's table
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if isinstance(module, StoredEmbedding):
+                table = module.unpack()
+                tables[module.weight.data_ptr()] = table
+                setattr(parent, name, table)
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if not isinstance(module, StoredLinear):
+                continue
+            shared = tables.get(module.matrix.data.ctypes.data)
+            linear = module.unpack(None if shared is None else shared.weight)
+            setattr(parent, name, linear)
+
+
+class _MetaWeights(TorchFunctionMode):
+    """A mode in which weights have shapes and no memory. Buffers, which are computed, have both."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty:
+            kwargs = {**kwargs, "device": "meta"}
+        return func(*args, **kwargs)
+
+
+def _build_model(file: GGUFFile, config: Any, dtype: torch.dtype) -> nn.Module:
+    import gguf
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with _MetaWeights():
+            model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    except Exception as error:  # each family checks its config in its own way
+        raise GGUFError(
+            f"{file.name}: its model cannot be built ({first_line_of(error)})"
+        ) from None
+    architecture = file.metadata["general.architecture"]
+    code = next(code for code, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(code, config.num_hidden_layers)
+
+    def name_in_file(parameter: str) -> str:
+        name = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise GGUFError(f"{file.name}: {parameter} has no place in a GGUF file")
+        return str(name)
+
+    for path, module in list(model.named_modules()):
+        parent, _, child = path.rpartition(".")
+        if isinstance(module, nn.Linear):
+            is_tied = path == "lm_head" and config.tie_word_embeddings
+            source = "token_embd.weight" if is_tied else name_in_file(f"{path}.weight")
+            matrix = file.matrix(source, (module.out_features, module.in_features))
+            bias = None
+            if module.bias is not None:
+                bias = file.vector(name_in_file(f"{path}.bias"), module.out_features)
+            heads = {
+                "q_proj": config.num_attention_heads,
+                "k_proj": config.num_key_value_heads,
+            }.get(child)
+            if (
+                architecture == "llama" and heads
+            ):  # llama.cpp rotates neighbours, and transformers halves
+                order = (
+                    torch.arange(module.out_features).view(heads, -1, 2).transpose(1, 2).flatten()
+                )
+                matrix, bias = (
+                    replace(matrix, row_order=order),
+                    None if bias is None else bias[order],
+                )
+            stored: nn.Module = StoredLinear(
+                matrix, None if bias is None else bias.to(dtype), dtype
+            )
+            setattr(model.get_submodule(parent), child, stored)
+        elif isinstance(module, nn.Embedding):
+            shape = (module.num_embeddings, module.embedding_dim)
+            stored = StoredEmbedding(file.matrix("token_embd.weight", shape), module, dtype)
+            setattr(model.get_submodule(parent), child, stored)
+    for path, weight in list(model.named_parameters()):
+        if ".table." in path:  # of an embedding that is in the file
+            continue
+        vector = file.vector(name_in_file(path), weight.numel())
+        if config.model_type in NORMS_PLUS_ONE:
+            vector = vector - 1
+        parent, _, child = path.rpartition(".")
+        parameter = nn.Parameter(vector.to(dtype), requires_grad=False)
+        setattr(model.get_submodule(parent), child, parameter)
+    _scale_rotary(file, model)
+    return model.eval().requires_grad_(False)
+
+
+def _scale_rotary(file: GGUFFile, model: nn.Module) -> None:
+    factors = rotary_factors(file)
+    if factors is None:
+        return
+    for module in model.modules():
+        frequencies = getattr(module, "inv_freq", None)
+        if isinstance(frequencies, Tensor):
+            if frequencies.shape != factors.shape or not bool((factors > 0).all()):
+                raise GGUFError(f"{file.name}: rope_freqs.weight does not fit the model")
+            frequencies.div_(factors)
+
+
+def _make_spec(file: GGUFFile, config: Any, dtype: torch.dtype) -> ModelSpec:
+    from skipsearch.models.loading.config import parse_eos_ids
+    from skipsearch.models.loading.weight_files import hash_config
+
+    eos = [config.eos_token_id, *_list_end_tokens(file, config.vocab_size)]
+    eos_ids = [token for token in dict.fromkeys(eos) if token is not None]
+    return ModelSpec(
+        id=file.paths[0].stem,
+        revision=None,
+        family=config.model_type,
+        n_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        context_length=config.max_position_embeddings,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        config_sha256=hash_config(config),
+        eos_token_ids=parse_eos_ids(eos_ids, config.vocab_size, f"{file.name}: an end token"),
+        n_devices=1,
+        quantization=name_quantization(file),
+        weights_sha256=hash_weight_files(file.paths),
+    )
+
+
+def _list_end_tokens(file: GGUFFile, vocab_size: int) -> list[int]:
+    """Return the other tokens that end an answer, as llama.cpp reads them."""
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eot", "eom")]
+    return [file.require_int(key, 0, vocab_size - 1) for key in keys if key in file.metadata]
+
+
+def _read_tokenizer(file: GGUFFile, config: Any) -> Any:
+    """Return the tokenizer of a file; None if it has none.
+
+    Raises: GGUFError if its vocabulary does not fit the model; ModelError.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    from skipsearch.models.expansion import check_tokenizer
+
+    kind = file.get("tokenizer.ggml.model", str, "none")
+    if kind == "none":
+        return None
+    tokens = file.get("tokenizer.ggml.tokens", list, [])
+    if not 0 < len(tokens) <= config.vocab_size or not isinstance(tokens[0], str):
+        raise GGUFError(
+            f"{file.name}: its vocabulary has {len(tokens)} tokens, and its embedding "
+            f"{config.vocab_size}; download the file again"
+        )
+    try:
+        from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+    except ImportError:
+        raise ModelError(
+            "the tokenizer of a GGUF file needs transformers 5.17 or newer: pip install --upgrade "
+            "transformers"
+        ) from None
+    try:
+        with silence_transformers(), panics_as_errors():
+            architecture, vocabulary, settings = get_gguf_tokenizer(str(file.paths[0]))
+            backend, more_settings = convert_gguf_tokenizer(architecture, vocabulary)
+            tokenizer: Any = PreTrainedTokenizerFast(
+                tokenizer_object=backend, **settings, **more_settings
+            )
+    except Exception as error:  # tokenizers raises bare Exception
+        raise GGUFError(
+            f"{file.name}: its tokenizer cannot be read ({first_line_of(error)}); take the "
+            "model's folder instead"
+        ) from None
+    check_tokenizer(tokenizer, file.paths[0])
+    return tokenizer

@@ -1,0 +1,102 @@
+"""Modules whose weights stay as a file stores them, until an engine packs or unpacks them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class StoredMatrix(Protocol):
+    """A matrix [out, in] in a file, which is read when it is asked for."""
+
+    @property
+    def name(self) -> str:
+        """As in the file, for messages."""
+
+    @property
+    def format(self) -> str:
+        """The name of its number format, such as q4_1 or bf16."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)"""
+
+    @property
+    def data(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The bytes of each row, [out, row bytes], mapped from the file."""
+
+    def row_addresses(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the address of each output's bytes, valid as long as `data`."""
+
+    def dequantize_rows(self, rows: Tensor | slice) -> Tensor:
+        """Return rows of the weight, [rows, in] in float32."""
+
+
+class StoredLinear(nn.Module):
+    """An `nn.Linear` whose weight is stored in a file."""
+
+    def __init__(self, matrix: StoredMatrix, bias: Tensor | None, dtype: torch.dtype):
+        """bias: in `dtype`, which the weight is unpacked to."""
+        super().__init__()
+        self.matrix, self.bias, self.dtype = matrix, bias, dtype
+        self.out_features, self.in_features = matrix.shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply, after reading the weight: slow, and meant for checks."""
+        return F.linear(x, unpack_matrix(self.matrix, self.dtype), self.bias)
+
+    def unpack(self, weight: Tensor | None = None) -> nn.Linear:
+        """Return a module with the weight in memory. weight: what it shares with an embedding."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        if weight is None:
+            weight = unpack_matrix(self.matrix, self.dtype)
+        linear.weight = nn.Parameter(weight, requires_grad=False)
+        if self.bias is not None:
+            linear.bias = nn.Parameter(self.bias, requires_grad=False)
+        return linear
+
+
+class StoredEmbedding(nn.Module):
+    """An embedding whose table is stored in a file."""
+
+    def __init__(self, matrix: StoredMatrix, table: nn.Embedding, dtype: torch.dtype):
+        """table: the module that it replaces, whose weight is not read."""
+        super().__init__()
+        self.matrix, self.table, self.dtype = matrix, table, dtype
+
+    @property
+    def weight(self) -> Tensor:
+        """The bytes of the table, to tell whether the head shares them."""
+        return torch.from_numpy(self.matrix.data)
+
+    @property
+    def embed_scale(self) -> Any:
+        """A factor of each row, or None."""
+        return getattr(self.table, "embed_scale", None)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the rows of tokens."""
+        rows = self.matrix.dequantize_rows(tokens.flatten().cpu()).to(self.dtype)
+        rows = rows.view(*tokens.shape, -1)
+        scale = self.embed_scale
+        return rows if scale is None else rows * torch.as_tensor(scale).to(self.dtype)
+
+    def unpack(self) -> nn.Embedding:
+        """Return the module with its table in memory."""
+        weight = unpack_matrix(self.matrix, self.dtype)
+        self.table.weight = nn.Parameter(weight, requires_grad=False)
+        return self.table
+
+
+def unpack_matrix(matrix: StoredMatrix, dtype: torch.dtype) -> Tensor:
+    """Return the weight in `dtype`, [out, in], part by part."""
+    out, width = matrix.shape
+    weight = torch.empty(out, width, dtype=dtype)
+    step = max(1, (4 << 20) // width)
+    for first in range(0, out, step):
+        weight[first : first + step] = matrix.dequantize_rows(slice(first, first + step))
+    return weight
