@@ -16,8 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT_FOLDERS = ("calibration_data", "docs", "notebooks", "profiles", "skipsearch", "tests")
-# "skipsearch", "tests" and "tools" join when their lines are short enough.
-CODE_FOLDERS: tuple[str, ...] = ()
+CODE_FOLDERS = ("skipsearch", "tests", "tools")
 MAX_COLUMNS = 100
 
 CLOSING = r"[)\]\"”’*_]*"
