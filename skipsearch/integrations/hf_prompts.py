@@ -125,7 +125,10 @@ def _count_padding(ids: Tensor, settings: Mapping[str, Any], visible: list[bool]
         if set(pad) & set(parse_token_ids("eos_token_id", settings.get("eos_token_id"))):
             return 0
         visible = [token not in pad for token in ids[0].tolist()]
-        name = f"pad_token_id, which hides tokens where there is no attention_mask, is {short_repr(settings.get('pad_token_id'))}, and"
+        name = (
+            "pad_token_id, which hides tokens where there is no attention_mask, is "
+            f"{short_repr(settings.get('pad_token_id'))}, and"
+        )
     else:
         name = "attention_mask"
     padding = visible.index(True) if True in visible else len(visible)

@@ -87,9 +87,7 @@ def test_a_file_of_8_bits_holds_the_numbers_and_scales_of_the_engine_native(tmp_
         assert found["token_embd.weight"].tensor_type.name == kind
         down = found["blk.1.ffn_down.weight"]
         mine = torch.from_numpy(gguf.quants.dequantize(down.data, down.tensor_type).copy())
-        assert torch.equal(
-            mine, round_weight(model.model.layers[1].mlp.down_proj.weight, 8)
-        )  # type: ignore[union-attr,index]
+        assert torch.equal(mine, round_weight(model.model.layers[1].mlp.down_proj.weight, 8))  # type: ignore[union-attr,index]
         again = gguf.quants.quantize(mine.numpy(), gguf.GGMLQuantizationType.Q8_0)
         assert np.array_equal(again, down.data)  # as gguf's own rounding has it
     reason = "Q8_0 takes 32 inputs together, and a matrix has another number of them"

@@ -180,7 +180,6 @@ def test_input_from_a_pipe_is_answered_without_prompts(capsys, monkeypatch) -> N
 
 
 # --- the conversation itself
-# -------------------------------------------------------------------------------------------------------
 
 
 def chatty() -> ModelAdapter:

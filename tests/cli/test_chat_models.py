@@ -80,7 +80,10 @@ def test_tune_records_the_template_and_decode_says_how_to_use_it(
         run_in_process(capsys, monkeypatch, *request),
         run_in_process(capsys, monkeypatch, *request, "--chat"),
     )
-    sentence = "this profile was made for requests in the chat template: with --chat yours go through it too"
+    sentence = (
+        "this profile was made for requests in the chat template: with --chat yours go through it "
+        "too"
+    )
     assert (bare[0], sentence in bare[2]) == (0, True)
     assert (chat[0], sentence in chat[2]) == (0, False)
     assert [json.loads(printed)["prompt_tokens"] for _, printed, _ in (bare, chat)] == [

@@ -40,8 +40,8 @@ ROOT = Path(__file__).parents[2]
 WITHOUT_A_TABLE = [
     sys.executable,
     "-c",
-    "from helpers import costs\nfrom skipsearch.tuning import calibration\nfrom skipsearch.cli.main "
-    "import main\n"
+    "from helpers import costs\nfrom skipsearch.tuning import calibration\n"
+    "from skipsearch.cli.main import main\n"
     "calibration.measure_task_costs = costs.fake_costs\nmain()",
 ]
 

@@ -79,7 +79,6 @@ def local_model(tmp_path: Path) -> Path:
 
 
 # --- the program itself
-# ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_version_is_told(capsys, monkeypatch) -> None:
@@ -183,7 +182,6 @@ def test_tab_completion_in_python_shows_the_api() -> None:
 
 
 # --- local models
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_local_model_is_found_again_by_its_weights(
@@ -265,7 +263,6 @@ def test_a_damaged_list_of_models_is_no_list(tmp_path: Path) -> None:
 
 
 # --- requests
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_several_texts_stand_under_their_names_and_conversations_are_taken(
@@ -381,7 +378,6 @@ def test_what_cannot_be_is_told_before_a_model_is_loaded(
 
 
 # --- profiles, machines, progress
-# --------------------------------------------------------------------------------------------------
 
 
 def test_python_replaces_a_profile_no_more_unasked_than_the_command_does(tmp_path: Path) -> None:

@@ -54,7 +54,6 @@ class Screen(StringIO):
 
 
 # --- the rule
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 @given(st.text(st.characters()) | st.text(st.sampled_from(EVIL)))
@@ -98,7 +97,6 @@ def test_whatever_is_printed_is_shown_and_neither_obeyed_nor_read_as_markup() ->
 
 
 # --- the commands
-# -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -104,7 +104,6 @@ def test_what_recurrent_models_do_not_draft_is_refused_for_batches_too() -> None
 
 
 # --- drafts of every kind
-# ----------------------------------------------------------------------------------------------------
 
 
 ALWAYS = ("adapted with siblings", "kangaroo", "s3d with a tree", "clasp 0")  # on engines beside hf

@@ -51,7 +51,6 @@ from skipsearch.errors import DecodeError, MaskError
 from skipsearch.models.kv_cache import KVCache, Planner
 
 # --- lossless
-# ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -222,7 +221,6 @@ def test_choosing_leaves_what_is_committed_as_it_is_which_is_what_a_fresh_prefil
 
 
 # --- the rules
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_claspes_plans_are_equation_2_by_hand_at_the_last_verified_token() -> None:

@@ -60,7 +60,9 @@ def test_the_engine_of_the_moment_is_used(engine: str) -> None:
         .__name__.lower()
         .startswith({"lean": "fused"}.get(engine, engine.removesuffix("-8bit")))
     )
-    assert model.spec.quantization == (engine if engine == "native-8bit-float-activations" else None)
+    assert model.spec.quantization == (
+        engine if engine == "native-8bit-float-activations" else None
+    )
     assert isinstance(full, FullModel)
 
 

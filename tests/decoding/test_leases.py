@@ -162,7 +162,6 @@ def test_what_there_is_no_memory_to_keep_is_let_go_and_the_answer_stands() -> No
 
 
 # --- how much is held
-# --------------------------------------------------------------------------------------------------------------
 
 
 def million() -> tuple[Decoder, FullModel, int]:

@@ -135,7 +135,6 @@ def test_samples_of_a_session_are_those_of_a_fresh_decoder() -> None:
 
 
 # --- requests as values
-# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_request_asks_for_what_its_settings_as_keywords_ask_for() -> None:
@@ -181,7 +180,6 @@ def test_settings_beside_a_request_are_refused() -> None:
 
 
 # --- what was proposed
-# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drafting", DRAFTINGS, ids=lambda drafting: drafting.recipe.shape)

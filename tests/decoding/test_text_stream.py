@@ -192,7 +192,6 @@ def test_half_a_character_at_the_end_is_shown_as_decoding_shows_it() -> None:
 
 
 # --- what it costs
-# -----------------------------------------------------------------------------------------------------------
 
 
 class Counting:

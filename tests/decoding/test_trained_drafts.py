@@ -93,7 +93,9 @@ requests = st.lists(
 
 
 @pytest.fixture(
-    params=engine_params("hf", "native", thorough=("lean", "native-8bit-float-activations"), slow=("graph",))
+    params=engine_params(
+        "hf", "native", thorough=("lean", "native-8bit-float-activations"), slow=("graph",)
+    )
 )
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with use_engine(request.param):
@@ -153,7 +155,7 @@ class Fuzz:
     stats: DecodeStats = field(default_factory=DecodeStats)
 
 
-def test_requests_that_interleave_get_the_full_models_own_tokens_whatever_the_module_and_the_settings(
+def test_interleaved_requests_get_the_full_models_own_tokens_for_every_module_and_setting(
     engine: str,
 ) -> None:
     found = fuzzed(20)
@@ -194,7 +196,9 @@ def test_greedy_text_behind_every_short_prompt_is_the_full_models_own() -> None:
 
 @pytest.mark.parametrize(
     "engine",
-    engine_params(thorough=("hf", "native"), slow=("lean", "graph", "native-8bit-float-activations")),
+    engine_params(
+        thorough=("hf", "native"), slow=("lean", "graph", "native-8bit-float-activations")
+    ),
     indirect=True,
 )
 @pytest.mark.parametrize("name", small_specs())

@@ -128,7 +128,6 @@ def check_every_prompt(
 
 
 # --- what is committed
-# ---------------------------------------------------------------------------------------------------------
 
 
 def kv(cache: KVCache, n: int) -> list[torch.Tensor]:

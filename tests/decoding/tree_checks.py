@@ -56,7 +56,6 @@ def check_tree_sampling() -> DecodeStats:
 
 
 # --- the rule, by enumeration
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,6 @@ def test_a_connection_serves_one_request_after_another(server: Running) -> None:
 
 
 # --- what a server in a process cannot be brought to do at will
-# --------------------------------------------------------------------
 
 
 class Transport(asyncio.Transport):
@@ -230,9 +229,7 @@ def lose(*connections: tuple[GuardedProtocol, Transport]) -> None:
         protocol.connection_lost(None)
 
 
-def test_the_one_that_has_waited_longest_is_closed_for_a_new_one_and_none_that_is_being_answered() -> (
-    None
-):
+def test_the_longest_idle_connection_is_closed_for_a_new_one_but_none_in_use() -> None:
     async def main() -> None:
         bench = Bench(FEW)
         busy, body, head = (

@@ -138,7 +138,6 @@ def test_an_engine_that_cannot_run_here_is_refused_in_a_sentence(
 
 
 # --- when a batch stops drafting
-# ---------------------------------------------------------------------------------------------------
 
 
 def profile_of(model: ModelAdapter, speedups: dict[int, float]) -> Profile:
@@ -169,8 +168,9 @@ def profile_of(model: ModelAdapter, speedups: dict[int, float]) -> Profile:
 
 
 def served(profile: Profile, tokens: list[int]) -> list[DecodeStats]:
-    """How requests of so many tokens, that `serve --batch-passes` runs side by side, were decoded; each
-    with the full model's own tokens.
+    """Return the statistics of requests of so many tokens that run at once with --batch-passes.
+
+    Each request must have the full model's own tokens.
     """
     model, full = world()
     desk = Scheduler(Decoder(model, profile), Limits(max_num_seqs=8, batch_passes=True))

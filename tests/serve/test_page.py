@@ -92,10 +92,8 @@ def test_tokens_arrive_in_the_colours_of_those_who_proposed_them(
     assert figures["tokens"] == "120"
     assert re.fullmatch(r"\d+\.\d\d s", figures["first token"])
     if folder := os.environ.get("SKIPSEARCH_SCREENSHOTS"):
-        page.screenshot(
-            path=f"{folder}/serve-{page.evaluate('matchMedia(`(prefers-color-scheme: dark)`).matches')}.png",
-            full_page=True,
-        )
+        is_dark = page.evaluate("matchMedia(`(prefers-color-scheme: dark)`).matches")
+        page.screenshot(path=f"{folder}/serve-{is_dark}.png", full_page=True)
 
 
 def test_the_keyboard_alone_is_enough(page: Page) -> None:

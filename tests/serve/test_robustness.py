@@ -268,7 +268,6 @@ def test_metrics_have_the_names_that_dashboards_know_and_count(server: Running) 
 
 
 # --- sizes and times
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def raw(server: Running, data: bytes, patience: float = 20) -> bytes:

@@ -87,7 +87,6 @@ def test_a_study_is_named_behind_the_address(url: str, expected: tuple[str, str]
 
 
 # --- data bases
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def refusal(url: str) -> str:
@@ -150,7 +149,6 @@ def test_in_ci_a_missing_server_is_a_failure_and_not_a_skip(
 
 
 # --- journals
-# ----------------------------------------------------------------------------------------------------------------------
 
 HOLDER = """
 import sys
