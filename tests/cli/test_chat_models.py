@@ -1,6 +1,4 @@
-"""A chat model from start to end: requests go through its template when tuning, and with --chat
-when decoding.
-"""
+"""A chat model from start to end: requests use its template in `tune` and in `decode --chat`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Requests as values, sessions that reuse what prompts share, and chunks that tell what was
-proposed.
-"""
+"""Requests as values, sessions that reuse common prefixes, and chunks with their drafts."""
 
 from __future__ import annotations
 
@@ -162,7 +160,7 @@ def test_a_request_asks_for_what_its_settings_as_keywords_ask_for() -> None:
         end_on_repeat=3,
         ignore_eos=True,
     )
-    for _ in range(2):  # a request may be carried out again
+    for _ in range(2):  # a request may run again
         again = decoder.generate(asked)
         assert (again.tokens, again.finish_reason, again.text) == (
             by_keyword.tokens,

@@ -330,7 +330,7 @@ def test_a_damaged_weight_file_is_one_sentence(source: Path, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["model"]
 
 
-# --- its README
+# --- the README
 
 
 def text_of(

@@ -75,7 +75,7 @@ def assert_equals_one_by_one(
         np.testing.assert_allclose(replayed.confidence, confidence, rtol=1e-4)
 
 
-# --- what it stands for
+# --- equality with draft passes
 
 
 @pytest.mark.parametrize("mask", MASKS)

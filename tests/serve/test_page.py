@@ -22,8 +22,9 @@ pytestmark = pytest.mark.xdist_group("server")
 
 @pytest.fixture(params=["light", *thorough("dark")])
 def page(browser: Browser, server: Running, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """The page, with a key typed in. Nothing may go wrong in it, and nothing may be asked of
-    another origin.
+    """Open the page with a key typed in.
+
+    It must raise no error, and must request nothing of another origin.
     """
     page = browser.new_page(color_scheme=request.param, viewport={"width": 1100, "height": 800})
     wrong: list[str] = []

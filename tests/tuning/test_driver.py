@@ -614,7 +614,7 @@ def test_a_disk_that_runs_full_during_a_search_is_one_sentence_and_what_was_judg
     )
 
 
-# --- what is told
+# --- events
 
 
 def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:

@@ -86,7 +86,7 @@ def test_a_study_is_named_behind_the_address(url: str, expected: tuple[str, str]
     assert split_study_url(url) == expected
 
 
-# --- data bases
+# --- databases
 
 
 def refusal(url: str) -> str:
