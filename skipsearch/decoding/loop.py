@@ -1,7 +1,4 @@
-"""The decode loop: draft, verify, accept, commit.
-
-Without a drafter, the loop is plain autoregressive decoding.
-"""
+"""The decode loop: draft, verify, accept, commit; plain decoding if there is no drafter."""
 
 from __future__ import annotations
 

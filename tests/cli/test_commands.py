@@ -452,9 +452,9 @@ def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, eng
             "or none at all",
         ),
         (
-            ["bench", "--model", "demo", "--quantization", "gguf"],
+            ["bench", "--model", "demo", "--quantization", "gptq"],
             1,
-            "no quantization called 'gguf'",
+            "no quantization called 'gptq'",
         ),
         (
             [

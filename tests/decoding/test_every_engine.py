@@ -56,7 +56,7 @@ def test_the_engine_of_the_moment_is_used(engine: str) -> None:
     assert (
         type(model)
         .__name__.lower()
-        .startswith({"lean": "fused"}.get(engine, engine.removesuffix("-8bit")))
+        .startswith({"lean": "fused"}.get(engine, engine.removesuffix("-8bit-float-activations")))
     )
     assert model.spec.quantization == (
         engine if engine == "native-8bit-float-activations" else None

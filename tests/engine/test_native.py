@@ -581,18 +581,22 @@ def test_code_of_a_better_processor_is_not_run(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_set_is_the_best_that_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building.platform, "machine", lambda: "aarch64")
-    assert building.best_instruction_set.__wrapped__() == "plain"
-    monkeypatch.setattr(building.platform, "machine", lambda: "x86_64")
-    for flags, best in (
-        ("sse2", "plain"),
-        ("sse2 avx2 fma", "avx2"),
-        ("avx2 fma avx512f avx512bw avx512vl avx512dq", "avx512"),
-        ("avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16 avx512vbmi", "avx512bf16"),
+    avx512 = "avx2 fma f16c avx512f avx512bw avx512vl avx512dq"
+    for machine, flags, best in (
+        ("aarch64", "fp asimd", "plain"),
+        ("aarch64", "fp asimd asimddp", "neon"),
+        ("x86_64", "sse2", "plain"),
+        ("x86_64", "sse2 avx2 fma", "plain"),
+        ("x86_64", "sse2 avx2 fma f16c", "avx2"),
+        ("x86_64", "avx2 fma f16c avx_vnni", "avxvnni"),
+        ("x86_64", avx512, "avx512"),
+        ("x86_64", f"{avx512} avx512_vnni", "avx512vnni"),
+        ("x86_64", f"{avx512} avx512_vnni avx512_bf16 avx512vbmi", "avx512bf16"),
     ):
-        monkeypatch.setattr(
-            Path, "read_text", lambda *_, flags=flags: f"model name: x\nflags\t\t: fpu {flags}\n"
-        )
+        word = "flags" if machine == "x86_64" else "Features"
+        text = f"model name: x\n{word}\t\t: fpu {flags}\n"
+        monkeypatch.setattr(building.platform, "machine", lambda machine=machine: machine)
+        monkeypatch.setattr(Path, "read_text", lambda *_, text=text: text)
         assert building.best_instruction_set.__wrapped__() == best
 
 

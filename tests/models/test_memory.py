@@ -106,7 +106,7 @@ def test_our_own_errors_pass_even_if_no_memory_is_left(monkeypatch: pytest.Monke
 
 def test_native_names_what_it_lays_out_and_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        native.panels, "HugePageArena", raising(OSError(errno.ENOMEM, "Cannot allocate memory"))
+        native.repack, "HugePageArena", raising(OSError(errno.ENOMEM, "Cannot allocate memory"))
     )
     monkeypatch.setattr(
         native, "load_or_build", lambda progress: SimpleNamespace(sha256="a" * 64)
