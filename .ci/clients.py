@@ -149,7 +149,10 @@ def with_lm_eval(address: str, environment: dict[str, str], folder: Path) -> Non
     (folder / "tasks").mkdir()
     (folder / "tasks" / "small_choices.yaml").write_text(TASK.format(data=data))
     backends = {
-        "local-completions": f"model=demo,base_url={address}/v1/completions,tokenizer={MODEL},num_concurrent=2,max_retries=1",
+        "local-completions": (
+            f"model=demo,base_url={address}/v1/completions,tokenizer={MODEL},"
+            "num_concurrent=2,max_retries=1"
+        ),
         "hf": f"pretrained={MODEL},dtype=float32",
     }
     found = {}

@@ -101,7 +101,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """What tab completion shows."""
+    """Return the names for tab completion."""
     return sorted({*globals(), *__all__})
 
 

@@ -1,24 +1,24 @@
-"""Everything skipsearch raises on purpose. Each message names the value, the rule it broke and the
-way out.
+"""The errors that skipsearch raises on purpose.
+
+Each message names the value, the rule that it broke, and the way out.
 
     SkipSearchError
     ├── MaskError        a mask that no such model can have
-    ├── ModelError       a model that cannot be found, loaded or (ForeignForward) driven exactly
+    ├── ModelError       a model that cannot be found, loaded or (ForeignForward) run exactly
     ├── TaskError        a task manifest or its text
     ├── ProfileError     a profile file, or a profile used with something it was not made for
-    ├── DecodeError      a generation request that makes no sense, or (NotCarriedOut) one that
-    transformers alone carries out
-    ├── SearchError      a search that cannot start, go on or be resumed
-    ├── ModuleError      a trained part of a draft: its file, its training, or a model that it was
-    not made for
-    └── ExportError      a draft that has no form in another format, or no room
+    ├── DecodeError      a request that makes no sense, or (UnsupportedRequest) that only
+    │                    transformers supports
+    ├── SearchError      a search that cannot start, continue or be resumed
+    ├── ModuleError      a module: its file, its training, or a model that it was not made for
+    └── ExportError      a draft that has no form in another format, or that cannot be written
 
-What is worth saying and stops nothing is a warning: UntrustedFolder, OtherEngine, SpinningThreads.
+Warnings stop nothing: UntrustedCacheWarning, EngineFallbackWarning, SpinningThreads.
 """
 
 
 class SkipSearchError(Exception):
-    """The root: catch this to catch everything that skipsearch raises on purpose."""
+    """The base class of every error that skipsearch raises on purpose."""
 
 
 class MaskError(SkipSearchError, ValueError):
@@ -26,7 +26,7 @@ class MaskError(SkipSearchError, ValueError):
 
 
 class ModelError(SkipSearchError):
-    """A model cannot be found, loaded, or driven without changing its output."""
+    """A model cannot be found, loaded, or run without changing its output."""
 
 
 class TaskError(SkipSearchError):
@@ -38,31 +38,33 @@ class ProfileError(SkipSearchError):
 
 
 class DecodeError(SkipSearchError, ValueError):
-    """A generation request cannot be carried out as asked."""
+    """A generation request is not valid or not supported."""
 
 
 class UnsupportedRequest(DecodeError):
-    """transformers' generate would carry this request out, and this decoder does not:
-    `fallback=True` hands it over.
+    """transformers' generate supports a request that this decoder does not.
+
+    `fallback=True` runs it with transformers.
     """
 
 
 class ForeignForward(ModelError, UnsupportedRequest):
-    """A model in memory computes something that this decoder would not: `fallback=True` hands its
-    requests over.
+    """A model in memory computes something that this decoder would not.
+
+    `fallback=True` runs its requests with transformers.
     """
 
 
 class SearchError(SkipSearchError):
-    """A search cannot start, go on, or be resumed."""
+    """A search cannot start, continue, or be resumed."""
 
 
 class ModuleError(SkipSearchError):
-    """A trained part of a draft cannot be read, made, or used with this model."""
+    """A module cannot be read, trained, or used with this model."""
 
 
 class ExportError(SkipSearchError):
-    """A draft has no form in the format asked for, or cannot be written."""
+    """A draft has no form in the requested format, or cannot be written."""
 
 
 class UntrustedCacheWarning(UserWarning):
@@ -70,17 +72,15 @@ class UntrustedCacheWarning(UserWarning):
 
 
 class EngineFallbackWarning(UserWarning):
-    """The engine that was asked for cannot be had here, and another one takes its place."""
+    """The requested engine is not available here, and another one is used."""
 
 
 class SpinningThreads(UserWarning):
-    """Idle threads of torch take the cores from those of the engine native, which makes drafting
-    slow.
-    """
+    """Idle threads of torch use the cores that the engine `native` needs, and drafting is slow."""
 
 
 def non_finite_logits() -> ModelError:
-    """Said at load as well as while decoding."""
+    """Return the error of a model whose logits are not finite, for loading and for decoding."""
     return ModelError(
         "the model's logits are not numbers (NaN or infinite), so no token can be chosen from "
         "them: its weights are damaged, "

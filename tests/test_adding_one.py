@@ -215,7 +215,9 @@ class Tiny:
 
     def __init__(self, layers, width=16, vocab=32):
         torch.manual_seed(0)
-        self.spec = ModelSpec("tiny", None, "llama", layers, width, vocab, None, torch.float64, torch.device("cpu"))
+        self.spec = ModelSpec(
+            "tiny", None, "llama", layers, width, vocab, None, torch.float64, torch.device("cpu")
+        )
         self.table = torch.randn(vocab, width, dtype=torch.float64)
         self.weights = 0.2 * torch.randn(layers, 2, width, width, dtype=torch.float64)
 
@@ -230,7 +232,8 @@ class Tiny:
             kv = (h @ self.weights[i, 0])[:, None]
             keys, values = cache.write(i, kv, kv, plan)
             causal = plan.mask is None and h.shape[1] > 1
-            h = h + F.scaled_dot_product_attention(h[:, None], keys, values, plan.mask, is_causal=causal)[:, 0]
+            attention = F.scaled_dot_product_attention
+            h = h + attention(h[:, None], keys, values, plan.mask, is_causal=causal)[:, 0]
         return h + torch.tanh(h @ self.weights[i, 1]) if mlp else h
 
     def head(self, h):
@@ -252,16 +255,20 @@ plain = Decoder(model).generate([5, 17, 30], 40).tokens
 assert len(set(plain)) > 3, plain
 ran = [Decoder(model, recipe).generate([5, 17, 30], 40) for recipe in recipes]
 print(json.dumps({
-    "copy": str(Path(skipsearch.__file__).parents[1]), "drafters": listed("drafters"), "exits": listed("exits"),
+    "copy": str(Path(skipsearch.__file__).parents[1]),
+    "drafters": listed("drafters"), "exits": listed("exits"),
     "loaded": profile.recipe.as_data(), "dumped": load_profile("again.yaml").recipe.as_data(),
     "lossless": [result.tokens == plain for result in ran],
     "drafted": [[counts.drafted > 0 for counts in result.stats.by_drafter] for result in ran],
-    "swept": [[policy.exit.kind for policy in policies] for policies in (coarse_policies(8), fine_policies(8))]}))
+    "swept": [
+        [policy.exit.kind for policy in policies]
+        for policies in (coarse_policies(8), fine_policies(8))
+    ]}))
 '''
 
 
 def test_the_ports_show_the_same_code() -> None:
-    """The docstring of the drafters' port has both files in one, without the import between them."""
+    """The docstring of the drafters' port has both files, without the import between them."""
     spec, session, rule = (
         re.sub(r"^ +from .*\n\n", "", code[code.index("\nclass ") :], flags=re.MULTILINE).strip()
         for code in (DRAFTER, DRAFTER_SESSION, EXIT)

@@ -56,8 +56,8 @@ class HFGenerate:
             )
         if name == "hf-compile" and model.spec.device.type != "cuda":
             raise DecodeError(
-                "the system hf-compile cannot take part on a CPU: transformers compiles static-cache "
-                "decoding on GPUs only"
+                "the system hf-compile cannot take part on a CPU: transformers compiles "
+                "static-cache decoding on GPUs only"
             )
         self.model, self.device = hf_model, model.spec.device
         # Decoding must continue after an end-of-sequence token, as it does in the other systems.

@@ -33,9 +33,7 @@ class LlamaCpp:
     It runs on as many threads as torch uses. Its K/V are float16, llama.cpp's default.
     """
 
-    def __init__(
-        self, model: ModelAdapter, bits: int | None = None, gguf_file: Path | None = None
-    ):
+    def __init__(self, model: ModelAdapter, bits: int | None = None, gguf_file: Path | None = None):
         """Load the weights of a model.
 
         model: in Hugging Face's modules, unless there is a file.

@@ -163,7 +163,10 @@ def compare_methods(
         chosen[kind] = (fastest, fastest.recipe.drafters[-1].info.requires)
     for folder, draft in trained:
         card = read_module_header(find_module_file(draft.ref, [folder])).card
-        needs = f"{card.trained.seconds / 60:.0f} min of training, {draft.ref.parameters / 1e6:.2g} M values beside the model's"
+        needs = (
+            f"{card.trained.seconds / 60:.0f} min of training, "
+            f"{draft.ref.parameters / 1e6:.2g} M values beside the model's"
+        )
         alone = objective.best_trained(draft, after_lookup=False)
         chosen[f"{draft.kind} ({Path(draft.ref.file).stem})"] = (with_modules(alone), needs)
         everything += [alone, objective.best_trained(draft, after_lookup=True)]

@@ -1,4 +1,4 @@
-"""Measure what a pass reads and what a run allocates: bytes per token, read bandwidth, peak memory."""
+"""Measure memory: bytes that a pass reads per token, read bandwidth, and the peak of a run."""
 
 from __future__ import annotations
 

@@ -77,7 +77,9 @@ def bench(
     ] = False,
     modules: Annotated[
         list[Path] | None,
-        typer.Option(help="With --methods: a folder of trained parts to include. May be repeated."),
+        typer.Option(
+            help="With --methods: a folder of trained modules to include. May be repeated."
+        ),
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Number of hold-out prompts.")] = 16,
     repeats: Annotated[
@@ -297,8 +299,8 @@ def bench(
     if any(llama.rounds_inputs for llama in llamas.values()):
         warn(
             [
-                "llama.cpp has the same weights, and rounds the inputs of a matrix to 8 bits in a way "
-                "of its own, so its tokens may differ"
+                "llama.cpp has the same weights, and rounds the inputs of a matrix to 8 bits in a "
+                "way of its own, so its tokens may differ"
             ]
         )
 
@@ -414,7 +416,7 @@ def _make_requests(
 
 
 def _balance_categories(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """Return `count` prompts, in equal numbers of each category; without categories the first ones."""
+    """Return `count` prompts, equally many of each category; the first if there is no category."""
     waiting = {
         c: [p for p in prompts if p.category == c]
         for c in dict.fromkeys(p.category for p in prompts)

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 HELP = """/reset             forget the conversation
 /save FILE         write the conversation to a new file, as one line of JSON
 /stats             how the last answer was decoded, and what the profile claims
-/profile WHICH     use a profile's file, `auto` or `none` from here on; the next answer reads the conversation again
+/profile WHICH     use a profile's file, `auto` or `none` from here on; \
+the next answer reads the conversation again
 /quit              leave, as Ctrl-D does; Ctrl-C stops an answer"""
 
 

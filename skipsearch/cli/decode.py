@@ -348,10 +348,12 @@ def _print_summary(
     from skipsearch.cli.consoles import err
 
     stats, pace = result.stats, result.stats.seconds_per_token
-    line = f"{name}: {stats.tokens} new token{'' if stats.tokens == 1 else 's'}, {FINISH_NOTES[result.finish_reason]}"
+    plural = "" if stats.tokens == 1 else "s"
+    line = f"{name}: {stats.tokens} new token{plural}, {FINISH_NOTES[result.finish_reason]}"
     line += "" if kinds else ", decoded plainly"
     if pace:
-        line += f", {1 / pace:.0f} tokens/s after a prefill of {stats.prefill_seconds:.2f} s{f', τ {stats.tau:.2f}' if kinds else ''}"
+        line += f", {1 / pace:.0f} tokens/s after a prefill of {stats.prefill_seconds:.2f} s"
+        line += f", τ {stats.tau:.2f}" if kinds else ""
     if stats.alpha is not None:
         line += f", α {stats.alpha:.2f}"
     if len(stats.by_drafter) > 1:

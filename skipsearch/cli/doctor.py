@@ -138,7 +138,10 @@ def _check_demo() -> str:
             "drafting changed the tokens of the embedded model: please report this with the "
             "versions above"
         )
-    return f"decodes losslessly, {drafted.stats.accepted} of {drafted.stats.drafted} drafted tokens accepted"
+    return (
+        f"decodes losslessly, {drafted.stats.accepted} of {drafted.stats.drafted} drafted tokens "
+        "accepted"
+    )
 
 
 _CHECKS: dict[str, Callable[[], str]] = {

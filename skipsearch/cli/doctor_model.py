@@ -50,12 +50,19 @@ def _describe_engine(model: ModelAdapter) -> str:
     from skipsearch.models.generic.generic_adapter import GenericAdapter
 
     if isinstance(model, GenericAdapter):
-        return f"hf: {model.spec.family} models have no row in the table of families, so their own forward drives them"
+        return (
+            f"hf: {model.spec.family} models have no row in the table of families, so their own "
+            "forward drives them"
+        )
     if isinstance(model, HFAdapter):
         config = model.model.config
-        return f"hf: lean, native and graph cannot, since {why_not_fusable(config, model.spec.quantization, model.spec.n_devices)}"
+        reason = why_not_fusable(config, model.spec.quantization, model.spec.n_devices)
+        return f"hf: lean, native and graph cannot, since {reason}"
     if model.spec.device.type != "cpu":
-        return "graph (CUDA graphs) where it is faster than lean, which is measured when the model is loaded"
+        return (
+            "graph (CUDA graphs) where it is faster than lean, which is measured when the model is "
+            "loaded"
+        )
     if not is_native_allowed():
         return "lean: SKIPSEARCH_NATIVE=0 forbids native"
     reason = why_unavailable(model) if isinstance(model, FusedAdapter) else None

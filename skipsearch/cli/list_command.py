@@ -48,7 +48,10 @@ def _list_models() -> dict[str, str]:
     from skipsearch.models.loading.aliases import ALIASES
 
     known = f"models of the families {', '.join(sorted(FAMILIES))}"
-    others = "models of any other decoder-only class of transformers, read by structure and checked at load; `doctor --model` tells"
+    others = (
+        "models of any other decoder-only class of transformers, read by structure and checked at "
+        "load; `doctor --model` tells"
+    )
     return {"demo": "the embedded model"} | ALIASES | {"org/name, or a folder": known, "": others}
 
 

@@ -135,10 +135,9 @@ def load_cli_model(
             bar.update(compiling, completed=done, total=total, visible=True)
 
         # Weights in blocks have another form, which engine hf cannot run.
-        load_as_hf = (engine, preferred_engine) == (
-            "auto",
-            "hf",
-        ) and not is_native_quantization(quantization)
+        load_as_hf = (engine, preferred_engine) == ("auto", "hf") and not is_native_quantization(
+            quantization
+        )
         model = load_model(
             name,
             device=device,
@@ -217,7 +216,10 @@ def describe_choice(choice: EngineChoice) -> str:
     )
     ratio = choice.pass_seconds[other] / choice.pass_seconds[chosen]
     doubt = ", which may be noise" if ratio < 1 else ""
-    return f"engine {chosen}: {ratio:.2f} times as fast as {other} at plain decoding here{doubt}; --engine {other} to choose otherwise"
+    return (
+        f"engine {chosen}: {ratio:.2f} times as fast as {other} at plain decoding here{doubt}; "
+        f"--engine {other} to choose otherwise"
+    )
 
 
 def profile_model_argument(profile: Profile) -> str:
@@ -289,6 +291,9 @@ def plain_warnings() -> Iterator[None]:
 
 
 def require_usage(condition: bool, sentence: str) -> None:
-    """Raise BadParameter (exit status 2) unless a rule holds that the option parser cannot express."""
+    """Raise BadParameter (exit status 2) if a rule does not hold.
+
+    These are rules that the option parser cannot express.
+    """
     if not condition:
         raise typer.BadParameter(sentence)

@@ -52,8 +52,8 @@ class TrainView:
         self.bar.stop()
         if isinstance(error, KeyboardInterrupt) and not self.silent:
             self.console.print(
-                "interrupted; the same command continues from the last checkpoint, half a minute old "
-                "at most"
+                "interrupted; the same command continues from the last checkpoint, half a minute "
+                "old at most"
             )
 
     def __call__(self, event: TrainEvent) -> None:
@@ -73,7 +73,10 @@ class TrainView:
                 self._show_step(event)
 
     def _show_step(self, step: TrainProgress) -> None:
-        note = f"step {step.n_steps}: loss {step.loss:.3f}, agreement {step.agreement:.3f}, {step.seconds_left:.0f} s left"
+        note = (
+            f"step {step.n_steps}: loss {step.loss:.3f}, agreement {step.agreement:.3f}, "
+            f"{step.seconds_left:.0f} s left"
+        )
         if self.stage is not None:
             self.bar.update(self.stage, completed=step.share_done, total=1.0, note=note)
         if not self.is_live and step.share_done >= self.last_reported + LINE_INTERVAL:

@@ -46,7 +46,7 @@ def tune(
     ] = "auto",
     modules: Annotated[
         Path | None,
-        typer.Option(help="A folder of trained parts (from `skipsearch train`) to consider too."),
+        typer.Option(help="A folder of trained modules (from `skipsearch train`) to consider too."),
     ] = None,
     searcher: Annotated[
         str,

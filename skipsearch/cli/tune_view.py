@@ -67,7 +67,8 @@ class TuneView:
         self.bar.stop()
         if isinstance(error, KeyboardInterrupt):
             self.console.print(
-                "interrupted; every finished trial is kept, the same command with --resume continues"
+                "interrupted; every finished trial is kept, "
+                "the same command with --resume continues"
             )
 
     def __call__(self, event: TuneEvent) -> None:

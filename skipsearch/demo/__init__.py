@@ -1,1 +1,4 @@
-"""The embedded model (`demo`) with its profiles. tools/demo_model has the scripts that trained it."""
+"""The embedded model (`demo`) with its profiles.
+
+tools/demo_model has the scripts that trained it.
+"""

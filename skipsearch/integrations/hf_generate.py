@@ -154,7 +154,7 @@ class _GenerateCall:
     batch_size: int
 
     def run_all(self, prompts: list[PaddedPrompt], seeds: list[int]) -> list[_Continuation]:
-        """Return the continuation of each prompt. Common beginnings of prompts are computed once."""
+        """Return the continuation of each prompt; common beginnings are computed once."""
         if len(prompts) == 1:
             return [self.run_one(prompts[0], 0, seeds[0], None)]
         # Sampled requests draft as they would alone, and so get the same samples by their seeds.
@@ -307,9 +307,9 @@ def _run_call(
         )
         if capacity is not None and 0 < capacity < new:
             raise UnsupportedRequest(
-                f"{new} tokens more were asked for, and after this prompt there is room for {capacity} "
-                "in the context that the "
-                f"model was made for, {adapter.spec.context_length}: pass max_new_tokens={capacity}, "
+                f"{new} tokens more were asked for, and after this prompt there is room for "
+                f"{capacity} in the context that the model was made for, "
+                f"{adapter.spec.context_length}: pass max_new_tokens={capacity}, "
                 "or call model.generate"
             )
     sampling, count = parse_sampling(settings), parse_num_return_sequences(settings)

@@ -125,7 +125,10 @@ def _count_padding(ids: Tensor, settings: Mapping[str, Any], visible: list[bool]
         if set(pad) & set(parse_token_ids("eos_token_id", settings.get("eos_token_id"))):
             return 0
         visible = [token not in pad for token in ids[0].tolist()]
-        name = f"pad_token_id, which hides tokens where there is no attention_mask, is {short_repr(settings.get('pad_token_id'))}, and"
+        name = (
+            "pad_token_id, which hides tokens where there is no attention_mask, is "
+            f"{short_repr(settings.get('pad_token_id'))}, and"
+        )
     else:
         name = "attention_mask"
     padding = visible.index(True) if True in visible else len(visible)
@@ -135,7 +138,7 @@ def _count_padding(ids: Tensor, settings: Mapping[str, Any], visible: list[bool]
         )
     if not all(visible[padding:]):
         raise UnsupportedRequest(
-            f"{name} hides a token behind one that the model sees; only padding on the left is "
+            f"{name} hides a token after one that the model sees; only padding on the left is "
             "carried out: pass an "
             "attention_mask of ones, or take these tokens out of the prompt"
         )

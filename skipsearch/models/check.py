@@ -203,7 +203,8 @@ class _CheckRun:
     def _draft_two_tokens(self, text: Tensor, start: int, cache: KVCache, planner: Planner) -> None:
         """Draft two tokens under two masks.
 
-        One skips half of the sub-layers of each kind, the other the first layer. Later layers may need the output of the first layer.
+        One skips half of the sub-layers of each kind, the other the first layer. Later layers may
+        need the output of the first layer.
         """
         n = self.model.spec.n_layers
         masks = (

@@ -190,7 +190,7 @@ def _pre_tokenizer(step: dict[str, Any]) -> float:
     match step["type"]:
         case "ByteLevel":
             return 4.0 if step.get("add_prefix_space") else 2.0
-        case "Metaspace":  # the replacement is written for each space, and before each piece
+        case "Metaspace":  # the replacement is written for each space, and before each word
             size = _size(step["replacement"])
             return float(size if step.get("prepend_scheme") == "never" else 2 * size)
         case kind if kind in SPLITTERS:
@@ -204,9 +204,9 @@ def _post_processor(step: dict[str, Any]) -> float:
         return 1.0 if step["type"] == "ByteLevel" else UNKNOWN_FACTOR
     sizes = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}
     n_special = sum(
-        sizes[piece["SpecialToken"]["id"]] for piece in step["single"] if "SpecialToken" in piece
+        sizes[part["SpecialToken"]["id"]] for part in step["single"] if "SpecialToken" in part
     )
-    return max(1.0, sum("Sequence" in piece for piece in step["single"])) * max(
+    return max(1.0, sum("Sequence" in part for part in step["single"])) * max(
         1.0, n_special / FEW_TOKENS
     )
 

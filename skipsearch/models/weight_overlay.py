@@ -220,13 +220,13 @@ def _iter_fused_weights(
                 continue
             if field == "qkv" and part.order is not None:
                 tensor = tensor[part.order.argsort()]
-            pieces = (
+            tensors = (
                 {fused_name: tensor}
                 if is_stored_fused
                 else dict(zip(names, tensor.split(sizes), strict=True))
             )
-            for name, piece in pieces.items():
-                yield f"{i}.{kind}.run.{name}.{tensor_name}", piece
+            for name, tensor in tensors.items():
+                yield f"{i}.{kind}.run.{name}.{tensor_name}", tensor
 
 
 def _matrix_table(part: Attention | MLP) -> list[tuple[str, tuple[str, ...], str, list[int]]]:

@@ -14,14 +14,14 @@ from skipsearch.errors import ModuleError, ProfileError
 from skipsearch.profile.paths import find_repository
 from skipsearch.profile.schema import Profile
 
-MODULES_FOLDER = "modules"  # beside a profile or, in a repository, beside the tasks of its model
+MODULES_FOLDER = "modules"  # next to a profile; in a repository, next to the tasks of its model
 
 
 def copy_modules(profile: Profile, sources: Sequence[Path], target: Path) -> Profile:
     """Copy a profile's modules for the file `target`; return the profile with their new paths.
 
     Each module is taken from the first folder of `sources` that has it. In a repository, all tasks
-    of the model share the copy; elsewhere, the copy is beside the profile. Raises: ModuleError,
+    of the model share the copy; elsewhere, the copy is next to the profile. Raises: ModuleError,
     ProfileError.
     """
     home = target.absolute().parent

@@ -102,7 +102,7 @@ def search_folders(folder: Path | None = None) -> list[ProfileFolder]:
         ProfileFolder(pulled / "profiles", _read_origin(pulled))
         for pulled in _list_folders(user_folder() / "pulled")
     ]
-    # A profiles/ folder beside an installed package belongs to another program.
+    # A profiles/ folder next to an installed package belongs to another program.
     if (checkout / "pyproject.toml").is_file():
         folders.append(ProfileFolder(checkout / "profiles", "this checkout"))
     # Not in the checkout's profiles/, because `tune` writes there.

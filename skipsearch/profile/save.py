@@ -16,7 +16,7 @@ def save_profile(profile: Profile, path: str | Path, replace: bool = False) -> N
 
     replace: replace an existing file with other content. Raises: ProfileError if such a file exists
     and `replace` is False, if the file cannot be written, or if the text does not load again as
-    this profile. In the last case, the text is saved beside `path`, and `path` is not changed.
+    this profile. In the last case, the text is saved next to `path`, and `path` is not changed.
     """
     text, target = dump_profile(profile), Path(path)
     if not replace and target.is_file() and target.read_bytes() != text.encode():

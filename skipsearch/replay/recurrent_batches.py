@@ -16,8 +16,8 @@ class RecurrentReplayBatches(ReplayBatches):
     """Batches of one text each.
 
     The full model reads a text token by token, so that the states of each position are known. It
-    does so once, or each time that a batch without room in memory is read. A mask is judged at all
-    positions of the text in one pass.
+    does so once, or each time that it reads a batch that does not fit in memory. A mask is judged
+    at all positions of the text in one pass.
     """
 
     def _estimate_nbytes(self, prompt_indices: tuple[int, ...], slot_bytes: int) -> int:

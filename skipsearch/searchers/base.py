@@ -150,8 +150,8 @@ class SearchProblem:
         """
         if mask.n_layers != self.n_layers:
             raise SearchError(
-                f"a mask of {mask.n_layers} layers was told to a search over {self.n_layers}: is it "
-                "another model's?"
+                f"a mask of {mask.n_layers} layers was told to a search over {self.n_layers}: is "
+                "it another model's?"
             )
         skipped = mask.sublayers
         units = frozenset(u for u, members in enumerate(self.units) if members[0] in skipped)

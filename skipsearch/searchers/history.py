@@ -59,7 +59,7 @@ class TrialHistory:
             self._counts[trial.fidelity] += 1
 
     def excluded(self, pending: Collection[SkipMask]) -> set[SkipMask]:
-        """Return the masks that must not be proposed: judged ones, pending ones and the empty one."""
+        """Return the masks not to propose: judged ones, pending ones and the empty one."""
         return self._seen | set(pending) | {SkipMask(self._problem.n_layers)}
 
     def observations(self) -> tuple[Observation, ...]:

@@ -213,7 +213,10 @@ async def _answer(
 
 
 async def _read_body(service: Service, request: Request) -> bytes:
-    """Read the body of a request. Raises: APIError if it is too large or does not arrive in time."""
+    """Read the body of a request.
+
+    Raises: APIError if it is too large or does not arrive in time.
+    """
     most = service.limits.max_body_bytes
     too_large = APIError(
         413,

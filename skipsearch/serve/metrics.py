@@ -74,7 +74,7 @@ class Metrics:
         ).labels(model)
         self._time_per_token = Histogram(
             "vllm:time_per_output_token_seconds",
-            "Seconds a token, behind the first.",
+            "Seconds per token, after the first.",
             ["model_name"],
             buckets=TOKEN_TIME_BUCKETS_S,
             registry=self.registry,

@@ -27,8 +27,8 @@ from skipsearch.serve.tools import Tool, Turn, read_calls, read_tools
 MAX_ANSWERS = 32  # of one request: prompts times n
 MOST_BIASES = 1000
 T = TypeVar("T")
-# Validation of a list stops at its first wrong entry. A body of 2 MB may hold a million of them, and
-# the error of each takes a kilobyte.
+# Validation of a list stops at its first wrong entry. A body of 2 MB may hold a million of them,
+# and the error of each takes a kilobyte.
 FastList = Annotated[list[T], Field(fail_fast=True)]
 Several = Annotated[list[T], Field(fail_fast=True, max_length=MAX_ANSWERS)]
 Token = Annotated[int, Field(strict=True, ge=0)]
@@ -365,7 +365,8 @@ class Message(_RequestModel):
         if unsupported is not None:
             raise APIError(
                 400,
-                f"a message has {unsupported!r}, which this server does not carry out: leave it out",
+                f"a message has {unsupported!r}, which this server does not carry out: "
+                "leave it out",
                 "messages",
             )
         if self.content is None and not self.tool_calls:

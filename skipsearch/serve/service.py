@@ -239,8 +239,8 @@ class Service:
             raise APIError(
                 400,
                 f"{name} is {wanted} and the prompt has {prompt_tokens} tokens; this server takes "
-                f"{self.context} in all: ask for at most {remaining}, or start the server with a larger "
-                "--context",
+                f"{self.context} in all: ask for at most {remaining}, or start the server with a "
+                "larger --context",
                 name,
             )
         return min(wanted or default, remaining)

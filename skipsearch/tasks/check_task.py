@@ -1,4 +1,7 @@
-"""Check tasks before they are shared: the manifest is valid, its name fits, and local text loads."""
+"""Check tasks before they are shared.
+
+A manifest is valid, its name fits, and local text loads.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,10 @@ def _summarise(path: Path) -> str:
                 "folder, so the two are the same word"
             )
         if isinstance(manifest.source, HubSource):
-            return f"{manifest.name}: the manifest is valid; its text is on the Hub and was not downloaded"
+            return (
+                f"{manifest.name}: the manifest is valid; its text is on the Hub and was not "
+                "downloaded"
+            )
     task = load_task(path)
     return (
         f"{task.name}: {len(task.calibration)} calibration and {len(task.holdout)} hold-out prompts"

@@ -1,4 +1,4 @@
-"""From rows to prompts: the template for a row, and the worked examples (shots) before each prompt."""
+"""From rows to prompts: the template for a row, and the worked examples (shots) before it."""
 
 from __future__ import annotations
 

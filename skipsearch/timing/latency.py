@@ -124,12 +124,12 @@ def measure_latency(
     ]
     sublayers = np.stack(kinds, axis=1).ravel()
     # In units of a plain pass.
-    pieces = Costs(tuple(sublayers.tolist()), overhead, verify=(), curve=curve)
+    relative_costs = Costs(tuple(sublayers.tolist()), overhead, verify=(), curve=curve)
     cold, warm = _fit_cold_penalty(
         *(
             np.array(column)
             for column in zip(
-                *((pieces.skipped_share(m), *rest) for m, *rest in verified), strict=True
+                *((relative_costs.skipped_share(m), *rest) for m, *rest in verified), strict=True
             )
         )
     )

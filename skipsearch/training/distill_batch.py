@@ -27,7 +27,7 @@ MAX_HEAD_ROWS = {"cpu": 1024, "cuda": 4096}  # rows of logits at a time
 class TeacherTargets:
     """The full model's predictions at R positions of each text."""
 
-    tokens: Tensor  # [B, R, K]: its likeliest tokens; tokens[..., 0] is its choice
+    tokens: Tensor  # [B, R, K]: its most likely tokens; tokens[..., 0] is its choice
     probs: Tensor  # [B, R, K]: their probabilities, scaled to sum 1
 
 
@@ -136,7 +136,7 @@ def compute_teacher_targets(
 def count_agreeing(
     head: Callable[[Tensor], Tensor], hidden: Tensor, targets: TeacherTargets, max_rows: int
 ) -> int:
-    """Count the rows at which a draft's likeliest token is the full model's.
+    """Count the rows at which a draft's most likely token is the full model's.
 
     hidden: the input of the draft's head, [B, R, H]. max_rows: rows of logits at a time.
     """

@@ -159,14 +159,14 @@ def _resume_from(
             f"{init_from} has {form}, and goes on as that: "
             f"{f'give --rank {card.rank}' if card.rank else 'leave --rank out'}"
         )
-    mask, kept = card.mask, 2 * card.mask.n_layers - card.mask.n_skipped
-    if draft_sublayers is not None and draft_sublayers > kept:
+    mask, n_kept = card.mask, 2 * card.mask.n_layers - card.mask.n_skipped
+    if draft_sublayers is not None and draft_sublayers > n_kept:
         raise ModuleError(
-            f"--draft-sublayers {draft_sublayers} is more than the {kept} sub-layers that "
+            f"--draft-sublayers {draft_sublayers} is more than the {n_kept} sub-layers that "
             f"{init_from} has"
         )
-    if draft_sublayers is not None and draft_sublayers < kept:
-        on_event(StageStarted(f"choosing {draft_sublayers} of {kept} sub-layers to keep"))
+    if draft_sublayers is not None and draft_sublayers < n_kept:
+        on_event(StageStarted(f"choosing {draft_sublayers} of {n_kept} sub-layers to keep"))
         mask = prune_mask(
             base,
             apply_module(base, card, tensors, str(init_from)),

@@ -43,21 +43,21 @@ def select_mask(
     scores: dict[frozenset[int], float] = {}
     total = n_kept * 2 * n * 2
 
-    def score(kept: frozenset[int]) -> float:
-        if kept not in scores:
-            mask = SkipMask.from_sublayers(n, set(range(2 * n)) - kept)
-            scores[kept] = agreement_under(model, mask, draft_batches)
+    def score(sublayers: frozenset[int]) -> float:
+        if sublayers not in scores:
+            mask = SkipMask.from_sublayers(n, set(range(2 * n)) - sublayers)
+            scores[sublayers] = agreement_under(model, mask, draft_batches)
             progress(min(len(scores), total - 1), total)
-        return scores[kept]
+        return scores[sublayers]
 
-    kept: frozenset[int] = frozenset()
-    while len(kept) < n_kept:
-        kept = max((kept | {s} for s in range(2 * n) if s not in kept), key=score)
-    for old in sorted(kept):
-        others = kept - {old}
-        kept = max((others | {s} for s in range(2 * n) if s not in others), key=score)
+    sublayers: frozenset[int] = frozenset()
+    while len(sublayers) < n_kept:
+        sublayers = max((sublayers | {s} for s in range(2 * n) if s not in sublayers), key=score)
+    for old in sorted(sublayers):
+        others = sublayers - {old}
+        sublayers = max((others | {s} for s in range(2 * n) if s not in others), key=score)
     progress(total, total)
-    return SkipMask.from_sublayers(n, set(range(2 * n)) - kept)
+    return SkipMask.from_sublayers(n, set(range(2 * n)) - sublayers)
 
 
 @no_grad

@@ -1,7 +1,7 @@
 """Train a draft's weights towards the full model's distribution, on the draft's own rows.
 
 The full model's weights do not change. The loss is the cross-entropy with the full model's
-distribution at a temperature, restricted to its likeliest tokens, which have nearly all of its
+distribution at a temperature, restricted to its most likely tokens, which have nearly all of its
 probability. This is distillation (Hinton et al. 2015) of a model into a part of itself. The
 optimizer is AdamW. Its learning rate warms up, then decays as a cosine over the steps or the time
 of the training."""
@@ -42,7 +42,7 @@ class TrainSettings:
     seconds: float | None = 600.0
     batch_size: int = 16  # texts per step and process
     learning_rate: float = 3e-3
-    top_k: int = 64  # the full model's likeliest tokens, to which the loss is restricted
+    top_k: int = 64  # the full model's most likely tokens, to which the loss is restricted
     # Steps that use the output of one pass of the full model, which takes half of a step's time.
     # These steps are not consecutive, and their drafts start at different positions.
     steps_per_teacher_pass: int = 3

@@ -1,6 +1,4 @@
-"""Drafting against plain decoding as a batch grows: what the figures are of, and what a profile
-keeps of them.
-"""
+"""Drafting against plain decoding as a batch grows: its figures, and those that a profile keeps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A benchmark's figures: what they are computed from, and that they are of the work that was asked
-for.
-"""
+"""The figures of a benchmark: how they are computed, and that all systems did the same work."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ REQUESTS = [
 
 
 class Fake:
-    """A system that takes as long as it says."""
+    """A system that takes a given time."""
 
     def __init__(self, name: str, seconds_per_token: float, drafted: int = 0):
         self.name, self.pace, self.drafted = name, seconds_per_token, drafted
@@ -101,9 +99,7 @@ def test_every_system_gets_every_request_in_every_repeat_and_turns_are_taken() -
     run_benchmark(systems, REQUESTS, repeats=2)
     asked = [(len(r.prompt_ids), r.new_tokens) for r in REQUESTS]
     for system in systems:
-        assert (
-            system.calls[2:-1] == asked * 2
-        )  # two warm-ups before, the run that memory is watched in behind
+        assert system.calls[2:-1] == asked * 2  # after two warm-ups; then a run measures memory
 
 
 def test_contexts_are_filled_with_the_prompts_own_text_and_those_too_long_left_out() -> None:
@@ -202,8 +198,9 @@ def test_bfloat16_weights_of_a_tied_model_are_counted_once() -> None:
 def test_the_share_outside_passes_is_what_the_passes_leave_of_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By a clock that ticks whenever it is read: a round of plain decoding reads it three times, a
-    timed pass twice in between.
+    """The clock ticks at each reading.
+
+    A round of plain decoding reads it three times, and a timed pass twice in between.
     """
     ticks = count()
     for module in ("skipsearch.bench.pass_timing", "skipsearch.decoding.loop"):
@@ -225,9 +222,7 @@ def test_the_share_outside_passes_is_what_the_passes_leave_of_a_round(
 
 
 def written(size: int = 64_000_000) -> mmap:
-    """Memory that is mapped anew and written to, whatever the allocator has left from the tests
-    before.
-    """
+    """Map new memory and write to it, whatever memory the allocator kept of earlier tests."""
     memory = mmap(-1, size)
     for page in range(0, size, PAGESIZE):
         memory[page] = 1
@@ -240,7 +235,7 @@ def test_memory_of_a_run_is_seen_whatever_garbage_was_there_before() -> None:
         written()
 
     garbage: list[object] = [written()]
-    garbage.append(garbage)  # only a collection finds out that nobody holds it
+    garbage.append(garbage)  # only a collection frees it
     del garbage
     peak = measure_peak_memory(takes_64_megabytes, torch.device("cpu"))
     if peak is None:

@@ -1,6 +1,4 @@
-"""llama.cpp beside us: the same weights, the same greedy tokens, and a sentence where it cannot
-take part.
-"""
+"""llama.cpp as a system: the same weights and greedy tokens, or a message if it cannot run."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def test_it_writes_our_greedy_tokens_with_drafts_and_without() -> None:
     ours = Decoder(demo()).generate(prompt(), 30, ignore_eos=True).tokens
     systems = make_systems(NAMES, "hf", None, lambda engine: demo())
     assert [system.engine for system in systems] == ["llama.cpp"] * 2
-    for system in (*systems, *systems):  # a text leaves nothing behind
+    for system in (*systems, *systems):  # a text leaves no state
         run = system.run(prompt(), 30)
         assert run.tokens == ours, system.name
         assert min(run.first_token_s, run.decode_s) > 0
@@ -68,15 +66,16 @@ def test_a_file_holds_every_weight_in_the_order_of_llama_cpp(
     ):
         raw = torch.from_numpy(found[f"{name}.weight"].data.copy())
         mine = (raw.view(torch.bfloat16) if dtype == torch.bfloat16 else raw).view(weight.shape)
-        if heads:  # neighbours there are halves here
+        if heads:  # pairs of neighbours there are pairs of halves here
             mine = mine.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         assert torch.equal(mine, weight)
     assert str(torch.from_numpy(found["output_norm.weight"].data.copy()).dtype) == "torch.float32"
 
 
 def test_a_file_of_8_bits_holds_the_numbers_and_scales_of_the_engine_native(tmp_path: Path) -> None:
-    """Whatever reads the file gets the very weights that `native-8bit` computes with; an embedding
-    of its own keeps its dtype.
+    """A reader of the file gets the weights that `native-8bit` computes with.
+
+    A separate embedding keeps its dtype.
     """
     gguf = pytest.importorskip("gguf")
     shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -87,9 +86,7 @@ def test_a_file_of_8_bits_holds_the_numbers_and_scales_of_the_engine_native(tmp_
         assert found["token_embd.weight"].tensor_type.name == kind
         down = found["blk.1.ffn_down.weight"]
         mine = torch.from_numpy(gguf.quants.dequantize(down.data, down.tensor_type).copy())
-        assert torch.equal(
-            mine, round_weight(model.model.layers[1].mlp.down_proj.weight, 8)
-        )  # type: ignore[union-attr,index]
+        assert torch.equal(mine, round_weight(model.model.layers[1].mlp.down_proj.weight, 8))  # type: ignore[union-attr,index]
         again = gguf.quants.quantize(mine.numpy(), gguf.GGMLQuantizationType.Q8_0)
         assert np.array_equal(again, down.data)  # as gguf's own rounding has it
     reason = "Q8_0 takes 32 inputs together, and a matrix has another number of them"
@@ -98,7 +95,7 @@ def test_a_file_of_8_bits_holds_the_numbers_and_scales_of_the_engine_native(tmp_
 
 @pytest.mark.thorough
 def test_it_takes_part_with_8_bits_where_the_engine_has_them() -> None:
-    """It rounds more than we do, so only the first tokens are sure to agree."""
+    """It rounds more than the native engine, so only the first tokens must agree."""
     pytest.importorskip("llama_cpp")
     ours = ss.load_model("demo", device="cpu", dtype="float32", quantization="native-8bit")
     opened: list[str] = []

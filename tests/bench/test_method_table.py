@@ -1,6 +1,4 @@
-"""The table of methods: every method takes part, at settings from calibration text, and none
-changes a token.
-"""
+"""The table of methods: each method has settings from calibration text and changes no token."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Every system of a benchmark does the same work: exactly so many greedy tokens, an end-of-sequence
-token among them or not.
+"""Every system of a benchmark does the same work: so many greedy tokens.
+
+An end-of-sequence token among them changes nothing.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def test_a_system_that_cannot_take_part_is_refused(names: list[str], sentence: s
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Profile:
-    """Lookup before a mask, never measured."""
+    """Return a recipe with lookup and a mask, which was never measured."""
     profile = load_profile(write_demo_profile(tmp_path / "profile.yaml"))
     return profile.model_copy(
         update={"drafters": (Lookup(min_match=3, draft_length=5), *profile.drafters)}

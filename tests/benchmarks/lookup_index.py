@@ -1,7 +1,7 @@
 """What the index behind lookup costs: time a token and memory a token, by kind and length of the
 text.
 
-`extend + match` adds tokens one by one and asks after each, as decoding does; `in one piece` adds
+`extend + match` adds tokens one by one and asks after each, as decoding does; `in one call` adds
 the text at once, as a prompt. A query is a match and the next 8 tokens. A time is the least of
 several runs. Memory is what the index holds at the end, beside the caller's tokens.
 
@@ -51,7 +51,8 @@ def main() -> None:
         f"max_match {args.max_match}; mean match: tokens of the longest match, over all positions\n"
     )
     print(
-        f"{'text':<10}{'tokens':>8}{'extend + match':>18}{'in one piece':>16}{'query':>10}{'memory':>16}{'mean match':>12}"
+        f"{'text':<10}{'tokens':>8}{'extend + match':>18}{'in one call':>16}"
+        f"{'query':>10}{'memory':>16}{'mean match':>12}"
     )
     for kind, text in (
         ("random", drawn),

@@ -1,4 +1,4 @@
-"""What a profile settles that the user left open: the task, the dtype, the threads."""
+"""Settings that the user left open come from the profile: task, dtype and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bench` shows to people."""
+"""The output of `bench` on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`skipsearch chat`, as somebody at a terminal meets it, and the conversation behind it."""
+"""`skipsearch chat` on a terminal, and the conversation that it keeps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def terminal(tmp_path: Path) -> Iterator[pexpect.spawn]:
         "--max-new-tokens",
         "40",
     ]
-    # A shell's background jobs ignore Ctrl-C, and so would whatever they start.
+    # A shell's background jobs ignore Ctrl-C, and so do the processes that they start.
     child = pexpect.spawn(
         sys.executable,
         arguments,
@@ -143,7 +143,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
     )
     child.expect("you> ")
     child.sendline("import os")
-    child.expect("[a-z(]{2}.*\r\n.*[a-z(]{2}")  # behind the echo of the line, some of the answer
+    child.expect("[a-z(]{2}.*\r\n.*[a-z(]{2}")  # after the echo of the line, some of the answer
     child.sendintr()
     child.expect(r"\[stopped\]")
     child.expect("you> ")
@@ -180,7 +180,6 @@ def test_input_from_a_pipe_is_answered_without_prompts(capsys, monkeypatch) -> N
 
 
 # --- the conversation itself
-# -------------------------------------------------------------------------------------------------------
 
 
 def chatty() -> ModelAdapter:

@@ -1,6 +1,4 @@
-"""A chat model from start to end: requests go through its template when tuning, and with --chat
-when decoding.
-"""
+"""A chat model from start to end: requests use its template in `tune` and in `decode --chat`."""
 
 from __future__ import annotations
 
@@ -80,7 +78,10 @@ def test_tune_records_the_template_and_decode_says_how_to_use_it(
         run_in_process(capsys, monkeypatch, *request),
         run_in_process(capsys, monkeypatch, *request, "--chat"),
     )
-    sentence = "this profile was made for requests in the chat template: with --chat yours go through it too"
+    sentence = (
+        "this profile was made for requests in the chat template: with --chat yours go through it "
+        "too"
+    )
     assert (bare[0], sentence in bare[2]) == (0, True)
     assert (chat[0], sentence in chat[2]) == (0, False)
     assert [json.loads(printed)["prompt_tokens"] for _, printed, _ in (bare, chat)] == [

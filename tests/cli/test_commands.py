@@ -1,6 +1,4 @@
-"""The commands as a user meets them: what they print where, their exit status, and one clear
-sentence for each mistake.
-"""
+"""The commands: their output, their exit status, and one clear message for each mistake."""
 
 import io
 import json
@@ -40,8 +38,8 @@ ROOT = Path(__file__).parents[2]
 WITHOUT_A_TABLE = [
     sys.executable,
     "-c",
-    "from helpers import costs\nfrom skipsearch.tuning import calibration\nfrom skipsearch.cli.main "
-    "import main\n"
+    "from helpers import costs\nfrom skipsearch.tuning import calibration\n"
+    "from skipsearch.cli.main import main\n"
     "calibration.measure_task_costs = costs.fake_costs\nmain()",
 ]
 
@@ -72,9 +70,7 @@ def skipsearch(*arguments, command=(sys.executable, "-m", "skipsearch.cli.main")
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """One small `tune` run, on a task of eight short generations, shared by the tests that look at
-    its results.
-    """
+    """Run `tune` once on eight short generations, for all tests that read its results."""
     folder = tmp_path_factory.mktemp("small")
     prompts = folder / "prompts.jsonl"
     lines = [
@@ -384,7 +380,7 @@ def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(
 
 @pytest.mark.parametrize("engine", ["hf", "lean"])
 def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, engine):
-    """That they reach the decoder; what they promise is tested in tests/decoding."""
+    """The options reach the decoder; tests/decoding tests what they do."""
     passes = []
     monkeypatch.setattr(
         "skipsearch.decoding.loop.forward_exact",
@@ -668,7 +664,7 @@ def test_a_full_disk_is_one_sentence():
 @pytest.mark.thorough
 @pytest.mark.usefixtures("made_up_costs")
 def test_an_interrupted_search_keeps_its_trials_and_resumes(tuned, tmp_path, capsys, monkeypatch):
-    """By Ctrl-C; tests/tuning/test_driver.py kills searches outright."""
+    """Ctrl-C interrupts it; tests/tuning/test_driver.py kills searches."""
     task, out = tuned[0], tmp_path / "profile.yaml"
     journal = out.with_suffix(".journal")
     search = [
@@ -716,7 +712,7 @@ def test_an_interrupted_search_keeps_its_trials_and_resumes(tuned, tmp_path, cap
 
 
 def finished(journal):
-    """Trials that the journal holds; replayed ones are written whole."""
+    """Count the trials in the journal, replayed ones included."""
     return journal.read_text().count('"op_code":4') if journal.exists() else 0
 
 

@@ -1,4 +1,4 @@
-"""`skipsearch doctor --model`: what a model is read as, what was checked, and what drives it."""
+"""`skipsearch doctor --model`: the family, the checks and the engine of a model."""
 
 from __future__ import annotations
 

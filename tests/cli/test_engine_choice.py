@@ -1,5 +1,6 @@
-"""`--engine auto` at the command line: what is taken, and what is said about it. No time is
-measured here.
+"""`--engine auto` on the command line: the chosen engine and the message about it.
+
+No time is measured here.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ GOLDEN = Path(__file__).parents[1] / "profile" / "golden" / "v2_speculate.yaml"
 
 
 def named(engine: str) -> ModelAdapter:
-    """A model that says it is driven by that engine."""
+    """Return a model that reports this engine."""
     model, _ = tiny_model_and_reference()
     other = type("Adapter", (), {})()
     other.spec = replace(model.spec, engine=engine)
@@ -128,7 +129,7 @@ def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured_with(engine: str, file: Path) -> Path:
-    """A profile of the embedded model that was measured on another machine with that engine."""
+    """Return a profile of the embedded model, measured on another machine with this engine."""
     claim, demo = load_profile(GOLDEN), load_model("demo", device="cpu").spec
     model = claim.model.model_copy(
         update={"n_layers": demo.n_layers, "config_sha256": demo.config_sha256}

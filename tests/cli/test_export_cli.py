@@ -1,4 +1,4 @@
-"""`skipsearch export`: from a profile to a folder, or one sentence."""
+"""`skipsearch export`: from a profile to a folder, or to one message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skipsearch.cli.main import main
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Exit status."""
+    """Return the exit status."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "argv", ["skipsearch", "export", *map(str, arguments)])
     with pytest.raises(SystemExit) as left:

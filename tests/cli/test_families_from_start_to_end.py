@@ -1,5 +1,6 @@
-"""`tune` and `decode` on a tiny random model of each family, from a folder on disk to tokens that
-are plain decoding's.
+"""`tune` and `decode` on a tiny random model of each family, from a folder to tokens.
+
+The tokens must be those of plain decoding.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from skipsearch.profile import load_profile, save_profile
 __all__ = ["made_up_costs", "one_thread"]
 
 # Plain, sinks, ALiBi, latent, chunks; and what takes longer: short convolutions, other scores,
-# experts, linear attention, Mamba beside attention, in layers of its own, row by row, and alone.
+# experts, linear attention, Mamba with attention, in separate layers, row by row, and alone.
 BY_STRUCTURE = ["starcoder2", "gpt_oss", "bloom", "deepseek_v3", "llama4_text"]
 QUICK = [
     "llama",
@@ -88,8 +89,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drafting(tuned: Path) -> Path:
-    """The profile that was tuned, made to draft with a mask of its own: a clock decided whether it
-    does.
+    """Return the tuned profile with a mask that drafts.
+
+    Whether the tuned recipe drafts depends on measured times.
     """
     drafters = {
         "drafters": (Skip(attn=(1,), mlp=(0, 2), draft_length=4, exit=Fixed()),),

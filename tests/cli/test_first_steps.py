@@ -1,5 +1,6 @@
-"""What a new user meets first: the version, help, completion, a local model that is found again,
-and refusals before the long work.
+"""First steps of a new user: version, help, completion, and a local model.
+
+Commands refuse wrong arguments before the long work.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def local_model(tmp_path: Path) -> Path:
-    """A chat model in a folder, and a profile for it in ./profiles, as `tune` writes it."""
+    """Write a chat model to a folder, and its profile to ./profiles, as `tune` does."""
     folder = tmp_path / "models" / "chatty"
     new_hf_model("llama").save_pretrained(folder)
     letter_tokenizer(CHAT_TEMPLATE).save_pretrained(folder)
@@ -79,7 +80,6 @@ def local_model(tmp_path: Path) -> Path:
 
 
 # --- the program itself
-# ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_version_is_told(capsys, monkeypatch) -> None:
@@ -183,7 +183,6 @@ def test_tab_completion_in_python_shows_the_api() -> None:
 
 
 # --- local models
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_local_model_is_found_again_by_its_weights(
@@ -265,7 +264,6 @@ def test_a_damaged_list_of_models_is_no_list(tmp_path: Path) -> None:
 
 
 # --- requests
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_several_texts_stand_under_their_names_and_conversations_are_taken(
@@ -323,7 +321,7 @@ def test_several_texts_stand_under_their_names_and_conversations_are_taken(
 
 def test_standard_input_is_answered_line_by_line(capsys, monkeypatch) -> None:
     class Slow(io.RawIOBase):
-        """Hands out its second line only when the first one has been answered."""
+        """A stream that returns its second line only after the first was answered."""
 
         lines = [b'{"prompt": "class A"}\n', b'{"prompt": "def b"}\n']  # noqa: RUF012
 
@@ -381,7 +379,6 @@ def test_what_cannot_be_is_told_before_a_model_is_loaded(
 
 
 # --- profiles, machines, progress
-# --------------------------------------------------------------------------------------------------
 
 
 def test_python_replaces_a_profile_no_more_unasked_than_the_command_does(tmp_path: Path) -> None:
@@ -393,7 +390,7 @@ def test_python_replaces_a_profile_no_more_unasked_than_the_command_does(tmp_pat
         save_profile(profile, path)
     assert path.read_text() == "mine"
     save_profile(profile, path, replace=True)
-    save_profile(profile, path)  # what says the same may be there
+    save_profile(profile, path)  # a file with the same content may exist
     assert load_profile(path) == profile
 
 

@@ -1,6 +1,4 @@
-"""`skipsearch list`: every drafter and exit policy that a profile may hold, each with what it says
-of itself.
-"""
+"""`skipsearch list`: every drafter and exit policy of profiles, with its description."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""No command writes its result over a file that it reads: by no name and no link, whatever was
-forced.
-"""
+"""No command overwrites a file that it reads, by any name or link, also with --force."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """(exit status, stderr) of a command; nothing in its folder changes meanwhile."""
+    """Return (exit status, stderr) of a command, which must change nothing in its folder."""
 
     def command(*arguments: object) -> tuple[int, str]:
         before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
@@ -136,9 +134,7 @@ def test_neither_a_pipe_nor_a_device_is_replaced_by_a_file(run: Run, out: str) -
 
 
 def test_an_import_replaces_no_file_that_it_reads(run: Run) -> None:
-    """Its own files have places of their own in a folder; one of them that says something else
-    stays.
-    """
+    """A file of the folder that has other content is not replaced."""
     Path("skip_layers.json").write_text(json.dumps({"llama-2-13b": {"attention": [1], "mlp": [2]}}))
     place = Path("folder/profiles/meta-llama--Llama-2-13b-hf/any/any--any.yaml")
     place.parent.mkdir(parents=True)

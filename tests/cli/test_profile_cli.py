@@ -1,4 +1,4 @@
-"""`skipsearch profile …`: data on stdout, sentences on stderr, exit status 0, 1 or 2."""
+"""`skipsearch profile …`: data on stdout, messages on stderr, exit status 0, 1 or 2."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _own_user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A profile repository with one good profile."""
+    """Write a profile repository with one good profile."""
     folder = tmp_path / "repository"
     (folder / PLACE).parent.mkdir(parents=True)
     shutil.copy(SPECULATE, folder / PLACE)

@@ -1,4 +1,4 @@
-"""`skipsearch report`: from studies and a profile to a page, or one sentence."""
+"""`skipsearch report`: from studies and a profile to a page, or to one message."""
 
 from __future__ import annotations
 

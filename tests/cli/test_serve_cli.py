@@ -1,4 +1,5 @@
-"""`skipsearch serve`: what it hands to the server, and what it says before it loads a model.
+"""`skipsearch serve`: its settings, and its messages before it loads a model.
+
 tests/serve runs the server itself.
 """
 
@@ -128,7 +129,7 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path, monkeypatch) -> No
             match=f"cannot listen at 127.0.0.1 port {taken.getsockname()[1]}: choose another "
             "--port",
         ):
-            # in a thread of its own: tests of pages may have left this one with a running event
+            # in a new thread: tests of pages may have left this one with a running event
             # loop
             ThreadPoolExecutor(1).submit(
                 server.run_server,
@@ -149,8 +150,9 @@ def test_a_host_that_no_name_can_be_is_one_sentence(host: str, monkeypatch) -> N
 
 
 def test_the_worker_outlives_a_request_that_breaks_it(monkeypatch, caplog) -> None:
-    """Whatever goes wrong in one request, it alone is told, without its text, and the next one is
-    answered.
+    """An error of one request is reported to that request alone, without its text.
+
+    The next request is answered.
     """
     desk = Scheduler(Decoder(adapt(tiny_llama(), letter_tokenizer())), Limits(max_num_seqs=1))
     told: list[list[Any]] = [[], [], []]
@@ -191,9 +193,7 @@ def test_the_worker_outlives_a_request_that_breaks_it(monkeypatch, caplog) -> No
 
 
 def test_the_time_limit_holds_within_a_round_too(monkeypatch) -> None:
-    """A clock that goes on by a second each time that it is asked while tokens of a draft are
-    accepted.
-    """
+    """The clock advances by a second at each reading while draft tokens are accepted."""
     clock = count()
     monkeypatch.setattr(stopping, "monotonic", lambda: float(next(clock)))
     model, fixed = adapt(tiny_llama(), letter_tokenizer()), make_exit("fixed")

@@ -1,5 +1,6 @@
-"""Closed standard streams, encodings of few characters and bytes that are no text: a sentence and
-an exit status, never a traceback.
+"""Closed standard streams, small encodings and bytes that are not text.
+
+A command ends with a message and an exit status, never with a traceback.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ASCII = [{"PYTHONIOENCODING": "ascii"}, {"PYTHONUTF8": "0", "LC_ALL": "C"}]
 
 
 def in_shell(command: str, given: bytes = b"", **environment: str) -> tuple[int, bytes, bytes]:
-    """Return (exit status, stdout, stderr) of a command of a shell, which can close streams."""
+    """Return (exit status, stdout, stderr) of a shell command, which can close streams."""
     done = subprocess.run(
         ["bash", "-c", f"{PROGRAM} {command}"],
         input=given,
@@ -57,7 +58,7 @@ def test_closed_streams(command: str, status: int, sentence: bytes) -> None:
 
 
 def test_no_file_gets_the_number_of_a_closed_stream() -> None:
-    """Or what a library prints would be written into it."""
+    """Otherwise the output of a library would be written into the file."""
     program = (
         "import os; from skipsearch.cli.streams import prepare_streams; prepare_streams(); "
         "os._exit(os.open('/dev/null', os.O_RDONLY))"
@@ -91,7 +92,7 @@ def test_chat_reads_utf_8_in_a_locale_of_few_characters(locale: dict[str, str]) 
 
 @pytest.mark.parametrize("locale", ASCII)
 def test_a_prompt_is_the_same_text_in_a_locale_of_few_characters(locale: dict[str, str]) -> None:
-    """The embedded model has a token for é, whose place in the text is printed as an escape."""
+    """The embedded model has a token for é; the text shows it as an escape."""
     command = f"decode --json --prompt é {DEMO}"
     tokens = [
         json.loads(in_shell(command, **environment)[1])["tokens"]

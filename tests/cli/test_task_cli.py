@@ -45,8 +45,9 @@ def test_show_as_json_is_one_object(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokenizer and config of a chat model of 40 tokens of context; `task show` needs no
-    weights.
+    """Write tokenizer and config of a chat model with a context of 40 tokens.
+
+    `task show` needs no weights.
     """
     folder = tmp_path_factory.mktemp("models") / "chatty"
     letter_tokenizer(CHAT_TEMPLATE).save_pretrained(folder)
@@ -58,7 +59,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def requests(tmp_path: Path) -> Path:
-    """A task of requests: two short ones, and one that is too long for `chat_model`."""
+    """Write a task of three requests, one of which is too long for `chat_model`."""
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"id": n, "prompt": n * "ab"}) + "\n" for n in (1, 2, 20))
     )

@@ -1,5 +1,6 @@
-"""What comes from outside is shown on a terminal and never obeyed: names, prompts, templates, model
-output, and what quotes them.
+"""A terminal shows foreign text and does not obey it.
+
+That is text of names, prompts, templates, models, and of everything that quotes them.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ BIDI = {chr(code) for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 EVIL = "\x1b]0;evil\x07\x9b2J\u202e\udcff[bold]:smile:\r\n\tx"
 SHOWN = r"\x1b]0;evil\x07\x9b2J\u202e\udcff[bold]:smile:\r\n\tx"
 UNICODE = EVIL.replace("\udcff", "")  # for libraries that take no other name
-LINES = SHOWN.replace(r"\n\t", "\n\t")  # where a text has lines of its own
+LINES = SHOWN.replace(r"\n\t", "\n\t")  # if a text has several lines
 
 
 def commands_in(printed: str) -> set[str]:
-    """What a terminal would not print as it is, but for line breaks and tabs."""
+    """Return the characters that a terminal would not print, without line breaks and tabs."""
     return {
         c
         for c in printed
@@ -54,7 +55,6 @@ class Screen(StringIO):
 
 
 # --- the rule
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 @given(st.text(st.characters()) | st.text(st.sampled_from(EVIL)))
@@ -98,13 +98,13 @@ def test_whatever_is_printed_is_shown_and_neither_obeyed_nor_read_as_markup() ->
 
 
 # --- the commands
-# -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with such a name, and in it profiles, a task, a study, a model's tokenizer and
-    others' file of skip sets.
+    """Write a folder with a malicious name.
+
+    It has profiles, a task, a study, a tokenizer and a foreign file of skip sets.
     """
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.delenv("SKIPSEARCH_PROFILE_PATH", raising=False)
@@ -144,8 +144,9 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[str, str]:
-    """What a command prints on stdout and stderr where both are a terminal; on one without colours,
-    every ESC is somebody else's.
+    """Return stdout and stderr of a command on a terminal.
+
+    On a terminal without colours, every ESC comes from foreign text.
     """
     out, err = Screen(), Screen()
     for name, value in {"TERM": "dumb", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}.items():
@@ -270,7 +271,7 @@ def test_a_fault_of_the_program_and_a_traceback_that_was_asked_for_quote_it_too(
 
 
 class Decoded:
-    """Stands for a decoder: a model may write anything."""
+    """A decoder with a given text, since a model may write anything."""
 
     def stream(self, ids: list[int], **options: Any) -> Any:
         yield Chunk([1], EVIL[:3])
@@ -287,7 +288,7 @@ def test_what_a_model_writes_is_made_visible_on_a_terminal_and_goes_into_a_pipe_
 
 
 def test_on_a_real_terminal_too(evil: Path) -> None:
-    """One command, in a process of its own that has a pseudo-terminal."""
+    """One command runs in a process of its own that has a pseudo-terminal."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "dumb"}
     done = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What `tune` says at the end of what it was told on the way."""
+"""The summary of `tune`, from the events of the search."""
 
 from __future__ import annotations
 

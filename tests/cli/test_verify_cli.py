@@ -1,4 +1,4 @@
-"""`skipsearch profile verify`: what it tells, what it writes where, and its exit status."""
+"""`skipsearch profile verify`: its output, the files that it writes, and its exit status."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _own_user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A task of two short generations to measure on."""
+    """Write a task of two short generations to measure on."""
     folder = tmp_path_factory.mktemp("small")
     lines = [
         {"prompt": f'def {name}(path):\n    """{name.title()} the file."""\n    with open(path'}
@@ -50,7 +50,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def filled_in(tmp_path_factory: pytest.TempPathFactory, task: Path) -> tuple[Path, Result]:
-    """A file in no repository, unmeasured until --write, and what the command said."""
+    """Return a file in no repository, unmeasured until --write, and the output of the command."""
     file = write_demo_profile(tmp_path_factory.mktemp("mine") / "mine.yaml", **MASK)
     return file, run(file, "--task", task, "--write", "--json")
 

@@ -111,7 +111,6 @@ def test_senseless_arguments_are_refused(alpha: float, draft_length: int) -> Non
 
 
 # --- counts
-# ------------------------------------------------------------------------------------------------------------------
 
 counts = st.builds(DecodeStats, *[st.integers(0, 1000)] * 7, *[st.floats(0, 100)] * 4)
 
@@ -187,7 +186,6 @@ def test_the_alpha_of_simulated_rounds_estimates_the_probability_they_were_made_
 
 
 # --- intervals and trials
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_ratio_of_totals_is_not_a_mean_of_ratios() -> None:

@@ -1,5 +1,6 @@
-"""The acceptance rule, exactly: every random number it draws is enumerated: probabilities come out
-as numbers, not as samples.
+"""The acceptance rule, checked exactly: every random number that it draws is enumerated.
+
+So the checks compare probabilities, not samples.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from skipsearch.decoding import acceptance
 
 Row = tuple[float, ...]
 Tokens = tuple[int, ...]
-# every ratio of quarters is a multiple of 1/12, so that midpoints of twelfths stand for their whole
+# every ratio of quarters is a multiple of 1/12, so a midpoint represents its twelfth
 # twelfth
 GRID = 12
 
 
 def outcomes(drafted: Tokens, q: Sequence[Row] | None, p: Sequence[Row]) -> dict[Tokens, float]:
-    """Probability of what one call of accept_sampled emits, given what was drafted: accepted tokens
-    and the one that follows.
+    """Return the probability of each result of one call of accept_sampled for a given draft.
+
+    A result is the accepted tokens and the token after them.
     """
     found: dict[Tokens, float] = defaultdict(float)
     p_rows, q_rows = (
@@ -61,9 +63,11 @@ def emitted(
     p: Callable[[Tokens], Row],
     certain: Tokens = (),
 ) -> dict[Tokens, float]:
-    """Probability of every text of n_drafted + 1 tokens when a round drafts n_drafted of them;
-    where the round ends earlier, the full model goes on alone. q, p: next-token distribution after
-    a text. q None: the draft is `certain`."""
+    """Return the probability of every text of n_drafted + 1 tokens, if a round drafts n_drafted.
+
+    If the round ends earlier, the full model writes the remaining tokens. q, p: next-token
+    distribution after a text. q None: the draft is `certain`.
+    """
     texts: dict[Tokens, float] = defaultdict(float)
     for drafted in product(range(vocab), repeat=n_drafted) if q else [certain]:
         rows = [q(drafted[:i]) for i in range(n_drafted)] if q else None
@@ -86,7 +90,7 @@ def emitted(
 
 
 def text_distribution(vocab: int, length: int, p: Callable[[Tokens], Row]) -> dict[Tokens, float]:
-    """The same without drafting."""
+    """Return the same probabilities without drafting."""
     texts: dict[Tokens, float] = {(): 1.0}
     for _ in range(length):
         texts = {
@@ -108,9 +112,7 @@ P0, P1, Q0, Q1 = (0.5, 0.25, 0.25), (0.0, 0.25, 0.75), (0.25, 0.75, 0.0), (0.25,
 
 
 def check_acceptance() -> None:
-    """Two drafted tokens under distributions that differ, one-hot drafts, and the residual as a
-    distribution of its own.
-    """
+    """Check two drafted tokens of different distributions, one-hot drafts and the residual."""
 
     def p(text: Tokens) -> Row:
         return (P0, P1, Q1)[len(text)] if sum(text) % 2 else (P1, P0, Q0)[len(text)]

@@ -1,6 +1,4 @@
-"""What holds of drafts with weights of their own: they change how fast text comes, and never
-which.
-"""
+"""Checks of drafts with trained weights: they change the speed of decoding, and never its text."""
 
 from __future__ import annotations
 
@@ -23,14 +21,15 @@ LOOKUP = Lookup(min_match=1, draft_length=3)
 
 
 def recipes(noise: float = 0.1) -> list[Recipe]:
-    """Alone, and behind lookup."""
+    """Return recipes of the module alone and after lookup."""
     spec = small_module(noise, 4)
     return [Recipe((spec,)), Recipe((LOOKUP, spec))]
 
 
 def check_adapted() -> DecodeStats:
-    """Requests that interleave on one decoder get the full model's own tokens, also with a module
-    that drafts nonsense.
+    """Check that interleaved requests on one decoder get the full model's own tokens.
+
+    One of the modules drafts nonsense.
     """
     model, full = tiny_model_and_reference()
     total = DecodeStats()
@@ -46,8 +45,10 @@ def check_adapted() -> DecodeStats:
 
 
 def check_adapted_drafts() -> None:
-    """A module that is the model's own weights drafts what the mask drafts without it; one with
-    other weights drafts otherwise.
+    """Check what modules draft.
+
+    A module with the model's own weights drafts what the mask alone drafts. A module with other
+    weights drafts other tokens.
     """
     model, _ = tiny_model_and_reference()
     same = save_adapted(
@@ -69,7 +70,7 @@ def check_adapted_drafts() -> None:
 
 
 def check_adapted_sampling() -> DecodeStats:
-    """Samples are distributed as the full model's own, found by enumeration."""
+    """Check by enumeration that samples have the full model's distribution."""
     hf = tiny_llama(3, vocab=5, hidden=16, layers=3)
     model, full = adapt(hf), FullModel(hf)
     mask = SkipMask(3, (0,), (1,))

@@ -1,5 +1,6 @@
-"""What a batch promises: each request gets the tokens that it gets alone, whoever decodes beside
-it, joins or leaves.
+"""Checks of batches: each request gets the tokens that it gets alone.
+
+The other requests of the batch, and when they join or leave, do not matter.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ from .s3d_checks import TREE
 
 @dataclass(frozen=True)
 class Guest:
-    """A request of a batch. after: steps before it joins, at the earliest. read: tokens after which
-    it is dropped; None: it stays to its end. prefix: whose, of two that outlive their requests;
-    None: it has none."""
+    """A request of a batch.
+
+    after: the earliest step at which it joins. read: tokens after which it is dropped; None: it
+    stays to its end. prefix: the index of its prefix cache, of two that outlive requests; None: it
+    has none.
+    """
 
     request: Request
     after: int = 0
@@ -43,8 +47,11 @@ class Guest:
 
 @dataclass(frozen=True)
 class Trained:
-    """A decoder that drafts with anything, trained parts included. learns: from one request for the
-    next, so that rounds depend on who decodes beside it, and samples with them."""
+    """A decoder that drafts with any drafters, modules included.
+
+    learns: from one request for the next. Then rounds, and so samples, depend on the other
+    requests.
+    """
 
     drafters: tuple[DrafterSpec, ...]
     exact: bool = False
@@ -61,9 +68,7 @@ LOOKUP = Lookup(min_match=1, draft_length=4)
 
 @cache
 def trained() -> dict[str, Trained]:
-    """Drafters with weights of their own, those that choose masks while they decode, and some
-    beside one another.
-    """
+    """Return decoders with modules, with masks chosen while decoding, and with several of these."""
     module, early, ahead = small_module(0.1, 4), small_kangaroo("attention", 0.1, 4), small_s3d(2)
     beside = {"siblings": Siblings(below=0.7, most=2)}
     return {
@@ -85,9 +90,7 @@ def trained() -> dict[str, Trained]:
 def guests(
     seed: int, most: int = 8, longest: int = 24, vocab: int = VOCAB, context: int | None = None
 ) -> list[Guest]:
-    """Ragged: long and short prompts and answers, greedy ones among sampled ones, some late, some
-    dropped.
-    """
+    """Return requests of various lengths: some sampled, some late, some dropped."""
     draw = random.Random(seed)
     found = []
     for number in range(draw.randint(1, most)):
@@ -134,11 +137,11 @@ def check_batch(
     seen: Counter[str] | None = None,
     max_slots: int | None = None,
 ) -> DecodeStats:
-    """Greedy rows get the full model's own tokens, sampled rows those that their seed gets alone,
-    in as many rounds as alone.
+    """Check that greedy rows get the full model's own tokens, and sampled rows those of their seed.
 
-    seen: counts requests that joined while others were decoded, that ended, and that left before
-    their end."""
+    Each row takes as many rounds as alone. seen: counts requests that joined while others were
+    decoded, that ended, and that left before their end.
+    """
     model, full = world or tiny_model_and_reference()
     model, learns = with_eos(model, *eos), isinstance(drafting, Trained) and drafting.learns
     asked = [guest for guest in asked if guest.request.temperature == 0] if learns else asked
@@ -222,7 +225,7 @@ def check_batch_of_lookups() -> None:
 
 
 def check_batch_of_windows() -> None:
-    """Rows of different lengths, of which each sees its own latest eight tokens."""
+    """Check rows of different lengths, each of which sees its latest eight tokens."""
     name = "mistral-window"
     world = with_eos(adapted(name)), FullModel(hf_model(name))
     asked = [
@@ -247,7 +250,7 @@ def check_batch_of_clasps() -> None:
 
 
 def check_batch_that_grows() -> None:
-    """A request that needs a larger cache joins while others decode; theirs stays."""
+    """Check a request that needs a larger cache and joins while others decode and keep theirs."""
     hf = tiny_llama(layers=2, hidden=16, context=1100)
     world = adapt(hf), FullModel(hf)
     long = tuple(i * 7 % VOCAB for i in range(400))
@@ -264,8 +267,9 @@ def check_batch_that_grows() -> None:
 
 
 def check_passes_of_a_batch() -> None:
-    """Whoever has ended costs nothing more: as many passes are asked for as these requests have
-    rounds and draft steps.
+    """Check that requests that have ended cost nothing.
+
+    The number of passes is that of the rounds and draft steps of the running requests.
     """
     decoder = DRAFTINGS[0].decoder(tiny_model_and_reference()[0])
     asked = [
@@ -290,8 +294,9 @@ def check_passes_of_a_batch() -> None:
 
 
 def check_owners() -> None:
-    """What a prompt shares is computed once for its owner, beside others who are decoded, and never
-    for anybody else.
+    """Check that a shared prompt is computed once for its owner, and never used for another one.
+
+    Other requests are decoded at the same time.
     """
     model, full = tiny_model_and_reference()
     text = PROMPTS[2] * 3

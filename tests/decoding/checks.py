@@ -1,9 +1,9 @@
-"""What lossless decoding promises of greedy text and of its end, as functions that raise
-AssertionError where it is broken.
+"""Checks of lossless decoding: of greedy text and of its end. They raise AssertionError.
 
-The suites of this folder call them on many cases; the planted bugs must make them fail on the few
-cases that are their defaults. What is right is always found without skipsearch, by Hugging Face's
-own forward over the whole text."""
+The test files of this folder call them on many cases. The planted bugs must make them fail on the
+few default cases. The expected text is computed without skipsearch, by Hugging Face's own forward
+over the whole text.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +43,16 @@ PROMPTS = (
 
 
 # --- greedy
-# ------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """How a decoder drafts. mask: of its skip drafter; None: it has none. lookup: what is asked
-    before that. guarded: drafters that bring little rest, here after a round or two. siblings: what
-    the skip drafter proposes beside its chain."""
+    """How a decoder drafts.
+
+    mask: of its skip drafter; None: it has none. lookup: the drafter before it. guarded: drafters
+    that gain little rest, here after a round or two. siblings: what the skip drafter proposes in
+    addition to its chain.
+    """
 
     mask: SkipMask | None = MASKS[0]
     draft_length: int = 4
@@ -110,8 +112,9 @@ def check_greedy(
     requests: Sequence[tuple[tuple[int, ...], int]] = REQUESTS,
     world: tuple[ModelAdapter, FullModel] | None = None,
 ) -> DecodeStats:
-    """Several requests on one decoder, one after the other: each gets the full model's own tokens
-    and runs to its exact limit.
+    """Check that several requests on one decoder, one after the other, get the right tokens.
+
+    Each has exactly as many tokens as its limit.
     """
     model, full = world or tiny_model_and_reference()
     total = DecodeStats()
@@ -127,8 +130,9 @@ def check_greedy(
 
 @contextmanager
 def padded_passes() -> Iterator[None]:
-    """No bug: an engine with fixed shapes shows every pass a multiple of 64 slots and masks what it
-    must not see.
+    """Plant no bug, but passes as those of an engine with fixed shapes.
+
+    A pass sees a multiple of 64 slots, with a mask over the hidden ones.
     """
 
     def chain(self: Planner, start: int, tokens: int, batch: int = 1) -> PassPlan:
@@ -142,7 +146,7 @@ def padded_passes() -> Iterator[None]:
 
 
 def check_streams_side_by_side() -> None:
-    """Two streams of one decoder, read in turns, each get the full model's own tokens."""
+    """Check that two streams of one decoder, read in turns, get the full model's own tokens."""
     model, full = tiny_model_and_reference()
     decoder = DRAFTINGS[0].decoder(model)
     streams = [decoder.stream(prompt, max_new_tokens=16) for prompt in PROMPTS[:2]]
@@ -154,17 +158,19 @@ def check_streams_side_by_side() -> None:
 
 
 def assert_partly_accepted(stats: DecodeStats) -> None:
-    """A losslessness test that accepted nothing, or everything, proves nothing."""
+    """Check that some drafted tokens were accepted and some rejected.
+
+    Otherwise a test of losslessness proves nothing.
+    """
     assert 0 < stats.accepted < stats.drafted, stats
 
 
 # --- where a generation ends
-# -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Ending:
-    """What may end a generation."""
+    """The conditions that end a generation."""
 
     limit: int = 16
     eos: tuple[int, ...] = ()
@@ -175,8 +181,9 @@ class Ending:
 def expected_ending(
     tokens: Sequence[int], ending: Ending, tokenizer: Any
 ) -> tuple[list[int], str, str]:
-    """(tokens, finish reason, text) by the definition, judged on the whole text again after every
-    token.
+    """Return (tokens, finish reason, text) by the definition.
+
+    The whole text is judged again after every token.
     """
     for n in range(1, ending.limit + 1):
         whole = tokenizer.decode(tokens[:n], skip_special_tokens=True)
@@ -200,8 +207,9 @@ def expected_ending(
 def endings_by_default(
     prompt: tuple[int, ...], every: int = 4
 ) -> list[tuple[tuple[int, ...], Ending]]:
-    """Short limits; an end-of-sequence token, and a piece of text, at every fourth place of a
-    generation; its first repeat.
+    """Return short limits, end-of-sequence tokens, stop strings and a first repetition.
+
+    Tokens and strings are those at every fourth position of a generation.
     """
     _, full = tiny_model_and_reference()
     tokens = full.greedy(prompt, 16)
@@ -219,8 +227,9 @@ def check_endings(
     cases: Sequence[tuple[tuple[int, ...], Ending]] | None = None,
     draftings: Sequence[Drafting | None] = (None, DRAFTINGS[0]),
 ) -> Counter[str]:
-    """Plain or speculative, streamed or not: a generation ends where the definition says, with its
-    reason and its text.
+    """Check that a generation ends as the definition says, with its reason and its text.
+
+    It is plain or drafted, streamed or not.
     """
     model, full = tiny_model_and_reference()
     tokenizer = byte_tokenizer()

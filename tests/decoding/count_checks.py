@@ -1,4 +1,7 @@
-"""What a decoder counts and what it tells a policy, recounted from the drafts and the true text."""
+"""Checks of a decoder's counts and of what a policy observes.
+
+They are counted again from the drafts and the true text.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ Case = tuple[SkipMask, int, int, tuple[int, ...], int]
 
 
 class Recorder:
-    """A drafter that does as another does and takes notes."""
+    """A drafter that wraps another one and records its rounds."""
 
     def __init__(self, inner: Drafter):
         self.inner = inner
@@ -42,7 +45,7 @@ class RecordedSession:
     def __init__(self, notes: Recorder, inner: DraftSession):
         self.notes, self.inner = notes, inner
 
-    def __getattr__(self, name: str) -> Any:  # what a session that watches has beside
+    def __getattr__(self, name: str) -> Any:  # other attributes of a session that observes
         return getattr(self.inner, name)
 
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:
@@ -60,7 +63,7 @@ class RecordedSession:
 
 
 class StopAt:
-    """Ends every draft at its nth token, and keeps what it is told."""
+    """A policy that ends every draft at its nth token, and records what it observes."""
 
     reads_confidence: ClassVar[bool] = True
     shared_across_requests: ClassVar[bool] = False
@@ -81,8 +84,9 @@ class StopAt:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A round that a drafter drafted. history: all tokens before it; most: what it was allowed;
-    chain, others: what it proposed.
+    """A drafted round.
+
+    history: all tokens before it. most: the allowed number of tokens. chain, others: the draft.
     """
 
     history: list[int]
@@ -100,8 +104,9 @@ def recorded(
     modules: Sequence[Path] = (),
     exact: bool = False,
 ) -> tuple[DecodeStats, list[Recorded]]:
-    """Greedy text of each prompt, found to be the full model's own: its counts, and all rounds of
-    the recipe's last drafter.
+    """Decode each prompt; return the counts and all rounds of the recipe's last drafter.
+
+    The greedy text must be the full model's own.
     """
     recorders, total = list[Recorder](), DecodeStats()
 
@@ -131,7 +136,7 @@ CASES: tuple[Case, ...] = (
 
 
 def check_counts(cases: Sequence[Case] = CASES) -> DecodeStats:
-    """A case: mask, draft length, the token at which the policy stops a draft, prompt, limit."""
+    """Check a case: mask, draft length, token at which the policy stops a draft, prompt, limit."""
     model, full = tiny_model_and_reference()
     total = DecodeStats()
     for mask, draft_length, last, prompt, limit in cases:

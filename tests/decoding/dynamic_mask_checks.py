@@ -1,6 +1,4 @@
-"""What drafters that choose their mask while they decode promise, as functions that raise
-AssertionError where it is broken.
-"""
+"""Checks of drafters that choose their mask while they decode. They raise AssertionError."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ CHOOSING: tuple[DrafterSpec, ...] = (
 
 
 class Noted(DynamicMaskDrafter):
-    """A drafter whose sessions are kept."""
+    """A drafter that keeps its sessions for a test."""
 
     def __init__(self, inner: Any):
         self.inner, self.sessions = inner, list[DynamicMaskSession]()
@@ -73,7 +71,7 @@ class Noted(DynamicMaskDrafter):
 
 
 def noted(model: ModelAdapter, recipe: Recipe, exact: bool = False) -> tuple[Decoder, list[Noted]]:
-    """A decoder, and its drafters that choose."""
+    """Return a decoder and its drafters that choose masks."""
     found: list[Noted] = []
 
     def around(drafter: Any) -> Any:
@@ -91,7 +89,7 @@ def check_choosing(
     n: int = 28,
     world: Any = None,
 ) -> DecodeStats:
-    """Greedy text is the full model's own, alone and behind lookup, whatever masks were chosen."""
+    """Check that greedy text is the full model's own, alone and after lookup, for all masks."""
     model, full = world or tiny_model_and_reference()
     total = DecodeStats()
     for spec in specs:
@@ -105,7 +103,7 @@ def check_choosing(
 
 
 def kept_states(model: ModelAdapter, text: Sequence[int], at: int) -> torch.Tensor:
-    """[L + 1, H]: the full model's states at one place of a text."""
+    """Return the full model's states [L + 1, H] at one position of a text."""
     cache, planner = model.new_cache(1, 128), Planner(128, model.spec.device)
     states: list[torch.Tensor] = []
     tokens = torch.tensor([list(text)], device=model.spec.device)
@@ -121,11 +119,11 @@ def kept_states(model: ModelAdapter, text: Sequence[int], at: int) -> torch.Tens
 
 @torch.no_grad()
 def planned_by_hand(model: ModelAdapter, text: Sequence[int], at: int, skip: int) -> SkipMask:
-    """CLaSp's mask of whole layers for the token at this place, by equation 2, one state and one
-    row at a time.
+    """Return CLaSp's mask of whole layers for the token at this position, by equation 2.
 
-    A row is run by a fresh pass over the text before the token, and the layer on the state in the
-    token's place."""
+    It computes one state and one row at a time. A row is a new pass over the text before the token,
+    with the layer run on the state at the position of the token.
+    """
     states, n = kept_states(model, text, at), model.spec.n_layers
     planner = Planner(128, model.spec.device)
 
@@ -157,9 +155,7 @@ def planned_by_hand(model: ModelAdapter, text: Sequence[int], at: int, skip: int
 
 
 def check_clasp() -> None:
-    """Every plan is the programme's, by hand, at the last verified token; and plans come when they
-    are due.
-    """
+    """Check that every plan is that of the program, at the last verified token, and on time."""
     model, full = tiny_model_and_reference()
     often, seldom = (
         CLaSp(skip=2, interval=interval, draft_length=3, exit=FIXED) for interval in (1, 3)
@@ -196,7 +192,7 @@ def check_clasp() -> None:
 
 
 def hooked_cosines(hf: Any, prompt: Sequence[int]) -> list[float]:
-    """Of each attention of a Hugging Face model over a prompt, by hooks around its modules."""
+    """Return the cosine of each attention of a Hugging Face model over a prompt, by hooks."""
     cosines, residual, hooks = list[float](), list[torch.Tensor](), []
 
     def before(module: Any, inputs: Any, output: Any) -> None:
@@ -218,8 +214,10 @@ def hooked_cosines(hf: Any, prompt: Sequence[int]) -> list[float]:
 
 
 def check_asd() -> None:
-    """The cosines are those of Hugging Face's own modules over the prompt, in one piece or in
-    several; a request's mask is its own.
+    """Check that cosines are those of Hugging Face's own modules over the prompt.
+
+    The prompt is read in one pass or in several. The mask of a request depends on that request
+    alone.
     """
     model, full = tiny_model_and_reference()
     spec = ASD(threshold=0.93, every=3, keep_last=1, draft_length=3, exit=FIXED)
@@ -252,7 +250,7 @@ Judged = list[tuple[SkipMask, int, list[int]]]  # (mask, tokens that it named, a
 
 
 def judged_masks(spec: SWIFT, way: str) -> tuple[Any, Judged]:
-    """(a drafter that searched over one request, what it judged in this way)."""
+    """Return (drafter that searched during one request, masks that it judged in this way)."""
     model, full = tiny_model_and_reference()
     decoder, [drafter] = noted(model, Recipe((spec,)))
     judged: Judged = []
@@ -276,9 +274,12 @@ def judged_masks(spec: SWIFT, way: str) -> tuple[Any, Judged]:
 
 @torch.no_grad()
 def check_swift_as_published() -> None:
-    """A mask is judged by how many of the first generated tokens the thinned model names when it
-    reads them behind the full model's K/V of the prompt. The best share of any text so far stays in
-    force, and the mask at the start counts as 0."""
+    """Check the published rule of SWIFT.
+
+    The score of a mask is how many of the first generated tokens the thinned model predicts when it
+    reads them after the full model's K/V of the prompt. The mask with the best share so far stays
+    in use, and the first mask counts as 0.
+    """
     model, prompt = tiny_model_and_reference()[0], PROMPTS[2]
     spec = SWIFT(
         skip_ratio=0.5,
@@ -324,8 +325,9 @@ def check_swift_as_published() -> None:
 
 @torch.no_grad()
 def check_swift() -> None:
-    """A mask is judged by how many of the latest tokens one-row drafts name; it takes over only
-    where it names more.
+    """Check that the score of a mask is how many of the latest tokens its one-row drafts predict.
+
+    A mask replaces another one only if its score is higher.
     """
     model, _ = tiny_model_and_reference()
     spec = SWIFT(

@@ -1,8 +1,8 @@
-"""What a whole request says, with exact probabilities: each random choice on the way is dealt in
-every way that it can fall.
+"""Checks of the exact distribution of a request's texts.
 
-The real loop runs, once for each way. Nothing is drawn, so the law of its texts comes out as
-numbers, and not as samples."""
+The real loop runs once for each outcome of its random choices. Nothing is sampled, so the
+distribution is known as numbers.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ NOTHING = 1e-12
 
 
 class Dealer:
-    """Chance for one run. It falls as `script` says and, behind its end, in the first way that it
-    can. open: scripts of the other ways.
+    """The random choices of one run.
+
+    They follow `script` and, after its end, take the first outcome. open: scripts of other
+    outcomes.
     """
 
     def __init__(self, script: list[int]):
@@ -38,7 +40,7 @@ class Dealer:
         self.open: list[list[int]] = []
 
     def deal(self, shares: Sequence[float]) -> int:
-        """One of these, and its probability is counted in."""
+        """Choose an outcome, and multiply the probability of the run by its own."""
         total = sum(shares)
         if self.at == len(self.script):
             first, *others = (i for i, share in enumerate(shares) if share > NOTHING * total)
@@ -60,7 +62,7 @@ class Dealer:
         return Uniform(self)
 
     def draw(self, picker: TemperatureSampler, scored: DraftScores) -> tuple[Tensor, Tensor]:
-        """Of each row so many as the picker wants, one after another and without replacement."""
+        """Draw tokens of each row without replacement, as many as the picker requests."""
         assert scored.probs is not None
         found = []
         for row in scored.probs.tolist():
@@ -68,14 +70,14 @@ class Dealer:
             for _ in range(min(picker.n_choices, len(left))):
                 any_left = [
                     float(i not in drawn) for i in range(len(left))
-                ]  # a token of probability 0 stands where nothing is left
+                ]  # if none is left, a token of probability 0
                 drawn.append(self.deal(left) if sum(left) else any_left.index(1.0))
                 left[drawn[-1]] = 0.0
             found.append(drawn)
         return torch.tensor(found, device=scored.probs.device), scored.probs
 
     def planted(self) -> ExitStack:
-        """While it lasts, decoding asks this dealer."""
+        """Use this dealer for all random choices of decoding within the context."""
         stack = ExitStack()
         stack.enter_context(patch.object(torch, "multinomial", self.multinomial))
         stack.enter_context(patch.object(torch, "rand", self.rand))
@@ -89,7 +91,7 @@ class Dealer:
 
 @dataclass(frozen=True)
 class Uniform:
-    """A number in [0, 1) of which only `u · q < p` is asked. factor: q."""
+    """A number in [0, 1) that supports only the comparison `u · q < p`. factor: q."""
 
     dealer: Dealer
     factor: Any = 1.0
@@ -113,8 +115,10 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Law:
-    """texts: their probabilities. drafted, accepted: tokens, on average. ways: in which the choices
-    can fall.
+    """A distribution of texts.
+
+    texts: their probabilities. drafted, accepted: mean numbers of tokens. ways: the number of
+    outcomes of all choices.
     """
 
     texts: dict[Text, float]
@@ -124,7 +128,7 @@ class Law:
 
 
 def law(decoder: Decoder, prompt: Sequence[int], length: int, warp: Warp) -> Law:
-    """Of the texts that a decoder gives behind a prompt."""
+    """Return the distribution of the texts of a decoder after a prompt."""
     texts, open_, ways = defaultdict[Text, float](float), [list[int]()], 0
     drafted = accepted = 0.0
     while open_:
@@ -146,8 +150,9 @@ def law(decoder: Decoder, prompt: Sequence[int], length: int, warp: Warp) -> Law
 def check_law(
     decoder: Decoder, full: FullModel, prompt: Sequence[int], length: int, warp: Warp
 ) -> Law:
-    """Every text has the probability that the full model alone gives it; some drafts stand, and
-    some fall.
+    """Check that every text has the full model's probability.
+
+    Some draft tokens must be accepted and some rejected.
     """
     found = law(decoder, prompt, length, warp)
     wanted = exact_distribution(full.next_logits, tuple(prompt), length, warp)

@@ -1,5 +1,6 @@
-"""What a cache that grows with its text promises: the tokens of one that had all its slots from the
-beginning.
+"""Checks of caches that grow with their text.
+
+The tokens must be those of a cache that has all slots from the beginning.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ from .recurrent_checks import CHAINS, recurrent_world
 
 @contextmanager
 def small_caches(slots: int = 4) -> Iterator[list[int]]:
-    """No bug: caches begin with so many slots and have none to spare for an answer, so that they
-    grow every few tokens.
+    """Plant no bug, but caches with few slots, which grow every few tokens.
 
-    Yields the sizes that caches have grown to, as far as it has come.
+    Yields the sizes of grown caches so far.
     """
     grown: list[int] = []
     real = KVCache._set_capacity
@@ -49,9 +49,7 @@ def check_growing_caches(
     check: Callable[[], DecodeStats] | None = None,
     world: tuple[ModelAdapter, FullModel] | None = None,
 ) -> None:
-    """Drafts, trees among them, and verify passes end where the cache has to grow, and go over
-    it.
-    """
+    """Check drafts, trees and verify passes that end at the limit of a cache or cross it."""
     shared = world or tiny_model_and_reference()  # loaded as ever
     with small_caches() as grown:
         stats = check() if check else check_greedy(DRAFTINGS[:1] + DRAFTINGS[-1:], world=shared)
@@ -60,7 +58,7 @@ def check_growing_caches(
 
 
 def check_growing_padded_passes() -> None:
-    """Passes that look at slots which no pass has written, in buffers that were made larger."""
+    """Check passes over slots that no pass has written, in enlarged buffers."""
     world = tiny_model_and_reference()
     with padded_passes(), small_caches() as grown:
         assert_partly_accepted(check_greedy(DRAFTINGS[:1], [(PROMPTS[2], 80)], world))
@@ -68,18 +66,19 @@ def check_growing_padded_passes() -> None:
 
 
 def check_growing_sessions() -> None:
-    """A session's cache shrinks to what its text needs, and grows again."""
+    """Check that the cache of a session shrinks to its text and grows again."""
     check_growing_caches(check_prefixes)
 
 
 def check_growing_batches() -> None:
-    """All rows grow with the longest, while each is in the middle of a round."""
+    """Check that all rows grow with the longest while each is in the middle of a round."""
     check_growing_caches(check_batch)
 
 
 def check_leaving_rows() -> None:
-    """Rows that outgrow their part of the shared cache go on alone, while others go on sharing
-    passes.
+    """Check rows that outgrow their part of the shared cache and leave it.
+
+    The other rows continue to share passes.
     """
     left: list[int] = []
     real = RowCache._leave

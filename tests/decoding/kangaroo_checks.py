@@ -1,5 +1,6 @@
-"""What kangaroo's drafts are, by the definition: first layers, adapter and head over the whole
-text, computed anew for every token.
+"""Checks of the drafts of kangaroo against the definition.
+
+First layers, adapter and head run over the whole text again for every token.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LOOKUP = Lookup(min_match=1, draft_length=3)
 
 
 def by_definition(full: FullModel, spec: Kangaroo, text: list[int]) -> Tensor:
-    """[V]: logits of the draft behind a text, with nothing but Hugging Face's modules."""
+    """Return the draft's logits [V] after a text, computed with Hugging Face's modules alone."""
     llama, tensors = full.hf.model, load_module(module_folder() / spec.module.file)[1]
     ids, place = torch.tensor([text]), torch.arange(len(text))[None]
     h = llama.embed_tokens(ids)
@@ -60,8 +61,9 @@ def by_definition(full: FullModel, spec: Kangaroo, text: list[int]) -> Tensor:
 def check_kangaroo_drafts(
     forms: tuple[str, ...] = ("attention", "layer"), siblings: Siblings | None = None
 ) -> DecodeStats:
-    """Every round's draft is what the definition gives, alone and behind lookup, and ends at the
-    first token that it is unsure of.
+    """Check that every draft is that of the definition, alone and after lookup.
+
+    A draft ends at the first unsure token.
     """
     model, full = tiny_model_and_reference()
     total = DecodeStats()
@@ -88,15 +90,16 @@ def check_kangaroo_drafts(
 
 
 def check_kangaroo_siblings() -> DecodeStats:
-    """The same with alternatives to unsure tokens, some of which stand."""
+    """Check the same with siblings of unsure tokens, some of which are accepted."""
     total = check_kangaroo_drafts(("attention",), Siblings(below=0.9, most=3))
     assert total.accepted > 0
     return total
 
 
 def check_kangaroo_passes() -> None:
-    """N drafted tokens take N + 1 passes of one row below the exit, N of the adapter, and one of N
-    + 1 rows above.
+    """Check the number of passes for N drafted tokens.
+
+    These are N + 1 passes of one row below the exit, N of the adapter, and one of N + 1 rows above.
     """
     model, full = tiny_model_and_reference()
     spec, block, passes = (
@@ -127,14 +130,14 @@ def check_kangaroo_passes() -> None:
                 assert passes.pop((i, length + 1)) == times
         two_rows = passes.pop(
             (n, 2), 0
-        )  # behind a round whose tokens all stood, or one that nobody drafted
+        )  # after a round that was accepted whole, or one without a draft
         assert two_rows <= stats.rounds - stats.rejecting_rounds
         assert passes.pop((n, 1), 0) + two_rows == stats.drafted
         assert not passes
 
 
 def check_kangaroo_side_by_side() -> None:
-    """Requests that interleave keep their adapters' K/V apart."""
+    """Check that interleaved requests have separate K/V of the adapter."""
     model, full = tiny_model_and_reference()
     decoder = Decoder(
         model,

@@ -1,5 +1,6 @@
-"""What a session promises: a request gets the tokens that a fresh decoder gives it, whatever was
-kept, and pays for what is new alone.
+"""Checks of sessions: a request gets the tokens of a new decoder.
+
+Only new tokens go through the prefill, whatever the session has cached.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from .checks import DRAFTINGS, PROMPTS, Drafting
 
 @dataclass(frozen=True)
 class Turn:
-    """A request of a chat. keep: tokens of the text so far that its prompt begins with; new: what
-    follows them. read: tokens of the answer after which the reader goes away; None: it reads to the
-    end. session: whose it is."""
+    """A request of a chat.
+
+    keep: tokens of the text so far with which its prompt begins. new: the tokens after them. read:
+    tokens of the answer after which the reader leaves; None: it reads to the end. session: its
+    index.
+    """
 
     keep: int
     new: tuple[int, ...]
@@ -51,8 +55,9 @@ def check_prefixes(
     drafting: Drafting = DRAFTINGS[0],
     world: tuple[ModelAdapter, FullModel] | None = None,
 ) -> DecodeStats:
-    """Chats side by side on one decoder: each answer is the full model's own, and only tokens that
-    are new go through the prefill.
+    """Check interleaved chats on one decoder: each answer is the full model's own.
+
+    Only new tokens go through the prefill.
     """
     model, full = world or tiny_model_and_reference()
     decoder = drafting.decoder(model)
@@ -64,7 +69,7 @@ def check_prefixes(
         known, first = min(common(prompt, session.cached_ids), len(prompt) - 1), []
         if (
             model.spec.is_recurrent and session.count_shared(prompt) == 0
-        ):  # its states stand behind that
+        ):  # its states are after that
             known = 0
         assert session.count_shared(prompt) == known
 
@@ -94,7 +99,7 @@ def check_prefixes(
 
 
 def check_growing() -> None:
-    """A session whose cache becomes too small keeps what it knows in a larger one."""
+    """Check that a session keeps its committed tokens when its cache grows."""
     hf = tiny_llama(layers=2, hidden=16, context=1100)
     model, full = adapt(hf), FullModel(hf)
     session = Decoder(model).new_session()

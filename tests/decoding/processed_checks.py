@@ -1,5 +1,6 @@
-"""What processed requests promise: each processor sees the emitted text, one token longer at each
-call, and decides every token.
+"""Checks of processed requests.
+
+A processor sees the emitted text, one token longer at each call, and decides every token.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ RECIPE = Recipe(
 
 
 def check_steering(limit: int = 40) -> DecodeStats:
-    """A ban that depends on the text so far, on drafted and plain decoding, against the rule
-    applied to the full model's own logits.
+    """Check a ban that depends on the text, on drafted and plain decoding.
+
+    The expected tokens follow from the rule applied to the full model's own logits.
     """
     model, full = tiny_model_and_reference()
     expected = list(PROMPT)
@@ -57,7 +59,7 @@ def check_steering(limit: int = 40) -> DecodeStats:
 
 
 class Grammar:
-    """A processor with a final state: it counts its calls, and fails at one more than it takes."""
+    """A processor with a final state. It counts its calls, and fails at one more than allowed."""
 
     def __init__(self, calls: int):
         self.left = calls
@@ -69,8 +71,9 @@ class Grammar:
 
 
 def check_steering_ends() -> DecodeStats:
-    """Whatever ends a text, within a draft too, alone and side by side: no processor is called
-    after its last token.
+    """Check that no processor is called after the last token of a text.
+
+    Texts end for every reason, also within a draft, alone and in a batch.
     """
     model, full = tiny_model_and_reference()
     tokenizer, tokens = byte_tokenizer(), full.greedy(PROMPT, 30)

@@ -1,6 +1,4 @@
-"""What recipes promise beside losslessness: what lookup proposes, whose text it sees, and which
-drafter rests when.
-"""
+"""Checks of recipes: the proposals of lookup, the text that it sees, and the guard."""
 
 from __future__ import annotations
 
@@ -23,8 +21,9 @@ LOOKUP = Lookup(min_match=2, draft_length=5)
 
 
 def expected(text: Sequence[int], spec: Lookup, most: int) -> list[int]:
-    """What lookup proposes behind a text, by the definition: what followed the longest earlier
-    occurrence of its end, the latest one.
+    """Return what lookup proposes after a text, by the definition.
+
+    These are the tokens after the latest of the longest earlier occurrences of the end of the text.
     """
     for length in range(min(16, len(text) - 1), spec.min_match - 1, -1):
         for end in range(len(text) - 1, length - 1, -1):
@@ -37,8 +36,9 @@ def expected(text: Sequence[int], spec: Lookup, most: int) -> list[int]:
 
 
 def check_lookup() -> None:
-    """Each request's proposals follow from its own text alone, also when requests come one after
-    another or interleave.
+    """Check that each request's proposals follow from its own text alone.
+
+    Requests run one after another or interleaved.
     """
     model, full = tiny_model_and_reference()
     recorder: list[Recorder] = []
@@ -68,9 +68,11 @@ def check_lookup() -> None:
 def recalled(
     answers: Sequence[Sequence[int]], history: Sequence[int], spec: Lookup, most: int
 ) -> list[int]:
-    """What a memory of earlier answers proposes, by the definition: where an answer holds a longer
-    end of the text than the text itself does, what followed the longest one there, in the latest
-    answer, at its latest place."""
+    """Return what a memory of earlier answers proposes, by the definition.
+
+    If an answer has a longer end of the text than the text itself, these are the tokens after the
+    longest one there, in the latest answer, at its latest position.
+    """
     for length in range(min(16, len(history)), 0, -1):
         if any(
             list(history[k - length : k]) == list(history[-length:])
@@ -85,8 +87,10 @@ def recalled(
 
 
 def check_memory() -> None:
-    """With a memory, proposals follow from the text and from the answers before it, none reaches
-    from one answer into the next, and tokens stay the full model's own."""
+    """Check that with a memory, proposals follow from the text and from earlier answers.
+
+    No proposal continues from one answer into the next. Tokens are the full model's own.
+    """
     model, full = tiny_model_and_reference()
     recorder: list[Recorder] = []
 
@@ -118,9 +122,7 @@ def check_memory() -> None:
 
 
 def check_guard() -> None:
-    """A drafter that loses rests, round by round as the rule has it, and each request starts
-    anew.
-    """
+    """Check that a drafter that loses time rests by the rule, and that a request starts afresh."""
     model, full = tiny_model_and_reference()
     hard = DrafterCost(0.0, 3.0, 1.0, 0.2)  # a verify pass so dear that nothing pays
     rounds = []
@@ -140,9 +142,7 @@ def check_guard() -> None:
 
 
 def check_certain_sampling() -> None:
-    """Looked-up tokens enter the accept test as certain, so that samples are the full model's
-    own.
-    """
+    """Check that looked-up tokens are certain in the accept test, so that samples are right."""
     check_sampling(
         Warp(1.0),
         samples=1500,

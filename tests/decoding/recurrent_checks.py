@@ -1,5 +1,6 @@
-"""What lossless decoding promises of models with recurrent layers, whose states have no slots that
-could simply be hidden.
+"""Checks of lossless decoding of models with recurrent layers.
+
+Their states have no slots that a mask could hide.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ CHAINS = tuple(
 
 @cache
 def recurrent_world(family: str) -> tuple[ModelAdapter, FullModel]:
-    """In float64, though some families keep their states in float32."""
+    """Return a model in float64; some families have states in float32 nonetheless."""
     config = CONFIG_MAPPING[family](**SHAPE, **KINDS[family])
     config._experts_implementation = "eager"
     torch.manual_seed(3)
@@ -93,9 +94,7 @@ def recurrent_world(family: str) -> tuple[ModelAdapter, FullModel]:
 def check_recurrent(
     family: str = "lfm2", draftings: Sequence[Drafting] = (CHAINS[0], CHAINS[-1])
 ) -> DecodeStats:
-    """Requests one after the other, with drafts of every kind, and chats that go on from what is
-    known.
-    """
+    """Check requests one after the other with drafts of every kind, and chats that continue."""
     world = recurrent_world(family)
     total = check_greedy(draftings, world=world)
     assert_partly_accepted(total)
@@ -105,8 +104,9 @@ def check_recurrent(
 
 
 def check_growing_recurrent() -> None:
-    """A session whose cache becomes too small keeps states and tokens in a larger one, and what
-    rides along is right there too.
+    """Check that a session keeps states and tokens when its cache grows.
+
+    The tokens to add to the next pass are right there too.
     """
     model, full = recurrent_world("lfm2")
     for first in range(4):

@@ -1,6 +1,4 @@
-"""What each round adds to a request's counters, for tests that see a decoder only through what
-calls it.
-"""
+"""Counts of each round, for tests that see a decoder only through its callers."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from skipsearch.decoding import loop
 
 @contextmanager
 def counted(counter: str) -> Iterator[list[int]]:
-    """What `counter` of `DecodeStats` gains in each round of any request since, a number a
-    round.
-    """
+    """Collect what each round of any request adds to `counter` of `DecodeStats`."""
     gained: list[int] = []
     real = loop.DecodeLoop._run_round
 

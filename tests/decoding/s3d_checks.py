@@ -1,5 +1,6 @@
-"""What s3d's drafts are, by the definition: the thinned model over unknown tokens, behind the full
-model's K/V of the text.
+"""Checks of the drafts of s3d against the definition.
+
+The thinned model runs over unknown tokens, after the full model's K/V of the text.
 """
 
 from __future__ import annotations
@@ -38,9 +39,7 @@ LOOKUP = Lookup(min_match=1, draft_length=3)
 
 @torch.no_grad()
 def by_definition(spec: S3D, text: list[int], rows: int) -> Tensor:
-    """[rows, V]: logits of a draft behind a text, its rows run one after another, each behind those
-    before it.
-    """
+    """Return the draft's logits [rows, V] after a text, one row after another."""
     model, _ = tiny_model_and_reference()
     drafting = spec.build(model, [module_folder()]).multi_token_draft.model  # type: ignore[attr-defined]
     unknown = load_module(module_folder() / spec.module.file)[1][MASK_EMBEDDINGS].to(
@@ -73,8 +72,9 @@ def by_definition(spec: S3D, text: list[int], rows: int) -> Tensor:
 
 
 def check_s3d_drafts() -> DecodeStats:
-    """Every round's draft is what the definition gives, with low-rank changes and without, alone
-    and behind lookup.
+    """Check that every draft is that of the definition, with low-rank updates and without.
+
+    It drafts alone and after lookup.
     """
     model, full = tiny_model_and_reference()
     total = DecodeStats()
@@ -93,8 +93,9 @@ def check_s3d_drafts() -> DecodeStats:
 
 
 def check_s3d_trees() -> DecodeStats:
-    """The same with a tree: each of its nodes is the choice of its rank in the row of its depth, as
-    far as there are rows.
+    """Check the same with a tree.
+
+    A node is the choice of its rank in the row of its depth, if there is such a row.
     """
     model, full = tiny_model_and_reference()
     spec = small_s3d().model_copy(update={"tree": TREE})
@@ -116,7 +117,7 @@ def check_s3d_trees() -> DecodeStats:
 
 
 def check_s3d_tree_sampling() -> DecodeStats:
-    """Samples are distributed as the full model's own, found by enumeration."""
+    """Check by enumeration that samples have the full model's distribution."""
     hf = tiny_llama(3, vocab=5, hidden=16, layers=3)
     model, full = adapt(hf), FullModel(hf)
     spec = save_s3d(
@@ -135,9 +136,7 @@ def check_s3d_tree_sampling() -> DecodeStats:
 
 
 class Named(DraftSession):
-    """A drafter of whose drafts every token is one of the model's, and every distribution one over
-    them.
-    """
+    """A drafter that checks that tokens and distributions are of the model's vocabulary."""
 
     def __init__(self, inner: Any):
         self.inner, self.looked = inner, 0
@@ -157,8 +156,9 @@ class Named(DraftSession):
 
 
 def check_s3d_names_tokens() -> None:
-    """What stands for an unknown token is never drafted itself, chain or tree, greedy or
-    sampled.
+    """Check that the marker of an unknown token is never drafted.
+
+    Drafts are chains and trees, greedy and sampled.
     """
     model, _ = tiny_model_and_reference()
     for spec in (small_s3d(), small_s3d(2), small_s3d().model_copy(update={"tree": TREE})):

@@ -1,6 +1,4 @@
-"""Sampling leaves the full model's distribution unchanged: what is drawn, against exact
-probabilities by enumeration.
-"""
+"""Checks that sampling has the full model's distribution, by enumeration."""
 
 from __future__ import annotations
 
@@ -28,15 +26,16 @@ from skipsearch.drafters.exits import Exit, make_exit
 
 @dataclass(frozen=True)
 class Warp:
-    """What a request asks of sampling."""
+    """The sampling settings of a request."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
 
     def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Temperature; then the top_k likeliest; then the fewest of those that hold top_p of the
-        mass; then normalised again.
+        """Return probabilities after temperature, top_k and top_p, in this order.
+
+        top_p keeps the fewest tokens with that much probability; the rest is normalised.
         """
         scores = logits / self.temperature
         order = np.argsort(-scores)
@@ -67,8 +66,9 @@ def exact_distribution(
 
 
 def surprise(drawn: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
-    """p-value of a chi-square test of the draws; outcomes expected fewer than five times count as
-    one. 0: an impossible draw.
+    """Return the p-value of a chi-square test of the draws.
+
+    Outcomes expected fewer than five times count as one. 0: an impossible draw.
     """
     n = drawn.total()
     if any(outcome not in expected for outcome in drawn):
@@ -108,8 +108,9 @@ def check_sampling(
     modules: Sequence[Path] = (),
     next_logits: Callable[[Sequence[int]], NDArray[np.float64]] | None = None,
 ) -> DecodeStats:
-    """Samples of `length` tokens, by rounds that draft up to draft_length, are distributed as the
-    full model's own.
+    """Check that samples of `length` tokens have the full model's distribution.
+
+    Rounds draft up to draft_length tokens.
     """
     model = model or TableModel()
     decoder = (

@@ -1,5 +1,6 @@
-"""Which drafted tokens stand: speculative sampling's theorem, checked with exact probabilities, and
-the greedy rule.
+"""Which drafted tokens are accepted: the greedy rule and the theorem of speculative sampling.
+
+The checks compare exact probabilities.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def test_whatever_a_one_hot_draft_proposes_texts_are_distributed_as_p(
 def test_a_token_stands_with_the_smaller_of_1_and_p_over_q() -> None:
     for token, share in enumerate(
         (1.0, 1 / 3, 0.0)
-    ):  # p = 1/2 1/4 1/4 over q = 1/4 3/4 0; nobody draws the last
+    ):  # p = 1/2 1/4 1/4 over q = 1/4 3/4 0; the last is never drawn
         if Q0[token]:
             stands = sum(
                 mass for text, mass in outcomes((token,), [Q0], [P0, P0]).items() if len(text) == 2

@@ -1,4 +1,4 @@
-"""Requests side by side: a row's tokens are those that it gets alone."""
+"""Batches: a row's tokens are those that it gets alone."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ __all__ = ["one_thread"]
 
 
 def fuzz(seeds: range, longest: int = 24) -> DecodeStats:
-    """Every seed a batch of 1 to 8 rows, with one of the draftings, some with an end-of-sequence
-    token.
+    """Decode a batch of 1 to 8 rows for every seed, with one of the draftings.
+
+    Some rows have an end-of-sequence token.
     """
     total, seen = DecodeStats(), Counter[str]()
     for seed in seeds:
@@ -124,7 +125,7 @@ def test_in_exact_passes_a_row_is_the_same_to_the_bit_in_bfloat16() -> None:
 def test_an_engine_that_keeps_bits_decodes_exactly_in_joined_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In float32, where sums in another order would show, with passes of several rows in fact."""
+    """float32 would show sums in another order. Some passes must have several rows."""
     model, _ = tiny_native()
     decoder = Decoder(model, MASKS[0], draft_length=3, exact=True)
     asked = [replace(guest.request, end_on_repeat=None) for guest in GUESTS]
@@ -156,7 +157,7 @@ def tiny_native() -> tuple[Any, Any]:
 
 @no_grad
 def logits_of_rows(model: Any, prompts: Any) -> list[torch.Tensor]:
-    """Of each prompt behind its first two tokens, in one joined pass."""
+    """Return logits after the first two tokens of each prompt, from one joined pass."""
     shared = SharedCache(model.spec.n_layers, len(prompts), 64)
     model.new_cache(1, 65)
     planner, rows = Planner(64, model.spec.device), []
@@ -191,7 +192,7 @@ def test_a_request_that_makes_no_sense_is_refused_and_the_others_go_on() -> None
 
 
 def test_what_ends_one_row_ends_no_other() -> None:
-    """A processor of the caller's own that fails, beside one that does not."""
+    """One row has a processor that fails, the other one that does not."""
     decoder = DRAFTINGS[0].decoder(tiny_model_and_reference()[0])
 
     def failing(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
-"""Requests side by side over models of other families, by other engines, with drafts of every kind:
-each row is what it is alone.
+"""Batches over models of other families, on other engines, with drafts of every kind.
+
+Each row gets the tokens that it gets alone.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def check_family(model: ModelAdapter, full: FullModel) -> DecodeStats:
     "name", [*QUICK, *thorough(*(name for name in ADAPTED if name not in QUICK))]
 )
 def test_rows_of_every_family_get_what_they_get_alone(name: str) -> None:
-    """Windows, biases by distance, learned positions, caps, experts, two norms or one; as modules
-    and fused.
+    """Families differ in windows, ALiBi, learned positions, caps, experts and norms.
+
+    They run as modules and fused.
     """
     check_family(adapted(name), FullModel(hf_model(name)))
 
@@ -104,14 +106,13 @@ def test_what_recurrent_models_do_not_draft_is_refused_for_batches_too() -> None
 
 
 # --- drafts of every kind
-# ----------------------------------------------------------------------------------------------------
 
 
-ALWAYS = ("adapted with siblings", "kangaroo", "s3d with a tree", "clasp 0")  # on engines beside hf
+ALWAYS = ("adapted with siblings", "kangaroo", "s3d with a tree", "clasp 0")  # on engines except hf
 
 
 def cases(names: Sequence[str], engines: Sequence[str]) -> list[ParameterSet]:
-    """(engine, name)."""
+    """Return (engine, name) of each case."""
     return [
         pytest.param(
             engine,

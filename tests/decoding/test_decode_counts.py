@@ -1,6 +1,4 @@
-"""What a decoder counts, recounted independently from what was drafted and from the full model's
-own text.
-"""
+"""The counts of a decoder, recounted from its drafts and the full model's own text."""
 
 from __future__ import annotations
 
@@ -82,7 +80,7 @@ def test_a_low_confidence_token_ends_its_draft_and_is_verified() -> None:
 
 
 def test_what_a_policy_learns_ends_with_its_request_unless_it_is_shared() -> None:
-    """Draft & Verify's threshold lives on across requests: `across_requests` does that."""
+    """The threshold of Draft & Verify stays across requests, by `across_requests`."""
     model, _ = tiny_model_and_reference()
     for shared in (False, True):
         fast = Adaptive(threshold=0.2, step=1.0, beta2=0.5, across_requests=shared)

@@ -23,7 +23,7 @@ SKIP = Skip(attn=(1, 3), mlp=(2,), draft_length=5, exit=Confidence(threshold=0.2
 def profile(
     verdict: str = "speculate", n_layers: int = LAYERS, drafters: tuple[DrafterSpec, ...] = (SKIP,)
 ) -> Profile:
-    """A profile of the shared tiny model."""
+    """Return a profile of the shared tiny model."""
     model, _ = tiny_model_and_reference()
     golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / f"v2_{verdict}.yaml")
     made_for = golden.model.model_copy(

@@ -1,4 +1,4 @@
-"""What `Decoder` takes, and the one sentence it answers to what makes no sense."""
+"""The arguments of `Decoder`, and its messages for wrong ones."""
 
 from __future__ import annotations
 

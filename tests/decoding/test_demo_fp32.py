@@ -1,6 +1,4 @@
-"""The embedded model in fp32: plain, speculative and Hugging Face's own generation write the same
-tokens.
-"""
+"""The embedded model in fp32: plain, drafted and Hugging Face's own tokens are the same."""
 
 from __future__ import annotations
 

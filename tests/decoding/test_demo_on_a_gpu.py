@@ -1,5 +1,4 @@
-"""The embedded model on a GPU, by every engine that runs there: fp32, exact text in bf16, weights
-in fewer bits, a profile tuned on a CPU.
+"""The embedded model on a GPU, on every engine: fp32, exact bf16, quantized, and with a profile.
 
 `pytest -m gpu`. `pytest -m slow` runs the same code on a CPU, on less text.
 """
@@ -28,7 +27,7 @@ MASK = SkipMask(20, attn=(2, 4, 5, 7, 9, 11, 13), mlp=(3, 6, 8, 10, 12))
 TOKENS = {
     "cuda": (24, 440),
     "cpu": (2, 40),
-}  # prompts, and tokens behind each: more than 10,000 on a GPU
+}  # prompts, and tokens after each: more than 10,000 on a GPU
 
 
 @pytest.fixture(

@@ -1,6 +1,4 @@
-"""CLaSp, ASD and SWIFT as they decode: lossless, and each chooses the masks that its paper's rule
-says.
-"""
+"""CLaSp, ASD and SWIFT while they decode: lossless, with masks by the rules of their papers."""
 
 from __future__ import annotations
 
@@ -51,7 +49,6 @@ from skipsearch.errors import DecodeError, MaskError
 from skipsearch.models.kv_cache import KVCache, Planner
 
 # --- lossless
-# ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -92,7 +89,7 @@ def test_requests_that_interleave_share_no_mask_and_stay_lossless(engine: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["hf", "lean", "graph", "native"])
 def test_that_holds_of_thousands_of_requests(engine: str) -> None:
-    """By hand, `pytest -m slow tests/decoding/test_dynamic_masks.py -s`."""
+    """Run it by hand: `pytest -m slow tests/decoding/test_dynamic_masks.py -s`."""
     with use_engine(engine):
         model, full = tiny_model_and_reference()
     total, cases = DecodeStats(), 0
@@ -222,7 +219,6 @@ def test_choosing_leaves_what_is_committed_as_it_is_which_is_what_a_fresh_prefil
 
 
 # --- the rules
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_claspes_plans_are_equation_2_by_hand_at_the_last_verified_token() -> None:
@@ -343,7 +339,7 @@ def test_choosing_is_paid_for_by_the_drafts_and_not_by_the_prompt() -> None:
 
 
 def layers_that_add(vectors: torch.Tensor):
-    """Blocks that add a fixed vector each, in two halves."""
+    """Return blocks of two sub-layers, each of which adds a fixed vector."""
     return lambda layer, g, attn, mlp: g + vectors[layer] * (0.5 * attn + 0.5 * mlp)
 
 
@@ -387,7 +383,7 @@ def test_on_any_network_it_is_no_better_than_trying_every_mask_and_its_mask_is_w
         return float(cosine_similarity(g, states[-1], dim=0))
 
     def by_equation_2() -> float:
-        """D(n, count), one state at a time; g[j] has skipped j of the layers so far."""
+        """Return D(n, count), one state at a time; g[j] has skipped j of the layers so far."""
         g = {0: states[0]}
         for i in range(n):
             run_on = {j: run(i, state[None], True, True)[0] for j, state in g.items()}
@@ -471,8 +467,9 @@ def test_swift_adopts_a_better_mask_that_is_proposed(monkeypatch: pytest.MonkeyP
 def test_requests_of_several_threads_try_masks_at_the_same_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No pass of one waits for a pass of the other: here each waits, within its first, for the
-    other one's.
+    """Neither request waits for a pass of the other.
+
+    Here the first pass of each waits until the other one's has begun.
     """
     model, full = tiny_model_and_reference()
     spec = SWIFT(
@@ -500,7 +497,7 @@ def test_requests_of_several_threads_try_masks_at_the_same_time(
 def test_a_search_that_finds_nothing_better_leaves_a_sample_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Search and sampling have random numbers of their own."""
+    """Search and sampling use separate random numbers."""
     model, _ = tiny_model_and_reference()
     spec = SWIFT(
         skip_ratio=0.5, window=4, max_score=1.0, tolerance=10_000, draft_length=3, exit=FIXED

@@ -1,6 +1,4 @@
-"""Where a generation ends, and what it shows: the same with any draft, judged on the whole text by
-the definition.
-"""
+"""Where a generation ends and what it shows: the same with any draft, by the definition."""
 
 from __future__ import annotations
 

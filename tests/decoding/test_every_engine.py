@@ -1,6 +1,4 @@
-"""What holds of one engine holds of each: the checks of this folder and the planted bugs, with
-another engine under the same loop.
-"""
+"""The checks of this folder and the planted bugs, on each engine."""
 
 from __future__ import annotations
 
@@ -60,7 +58,9 @@ def test_the_engine_of_the_moment_is_used(engine: str) -> None:
         .__name__.lower()
         .startswith({"lean": "fused"}.get(engine, engine.removesuffix("-8bit-float-activations")))
     )
-    assert model.spec.quantization == (engine if engine == "native-8bit-float-activations" else None)
+    assert model.spec.quantization == (
+        engine if engine == "native-8bit-float-activations" else None
+    )
     assert isinstance(full, FullModel)
 
 
@@ -92,8 +92,9 @@ def test_greedy_tokens_are_the_full_models_own_whatever_is_asked() -> None:
 
 
 def test_a_text_that_crosses_several_sizes_of_the_key_buffer_is_exact() -> None:
-    """256 slots, then 512: the recordings of an engine with static shapes change in the middle of a
-    request.
+    """The buffer has 256 slots, then 512.
+
+    An engine with static shapes changes its recorded passes within the request.
     """
     model, full = tiny_model_and_reference()
     prompt = tuple(i * 7 % 64 for i in range(235))

@@ -1,5 +1,6 @@
-"""`exact`: greedy text is the same to the bit with any profile and with none, in a dtype whose
-rounding would tell them apart.
+"""`exact`: greedy text is equal to the bit with any profile and without one.
+
+The tests use a dtype whose rounding would show a difference.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TEXT = "def parse_arguments(argv=None):\n"
 DEMO_MASK = SkipMask(20, attn=(2, 4, 5, 7, 9, 11, 13), mlp=(3, 6, 8, 10, 12))
 THIN_MASK = SkipMask(
     20, attn=range(1, 19), mlp=range(3, 17)
-)  # wrong now and then also one token ahead
+)  # sometimes wrong, also one token ahead
 
 
 @cache
@@ -42,7 +43,7 @@ def demo(engine: str, dtype: str = "bfloat16") -> ModelAdapter:
 
 @cache
 def plain_text(engine: str) -> tuple[list[int], list[int]]:
-    """(prompt, tokens behind it without drafting). The text goes from 475 to 565 tokens."""
+    """Return (prompt, tokens after it without drafting). The text has 475 to 565 tokens."""
     model = demo(engine)
     prompt = (list(model.tokenizer(TEXT).input_ids) * 100)[:475]
     return prompt, Decoder(model, exact=True).generate(prompt, 90, ignore_eos=True).tokens
@@ -74,7 +75,7 @@ def plain_text(engine: str) -> tuple[list[int], list[int]]:
 def test_in_bfloat16_drafting_changes_no_token_across_every_block_border(
     engine: str, draft_length: int
 ) -> None:
-    """Attention looks at 512 keys, then at 1,024; drafts of 8 and more need a second pass."""
+    """Attention reads 512 keys, then 1,024; drafts of 8 and more need a second pass."""
     prompt, plain = plain_text(engine)
     mask = DEMO_MASK if draft_length > 1 else THIN_MASK
     decoder = Decoder(
@@ -87,7 +88,7 @@ def test_in_bfloat16_drafting_changes_no_token_across_every_block_border(
 
 @no_grad
 def logits_of(model: ModelAdapter, tokens: list[int], cuts: list[int]) -> torch.Tensor:
-    """[T, V] of the same text, fed in pieces of these sizes."""
+    """Return logits [T, V] of the same text, in passes of these sizes."""
     cache, planner = model.new_cache(1, 1024), Planner(1024, model.spec.device)
     parts, at = [], 0
     for size in cuts:
@@ -101,8 +102,10 @@ def logits_of(model: ModelAdapter, tokens: list[int], cuts: list[int]) -> torch.
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("engine", [*thorough("lean"), *slow("hf")])
 def test_a_row_has_the_same_bits_wherever_it_stands_in_a_pass(engine: str, dtype: str) -> None:
-    """Between tokens 240 and 324 and from 490 on, where the blocks end that attention kernels of
-    several CPUs sum over. In float32 no rounding hides that a sum was taken in another order."""
+    """Blocks of attention kernels of several CPUs end between tokens 240 and 324 and from 490 on.
+
+    In float32, rounding does not hide another order of sums.
+    """
     model = demo(engine, dtype)
     tokens = [(i * 37 + 11) % 4000 + 4 for i in range(530)]
 
@@ -120,9 +123,7 @@ def test_a_row_has_the_same_bits_wherever_it_stands_in_a_pass(engine: str, dtype
 
 
 class Unsteady:
-    """An engine whose rows have other bits in other passes, by the last digits of what goes into
-    its head.
-    """
+    """An engine whose rows have other bits in other passes, in the last digits before the head."""
 
     def __init__(self, model: ModelAdapter, flaw: Callable[[torch.Tensor, PassPlan], torch.Tensor]):
         self.model, self.flaw, self.passes_run = model, flaw, 0
@@ -157,7 +158,7 @@ def by_keys(h: torch.Tensor, plan: PassPlan) -> torch.Tensor:
 
 
 def nudged(h: torch.Tensor, amount: torch.Tensor) -> torch.Tensor:
-    """In another direction than its own, which a norm would take out again."""
+    """Return a vector changed in another direction than its own, which a norm would undo."""
     return h + 1e-5 * amount * torch.linspace(0, 1, h.shape[-1], dtype=h.dtype)
 
 
@@ -200,9 +201,7 @@ def test_in_wide_floats_exact_decoding_is_the_full_models_own() -> None:
 
 
 def test_generate_and_attach_take_it_too() -> None:
-    """In bfloat16, where the drafted text of this prompt differs without it on the CPUs that were
-    tried.
-    """
+    """In bfloat16, the drafted text of this prompt differs without it on the tested CPUs."""
     hf: Any = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER, dtype=torch.bfloat16).eval()
     ids = torch.tensor([list(demo("lean").tokenizer(TEXT).input_ids)])
     asked: dict[str, Any] = {"max_new_tokens": 90, "eos_token_id": None}
@@ -216,7 +215,7 @@ def test_generate_and_attach_take_it_too() -> None:
 
 
 def test_a_request_may_run_up_to_the_last_token_of_the_context() -> None:
-    """Rows that only fill a pass up stand past the context there."""
+    """There, rows that only pad a pass have positions after the context."""
     hf = tiny_llama(context=30)
     model, full = adapt(hf), FullModel(hf)
     decoder = Decoder(

@@ -1,6 +1,4 @@
-"""Greedy decoding in fp64: whatever is skipped, the tokens are the full model's own, every one of
-them.
-"""
+"""Greedy decoding in fp64: for every mask, all tokens are the full model's own."""
 
 from __future__ import annotations
 
@@ -68,9 +66,7 @@ prompts = st.sampled_from(PROMPTS) | st.lists(
 requests = st.tuples(prompts, st.integers(1, 20))
 
 
-def test_greedy_tokens_are_the_full_models_own_whatever_the_mask_the_draft_length_the_policy_and_the_request() -> (
-    None
-):
+def test_greedy_tokens_are_the_full_models_own_for_every_mask_draft_length_and_request() -> None:
     total = DecodeStats()
 
     @with_examples(60)
@@ -84,10 +80,13 @@ def test_greedy_tokens_are_the_full_models_own_whatever_the_mask_the_draft_lengt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "native", "native-8bit-float-activations"])
+@pytest.mark.parametrize(
+    "engine", ["hf", "lean", "graph", "native", "native-8bit-float-activations"]
+)
 def test_that_holds_of_thousands_of_recipes_and_of_requests_that_interleave(engine: str) -> None:
-    """By hand, `pytest -m slow tests/decoding -s`; in float64, with lookup, skip, both and neither,
-    guarded and not.
+    """Run it by hand: `pytest -m slow tests/decoding -s`.
+
+    It uses float64, with lookup, skip, both and neither, guarded and not.
     """
     total, cases = DecodeStats(), 0
     with use_engine(engine):

@@ -1,4 +1,4 @@
-"""Caches that grow with their text, shrink when a request ends, and come back whatever ends it."""
+"""Caches that grow with their text, shrink when a request ends, and are always returned."""
 
 from __future__ import annotations
 

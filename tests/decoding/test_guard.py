@@ -1,5 +1,6 @@
-"""The guard: a drafter that costs more than it brings rests, by counts and not by a clock; and
-resting is exactly plain decoding.
+"""The guard: a drafter that costs more than it gains rests, by counts and not by a clock.
+
+While it rests, decoding is plain decoding.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ GOOD = DrafterCost(beta=0.25, verify_ratio=1.2, rows_per_round=3.0, net_gain=0.5
 
 
 def rests_after(guard: Guard, rounds: list[tuple[int, int]]) -> list[bool]:
-    """Whether drafter 0 rests after each of these rounds of its own, (drafted, accepted); a round
-    while it rests is a plain one.
+    """Return whether drafter 0 rests after each of its rounds (drafted, accepted).
+
+    A round while it rests is a plain one.
     """
     found = []
     for drafted, accepted in rounds:
@@ -43,8 +45,9 @@ def rests_after(guard: Guard, rounds: list[tuple[int, int]]) -> list[bool]:
 
 
 def test_a_drafter_rests_once_its_rounds_have_cost_more_than_its_profile_promised() -> None:
-    """A round of 3 wrong tokens yields 1 and costs 3 · 0.25 + 1.2: it loses 0.95 of the 1.5 that
-    three rounds promise.
+    """A round of 3 wrong tokens yields 1 and costs 3 · 0.25 + 1.2.
+
+    It loses 0.95 of the 1.5 that three rounds promise.
     """
     assert rests_after(Guard([GOOD]), [(3, 0)] * 3) == [False, True, True]
 
@@ -98,9 +101,7 @@ def test_the_same_rounds_lead_to_the_same_decisions(rounds: list[tuple[int, int]
 
 
 class Wrong(DraftSession):
-    """A drafter that is never right: it always proposes the token that the full model likes
-    least.
-    """
+    """A drafter that is never right: it proposes the full model's least likely token."""
 
     def new_session(self) -> Wrong:
         return self

@@ -1,5 +1,6 @@
-"""A cache on loan comes back whatever ends the request: its row is free, its session is open, and
-the next answer is right.
+"""A leased cache is returned for every end of a request.
+
+Its row is free, its session is open, and the next answer is right.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from skipsearch.models.kv_cache import KVCache
 from .checks import DRAFTINGS, PROMPTS, assert_partly_accepted
 from .growing_checks import small_caches
 
-# Where memory may run out, and whether that ends the request or only what it leaves to the next
+# Where memory may run out, and whether that ends the request or only drops what the next reuses
 # one.
 OF_A_SESSION: dict[str, tuple[Any, str]] = {
     "no memory for a cache": (HFAdapter, "new_cache"),
@@ -49,7 +50,7 @@ TEXT = (*PROMPTS[2], *PROMPTS[2], *PROMPTS[0])
 
 @contextmanager
 def out_of_memory(where: tuple[Any, str], after: int = 0) -> Iterator[list[int]]:
-    """The call fails, after so many that did not. Yields how many failed."""
+    """Make a function fail with out-of-memory errors after some calls. Yields how many failed."""
     owner, name = where
     real, calls, failed = getattr(owner, name), 0, list[int]()
 
@@ -121,7 +122,7 @@ def test_rows_and_sessions_of_a_batch_come_back_after_an_error_at_any_point(
 
 
 def _run(batch: Batch, own: PrefixCache) -> list[Any]:
-    """The tokens of three requests, or the errors that ended them."""
+    """Return the tokens of three requests, or the errors that ended them."""
     rows = [
         batch.join(Request(TEXT, 20), prefix_cache=own),
         batch.join(Request(TEXT, 20), tenant="a"),
@@ -148,8 +149,9 @@ def _tokens_or_error(generate: Callable[[], list[int]]) -> Any:
 
 
 def test_what_there_is_no_memory_to_keep_is_let_go_and_the_answer_stands() -> None:
-    """A session has nothing to shrink its cache with: the K/V go, and not the request, nor the
-    cache as large as it was.
+    """A session has no memory to shrink its cache.
+
+    It drops the K/V and the large cache, and the request does not fail.
     """
     model, full = tiny_model_and_reference()
     session = DRAFTINGS[0].decoder(model).new_session()
@@ -162,13 +164,10 @@ def test_what_there_is_no_memory_to_keep_is_let_go_and_the_answer_stands() -> No
 
 
 # --- how much is held
-# --------------------------------------------------------------------------------------------------------------
 
 
 def million() -> tuple[Decoder, FullModel, int]:
-    """A decoder of a model that was made for a million tokens, and the bytes of K/V of one
-    token.
-    """
+    """Return a decoder of a model with a context of a million tokens, and K/V bytes per token."""
     hf = tiny_llama(layers=2, hidden=16, context=2**20)
     decoder = Decoder(adapt(hf))
     with small_caches(1):
@@ -217,7 +216,7 @@ def test_growing_copies_fewer_than_two_slots_a_token() -> None:
 
 
 def test_the_shared_cache_of_a_batch_is_released_when_nobody_is_left() -> None:
-    """One long request makes every row long; it does not stay so."""
+    """One long request makes every row long, until the batch is empty."""
     decoder, _, token_bytes = million()
     batch = decoder.new_batch(4)
     assert batch._batch_cache is not None

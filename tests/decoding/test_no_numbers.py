@@ -1,5 +1,6 @@
-"""A model whose logits are not numbers is named, whatever was asked; a draft whose logits are not
-costs its round and nothing else.
+"""A model whose logits are not numbers ends every request with an error that names it.
+
+A draft whose logits are not numbers costs its round and nothing else.
 """
 
 from __future__ import annotations

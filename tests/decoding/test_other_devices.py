@@ -1,6 +1,8 @@
-"""The checks of this folder and the planted bugs, with the model on another device than the CPU: a
-GPU, or `away`, which imitates one as far as a CPU can. The full model that they compare with stays
-on the CPU."""
+"""The checks of this folder and the planted bugs, with the model on another device than the CPU.
+
+The device is a GPU, or `away`, which imitates one as far as a CPU can. The full model of the
+comparison stays on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ OF_MODULES = (
     "check_kangaroo_rows",
     "check_only_the_drafts_own_learns",
 )
-# On `graph` a verify pass runs the first layers again, instead of going on behind them, so that
+# On `graph` a verify pass runs the first layers again, instead of continuing after them, so that
 # these mistakes have no place there.
 OF_RESUMING = (
     "adapter_does_not_catch_up",
@@ -97,8 +99,9 @@ def test_the_device_refuses_tensors_of_another(device: str, mixed) -> None:
 def test_the_host_waits_once_a_round_and_for_what_an_exit_policy_asks(
     exit_kind: str | None, most: float, device: str
 ) -> None:
-    """Once for the verdict of a verify pass, once for the tokens that stand, if any, and once for
-    each drafted token's confidence.
+    """It waits for the verdict of a verify pass, for accepted tokens if any, and for confidences.
+
+    There is one confidence for each drafted token.
     """
     if device != "away":
         pytest.skip("counted on the imitated device")
@@ -113,4 +116,4 @@ def test_the_host_waits_once_a_round_and_for_what_an_exit_policy_asks(
     stats = decoder.generate(PROMPTS[0], 40).stats
     assert (
         1 <= (fake_device.register_device().fetched() - before) / (stats.rounds + 1) <= most
-    )  # and once behind the prompt
+    )  # and once after the prompt

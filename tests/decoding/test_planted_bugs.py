@@ -1,6 +1,4 @@
-"""The tests of this folder can fail: each mistake, planted into the real code, is found by the
-check that is there for it.
-"""
+"""The tests of this folder can fail: the check of each planted bug finds it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Models with recurrent layers: greedy text is the full model's own, whatever is drafted and
-rejected.
-"""
+"""Models with recurrent layers: greedy text is the full model's own, for all drafts."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ from .recurrent_checks import (
     "family", ["lfm2", *thorough(*(family for family in KINDS if family != "lfm2"))]
 )
 def test_greedy_tokens_are_the_full_models_own(family: str) -> None:
-    """Linear attention, Mamba beside attention, short convolutions, and Mamba that takes rows one
-    by one.
-    """
+    """Layers: linear attention, Mamba with attention, short convolutions, Mamba row by row."""
     model, _ = recurrent_world(family)
     assert model.spec.is_recurrent
     assert_partly_accepted(check_recurrent(family, CHAINS if family == "lfm2" else CHAINS[:1]))
@@ -47,8 +43,9 @@ def test_a_session_that_grows_keeps_its_states() -> None:
 
 
 def test_a_session_reuses_no_more_than_its_states_allow() -> None:
-    """They stand where the last pass began and where it ended: a prompt that leaves the text before
-    that starts anew.
+    """States exist for the beginning and for the end of the last pass.
+
+    A prompt that differs before them is computed from its beginning.
     """
     model, full = recurrent_world("lfm2")
     session = Decoder(model, CHAINS[0].recipe).new_session()
@@ -119,9 +116,7 @@ def test_tuning_refuses_drafters_that_read_hidden_states_before_any_work() -> No
 
 
 def test_a_mask_covers_recurrent_sub_layers() -> None:
-    """`attn` stands for the layer's mixer, whatever its kind: leaving one out changes what is
-    drafted.
-    """
+    """`attn` means the layer's mixer of any kind: a draft without one has other tokens."""
     model, _ = recurrent_world("lfm2")
     texts = [
         Decoder(model, ss.SkipMask(LAYERS, attn=(i,)), draft_length=3)

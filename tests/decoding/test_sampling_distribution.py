@@ -1,8 +1,8 @@
-"""Sampling with drafts is sampling from the full model: chi-square tests against exact, enumerated
-probabilities.
+"""Sampling with drafts is sampling from the full model: chi-square tests by enumeration.
 
-Seeds are fixed, so a verdict is the same at every run; a true sampler would fail one of these with
-a chance of about 1 in 10,000."""
+Seeds are fixed, so the result is the same in every run. A true sampler would fail one of these
+tests with a probability of about 1 in 10,000.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WARPS = [
 
 
 class Certain:
-    """Drafts its likeliest token even where the request samples: its q is one-hot."""
+    """A drafter that drafts its most likely token even if the request samples: its q is one-hot."""
 
     def __init__(self, inner: Drafter):
         self.inner = inner

@@ -1,6 +1,4 @@
-"""Requests as values, sessions that reuse what prompts share, and chunks that tell what was
-proposed.
-"""
+"""Requests as values, sessions that reuse common prefixes, and chunks with their drafts."""
 
 from __future__ import annotations
 
@@ -135,7 +133,6 @@ def test_samples_of_a_session_are_those_of_a_fresh_decoder() -> None:
 
 
 # --- requests as values
-# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_request_asks_for_what_its_settings_as_keywords_ask_for() -> None:
@@ -163,7 +160,7 @@ def test_a_request_asks_for_what_its_settings_as_keywords_ask_for() -> None:
         end_on_repeat=3,
         ignore_eos=True,
     )
-    for _ in range(2):  # a request may be carried out again
+    for _ in range(2):  # a request may run again
         again = decoder.generate(asked)
         assert (again.tokens, again.finish_reason, again.text) == (
             by_keyword.tokens,
@@ -181,7 +178,6 @@ def test_settings_beside_a_request_are_refused() -> None:
 
 
 # --- what was proposed
-# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drafting", DRAFTINGS, ids=lambda drafting: drafting.recipe.shape)

@@ -1,5 +1,6 @@
-"""Tokens become text as they come: never half a character, never a piece of what may become a stop
-string, nothing lost.
+"""Tokens become text as they arrive.
+
+A stream never shows a part of a character or of a possible stop string, and loses nothing.
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ def demo_tokenizer() -> Any:
 
 @cache
 def llama_2_like_tokenizer() -> Any:
-    """Pieces with a space mark in front, and bytes as tokens of their own, as SentencePiece models
-    have them.
-    """
+    """Return a tokenizer with space marks and byte tokens, as models of SentencePiece have."""
     words = [
         "<s>",
         "</s>",
@@ -68,8 +67,9 @@ def llama_2_like_tokenizer() -> Any:
 def shown(
     tokenizer: Any, tokens: list[int], looks: list[bool], stop: tuple[str, ...] = ()
 ) -> list[str]:
-    """What a stream shows when looked at after the tokens where `looks` is true, and at the end,
-    which a stop string brings.
+    """Return what a stream shows after the tokens for which `looks` is true, and at the end.
+
+    A stop string may bring the end.
     """
     stream, chunks = Detokenizer(tokenizer, stop), []
     for token, look in zip(tokens, looks, strict=True):
@@ -81,9 +81,7 @@ def shown(
 
 
 def expected(tokenizer: Any, tokens: list[int], stop: tuple[str, ...]) -> str:
-    """The whole text up to the first token with which it holds a stop string, cut before that
-    string.
-    """
+    """Return the text up to the first token that completes a stop string, cut before the string."""
     for n in range(1, len(tokens) + 1):
         text: str = tokenizer.decode(tokens[:n], skip_special_tokens=True)
         found = [text.find(s) for s in stop if s in text]
@@ -191,8 +189,7 @@ def test_half_a_character_at_the_end_is_shown_as_decoding_shows_it() -> None:
     assert shown(byte_tokenizer(), byte_tokens("a€")[:2], [True, True]) == ["a", "", "\ufffd"]
 
 
-# --- what it costs
-# -----------------------------------------------------------------------------------------------------------
+# --- time
 
 
 class Counting:
@@ -260,7 +257,7 @@ def test_a_stop_string_is_matched_as_far_as_the_text_ends_with_it(
 def test_the_work_for_stop_strings_grows_with_the_text_and_not_with_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The largest that are taken, each of which the text is about to become at every character."""
+    """Stop strings have the longest allowed length, and the text nearly contains each of them."""
     steps, real = [0], StopString._step
 
     def step(self: StopString, matched: int, character: str) -> int:

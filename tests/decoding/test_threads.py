@@ -1,6 +1,4 @@
-"""One model serves several threads, on every engine: each request gets the full model's own tokens,
-whoever else is decoding.
-"""
+"""One model serves several threads, on every engine: all requests get the right tokens."""
 
 from __future__ import annotations
 
@@ -49,15 +47,16 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def requests(thread: int) -> list[tuple[tuple[int, ...], int]]:
-    """Prompts and lengths; each thread in an order of its own, the long one when the others are at
-    work.
+    """Return prompts and lengths, in another order for each thread.
+
+    The long request runs while the other threads work.
     """
     prompts = [*PROMPTS, LONG]
     return [(prompts[(thread + n) % len(prompts)], 4 + (thread + n) % 9) for n in range(REQUESTS)]
 
 
 def together(decoders: Sequence[Decoder]) -> list[list[list[int]]]:
-    """The tokens of each thread's requests, all threads at once."""
+    """Run all threads at once; return the tokens of each thread's requests."""
 
     def work(thread: int) -> list[list[int]]:
         return [decoders[thread].generate(prompt, n).tokens for prompt, n in requests(thread)]

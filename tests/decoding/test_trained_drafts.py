@@ -1,5 +1,6 @@
-"""Drafts from trained parts are lossless on every engine, greedy and sampled, alone and behind
-lookup, in requests that interleave.
+"""Drafts from modules are lossless on every engine, greedy and sampled.
+
+They draft alone and after lookup, in interleaved requests.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ requests = st.lists(
 
 
 @pytest.fixture(
-    params=engine_params("hf", "native", thorough=("lean", "native-8bit-float-activations"), slow=("graph",))
+    params=engine_params(
+        "hf", "native", thorough=("lean", "native-8bit-float-activations"), slow=("graph",)
+    )
 )
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with use_engine(request.param):
@@ -108,9 +111,7 @@ def test_a_check_passes_on_every_engine(check, engine: str) -> None:
 
 
 def fuzzed(times: int) -> dict[str, Fuzz]:
-    """Recipes and requests by chance, under the engine of the moment: what each kind of drafter
-    did, alone and behind lookup.
-    """
+    """Decode random recipes and requests on the current engine; return counts by drafter kind."""
     found = defaultdict[str, Fuzz](Fuzz)
     model, full = tiny_model_and_reference()
 
@@ -153,7 +154,7 @@ class Fuzz:
     stats: DecodeStats = field(default_factory=DecodeStats)
 
 
-def test_requests_that_interleave_get_the_full_models_own_tokens_whatever_the_module_and_the_settings(
+def test_interleaved_requests_get_the_full_models_own_tokens_for_every_module_and_setting(
     engine: str,
 ) -> None:
     found = fuzzed(20)
@@ -162,7 +163,7 @@ def test_requests_that_interleave_get_the_full_models_own_tokens_whatever_the_mo
 
 @pytest.mark.slow
 def test_that_holds_of_thousands_of_requests(engine: str) -> None:
-    """By hand, `pytest -m slow tests/decoding/test_trained_drafts.py -s`; in float64."""
+    """Run it by hand, in float64: `pytest -m slow tests/decoding/test_trained_drafts.py -s`."""
     found = fuzzed(1300)
     assert set(found) == {
         "adapted",
@@ -194,7 +195,9 @@ def test_greedy_text_behind_every_short_prompt_is_the_full_models_own() -> None:
 
 @pytest.mark.parametrize(
     "engine",
-    engine_params(thorough=("hf", "native"), slow=("lean", "graph", "native-8bit-float-activations")),
+    engine_params(
+        thorough=("hf", "native"), slow=("lean", "graph", "native-8bit-float-activations")
+    ),
     indirect=True,
 )
 @pytest.mark.parametrize("name", small_specs())
@@ -207,8 +210,9 @@ def test_that_holds_of_every_method_on_every_engine(name: str, engine: str) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("name", small_specs())
 def test_that_holds_without_limits_of_drafts_of_two_tokens(name: str, engine: str) -> None:
-    """All of the vocabulary may come, so that thousands of ways lead to the texts; by hand, with
-    `-s`.
+    """All tokens of the vocabulary are possible, so thousands of outcomes are enumerated.
+
+    Run it by hand, with `-s`.
     """
     alone, behind = check_enumerated([name], Warp(1.5))
     print(

@@ -1,6 +1,4 @@
-"""Drafts with siblings: which path of a tree stands, that nothing is lost by it, and what is
-counted.
-"""
+"""Drafts with siblings: the accepted path of a tree, its tokens, and its counts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What holds of every draft from a trained part: exact laws by enumeration, and committed K/V that
-only the full model writes.
+"""Checks of every draft from a module.
+
+Distributions are enumerated, and only the full model may write committed K/V.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from .checks import PROMPTS
 from .enumeration_checks import Law, check_law
 from .sampling_checks import Warp
 
-FEW = 3  # tokens of a vocabulary all of whose texts are enumerated
+FEW = 3  # tokens of the vocabulary whose texts are enumerated
 PROMPT = (2, 0, 2, 0)  # of which lookup copies
 SMALL = partial(tiny_llama, 3, vocab=FEW, hidden=16, layers=3)
 BRANCHING = DraftTree(parents=(0, 1, 0), ranks=(0, 0, 1))
@@ -51,9 +52,7 @@ OF_TWO = Warp(
 
 
 def small_specs() -> dict[str, DrafterSpec]:
-    """Drafters of every method for the model whose texts are enumerated. They draft up to two
-    tokens.
-    """
+    """Return drafters of every method for the model of the enumeration, of up to two tokens."""
     model, _ = model_and_reference(SMALL)
     mask, every = SkipMask(3, (0,), (1,)), {}
     every["adapted"] = save_adapted(
@@ -84,8 +83,9 @@ BRIEF = ("adapted", "kangaroo", "s3d, tree")  # that every run of the tests look
 
 
 def check_enumerated(names: Iterable[str], warp: Warp = OF_TWO, length: int = 4) -> list[Law]:
-    """Alone and behind lookup, every text of so many tokens has the full model's own
-    probability.
+    """Check that every text of so many tokens has the full model's probability.
+
+    Drafters run alone and after lookup.
     """
     model, full = model_and_reference(SMALL)
     specs, found = small_specs(), list[Law]()
@@ -109,7 +109,7 @@ def check_enumerated(names: Iterable[str], warp: Warp = OF_TWO, length: int = 4)
 def check_every_prompt(
     names: Iterable[str] = BRIEF, longest: int = 3, length: int = 6
 ) -> DecodeStats:
-    """Greedy text behind every prompt that there is of so many tokens, alone and behind lookup."""
+    """Check greedy text after every possible prompt of so many tokens, alone and after lookup."""
     model, full = model_and_reference(SMALL)
     specs, total = small_specs(), DecodeStats()
     for name in names:
@@ -128,7 +128,6 @@ def check_every_prompt(
 
 
 # --- what is committed
-# ---------------------------------------------------------------------------------------------------------
 
 
 def kv(cache: KVCache, n: int) -> list[torch.Tensor]:
@@ -136,8 +135,9 @@ def kv(cache: KVCache, n: int) -> list[torch.Tensor]:
 
 
 class Compared:
-    """A drafter in front of whose drafts the committed K/V are those of a fresh prefill, and stay
-    as they are bit for bit.
+    """A drafter that checks the committed K/V before and after each draft.
+
+    Before it, they are those of a new prefill. The draft does not change a bit of them.
     """
 
     def __init__(self, model: ModelAdapter, inner: Any):
@@ -179,9 +179,7 @@ class ComparedSession:
         return draft
 
     def adapters_kv(self, session: KangarooSession, history: Sequence[int]) -> None:
-        """What the adapter keeps of the text that it knows is what it writes when it reads that
-        anew.
-        """
+        """Check that the adapter's K/V of the known text are those of a new pass over it."""
         shallow, layer, known = (
             session.early_exit_draft,
             session.early_exit_draft.model.spec.n_layers,
@@ -211,8 +209,9 @@ class ComparedSession:
 
 
 def check_committed(specs: Sequence[DrafterSpec]) -> DecodeStats:
-    """K/V of the committed text are the full model's own after every round, and a draft leaves them
-    bit for bit as they are.
+    """Check that K/V of committed text are the full model's own after every round.
+
+    A draft does not change a bit of them.
     """
     model, full = tiny_model_and_reference()
     total = DecodeStats()

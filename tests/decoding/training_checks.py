@@ -1,4 +1,4 @@
-"""What a draft is trained on is what decoding runs, and only what is its own learns."""
+"""Checks of training: a draft is trained on what decoding runs, and only its module changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def texts(n: int = 12, length: int = 20) -> torch.Tensor:
 
 
 def given_texts(n: int, length: int = 20) -> torch.Tensor:
-    """As a pupil reads them: on the device of its model."""
+    """Return texts on the device of a model."""
     return texts(n, length).long().to(model_here().spec.device)
 
 
@@ -69,8 +69,9 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 @torch.no_grad()
 def check_adapted_rows() -> None:
-    """A row is the draft pass that decoding runs there: committed text before the round, the
-    draft's own K/V from there on.
+    """Check that a row is the draft pass that decoding runs there.
+
+    It sees the committed text before the round, and the draft's own K/V after it.
     """
     model, draft, some = model_here(), draft_here(), given_texts(2)
     for first in (0, 2):
@@ -99,9 +100,7 @@ def check_adapted_rows() -> None:
 
 @torch.no_grad()
 def check_s3d_rows() -> None:
-    """A group of rows is the one pass that decoding drafts with there, with low-rank changes and
-    without.
-    """
+    """Check that a group of rows is the pass that drafts there, with and without updates."""
     model, some = model_here(), given_texts(2, 19)
     for rank in (None, 2):
         pupil = S3DStudent(model, MIDDLE, 4, rank)
@@ -124,8 +123,9 @@ def check_s3d_rows() -> None:
 
 @torch.no_grad()
 def check_kangaroo_rows() -> None:
-    """A row is what decoding drafts from behind that token, and it is taught what the full model
-    says there.
+    """Check that a row is what decoding drafts from after that token.
+
+    Its target is the full model's prediction there.
     """
     model, some = model_here(), given_texts(2)
     for form in ("attention", "layer"):
@@ -142,7 +142,7 @@ def check_kangaroo_rows() -> None:
 
 
 def pupils() -> Iterator[Student]:
-    """One of every kind and form, each of a model of its own."""
+    """Yield a student of every kind and form, each with its own model."""
     for rank in (None, 4):
         yield AdaptedStudent(fresh(), SMALL_MASK, rank, DEPTH)
         yield S3DStudent(fresh(), MIDDLE, 4, rank)
@@ -157,7 +157,7 @@ def fresh() -> HFAdapter:
 
 
 def check_only_the_drafts_own_learns() -> None:
-    """All that a module will hold moves, and of the model nothing does: bit for bit."""
+    """Check that training changes all tensors of a module, and no bit of the model."""
     for pupil in pupils():
         before = {name: weight.clone() for name, weight in pupil.model.model.state_dict().items()}
         own = {name: parameter.detach().clone() for name, parameter in pupil.parameters.items()}

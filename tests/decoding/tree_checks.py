@@ -1,6 +1,4 @@
-"""What drafts with siblings promise: the full model's own greedy tokens, and its own distribution
-where the request samples.
-"""
+"""Checks of drafts with siblings: greedy tokens and samples are the full model's own."""
 
 from __future__ import annotations
 
@@ -29,8 +27,9 @@ BUSHY = (
 
 
 def check_trees() -> DecodeStats:
-    """Trees of one node beside each token and of several: greedy text is the full model's own, and
-    siblings were part of it.
+    """Check that greedy text is the full model's own, for trees of one and of several siblings.
+
+    Some siblings must be accepted.
     """
     stats = check_greedy(BUSHY)
     drafted, accepted = stats.by_drafter[0].drafted, stats.accepted
@@ -40,7 +39,7 @@ def check_trees() -> DecodeStats:
 
 
 def check_tree_sampling() -> DecodeStats:
-    """Samples by rounds with siblings are distributed as the full model's own, warped or not."""
+    """Check that samples with siblings have the full model's distribution, warped or not."""
     from skipsearch.core.recipe import Recipe
     from skipsearch.drafters.exits import make_exit
     from skipsearch.drafters.skip.spec import Skip
@@ -56,13 +55,14 @@ def check_tree_sampling() -> DecodeStats:
 
 
 # --- the rule, by enumeration
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Tree:
-    """tokens, and which one each of them follows, counted from 1; chance: that exactly this tree
-    was drafted; q: a row for each token.
+    """A drafted tree.
+
+    tokens, and the parent of each, counted from 1. chance: the probability of this tree. q: a row
+    for each token.
     """
 
     tokens: Tokens = ()
@@ -72,9 +72,7 @@ class Tree:
 
 
 def drawn_below(tree: Tree, node: int, q: Row, count: int) -> Iterator[Tree]:
-    """All ways in which `count` children of a node can be drawn from q without replacement, or
-    fewer if no more can be.
-    """
+    """Yield all draws of `count` children, or all that there are, without replacement."""
     mine = [tree.tokens[i] for i, parent in enumerate(tree.parents) if parent == node]
     left = 1 - sum(q[token] for token in mine)
     if len(mine) == count or left < 1e-12:
@@ -92,8 +90,10 @@ def drawn_below(tree: Tree, node: int, q: Row, count: int) -> Iterator[Tree]:
 
 
 class Coin:
-    """A uniform number of which only its comparisons matter. Each one forks: `script` says how, and
-    `chance` is how likely that was.
+    """A uniform number that supports only comparisons.
+
+    Each comparison has two outcomes: `script` chooses, and `chance` is the probability of the
+    choices.
     """
 
     def __init__(self, script: list[bool]):
@@ -114,8 +114,9 @@ class Coin:
 def tree_outcomes(
     tree: Tree, p: Callable[[Tokens], Row], certain: bool = False
 ) -> dict[Tokens, float]:
-    """Probability of what one call emits for a tree: accepted tokens and the one that follows
-    them.
+    """Return the probability of each result of one call for a tree.
+
+    A result is the accepted tokens and the token after them.
     """
     texts = [()]
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
@@ -157,9 +158,7 @@ def tree_outcomes(
 def filled(
     tree: Tree, q: Callable[[Tokens], Row], kids: Sequence[int], below: int = 1
 ) -> Iterator[Tree]:
-    """A root's children, all drawn, and then so many below each of them. below: the child whose
-    turn it is.
-    """
+    """Add children to a root, and so many children to each of them. below: the current child."""
     if below > min(len(kids), tree.parents.count(0)):
         yield tree
         return
@@ -170,8 +169,9 @@ def filled(
 def emitted_by_trees(
     q: Callable[[Tokens], Row], p: Callable[[Tokens], Row], kids: Sequence[int]
 ) -> dict[Tokens, float]:
-    """Probability of every text of three tokens. kids: of each child of the root, how many are
-    drawn below it.
+    """Return the probability of every text of three tokens.
+
+    kids: for each child of the root, the number of its children.
     """
     texts: dict[Tokens, float] = defaultdict(float)
     for first in drawn_below(Tree(), 0, q(()), len(kids)):
@@ -190,8 +190,9 @@ def emitted_by_trees(
 
 
 def shapes_of_trees(most: int) -> list[tuple[int, ...]]:
-    """Every tree of three tokens, two levels and up to `most` nodes, as `emitted_by_trees` has
-    it.
+    """Return every tree of three tokens, two levels and up to `most` nodes.
+
+    Its form is that of `emitted_by_trees`.
     """
     return [
         kids
@@ -205,7 +206,7 @@ def check_tree_acceptance(
     rows: Sequence[Row] = ((0.5, 0.25, 0.25), (0.1, 0.2, 0.7), (0.25, 0.75, 0.0), (0.6, 0.1, 0.3)),
     shapes: Sequence[Sequence[int]] = ((1,), (2, 0), (0, 2), (3, 0, 0), (0, 3, 0)),
 ) -> None:
-    """Whatever p and q, texts of a round with siblings have the full model's own probabilities."""
+    """Check the probabilities of the texts of a round with siblings, for any p and q."""
 
     def p(text: Tokens) -> Row:
         return rows[(len(text) + sum(text)) % len(rows)]

@@ -55,3 +55,9 @@ def test_a_problem_names_its_line() -> None:
 
 def test_code_lines_have_a_limit() -> None:
     assert [line for line, _ in code_problems(["x" * MAX_COLUMNS, "x" * (MAX_COLUMNS + 1)])] == [2]
+
+
+def test_a_pragma_at_the_end_of_a_line_does_not_count() -> None:
+    code = "x" * MAX_COLUMNS
+    lines = [f"{code}  # type: ignore[arg-type]", f"{code}  # noqa: SIM118", f"{code}  # why"]
+    assert [line for line, _ in code_problems(lines)] == [3]

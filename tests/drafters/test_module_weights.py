@@ -41,7 +41,9 @@ def logits(model: ModelAdapter, mask: SkipMask | None = None) -> torch.Tensor:
     return forward(model, TOKENS, cache, planner.plan_chain(0, 6), mask)
 
 
-@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "native", "native-8bit-float-activations"])
+@pytest.mark.parametrize(
+    "engine", ["hf", "lean", "graph", "native", "native-8bit-float-activations"]
+)
 def test_copies_that_nobody_changed_are_the_plain_mask(engine: str) -> None:
     with use_engine(engine):
         model, _ = tiny_model_and_reference()
@@ -171,9 +173,7 @@ def test_a_module_of_another_model_is_refused() -> None:
         apply_module(other, make_card(model, mask), noisy_copies(model, mask, 0.0), "x")
 
 
-def test_heads_that_are_turned_in_pairs_of_neighbours_go_by_the_names_and_rows_that_their_modules_have() -> (
-    None
-):
+def test_weights_of_interleaved_rope_keep_the_names_and_rows_of_their_modules() -> None:
     model = new_hf_model("glm4")
     whole = adapt(model)
     assert isinstance(whole, HFAdapter)

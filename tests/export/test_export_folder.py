@@ -53,7 +53,6 @@ def export_from(source: Path, mask: SkipMask = MASK) -> list[str]:
 
 
 # --- whole or not there
-# ---------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_that_exists_is_replaced(source: Path, tmp_path: Path) -> None:
@@ -142,7 +141,6 @@ def test_a_disk_without_room_is_found_out_before_anything_is_written(
 
 
 # --- what is in it
-# --------------------------------------------------------------------------------------------------------------
 
 
 def test_what_belongs_to_the_model_comes_along_and_nothing_else_does(
@@ -215,7 +213,6 @@ def test_everybody_may_read_it(source: Path, tmp_path: Path) -> None:
 
 
 # --- what is refused
-# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_profile_that_drafts_nothing_has_nothing_to_export(source: Path, tmp_path: Path) -> None:
@@ -333,8 +330,7 @@ def test_a_damaged_weight_file_is_one_sentence(source: Path, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["model"]
 
 
-# --- its README
-# -----------------------------------------------------------------------------------------------------------------
+# --- the README
 
 
 def text_of(
@@ -394,9 +390,7 @@ def test_it_says_that_lookup_is_left_out_and_which_engines_have_one_of_their_own
     assert "ookup" not in text_of()
 
 
-def test_the_readme_says_what_a_second_copy_costs_and_that_the_draft_length_is_to_be_tuned_again() -> (
-    None
-):
+def test_the_readme_names_the_cost_of_a_second_copy_and_advises_to_tune_again() -> None:
     text = text_of()
     for said in (
         "**The weights here are a second copy.**",

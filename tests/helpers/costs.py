@@ -15,8 +15,9 @@ from skipsearch.tuning.objective import MAX_DRAFT
 
 
 def fake_costs(model: ModelAdapter, *_: Any, **__: Any) -> Costs:
-    """In place of `calibration.measure_task_costs`: attention is a little dearer than an MLP, and a row more
-    costs little.
+    """Replace `calibration.measure_task_costs`.
+
+    Attention takes a little longer than an MLP, and one more row takes little time.
     """
     n = model.spec.n_layers
     return Costs(

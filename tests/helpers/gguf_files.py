@@ -1,4 +1,4 @@
-"""Writes tiny models of transformers as GGUF files, with `gguf`'s own writer and its own rounding."""
+"""Write tiny models of transformers as GGUF files, with the writer and rounding of `gguf`."""
 
 from __future__ import annotations
 

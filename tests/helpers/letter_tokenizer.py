@@ -10,7 +10,10 @@ from transformers import PreTrainedTokenizerFast
 SPECIAL = ("<s>", "</s>", "<unk>")
 LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ\n,():"
 # As chat models have it: it brings the special tokens, and says whose turn it is.
-CHAT_TEMPLATE = "<s>{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}ai:{% endif %}"
+CHAT_TEMPLATE = (
+    "<s>{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}ai:{% endif %}"
+)
 
 
 def letter_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:

@@ -47,7 +47,6 @@ def transformers_own(model: Any) -> list[int]:
 
 
 # --- code of a caller's own
-# --------------------------------------------------------------------------------------------------
 
 
 def shifted(output: Any) -> Any:
@@ -172,7 +171,6 @@ def test_code_of_a_class_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- modules and weights
-# ------------------------------------------------------------------------------------------------------
 
 
 class Shifted(nn.Module):
@@ -244,7 +242,6 @@ def test_nothing_of_ours_stays_on_a_model() -> None:
 
 
 # --- copies
-# -------------------------------------------------------------------------------------------------------------------
 
 
 def through_torch_save(model: Any) -> Any:

@@ -324,14 +324,8 @@ SENSELESS: list[tuple[dict[str, Any], str]] = [
     ({"stopping_criteria": [3]}, r"stopping_criteria is \[3\]"),
     ({"stopping_criteria": [MaxLengthCriteria(9)]}, "MaxLengthCriteria.*pass max_length instead"),
     ({"stopping_criteria": [EosTokenCriteria(9)]}, "EosTokenCriteria.*pass eos_token_id instead"),
-    (
-        {"attention_mask": torch.tensor([[1, 1, 0, 1, 1]])},
-        "attention_mask hides a token behind one",
-    ),
-    (
-        {"attention_mask": torch.tensor([[1, 1, 1, 1, 0]])},
-        "attention_mask hides a token behind one",
-    ),
+    ({"attention_mask": torch.tensor([[1, 1, 0, 1, 1]])}, "attention_mask hides a token after one"),
+    ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0]])}, "attention_mask hides a token after one"),
     ({"attention_mask": torch.zeros(1, 5)}, "attention_mask hides every token"),
     (
         {"attention_mask": torch.ones(1, 4)},
@@ -456,9 +450,7 @@ def test_a_model_that_is_none_of_hugging_faces_is_refused() -> None:
             ss.generate(model, some_tokens(5))
 
 
-def test_a_setting_of_the_models_own_config_is_refused_as_a_keyword_is_and_a_keyword_overrides_it() -> (
-    None
-):
+def test_a_setting_of_the_models_config_is_refused_like_a_keyword_which_overrides_it() -> None:
     model = new_hf_model("llama")
     model.generation_config.repetition_penalty = 1.2
     model.generation_config.num_beams = 3

@@ -123,9 +123,7 @@ def test_greedy_tokens_over_many_random_settings(family: str, call: Any, drafted
     check_processed(family, call, drafted)
 
 
-def test_a_processor_is_asked_once_for_each_emitted_token_in_order_and_never_with_a_rejected_one() -> (
-    None
-):
+def test_a_processor_reads_each_emitted_token_once_in_order_and_no_rejected_one() -> None:
     stats = check_steering()
     assert 0 < stats.accepted < stats.drafted
 
@@ -268,7 +266,6 @@ def test_a_criterion_ends_it_exactly_where_transformers_ends_and_reads_the_score
 
 
 # --- samples
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 def expected_distribution(
@@ -339,7 +336,6 @@ def test_samples_are_distributed_as_transformers_own(asked: dict[str, Any]) -> N
 
 
 # --- batches
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=15, deadline=None)
@@ -420,7 +416,6 @@ def test_a_streamer_takes_one_sequence() -> None:
 
 
 # --- processors of `Request`, fused weights
-# -----------------------------------------------------------------------------------------
 
 
 def test_a_request_takes_processors_before_its_sampling() -> None:

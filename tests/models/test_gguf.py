@@ -170,7 +170,9 @@ def test_a_split_model_is_read_from_any_of_its_parts(tmp_path: Path) -> None:
     for part in (parts[0], parts[-1]):
         assert torch.equal(logits_of(load(part), PROMPT), whole)
     parts[1].unlink()
-    with pytest.raises(GGUFError, match=f"one of {len(parts)} parts, and {parts[1].name} is missing"):
+    with pytest.raises(
+        GGUFError, match=f"one of {len(parts)} parts, and {parts[1].name} is missing"
+    ):
         load(parts[0])
 
 

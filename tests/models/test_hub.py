@@ -123,7 +123,10 @@ def test_a_gated_model_says_where_to_accept_its_licence(
     hub: FakeHub, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add("meta-llama/Llama-2-13b-hf", model_folder, gated=True)
-    sentence = "meta-llama/Llama-2-13b-hf is gated: accept its licence on its Hub page, then log in with `hf auth login` as that user"
+    sentence = (
+        "meta-llama/Llama-2-13b-hf is gated: accept its licence on its Hub page, "
+        "then log in with `hf auth login` as that user"
+    )
     assert refusal("llama-2-13b") == sentence
     monkeypatch.setenv("HF_TOKEN", "hf_someone_else")
     assert refusal("llama-2-13b") == sentence
@@ -270,7 +273,10 @@ def test_the_environments_endpoint_is_the_one_that_is_asked(
     hub: FakeHub, model_folder: Path, tmp_path: Path
 ) -> None:
     hub.add("org/tiny", model_folder, gated=True)
-    code = "from skipsearch.models import load_adapter; print(load_adapter('org/tiny', device='cpu').spec)"
+    code = (
+        "from skipsearch.models import load_adapter; "
+        "print(load_adapter('org/tiny', device='cpu').spec)"
+    )
     environment = {
         **os.environ,
         "HF_ENDPOINT": hub.url,

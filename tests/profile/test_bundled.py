@@ -56,7 +56,6 @@ def test_it_was_tuned_from_a_clean_commit_and_found_lossless(path: Path) -> None
 
 
 # --- masks that others published
-# ---------------------------------------------------------------------------------------------------
 
 
 def test_published_masks_are_of_this_version_unmeasured_and_where_they_belong() -> None:

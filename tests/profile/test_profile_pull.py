@@ -285,7 +285,6 @@ def test_an_address_that_git_could_misread_is_refused(address: str, rule: str) -
 
 
 # --- signatures
-# ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

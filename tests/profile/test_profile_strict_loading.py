@@ -429,7 +429,10 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
 
 
 def test_the_package_loads_without_torch_and_numpy() -> None:
-    code = "import skipsearch.profile, sys; print(sorted({'torch', 'transformers', 'numpy', 'rich'} & set(sys.modules)))"
+    code = (
+        "import skipsearch.profile, sys; "
+        "print(sorted({'torch', 'transformers', 'numpy', 'rich'} & set(sys.modules)))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

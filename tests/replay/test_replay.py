@@ -75,8 +75,7 @@ def assert_equals_one_by_one(
         np.testing.assert_allclose(replayed.confidence, confidence, rtol=1e-4)
 
 
-# --- what it stands for
-# ---------------------------------------------------------------------------------------------------------
+# --- equality with draft passes
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -183,7 +182,6 @@ def test_no_replay_alters_what_a_later_one_sees(masks: list[SkipMask]) -> None:
 
 
 # --- the text
-# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_text_is_what_plain_decoding_of_the_same_request_writes() -> None:
@@ -193,9 +191,7 @@ def test_the_text_is_what_plain_decoding_of_the_same_request_writes() -> None:
     ]
 
 
-def test_room_is_what_the_request_allowed_behind_the_first_token_also_where_the_text_ended_earlier() -> (
-    None
-):
+def test_drafts_may_be_as_long_as_the_request_allowed_also_if_the_text_ended_earlier() -> None:
     _, replay = world()
     assert [r.token_budget for r in replay(MASKS[0])] == [TOKENS - 1] * len(PROMPTS)
 

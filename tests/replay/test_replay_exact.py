@@ -125,7 +125,6 @@ def world(
 
 
 # --- against real decoding
-# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["hf", *thorough("lean")])
@@ -289,7 +288,6 @@ def test_a_prompt_that_ends_with_its_first_token_has_no_rounds() -> None:
 
 
 # --- what it is
-# -----------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -391,10 +389,9 @@ def test_the_text_is_followed_past_its_end_as_far_as_a_draft_may_reach() -> None
 
 
 # --- rounds on paper
-# ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_policy_hears_of_every_round_that_drafted_and_is_asked_about_every_draft_but_the_last() -> (
+def test_a_policy_observes_every_round_that_drafted_and_decides_on_every_draft_but_the_last() -> (
     None
 ):
     heard: list[tuple[int, int]] = []

@@ -47,7 +47,6 @@ def distributions(pq: tuple[list[int], list[int]]) -> tuple[torch.Tensor, torch.
 
 
 # --- the formula
-# ----------------------------------------------------------------------------------------------------------------
 
 
 @with_examples(200)
@@ -99,7 +98,6 @@ def test_a_token_that_rounding_alone_made_impossible_is_no_trouble() -> None:
 
 
 # --- the replay
-# -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

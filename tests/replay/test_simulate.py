@@ -102,7 +102,6 @@ def counts(stats: DecodeStats) -> dict[str, int]:
 
 
 # --- against real decoding
-# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,9 +132,7 @@ def test_with_a_draft_that_skips_nothing_it_counts_exactly_what_real_decoding_co
     assert prediction.stats.accepted == prediction.stats.drafted
 
 
-def test_what_a_draft_would_have_got_right_behind_the_end_of_the_text_is_not_counted_as_accepted() -> (
-    None
-):
+def test_correct_draft_tokens_after_the_end_of_the_text_are_not_counted_as_accepted() -> None:
     text = PromptReplay(np.array([True, True, False]), np.ones(3), token_budget=20)
     stats = predicted([text], DraftPolicy(8)).stats
     assert (stats.rounds, stats.drafted, stats.accepted, stats.rejecting_rounds) == (1, 8, 2, 1)
@@ -177,7 +174,6 @@ def predicted_on_demo(replay: Replay, mask: SkipMask, policy: DraftPolicy) -> Pr
 
 
 # --- whatever the text and the policy
-# -------------------------------------------------------------------------------------------
 
 
 @given(texts(), POLICIES)

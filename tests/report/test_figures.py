@@ -97,7 +97,6 @@ def marks(root: ElementTree.Element, id: str) -> list[ElementTree.Element]:
 
 
 # --- what is drawn
-# --------------------------------------------------------------------------------------------------------------
 
 
 def test_convergence_of_one_search_tells_its_searchers_apart_over_masks_and_over_seconds(
@@ -292,7 +291,6 @@ def test_how_often_drafts_are_right_has_a_bar_a_group_and_a_panel_a_drafter(
 
 
 # --- what cannot be
-# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -353,7 +351,6 @@ def test_without_matplotlib_one_sentence_says_how_to_get_it(
 
 
 # --- an SVG for the middle of a page
-# --------------------------------------------------------------------------------------------
 
 
 def test_no_two_figures_share_an_id_and_every_reference_stays_in_its_own(svgs: list[str]) -> None:
@@ -422,7 +419,6 @@ def test_a_notebook_shows_a_picture(study: StudyRecord) -> None:
 
 
 # --- names that are not what a figure hopes for
-# -----------------------------------------------------------------------------------
 
 
 class Elements(HTMLParser):

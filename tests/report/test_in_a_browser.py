@@ -37,9 +37,11 @@ FIGURES = (
 # Of a group of marks: how many lie in their figure and have a size there.
 VISIBLE = """selector => {
   const outside = document.querySelector(selector).closest('svg').getBoundingClientRect();
-  const lies = r => r.width + r.height > 0 && r.left >= outside.left - 1 && r.right <= outside.right + 1
-                    && r.top >= outside.top - 1 && r.bottom <= outside.bottom + 1;
-  return [...document.querySelectorAll(`${selector} :is(use, path):not(defs *)`)].filter(m => lies(m.getBoundingClientRect())).length;
+  const isInside = r => r.width + r.height > 0
+                        && r.left >= outside.left - 1 && r.right <= outside.right + 1
+                        && r.top >= outside.top - 1 && r.bottom <= outside.bottom + 1;
+  const marks = [...document.querySelectorAll(`${selector} :is(use, path):not(defs *)`)];
+  return marks.filter(mark => isInside(mark.getBoundingClientRect())).length;
 }"""
 
 
@@ -200,7 +202,10 @@ def test_on_a_narrow_screen_figures_scroll_and_the_page_does_not(
     assert page.evaluate("document.querySelector('#figure-layers .wide').scrollWidth") >= 600
 
 
-EVIL = "</title></svg></script><script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
+EVIL = (
+    "</title></svg></script><script>document.title = 'owned'</script>"
+    "<img src=x onerror=\"document.title = 'owned'\">"
+)
 
 
 def test_what_a_file_says_is_shown_as_text_and_never_run(tmp_path: Path, opened: Open) -> None:

@@ -165,7 +165,6 @@ def test_several_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
 
 
 # --- what is not a study
-# --------------------------------------------------------------------------------------------------------
 
 
 def nothing(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A running server, what its model says, and an end to it."""
+"""Fixtures: a running server, and the answers that its model gives without it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS = ("first-key", "second-key")
 
 @dataclass
 class Running:
-    """log: what the server wrote on stderr so far."""
+    """A server in a process of its own. log: what it has written on stderr so far."""
 
     address: str
     process: subprocess.Popen[bytes]
@@ -70,7 +70,7 @@ def full_model() -> FullModel:
 
 
 def expected(prompt: str, tokens: int, chat: bool = False) -> str:
-    """What the model itself says to a prompt, greedily, found without skipsearch."""
+    """Return the greedy answer of the model to a prompt, computed without skipsearch."""
     tokenizer = letter_tokenizer(CHAT_TEMPLATE)
     ids = tokenizer(f"user:{prompt}\nai:" if chat else prompt).input_ids
     return str(tokenizer.decode(full_model().greedy(ids, tokens), skip_special_tokens=True))

@@ -1,4 +1,4 @@
-"""Requests as they are read: the shapes of OpenAI's fields, and what a wrong one costs."""
+"""Requests: the fields that OpenAI's API has, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -85,9 +85,7 @@ def test_a_prompt_is_a_text_tokens_or_several_of_either(prompt: Any) -> None:
 def test_a_wrong_request_is_given_up_at_its_first_wrong_entry(
     kind: type[ChatCompletionRequest | CompletionRequest], data: Any, param: str
 ) -> None:
-    """Each error that is collected takes about a kilobyte, and a body has room for a million of
-    them.
-    """
+    """An error takes about a kilobyte, and a body may have a million wrong entries."""
     with pytest.raises((ValidationError, APIError)) as first:
         kind.model_validate(data)
     assert isinstance(first.value, APIError) or first.value.error_count() == 1

@@ -1,4 +1,4 @@
-"""Clients that people use, unmodified, against the running server."""
+"""Unmodified clients that people use, against a running server."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_chats_are_the_models_own(client: openai.OpenAI) -> None:
 def test_the_usage_so_far_is_in_every_event_for_those_who_ask(
     client: openai.OpenAI, chat: bool
 ) -> None:
-    """vLLM's option, which load generators take."""
+    """Load generators use this option of vLLM."""
     asked: Any = {
         "model": "tiny",
         "max_tokens": 40,
@@ -198,7 +198,7 @@ def test_echo_and_logprobs(client: openai.OpenAI, stream: bool) -> None:
     assert all(value is not None and value < 0 for value in logprobs[1:])
     for value, top in zip(
         logprobs[6:], tops[6:], strict=True
-    ):  # greedy: each generated token is the likeliest
+    ):  # greedy: each generated token is the most likely
         assert value == max(top.values())
 
 
@@ -308,7 +308,7 @@ def test_penalties_and_biases_move_the_full_models_logits(client: openai.OpenAI)
 
 
 def test_min_p_rules_out_what_is_far_less_likely_than_the_likeliest_token() -> None:
-    """At this temperature, and as transformers' own warper does it behind the temperature."""
+    """Both probabilities are those at the temperature of the request, as in transformers."""
     import torch
     from transformers import MinPLogitsWarper
 

@@ -1,6 +1,4 @@
-"""Clients that connect and say nothing, say it slowly, or do not listen: they are closed, and the
-others are served.
-"""
+"""Clients that send nothing, send slowly or do not read are closed; the others are served."""
 
 from __future__ import annotations
 
@@ -71,8 +69,9 @@ def answered(server: Running, method: str = "GET", path: str = "/health", **head
 
 
 def read_until_closed(connection: socket.socket, dribble: bytes = b"") -> bytes:
-    """Return what the server sends until it closes the connection, sending it a byte ten times a
-    second meanwhile.
+    """Return what the server sends until it closes the connection.
+
+    Meanwhile a byte is sent to it ten times a second.
     """
     connection.settimeout(0.1 if dribble else CLOSED_WITHIN_S)
     content, deadline = b"", time.monotonic() + CLOSED_WITHIN_S
@@ -92,7 +91,7 @@ def read_until_closed(connection: socket.socket, dribble: bytes = b"") -> bytes:
 
 
 def test_connections_that_say_nothing_keep_nobody_out(server: Running) -> None:
-    """More of them than the server may open files."""
+    """There are more such connections than files that the server may open."""
     with ExitStack() as silent:
         for _ in range(2 * FILES):
             silent.enter_context(connect(server))
@@ -122,7 +121,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
         (
             HEAD + b"Content-Length: 90000\r\n\r\n",
             b"x",
-        ),  # a body that goes on after its refusal: no key
+        ),  # a body that continues after its refusal: no key
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\n\r\n", b"x"),
     ],
     ids=["silent", "head", "headers", "idle", "second head", "refused body", "unread body"],
@@ -151,11 +150,10 @@ def test_a_connection_serves_one_request_after_another(server: Running) -> None:
 
 
 # --- what a server in a process cannot be brought to do at will
-# --------------------------------------------------------------------
 
 
 class Transport(asyncio.Transport):
-    """What a protocol writes to. unsent_bytes: what the client has not read."""
+    """A transport that keeps what a protocol writes. unsent_bytes: what the client has not read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,9 +180,7 @@ class Transport(asyncio.Transport):
 
 
 class Bench:
-    """Connections without a network, to an application that answers a request when `may_answer` is
-    set.
-    """
+    """Connections without a network to an application that answers if `may_answer` is set."""
 
     def __init__(self, limits: Limits):
         self.refused = 0
@@ -230,9 +226,7 @@ def lose(*connections: tuple[GuardedProtocol, Transport]) -> None:
         protocol.connection_lost(None)
 
 
-def test_the_one_that_has_waited_longest_is_closed_for_a_new_one_and_none_that_is_being_answered() -> (
-    None
-):
+def test_the_longest_idle_connection_is_closed_for_a_new_one_but_none_in_use() -> None:
     async def main() -> None:
         bench = Bench(FEW)
         busy, body, head = (

@@ -1,7 +1,7 @@
-"""Each engine behind the server and behind the chat, and when a batch of the server stops drafting.
+"""Each engine in the server and in a chat, and when a batch of the server stops drafting.
 
-The engine graph is driven here without a GPU, as in tests/engine; from the command line it is
-refused there."""
+The engine graph runs without a GPU here, as in tests/engine. The command line does not allow that.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def world() -> tuple[ModelAdapter, FullModel]:
-    """The shared tiny model with a tokenizer, driven by the engine of the moment, and the full
-    model's own view of it.
-    """
+    """Return the shared tiny model with a tokenizer on the current engine, and its reference."""
     model, full = tiny_model_and_reference()
     return with_tokenizer(model, letter_tokenizer(CHAT_TEMPLATE)), full
 
@@ -138,11 +136,10 @@ def test_an_engine_that_cannot_run_here_is_refused_in_a_sentence(
 
 
 # --- when a batch stops drafting
-# ---------------------------------------------------------------------------------------------------
 
 
 def profile_of(model: ModelAdapter, speedups: dict[int, float]) -> Profile:
-    """A profile whose drafting was measured at these numbers of requests side by side."""
+    """Return a profile whose drafting was measured at these numbers of concurrent requests."""
     golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / "v2_speculate.yaml")
     assert golden.measured is not None
     rows = tuple(
@@ -169,8 +166,9 @@ def profile_of(model: ModelAdapter, speedups: dict[int, float]) -> Profile:
 
 
 def served(profile: Profile, tokens: list[int]) -> list[DecodeStats]:
-    """How requests of so many tokens, that `serve --batch-passes` runs side by side, were decoded; each
-    with the full model's own tokens.
+    """Return the statistics of requests of so many tokens that run at once with --batch-passes.
+
+    Each request must have the full model's own tokens.
     """
     model, full = world()
     desk = Scheduler(Decoder(model, profile), Limits(max_num_seqs=8, batch_passes=True))

@@ -1,4 +1,4 @@
-"""SECURITY.md says what a client may take, and by how much."""
+"""SECURITY.md names every limit of what a client may use."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Two hundred clients at once: every answer is right, and the server's memory stays flat and below
-the bound that SECURITY.md names.
+"""Two hundred clients at once get right answers, and memory stays below its bound.
+
+SECURITY.md names the bound.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ FLAT_BYTES = 16 * 2**20  # what the second half of the load may add
 
 
 class Load:
-    """Clients that ask for text of every kind, check what they get, and sometimes leave."""
+    """Clients that request text of every kind, check the answers, and sometimes leave."""
 
     def __init__(self, server: Running):
         self.address = urlsplit(server.address).netloc
@@ -97,7 +98,7 @@ class Load:
             connection.close()
 
     def _request(self, choose: random.Random) -> tuple[str, dict[str, Any], str | None]:
-        """(path, body, the text that has to come, None of a sample)"""
+        """Return (path, body, expected text). The text of a sample is None."""
         stream = {"stream": choose.random() < 0.5}
         if choose.random() < 0.3:  # without a limit, on a model that was made for a million tokens
             said = choose.choice(CHATS)
@@ -147,7 +148,7 @@ def _until_stop(text: str) -> str:
 
 
 class Memory(threading.Thread):
-    """Resident bytes of a process: now, and at most so far."""
+    """Resident bytes of a process: now, and the most so far."""
 
     def __init__(self, process: psutil.Process):
         super().__init__(daemon=True)

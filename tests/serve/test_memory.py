@@ -1,4 +1,4 @@
-"""What the server holds of texts: K/V as long as they are, up to bounds that have names."""
+"""The server's memory for texts: K/V of their length, up to the documented bounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANY_LETTER = list("abcdefghijklmnop")  # one of them is written soon
 
 
 def without_context() -> ModelAdapter:
-    """A model whose config names no context length, as Mamba-2's and Bloom's."""
+    """Return a model whose config has no context length, as those of Mamba-2 and Bloom."""
     tokenizer = letter_tokenizer(CHAT_TEMPLATE)
     model = TableModel(len(tokenizer), layers=2)
     model.tokenizer = tokenizer
@@ -49,7 +49,7 @@ def serving(model: ModelAdapter, **limits: Any) -> Iterator[tuple[TestClient, Se
 
 @contextmanager
 def capacities() -> Iterator[list[int]]:
-    """Slots of every buffer that is allocated meanwhile."""
+    """Collect the numbers of slots of all buffers that are allocated."""
     seen: list[int] = []
     real = KVCache.get_buffers
 

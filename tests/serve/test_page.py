@@ -22,8 +22,9 @@ pytestmark = pytest.mark.xdist_group("server")
 
 @pytest.fixture(params=["light", *thorough("dark")])
 def page(browser: Browser, server: Running, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """The page, with a key typed in. Nothing may go wrong in it, and nothing may be asked of
-    another origin.
+    """Open the page with a key typed in.
+
+    It must raise no error, and must request nothing of another origin.
     """
     page = browser.new_page(color_scheme=request.param, viewport={"width": 1100, "height": 800})
     wrong: list[str] = []
@@ -92,10 +93,8 @@ def test_tokens_arrive_in_the_colours_of_those_who_proposed_them(
     assert figures["tokens"] == "120"
     assert re.fullmatch(r"\d+\.\d\d s", figures["first token"])
     if folder := os.environ.get("SKIPSEARCH_SCREENSHOTS"):
-        page.screenshot(
-            path=f"{folder}/serve-{page.evaluate('matchMedia(`(prefers-color-scheme: dark)`).matches')}.png",
-            full_page=True,
-        )
+        is_dark = page.evaluate("matchMedia(`(prefers-color-scheme: dark)`).matches")
+        page.screenshot(path=f"{folder}/serve-{is_dark}.png", full_page=True)
 
 
 def test_the_keyboard_alone_is_enough(page: Page) -> None:

@@ -1,5 +1,6 @@
-"""Clients that misbehave, that are many, or that go away: each gets the right status, and the
-server serves on.
+"""Many clients, and clients that send nonsense or leave, get the right status.
+
+The server continues to serve the others.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def post(
     key: str | None = KEYS[0],
     **headers: str,
 ) -> tuple[int, dict[str, str], Any]:
-    """(status, headers, answer)"""
+    """Return (status, headers, answer)."""
     connection = http.client.HTTPConnection(urlsplit(server.address).netloc, timeout=60)
     sent = (
         {"Content-Type": "application/json"}
@@ -55,7 +56,7 @@ def get(server: Running, path: str) -> str:
 
 
 def figure(server: Running, name: str, **labels: str) -> float:
-    """The sum over all series of that name."""
+    """Return the sum of all series of a metric."""
     lines = [line for line in get(server, "/metrics").splitlines() if line.startswith(name + "{")]
     return sum(
         float(line.rsplit(" ", 1)[1])
@@ -70,7 +71,7 @@ def serves_on(server: Running) -> None:
 
 
 def quiet(server: Running) -> None:
-    """Nothing runs and nothing waits, soon."""
+    """Wait until no request runs and none is queued."""
     deadline = time.monotonic() + 20
     while figure(server, "vllm:num_requests_running") + figure(server, "vllm:num_requests_waiting"):
         assert time.monotonic() < deadline, get(server, "/health")
@@ -268,11 +269,10 @@ def test_metrics_have_the_names_that_dashboards_know_and_count(server: Running) 
 
 
 # --- sizes and times
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def raw(server: Running, data: bytes, patience: float = 20) -> bytes:
-    """What the server answers to these bytes, until it closes the connection or falls silent."""
+    """Return the server's answer to these bytes, until it closes the connection or a timeout."""
     host, _, port = urlsplit(server.address).netloc.partition(":")
     with socket.create_connection((host, int(port)), timeout=patience) as connection:
         answer = b""
@@ -387,14 +387,15 @@ def test_a_client_that_reads_slowly_gets_everything(server: Running) -> None:
 
 @pytest.mark.thorough
 def test_three_hundred_requests_of_sixteen_clients_some_of_which_go_away(server: Running) -> None:
-    """Nothing is lost, nothing is wrong, and the memory is what it was."""
+    """No request is lost, no answer is wrong, and memory does not grow."""
     check_load(server, 19)
 
 
 @pytest.mark.thorough
 def test_requests_that_run_together_get_the_same_answers(tmp_path: Path) -> None:
-    """With the passes of running requests as one: under load, with clients that go away, samples by
-    seed, and plain requests.
+    """Running requests share passes here.
+
+    There are samples with seeds, plain requests, and clients that leave.
     """
     with running_server(tmp_path, ",".join(KEYS), "together") as server:
         check_load(server, 5)

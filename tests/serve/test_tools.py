@@ -1,5 +1,6 @@
-"""Tools in a chat: what the template is given is what transformers gives it, and what cannot be
-carried out is refused by name.
+"""Tools in a chat: the template gets what transformers gives it.
+
+What the server does not support is refused by name.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def ask(client: TestClient, messages: list[Any] = USER, **more: Any) -> Any:
 def expected(
     messages: list[Any], tools: list[Any] | None, template: Any = WITH_TOOLS
 ) -> tuple[int, str]:
-    """(tokens of the prompt, answer) by transformers alone."""
+    """Return (tokens of the prompt, answer), computed by transformers alone."""
     tokenizer = letter_tokenizer(template)
     ids = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True)[
         "input_ids"
@@ -125,9 +126,7 @@ def test_answers_with_tools_are_drafted_and_some_drafts_are_rejected(client: Tes
 def test_strict_tools_are_accepted_and_make_the_same_prompt(
     client: TestClient, strict: bool | None
 ) -> None:
-    """Agents send `strict` by default. Nothing is constrained, so the model is not told that
-    anything is.
-    """
+    """Agents send `strict` by default. It constrains nothing, and is not in the prompt."""
     tools = json.loads(json.dumps(TOOLS))
     tools[0]["function"]["strict"] = strict
     assert told(ask(client, tools=tools)) == expected(USER, TOOLS)
@@ -169,7 +168,7 @@ def test_where_no_tool_may_be_used_the_prompt_has_none(
 
 
 def test_a_call_and_its_result_stand_in_the_next_prompt(client: TestClient) -> None:
-    """OpenAI writes the arguments as text, templates read an object."""
+    """OpenAI writes the arguments as text, and templates read an object."""
     as_objects = json.loads(json.dumps(CALLED))
     as_objects[1]["tool_calls"][0]["function"]["arguments"] = {"word": "it"}
     found = told(ask(client, CALLED, tools=TOOLS))
@@ -274,7 +273,7 @@ def test_a_turn_that_makes_no_sense_is_refused(
 
 
 def test_what_the_template_does_not_show_is_refused(without: TestClient) -> None:
-    """The prompt is the same with and without it, so the model would not know."""
+    """The prompt is the same with and without it, so the model would not see it."""
     check_refused(
         ask(without, tools=TOOLS), "tools", "this model's chat template has no place for tools"
     )

@@ -1,9 +1,9 @@
-"""A server of a tiny chat model that drafts well but not perfectly, as a process.
+"""A process that serves a tiny chat model, which drafts well but not perfectly.
 
     python tiny_server.py PORT_FILE [together] [FIELD=NUMBER…]
 
-FIELD: of `Limits`; `files`, how many the process may open; or `positions`, for how many the model
-was made."""
+FIELD: of `Limits`; `files`: how many the process may open; `positions`: the model's context length.
+"""
 
 from __future__ import annotations
 

@@ -123,7 +123,10 @@ def test_a_file_that_is_not_utf8_or_not_there_is_refused(tmp_path: Path) -> None
 
 
 def test_a_hub_source_is_pinned_to_files_that_do_not_overlap(task_folder: Folder) -> None:
-    hub = "{kind: hub, repo: org/set, revision: abc, calibration_files: [a.parquet], holdout_files: [%s]}"
+    hub = (
+        "{kind: hub, repo: org/set, revision: abc, "
+        "calibration_files: [a.parquet], holdout_files: [%s]}"
+    )
     assert isinstance(
         read_manifest(task_folder(source=hub % "b.jsonl") / "task.yaml").source, HubSource
     )

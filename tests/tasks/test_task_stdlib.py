@@ -84,7 +84,10 @@ def test_excluded_text_stays_out(task: Task) -> None:
 
 def test_another_process_reads_the_same_text() -> None:
     """Hash randomisation and the order of a folder's listing must not matter."""
-    code = "from skipsearch.tasks import load_task; t = load_task('pycode'); print(t.calibration_sha256, t.holdout_sha256)"
+    code = (
+        "from skipsearch.tasks import load_task; t = load_task('pycode'); "
+        "print(t.calibration_sha256, t.holdout_sha256)"
+    )
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()

@@ -67,7 +67,6 @@ def decoders(
 
 
 # --- the race
-# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_every_decoder_is_warmed_up_and_then_meets_every_prompt_as_often_as_asked() -> None:
@@ -128,7 +127,6 @@ def test_samples_are_real_generations_and_drafting_changes_none_of_their_tokens(
 
 
 # --- figures
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_speedup_is_the_ratio_of_total_times_over_the_same_prompts() -> None:
@@ -179,7 +177,6 @@ def test_time_per_token_leaves_the_prefills_token_out() -> None:
 
 
 # --- where two generations part
-# --------------------------------------------------------------------------------------------------
 
 
 def test_identical_generations_do_not_part() -> None:
@@ -212,7 +209,6 @@ def test_a_generation_that_is_the_beginning_of_another_parts_where_it_ends() -> 
 
 
 # --- the request
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_prompts_of_a_workload_are_the_same_request() -> None:
@@ -221,7 +217,6 @@ def test_the_first_prompts_of_a_workload_are_the_same_request() -> None:
 
 
 # --- successive halving
-# ---------------------------------------------------------------------------------------------------------
 
 
 class Paced(Recorder):

@@ -103,7 +103,7 @@ def test_it_goes_from_light_masks_to_heavy_ones_and_back_and_verifies_every_leng
 
 @given(st.sampled_from([0.0, 0.1, 0.3]), st.integers(0, 10))
 @settings(max_examples=20, deadline=None)
-def test_how_much_dearer_verifying_behind_heavy_drafts_is_can_be_read_through_noise_and_busy_moments(
+def test_the_extra_time_of_verify_passes_after_long_drafts_is_estimated_despite_noise(
     truth: float, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
@@ -127,7 +127,7 @@ def test_where_drafts_spare_nothing_nothing_is_said_about_those_that_do(
 
 
 @given(bits, st.integers(1, 6), st.floats(0, 0.5), st.floats(0, 0.5))
-def test_a_round_is_its_draft_steps_the_first_of_them_dearer_and_a_verify_pass_dearer_the_more_they_spared(
+def test_the_time_of_a_round_is_that_of_draft_steps_and_a_verify_pass_with_cold_penalties(
     chosen: list[int], longest: int, first: float, cold: float
 ) -> None:
     mask, costs = (

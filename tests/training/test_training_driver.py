@@ -88,7 +88,6 @@ def lettered() -> HFAdapter:
 
 
 # --- text
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_text_comes_from_files_and_folders_and_lines_of_json(tmp_path: Path) -> None:
@@ -166,7 +165,6 @@ def test_some_text_is_kept_aside() -> None:
 
 
 # --- training
-# ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rank", [None, 2])
@@ -272,7 +270,6 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 
 # --- the command
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_trains_prints_alpha_and_the_next_command(

@@ -124,7 +124,6 @@ def kept(journal: Path, objective: str = "replay", **options: Any) -> list[Trial
 
 
 # --- end to end
-# ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("objective", ["replay", *thorough("wall")])
@@ -323,7 +322,6 @@ def test_a_task_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- verdict
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -361,7 +359,6 @@ def test_the_winner_is_who_was_fastest_in_the_race_and_not_who_was_predicted_to_
 
 
 # --- hold-out
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_hold_out_prompts_are_used_once_the_winner_is_known_and_not_before(
@@ -390,7 +387,6 @@ def test_hold_out_prompts_are_used_once_the_winner_is_known_and_not_before(
 
 
 # --- resume
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("fast")
@@ -482,7 +478,10 @@ def deadly(*arguments, race=wall_objective.time_interleaved, **options):
 
 calibration.measure_task_costs = lambda *_, **__: COSTS
 wall_objective.time_interleaved = deadly
-driver.tune(small_model(), small_task(), searcher="random", trials=4, objective="wall", study=sys.argv[1], drafters="skip")
+driver.tune(
+    small_model(), small_task(), searcher="random", trials=4, objective="wall",
+    study=sys.argv[1], drafters="skip",
+)
 """
 
 
@@ -533,7 +532,9 @@ def torn(self, logs):
 
 JournalFileBackend.append_logs = torn
 calibration.measure_task_costs = lambda *_, **__: COSTS
-driver.tune(small_model(), small_task(), searcher="random", trials=9, study=sys.argv[1], drafters="skip")
+driver.tune(
+    small_model(), small_task(), searcher="random", trials=9, study=sys.argv[1], drafters="skip"
+)
 """
 
 
@@ -613,8 +614,7 @@ def test_a_disk_that_runs_full_during_a_search_is_one_sentence_and_what_was_judg
     )
 
 
-# --- what is told
-# ----------------------------------------------------------------------------------------------------------------
+# --- events
 
 
 def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
@@ -759,7 +759,6 @@ def test_the_table_is_measured_again_on_request(
 
 
 # --- refused before any work
-# -----------------------------------------------------------------------------------------------------
 
 
 def unreachable(*_: Any, **__: Any) -> Any:
@@ -838,7 +837,6 @@ def test_what_is_not_a_time_is_no_budget(written: str) -> None:
 
 
 # --- failures and slower days
-# ----------------------------------------------------------------------------------------------------
 
 
 class Scripted:
@@ -965,7 +963,6 @@ def test_a_replay_trial_is_the_best_policys_prediction() -> None:
 
 
 # --- recipes
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 def raced_with(

@@ -97,7 +97,6 @@ def test_a_model_that_no_file_says_anything_about_gets_no_profile() -> None:
 
 
 # --- verdict
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_verdict_is_speculate_when_the_whole_interval_lies_above_one() -> None:
@@ -140,7 +139,6 @@ def test_a_recipe_that_drafted_nothing_is_no_candidate() -> None:
 
 
 # --- figures
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_every_figure_comes_from_the_samples() -> None:
@@ -262,7 +260,6 @@ def test_samples_drawn_at_random_are_not_compared() -> None:
 
 
 # --- the rest
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_it_says_which_model_task_machine_and_search_it_is_of() -> None:

@@ -78,7 +78,6 @@ def pair(url: str) -> tuple[StudyStore, StudyStore]:
 
 
 # --- joining
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_shared_study_is_joined_by_naming_it(url: str) -> None:
@@ -112,7 +111,6 @@ def test_other_hardware_or_versions_cannot_join_a_shared_search_and_are_told_how
 
 
 # --- claims
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_mask_that_another_worker_measures_is_pending_and_then_news(
@@ -236,7 +234,7 @@ def test_a_claim_without_a_sign_of_life_grows_old_from_the_moment_somebody_sees_
             break
 
 
-def test_of_workers_that_begin_a_study_together_one_creates_it_and_others_of_another_kind_are_refused(
+def test_of_workers_that_begin_a_study_at_once_one_creates_it_and_other_kinds_are_refused(
     url: str,
 ) -> None:
     other = {**IDENTITY, "dtype": "bfloat16"}
@@ -259,7 +257,7 @@ def test_a_study_whose_creator_died_before_it_said_of_what_is_taken_over(
 
 
 @pytest.mark.thorough
-def test_a_server_that_is_lost_ends_the_search_with_a_sentence_and_when_it_is_back_the_search_goes_on(
+def test_a_lost_server_ends_the_search_with_a_message_and_the_search_continues_when_it_is_back(
     postgresql: str,
 ) -> None:
     address, _, name = postgresql.rpartition("/")
@@ -303,7 +301,6 @@ def waiting(seconds: float = 300) -> Iterator[None]:
 
 
 # --- searching
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_two_workers_judge_by_replay_what_one_would_without_doing_anything_twice(
@@ -426,7 +423,7 @@ def two_at_work(
 
 
 @pytest.mark.thorough
-def test_four_processes_one_killed_in_the_middle_of_a_measurement_lose_nothing_and_measure_nothing_twice(
+def test_four_processes_one_killed_while_it_measures_lose_nothing_and_measure_nothing_twice(
     postgresql: str, tmp_path: Path
 ) -> None:
     paths = os.pathsep.join([str(Path(__file__).parents[1]), *map(os.path.abspath, sys.path)])

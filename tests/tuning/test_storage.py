@@ -86,8 +86,7 @@ def test_a_study_is_named_behind_the_address(url: str, expected: tuple[str, str]
     assert split_study_url(url) == expected
 
 
-# --- data bases
-# --------------------------------------------------------------------------------------------------------------------
+# --- databases
 
 
 def refusal(url: str) -> str:
@@ -150,7 +149,6 @@ def test_in_ci_a_missing_server_is_a_failure_and_not_a_skip(
 
 
 # --- journals
-# ----------------------------------------------------------------------------------------------------------------------
 
 HOLDER = """
 import sys

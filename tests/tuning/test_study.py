@@ -1,5 +1,6 @@
-"""The study: a search that is killed at any moment resumes without the loss of a finished trial, and
-never mixes two searches.
+"""The study: a killed search resumes without the loss of a finished trial.
+
+A study never mixes two searches.
 """
 
 from __future__ import annotations
@@ -110,7 +111,6 @@ def claimed(ledger: StudyStore, mask: SkipMask) -> int:
 
 
 # --- round trip
-# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_trials_are_read_back_as_they_were_judged_from_a_journal_and_from_a_data_base(
@@ -171,7 +171,6 @@ def test_a_mask_is_stored_a_named_bit_a_sub_layer_so_that_dashboards_can_show_it
 
 
 # --- what may be resumed
-# -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_journal_is_never_written_over_by_accident(journal: Path) -> None:
@@ -271,7 +270,6 @@ def test_a_full_disk_ends_the_search_with_a_sentence_and_keeps_what_was_written(
 
 
 # --- killed
-# -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_line_that_was_torn_by_a_kill_is_cut_off_and_writing_goes_on_behind_it(
@@ -329,7 +327,7 @@ def test_a_last_line_torn_anywhere_costs_at_most_that_line_and_is_told(journal: 
 
 
 @pytest.mark.parametrize("room", [0, 1, 40])
-def test_a_disk_that_runs_full_within_a_line_keeps_all_before_it_and_what_is_written_when_there_is_room(
+def test_a_disk_that_is_full_within_a_line_keeps_what_is_before_it_and_after_space_is_freed(
     journal: Path, room: int
 ) -> None:
     ledger = StudyStore(journal, IDENTITY)

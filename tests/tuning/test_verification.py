@@ -71,7 +71,6 @@ def found(
 
 
 # --- outcomes
-# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,6 @@ def test_tokens_may_differ_by_no_more_than_rounding_did_where_the_claim_was_made
 
 
 # --- the measurement
-# -------------------------------------------------------------------------------------------------------------
 
 
 def tiny() -> ModelAdapter:

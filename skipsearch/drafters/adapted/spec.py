@@ -69,8 +69,8 @@ class Adapted(Skip):
             for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1, ""))
             if self.module.parameters >= size
         )
-        beside = f", {self.siblings}" if self.siblings else ""
+        siblings = f", {self.siblings}" if self.siblings else ""
         return (
             f"adapted, skips {skipped}, {n:.3g}{unit} trained values, {self.exit}, "
-            f"up to {self.draft_length}{beside}"
+            f"up to {self.draft_length}{siblings}"
         )

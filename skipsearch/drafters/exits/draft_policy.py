@@ -19,5 +19,5 @@ class DraftPolicy:
 
     def __str__(self) -> str:
         """Return a description such as `confidence 0.6, up to 8`."""
-        beside = f", {self.siblings}" if self.siblings else ""
-        return f"{self.exit}, up to {self.draft_length}{beside}"
+        siblings = f", {self.siblings}" if self.siblings else ""
+        return f"{self.exit}, up to {self.draft_length}{siblings}"

@@ -69,7 +69,7 @@ class Kangaroo(DrafterSpec):
         return self.draft_length * self.siblings.most if self.siblings else 0
 
     def __str__(self) -> str:
-        beside = f", {self.siblings}" if self.siblings else ""
+        siblings = f", {self.siblings}" if self.siblings else ""
         return (
-            f"kangaroo at layer {self.exit_layer}, {self.exit}, up to {self.draft_length}{beside}"
+            f"kangaroo at layer {self.exit_layer}, {self.exit}, up to {self.draft_length}{siblings}"
         )

@@ -77,8 +77,8 @@ class Skip(DrafterSpec):
 
     def __str__(self) -> str:
         skipped = format_sublayer_count(len(self.attn) + len(self.mlp))
-        beside = f", {self.siblings}" if self.siblings else ""
-        return f"skip {skipped}, {self.exit}, up to {self.draft_length}{beside}"
+        siblings = f", {self.siblings}" if self.siblings else ""
+        return f"skip {skipped}, {self.exit}, up to {self.draft_length}{siblings}"
 
 
 def sorted_unique(layers: tuple[int, ...]) -> tuple[int, ...]:

@@ -172,8 +172,8 @@ def _check_rounded(
 ) -> NativeAdapter:
     """Build a model, after a check without the rounding of int8 activations.
 
-    In int8, a difference in the last bit may round an input to another number, so that a wrong
-    weight would not stand out. int16 runs the same kernels, and comes close to unrounded inputs.
+    In int8, a difference in the last bit may round an input to another number, which would
+    hide a wrong weight. int16 runs the same kernels, and comes close to unrounded inputs.
     Raises: ModelError if it computes something else than `checked_model()`; MemoryError.
     """
     from skipsearch.models.stored_checks import check_engine  # which imports transformers

@@ -311,7 +311,7 @@ class PanelPacker:
 
 
 def _iter_runs(panels: PanelLinear) -> Any:
-    """Yield (first panel, end, kind, outputs [panels, PANEL_ROWS], memory) of panels of one kind."""
+    """Yield (first panel, end, kind, outputs [panels, PANEL_ROWS], memory) of each kind."""
     outputs = panel_outputs(panels.shape[0], panels.interleave)
     first = offset = 0
     for kind, run in groupby(panels.kinds):

@@ -163,5 +163,6 @@ def _refuse_surrogates(text: str) -> None:
             else f"U+{code:04X}, half of a character"
         )
         raise ModelError(
-            f"the text has {problem}, at position {error.start}: write it in UTF-8, or leave that out"
+            f"the text has {problem}, at position {error.start}: "
+            "write it in UTF-8, or leave that out"
         ) from None

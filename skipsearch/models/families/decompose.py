@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from skipsearch.errors import ModelError
-from skipsearch.models.families.table import Family, PieceLocator
+from skipsearch.models.families.table import Family, ModulePath
 
-PieceFunction = Callable[..., Any]
+ModuleFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class SubLayer:
     residual is parallel.
     """
 
-    run: PieceFunction  # the attention or the MLP itself
-    norm: PieceFunction | None
-    post_norm: PieceFunction | None  # of the branch, before it is added
-    sum_norm: PieceFunction | None  # of the sum
+    run: ModuleFunction  # the attention or the MLP itself
+    norm: ModuleFunction | None
+    post_norm: ModuleFunction | None  # of the branch, before it is added
+    sum_norm: ModuleFunction | None  # of the sum
     scale: float | None  # of the branch
 
     def apply_norm(self, x: Tensor) -> Tensor:
@@ -89,12 +89,12 @@ class LayerKind:
 class ModelParts:
     """The parts of a model in the order of a pass."""
 
-    embed_steps: list[PieceFunction]  # from token ids to hidden states, without learned positions
-    positions: PieceFunction | None  # learned position embeddings
-    rotary: PieceFunction | None
+    embed_steps: list[ModuleFunction]  # from token ids to hidden states, without learned positions
+    positions: ModuleFunction | None  # learned position embeddings
+    rotary: ModuleFunction | None
     layers: list[Layer]
     kinds: list[LayerKind]  # of each layer
-    head_steps: list[PieceFunction]  # from hidden states to logits; the first is the final norm
+    head_steps: list[ModuleFunction]  # from hidden states to logits; the first is the final norm
 
 
 def decompose_model(model: nn.Module, family: Family) -> ModelParts:
@@ -109,20 +109,20 @@ def decompose_model(model: nn.Module, family: Family) -> ModelParts:
             for module, device in zip(modules, devices, strict=True)
         ]
         embed_steps = [
-            _locate_piece(family.embed, model),
+            _find_module(family.embed, model),
             _make_multiply(config, family.embed_scale_key),
-            _locate_piece(family.embed_project, model),
+            _find_module(family.embed_project, model),
         ]
         head_steps = [
-            _locate_piece(family.norm, model),
-            _locate_piece(family.head_project, model),
-            _locate_piece(family.head, model),
+            _find_module(family.norm, model),
+            _find_module(family.head_project, model),
+            _find_module(family.head, model),
             _make_multiply(config, family.logit_scale_key),
             _make_divide(config, family.logit_divisor_key),
             _make_softcap(config, family.logit_cap_key),
         ]
-        positions = _locate_piece(family.positions, model)
-        rotary = _locate_piece(family.rotary, model)
+        positions = _find_module(family.positions, model)
+        rotary = _find_module(family.rotary, model)
     except AttributeError as error:
         raise ModelError(
             f"this {config.model_type} model cannot be taken apart ({error}): give the "
@@ -150,10 +150,10 @@ def decompose_model(model: nn.Module, family: Family) -> ModelParts:
     return ModelParts(embed_steps, positions, rotary, layers, kinds, head_steps)
 
 
-def _locate_piece(part: PieceLocator | None, root: nn.Module) -> Any:
-    if part is None:
+def _find_module(path: ModulePath | None, root: nn.Module) -> Any:
+    if path is None:
         return None
-    return attrgetter(part)(root) if isinstance(part, str) else part(root)
+    return attrgetter(path)(root) if isinstance(path, str) else path(root)
 
 
 def _make_layer(
@@ -163,7 +163,7 @@ def _make_layer(
 
     def make_sublayer(kind: str) -> SubLayer:
         run, norm, post_norm, sum_norm = (
-            _locate_piece(getattr(family, kind + suffix), module)
+            _find_module(getattr(family, kind + suffix), module)
             for suffix in ("", "_norm", "_post_norm", "_sum_norm")
         )
         return SubLayer(run, norm, post_norm, sum_norm, scale)
@@ -189,24 +189,24 @@ def _config_value(config: Any, key: str | None) -> Any:
     return None if key is None else getattr(config, key, None)
 
 
-def _make_multiply(config: Any, key: str | None) -> PieceFunction | None:
+def _make_multiply(config: Any, key: str | None) -> ModuleFunction | None:
     factor = _config_value(config, key)
     return None if factor is None else lambda x: x * factor
 
 
-def _make_divide(config: Any, key: str | None) -> PieceFunction | None:
+def _make_divide(config: Any, key: str | None) -> ModuleFunction | None:
     divisor = _config_value(config, key)
     return None if divisor is None else lambda x: x / divisor
 
 
-def _make_softcap(config: Any, key: str | None) -> PieceFunction | None:
+def _make_softcap(config: Any, key: str | None) -> ModuleFunction | None:
     cap = _config_value(config, key)
     return None if cap is None else lambda x: torch.tanh(x / cap) * cap
 
 
-def _make_device_mover(piece: PieceFunction) -> PieceFunction:
-    """Return a function that moves its input to the device of `piece`, then runs it."""
-    if not isinstance(piece, nn.Module):
-        return piece
-    device = next(piece.parameters()).device
-    return lambda x: piece(x.to(device))
+def _make_device_mover(step: ModuleFunction) -> ModuleFunction:
+    """Return a function that moves its input to the device of `step`, then runs it."""
+    if not isinstance(step, nn.Module):
+        return step
+    device = next(step.parameters()).device
+    return lambda x: step(x.to(device))

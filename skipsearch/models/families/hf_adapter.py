@@ -68,8 +68,8 @@ class HFAdapter(UnmodifiedModel):
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         h = tokens
-        for piece in self._parts.embed_steps:
-            h = piece(h)
+        for step in self._parts.embed_steps:
+            h = step(h)
         if self._parts.positions is None:
             return h
         if positions is None:
@@ -99,8 +99,8 @@ class HFAdapter(UnmodifiedModel):
         )
 
     def head(self, h: Tensor) -> Tensor:
-        for piece in self._parts.head_steps:
-            h = piece(h)
+        for step in self._parts.head_steps:
+            h = step(h)
         return h
 
     def _get_attention_args(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from skipsearch.errors import ModelError
 
 # A dotted path, or a function that returns the module.
-PieceLocator = str | Callable[[nn.Module], Callable[[Tensor], Tensor]]
+ModulePath = str | Callable[[nn.Module], Callable[[Tensor], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -28,23 +28,23 @@ class Family:
     lack them.
     """
 
-    embed: PieceLocator = "model.embed_tokens"
-    embed_project: PieceLocator | None = None  # between embedding and layers of another width
-    positions: PieceLocator | None = None  # learned position embeddings: [B, T] int64 -> [B, T, H]
+    embed: ModulePath = "model.embed_tokens"
+    embed_project: ModulePath | None = None  # between embedding and layers of another width
+    positions: ModulePath | None = None  # learned position embeddings: [B, T] int64 -> [B, T, H]
     rotary: str | None = "model.rotary_emb"
     layers: str = "model.layers"
-    norm: PieceLocator | None = "model.norm"
-    head_project: PieceLocator | None = None
-    head: PieceLocator = "lm_head"
+    norm: ModulePath | None = "model.norm"
+    head_project: ModulePath | None = None
+    head: ModulePath = "lm_head"
 
     attn: str = "self_attn"
-    attn_norm: PieceLocator | None = "input_layernorm"
-    attn_post_norm: PieceLocator | None = None  # of the branch, before it is added
-    attn_sum_norm: PieceLocator | None = None  # of the sum of branch and residual
-    mlp: PieceLocator = "mlp"
-    mlp_norm: PieceLocator | None = "post_attention_layernorm"
-    mlp_post_norm: PieceLocator | None = None
-    mlp_sum_norm: PieceLocator | None = None
+    attn_norm: ModulePath | None = "input_layernorm"
+    attn_post_norm: ModulePath | None = None  # of the branch, before it is added
+    attn_sum_norm: ModulePath | None = None  # of the sum of branch and residual
+    mlp: ModulePath = "mlp"
+    mlp_norm: ModulePath | None = "post_attention_layernorm"
+    mlp_post_norm: ModulePath | None = None
+    mlp_sum_norm: ModulePath | None = None
 
     parallel: bool = False  # attention and MLP read the same h, and both outputs are added to it
     cache_argument: str = "past_key_values"  # the attention's name for the cache

@@ -182,8 +182,8 @@ class FusedAdapter:
 
     def head(self, h: Tensor) -> Tensor:
         logits = self.unembed(self.norm(h.reshape(-1, h.shape[-1]))).view(*h.shape[:-1], -1)
-        for piece in self.logit_steps:
-            logits = piece(logits)
+        for step in self.logit_steps:
+            logits = step(logits)
         return logits
 
     def get_pass_inputs(self, plan: PassPlan) -> PassInputs:

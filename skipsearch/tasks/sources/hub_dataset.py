@@ -104,9 +104,8 @@ def _read_rows(path: Path, file: str, source: HubSource, seed: int) -> list[Row]
         import datasets
     except ImportError as error:
         raise TaskError(
-            f"{location} is a parquet file, for which the library datasets is not installed; install "
-            "it, "
-            "or give a local .jsonl file"
+            f"{location} is a parquet file, for which the library datasets is not installed; "
+            "install it, or give a local .jsonl file"
         ) from error
     try:
         table = datasets.load_dataset("parquet", data_files=str(path), split="train")
@@ -116,8 +115,8 @@ def _read_rows(path: Path, file: str, source: HubSource, seed: int) -> list[Row]
         ]
     except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
         raise TaskError(
-            f"{location} is not readable as parquet ({_first_line(error)}); remove {path} and load it "
-            "again"
+            f"{location} is not readable as parquet ({_first_line(error)}); remove {path} and load "
+            "it again"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Mistakes: acceptance."""
+"""Bugs of acceptance."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ def p_and_q_swapped_in_the_rule_alone() -> Iterator[None]:
 
 @caught_by(check_acceptance)
 def residual_not_renormalised() -> Iterator[None]:
-    """torch.multinomial forgives it; any other way to draw would not, so it is the rule's own check
-    that has to see it.
-    """
+    """Only the check of the rule can see it: torch.multinomial accepts such a distribution."""
 
     def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
         if q is None:
@@ -102,7 +100,7 @@ def residual_replaced_by_p() -> Iterator[None]:
 
 @caught_by(check_acceptance)
 def residual_keeps_the_certain_token() -> Iterator[None]:
-    """A one-hot draft is handled as if it had no distribution at all."""
+    """A one-hot draft is handled as if it had no distribution."""
     real = acceptance.residual
     with patch.object(
         acceptance, "residual", lambda p, q, token: p if q is None else real(p, q, token)

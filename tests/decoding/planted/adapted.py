@@ -1,4 +1,4 @@
-"""Mistakes: drafts with weights of their own."""
+"""Bugs of drafts with trained weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trained_weights_verify() -> Iterator[None]:
 
 @caught_by(check_adapted_drafts)
 def trained_weights_are_never_used() -> Iterator[None]:
-    """Lossless, and for nothing: the draft runs the model's own weights."""
+    """Decoding is lossless but gains nothing: the draft uses the model's own weights."""
     with patch.object(
         OnModelSession, "draft", lambda self, ctx, most: self.session.draft(ctx, most)
     ):

@@ -1,4 +1,4 @@
-"""Mistakes of decoders that decode several requests side by side."""
+"""Bugs of decoders that decode several requests at once."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def seed_of_the_request_before() -> Iterator[None]:
 
 @caught_by(check_batch)
 def one_length_for_all_rows() -> Iterator[None]:
-    """Where one row accepts more, all lengths move."""
+    """If one row accepts more tokens, the lengths of all rows change."""
 
     def moved(self: RowCache, length: int) -> None:
         self.shared_cache.length = length
@@ -88,7 +88,7 @@ def one_length_for_all_rows() -> Iterator[None]:
 
 @caught_by(check_batch)
 def longest_row_shown_to_all() -> Iterator[None]:
-    """Every row sees as many keys as the longest: zeros, or what an earlier request left."""
+    """Every row sees as many keys as the longest: zeros, or K/V of an earlier request."""
     real = batched_pass.batch_plans
 
     def plan(plans: Sequence[PassPlan | None], spare: int, device: torch.device) -> PassPlan:
@@ -138,9 +138,7 @@ def trees_of_a_batch_seen_as_chains() -> Iterator[None]:
 
 @caught_by(check_batch)
 def answers_handed_out_in_another_order() -> Iterator[None]:
-    """Logits go to the rows in the order in which they asked, and not by their place in the
-    pass.
-    """
+    """Rows get logits in the order of their requests, and not by their place in the pass."""
     real = batched_pass.run_batched
 
     def together(wanted: Sequence[PassRequest]) -> list[Any]:
@@ -152,9 +150,7 @@ def answers_handed_out_in_another_order() -> Iterator[None]:
 
 @caught_by(check_batch)
 def scores_of_all_asked_for_by_one() -> Iterator[None]:
-    """A greedy row that drafts beside a sampled one gets its draft from the sampled one's
-    distribution.
-    """
+    """A greedy row next to a sampled one drafts from the distribution of the sampled one."""
     with patch.object(
         PassRequest,
         "group_key",
@@ -196,7 +192,7 @@ def row_cache_grown_without_what_was_there() -> Iterator[None]:
 
 @caught_by(check_batch)
 def view_of_the_cache_that_was() -> Iterator[None]:
-    """A row that was moved still reads and writes where it stood."""
+    """A row that was moved still reads and writes its old slots."""
     real = SharedCache.move_row
 
     def move(self: SharedCache, row: RowCache, to: int) -> None:
@@ -210,7 +206,7 @@ def view_of_the_cache_that_was() -> Iterator[None]:
 
 @caught_by(check_passes_of_a_batch)
 def row_that_has_ended_still_drafts() -> Iterator[None]:
-    """Its last pass is run again beside those of the others."""
+    """The last pass of a row that has ended runs again with those of the others."""
     last: dict[RunningRequest, PassRequest] = {}
     real = batch._run_next_group
 
@@ -241,7 +237,7 @@ def dropped_row_goes_on() -> Iterator[None]:
 
 @caught_by(check_batch)
 def stale_tail_of_a_rows_prefix() -> Iterator[None]:
-    """What an earlier request left is copied into a row as if all of it were the prompt's."""
+    """All K/V that an earlier request left are copied into a row as if they were of its prompt."""
     with patch.object(
         PrefixCache, "count_shared", lambda self, prompt: min(len(self.tokens), len(prompt) - 1)
     ):
@@ -250,7 +246,7 @@ def stale_tail_of_a_rows_prefix() -> Iterator[None]:
 
 @caught_by(check_batch_of_lookups)
 def lookups_of_one_row_answered_by_another() -> Iterator[None]:
-    """The index over a request's own text is that of the request that joined last."""
+    """The index over a request's text is that of the request that joined last."""
     real = LookupSession.begin
     indexes: list[Any] = []
 
@@ -265,7 +261,7 @@ def lookups_of_one_row_answered_by_another() -> Iterator[None]:
 
 @caught_by(check_batch_of_windows)
 def window_of_the_first_row_for_all() -> Iterator[None]:
-    """How far back a row sees is counted from where another one stands."""
+    """The window of a row is counted from the position of another one."""
     real = attention_masks.with_window
 
     def windowed(plan: PassPlan, window: int | None) -> Tensor | None:
@@ -288,7 +284,7 @@ def window_left_out_of_joined_passes() -> Iterator[None]:
 
 @caught_by(check_batch_of_kangaroos)
 def adapters_kv_of_another_row() -> Iterator[None]:
-    """One cache for the adapter, whoever drafts."""
+    """One cache of the adapter serves all requests."""
     caches: dict[int, KVCache] = {}
     real = EarlyExitDraft.new_cache
 
@@ -301,7 +297,7 @@ def adapters_kv_of_another_row() -> Iterator[None]:
 
 @caught_by(check_batch_of_clasps)
 def one_mask_for_all_rows() -> Iterator[None]:
-    """The mask that any request chose last is in force in all."""
+    """The mask that any request chose last is used by all."""
     latest = [SkipMask(1)]
     chosen, real = DynamicMaskSession._set_mask, DynamicMaskSession.draft
 
@@ -322,7 +318,7 @@ def one_mask_for_all_rows() -> Iterator[None]:
 
 @caught_by(check_owners)
 def prompt_shared_with_everybody() -> Iterator[None]:
-    """Who sends what another one is just asking gets its first token sooner, and knows."""
+    """A user who sends another user's prompt gets the first token sooner, and can notice it."""
     real = BatchCache.copy_shared_prefix
     with patch.object(
         BatchCache,
@@ -334,7 +330,7 @@ def prompt_shared_with_everybody() -> Iterator[None]:
 
 @caught_by(check_owners)
 def prompt_of_another_taken_whole() -> Iterator[None]:
-    """K/V of a row's prompt are taken without a look at where the two part."""
+    """K/V of a row's prompt are copied without a check where the two prompts differ."""
     with patch.object(
         batch_cache, "common_prefix_length", lambda one, other: min(len(one), len(other))
     ):

@@ -1,4 +1,4 @@
-"""Mistakes: the cache."""
+"""Bugs of the cache."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from .register import caught_by
 
 
 def check_greedy_on_padded_passes() -> None:
-    """A pass may look at a whole block of slots, hidden ones and never written ones among them, and
-    change nothing.
+    """Check passes that see a whole block of slots, hidden and unwritten ones included.
+
+    They must change nothing.
     """
     world = tiny_model_and_reference()  # loaded as ever: the check at load plans its passes itself
     with padded_passes():
@@ -30,9 +31,7 @@ def check_greedy_on_padded_passes() -> None:
 
 @caught_by(check_greedy_on_padded_passes)
 def nan_left_in_an_unwritten_slot() -> Iterator[None]:
-    """Buffers from torch.empty: what no pass has written may be NaN, and a masked NaN is still a
-    NaN.
-    """
+    """Buffers are not zeroed: an unwritten slot may be NaN, and a masked NaN is still NaN."""
     real = KVCache.write
 
     def write(
@@ -52,9 +51,7 @@ def nan_left_in_an_unwritten_slot() -> Iterator[None]:
 
 @caught_by(check_greedy)
 def stale_kv_at_accepted_positions() -> Iterator[None]:
-    """The verify pass does not overwrite what the draft wrote: accepted tokens keep the draft's
-    K/V.
-    """
+    """The verify pass does not overwrite the draft's K/V: accepted tokens keep them."""
     real = KVCache.write
 
     def write(
@@ -79,7 +76,7 @@ def stale_kv_at_accepted_positions() -> Iterator[None]:
 
 @caught_by(check_greedy)
 def full_model_kv_missing() -> Iterator[None]:
-    """The verify pass leaves no K/V behind in the attention layers that the draft skips."""
+    """The verify pass writes no K/V in the attention layers that the draft skips."""
     real = KVCache.write
 
     def write(
@@ -98,7 +95,7 @@ def full_model_kv_missing() -> Iterator[None]:
 
 @caught_by(check_greedy)
 def length_advanced_past_what_stands() -> Iterator[None]:
-    """The bonus token counts as committed, but nobody has written its K/V yet."""
+    """The bonus token counts as committed, but its K/V are not written yet."""
     real = loop.DecodeLoop._run_round
 
     def advanced(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
@@ -112,9 +109,7 @@ def length_advanced_past_what_stands() -> Iterator[None]:
 
 @caught_by(check_greedy)
 def rejected_tokens_stay_visible() -> Iterator[None]:
-    """The cache is not rolled back: length moves over every verified token, rejected ones
-    included.
-    """
+    """The cache is not rolled back: its length grows by every verified token, rejected ones too."""
     real = loop.DecodeLoop._run_round
 
     def kept(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Mistakes: masks chosen while decoding."""
+"""Bugs of masks chosen while decoding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .register import caught_by
 
 @caught_by(check_clasp)
 def token_that_is_planned_for_sees_itself_twice() -> Iterator[None]:
-    """The committed slot of the token is visible beside the row that stands in its place."""
+    """The committed slot of the token is visible together with the row in its place."""
     real = Planner.plan_replay
     with patch.object(
         Planner,
@@ -59,7 +59,7 @@ def states_of_a_plan_see_each_other() -> Iterator[None]:
 
 @caught_by(check_clasp)
 def plan_from_a_rejected_row() -> Iterator[None]:
-    """The states are those of the last row of the verify pass, whether it stood or not."""
+    """The states are those of the last row of the verify pass, also if it was rejected."""
     real = CLaSpPolicy._plan_mask
 
     def planned(self: CLaSpPolicy, ctx: DecodeContext, row: int) -> Any:
@@ -71,7 +71,7 @@ def plan_from_a_rejected_row() -> Iterator[None]:
 
 @caught_by(check_clasp)
 def plan_that_is_late() -> Iterator[None]:
-    """A plan is made one round after it is due."""
+    """A plan is made one round late."""
     real = CLaSpPolicy.next_mask
 
     def following(self: CLaSpPolicy, ctx: DecodeContext, path: Sequence[int]) -> Any:
@@ -133,7 +133,7 @@ def mask_of_the_request_before() -> Iterator[None]:
 
 @caught_by(check_asd)
 def generated_tokens_in_the_mean() -> Iterator[None]:
-    """The cosines of the text written so far move the mask, which is to be the prompt's alone."""
+    """The cosines of the generated text change the mask, which must depend on the prompt alone."""
     real = ASDPolicy.tap
 
     def tap(self: ASDPolicy, *of_the_pass: Any) -> Any:
@@ -149,9 +149,7 @@ def generated_tokens_in_the_mean() -> Iterator[None]:
 
 @caught_by(check_clasp)
 def states_of_the_thinned_model() -> Iterator[None]:
-    """The plan aims at what the model makes under the mask of the plan before, and not at what the
-    full model makes.
-    """
+    """The plan compares with the model under the previous mask, and not with the full model."""
     real, skipped = dynamic_program.solve_one_token, list[Any]()
 
     def solve(states: Tensor, steps: Any, run: Any, count: int) -> Any:
@@ -172,14 +170,14 @@ def states_of_the_thinned_model() -> Iterator[None]:
 
 @caught_by(check_swift_as_published)
 def latest_tokens_judged_as_published() -> Iterator[None]:
-    """The published rule reads the first tokens behind the prompt."""
+    """The published rule reads the first tokens after the prompt."""
     with patch.object(SWIFTPolicy, "_score_first", SWIFTPolicy._score_recent):
         yield
 
 
 @caught_by(check_swift_as_published)
 def mask_at_the_start_judged_as_published() -> Iterator[None]:
-    """The published search has no score of the mask that it starts with."""
+    """The published search has no score of its first mask."""
     real = SWIFTPolicy._run_trial
 
     def tried(self: SWIFTPolicy, ctx: DecodeContext) -> None:
@@ -197,7 +195,7 @@ def mask_at_the_start_judged_as_published() -> Iterator[None]:
 
 @caught_by(check_asd)
 def padding_in_the_mean() -> Iterator[None]:
-    """Rows that only fill a pass up count as prompt."""
+    """Rows that only pad a pass count as prompt."""
     real = ASDPolicy.tap
 
     def tap(self: ASDPolicy, model: Any, cache: KVCache, plan: PassPlan, rows: int) -> Any:
@@ -209,7 +207,7 @@ def padding_in_the_mean() -> Iterator[None]:
 
 @caught_by(check_swift)
 def tried_tokens_see_each_other() -> Iterator[None]:
-    """Masks are judged with the draft's own K/V in the place of the full model's."""
+    """Masks are judged with the draft's own K/V instead of the full model's."""
     real = Planner.plan_replay
     with patch.object(
         Planner,
@@ -223,7 +221,7 @@ def tried_tokens_see_each_other() -> Iterator[None]:
 
 @caught_by(check_choosing)
 def trial_written_over_the_text() -> Iterator[None]:
-    """The rows of a trial are written to the slots that they stand for."""
+    """The rows of a trial are written to the slots of the text."""
     real = Planner.plan_replay
 
     def anchored(
@@ -238,7 +236,7 @@ def trial_written_over_the_text() -> Iterator[None]:
 
 @caught_by(check_choosing)
 def mask_changed_within_a_round() -> Iterator[None]:
-    """A mask is chosen while a draft is under way, and its K/V are taken for the full model's."""
+    """A mask is chosen within a draft, and its K/V are taken for the full model's."""
     real = DynamicMaskSession.committed
 
     def committed(self: DynamicMaskSession, ctx: DecodeContext, path: Sequence[int]) -> None:

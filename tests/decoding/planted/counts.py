@@ -1,4 +1,4 @@
-"""Mistakes: drafting and counting."""
+"""Bugs of drafting and counting."""
 
 from __future__ import annotations
 

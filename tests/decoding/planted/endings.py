@@ -1,4 +1,4 @@
-"""Mistakes: the end of a generation."""
+"""Bugs of the end of a generation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def one_token_too_many() -> Iterator[None]:
 
 @caught_by(check_endings)
 def eos_inside_a_round_does_not_cut_it() -> Iterator[None]:
-    """The end is looked for, but only after a whole round has been emitted."""
+    """The end is found only after a whole round has been emitted."""
     left = [
         1
     ]  # tokens of the round that are still to be pushed; the prefill's own is a round of one

@@ -1,4 +1,4 @@
-"""Mistakes: caches that grow."""
+"""Bugs of caches that grow."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ def nan_in_the_slots_that_came_later() -> Iterator[None]:
 
 @caught_by(check_growing_caches)
 def only_what_is_committed_is_copied() -> Iterator[None]:
-    """A cache that grows between two steps of a draft forgets the steps before: what a verify pass
-    resumes from, or the draft itself.
+    """A cache that grows between two draft steps loses the earlier steps.
+
+    A verify pass resumes from them, or the draft itself does.
     """
     real = KVCache.get_buffers
 
@@ -67,9 +68,7 @@ def only_what_is_committed_is_copied() -> Iterator[None]:
 
 @caught_by(check_growing_sessions)
 def a_smaller_cache_that_counts_what_it_lost() -> Iterator[None]:
-    """A cache that shrinks loses the end of what was committed, and its length says nothing of
-    it.
-    """
+    """A cache that shrinks loses the last committed tokens, and its length still counts them."""
     real = KVCache.shrink
     with patch.object(KVCache, "shrink", lambda self, slots: real(self, slots // 2)):
         yield
@@ -77,7 +76,7 @@ def a_smaller_cache_that_counts_what_it_lost() -> Iterator[None]:
 
 @caught_by(check_growing_batches)
 def rows_that_keep_the_smaller_buffers() -> Iterator[None]:
-    """The shared cache grows, and its rows read and write where it was."""
+    """The shared cache grows, and its rows still read and write the old buffers."""
     with patch.object(
         shared_cache.SharedCache,
         "_refresh_views",
@@ -102,7 +101,7 @@ def row_that_leaves_without_its_kv() -> Iterator[None]:
 
 @caught_by(check_leaving_rows)
 def row_that_left_still_takes_part() -> Iterator[None]:
-    """Its passes are joined with the others', in a row that is another request's by now."""
+    """Its passes join those of the others, in a row that now belongs to another request."""
     real = RowCache.can_join
 
     def joins(self: RowCache, *asked: Any) -> bool:

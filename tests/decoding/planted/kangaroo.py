@@ -1,4 +1,4 @@
-"""Mistakes: kangaroo."""
+"""Bugs of kangaroo."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from .register import caught_by
 
 @caught_by(check_kangaroo_drafts)
 def adapter_does_not_catch_up() -> Iterator[None]:
-    """The last token of a round that was accepted whole, and what other drafters brought, never
-    reach the adapter's cache.
+    """Some tokens never reach the adapter's cache.
+
+    These are the last token of a wholly accepted round, and the tokens of other drafters.
     """
     real = ResumingSession._pending_features
 
@@ -37,9 +38,7 @@ def adapter_does_not_catch_up() -> Iterator[None]:
 
 @caught_by(check_kangaroo_drafts)
 def adapter_is_not_rolled_back() -> Iterator[None]:
-    """What the adapter wrote for rejected tokens is taken for that of the tokens in their
-    places.
-    """
+    """The adapter's K/V of rejected tokens are taken for those of the tokens in their places."""
     yield from _not_rolled_back()
 
 
@@ -56,9 +55,7 @@ def _not_rolled_back() -> Iterator[None]:
 
 @caught_by(check_kangaroo_drafts)
 def rows_of_rejected_tokens_are_kept() -> Iterator[None]:
-    """The adapter reads the states of all rows of a verify pass, those of tokens that fell
-    included.
-    """
+    """The adapter reads the states of all rows of a verify pass, rejected tokens included."""
 
     def committed(self: ResumingSession, ctx: DecodeContext, path: Sequence[int]) -> None:
         states = torch.cat(self._tapped, dim=1)
@@ -72,7 +69,7 @@ def rows_of_rejected_tokens_are_kept() -> Iterator[None]:
 
 @caught_by(check_kangaroo_drafts)
 def verification_resumes_from_stale_rows() -> Iterator[None]:
-    """The rows that a draft hands over are those of the round before."""
+    """A draft passes on the rows of the round before."""
     real, kept = ResumingSession._attach_partial_pass, dict[tuple[int, ...], Tensor]()
 
     def resuming(self: ResumingSession, draft: Draft, reached: Tensor) -> Draft:
@@ -105,7 +102,7 @@ def verification_resumes_a_layer_too_late() -> Iterator[None]:
 
 @caught_by(check_kangaroo_siblings)
 def siblings_skip_the_layers_below_the_exit() -> Iterator[None]:
-    """Rows that no draft pass went through take a row in their place that one did."""
+    """A row without a draft pass gets the row of another token that had one."""
     real = loop.resume_pass
 
     def resumed(model: Any, hidden: Tensor, first: int, rest: Tensor, *arguments: Any) -> Tensor:
@@ -117,7 +114,7 @@ def siblings_skip_the_layers_below_the_exit() -> Iterator[None]:
 
 @caught_by(check_kangaroo_passes)
 def verification_begins_at_layer_0() -> Iterator[None]:
-    """Right tokens, and the work below the exit done twice."""
+    """Tokens are right, but the layers below the exit run twice."""
     with patch.object(ResumingSession, "_attach_partial_pass", lambda self, draft, reached: draft):
         yield
 
@@ -146,7 +143,7 @@ def final_norm_in_the_place_of_the_adapters() -> Iterator[None]:
 
 @caught_by(check_kangaroo_drafts)
 def both_norms_before_the_head() -> Iterator[None]:
-    """The adapter's norm, and the model's final norm behind it."""
+    """The adapter's norm is followed by the model's final norm."""
 
     def head(self: EarlyExitDraft, h: Tensor) -> Tensor:
         [own] = weight_overlay.get_final_norm(self.adapter).values()
@@ -163,7 +160,7 @@ def adapter_keeps_what_it_wrote_of_rejected_tokens() -> Iterator[None]:
 
 @caught_by(check_kangaroo_committed)
 def draft_writes_a_slot_too_early() -> Iterator[None]:
-    """The layers below the exit write over the last committed token."""
+    """The layers below the exit overwrite the last committed token."""
     real = ResumingSession._compute_features
 
     def features(self: ResumingSession, token: Tensor, ctx: DecodeContext, slot: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Mistakes: recipes."""
+"""Bugs of recipes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .register import caught_by
 
 @caught_by(check_lookup)
 def lookup_one_place_off() -> Iterator[None]:
-    """What is proposed starts one token behind the one that followed the match."""
+    """The proposal starts one token after the one that followed the match."""
     real = SuffixIndex.longest_match
 
     def match(self: SuffixIndex) -> Match | None:
@@ -40,8 +40,9 @@ def lookup_one_place_off() -> Iterator[None]:
 
 @caught_by(check_lookup)
 def lookup_across_requests() -> Iterator[None]:
-    """One index for all requests of a drafter: what one user wrote speeds up, and so betrays itself
-    to, another.
+    """One index serves all requests of a drafter.
+
+    A user's text speeds up the requests of another user, who can notice it.
     """
     real = LookupDrafter.new_session
 
@@ -56,7 +57,7 @@ def lookup_across_requests() -> Iterator[None]:
 
 @caught_by(check_lookup)
 def answers_remembered_unasked() -> Iterator[None]:
-    """Every decoder keeps a memory: one user's answers speed up another's requests."""
+    """Every decoder has a memory: the answers of one user speed up the requests of another."""
     real = DecodeLoop.__init__
 
     def init(self: DecodeLoop, *args: Any) -> None:
@@ -69,7 +70,7 @@ def answers_remembered_unasked() -> Iterator[None]:
 
 @caught_by(check_memory)
 def memory_reaches_into_the_next_answer() -> Iterator[None]:
-    """Nothing stands between two answers of the memory."""
+    """Nothing separates two answers in the memory."""
 
     def add(self: AnswerMemory, answer: Sequence[int]) -> None:
         self._index.extend(answer)
@@ -80,7 +81,7 @@ def memory_reaches_into_the_next_answer() -> Iterator[None]:
 
 @caught_by(check_lookup)
 def pending_token_not_looked_up() -> Iterator[None]:
-    """The index lags one token behind the text, so what it proposes belongs one place earlier."""
+    """The index is one token late, so its proposal belongs one position earlier."""
     real = LookupSession.draft
 
     def draft(self: LookupSession, ctx: DecodeContext, most: int) -> Draft | None:
@@ -106,7 +107,7 @@ def rejected_tokens_enter_the_index() -> Iterator[None]:
 
 @caught_by(check_greedy)
 def guard_that_loses_a_token() -> Iterator[None]:
-    """While a drafter rests, its round is left out instead of being a plain one."""
+    """While a drafter rests, its round is left out and not replaced by a plain one."""
     real = loop.DecodeLoop._run_round
 
     def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
@@ -120,7 +121,7 @@ def guard_that_loses_a_token() -> Iterator[None]:
 
 @caught_by(check_guard)
 def guard_shared_by_requests() -> Iterator[None]:
-    """What one request taught the guard is held against the next one."""
+    """The guard's counts of one request affect the next one."""
     kept: list[Guard] = []
 
     def guard(prices: Any) -> Guard:
@@ -133,7 +134,7 @@ def guard_shared_by_requests() -> Iterator[None]:
 
 @caught_by(check_guard)
 def guard_told_of_nobody() -> Iterator[None]:
-    """Rounds are weighed as if nobody had drafted, so nobody ever rests."""
+    """Rounds count as if nothing was drafted, so no drafter ever rests."""
     real = Guard.record_round
 
     def passed(
@@ -147,7 +148,7 @@ def guard_told_of_nobody() -> Iterator[None]:
 
 @caught_by(check_certain_sampling)
 def certain_token_kept_whatever_its_chance() -> Iterator[None]:
-    """A looked-up token counts as drawn from p itself, so it always stands."""
+    """A looked-up token counts as drawn from p itself, so it is always accepted."""
     real = acceptance.accept_sampled
 
     def accept(

@@ -1,4 +1,4 @@
-"""Mistakes: recurrent layers."""
+"""Bugs of recurrent layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .register import caught_by
 
 @caught_by(check_recurrent)
 def recurrent_state_not_restored() -> Iterator[None]:
-    """What a rejected draft changed in a state stays changed."""
+    """A rejected draft's changes of a state remain."""
     real = RecurrentCache.begin_pass
 
     def begin(self: RecurrentCache, start: int, mask: Any) -> StateAt | None:
@@ -28,9 +28,7 @@ def recurrent_state_not_restored() -> Iterator[None]:
 
 @caught_by(check_recurrent)
 def riding_rows_counted_twice() -> Iterator[None]:
-    """Tokens that rode along with a pass, and are in the states that it kept, ride along with the
-    next one too.
-    """
+    """Tokens that were added to a pass, and are in its states, are added to the next one too."""
     real = RecurrentCache.end_full_pass
 
     def passed(self: RecurrentCache, start: int, kept: Any, latest: StateAt) -> None:
@@ -45,7 +43,7 @@ def riding_rows_counted_twice() -> Iterator[None]:
 
 @caught_by(check_recurrent)
 def states_of_a_draft_verify() -> Iterator[None]:
-    """A verify pass goes on from where a draft's states happen to stand."""
+    """A verify pass continues from the states of the draft."""
     real = RecurrentCache.begin_pass
 
     def begin(self: RecurrentCache, start: int, mask: Any) -> StateAt | None:
@@ -59,14 +57,14 @@ def states_of_a_draft_verify() -> Iterator[None]:
 
 @caught_by(check_recurrent)
 def states_shared_and_not_copied() -> Iterator[None]:
-    """A draft changes the very states that verification goes on from."""
+    """A draft changes the same states from which verification continues."""
     with patch("skipsearch.models.generic.recurrent.clone_state", lambda state: state):
         yield
 
 
 @caught_by(check_growing_recurrent)
 def tokens_left_behind_in_a_small_cache() -> Iterator[None]:
-    """A cache that grows keeps K/V and states, and not the tokens that are to ride along."""
+    """A cache that grows keeps K/V and states, but not the tokens to add to the next pass."""
     real = RecurrentCache._set_capacity
 
     def set_capacity(self: RecurrentCache, capacity: int) -> None:

@@ -1,4 +1,4 @@
-"""How a planted mistake is entered, and the check that finds it."""
+"""The register of planted bugs, each with the check that finds it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ BUGS: dict[str, tuple[Callable[[], AbstractContextManager[None]], Check]] = {}
 def caught_by(
     check: Check,
 ) -> Callable[[Callable[[], Iterator[None]]], Callable[[], AbstractContextManager[None]]]:
-    """Enter a mistake in `BUGS` as one that `check` finds. The decorated generator plants it,
-    yields, and takes it back.
+    """Add a bug to `BUGS` as one that `check` finds.
+
+    The decorated generator plants the bug, yields, and removes it.
     """
 
     def register(plant: Callable[[], Iterator[None]]) -> Callable[[], AbstractContextManager[None]]:

@@ -1,4 +1,4 @@
-"""Mistakes: s3d."""
+"""Bugs of s3d."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_s3d_law() -> None:
 
 @caught_by(check_s3d_drafts)
 def changes_for_drafting_verify() -> Iterator[None]:
-    """The low-rank changes are put into the model itself, so that verification runs them too."""
+    """The low-rank updates are added to the model itself, so that verification uses them too."""
     real = loop.DecodeLoop._run_full_model
 
     def full(self: loop.DecodeLoop, *arguments: Any, **options: Any) -> Any:
@@ -89,7 +89,7 @@ def nodes_of_a_tree_carry_the_distribution_of_another_depth() -> Iterator[None]:
 
 @caught_by(check_s3d_law)
 def rows_carry_the_distribution_of_another_depth() -> Iterator[None]:
-    """The tokens are right and the acceptance rule weighs them with another row's q."""
+    """The tokens are right, but the acceptance rule uses the q of another row."""
     real = S3DDrafter.draft
 
     def draft(self: S3DDrafter, ctx: DecodeContext, most: int) -> Draft | None:
@@ -106,8 +106,9 @@ def rows_carry_the_distribution_of_another_depth() -> Iterator[None]:
 
 @caught_by(check_s3d_names_tokens)
 def unknown_tokens_join_the_vocabulary() -> Iterator[None]:
-    """A head that shares its matrix with the embedding grows with it, so that the draft may name
-    what stands for an unknown token.
+    """A head that shares its matrix with the embedding grows with it.
+
+    So a draft may contain the marker of an unknown token.
     """
     real = S3DDrafter.draft
 
@@ -131,9 +132,7 @@ def unknown_tokens_join_the_vocabulary() -> Iterator[None]:
 
 @caught_by(check_s3d_committed)
 def kv_of_unknown_tokens_are_committed() -> Iterator[None]:
-    """What the draft pass wrote for rows whose token nobody knew takes the place of what
-    verification wrote for the tokens that stood.
-    """
+    """The draft pass's K/V of unknown tokens replace those of the verify pass."""
     real, wrote = S3DDrafter.draft, list[tuple[Tensor, int, Tensor]]()
 
     def draft(self: S3DDrafter, ctx: DecodeContext, most: int) -> Draft | None:

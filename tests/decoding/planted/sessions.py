@@ -1,4 +1,4 @@
-"""Mistakes: what one request leaves to the next."""
+"""Bugs of what one request leaves to the next."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from .register import caught_by
 
 @caught_by(check_prefixes)
 def stale_tail_of_a_session() -> Iterator[None]:
-    """What stood behind the shared tokens still counts as known, though another text follows them
-    now.
-    """
+    """Old K/V after the shared tokens still count as known, though another text follows now."""
     with patch.object(
         PrefixCache, "count_shared", lambda self, prompt: min(len(self.tokens), len(prompt) - 1)
     ):
@@ -26,9 +24,7 @@ def stale_tail_of_a_session() -> Iterator[None]:
 
 @caught_by(check_prefixes)
 def drafted_tokens_kept_by_a_session() -> Iterator[None]:
-    """A session stands for more than what was emitted: the token that is still pending has no
-    K/V.
-    """
+    """A session counts more than the committed tokens: the pending token has no K/V."""
     real = PrefixCache._retain
 
     def retain(self: PrefixCache, history: Sequence[int]) -> None:
@@ -42,7 +38,7 @@ def drafted_tokens_kept_by_a_session() -> Iterator[None]:
 
 @caught_by(check_prefixes)
 def another_sessions_prefix() -> Iterator[None]:
-    """The K/V of all sessions lies in one cache, while each remembers its own tokens."""
+    """The K/V of all sessions are in one cache, but each session has its own list of tokens."""
     caches: list[KVCache] = []
     real = PrefixCache.lease
 

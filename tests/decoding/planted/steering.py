@@ -1,4 +1,4 @@
-"""Mistakes: processed logits."""
+"""Bugs of processed logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .register import caught_by
 
 @caught_by(check_steering)
 def processors_asked_about_rejected_tokens() -> Iterator[None]:
-    """All rows of a verify pass are processed at once, behind drafts that may fall."""
+    """All rows of a verify pass are processed at once, after draft tokens that may be rejected."""
     real = ProcessedAcceptance.accept
 
     def accept(
@@ -60,7 +60,7 @@ def drafts_judged_by_unprocessed_logits() -> Iterator[None]:
 
 @caught_by(check_steering_ends)
 def processors_called_after_the_end() -> Iterator[None]:
-    """A round goes on to the end of its draft, though a token of it was the last."""
+    """A round continues to the end of its draft, though one of its tokens was the last."""
     real = ProcessedAcceptance._append_token
 
     def emit(self: ProcessedAcceptance, token: int, ends: Callable[[int], object]) -> None:

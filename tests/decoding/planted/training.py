@@ -1,4 +1,4 @@
-"""Mistakes: what drafts are trained on."""
+"""Bugs of what drafts are trained on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from .register import caught_by
 
 
 def _anchored(later: int = 0, together: bool = False) -> Iterator[None]:
-    """later: slots of the text that a row sees too many. together: rows see those of all groups
+    """Build a bug.
+
+    later: how many later slots of the text a row sees. together: rows see those of all groups
     before them.
     """
     real = Planner.plan_replay
@@ -46,7 +48,7 @@ def _anchored(later: int = 0, together: bool = False) -> Iterator[None]:
 
 @caught_by(check_s3d_rows)
 def anchors_of_s3d_see_later_text() -> Iterator[None]:
-    """A draft learns from the K/V of the very tokens that it is to name."""
+    """A draft learns from the K/V of the tokens that it must predict."""
     yield from _anchored(later=1)
 
 
@@ -57,7 +59,7 @@ def anchors_of_adapted_drafts_see_later_text() -> Iterator[None]:
 
 @caught_by(check_s3d_rows)
 def drafts_of_s3d_see_each_other() -> Iterator[None]:
-    """Later tokens attend to what earlier drafts wrote for tokens that they did not know."""
+    """Later tokens attend to what earlier drafts wrote for unknown tokens."""
     yield from _anchored(together=True)
 
 
@@ -68,7 +70,7 @@ def adapted_drafts_see_each_other() -> Iterator[None]:
 
 @caught_by(check_adapted_rows)
 def drafts_stand_where_their_rows_are() -> Iterator[None]:
-    """Positions count on behind the text, as slots do."""
+    """Positions continue after the text, as slots do."""
     real = Planner.plan_replay
 
     def anchored(self: Planner, start: int, *arguments: Tensor) -> PassPlan:
@@ -94,7 +96,7 @@ def targets_are_those_of_the_token_before() -> Iterator[None]:
 
 @caught_by(check_only_the_drafts_own_learns)
 def copies_share_the_models_weights() -> Iterator[None]:
-    """What learns is the model itself, so that verification runs other weights than were loaded."""
+    """Training changes the model itself, so that verification uses changed weights."""
     real = copy.deepcopy
     with patch.object(
         copy,

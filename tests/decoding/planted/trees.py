@@ -1,4 +1,4 @@
-"""Mistakes: trees."""
+"""Bugs of trees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .register import caught_by
 
 @caught_by(check_trees)
 def sibling_sees_its_sibling() -> Iterator[None]:
-    """A verify pass over a tree shows every row all rows before it, as in a chain."""
+    """In a verify pass over a tree, every row sees all rows before it, as in a chain."""
     real = Planner.plan_tree
 
     def tree(self: Planner, start: int, parents: Sequence[int]) -> PassPlan:
@@ -37,7 +37,7 @@ def sibling_sees_its_sibling() -> Iterator[None]:
 
 @caught_by(check_trees)
 def sibling_stands_where_its_slot_is() -> Iterator[None]:
-    """Positions count rows, so a sibling is turned by the angle of another place."""
+    """Positions count rows, so the rotary position of a sibling is wrong."""
     real = Planner.plan_tree
 
     def tree(self: Planner, start: int, parents: Sequence[int]) -> PassPlan:
@@ -50,14 +50,14 @@ def sibling_stands_where_its_slot_is() -> Iterator[None]:
 
 @caught_by(check_trees)
 def path_not_moved() -> Iterator[None]:
-    """The K/V of an accepted sibling stay where the tree had them."""
+    """The K/V of an accepted sibling stay in the slot that the tree used."""
     with patch.object(KVCache, "compact", lambda self, slots, start: None):
         yield
 
 
 @caught_by(check_trees)
 def length_advanced_by_rows() -> Iterator[None]:
-    """Siblings that fell count as committed."""
+    """Rejected siblings count as committed."""
     real = loop.DecodeLoop._run_round
 
     def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
@@ -72,7 +72,7 @@ def length_advanced_by_rows() -> Iterator[None]:
 
 @caught_by(check_trees)
 def any_sibling_of_a_right_token_stands() -> Iterator[None]:
-    """The descent takes the last child whenever one of the children is right."""
+    """Acceptance takes the last child if any of the children is right."""
     real = trees.accept_tree_greedy
 
     def accept(drafted: Tensor, parents: Sequence[int], logits: Tensor) -> tuple[list[int], int]:
@@ -88,8 +88,10 @@ def any_sibling_of_a_right_token_stands() -> Iterator[None]:
 
 @caught_by(check_trees)
 def padding_taken_for_a_token() -> Iterator[None]:
-    """Paths of a tree are padded to one length by a token, and the padding stands where the full
-    model chooses that very token, as in SWIFT's code."""
+    """Paths of a tree are padded to one length by a token, as in SWIFT's code.
+
+    The padding is accepted where the full model chooses that token.
+    """
     padding = 34  # which the texts of the check have
     real = trees.accept_tree_greedy
 
@@ -105,8 +107,9 @@ def padding_taken_for_a_token() -> Iterator[None]:
 
 @caught_by(check_tree_acceptance)
 def residual_over_a_little_more_than_its_sum() -> Iterator[None]:
-    """What is left of p is divided by its sum and a little, so that it is no distribution, as in
-    SWIFT's code.
+    """The rest of p is divided by slightly more than its sum, as in SWIFT's code.
+
+    So it is not a distribution.
     """
 
     def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
@@ -120,7 +123,7 @@ def residual_over_a_little_more_than_its_sum() -> Iterator[None]:
 
 @caught_by(check_tree_acceptance)
 def residual_against_the_first_q_again() -> Iterator[None]:
-    """A second sibling is weighed as if the first one could have been drawn once more."""
+    """A second sibling is judged as if the first one could have been drawn again."""
 
     def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
         return p if q is None else acceptance.residual(p, q, token)
@@ -131,9 +134,7 @@ def residual_against_the_first_q_again() -> Iterator[None]:
 
 @caught_by(check_tree_acceptance)
 def residual_against_another_branch() -> Iterator[None]:
-    """A rejected token is weighed by the distribution that the tokens of another branch were drawn
-    from.
-    """
+    """A rejected token is judged by the distribution of the tokens of another branch."""
     real = trees.accept_tree_sampled
 
     def accept(
@@ -151,7 +152,7 @@ def residual_against_another_branch() -> Iterator[None]:
 
 @caught_by(check_tree_sampling)
 def siblings_drawn_with_replacement() -> Iterator[None]:
-    """A sibling may be the token beside which it stands."""
+    """A sibling may be equal to the token that it is an alternative to."""
 
     def draw(self: TemperatureSampler, scored: DraftScores) -> tuple[Tensor, Tensor | None]:
         assert scored.probs is not None

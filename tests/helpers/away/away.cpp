@@ -1,4 +1,5 @@
-// A device "away" of the tests: its memory lies in the host's, its operators are those of the CPU, and tensors of the two never mix.
+// The device "away" of the tests, which imitates a GPU. Its memory is the host's and its operators
+// are the CPU's, but an operator refuses tensors of two devices.
 #include <torch/extension.h>
 
 #include <ATen/EmptyTensor.h>
@@ -21,8 +22,8 @@ namespace {
 
 constexpr auto AWAY = c10::DeviceType::PrivateUse1;
 const c10::Device HERE(AWAY, 0);
-int64_t fetched = 0;   // times that values were read off the device, which a GPU's host waits for
-thread_local bool inside = false;   // an operator, whose own copies are no such reading
+int64_t fetched = 0;  // how often the host read values of the device, for which it waits on a GPU
+thread_local bool inside = false;  // an operator runs; its own copies do not count as reads
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
@@ -30,12 +31,15 @@ struct Memory final : c10::Allocator {
     return {data, data, &c10::free_cpu, HERE};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &c10::free_cpu; }
-  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
 };
 Memory memory;
 REGISTER_ALLOCATOR(AWAY, &memory);
 
-struct Guard final : c10::impl::DeviceGuardImplInterface {   // one device, one stream, nothing to wait for
+// One device with one stream, so there is nothing to wait for.
+struct Guard final : c10::impl::DeviceGuardImplInterface {
   Guard() = default;
   explicit Guard(c10::DeviceType) {}
   c10::DeviceType type() const override { return AWAY; }
@@ -43,14 +47,21 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {   // one device, one 
   c10::Device getDevice() const override { return HERE; }
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::Stream getStream(c10::Device) const override { return c10::Stream(c10::Stream::DEFAULT, HERE); }
-  c10::Stream exchangeStream(c10::Stream) const override { return c10::Stream(c10::Stream::DEFAULT, HERE); }
+  c10::Stream getStream(c10::Device) const override {
+    return c10::Stream(c10::Stream::DEFAULT, HERE);
+  }
+  c10::Stream exchangeStream(c10::Stream) const override {
+    return c10::Stream(c10::Stream::DEFAULT, HERE);
+  }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
-struct Generator final : at::CPUGeneratorImpl {   // of the CPU's numbers
-  Generator() { device_ = HERE; key_set_ = c10::DispatchKeySet(c10::DispatchKey::PrivateUse1); }
+struct Generator final : at::CPUGeneratorImpl {  // of the CPU's numbers
+  Generator() {
+    device_ = HERE;
+    key_set_ = c10::DispatchKeySet(c10::DispatchKey::PrivateUse1);
+  }
 };
 
 void hand_over(at::CPUGeneratorImpl& from, at::CPUGeneratorImpl& to) {
@@ -63,7 +74,9 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::make_generator<Generator>(); }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override {
+    return at::make_generator<Generator>();
+  }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
     static const auto one = at::make_generator<Generator>();
     return one;
@@ -76,21 +89,31 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
 };
 
-at::Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>, std::optional<c10::Device>,
-                 std::optional<bool>, std::optional<c10::MemoryFormat> format) {
-  return at::detail::empty_generic(size, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype), format);
+at::Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype,
+                 std::optional<c10::Layout>, std::optional<c10::Device>, std::optional<bool>,
+                 std::optional<c10::MemoryFormat> format) {
+  return at::detail::empty_generic(size, &memory,
+                                   c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                   c10::dtype_or_default(dtype), format);
 }
 
-at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
+at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
+                         std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
                          std::optional<c10::Device>, std::optional<bool>) {
-  return at::detail::empty_strided_generic(size, stride, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype));
+  return at::detail::empty_strided_generic(size, stride, &memory,
+                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                           c10::dtype_or_default(dtype));
 }
 
-at::Tensor on_cpu(const at::Tensor& tensor) {   // the same memory, as a tensor of the CPU
+// Returns the same memory as a tensor of the CPU.
+at::Tensor on_cpu(const at::Tensor& tensor) {
   if (tensor.device().is_cpu()) return tensor;
   auto storage = tensor.storage();
-  return at::for_blob(tensor.numel() ? tensor.data_ptr() : nullptr, tensor.sizes()).strides(tensor.strides())
-      .options(tensor.options().device(c10::kCPU).requires_grad(false)).context(new c10::Storage(storage), [](void* kept) { delete static_cast<c10::Storage*>(kept); })
+  const auto release = [](void* owned) { delete static_cast<c10::Storage*>(owned); };
+  return at::for_blob(tensor.numel() ? tensor.data_ptr() : nullptr, tensor.sizes())
+      .strides(tensor.strides())
+      .options(tensor.options().device(c10::kCPU).requires_grad(false))
+      .context(new c10::Storage(storage), release)
       .make_tensor();
 }
 
@@ -111,31 +134,38 @@ at::Scalar item(const at::Tensor& tensor) {
   return at::_local_scalar_dense(on_cpu(tensor));
 }
 
-const at::Tensor& resized(const at::Tensor& self, c10::IntArrayRef size, std::optional<c10::MemoryFormat> format) {
+const at::Tensor& resized(const at::Tensor& self, c10::IntArrayRef size,
+                          std::optional<c10::MemoryFormat> format) {
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_sizes_contiguous(size);
   const size_t bytes = (self.numel() + self.storage_offset()) * self.itemsize();
-  if (bytes > self.storage().nbytes()) at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(self.storage(), bytes);
+  if (bytes > self.storage().nbytes())
+    at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(self.storage(), bytes);
   return self;
 }
 
-// Every other operator runs on the CPU, but refuses what a GPU refuses: tensors of two devices, other than single numbers and indices.
+// Runs every other operator on the CPU, but refuses what a GPU refuses: tensors of two devices,
+// except single numbers and indices.
 void elsewhere(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::string name = op.schema().name();
-  const bool indexed = name == "aten::index" || name == "aten::index_put_" || name == "aten::index_put" || name == "aten::_index_put_impl_";
+  const bool indexed = name == "aten::index" || name == "aten::index_put_" ||
+                       name == "aten::index_put" || name == "aten::_index_put_impl_";
   const auto& arguments = torch::jit::last(*stack, op.schema().arguments().size());
   std::optional<c10::Device> seen;
   const auto look = [&](const at::Tensor& tensor) {
     if (!tensor.defined() || (tensor.device().is_cpu() && tensor.dim() == 0) || indexed) return;
-    TORCH_CHECK(!seen || *seen == tensor.device(), "Expected all tensors to be on the same device, but found at least two devices, ", *seen,
-                " and ", tensor.device(), "! (", name, ")");
+    TORCH_CHECK(!seen || *seen == tensor.device(),
+                "Expected all tensors to be on the same device, but found at least two devices, ",
+                *seen, " and ", tensor.device(), "! (", name, ")");
     seen = tensor.device();
   };
   for (const auto& argument : arguments) {
     if (argument.isTensor()) look(argument.toTensor());
-    if (argument.isTensorList()) for (const at::Tensor& tensor : argument.toTensorVector()) look(tensor);
+    if (argument.isTensorList())
+      for (const at::Tensor& tensor : argument.toTensorVector()) look(tensor);
     if (argument.isList() && !argument.isTensorList())
-      for (const c10::IValue& each : argument.toListRef()) if (each.isTensor()) look(each.toTensor());
+      for (const c10::IValue& each : argument.toListRef())
+        if (each.isTensor()) look(each.toTensor());
   }
   // A generator of the CPU draws in the place of ours, from our state and back to it.
   Generator* ours = nullptr;
@@ -176,7 +206,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&elsewhere>()); }
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&elsewhere>());
+}
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("begin", [] { at::RegisterPrivateUse1HooksInterface(new Hooks); });

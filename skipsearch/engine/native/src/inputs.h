@@ -31,8 +31,8 @@ template <class T> inline void store_input(Input<T> *to, Vec<T> x) {
     else store(to, round_vec_to<T>(x));
 }
 
-// Rounds the inputs of one block to whole numbers up to `max_number`. Returns the scale. A NaN or an
-// infinite input makes the scale NaN or infinite, and so every product of the block.
+// Rounds the inputs of one block to whole numbers up to `max_number`. Returns the scale. A NaN or
+// an infinite input makes the scale NaN or infinite, and so every product of the block.
 inline float round_block(const FloatVec *x, int32_t max_number, int32_t *integers) {
     constexpr int VECS = GROUP_SIZE / LANES<float>;
     const IntVec magnitude_mask = IntVec{} + 0x7fffffff;

@@ -118,7 +118,8 @@ template <class T> void load_embedding(const Model &model, int64_t token, Acc<T>
     const T *row =
         model.embedding ? (const T *)model.embedding + token * model.hidden_size : nullptr;
     for (int64_t d = 0; d < model.hidden_size; ++d) {
-        const Acc<T> value = row ? to_acc(row[d]) : read_weight<T>(model.embedding_panels, token, d);
+        const Acc<T> value =
+            row ? to_acc(row[d]) : read_weight<T>(model.embedding_panels, token, d);
         to[d] = model.embed_scale == 1 ? value : round_to<T>(value * Acc<T>(model.embed_scale));
     }
 }
