@@ -33,9 +33,7 @@ class LlamaCpp:
     It runs on as many threads as torch uses. Its K/V are float16, llama.cpp's default.
     """
 
-    def __init__(
-        self, model: ModelAdapter, bits: int | None = None, gguf_file: Path | None = None
-    ):
+    def __init__(self, model: ModelAdapter, bits: int | None = None, gguf_file: Path | None = None):
         """Load the weights of a model.
 
         model: in Hugging Face's modules, unless there is a file.
@@ -51,12 +49,10 @@ class LlamaCpp:
                 f"{model.spec.id} has none there"
             )
         try:
-            import gguf  # noqa: F401
             import llama_cpp
         except ImportError:
             raise DecodeError(
-                "the system llama-cpp needs llama-cpp-python and gguf: pip install "
-                "'skipsearch[llama-cpp]'"
+                "the system llama-cpp needs llama-cpp-python: pip install 'skipsearch[llama-cpp]'"
             ) from None
         self.api: Any = llama_cpp
         self.bits = bits

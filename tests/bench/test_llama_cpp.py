@@ -8,6 +8,7 @@ import builtins
 from functools import cache
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -56,7 +57,6 @@ def test_its_passes_by_rows_are_timed() -> None:
 def test_a_file_holds_every_weight_in_the_order_of_llama_cpp(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
-    gguf = pytest.importorskip("gguf")
     model = new_hf_model("llama").to(dtype)
     write_gguf(model, tmp_path / "x.gguf")
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors}
@@ -78,7 +78,6 @@ def test_a_file_of_8_bits_holds_the_numbers_and_scales_of_the_engine_native(tmp_
     """Whatever reads the file gets the very weights that `native-8bit` computes with; an embedding
     of its own keeps its dtype.
     """
-    gguf = pytest.importorskip("gguf")
     shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     for name, kind in (("llama", "F32"), ("llama-tied", "Q8_0")):
         model = new_hf_model(name, **shape).float()
@@ -87,9 +86,7 @@ def test_a_file_of_8_bits_holds_the_numbers_and_scales_of_the_engine_native(tmp_
         assert found["token_embd.weight"].tensor_type.name == kind
         down = found["blk.1.ffn_down.weight"]
         mine = torch.from_numpy(gguf.quants.dequantize(down.data, down.tensor_type).copy())
-        assert torch.equal(
-            mine, round_weight(model.model.layers[1].mlp.down_proj.weight, 8)
-        )  # type: ignore[union-attr,index]
+        assert torch.equal(mine, round_weight(model.model.layers[1].mlp.down_proj.weight, 8))  # type: ignore[union-attr,index]
         again = gguf.quants.quantize(mine.numpy(), gguf.GGMLQuantizationType.Q8_0)
         assert np.array_equal(again, down.data)  # as gguf's own rounding has it
     reason = "Q8_0 takes 32 inputs together, and a matrix has another number of them"
@@ -131,7 +128,6 @@ def test_it_takes_part_with_8_bits_where_the_engine_has_them() -> None:
 def test_a_model_that_it_is_not_written_for_is_refused(
     tmp_path: Path, family: str, changes: dict, reason: str
 ) -> None:
-    pytest.importorskip("gguf")
     model = new_hf_model(family, **changes)
     assert reason in str(unsupported_reason(model))
     with pytest.raises(DecodeError, match=f"llama.cpp cannot take part: .*{reason}"):
@@ -149,6 +145,6 @@ def test_without_its_packages_it_is_said_what_to_install(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(
-        DecodeError, match=r"needs llama-cpp-python and gguf: pip install 'skipsearch\[llama-cpp\]'"
+        DecodeError, match=r"needs llama-cpp-python: pip install 'skipsearch\[llama-cpp\]'"
     ):
         make_systems(["llama-cpp"], "hf", None, lambda engine: demo())

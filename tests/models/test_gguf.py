@@ -11,22 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.gguf_files import FORMATS, round_model, write_model
 
-gguf = pytest.importorskip("gguf")
-
-from helpers.gguf_files import FORMATS, round_model, write_model  # noqa: E402
-
-import skipsearch as ss  # noqa: E402
-from models.tiny import new_hf_model  # noqa: E402
-from skipsearch.core.mask import SkipMask  # noqa: E402
-from skipsearch.decoding import Decoder  # noqa: E402
-from skipsearch.drafters.exits import make_exit  # noqa: E402
-from skipsearch.engine.native import NativeAdapter  # noqa: E402
-from skipsearch.engine.native.blocks import BLOCK_FORMATS  # noqa: E402
-from skipsearch.errors import ModelError  # noqa: E402
-from skipsearch.models.kv_cache import Planner  # noqa: E402
-from skipsearch.models.loading import gguf_file  # noqa: E402
-from skipsearch.models.loading.gguf_file import GGUFError, read_gguf  # noqa: E402
+import skipsearch as ss
+from models.tiny import new_hf_model
+from skipsearch.core.mask import SkipMask
+from skipsearch.decoding import Decoder
+from skipsearch.drafters.exits import make_exit
+from skipsearch.engine.native import NativeAdapter
+from skipsearch.engine.native.blocks import BLOCK_FORMATS
+from skipsearch.errors import ModelError
+from skipsearch.models.kv_cache import Planner
+from skipsearch.models.loading import gguf_file
+from skipsearch.models.loading.gguf_file import GGUFError, read_gguf
 
 pytestmark = pytest.mark.xdist_group("native")
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
@@ -170,7 +167,9 @@ def test_a_split_model_is_read_from_any_of_its_parts(tmp_path: Path) -> None:
     for part in (parts[0], parts[-1]):
         assert torch.equal(logits_of(load(part), PROMPT), whole)
     parts[1].unlink()
-    with pytest.raises(GGUFError, match=f"one of {len(parts)} parts, and {parts[1].name} is missing"):
+    with pytest.raises(
+        GGUFError, match=f"one of {len(parts)} parts, and {parts[1].name} is missing"
+    ):
         load(parts[0])
 
 
