@@ -249,6 +249,10 @@ def offset_of_tensor(data: bytearray, name: str) -> int:
             "has the type 4000, which is not known here",
         ),
         (
+            lambda data: put(data, offset_of_tensor(data, "output_norm.weight") + 8, "I", 26),
+            "the tensor output_norm.weight is in the format i32, which is not read",
+        ),
+        (
             lambda data: put(data, offset_of_tensor(data, "token_embd.weight") - 4, "I", 77),
             "has 77 dimensions",
         ),
