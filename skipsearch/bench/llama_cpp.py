@@ -49,12 +49,10 @@ class LlamaCpp:
                 f"{model.spec.id} has none there"
             )
         try:
-            import gguf  # noqa: F401
             import llama_cpp
         except ImportError:
             raise DecodeError(
-                "the system llama-cpp needs llama-cpp-python and gguf: pip install "
-                "'skipsearch[llama-cpp]'"
+                "the system llama-cpp needs llama-cpp-python: pip install 'skipsearch[llama-cpp]'"
             ) from None
         self.api: Any = llama_cpp
         self.bits = bits

@@ -13,7 +13,9 @@ from skipsearch.cli.options import Json
 def doctor(
     model: Annotated[
         str | None,
-        typer.Option(help="Look at this model too: demo, an alias, a Hub id or a folder."),
+        typer.Option(
+            help="Look at this model too: demo, an alias, a Hub id, a folder or a .gguf file."
+        ),
     ] = None,
     device: Annotated[
         str, typer.Option(help="Device for --model: auto, cpu, cuda or mps.")

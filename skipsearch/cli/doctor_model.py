@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from skipsearch.models.adapter import ModelAdapter
 
+NATIVE = "native (C++, built once for this CPU)"
+
 
 def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
     """Return one line for each question about a model.
@@ -18,10 +20,12 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
     Raises: ModelError.
     """
     from skipsearch.engine import load_model
+    from skipsearch.engine.native import cached_library
     from skipsearch.models.stored_checks import load_check_result
 
     model = load_model(model_name, device=device, dtype=dtype, allow_native=False)
-    check = load_check_result(model.spec)
+    library = cached_library() if model.spec.engine == "native" else None
+    check = load_check_result(model.spec, library.sha256 if library else "")
     return {
         "model": str(model.spec),
         "read as": getattr(
@@ -49,6 +53,8 @@ def _describe_engine(model: ModelAdapter) -> str:
     from skipsearch.models.fused.fused_adapter import FusedAdapter, why_not_fusable
     from skipsearch.models.generic.generic_adapter import GenericAdapter
 
+    if model.spec.engine == "native":  # the only engine for weights in blocks
+        return NATIVE
     if isinstance(model, GenericAdapter):
         return (
             f"hf: {model.spec.family} models have no row in the table of families, so their own "
@@ -66,11 +72,7 @@ def _describe_engine(model: ModelAdapter) -> str:
     if not is_native_allowed():
         return "lean: SKIPSEARCH_NATIVE=0 forbids native"
     reason = why_unavailable(model) if isinstance(model, FusedAdapter) else None
-    return (
-        "native (C++, built once for this CPU)"
-        if reason is None
-        else f"lean; native cannot: {reason}"
-    )
+    return NATIVE if reason is None else f"lean; native cannot: {reason}"
 
 
 def _describe_template(model: ModelAdapter) -> str:

@@ -26,7 +26,10 @@ from skipsearch.cli.options import (
 
 def tune(
     model: Annotated[
-        str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")
+        str,
+        typer.Option(
+            help="demo, an alias, a Hub id (org/name[@revision]), a folder or a .gguf file."
+        ),
     ],
     task: Annotated[
         str, typer.Option(help="A task's name, a folder with a task.yaml, or a .jsonl of prompts.")

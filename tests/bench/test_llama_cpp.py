@@ -6,6 +6,7 @@ import builtins
 from functools import cache
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -54,7 +55,6 @@ def test_its_passes_by_rows_are_timed() -> None:
 def test_a_file_holds_every_weight_in_the_order_of_llama_cpp(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
-    gguf = pytest.importorskip("gguf")
     model = new_hf_model("llama").to(dtype)
     write_gguf(model, tmp_path / "x.gguf")
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors}
@@ -77,7 +77,6 @@ def test_a_file_of_8_bits_holds_the_numbers_and_scales_of_the_engine_native(tmp_
 
     A separate embedding keeps its dtype.
     """
-    gguf = pytest.importorskip("gguf")
     shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     for name, kind in (("llama", "F32"), ("llama-tied", "Q8_0")):
         model = new_hf_model(name, **shape).float()
@@ -128,7 +127,6 @@ def test_it_takes_part_with_8_bits_where_the_engine_has_them() -> None:
 def test_a_model_that_it_is_not_written_for_is_refused(
     tmp_path: Path, family: str, changes: dict, reason: str
 ) -> None:
-    pytest.importorskip("gguf")
     model = new_hf_model(family, **changes)
     assert reason in str(unsupported_reason(model))
     with pytest.raises(DecodeError, match=f"llama.cpp cannot take part: .*{reason}"):
@@ -146,6 +144,6 @@ def test_without_its_packages_it_is_said_what_to_install(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(
-        DecodeError, match=r"needs llama-cpp-python and gguf: pip install 'skipsearch\[llama-cpp\]'"
+        DecodeError, match=r"needs llama-cpp-python: pip install 'skipsearch\[llama-cpp\]'"
     ):
         make_systems(["llama-cpp"], "hf", None, lambda engine: demo())

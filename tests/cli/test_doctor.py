@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.command import run_in_process
+from helpers.gguf_files import write_model
 from models.every_class import build
 from models.tiny import new_hf_model
 
@@ -71,6 +72,18 @@ def test_a_model_without_a_row_and_one_without_fused_weights(
         "since gpt2 models are not of its shape"
         in looked_at(capsys, monkeypatch, tmp_path / "gpt2")[1]["engine"]
     )
+
+
+def test_a_gguf_file_was_checked_on_the_engine_native(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+    write_model(new_hf_model("llama", mlp_bias=False, **wide).float(), tmp_path / "m.gguf", "Q4_0")
+    status, findings = looked_at(capsys, monkeypatch, tmp_path / "m.gguf")
+    assert (status, findings["healthy"]) == (0, True)
+    assert findings["model"] == "m (llama, 3 layers) as gguf-q4_0 on cpu"
+    assert findings["checked"].startswith("logits match the model's own forward")
+    assert findings["engine"] == "native (C++, built once for this CPU)"
 
 
 def test_a_model_that_is_refused_says_why_and_fails(

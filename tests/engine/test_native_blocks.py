@@ -13,6 +13,7 @@ import weakref
 from dataclasses import replace
 from functools import cache
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -219,7 +220,6 @@ FILE_FORMATS = [name for name in BLOCK_FORMATS if name != "q6_0"]
 
 def random_blocks(name: str, out: int, width: int) -> np.ndarray:
     """Return rows of random blocks with scales of a usual size."""
-    gguf = pytest.importorskip("gguf")
     block_size, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (out, width // block_size, n_bytes), dtype=np.uint8)
@@ -233,7 +233,6 @@ def random_blocks(name: str, out: int, width: int) -> np.ndarray:
 def check_file_format(
     library: building.NativeLibrary, dtype: torch.dtype, name: str, activations: str
 ) -> None:
-    gguf = pytest.importorskip("gguf")
     kind = gguf.GGMLQuantizationType[name.upper()]
     data = random_blocks(name, 70, 512)
     expected = torch.from_numpy(gguf.quants.dequantize(data, kind).copy())
@@ -262,7 +261,6 @@ def test_blocks_of_a_file_are_multiplied_as_they_are(name: str) -> None:
 
 
 def test_rows_of_several_formats_share_a_matrix_and_a_mixed_panel_is_dense() -> None:
-    gguf = pytest.importorskip("gguf")
     parts = [
         GGUFMatrix(name, name, (out, 256), random_blocks(name, out, 256))
         for name, out in (("q4_k", 64), ("q6_k", 40), ("q6_k", 40))

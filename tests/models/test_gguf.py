@@ -11,22 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.gguf_files import FORMATS, round_model, write_model
 
-gguf = pytest.importorskip("gguf")
-
-from helpers.gguf_files import FORMATS, round_model, write_model  # noqa: E402
-
-import skipsearch as ss  # noqa: E402
-from models.tiny import new_hf_model  # noqa: E402
-from skipsearch.core.mask import SkipMask  # noqa: E402
-from skipsearch.decoding import Decoder  # noqa: E402
-from skipsearch.drafters.exits import make_exit  # noqa: E402
-from skipsearch.engine.native import NativeAdapter  # noqa: E402
-from skipsearch.engine.native.blocks import BLOCK_FORMATS  # noqa: E402
-from skipsearch.errors import ModelError  # noqa: E402
-from skipsearch.models.kv_cache import Planner  # noqa: E402
-from skipsearch.models.loading import gguf_file  # noqa: E402
-from skipsearch.models.loading.gguf_file import GGUFError, read_gguf  # noqa: E402
+import skipsearch as ss
+from models.tiny import new_hf_model
+from skipsearch.core.mask import SkipMask
+from skipsearch.decoding import Decoder
+from skipsearch.drafters.exits import make_exit
+from skipsearch.engine.native import NativeAdapter
+from skipsearch.engine.native.blocks import BLOCK_FORMATS
+from skipsearch.errors import ModelError
+from skipsearch.models.kv_cache import Planner
+from skipsearch.models.loading import gguf_file
+from skipsearch.models.loading.gguf_file import GGUFError, read_gguf
 
 pytestmark = pytest.mark.xdist_group("native")
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
@@ -250,6 +247,10 @@ def offset_of_tensor(data: bytearray, name: str) -> int:
         (
             lambda data: put(data, offset_of_tensor(data, "token_embd.weight") + 16, "I", 4000),
             "has the type 4000, which is not known here",
+        ),
+        (
+            lambda data: put(data, offset_of_tensor(data, "output_norm.weight") + 8, "I", 26),
+            "the tensor output_norm.weight is in the format i32, which is not read",
         ),
         (
             lambda data: put(data, offset_of_tensor(data, "token_embd.weight") - 4, "I", 77),

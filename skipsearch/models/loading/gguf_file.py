@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -136,6 +137,11 @@ class GGUFFile:
                 f"{self.name}: the tensor {name} is {list(tensor.shape)}, and its model needs "
                 f"{list(shape)}; download the file again"
             )
+        if not can_dequantize(tensor.format):
+            raise GGUFError(
+                f"{self.name}: the tensor {name} is in the format {tensor.format}, which is not "
+                "read: take the model's file in another format"
+            )
         return tensor
 
 
@@ -149,6 +155,20 @@ def to_float32(data: Bytes, number_format: str, shape: tuple[int, ...]) -> Tenso
 
     kind = gguf.GGMLQuantizationType[number_format.upper()]
     return torch.from_numpy(gguf.quants.dequantize(data, kind).reshape(shape))
+
+
+@cache
+def can_dequantize(number_format: str) -> bool:
+    """Return whether `to_float32` takes a format, as it does not take integers."""
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[number_format.upper()]
+    block, n_bytes = gguf.GGML_QUANT_SIZES[kind]
+    try:
+        to_float32(np.zeros((1, n_bytes), np.uint8), number_format, (block,))
+    except NotImplementedError:
+        return False
+    return True
 
 
 def read_gguf(path: Path) -> GGUFFile:
