@@ -167,7 +167,7 @@ def run_step(purpose: str, *arguments: str, captured: bool = False) -> str:
     )
     if process.returncode:
         raise RealModelError(
-            f"skipsearch {arguments[0]} ended with status {process.returncode}; see its message above"
+            f"skipsearch {arguments[0]} ended with {process.returncode}; see its message above"
         )
     return process.stdout or ""
 
