@@ -1,0 +1,104 @@
+r"""What rounding the activations costs in quality: perplexity, and greedy texts that stay the same.
+
+For each model and each kind of activations, the model reads text (the project's documentation, in
+windows) and continues prompts greedily. Texts are compared with those of float activations.
+
+    python tests/benchmarks/activations.py --models smollm2-135m-instruct-gguf --dtype bfloat16 \
+        --threads 2 --prompts 32 --tokens 64 --out build/activations.json
+
+A model may have a quantization: `FOLDER:native-4bit`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import skipsearch as ss
+from skipsearch.decoding import Decoder, Request
+from skipsearch.models.activations import ACTIVATIONS
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.kv_cache import Planner
+from skipsearch.replay.workload import make_workload
+from skipsearch.tasks import load_task
+
+WINDOW = 512  # tokens that are read together
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def read_windows(model: ModelAdapter, n_windows: int) -> list[Tensor]:
+    """Return windows of the documentation, [1, WINDOW] each."""
+    text = "\n\n".join(path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
+    ids = torch.tensor(model.tokenizer(text, add_special_tokens=False)["input_ids"])
+    step = len(ids) // n_windows
+    return [ids[i * step : i * step + WINDOW][None] for i in range(n_windows)]
+
+
+def measure_perplexity(model: ModelAdapter, windows: list[Tensor]) -> float:
+    """Return e to the mean loss of a token, given the tokens before it in the window."""
+    losses = []
+    for window in windows:
+        cache, planner = model.new_cache(1, WINDOW), Planner(WINDOW, torch.device("cpu"))
+        plan = planner.plan_chain(0, window.shape[1])
+        assert model.pass_runner is not None
+        logits = model.pass_runner.run(window, cache, plan, None, False)[0, :-1].float()
+        losses.append(torch.nn.functional.cross_entropy(logits, window[0, 1:]))
+    return math.exp(float(torch.stack(losses).mean()))
+
+
+def main() -> None:
+    """Print a table, and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", required=True, help="names, separated by commas")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--task", default="chat")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--windows", type=int, default=24)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows = []
+    for name in options.models.split(","):
+        location, _, quantization = name.partition(":")
+        texts: dict[str, list[list[int]]] = {}
+        for activations in reversed(ACTIVATIONS):  # float first
+            model = ss.load_model(
+                location,
+                device="cpu",
+                dtype=options.dtype,
+                quantization=quantization or None,
+                engine="native",
+                activations=activations,
+            )
+            task = load_task(options.task)
+            prompts = make_workload(model, task, task.calibration[: options.prompts]).prompt_ids
+            requests = [Request(ids, max_new_tokens=options.tokens) for ids in prompts]
+            texts[activations] = [g.tokens for g in Decoder(model).generate_batch(requests, 8)]
+            pairs = zip(texts[activations], texts["float"], strict=True)
+            row = {
+                "model": name,
+                "activations": activations,
+                "perplexity": measure_perplexity(model, read_windows(model, options.windows)),
+                "identical": sum(a == b for a, b in pairs),
+                "prompts": len(prompts),
+            }
+            rows.append(row)
+            print(
+                f"{name:50} {activations:6} perplexity {row['perplexity']:.3f}, "
+                f"{row['identical']} of {row['prompts']} texts as with float activations",
+                flush=True,
+            )
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
