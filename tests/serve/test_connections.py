@@ -9,9 +9,11 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -23,6 +25,12 @@ from skipsearch.serve.connections import Connections, GuardedProtocol
 from skipsearch.serve.limits import Limits
 
 from .conftest import KEYS, Running, expected, running_server
+
+
+def run_in_thread(main: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in a thread of its own: a browser of another test may hold this one's loop."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, main).result()
 
 pytestmark = pytest.mark.xdist_group("connections")
 FILES = 160
@@ -253,7 +261,7 @@ def test_the_longest_idle_connection_is_closed_for_a_new_one_but_none_in_use() -
         assert bench.refused == 0
         lose(busy, new, newer)
 
-    asyncio.run(main())
+    run_in_thread(main())
 
 
 def test_where_all_are_being_answered_a_new_one_is_refused_until_an_answer_is_complete() -> None:
@@ -276,7 +284,7 @@ def test_where_all_are_being_answered_a_new_one_is_refused_until_an_answer_is_co
         assert not transport.is_closed
         assert [transport.is_aborted for _, transport in busy] == [True, False, False]
 
-    asyncio.run(main())
+    run_in_thread(main())
 
 
 @pytest.mark.parametrize("reads", [True, False])
@@ -296,7 +304,7 @@ def test_a_client_that_reads_nothing_of_its_answer_is_closed_and_one_that_reads_
         assert transport.is_aborted is not reads
         lose((protocol, transport))
 
-    asyncio.run(main())
+    run_in_thread(main())
 
 
 def test_an_error_that_comes_for_each_connection_is_logged_once(
@@ -317,4 +325,4 @@ def test_an_error_that_comes_for_each_connection_is_logged_once(
         connections.handle_error(loop, {"message": "something else"})
         assert "something else" in caplog.text
 
-    asyncio.run(main())
+    run_in_thread(main())
