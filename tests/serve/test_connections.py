@@ -28,7 +28,7 @@ from .conftest import KEYS, Running, expected, running_server
 
 
 def run_in_thread(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in a thread of its own: a browser of another test may hold this one's loop."""
+    """Run a coroutine in its own thread, since a browser test may hold the loop of this one."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(asyncio.run, main).result()
 
