@@ -42,8 +42,8 @@ STOP = list("abcdefghijklmnop")  # one of them is written soon
 SLOT_BYTES = 5 * 2 * 16 * 8  # layers, keys and values, head dimension, float64
 CROWD = {
     "positions": 2**20,
-    "waiting": 256,
-    "reading": 30.0,
+    "max_queue": 256,
+    "body_timeout_s": 30.0,
     "prefix_bytes": 10**7,
     "batch_slots": 2**14,
 }
