@@ -16,10 +16,9 @@ from skipsearch.engine.engines import (
 )
 from skipsearch.errors import ModelError
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.families.hf_adapter import HFAdapter
-from skipsearch.models.fused.fused_adapter import FusedAdapter, why_not_fusable
 from skipsearch.models.loading.aliases import find_packaged_model
 from skipsearch.models.loading.gguf_model import is_gguf, open_gguf
+from skipsearch.models.loading.loader import open_model, why_not_fused
 from skipsearch.models.loading.placement import pick_device, pick_dtype
 from skipsearch.models.loading.quantize import GGUF, NATIVE_QUANTIZATIONS, split_activations
 
@@ -41,8 +40,8 @@ def load_model(
     it supports the model, else hf. It builds and measures nothing.
     quantization: native-8bit, -6bit, -5bit and -4bit need the engine native and build it; they are
         for CPUs.
-    activations: int8 (the default) rounds the inputs of quantised matrices in the engine native;
-        float does not.
+    activations: int8 (the default) and int16 round the inputs of quantised matrices in the engine
+        native; float does not.
     progress(done, total): of files compiled.
     allow_native: False limits auto to lean and hf, for a caller that picks the engine later with
         `pick_fastest` or `switch_engine`, as the commands do.
@@ -94,20 +93,14 @@ def _load_quantized(
             f"quantization {quantization} is for CPUs, and not for {place}: use --device cpu, or "
             "another quantization"
         )
-    model = models.load_adapter(name, device, dtype)
-    if not isinstance(model, FusedAdapter):
-        config = model.model.config if isinstance(model, HFAdapter) else None
-        reason = (
-            why_not_fusable(config, model.spec.quantization, model.spec.n_devices)
-            if config
-            else f"{model.spec.family} models have no row in the table of families"
-        )
+    loaded = open_model(name, device, dtype, quantization)
+    if (reason := why_not_fused(loaded.model, loaded.spec, loaded.family)) is not None:
         raise ModelError(
             f"quantization {quantization} is for models that the engine native drives, and "
-            f"{model.spec.id} is not one: {reason}; leave it out"
+            f"{loaded.spec.id} is not one: {reason}; leave it out"
         )
     return native.to_native_quantized(
-        model, quantization, NATIVE_QUANTIZATIONS[quantization], activations, progress
+        loaded, quantization, NATIVE_QUANTIZATIONS[quantization], activations, progress
     )
 
 

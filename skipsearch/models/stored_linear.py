@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +35,41 @@ class StoredMatrix(Protocol):
 
     def dequantize_rows(self, rows: Tensor | slice) -> Tensor:
         """Return rows of the weight, [rows, in] in float32."""
+
+
+FORMAT_NAMES = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+}
+
+
+@dataclass(frozen=True)
+class TensorMatrix:
+    """A `StoredMatrix` over a weight of a loaded model, which may be mapped from a file."""
+
+    name: str
+    weight: Tensor  # [out, in]
+
+    @property
+    def format(self) -> str:
+        return FORMAT_NAMES[self.weight.dtype]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def data(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        return self.weight.view(torch.uint8).numpy()
+
+    def row_addresses(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        row_bytes = self.weight.stride(0) * self.weight.itemsize
+        return self.weight.data_ptr() + np.arange(self.shape[0]) * row_bytes
+
+    def dequantize_rows(self, rows: Tensor | slice) -> Tensor:
+        return self.weight[rows].float()
 
 
 class StoredLinear(nn.Module):

@@ -102,7 +102,7 @@ class SecondLook(DecodeLoop):
                     self.model,
                     tokens[:, i : i + 1],
                     cache,
-                    planner.chain(cache.length + i, 1),
+                    planner.plan_chain(cache.length + i, 1),
                     last_only=True,
                 )[0, -1]
                 logits = logits.clone()

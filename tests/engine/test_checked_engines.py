@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.threads import one_thread
+from helpers.tiny import to_native_8bit
 from models.tiny import new_hf_model
 from torch import Tensor
 
@@ -22,7 +23,6 @@ from skipsearch.engine.native import (
     structs,
     to_native,
     to_native_if_built,
-    to_native_quantized,
 )
 from skipsearch.errors import ModelError
 from skipsearch.models import load_adapter, stored_checks
@@ -112,10 +112,11 @@ def test_a_wrong_native_weight_is_found_at_load_and_named_by_its_layer(
         return model, [*held, *plant(model, lean)]
 
     monkeypatch.setattr(native_adapter, "build_model_struct", planted)
+    other = "hf" if quantization else "lean"  # what the check compares with
     for _ in range(2):  # an error is not stored
         with pytest.raises(
             ModelError,
-            match=r"by the engine native otherwise than by lean.*after layer 1.*--engine lean",
+            match=rf"engine native otherwise than by {other}.*after layer 1.*--engine {other}",
         ):
             ss.load_model(
                 str(folder), device="cpu", dtype=dtype, quantization=quantization, engine="native"
@@ -144,7 +145,7 @@ def test_native_is_compared_once_for_each_model_dtype_and_quantization(
             str(folder), device="cpu", dtype=dtype, quantization=quantization, engine="native"
         )
         assert (model.spec.engine, len(asked)) == ("native", count)
-    assert set(asked) == {"lean"}
+    assert set(asked) == {"lean", "hf"}
     fused = load_adapter(str(folder), "cpu", "float32", None, "lean")
     assert isinstance(fused, FusedAdapter)
     built = to_native_if_built(fused)  # what `auto` takes
@@ -160,7 +161,7 @@ def test_weights_that_nobody_knows_are_compared_every_time(asked: list[str]) -> 
     for count in (1, 2):
         to_native(ss.adapt(new_hf_model("qwen2"), fuse=True))  # type: ignore[arg-type]
         assert len(asked) == count
-    to_native_quantized(ss.adapt(new_hf_model("qwen2"), fuse=True), "native-8bit", 8)  # type: ignore[arg-type]
+    to_native_8bit(new_hf_model("qwen2"))
     assert len(asked) == 3
 
 

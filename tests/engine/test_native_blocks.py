@@ -41,6 +41,7 @@ from skipsearch.engine.native.blocks import (
 )
 from skipsearch.engine.native.panels import PanelLinear, PanelPacker
 from skipsearch.engine.native.repack import repack_weights
+from skipsearch.engine.native.rounded import RoundedMatrix, round_matrices_when_read
 from skipsearch.errors import ModelError
 from skipsearch.models import adapt
 from skipsearch.models.activations import ACTIVATIONS, round_activations
@@ -48,6 +49,7 @@ from skipsearch.models.families.table import family_of
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
 from skipsearch.models.fused.linear import StoredFusedLinear
 from skipsearch.models.loading.gguf_file import GGUFMatrix
+from skipsearch.models.stored_linear import TensorMatrix
 
 pytestmark = pytest.mark.xdist_group("native")
 FAMILIES = [name.removesuffix(":lean") for name in FUSED]
@@ -67,7 +69,7 @@ def fused(name: str, dtype: torch.dtype = torch.float64, rounded: bool = False) 
 
 @cache
 def native(name: str, dtype: torch.dtype = torch.float64) -> NativeAdapter:
-    return to_native_8bit(fused(name, dtype))
+    return to_native_8bit(new_hf_model(name).to(dtype))
 
 
 @cache
@@ -119,6 +121,21 @@ def test_huge_weights_stay_finite() -> None:
 # --- panels
 
 
+def pack_rounded(
+    library: building.NativeLibrary,
+    weight: torch.Tensor,
+    bits: int,
+    bias: torch.Tensor | None = None,
+    interleave: int = 1,
+    activations: str = "int8",
+) -> PanelLinear:
+    """Return the panels of a weight that is rounded when it is packed."""
+    stored = StoredFusedLinear(
+        (RoundedMatrix(TensorMatrix("weight", weight), bits),), bias, weight.dtype
+    )
+    return PanelPacker(library, weight.dtype, activations).pack(stored, interleave)
+
+
 def check_products(
     library: building.NativeLibrary,
     dtype: torch.dtype,
@@ -137,9 +154,8 @@ def check_products(
     weight = random_weight(*shape).to(dtype)
     rounded = round_weight(weight, bits)
     inputs = round_activations(x, activations)
-    packer = PanelPacker(library, dtype, bits, activations)
     for b in (bias, None):
-        matrix = packer.pack_dense(weight, b, interleave)
+        matrix = pack_rounded(library, weight, bits, b, interleave, activations)
         assert torch.equal(matrix.to_dense(), rounded)
         expected = torch.nn.functional.linear(
             inputs.double(), rounded.double(), None if b is None else b.double()
@@ -174,7 +190,10 @@ def test_every_set_of_instructions_computes_the_same(instructions: str) -> None:
         check_products(library, dtype, (96, 1100), interleave, bits, floats)
     for dtype, name, floats in itertools.product(DTYPES, FILE_FORMATS, ACTIVATIONS):
         check_file_format(library, dtype, name, floats)
-    mine = repack_weights(fused("llama-tied"), library, 8, activations="float")
+    model = new_hf_model("llama-tied").double()
+    spec, family = adapt(model).spec, family_of(model.config)
+    round_matrices_when_read(model, 8, torch.float64)
+    mine = repack_weights(fuse_model(model, spec, family), library, activations="float")
     for a, b in zip(passes(mine), passes(native("llama-tied")), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
@@ -182,19 +201,18 @@ def test_every_set_of_instructions_computes_the_same(instructions: str) -> None:
 def test_a_large_matrix_is_packed_chunk_by_chunk_to_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    packer = PanelPacker(building.load_or_build(), torch.float32, 8)
-    weight = random_weight(300, 70)
+    library, weight = building.load_or_build(), random_weight(300, 70)
     for interleave in (1, 2):
-        whole = packer.pack_dense(weight, None, interleave)
+        whole = pack_rounded(library, weight, 8, None, interleave)
         monkeypatch.setattr(panels, "CHUNK_WEIGHTS", 1)
-        assert torch.equal(packer.pack_dense(weight, None, interleave).weight, whole.weight)
+        assert torch.equal(pack_rounded(library, weight, 8, None, interleave).weight, whole.weight)
         monkeypatch.undo()
 
 
 def test_rows_are_those_of_the_matrix_and_another_matrix_in_its_place_is_dense() -> None:
-    packer = PanelPacker(building.load_or_build(), torch.bfloat16, 8)
+    weight = random_weight(70, 33).bfloat16()
     for interleave in (1, 2):
-        matrix = packer.pack_dense(random_weight(70, 33).bfloat16(), None, interleave)
+        matrix = pack_rounded(building.load_or_build(), weight, 8, None, interleave)
         which = torch.tensor([[0, 69], [33, 33]])
         assert torch.equal(matrix.read_rows(which), matrix.to_dense()[which])
         other = matrix.pack_like(matrix.to_dense() + 1, None)
@@ -203,9 +221,7 @@ def test_rows_are_those_of_the_matrix_and_another_matrix_in_its_place_is_dense()
 
 
 def test_a_nan_among_the_inputs_reaches_every_output() -> None:
-    matrix = PanelPacker(building.load_or_build(), torch.float32, 4).pack_dense(
-        torch.randn(40, 64), None
-    )
+    matrix = pack_rounded(building.load_or_build(), torch.randn(40, 64), 4)
     x = torch.randn(2, 64)
     x[0, 40] = float("nan")
     y = matrix(x)
@@ -238,7 +254,7 @@ def check_file_format(
     expected = torch.from_numpy(gguf.quants.dequantize(data, kind).copy())
     matrix = GGUFMatrix("blk.0.w", name, (70, 512), data)
     order = torch.randperm(70, generator=torch.Generator().manual_seed(0))
-    packer = PanelPacker(library, dtype, None, activations)
+    packer = PanelPacker(library, dtype, activations)
     x = torch.randn(9, 512).to(dtype)
     inputs = round_activations(x, activations)
     for interleave, rows in ((1, None), (2, None), (1, order)):
@@ -347,23 +363,21 @@ def test_its_matrices_take_a_byte_and_a_sixteenth_a_weight_and_nothing_else_is_h
     name: str,
 ) -> None:
     lean = fused(name, torch.float32)
-    before = [
-        weakref.ref(m.weight) for a, f in lean.layers for m in (a.qkv, a.out, f.gate_up, f.down)
-    ] + [weakref.ref(lean.unembed.weight)]
     whole, read = lean.weight_bytes, lean.read_bytes
-    model = to_native_8bit(lean)
+    hf = new_hf_model(name).float()
+    before = [weakref.ref(m.weight) for m in hf.modules() if isinstance(m, nn.Linear)]
+    model = to_native_8bit(hf)
+    fused_model = model.fused_model
     gc.collect()
     assert [ref() for ref in before] == [None] * len(before)
-    matrices = [m for a, f in lean.layers for m in (a.qkv, a.out, f.gate_up, f.down)] + [
-        lean.unembed
+    matrices = [m for a, f in fused_model.layers for m in (a.qkv, a.out, f.gate_up, f.down)] + [
+        fused_model.unembed
     ]
     assert all(isinstance(m, PanelLinear) and set(m.kinds) == {1} for m in matrices)
     saved = sum(4 * m.shape[0] * m.shape[1] - m.nbytes for m in matrices)
     assert (model.weight_bytes, model.read_bytes) == (whole - saved, read - saved)
-    packer = PanelPacker(model.library, torch.float32, 8)
-    assert packer.pack_dense(torch.ones(64, 128), None).nbytes == 64 * 128 * 17 // 16
-    name = "native-8bit-float-activations"
-    assert (model.spec.quantization, lean.spec.quantization) == (name, name)
+    assert pack_rounded(model.library, torch.ones(64, 128), 8).nbytes == 64 * 128 * 17 // 16
+    assert model.spec.quantization == "native-8bit-float-activations"
 
 
 # --- the embedded model
@@ -432,8 +446,8 @@ def test_drafting_changes_no_token(dtype: str, quantization: str) -> None:
         ({"engine": "hf"}, "run by the engine native alone, and not by hf"),
         (
             {"dtype": "float16"},
-            "quantization native-8bit is not possible for demo: the engine native cannot drive it: "
-            "it computes in float32, bfloat16, float64 and demo is in float16",
+            "native-8bit weights of demo are run by the engine native alone, which cannot drive "
+            "this model: it computes in float32, bfloat16, float64 and demo is in float16",
         ),
         (
             {"quantization": "native-3bit"},

@@ -26,6 +26,7 @@ from skipsearch.engine.native.blocks import round_weight
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.families.table import family_of
 from skipsearch.models.fused.fused_adapter import fuse_model
+from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.quantize import name_with_activations
 
 # Weights of 8 bits, whose float activations Hugging Face's modules can reproduce.
@@ -83,9 +84,13 @@ def round_matrices(model: Any, bits: int = 8) -> Any:
     return model
 
 
-def to_native_8bit(lean: Any) -> Any:
-    """The model on the engine native with weights of 8 bits and float activations."""
-    return to_native_quantized(lean, "native-8bit", 8, "float")
+def to_native_8bit(hf: Any) -> Any:
+    """The model on the engine native with weights of 8 bits and float activations.
+
+    It takes the weights of `hf` over.
+    """
+    loaded = LoadedModel(hf, adapt(hf).spec, family_of(hf.config), None)
+    return to_native_quantized(loaded, "native-8bit", 8, "float")
 
 
 def with_eos(model: ModelAdapter, *eos: int) -> ModelAdapter:
@@ -173,10 +178,10 @@ def _make_driven_model(seed: int, engine: str, device: str) -> ModelAdapter:
 
 def _wrap_engine(engine: str, hf: LlamaForCausalLM) -> ModelAdapter:
     """The model under an engine, which may take its weights over."""
+    if engine == NATIVE_8BIT:
+        return to_native_8bit(hf)
     model = adapt(hf)
     if engine == "hf":
         return model
     lean = fuse_model(hf, replace(model.spec, engine="lean"), family_of(hf.config))
-    if engine == NATIVE_8BIT:
-        return to_native_8bit(lean)
     return GraphAdapter(lean) if engine == "graph" else wrap_engine(lean, engine)

@@ -13,7 +13,6 @@ from skipsearch.engine.native import to_native
 from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import ModelError
 from skipsearch.models import ModelAdapter, adapt
-from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.loading import placement
 from skipsearch.replay import generate_together, replay_batches
 from skipsearch.replay.generate_together import continue_in_turn, generate_continuations
@@ -140,9 +139,7 @@ def test_on_an_engine_that_keeps_a_rows_bits_a_sample_does_not_depend_on_the_bat
 ) -> None:
     """In float32, whose rounding would tell batches apart elsewhere."""
     hf = tiny_llama().float()
-    lean = adapt(hf, fuse=True)
-    assert isinstance(lean, FusedAdapter)
-    model = to_native(lean) if engine == "native" else to_native_8bit(lean)
+    model = to_native(adapt(hf, fuse=True)) if engine == "native" else to_native_8bit(hf)  # type: ignore[arg-type]
     several = [[(7 * i + j) % VOCAB for j in range(1 + 3 * i)] for i in range(9)]
     expected = [
         alone(model, p, 40, None, SamplingParams(1.0), 3 + i) for i, p in enumerate(several)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -17,14 +16,12 @@ from skipsearch.engine.native.build import (
 )
 from skipsearch.engine.native.native_adapter import NativeAdapter
 from skipsearch.engine.native.repack import repack_weights, why_not_native
-from skipsearch.engine.native.rounded import round_model
+from skipsearch.engine.native.rounded import round_matrices_when_read
 from skipsearch.errors import EngineFallbackWarning, ModelError
 from skipsearch.models.activations import DEFAULT_ACTIVATIONS
-from skipsearch.models.adapter import ModelSpec
-from skipsearch.models.check import CheckableAdapter
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
-from skipsearch.models.loading.gguf_model import GGUFModel
+from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.placement import in_gb
 from skipsearch.models.loading.quantize import name_with_activations
 from skipsearch.models.memory import memory_errors_reported
@@ -73,55 +70,63 @@ def to_native(
 
 
 def to_native_quantized(
-    fused_model: FusedAdapter,
+    loaded: LoadedModel,
     quantization: str,
     bits: int,
     activations: str = DEFAULT_ACTIVATIONS,
     progress: BuildProgress = lambda done, total: None,
 ) -> NativeAdapter:
-    """Return the model with weights in blocks, which replace its own.
+    """Return the model with its matrices in blocks of `bits` bits.
 
+    Each matrix is rounded when it is packed, so that memory never holds a second copy of the model.
     quantization: its name without the activations.
-    Raises: ModelError if the native engine cannot run it, since no other engine runs the same
-        model.
+    Raises: ModelError, as `to_native_stored`.
     """
-    if (reason := why_not_native(fused_model)) is not None:
-        raise ModelError(
-            f"quantization {quantization} is not possible for {fused_model.spec.id}: the engine "
-            f"native cannot drive it: {reason}"
-        )
-    name = name_with_activations(quantization, activations)
-    fused_model.spec = replace(fused_model.spec, quantization=name)
-    return _repack_checked(fused_model, load_or_build(progress), bits, activations)
+    round_matrices_when_read(loaded.model, bits, loaded.spec.dtype)
+    spec = replace(loaded.spec, quantization=quantization)
+    return to_native_stored(replace(loaded, spec=spec), activations, progress)
 
 
 def to_native_stored(
-    stored: GGUFModel,
+    loaded: LoadedModel,
     activations: str = DEFAULT_ACTIVATIONS,
     progress: BuildProgress = lambda done, total: None,
 ) -> NativeAdapter:
-    """Return the model of a file, whose matrices keep the file's numbers.
+    """Return a model whose matrices are stored, and keep their numbers.
 
-    It is checked against the modules of transformers, which read each matrix when they need it.
-    Raises: ModelError if the native engine cannot run it.
+    It is checked against the modules of transformers, which read each matrix when they need it. The
+    check computes with int16 activations instead of int8: in int8, a difference in the last bit
+    may round an input to another number, which would hide a wrong weight. int16 runs the same
+    kernels, and comes close to unrounded inputs.
+    Raises: ModelError if the native engine cannot run it, since no other engine runs the same
+        model; if it computes something else; or if memory runs out.
     """
+    from skipsearch.models.stored_checks import check_engine  # which imports transformers
+
+    name = name_with_activations(str(loaded.spec.quantization), activations)
+    spec = replace(loaded.spec, quantization=name)
+    fused_model = fuse_model(loaded.model, spec, loaded.family, loaded.tokenizer)
+    if (reason := why_not_native(fused_model)) is not None:
+        raise ModelError(
+            f"{loaded.spec.quantization} weights of {spec.id} are run by the engine native alone, "
+            f"which cannot drive this model: {reason}"
+        )
     library = load_or_build(progress)
-    name = name_with_activations(str(stored.spec.quantization), activations)
-    spec = replace(stored.spec, quantization=name)
 
     def build() -> NativeAdapter:
-        fused_model = fuse_model(stored.model, spec, stored.family, stored.tokenizer)
-        if (reason := why_not_native(fused_model)) is not None:
-            raise ModelError(f"the engine native cannot drive {spec.id}: {reason}")
-        return repack_weights(fused_model, library, None, activations)
+        model = repack_weights(fused_model, library, activations)
+        model.use_activations("int16" if activations == "int8" else activations)
+        return model
 
-    return _check_rounded(
-        replace(spec, engine="native"),
-        lambda: HFAdapter(stored.model, spec, stored.family, stored.tokenizer),
-        build,
-        library,
-        activations,
-    )
+    with memory_errors_reported(spec.device, lambda free: _out_of_memory(fused_model, free)):
+        model = check_engine(
+            replace(spec, engine="native"),
+            lambda: HFAdapter(loaded.model, spec, loaded.family, loaded.tokenizer),
+            build,
+            library.sha256,
+        )
+    model.use_activations(activations)
+    return model
 
 
 def to_native_if_built(fused_model: FusedAdapter) -> NativeAdapter | None:
@@ -134,58 +139,29 @@ def to_native_if_built(fused_model: FusedAdapter) -> NativeAdapter | None:
     return _repack_checked(fused_model, library)
 
 
-def _repack_checked(
-    fused_model: FusedAdapter,
-    library: NativeLibrary,
-    bits: int | None = None,
-    activations: str = DEFAULT_ACTIVATIONS,
-) -> NativeAdapter:
+def _repack_checked(fused_model: FusedAdapter, library: NativeLibrary) -> NativeAdapter:
     """Return the model in the native layout, after a check that it computes what `fused_model`
     does.
 
     Raises: ModelError if it does not, or if memory runs out.
     """
+    from skipsearch.models.stored_checks import check_engine  # which imports transformers
+
     spec = replace(fused_model.spec, engine="native")
     with memory_errors_reported(
-        spec.device,
-        lambda free: (
-            f"{spec.id} ran out of memory while the engine native repacked its weights of "
-            f"{in_gb(fused_model.weight_bytes)}, and this machine has {in_gb(free)} free: use "
-            "--engine lean"
-        ),
+        spec.device, lambda free: f"{_out_of_memory(fused_model, free)}: use --engine lean"
     ):
-        return _check_rounded(
-            spec,
-            lambda: fused_model if bits is None else round_model(fused_model, bits),
-            lambda: repack_weights(fused_model, library, bits, activations),
-            library,
-            activations,
+        return check_engine(
+            spec, lambda: fused_model, lambda: repack_weights(fused_model, library), library.sha256
         )
 
 
-def _check_rounded(
-    spec: ModelSpec,
-    checked_model: Callable[[], CheckableAdapter],
-    build: Callable[[], NativeAdapter],
-    library: NativeLibrary,
-    activations: str,
-) -> NativeAdapter:
-    """Build a model, after a check without the rounding of int8 activations.
-
-    In int8, a difference in the last bit may round an input to another number, which would
-    hide a wrong weight. int16 runs the same kernels, and comes close to unrounded inputs.
-    Raises: ModelError if it computes something else than `checked_model()`; MemoryError.
-    """
-    from skipsearch.models.stored_checks import check_engine  # which imports transformers
-
-    def build_for_check() -> NativeAdapter:
-        model = build()
-        model.use_activations("int16" if activations == "int8" else activations)
-        return model
-
-    model = check_engine(spec, checked_model, build_for_check, library.sha256)
-    model.use_activations(activations)
-    return model
+def _out_of_memory(fused_model: FusedAdapter, free_bytes: int) -> str:
+    spec = fused_model.spec
+    return (
+        f"{spec.id} ran out of memory while the engine native repacked its weights of "
+        f"{in_gb(fused_model.weight_bytes)}, and this machine has {in_gb(free_bytes)} free"
+    )
 
 
 def why_unavailable(fused_model: FusedAdapter) -> str | None:

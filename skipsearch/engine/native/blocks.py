@@ -21,18 +21,13 @@ CHUNK_WEIGHTS = 4 << 20  # weights that are quantised at once, which bounds the 
 class BlockFormat:
     """How a panel stores numbers of `bits` bits, and their scales and minimums."""
 
+    name: str  # of llama.cpp
     code: int  # PanelKind of src/abi.h
     bits: int
     zero: int = 0  # the number that stands for 0, in formats without a minimum
     has_min: bool = False
     has_super_blocks: bool = False
     n_scales: int = 1  # of a block
-
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of a weight, with its share of scales and minimums."""
-        inputs = SUPER_GROUPS * GROUP_SIZE
-        return self.panel_nbytes(inputs) / (inputs * PANEL_ROWS)
 
     def panel_nbytes(self, n_inputs: int) -> int:
         """Return the bytes of a panel."""
@@ -50,15 +45,18 @@ class BlockFormat:
 
 
 BLOCK_FORMATS = {
-    "q8_0": BlockFormat(1, 8, zero=128),
-    "q4_0": BlockFormat(2, 4, zero=8),
-    "q4_1": BlockFormat(3, 4, has_min=True),
-    "q5_0": BlockFormat(4, 5, zero=16),
-    "q5_1": BlockFormat(5, 5, has_min=True),
-    "q6_0": BlockFormat(6, 6, zero=32),  # no file has it
-    "q4_k": BlockFormat(7, 4, has_min=True, has_super_blocks=True),
-    "q5_k": BlockFormat(8, 5, has_min=True, has_super_blocks=True),
-    "q6_k": BlockFormat(9, 6, zero=32, has_super_blocks=True, n_scales=2),
+    block_format.name: block_format
+    for block_format in (
+        BlockFormat("q8_0", 1, 8, zero=128),
+        BlockFormat("q4_0", 2, 4, zero=8),
+        BlockFormat("q4_1", 3, 4, has_min=True),
+        BlockFormat("q5_0", 4, 5, zero=16),
+        BlockFormat("q5_1", 5, 5, has_min=True),
+        BlockFormat("q6_0", 6, 6, zero=32),  # no file has it
+        BlockFormat("q4_k", 7, 4, has_min=True, has_super_blocks=True),
+        BlockFormat("q5_k", 8, 5, has_min=True, has_super_blocks=True),
+        BlockFormat("q6_k", 9, 6, zero=32, has_super_blocks=True, n_scales=2),
+    )
 }
 FORMAT_BY_CODE = {block_format.code: block_format for block_format in BLOCK_FORMATS.values()}
 FORMAT_OF_BITS = {bits: BLOCK_FORMATS[f"q{bits}_0"] for bits in (8, 6, 5, 4)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -14,20 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skipsearch.engine.native import structs
-from skipsearch.engine.native.blocks import (
-    BLOCK_FORMATS,
-    CHUNK_WEIGHTS,
-    FORMAT_BY_CODE,
-    FORMAT_OF_BITS,
-    quantize,
-)
+from skipsearch.engine.native.blocks import BLOCK_FORMATS, CHUNK_WEIGHTS, FORMAT_BY_CODE, quantize
 from skipsearch.engine.native.build import NativeLibrary
+from skipsearch.engine.native.rounded import RoundedMatrix
 from skipsearch.engine.native.structs import DENSE, PANEL_ROWS
 from skipsearch.models.activations import DEFAULT_ACTIVATIONS
 from skipsearch.models.fused.linear import Linear, StoredFusedLinear
 
 HUGE_PAGE_BYTES = 2 << 20
 CACHE_LINE_BYTES = 64
+MAPS_PRIVATELY = hasattr(mmap, "MAP_PRIVATE")  # not on Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +153,9 @@ class HugePageArena:
     """
 
     def __init__(self, n_bytes: int):
-        self._memory = mmap.mmap(-1, max(n_bytes + HUGE_PAGE_BYTES, 1))
+        # Systems give huge pages to private memory, and rarely to shared memory.
+        flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if MAPS_PRIVATELY else {}
+        self._memory = mmap.mmap(-1, max(n_bytes + HUGE_PAGE_BYTES, 1), **flags)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)  # owns the memory
@@ -196,7 +194,7 @@ def panel_outputs(n_outputs: int, interleave: int) -> Tensor:
 class PanelPacker:
     """A packer that stores matrices in panels.
 
-    bits: of the weights, 8 to 4; None: as they are, in the dtype or in the blocks of a file.
+    activations: how inputs of panels in blocks are rounded, one of ACTIVATIONS.
     arena: the memory of the panels; None: memory of their own.
     """
 
@@ -204,11 +202,10 @@ class PanelPacker:
         self,
         library: NativeLibrary,
         dtype: torch.dtype,
-        bits: int | None = None,
         activations: str = DEFAULT_ACTIVATIONS,
         arena: HugePageArena | None = None,
     ):
-        self.library, self.dtype, self.bits = library, dtype, bits
+        self.library, self.dtype = library, dtype
         self.activations, self.arena = activations, arena
 
     def nbytes(self, matrix: Linear, interleave: int = 1) -> int:
@@ -227,6 +224,10 @@ class PanelPacker:
         panels = self._allocate(
             self._choose_kinds(matrix, interleave), matrix.shape, matrix.bias, interleave
         )
+        if (unrounded := _unrounded(matrix)) is not None:
+            weight, bits = unrounded
+            self._round_into(panels, weight.dequantize_rows, bits)
+            return panels
         addresses = torch.from_numpy(matrix.row_addresses())
         for first, end, kind, outputs, memory in _iter_runs(panels):
             if kind == DENSE:
@@ -239,35 +240,34 @@ class PanelPacker:
         return panels
 
     def pack_dense(self, weight: Tensor, bias: Tensor | None, interleave: int = 1) -> PanelLinear:
-        """Store a weight [out, in] in panels, after rounding to `bits`."""
-        n_outputs, n_inputs = weight.shape
-        outputs = panel_outputs(n_outputs, interleave)
-        kind = DENSE if self.bits is None else FORMAT_OF_BITS[self.bits].code
-        panels = self._allocate([kind] * len(outputs), (n_outputs, n_inputs), bias, interleave)
-        memory = panels.weight.view(len(outputs), -1)
-        n_chunk_panels = max(1, CHUNK_WEIGHTS // (PANEL_ROWS * n_inputs))
-        for first in range(0, len(outputs), n_chunk_panels):
-            chunk = outputs[first : first + n_chunk_panels]
-            rows = weight[chunk.clamp(min=0)].masked_fill_((chunk < 0)[..., None], 0)
-            to = memory[first : first + n_chunk_panels]
-            if self.bits is None:
-                _copy_dense(to, rows)
-                continue
-            blocks = quantize(rows.flatten(0, 1), self.bits).flatten(1)
+        """Store a weight [out, in] in panels, as it is."""
+        shape = weight.shape[0], weight.shape[1]
+        n_panels = len(panel_outputs(shape[0], interleave))
+        panels = self._allocate([DENSE] * n_panels, shape, bias, interleave)
+        for _, to, rows in _iter_chunks(panels, weight.__getitem__):
+            _copy_dense(to, rows)
+        return panels
+
+    def _round_into(
+        self, panels: PanelLinear, read_rows: Callable[[Tensor], Tensor], bits: int
+    ) -> None:
+        """Fill panels with rows that are rounded to `bits` bits, chunk by chunk."""
+        for kind, to, rows in _iter_chunks(panels, read_rows):
+            blocks = quantize(rows.flatten(0, 1), bits).flatten(1)
             addresses = blocks.data_ptr() + torch.arange(len(blocks)) * blocks.shape[1]
             self._pack_blocks(panels, kind, to, addresses, is_unpacked=True)
-        return panels
 
     def _choose_kinds(self, matrix: Linear, interleave: int) -> list[int]:
         """Return the kind of each panel. Rows of different kinds make a panel dense."""
         outputs = panel_outputs(matrix.shape[0], interleave)
         if not isinstance(matrix, StoredFusedLinear):
-            kind = DENSE if self.bits is None else FORMAT_OF_BITS[self.bits].code
-            return [kind] * len(outputs)
+            return [DENSE] * len(outputs)
         codes = [
             BLOCK_FORMATS[name].code if name in BLOCK_FORMATS else DENSE
             for name in matrix.part_formats
         ]
+        if len(set(codes)) == 1:
+            return [codes[0]] * len(outputs)
         kinds = torch.tensor(codes)[torch.from_numpy(matrix.row_parts())]
         row_kinds = kinds[outputs.clamp(min=0)]
         row_kinds = torch.where(outputs < 0, row_kinds[:, :1], row_kinds)
@@ -310,7 +310,35 @@ class PanelPacker:
         )
 
 
-def _iter_runs(panels: PanelLinear) -> Any:
+def _unrounded(matrix: StoredFusedLinear) -> tuple[StoredFusedLinear, int] | None:
+    """Return (the matrix before it is rounded, bits); None if it is not rounded when read.
+
+    What is rounded twice may differ from what is rounded once.
+    """
+    rounded = [part for part in matrix.parts if isinstance(part, RoundedMatrix)]
+    if not rounded:
+        return None
+    return replace(matrix, parts=tuple(part.source for part in rounded)), rounded[0].bits
+
+
+def _iter_chunks(
+    panels: PanelLinear, read_rows: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield (kind, memory of some panels, their rows [panels, PANEL_ROWS, in]).
+
+    All panels are of one kind. Rows of padding are zeros.
+    """
+    outputs = panel_outputs(panels.shape[0], panels.interleave)
+    memory = panels.weight.view(len(outputs), -1)
+    step = max(1, CHUNK_WEIGHTS // (PANEL_ROWS * panels.shape[1]))
+    for first in range(0, len(outputs), step):
+        chunk = outputs[first : first + step]
+        rows = read_rows(chunk.clamp(min=0).flatten())
+        rows[chunk.flatten() < 0] = 0
+        yield panels.kinds[0], memory[first : first + step], rows.unflatten(0, chunk.shape)
+
+
+def _iter_runs(panels: PanelLinear) -> Iterator[tuple[int, int, int, Tensor, Tensor]]:
     """Yield (first panel, end, kind, outputs [panels, PANEL_ROWS], memory) of each kind."""
     outputs = panel_outputs(panels.shape[0], panels.interleave)
     first = offset = 0

@@ -40,19 +40,14 @@ def why_not_native(fused_model: FusedAdapter) -> str | None:
 
 
 def repack_weights(
-    fused_model: FusedAdapter,
-    library: NativeLibrary,
-    bits: int | None = None,
-    activations: str = DEFAULT_ACTIVATIONS,
+    fused_model: FusedAdapter, library: NativeLibrary, activations: str = DEFAULT_ACTIVATIONS
 ) -> NativeAdapter:
     """Return the native model, whose weights `fused_model` shares from now on.
 
-    Each matrix is stored in panels, and the old one is released at once. Matrices in a file keep
-    their numbers.
+    Each matrix is stored in panels, and the old one is released at once. Stored matrices keep the
+    numbers of their file, or are rounded if they are `RoundedMatrix`.
 
     fused_model: a model that `why_not_native` has no objection to.
-    bits: matrices are rounded to so many bits, and so is a tied embedding with the head. A separate
-        embedding stays as it is: few of its rows are read.
     activations: how inputs of matrices in blocks are rounded, one of ACTIVATIONS.
     """
     warn_if_threads_spin()
@@ -61,7 +56,7 @@ def repack_weights(
     was_tied = is_tied(fused_model)
     if isinstance(embedding, StoredEmbedding) and not was_tied:
         table = StoredFusedLinear((embedding.matrix,), None, dtype)
-    packer = PanelPacker(library, dtype, bits, activations)
+    packer = PanelPacker(library, dtype, activations)
     n_bytes = sum(
         packer.nbytes(attention.qkv)
         + packer.nbytes(attention.out)

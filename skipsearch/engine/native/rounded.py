@@ -1,59 +1,80 @@
-"""The model that fewer bits make of a fused one, in its own dtype and layout, to compare with."""
+"""Matrices of a loaded model that are rounded to a few bits when they are read."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch.nn.functional as F
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from skipsearch.engine.native.blocks import round_weight
-from skipsearch.engine.native.model_struct import embedding_scale, is_tied
-from skipsearch.models.fused.fused_adapter import FusedAdapter
-from skipsearch.models.fused.linear import Linear, pack_linear
-from skipsearch.models.fused.sublayers import MLP, Attention
+from skipsearch.engine.native.blocks import FORMAT_OF_BITS, round_weight
+from skipsearch.models.stored_linear import (
+    StoredEmbedding,
+    StoredLinear,
+    StoredMatrix,
+    TensorMatrix,
+)
 
 
-def round_model(fused_model: FusedAdapter, bits: int) -> FusedAdapter:
-    """Return the model with rounded matrices.
+@dataclass(frozen=True)
+class RoundedMatrix:
+    """A `StoredMatrix` that reads another one and rounds it to `bits` bits."""
 
-    A layer is rounded whenever a pass comes to it, so that no second copy of the model is held.
+    source: StoredMatrix
+    bits: int  # a key of FORMAT_OF_BITS
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def format(self) -> str:
+        return FORMAT_OF_BITS[self.bits].name
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.source.shape
+
+    @property
+    def data(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        return self.source.data
+
+    def row_addresses(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return self.source.row_addresses()
+
+    def dequantize_rows(self, rows: Tensor | slice) -> Tensor:
+        return round_weight(self.source.dequantize_rows(rows), self.bits)
+
+
+def round_matrices_when_read(model: nn.Module, bits: int, dtype: torch.dtype) -> None:
+    """Replace the matrices of a model by stored ones that round to `bits` bits.
+
+    Nothing is rounded yet, and weights that are mapped from a file stay there. A tied embedding is
+    rounded with the head. A separate embedding stays as it is, because few of its rows are read.
+    dtype: of activations, and of the other weights from now on.
     """
-    rounded: Any = copy.copy(fused_model)
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    heads = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Linear)}
+    is_tied = {id(m): m.weight.data_ptr() in heads for m in embeddings}
+    for path, module in list(model.named_modules()):
+        parent, _, child = path.rpartition(".")
+        if isinstance(module, nn.Linear):
+            bias = None if module.bias is None else module.bias.detach().to(dtype)
+            stored: nn.Module = StoredLinear(_round(path, module.weight, bits), bias, dtype)
+        elif isinstance(module, nn.Embedding) and is_tied[id(module)]:
+            matrix = _round(path, module.weight, bits)
+            # The module still computes factors of rows, and must not hold the table.
+            module.weight = nn.Parameter(module.weight.detach().to("meta"), requires_grad=False)
+            stored = StoredEmbedding(matrix, module, dtype)
+        else:
+            continue
+        setattr(model.get_submodule(parent), child, stored)
+    for weight in model.parameters():
+        if not weight.is_meta:
+            weight.data = weight.data.to(dtype, copy=True)  # which releases the file
 
-    def round_linear(matrix: Linear) -> Linear:
-        return matrix.pack_like(round_weight(matrix.to_dense(), bits), matrix.bias)
 
-    rounded.layers = _RoundedLayers(fused_model.layers, round_linear)
-    table = round_weight(fused_model.unembed.to_dense(), bits)
-    rounded.unembed = pack_linear(table, fused_model.unembed.bias, shared=True)
-    if is_tied(fused_model):
-        scale = embedding_scale(fused_model._embedding, fused_model.spec.dtype)
-        rounded._embedding = lambda tokens: F.embedding(tokens, table) * scale
-    return rounded
-
-
-class _RoundedLayers(Sequence[tuple[Attention, MLP]]):
-    """A list of layers whose matrices are rounded when they are read."""
-
-    def __init__(self, layers: Sequence[tuple[Attention, MLP]], round_linear: Any):
-        self._layers, self._round_linear = layers, round_linear
-        self._latest: tuple[int, tuple[Attention, MLP]] | None = None
-
-    def __len__(self) -> int:
-        return len(self._layers)
-
-    def __getitem__(self, i: Any) -> Any:
-        if self._latest is not None and self._latest[0] == i:
-            return self._latest[1]
-        attention, mlp = self._layers[i]
-        attention = replace(
-            attention, qkv=self._round_linear(attention.qkv), out=self._round_linear(attention.out)
-        )
-        mlp = replace(
-            mlp, gate_up=self._round_linear(mlp.gate_up), down=self._round_linear(mlp.down)
-        )
-        self._latest = i, (attention, mlp)
-        return attention, mlp
+def _round(path: str, weight: Tensor, bits: int) -> RoundedMatrix:
+    return RoundedMatrix(TensorMatrix(f"{path}.weight", weight.detach()), bits)

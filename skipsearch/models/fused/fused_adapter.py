@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -215,7 +216,7 @@ def fuse_model(
     layers = list[tuple[Attention, MLP]]()
     for i, (kind, layer) in enumerate(zip(kinds, parts.layers, strict=True)):
         interleaved_dims = tables[kind.layer_type].rotary_dims if family.rope_interleaved else 0
-        attention = _fuse_attention(i, layer.attn, kind, config, interleaved_dims)
+        attention = _fuse_attention(i, layer.attn, kind, config, interleaved_dims, spec.device)
         layers.append((attention, _fuse_mlp(layer.mlp)))
     norm, unembed, *logit_steps = parts.head_steps
     embedding, matrix = _embedding_and_head(parts, unembed)
@@ -225,7 +226,12 @@ def fuse_model(
 
 
 def _fuse_attention(
-    i: int, sublayer: SubLayer, kind: LayerKind, config: Any, interleaved_dims: int
+    i: int,
+    sublayer: SubLayer,
+    kind: LayerKind,
+    config: Any,
+    interleaved_dims: int,
+    device: torch.device,
 ) -> Attention:
     """Fuse an attention. interleaved_dims: dimensions of a head that rotate in neighbour pairs."""
     module: Any = sublayer.run
@@ -237,7 +243,7 @@ def _fuse_attention(
     q_norm, k_norm = (_optional_norm(getattr(module, name, None)) for name in ("q_norm", "k_norm"))
     heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, module.head_dim
     order = (
-        half_order_rows(heads, kv_heads, size, interleaved_dims, projections[0].weight.device)
+        half_order_rows(heads, kv_heads, size, interleaved_dims, device)
         if interleaved_dims
         else None
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,16 @@ from torch.overrides import TorchFunctionMode
 
 from skipsearch.errors import ModelError
 from skipsearch.models.adapter import ModelSpec
-from skipsearch.models.families.table import Family, family_of
+from skipsearch.models.families.table import family_of
 from skipsearch.models.loading.gguf_config import NORMS_PLUS_ONE, read_config, rotary_factors
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, read_gguf
+from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.quantize import GGUF_PREFIX
 from skipsearch.models.loading.weight_files import hash_weight_files
 from skipsearch.models.stored_linear import StoredEmbedding, StoredLinear
 from skipsearch.models.third_party import first_line_of, panics_as_errors, silence_transformers
 
 SUFFIX = ".gguf"
-
-
-@dataclass(frozen=True)
-class GGUFModel:
-    """A model in a file, whose matrices are not in memory yet."""
-
-    model: nn.Module
-    spec: ModelSpec  # its quantization is the name of what the file holds
-    family: Family
-    tokenizer: Any
 
 
 def is_gguf(name: str) -> bool:
@@ -49,7 +40,18 @@ def find_gguf(name: str) -> Path:
     raise GGUFError(f"there is no file {name}; check the path")
 
 
-def open_gguf(name: str, dtype: torch.dtype) -> GGUFModel:
+def read_gguf_tokenizer(name: str) -> tuple[Any, int]:
+    """Return (tokenizer of a file or None, context in tokens). No matrix is read.
+
+    Raises: GGUFError, ModelError.
+    """
+    file = read_gguf(find_gguf(name))
+    config = read_config(file)
+    family_of(config)
+    return _read_tokenizer(file, config), config.max_position_embeddings
+
+
+def open_gguf(name: str, dtype: torch.dtype) -> LoadedModel:
     """Open a file for a CPU. No matrix is read.
 
     dtype: of activations, and of weights after they are unpacked.
@@ -62,7 +64,7 @@ def open_gguf(name: str, dtype: torch.dtype) -> GGUFModel:
     with silence_transformers():
         model = _build_model(file, config, dtype)
     tokenizer = _read_tokenizer(file, config)
-    return GGUFModel(model, _make_spec(file, config, dtype), family, tokenizer)
+    return LoadedModel(model, _make_spec(file, config, dtype), family, tokenizer)
 
 
 def name_quantization(file: GGUFFile) -> str:
@@ -136,9 +138,8 @@ def _build_model(file: GGUFFile, config: Any, dtype: torch.dtype) -> nn.Module:
                 "q_proj": config.num_attention_heads,
                 "k_proj": config.num_key_value_heads,
             }.get(child)
-            if (
-                architecture == "llama" and heads
-            ):  # llama.cpp rotates neighbours, and transformers halves
+            # llama.cpp rotates neighbours, and transformers halves.
+            if architecture == "llama" and heads:
                 order = (
                     torch.arange(module.out_features).view(heads, -1, 2).transpose(1, 2).flatten()
                 )

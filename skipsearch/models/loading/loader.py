@@ -30,8 +30,14 @@ from skipsearch.models.loading.config import (
     read_generation_config,
 )
 from skipsearch.models.loading.config_check import check_config_matches_weights
-from skipsearch.models.loading.gguf_model import is_gguf, open_gguf, unpack_stored_modules
+from skipsearch.models.loading.gguf_model import (
+    is_gguf,
+    open_gguf,
+    read_gguf_tokenizer,
+    unpack_stored_modules,
+)
 from skipsearch.models.loading.hub import resolve_model
+from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.placement import (
     choose_placement,
     out_of_memory,
@@ -41,6 +47,7 @@ from skipsearch.models.loading.placement import (
 )
 from skipsearch.models.loading.pretrained import has_tokenizer, read_tokenizer, read_weights
 from skipsearch.models.loading.quantize import (
+    NATIVE_QUANTIZATIONS,
     is_native_quantization,
     make_quantization_config,
     name_with_activations,
@@ -90,23 +97,42 @@ def load_adapter(
         chosen_device,
         lambda free: out_of_memory(name, tensors, chosen_device, chosen_dtype, quantization, free),
     ):
-        if synthetic.is_synthetic(name):
-            return _load_synthetic(name, chosen_device, chosen_dtype, quantization, engine, tensors)
-        if is_gguf(name):
-            return _load_gguf(name, chosen_device, chosen_dtype, engine)
-        return _load(name, chosen_device, chosen_dtype, quantization, engine, tensors)
+        settings = make_quantization_config(quantization, chosen_dtype, chosen_device)
+        loaded = _open_model(name, chosen_device, chosen_dtype, quantization, settings, tensors)
+        return _make_checked(loaded, engine)
 
 
-def _load(
+def open_model(name: str, device: str, dtype: str, quantization: str | None = None) -> LoadedModel:
+    """Return a model for the engine native to quantise. Its matrices are in the dtype of its files,
+    and mapped from safetensors files if the dtype is theirs.
+
+    quantization: one of NATIVE_QUANTIZATIONS, to estimate whether the result fits into memory.
+    Raises: ModelError, as `load_adapter`.
+    """
+    place, tensors = pick_device(device), list[StoredTensor]()
+    chosen_dtype = pick_dtype(dtype, place)
+    with memory_errors_reported(
+        place, lambda free: out_of_memory(name, tensors, place, chosen_dtype, quantization, free)
+    ):
+        return _open_model(name, place, chosen_dtype, quantization, None, tensors)
+
+
+def _open_model(
     name: str,
     device: torch.device,
     dtype: torch.dtype,
     quantization: str | None,
-    engine: str,
+    settings: Any,
     tensors: list[StoredTensor],
-) -> ModelAdapter:
-    """Load a model from files, and fill `tensors` with those of its weights. Raises: ModelError."""
-    settings = make_quantization_config(quantization, dtype, device)  # may fail; before a download
+) -> LoadedModel:
+    """Read a model, and fill `tensors` with those of its weights.
+
+    settings: transformers' `quantization_config`, or None. Raises: ModelError.
+    """
+    if synthetic.is_synthetic(name):
+        return _open_synthetic(name, device, dtype, settings, quantization, tensors)
+    if is_gguf(name):
+        return _open_unpacked_gguf(name, device, dtype)
     folder, identity, revision = resolve_model(name)
     config = load_config(folder, name)
     family = family_of(config)
@@ -126,7 +152,7 @@ def _load(
         folder,
         name,
         config,
-        dtype,
+        None if quantization in NATIVE_QUANTIZATIONS else dtype,
         placement,
         settings,
         family,
@@ -140,17 +166,17 @@ def _load(
         quantization=quantization or stored,
         weights_sha256=hash_weight_files(files),
     )
-    return _load_checked(model, spec, family, tokenizer, engine)
+    return LoadedModel(model, replace(spec, dtype=dtype), family, tokenizer)
 
 
-def _load_gguf(name: str, device: torch.device, dtype: torch.dtype, engine: str) -> ModelAdapter:
-    """Load a GGUF file with its matrices unpacked. Raises: ModelError."""
+def _open_unpacked_gguf(name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """Read a GGUF file, and unpack its matrices. Raises: ModelError."""
     stored = open_gguf(name, dtype)
     unpack_stored_modules(stored.model)
     model: Any = stored.model.to(device)
     quantization = name_with_activations(str(stored.spec.quantization), "float")
     spec = replace(stored.spec, device=device, quantization=quantization)
-    return _load_checked(model, spec, stored.family, stored.tokenizer, engine)
+    return replace(stored, model=model, spec=spec)
 
 
 def load_tokenizer(name: str) -> tuple[Any, int | None]:
@@ -160,10 +186,10 @@ def load_tokenizer(name: str) -> tuple[Any, int | None]:
     """
     name = find_packaged_model(name)
     if is_gguf(name):
-        stored = open_gguf(name, torch.float32)
-        if stored.tokenizer is None:
+        tokenizer, context_length = read_gguf_tokenizer(name)
+        if tokenizer is None:
             raise ModelError(f"{name} has no tokenizer, so nothing says how it reads text")
-        return stored.tokenizer, stored.spec.context_length
+        return tokenizer, context_length
     folder, identity, _ = resolve_model(name, weights=False)
     if not has_tokenizer(folder):
         raise ModelError(
@@ -175,30 +201,30 @@ def load_tokenizer(name: str) -> tuple[Any, int | None]:
     return read_tokenizer(folder, config), _context_length(config.get_text_config(decoder=True))
 
 
-def _load_checked(
-    model: nn.Module, spec: ModelSpec, family: Family, tokenizer: Any, engine: str
-) -> ModelAdapter:
+def _make_checked(loaded: LoadedModel, engine: str) -> ModelAdapter:
     """Return an adapter that was checked against the model's own forward. Raises: ModelError."""
     from skipsearch.models.stored_checks import load_check_result, save_check_result
 
-    engine_spec = replace(spec, engine=_pick_engine(model, spec, family, engine))
-    is_known = load_check_result(engine_spec) is not None
+    model, spec = loaded.model, loaded.spec
+    engine_spec = replace(spec, engine=_pick_engine(model, spec, loaded.family, engine))
+    # Synthetic models are not checked: their weights are not a file's, and only speed is measured.
+    is_known = synthetic.is_synthetic(spec.id) or load_check_result(engine_spec) is not None
     reference = None if is_known else record_reference(model, spec)
-    adapter = make_adapter(model, spec, family, tokenizer, engine)
+    adapter = make_adapter(model, spec, loaded.family, loaded.tokenizer, engine)
     if reference is not None:
         save_check_result(adapter.spec, check_against(adapter, reference))
     return adapter
 
 
-def _load_synthetic(
+def _open_synthetic(
     name: str,
     device: torch.device,
     dtype: torch.dtype,
+    settings: Any,
     quantization: str | None,
-    engine: str,
     tensors: list[StoredTensor],
-) -> ModelAdapter:
-    if quantization is not None:
+) -> LoadedModel:
+    if settings is not None:
         raise ModelError(
             f"{name} has random weights, which are not quantised; leave quantization "
             f"{quantization} out"
@@ -212,9 +238,8 @@ def _load_synthetic(
             "several; use a smaller one"
         )
     model: Any = synthetic.build_synthetic_model(name, dtype, placement.device)
-    return make_adapter(
-        model, _make_spec(model, model.config, id=name), family_of(model.config), None, engine
-    )
+    spec = _make_spec(model, model.config, id=name)
+    return LoadedModel(model, spec, family_of(model.config), None)
 
 
 def make_adapter(

@@ -19,13 +19,17 @@ def read_weights(
     folder: Path,
     name: str,
     config: Any,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     placement: Placement,
     quantization: Any,
     family: Family,
     use_safetensors: bool,
 ) -> Any:
-    """Return a folder's model in evaluation mode, without gradients. Raises: ModelError."""
+    """Return a folder's model in evaluation mode, without gradients.
+
+    dtype: None keeps that of the config or the files, so that weights stay mapped.
+    Raises: ModelError.
+    """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -43,7 +47,7 @@ def read_weights(
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
-                dtype=dtype,
+                dtype="auto" if dtype is None else dtype,
                 attn_implementation=family.attn_implementation,
                 use_safetensors=use_safetensors,
                 trust_remote_code=False,

@@ -145,6 +145,8 @@ def bytes_per_value(tensor: StoredTensor, dtype: torch.dtype, quantization: str 
     plain = any(part in tensor.name for part in ("embed", "lm_head", "wte"))
     if quantization in QUANTIZATIONS and len(tensor.shape) == 2 and not plain:
         return QUANTIZATIONS[quantization][1]
+    if quantization in NATIVE_QUANTIZATIONS and len(tensor.shape) == 2:
+        return NATIVE_QUANTIZATIONS[quantization] / 8 + 2 / 32  # a float16 scale for each block
     return dtype.itemsize
 
 
