@@ -49,6 +49,7 @@ from skipsearch.models.families.table import family_of
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
 from skipsearch.models.fused.linear import StoredFusedLinear
 from skipsearch.models.loading.gguf_file import GGUFMatrix
+from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.stored_linear import TensorMatrix
 
 pytestmark = pytest.mark.xdist_group("native")
@@ -471,8 +472,9 @@ def test_it_is_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_family_that_native_cannot_drive_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = adapt(new_hf_model("gpt2"))
-    monkeypatch.setattr("skipsearch.engine.load.models.load_adapter", lambda *_: other)
+    model = new_hf_model("gpt2")
+    other = LoadedModel(model, adapt(model).spec, family_of(model.config), None)
+    monkeypatch.setattr("skipsearch.engine.load.open_model", lambda *_: other)
     with pytest.raises(
         ModelError,
         match=r"is for models that the engine native drives, and gpt2 is not one: gpt2 models "
