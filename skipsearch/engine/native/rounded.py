@@ -1,4 +1,7 @@
-"""The model that fewer bits make of a fused one, in its own dtype and layout, to compare with."""
+"""Round a fused model's weights to fewer bits, as a reference for the check of the engine native.
+
+The rounded weights keep the dtype and the layout of the fused model.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from skipsearch.models.fused.sublayers import MLP, Attention
 def round_model(fused_model: FusedAdapter, bits: int) -> FusedAdapter:
     """Return the model with rounded matrices.
 
-    A layer is rounded whenever a pass comes to it, so that no second copy of the model is held.
+    A layer is rounded each time that a pass reads it, so that memory holds no second copy of the
+    model.
     """
     rounded: Any = copy.copy(fused_model)
 
