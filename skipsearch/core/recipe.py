@@ -61,7 +61,8 @@ DraftLength = Annotated[
 class Siblings(FrozenModel):
     """A rule for siblings: tokens that are verified together with a draft token.
 
-    They are the next most likely tokens of the draft at the same position. Each sibling adds a row to the verify pass. If the draft token is rejected and a sibling is
+    They are the next most likely tokens of the draft at the same position. Each sibling adds a row
+    to the verify pass. If the draft token is rejected and a sibling is
     accepted, the round yields one token more.
     """
 
