@@ -20,7 +20,10 @@ BITS = (8, 5, 4)  # of blocks that GGUF and the engine native both have
 
 
 def unsupported_reason(model: Any, bits: int | None = None) -> str | None:
-    """Return why a Hugging Face model cannot be written, as half a sentence; None if it can."""
+    """Return the reason why a model cannot become a GGUF file, as a clause; None if it can.
+
+    model: in Hugging Face's modules.
+    """
     config = model.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if config.model_type != "llama":
@@ -120,7 +123,8 @@ def _add_tensor(writer: Any, name: str, weight: Tensor, kind: str) -> None:
 def pack_rows(weight: Tensor, bits: int) -> Any:
     """Return a weight [out, in] in blocks of 32 as GGUF stores them: bytes [out, n].
 
-    A block is a float16 scale, with 5 bits the fifth bits, and the numbers.
+    A block has a float16 scale and 32 numbers. With 5 bits, the fifth bits of all numbers follow
+    the scale, and the other four bits come last.
     """
     numbers, scales = split_blocks(quantize(weight, bits))
     parts = [scales[..., None].view(torch.uint8)]

@@ -36,9 +36,10 @@ class LlamaCpp:
     def __init__(self, model: ModelAdapter, bits: int | None = None, gguf_file: Path | None = None):
         """Load the weights of a model.
 
-        model: in Hugging Face's modules, unless there is a file.
-        bits: the weights are rounded to so many bits, as `native-8bit` and its like round them.
-        gguf_file: where the weights are; None: `model` is written to a file.
+        model: a model in Hugging Face's modules; with `gguf_file`, any form of the model.
+        bits: round the weights to this number of bits, as the quantization `native-8bit` does for
+        8; None: keep their dtype.
+        gguf_file: the file with the weights; None: write `model` to a temporary file.
 
         Raises: DecodeError if llama.cpp is not installed or cannot run the model.
         """
@@ -140,7 +141,7 @@ class LlamaCpp:
     def time_rows(self, rows: int, context: int) -> list[float]:
         """Return the median seconds of a pass over 1 … `rows` tokens after `context` others.
 
-        The numbers of tokens are timed in turn.
+        Passes of different lengths are timed in turn.
         """
         self.reset(context + rows)
         self.decode([1] * context, 0)

@@ -124,7 +124,7 @@ class _TimedModel:
 
 
 def time_passes_of(system: SkipsearchSystem, requests: Sequence[BenchRequest]) -> PassTimes:
-    """Decode the requests once more and return the times of the passes."""
+    """Decode the requests with a timer around each pass, and return the times."""
     loop, times = system.decoder.loop, PassTimes()
     real = loop.model
     try:

@@ -1,4 +1,4 @@
-"""Measure memory: bytes that a pass reads per token, read bandwidth, and the peak of a run."""
+"""Measure memory: bytes that a pass reads per token, read bandwidth, and peak memory of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ STATUS_FILE, CLEAR_REFS_FILE = Path("/proc/self/status"), Path("/proc/self/clear
 def bytes_per_token(model: ModelAdapter, context: float) -> float:
     """Return the bytes that one token of plain decoding reads.
 
-    These are all weights, of the embedding table one row, and the K/V of `context` tokens.
+    These are all weights and the K/V of `context` tokens. Of an embedding table that is not the
+    head, too, only one row counts.
     """
     spec = model.spec
     cache = model.new_cache(1, 8)
@@ -58,7 +59,7 @@ def measure_peak_memory(run: Callable[[], object], device: torch.device) -> int 
 
     None if the platform does not report it.
     """
-    # Garbage that is freed during the run would hide as many bytes of the run.
+    # If garbage is freed during the run, the measured peak is too low by its size.
     gc.collect()
     if device.type == "cuda":
         synchronize(device)

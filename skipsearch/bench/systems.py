@@ -59,10 +59,10 @@ class SystemRun:
 
 
 class System(Protocol):
-    """One contestant of a benchmark.
+    """A system that takes part in a benchmark.
 
-    engine: name of what runs its passes.
-    model: its weights, as this program holds them.
+    engine: name of the engine, or of the program, that runs its passes.
+    model: an adapter of the same model, which gives its facts and the bytes of its weights.
     """
 
     name: str
@@ -72,12 +72,12 @@ class System(Protocol):
     def run(self, prompt: Sequence[int], new_tokens: int) -> SystemRun:
         """Generate exactly `new_tokens` greedy tokens, past an end-of-sequence token too.
 
-        So all systems do the same work.
+        All systems therefore do the same work.
         """
 
 
 class SkipsearchSystem:
-    """A system that our decoder decodes, plainly or with a recipe."""
+    """A system that decodes with our decoder, plainly or with a recipe."""
 
     def __init__(self, name: str, decoder: Decoder):
         self.name, self.engine, self.model, self.decoder = (
@@ -95,7 +95,7 @@ class SkipsearchSystem:
 
 
 class ExternalSystem:
-    """A system that another library decodes: transformers or llama.cpp.
+    """A system that decodes with another library: transformers or llama.cpp.
 
     llama: the llama.cpp model; None for transformers.
     """
@@ -120,12 +120,12 @@ def make_systems(
 ) -> list[System]:
     """Make the systems with these names.
 
-    engine: of the systems that name none.
+    engine: the engine of the systems that name none.
     load_model: returns the model on an engine, the same object for the same name. For
         `PLAIN_WEIGHTS` it returns the unquantized weights in Hugging Face's modules: llama.cpp
         makes its quantized weights from them.
     exact: decode with `exact` in our systems.
-    gguf: the file of the model, which llama.cpp reads too; None if the model is no file.
+    gguf: the GGUF file of the model, which llama.cpp reads too; None for any other model.
 
     Raises: DecodeError for an unknown system, one named twice, or one that the profile has no
         recipe for; ModelError if the engine cannot run the model.
@@ -157,7 +157,7 @@ def make_systems(
             llama = llama or LlamaCpp(weights, bits, gguf)
             systems.append(
                 ExternalSystem(name, "llama.cpp", theirs, LlamaGenerate(name, llama))
-            )  # `theirs` has as many bytes of weights as llama.cpp's
+            )  # the weights of `theirs` have as many bytes as llama.cpp's
             continue
         if kind in PROFILE_SYSTEMS and profile is None:
             raise DecodeError(f"the system `{name}` needs --profile FILE")

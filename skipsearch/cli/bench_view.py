@@ -91,8 +91,8 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
 def print_batches(console: Terminal, rows: Sequence[BatchRow]) -> None:
     """Print the table of batch sizes.
 
-    The column × FIRST is the speedup over the first system at the same batch size. Throughput is
-    tokens per second over those of the first line.
+    The column `× FIRST` is the speedup over the first system at the same batch size. The column
+    `throughput` is the tokens per second divided by those in the first line of the table.
     """
     first = rows[0].system
     table = _make_table(

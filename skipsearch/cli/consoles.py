@@ -32,9 +32,9 @@ err = Terminal(stderr=True, width=_console_width(sys.stderr))
 
 
 def program_name() -> str:
-    """Return how to call this command from here, for lines to copy.
+    """Return the name of this program for commands that a user can copy.
 
-    That is `skipsearch`, or its path if the shell does not find it by name.
+    It is `skipsearch`, or the path of the program if the shell does not find that name.
     """
     program = sys.argv[0]
     if os.path.basename(program) != "skipsearch" or shutil.which("skipsearch"):

@@ -46,7 +46,10 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
 
 
 def _describe_engine(model: ModelAdapter) -> str:
-    """Return which engine `--engine auto` takes here, and why no faster one. Builds nothing."""
+    """Return the engine that `--engine auto` takes here, and the reason why no faster one runs.
+
+    No library is built.
+    """
     from skipsearch.engine import is_native_allowed
     from skipsearch.engine.native import why_unavailable
     from skipsearch.models.families.hf_adapter import HFAdapter

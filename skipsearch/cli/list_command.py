@@ -17,8 +17,8 @@ def catalogue(
 ) -> None:
     """Example: skipsearch list searchers
 
-    The names that commands take: models (aliases of Hub ids), tasks, searchers, engines; and that
-    profiles hold: drafters, exits."""
+    List the names that commands take: models (aliases of Hub ids), tasks, searchers, engines; or
+    the names that profiles hold: drafters, exits."""
     require_usage(what in KINDS, f"{what!r} is not one of {', '.join(KINDS)}")
     from rich.table import Table
 

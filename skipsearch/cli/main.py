@@ -172,10 +172,11 @@ def let_idle_threads_sleep() -> None:
 
     By default they spin and take the cores from the threads of engine `native` between its passes:
     on two threads, drafting was three times as slow. OpenMP reads the variables once, when torch is
-    imported. So this is for a command's own process; a library must not set it for the program that
-    imports it.
-    Threads first spin for some microseconds. llama.cpp, which shares torch's OpenMP in `bench`,
-    waits for its threads many times a token, and took 13 ms instead of 0.6 otherwise.
+    imported. Only a command sets them, for its own process: a library must not set them for the
+    program that imports it.
+    Threads still spin for some microseconds before they sleep. llama.cpp, which shares torch's
+    OpenMP in `bench`, waits for its threads many times a token. Without this spin, it took 13 ms
+    instead of 0.6.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

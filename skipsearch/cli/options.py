@@ -233,9 +233,9 @@ def profile_model_argument(profile: Profile) -> str:
 
 
 def loadable_quantization(quantization: str | None) -> str | None:
-    """Return a quantization that is applied when a model is loaded.
+    """Return the quantization if a model can be loaded with it.
 
-    None for any other: then the weights are stored in it.
+    Return None for one that only stored weights have, such as gptq-4bit.
     """
     from skipsearch.models.loading.quantize import is_loadable
 

@@ -100,8 +100,8 @@ def validate(
 ) -> None:
     """Example: skipsearch profile validate profiles/
 
-    Check that profiles load. In a folder called profiles, also check that each is where its content
-    says it belongs. Each fault gets one sentence; the exit status is 1 if there is any."""
+    Check that profiles load. In a folder called profiles, also check that the path of each profile
+    fits its content. Each error gets one sentence; the exit status is 1 if there is any."""
     from skipsearch.profile.validate import validate_paths
 
     checked = validate_paths(paths)

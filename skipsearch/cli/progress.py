@@ -27,7 +27,7 @@ def format_duration(seconds: float) -> str:
 
 
 class SilenceTimer:
-    """Calls `beat` from its own thread if no line was written for `seconds`.
+    """A timer that calls `beat` from its own thread if no line was written for `seconds`.
 
     Without a line, long work looks like a hang.
     """

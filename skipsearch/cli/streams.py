@@ -49,7 +49,8 @@ def prepare_streams() -> None:
         sys.stdout = cast(TextIO, ClosedOutput())
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    # Bytes that are not text are read as escapes, as in arguments; who uses the text rejects them.
+    # Bytes that are not text are read as escapes, as in arguments. Code that uses the text rejects
+    # them.
     _set(
         sys.stdin, errors="surrogateescape", **({} if is_unicode(sys.stdin) else _wider(sys.stdin))
     )

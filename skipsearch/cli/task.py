@@ -39,7 +39,7 @@ def show(
 ) -> None:
     """Example: skipsearch task show pycode --model demo
 
-    Three rendered prompts of a task, its sizes and the hashes of its text.
+    Show three rendered prompts of a task, its sizes and the hashes of its text.
     """
     from skipsearch.tasks import load_task
 

@@ -91,7 +91,7 @@ def new_folder(target: Path, replace: bool) -> Iterator[Path]:
     """Yield an empty hidden folder next to `target`, and rename it to `target` at the end.
 
     If the block fails or is interrupted, the new folder is removed and `target` stays as it was.
-    replace: remove a folder that is there. Raises: OSError.
+    replace: replace an existing folder `target`. Raises: OSError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name[:50]}-") as scratch:

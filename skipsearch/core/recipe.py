@@ -59,10 +59,10 @@ DraftLength = Annotated[
 
 
 class Siblings(FrozenModel):
-    """When a draft token gets siblings, which are verified with it: the next most likely tokens of
-    the draft.
+    """A rule for siblings: tokens that are verified together with a draft token.
 
-    Each sibling adds a row to the verify pass. If the draft token is rejected and a sibling is
+    They are the next most likely tokens of the draft at the same position. Each sibling adds a row
+    to the verify pass. If the draft token is rejected and a sibling is
     accepted, the round yields one token more.
     """
 
@@ -81,10 +81,10 @@ class Siblings(FrozenModel):
 
 @dataclass(frozen=True)
 class DrafterInfo:
-    """What people should know about a drafter before they try it.
+    """A description of a drafter for people who choose one.
 
-    source: who published it.
-    requires: what it needs before or during drafting.
+    source: the publication that describes it.
+    requires: the data or files that it needs before or during drafting.
     combines_with: the drafters that it may be combined with.
     """
 
@@ -129,8 +129,9 @@ class DrafterSpec(FrozenModel):
 
     @property
     def scratch_slots(self) -> int:
-        """The most slots of the cache that it writes during a round after the last slot that a
-        token may get.
+        """The number of extra cache slots for siblings and for passes that choose a mask.
+
+        These slots come after the last slot that a token of the text may get.
         """
         return 0
 

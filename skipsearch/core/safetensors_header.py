@@ -17,7 +17,7 @@ MAX_INTEGER = 2**48  # of a shape or an offset: products of larger numbers would
 
 
 class HeaderError(Exception):
-    """A header that cannot be read; the caller makes the sentence for the user."""
+    """An error for a header that cannot be read. The caller writes the message for the user."""
 
     def __init__(
         self, problem: Literal["lfs pointer", "too short", "damaged", "wrong size"], detail: Any

@@ -56,12 +56,12 @@ Positive = Annotated[int, Field(ge=1, le=10**12)]
 
 
 def is_none(value: object) -> bool:
-    """Return whether a key is omitted from a file if 0 has a meaning: only for None."""
+    """Return whether a value is None: a file then omits its key. The value 0 is written."""
     return value is None
 
 
 def is_falsy(value: object) -> bool:
-    """Return whether a key is omitted from a file, because its value has no effect."""
+    """Return whether a value is false, 0 or empty: without effect, so a file omits its key."""
     return not value
 
 

@@ -100,7 +100,7 @@ class DrafterCost:
         verify_ratio: float,
         n_siblings: int = 0,
     ) -> DrafterCost | None:
-        """Make it from the counters of a drafter; None if it ran no round."""
+        """Return the cost that follows from a drafter's counters; None if it ran no round."""
         if not n_rounds:
             return None
         return cls(
@@ -177,10 +177,11 @@ class DecodeStats:
     round_tokens: tokens emitted by rounds. A round of plain decoding is one full pass over one
         token, with nothing drafted.
     by_drafter: counters of each drafter, in the order of the recipe.
-    decode_seconds: time of all rounds, without the prefill.
-    watching_seconds: part of decode_seconds in which drafters read hidden states of full passes,
-        the prefill included, besides their drafts.
-    choosing_seconds: part of watching_seconds of drafters that read them to choose a mask.
+    decode_seconds: time of all rounds, and watching_seconds of the prefill. The rest of the prefill
+        is not included.
+    watching_seconds: the part of decode_seconds in which drafters read hidden states of full
+        passes. The time of drafts is not included.
+    choosing_seconds: the part of watching_seconds in which drafters read them to choose a mask.
     cached_tokens: prompt tokens whose K/V an earlier request had left in the prefix cache.
     """
 
@@ -264,11 +265,11 @@ class TrialState(StrEnum):
 class Trial:
     """One judged mask.
 
-    seconds_per_token: time of a token under the recipe; stderr: its standard error over prompts.
+    seconds_per_token: time of a token under the recipe. stderr: its standard error over prompts.
     recipe: the best recipe with this mask among those that the search tried.
     fidelity: "replay" (predicted from replay) or "wall" (measured by decoding).
-    baseline_seconds_per_token: plain decoding, interleaved with this trial. Their ratio cancels out
-        the noise of the machine.
+    baseline_seconds_per_token: time of a token of plain decoding, interleaved with this trial. The
+        ratio of the two times is free of the noise of the machine.
     searcher: the searcher that proposed the mask.
     search_seconds: time in which the mask was proposed and judged.
     """

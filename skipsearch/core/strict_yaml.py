@@ -35,11 +35,11 @@ _LITERALS: dict[str, bool | None] = {"null": None, "true": True, "false": False}
 
 @dataclass(frozen=True)
 class FileKind:
-    """What a file is expected to be, for its errors.
+    """A kind of file that the reader expects, such as a profile, for its error messages.
 
-    error: class of the errors.
-    noun: such as `profile`.
-    first_key: the first key of such a file.
+    error: the class of the errors.
+    noun: the name of the kind in a message, such as `profile`.
+    first_key: the key with which every file of this kind begins.
     """
 
     error: type[SkipSearchError]
@@ -113,7 +113,7 @@ def is_plain_text(text: str) -> bool:
 
 
 class _EventReader:
-    """Builds plain values from YAML parser events.
+    """A reader that builds plain values from YAML parser events.
 
     It rejects anchors, aliases, tags and other features beyond maps, lists and scalars.
     """
@@ -143,7 +143,7 @@ class _EventReader:
             yaml.YAMLError,
             ValueError,
             OverflowError,
-        ) as error:  # the last two: an escape beyond the parser's own range
+        ) as error:  # ValueError, OverflowError: an escape beyond the parser's range
             raise self.file_kind.error(
                 f"{self.name}: this is not YAML: {_shorten_problem(error)}"
             ) from None
@@ -265,8 +265,9 @@ def _shorten_problem(problem: object) -> str:
 
 
 def make_printable(text: str, max_length: int = 40) -> str:
-    """Text from outside, made safe for one line of a terminal: control characters as `?`, and not
-    longer than `max_length`.
+    """Return text from outside in a form that is safe on one line of a terminal.
+
+    Characters that cannot be printed become `?`. Text beyond `max_length` becomes `…`.
     """
     shown = "".join(c if c.isprintable() else "?" for c in text)
     return shown if len(shown) <= max_length else f"{shown[:max_length]}…"

@@ -25,9 +25,9 @@ class BatchCache:
     Each row has slots for the longest text of the batch. The shared cache is released if no row is
     in use.
 
-    submit: as in `RowCache`. max_slots: of all rows together; each row may have at least the
-    smallest cache size; None: no limit. A text that is too long for a row gets a separate cache, or
-    moves to one, and its passes run alone."""
+    submit: as in `RowCache`. max_slots: slots of all rows together; None: no limit. Each row may
+    have the smallest cache size, even if the rows then exceed `max_slots`. A text that is too long
+    for a row gets a separate cache, or moves to one, and its passes run alone."""
 
     def __init__(
         self,

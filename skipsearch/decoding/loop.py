@@ -95,9 +95,9 @@ class DecodeLoop:
 
     exact: all passes of the full model have the same shape, so their bits do not depend on the
     draft.
-    drafter_costs: costs of each drafter's rounds for the guard, which never pauses a drafter with
-    None. module_folders: folders with trained modules. remember_tokens: number of tokens of earlier
-    answers from which drafters may copy; 0: requests share nothing."""
+    drafter_costs: the costs of each drafter's rounds, for the guard. If the costs of a drafter are
+    None, the guard never pauses it. module_folders: folders with trained modules. remember_tokens:
+    number of tokens of earlier answers from which drafters may copy; 0: requests share nothing."""
 
     def __init__(
         self,

@@ -108,6 +108,6 @@ class PrefixCache:
 
 
 def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
+    """Return the number of tokens with which both sequences begin."""
     max_length = min(len(one), len(other))
     return next((i for i in range(max_length) if one[i] != other[i]), max_length)

@@ -152,12 +152,12 @@ class StopCondition:
     """The rules that end one generation.
 
     Reasons, in the order in which they are checked: "eos", "stop" (a stop string), "repeat" (a
-    repeated n-gram), "length", "time". Each emitted token is pushed once, and no token after the
-    last.
+    repeated n-gram), "length", "time". The caller pushes each emitted token once, and pushes no
+    token after `push_token` has returned a reason.
 
     A stop string is searched in the emitted text, so it may span tokens. A stop string that is a
-    special token has no text, and is found by its id. max_seconds: from the creation of this
-    object; it is checked after each token, also within a round."""
+    special token has no text, and is found by its id. max_seconds: a limit in seconds from the
+    creation of this object. It is checked after each token, also within a round."""
 
     def __init__(
         self,

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 class TokenSampler(Protocol):
-    """Chooses tokens from logits, greedily or by sampling from a warped distribution."""
+    """A sampler that chooses tokens greedily, or draws them from a warped distribution."""
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for samplers with equal scores."""
+        """A key. Samplers with equal keys compute equal scores from equal logits."""
 
     @property
     def is_greedy(self) -> bool:

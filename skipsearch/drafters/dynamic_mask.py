@@ -22,7 +22,7 @@ from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
 
 class MaskPolicy(Protocol):
-    """Chooses the masks of one request."""
+    """A policy that chooses the masks of one request."""
 
     def tap(
         self, model: ModelAdapter, cache: KVCache, plan: PassPlan, n_rows: int
@@ -60,7 +60,7 @@ class DynamicMaskDrafter:
 
 
 class DynamicMaskSession(DraftSession):
-    """Drafts one request under the masks of a policy.
+    """A session that drafts one request under the masks of a policy.
 
     mask_history: (first round of a mask, the mask) for every mask so far."""
 

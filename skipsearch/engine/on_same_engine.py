@@ -16,9 +16,9 @@ from skipsearch.models.fused.fused_adapter import FusedAdapter
 
 
 def base_adapter(model: ModelAdapter) -> HFAdapter | FusedAdapter:
-    """Return the adapter with the weights of a model under any engine.
+    """Return the adapter that holds the weights of a model, whichever engine runs it.
 
-    Raises: ModelError for an unknown engine.
+    Raises: ModelError for a model whose engine and family have no such adapter.
     """
     base = model.fused_model if isinstance(model, GraphAdapter | NativeAdapter) else model
     if not isinstance(base, HFAdapter | FusedAdapter):

@@ -22,7 +22,10 @@ class ExportableDraft:
 
     @property
     def lookup(self) -> Lookup | None:
-        """The lookup that is not exported. Some engines have a lookup of their own."""
+        """The lookup of the recipe, which is not exported; None if the recipe has none.
+
+        Some engines have a lookup of their own.
+        """
         return next((drafter for drafter in self.left_out if isinstance(drafter, Lookup)), None)
 
 

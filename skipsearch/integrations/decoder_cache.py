@@ -1,8 +1,8 @@
 """Decoders of models in memory, cached between calls of `generate`.
 
-So trained weights are read from their file once, and a drafter that learns from requests continues
-with what it has learned. A decoder does not keep its model alive: if nobody else holds the model,
-its decoders go with it. Between calls they hold no K/V.
+The cache has two uses: trained weights are read from their file once, and a drafter that learns
+from requests keeps what it has learned. A decoder does not keep its model alive. If nothing else
+references the model, its decoders are dropped with it. Between calls, decoders hold no K/V.
 """
 
 from __future__ import annotations

@@ -51,9 +51,9 @@ def attach(
 class _Attached:
     """transformers' `generate`, with drafting; `skipsearch.detach(model)` undoes it.
 
-    It refers to the model weakly: a model that held itself would stay in memory until the garbage
-        collector runs. A copy or a pickle of it contains the model. So it is attached to the model
-        that was copied with it.
+    It has only a weak reference to the model. With a strong one, the model would reference itself
+    and stay in memory until the garbage collector runs. A copy or a pickle of this object includes
+    the model, so the copy is attached to the copied model.
     """
 
     def __init__(self, model: nn.Module, *settings: Any):

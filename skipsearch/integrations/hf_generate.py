@@ -77,9 +77,9 @@ def generate(
     exact: greedy tokens are the same to the bit with any profile and with none, in every dtype.
         Every pass then has eight rows.
 
-    A pass over several rows rounds differently from a pass over one row. So in float32 greedy
-    tokens are those of `model.generate` in practice. In 16 bits they are so up to near-ties, where
-    the two best logits differ by a unit in the last place. This is so with `exact` too.
+    A pass over several rows rounds differently from a pass over one row. In float32, greedy tokens
+    are those of `model.generate` in practice. In 16 bits, they may differ at near-ties, where the
+    two best logits differ by a unit in the last place. They may do so with `exact`, too.
 
     Each argument of `model.generate` is supported, or has no effect, or is refused by name; none
     that would change tokens is ignored.

@@ -102,7 +102,8 @@ def build_stopping_criteria(
 ) -> Any:
     """Return transformers' stopping criteria, which are called for each token.
 
-    A criterion of the caller replaces the one of its type that a setting would add.
+    If a setting would add a criterion of a type, and the caller passes one of the same type, only
+    the caller's is used.
 
     Raises: DecodeError.
     """

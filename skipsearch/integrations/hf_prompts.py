@@ -118,7 +118,8 @@ def _count_padding(ids: Tensor, settings: Mapping[str, Any], visible: list[bool]
 
     attention_mask decides; without one, as in transformers, padding tokens are hidden.
 
-    Raises: DecodeError if all are hidden, UnsupportedRequest if one after a visible token is.
+    Raises: DecodeError if all tokens are hidden; UnsupportedRequest if a token after a visible one
+    is hidden.
     """
     if visible is None:
         pad = parse_token_ids("pad_token_id", settings.get("pad_token_id"))
@@ -171,8 +172,9 @@ def _parse_attention_mask(mask: Any, batch_size: int, length: int) -> list[list[
 def _refuse_token_type_ids(model: Any, token_type_ids: Any) -> None:
     """Raise UnsupportedRequest for token_type_ids that would change the output.
 
-    These are non-zero ones, or any if the model embeds them (GPT-2). All-zero ids, which a
-    tokenizer returns for a single text, have no effect otherwise, nor in Gemma 3.
+    If the model embeds the ids (GPT-2), any ids are refused. For other models and for Gemma 3, only
+    ids that are not all zero are refused. Zeros, which a tokenizer returns for a single text, have
+    no effect there.
     """
     if token_type_ids is None:
         return

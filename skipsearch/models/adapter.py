@@ -68,11 +68,14 @@ class DraftScores:
 
 
 class DraftScorer(Protocol):
-    """Scores logits without random draws, so that an engine may capture it with a pass."""
+    """A scorer of logits that makes no random draws.
+
+    An engine may therefore capture its work as a part of a pass (engine `graph`).
+    """
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for scorers with equal scores."""
+        """A key. Scorers with equal keys compute equal scores from equal logits."""
 
     @property
     def is_greedy(self) -> bool:
@@ -174,7 +177,10 @@ class ModelAdapter(Protocol):
 
     @property
     def read_bytes(self) -> int:
-        """The bytes of weights that a pass over one token reads, without the other embeddings."""
+        """The bytes of weights that a pass over one token reads.
+
+        The embeddings of other tokens are not among them.
+        """
 
     def new_cache(self, batch: int, capacity: int) -> KVCache: ...
 

@@ -237,7 +237,8 @@ class _CheckRun:
     def hide_one_key(self) -> tuple[Tensor, Tensor]:
         """Run a chain whose last row does not attend to the token two positions before it.
 
-        A token cannot be hidden from a recurrent layer, so it is replaced there.
+        A token cannot be hidden from a recurrent layer. For a recurrent model, another token takes
+        its place instead.
         """
         cache, planner = self._allocate()
         if self.model.spec.is_recurrent:

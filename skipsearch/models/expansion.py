@@ -95,7 +95,7 @@ def check_text(tokenizer: Any, text: str) -> None:
 
 
 def encode_factor(parts: dict[str, Any]) -> float:
-    """Return the factor of encoding text.
+    """Return how many bytes encoding makes at most from a byte of text.
 
     parts: normalizer, pre_tokenizer, post_processor and model, as in tokenizer.json.
     """
@@ -108,7 +108,10 @@ def encode_factor(parts: dict[str, Any]) -> float:
 
 
 def decode_factor(decoder: Any) -> float:
-    """Return the factor of decoding tokens. decoder: as in tokenizer.json."""
+    """Return how many bytes of text decoding makes at most from a byte of tokens.
+
+    decoder: as in tokenizer.json.
+    """
     return _product(_decoder, _flat(decoder, "decoders"))
 
 
@@ -123,7 +126,7 @@ def _product(factor_of: Callable[[dict[str, Any]], float], steps: list[dict[str,
 
 
 def _normalizers(steps: list[dict[str, Any]]) -> float:
-    """Return the factor of normalizers.
+    """Return the factor of all normalizers together.
 
     Unicode maps are counted once together, and again after a step that writes new characters.
     """
@@ -145,7 +148,7 @@ def _normalizers(steps: list[dict[str, Any]]) -> float:
 
 
 def _is_mapped(step: dict[str, Any]) -> bool:
-    """Return whether Unicode maps do not change the output of a step, such as `▁`."""
+    """Return whether the text that a step writes, such as `▁`, is unchanged by Unicode maps."""
     content = step.get("content", step.get("prepend"))
     return step["type"] == "BertNormalizer" or (
         isinstance(content, str) and unicodedata.normalize("NFKD", content).lower() == content
@@ -167,7 +170,7 @@ def _normalizer(step: dict[str, Any]) -> float:
 
 
 def _replacement(step: dict[str, Any]) -> float:
-    """Return the factor of a replacement.
+    """Return the factor of a step that replaces parts of the text.
 
     A regular expression may match the empty string at every position of the text.
     """
@@ -199,7 +202,10 @@ def _pre_tokenizer(step: dict[str, Any]) -> float:
 
 
 def _post_processor(step: dict[str, Any]) -> float:
-    """Return a factor in tokens. A few special tokens around the text do not count."""
+    """Return the factor by which a step increases the number of tokens.
+
+    A few special tokens around the text do not count.
+    """
     if step["type"] != "TemplateProcessing":
         return 1.0 if step["type"] == "ByteLevel" else UNKNOWN_FACTOR
     sizes = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}
@@ -212,7 +218,7 @@ def _post_processor(step: dict[str, Any]) -> float:
 
 
 def _model(model: dict[str, Any]) -> float:
-    """Return the factor of memory and of extra time, compared with an ordinary model."""
+    """Return the factor of memory and time that a tokenizer model needs over an ordinary one."""
     affixes = sum(
         _size(model.get(name) or "") for name in ("continuing_subword_prefix", "end_of_word_suffix")
     )

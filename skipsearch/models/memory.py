@@ -1,4 +1,4 @@
-"""Report errors that a lack of memory causes as a lack of memory.
+"""Report a lack of memory as such, whichever error it causes.
 
 The libraries that load a model report it in many ways, and some of them blame the file.
 """
@@ -29,7 +29,7 @@ SCARCE_BYTES = 64_000_000
 
 @contextmanager
 def memory_errors_reported(device: torch.device, sentence: Callable[[int], str]) -> Iterator[None]:
-    """Replace errors that a failed allocation caused by a ModelError.
+    """Run a block, and raise a ModelError instead of any error that a failed allocation caused.
 
     sentence: makes the message from the free bytes. Our own errors pass through, unless an error of
     a library caused them.

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 
 class StoredMatrix(Protocol):
-    """A matrix [out, in] in a file, which is read when it is asked for."""
+    """A matrix [out, in] in a file, whose rows are read when they are needed."""
 
     @property
     def name(self) -> str:
-        """As in the file, for messages."""
+        """The name of the matrix in the file, for error messages."""
 
     @property
     def format(self) -> str:
@@ -24,7 +24,7 @@ class StoredMatrix(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in)"""
+        """The shape (out, in)."""
 
     @property
     def data(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -76,7 +76,7 @@ class StoredLinear(nn.Module):
     """An `nn.Linear` whose weight is stored in a file."""
 
     def __init__(self, matrix: StoredMatrix, bias: Tensor | None, dtype: torch.dtype):
-        """bias: in `dtype`, which the weight is unpacked to."""
+        """Make the module. dtype: the dtype of `bias`, and of the weight after it is unpacked."""
         super().__init__()
         self.matrix, self.bias, self.dtype = matrix, bias, dtype
         self.out_features, self.in_features = matrix.shape
@@ -86,7 +86,10 @@ class StoredLinear(nn.Module):
         return F.linear(x, unpack_matrix(self.matrix, self.dtype), self.bias)
 
     def unpack(self, weight: Tensor | None = None) -> nn.Linear:
-        """Return a module with the weight in memory. weight: what it shares with an embedding."""
+        """Return a module with the weight in memory.
+
+        weight: the tensor that it shares with an embedding; None: read the weight.
+        """
         linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         if weight is None:
             weight = unpack_matrix(self.matrix, self.dtype)
@@ -100,7 +103,7 @@ class StoredEmbedding(nn.Module):
     """An embedding whose table is stored in a file."""
 
     def __init__(self, matrix: StoredMatrix, table: nn.Embedding, dtype: torch.dtype):
-        """table: the module that it replaces, whose weight is not read."""
+        """Make the module. table: the module that it replaces, whose weight is not read."""
         super().__init__()
         self.matrix, self.table, self.dtype = matrix, table, dtype
 
@@ -111,7 +114,7 @@ class StoredEmbedding(nn.Module):
 
     @property
     def embed_scale(self) -> Any:
-        """A factor of each row, or None."""
+        """The factor of each row, or None."""
         return getattr(self.table, "embed_scale", None)
 
     def forward(self, tokens: Tensor) -> Tensor:

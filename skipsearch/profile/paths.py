@@ -57,7 +57,7 @@ def weights_slug(dtype: str | None, quantization: str | None) -> str:
 
 
 def _slug(text: str) -> str:
-    """Return a name for one file or folder on any system; never `.`, `..` or hidden."""
+    """Return a file name that is valid on every system, and is never `.`, `..` or hidden."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:100] or "unknown"
 
 

@@ -263,7 +263,7 @@ class Profile(FrozenModel):
 
     @property
     def mask(self) -> SkipMask:
-        """The mask of the measured recipe's first drafter with one; else an empty mask."""
+        """The mask of the measured recipe's first drafter that has one; else an empty mask."""
         return self.measured_recipe.mask(self.model.n_layers) or SkipMask(self.model.n_layers)
 
     @model_validator(mode="after")

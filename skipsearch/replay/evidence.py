@@ -16,7 +16,8 @@ from skipsearch.replay.replay_batches import ReplayBatch
 from skipsearch.searchers.base import Evidence
 
 RANKING_PROMPTS = 16  # prompts on which each sub-layer is skipped alone
-# Prompts whose hidden states searchers get. Few: a dynamic program runs every layer on each often.
+# Prompts whose hidden states searchers get. They are few, because a dynamic program runs every
+# layer on each of them many times.
 TRACED_PROMPTS = 4
 
 

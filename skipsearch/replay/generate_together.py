@@ -113,7 +113,7 @@ def _first_that_fit(model: ModelAdapter, slots: Sequence[tuple[int, int]]) -> li
 
 
 class _Chooser:
-    """Chooses the next token of each text from its logits, greedily or with the text's own seed."""
+    """A chooser of each text's next token, greedily or by sampling with the text's own seed."""
 
     def __init__(self, model: ModelAdapter, sampling: SamplingParams, seeds: Sequence[int]):
         self.generators = (

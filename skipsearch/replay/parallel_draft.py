@@ -102,7 +102,10 @@ class DraftRanks:
 
 
 def build_tree(paths: Sequence[tuple[int, ...]]) -> DraftTree:
-    """Build a tree from the path of ranks to each node: main chain, then by depth and rank."""
+    """Build a tree from its nodes, each given by the path of ranks from the root to it.
+
+    The nodes of the main chain come first, then the others by depth and rank.
+    """
     order = sorted(paths, key=lambda path: (any(path), len(path), path))
     number = {(): 0} | {path: node for node, path in enumerate(order, 1)}
     return DraftTree(

@@ -2,10 +2,10 @@
 
 After a wrong draft token, replay does not know the draft's confidence, on which the number of
 wasted draft tokens depends. It is resampled: the confidences from a random position of the same
-mask follow the wrong token. A draft is about as confident after a wrong token as elsewhere: on the
-embedded model, 24 % of its confidences there are under 0.4, of all confidences 29 %, and of those
-of the wrong tokens themselves 64 %. The draws are the same for every mask and policy, so they add
-no noise to comparisons.
+mask follow the wrong token. This is a good model, because a draft is about as confident after a
+wrong token as elsewhere. On the embedded model, the share of confidences under 0.4 is 24 % after a
+wrong token, and 29 % over all tokens. At the wrong tokens themselves, it is 64 %. The draws are the
+same for every mask and policy, so they add no noise to comparisons.
 """
 
 from __future__ import annotations

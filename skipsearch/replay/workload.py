@@ -21,7 +21,8 @@ class Workload:
     prompt_names: tuple[str, ...]
     prompt_ids: tuple[tuple[int, ...], ...]  # cut to the limits of model and task
     max_new_tokens: int
-    end_on_repeat: int | None  # a generation ends after this many repeats; None: never
+    # A generation ends at the first repeated n-gram of this length; None: never.
+    end_on_repeat: int | None
     sampling: SamplingParams
 
     def generate(
@@ -76,8 +77,8 @@ def make_workload(model: ModelAdapter, task: Task, prompts: Sequence[Prompt]) ->
 def token_limits(task: Task, context: int | None) -> tuple[int, int]:
     """Return the limits (tokens of a prompt, tokens to generate).
 
-    If the context is too small for both, the answer gets half of it, or more if the prompt limit is
-    shorter than the other half.
+    If the context is too small for both, the answer gets half of the context. It gets more if the
+    limit of the prompt is less than the other half.
     """
     if context is None:
         return task.max_prompt_tokens, task.max_new_tokens

@@ -1,4 +1,4 @@
-"""Cell figures: which sub-layers are skipped, and the speedup of each draft policy."""
+"""Figures of cells: the sub-layers that masks skip, and the speedup of each draft policy."""
 
 from __future__ import annotations
 

@@ -128,8 +128,8 @@ def _each_study(
 ) -> Iterator[tuple[StudyRecord | None, str, str]]:
     """Yield (study, figure name, title suffix) for each study that has the data of a figure.
 
-    The suffix is ` of LABEL` if several studies do, else empty. If no study has the data, yield the
-    first study, or None if there is none; the figure then names the missing data.
+    The suffix is ` of LABEL` if several studies have the data, else empty. If no study has the
+    data, yield the first study, or None if there is none; the figure then names the missing data.
     """
     matching = [study for study in studies if has_data(study)]
     for k, study in enumerate(matching or [*studies, None][:1]):

@@ -39,9 +39,10 @@ MARKERS = "os^DvPX*"  # searchers differ in the marker, too
 
 @contextmanager
 def themed_figure() -> Iterator[Any]:
-    """Yield matplotlib's `Figure`, with the theme set inside the context.
+    """Yield matplotlib's `Figure` class, and use the theme inside the context.
 
-    Text stays text, and `$` starts no formula. Raises: ExportError without matplotlib.
+    An SVG contains text as text, not as curves. `$` starts no formula. Raises: ExportError without
+    matplotlib.
     """
     try:
         from matplotlib import rc_context

@@ -1,4 +1,4 @@
-"""`asd`: drop what hardly turns the residual stream."""
+"""`asd`: skip sub-layers that hardly turn the residual stream."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PERIOD_RULES = ((3, 2), (4, 3), (2, 1), (6, 5), (0, 0))
 
 
 class ASDSearcher(FixedOrderSearcher):
-    """Skips attentions that hardly turn the residual stream (cosine >= threshold), and every m-th
-    layer, but never the last n.
+    """A searcher that skips attentions that hardly turn the residual stream (cosine >= threshold).
 
-    The paper's setting comes first (0.985, m = 3, n = 2). Then come all thresholds that make a
-    difference, coarse to fine, each with five pairs (m, n). The cosines are means over calibration
-    text; the paper takes those of each prompt. In a whole-layer search, attention and MLP of a
-    layer must both reach the threshold.
+    It also skips every m-th layer, but nothing in the last n layers. The paper's setting comes
+    first (0.985, m = 3, n = 2). Then come all thresholds that make a difference, coarse to fine,
+    each with five pairs (m, n). The cosines are means over calibration text; the paper takes those
+    of each prompt. In a whole-layer search, attention and MLP of a layer must both reach the
+    threshold.
 
     Raises: SearchError without evidence.cosines.
     Source: ADMG (Metel et al. 2024, algorithm 1, table 2).

@@ -39,11 +39,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured about the model before the search. None: not measured.
+    """The measurements of the model before the search. None: not measured.
 
-    cosines: mean cosine of each sub-layer's input and output residual stream (flat order). A high
-        one changes it little.
-    single_skip_acceptance: α of the draft that skips this one sub-layer alone (flat order).
+    cosines: mean cosine between the residual stream before and after each sub-layer (flat order).
+        A sub-layer with a high cosine changes the stream little.
+    single_skip_acceptance: for each sub-layer, α of the draft that skips it alone (flat order).
     costs: the cost model.
     states: residual stream over calibration text before each layer and after the last, [L + 1, N,
         H].
@@ -73,7 +73,7 @@ def require(evidence: T | None, name: str, searcher: str) -> T:
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """What a searcher is built from.
+    """The problem that a searcher solves: a model, and the sub-layers that may be skipped.
 
     never_skip: flat sub-layer indices that no proposed mask may skip.
     whole_layers: skip attention and MLP of a layer only together.
@@ -159,10 +159,10 @@ class SearchProblem:
 
 
 class Searcher(Protocol):
-    """Proposes masks.
+    """A searcher, which proposes masks.
 
-    A searcher is deterministic: the same problem, seed and trials give the same proposals. So
-        telling the trials again resumes a search.
+    A searcher is deterministic: the same problem, seed and trials give the same proposals. A search
+        is therefore resumed by telling the trials again.
     It never proposes the empty mask: a draft that skips nothing saves nothing, and plain decoding
         is a candidate of its own. The driver first judges a few masks of non-adaptive searchers and
         tells them; a searcher that begins with such masks itself sets `seeds_itself = True`. A

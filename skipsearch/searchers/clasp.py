@@ -15,8 +15,7 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 
 class CLaSpSearcher(FixedOrderSearcher):
-    """Skips the layers, or sub-layers, without which the hidden states turn least, for every number
-    of them.
+    """A searcher that skips the layers or sub-layers without which hidden states turn least.
 
     D(i, j) = max{cos(h_i, g(i-1, j-1)), cos(h_i, f_i(g(i-1, j)))}: the state after i layers, j of
     them skipped, either skips layer i or runs it, whichever stays nearer to the full model's h_i.
@@ -24,8 +23,8 @@ class CLaSpSearcher(FixedOrderSearcher):
     calibration text, and two rules make one set from them. By mean: every (i, j) is decided by the
     mean cosine over positions. By votes: each position decides for itself, and the layers that most
     positions skip are skipped. Each rule is applied to layers, as in the paper, and to sub-layers.
-    Sub-layers need a sequential residual: in a parallel one neither has a state of its own after
-    it. Numbers go coarse to fine, the four ways in turn.
+    Sub-layers need a sequential residual: with a parallel one, there is no state between attention
+    and MLP. These four ways take turns, each with numbers of skipped layers from coarse to fine.
 
     Raises: SearchError without evidence.states or evidence.probe, and from the first `ask` if the
         two do not belong together.

@@ -20,8 +20,9 @@ MAX_TRIES = 64  # children bred before one is drawn at random instead
 
 
 class Evolution:
-    """Crosses two of the 5 best masks bit by bit and flips each bit of the child with probability
-    1/n.
+    """A searcher that crosses two of the 5 best masks bit by bit, then mutates the child.
+
+    Each bit of the child is flipped with probability 1/n.
 
     Steady state: every judged mask, whichever searcher proposed it, joins the population at once
         and only the best are kept; there are no generations. A child that was already judged is

@@ -11,8 +11,7 @@ from skipsearch.searchers.base import SearchProblem
 
 
 class FixedOrderSearcher(ABC):
-    """Proposes the masks of one list in order, except those that are judged or pending; None after
-    the last.
+    """A searcher that proposes the masks of one list in order, without judged and pending ones.
 
     A pending mask that is never told (its worker died) is proposed again when it is no longer
     pending.
@@ -57,7 +56,7 @@ class FixedOrderSearcher(ABC):
 def coarse_to_fine(n: int) -> tuple[int, ...]:
     """Return each of 1..n once, the middle first, then the quarters, …
 
-    So a search that is cut short has still covered the whole range.
+    A search that is cut short has therefore still covered the whole range.
     """
     halvings = [
         round(n * odd / 2**level)

@@ -32,11 +32,11 @@ N_BASELINE = 16
 
 
 class GP:
-    """Models the log time per token over the bits of the mask, and proposes the mask with the most
-    expected noisy improvement.
+    """A searcher that models the log time per token over the bits of a mask.
 
-    The kernel has one lengthscale for each unit; on {0, 1} it is an ARD Hamming kernel. Each
-    measurement's own noise is passed in; a failed mask counts as slow as the slowest. Proposals
+    It proposes the mask with the largest expected noisy improvement. The kernel has one lengthscale
+    for each unit; on {0, 1} it is an ARD Hamming kernel. The model knows the noise of each
+    measurement. A failed mask gets the time of the slowest measured mask. Proposals
     stay in a Hamming ball around the best mask (`trust_region`) and are never judged or pending
     masks. It learns from any searcher's trials, of one fidelity (`TrialHistory`); it proposes
     random masks only while it has fewer than 10. Ends when every mask has been judged.
@@ -100,10 +100,9 @@ class GP:
         excluded: Collection[frozenset[int]],
         rng: np.random.Generator,
     ) -> tuple[list[frozenset[int]], int]:
-        """Return (masks drawn at distances 1..radius from the centre that are not excluded, the
-        radius).
+        """Return (masks drawn at distances 1..radius from the centre, the radius).
 
-        The radius is doubled until there are any.
+        Excluded masks are left out. If no mask is left, the radius is doubled, up to all units.
         """
         n = len(self._problem.units)
         while True:
@@ -123,10 +122,11 @@ class GP:
         radius: int,
         pending_units: Collection[frozenset[int]],
     ) -> qLogNoisyExpectedImprovement:
-        """Return the acquisition function.
+        """Return the acquisition function, which is the expected improvement of a mask.
 
-        Improvement is over the best masks inside the ball. So after a restart it is over those of
-        the new ball, and not over the best of all.
+        A mask improves if it is faster than the best judged masks inside the trust region, which is
+        a Hamming ball. After a restart, masks outside the new ball do not count, even if they are
+        faster.
         """
         inside = sorted(
             (j for j in judged if len(j.units ^ centre) <= radius), key=lambda j: j.log_time
@@ -139,11 +139,11 @@ class GP:
         )
 
     def _fit_model(self, judged: Sequence[Observation]) -> SingleTaskGP:
-        """Return the process given all observations. Its hyperparameters are fitted at a growing
-        series of sample sizes only.
+        """Return the Gaussian process, conditioned on all observations.
 
-        Fitting takes most of the time of an `ask`, and its result changes little from one trial to
-        the next.
+        Hyperparameters are fitted again only after each growth of the number of observations by a
+        fifth. Fitting takes most of the time of an `ask`, and its result changes little from one
+        trial to the next.
         """
         slowest = max(j.log_time for j in judged if j.finite)
         gains = torch.tensor(

@@ -16,8 +16,9 @@ PATIENCE = 4  # steps without a new best before the elimination ends
 
 
 class Greedy:
-    """Skips one more sub-layer at a time, each time the one without which decoding is fastest. Then
-    it improves the best mask.
+    """A searcher that skips one more sub-layer at a time, then improves the best mask.
+
+    At each step it skips the sub-layer without which decoding is fastest.
 
     A full elimination judges L(2L + 1) masks. Here each step judges only the 8 sub-layers that
     looked least harmful so far: in the step that judged them last or, before that, alone

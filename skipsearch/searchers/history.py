@@ -1,4 +1,4 @@
-"""The trials that an adaptive searcher was told, in the form that it learns from."""
+"""The trials of a search in the form from which an adaptive searcher learns."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ class Observation:
 
 
 class TrialHistory:
-    """All trials that were told, whichever searcher proposed the masks.
+    """All trials that `tell` has passed on, whichever searcher proposed their masks.
 
-    Predicted and wall-clock times of one mask differ by more than their standard errors. So a
-    searcher learns from one fidelity: the one with most trials ("wall" of two equals). Masks of the
-    other one are only not proposed again. The same holds for masks that the problem does not allow
-    (never_skip, whole_layers). If a mask is told twice, the later trial counts.
+    Predicted and wall-clock times of one mask differ by more than their standard errors. A searcher
+    therefore learns from trials of one fidelity: the one with more trials, or "wall" if both have
+    equally many. It learns nothing from trials of the other fidelity, and nothing from masks that
+    the problem does not allow (never_skip, whole_layers), but it does not propose these masks
+    again. If a mask is told twice, the later trial counts.
     """
 
     def __init__(self, problem: SearchProblem) -> None:

@@ -16,8 +16,10 @@ LOSS_STEPS = 1024  # resolution of the loss
 
 
 class Knapsack(FixedOrderSearcher):
-    """For each acceptable loss of acceptance, skips the units that save most seconds; the best
-    predicted mask comes first.
+    """A searcher that skips the units that save most seconds, for each acceptable loss of
+    acceptance.
+
+    The mask with the best prediction comes first.
 
     This is a 0/1 knapsack, solved exactly except for the rounding of losses. The weight of a
     sub-layer is its -log α when skipped alone (these add up if losses are independent). Its value

@@ -10,8 +10,9 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 
 class Last(FixedOrderSearcher):
-    """Skips the last sub-layers, for each number of them once, half of the model first: early exit
-    as a mask.
+    """A searcher that skips the last n sub-layers, for each n once: early exit as a mask.
+
+    The first mask skips half of the model.
 
     Source: "Last" in Draft & Verify (Zhang et al. 2024), table 7; early exit as in LayerSkip
         (Elhoushi et al. 2024).

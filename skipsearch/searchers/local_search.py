@@ -9,12 +9,11 @@ from skipsearch.searchers.history import Observation
 
 
 class LocalSearch(Greedy):
-    """The second phase of `greedy` alone: flips single sub-layers and exchanges pairs of the best
-    known mask.
+    """The second phase of `greedy` alone, which changes one sub-layer or one pair of the best mask.
 
-    It moves whenever that helps, and starts from the best mask of any searcher. The measured flips
-    decide which pairs come first. Without trials it begins with the half of the units that does
-    least harm alone.
+    It flips a sub-layer, or exchanges a skipped and a kept one. It starts from the best mask of any
+    searcher and moves to each better mask. The measured flips decide which pairs come first.
+    Without trials, it begins with the half of the units that does least harm alone.
 
     Source: forward-backward exchange of feature selection (Pudil et al. 1994).
     """

@@ -10,7 +10,9 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 
 class Middle(FixedOrderSearcher):
-    """Skips one run of sub-layers around the middle, for each length once, half of the model first.
+    """A searcher that skips n consecutive sub-layers around the middle, for each n once.
+
+    The first mask skips half of the model.
 
     Source: S3D (section 5.3 and figure 4: symmetric middle skipping keeps the most acceptance for
         its count); "Mid." in Draft & Verify, table 7.
@@ -22,8 +24,9 @@ class Middle(FixedOrderSearcher):
 
 
 def order_from_middle(problem: SearchProblem) -> tuple[int, ...]:
-    """Return the units by their distance to the middle of the model, nearest first; of two, the
-    earlier one.
+    """Return the units by their distance to the middle of the model, nearest first.
+
+    Of two units at the same distance, the earlier one comes first.
     """
     middle = problem.n_layers - 0.5  # of flat sub-layer indices 0..2L-1
     centres = [sum(unit) / len(unit) for unit in problem.units]

@@ -13,9 +13,10 @@ from skipsearch.errors import SearchError
 from skipsearch.searchers.base import Searcher, SearchProblem
 from skipsearch.searchers.history import has_no_time
 
-# The most masks of each. For searchers that go coarse to fine these skip half of the model and its
-# quarters; for clasp, in each of its four ways. The searcher that is most often best goes first:
-# after a good mask, worse ones are judged on a few prompts only.
+# The most masks of each non-adaptive searcher. The three masks of a searcher that goes from coarse
+# to fine skip a half, a quarter and three quarters of the model; clasp has three for each of its
+# four ways. The searcher that is most often best comes first: after a good mask, worse masks are
+# judged on a few prompts only.
 FORMULAS = {
     "clasp": 12,
     "sensitivity": 3,
@@ -25,13 +26,13 @@ FORMULAS = {
     "uniform": 3,
     "s3d": 3,
 }
-# In the order of their first turns, the cheapest first. Without greedy, because its second phase
-# is exchange.
+# The adaptive searchers in the order of their first turns, the cheapest first. `greedy` is left
+# out, because its second phase is `exchange`.
 ADAPTIVE = ("exchange", "evolution", "tpe", "gp")
 MASKS_PER_TURN = 12  # masks that one adaptive searcher proposes before another may take over
 FAIRNESS_INTERVAL = 5  # every fifth turn goes to the searcher that has waited longest
-# The least gain that a turn is credited with. So if no searcher gains anything, the cheap ones get
-# more turns.
+# The least gain that a turn is credited with. If no searcher gains anything, the cheap ones
+# therefore get more turns.
 MIN_GAIN = 1e-3
 GAIN_DECAY = 0.7  # weight of a turn relative to the next one of the same searcher
 
@@ -51,7 +52,8 @@ class Turn:
 
 
 class Portfolio:
-    """Proposes a few masks of each non-adaptive searcher, then lets the adaptive ones take turns.
+    """A searcher that asks each non-adaptive searcher for a few masks, then adaptive ones in turn.
+
     All of them learn from every trial.
 
     The next turn goes to the searcher that gains most per second of proposing and judging; recent

@@ -13,8 +13,9 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher
 
 
 class Random(FixedOrderSearcher):
-    """Draws the number of skipped units, then the units, without repetition; ends when every mask
-    has been drawn.
+    """A searcher that draws the number of skipped units, then the units.
+
+    No mask is drawn twice. The search ends when every mask has been drawn.
 
     Drawing each bit with probability 1/2 would nearly always skip about half of the model. Drawing
     the number first makes every number equally likely.

@@ -23,8 +23,9 @@ PAPER_DELTA = 0.04  # time of a round outside its passes, in full passes
 
 @dataclass(frozen=True, slots=True)
 class SkipCountForecast:
-    """What the formula predicts for skipping `count` units around the middle: the improvement
-    factor at the best draft length.
+    """The prediction for a mask that skips `count` units around the middle.
+
+    improvement: the improvement factor at the best draft length.
     """
 
     improvement: float
@@ -33,8 +34,10 @@ class SkipCountForecast:
 
 
 class S3DSearcher:
-    """Skips symmetrically from the middle, as many units as the improvement factor says, then its
-    neighbours in order of that factor.
+    """A searcher that skips units around the middle, as many as a formula predicts to be best.
+
+    The formula predicts the improvement factor (the speedup) for each number of skipped units.
+    Masks are proposed in the order of that factor, best first.
 
     α(β; U) = (1 - U^β) / (1 - U) is fitted to (β, α) of judged middle masks. Three of them are
     proposed first; every further one refines the fit. The factor is that of sequential drafting
@@ -64,7 +67,7 @@ class S3DSearcher:
     def forecast(self) -> list[SkipCountForecast]:
         """Return the forecast of every count, best first.
 
-        Empty before the first middle mask with an α was told.
+        The list is empty until a middle mask with an α was told.
         """
         measured = [
             (draft_ratio(self._costs, mask), trial.alpha)
@@ -94,7 +97,7 @@ class S3DSearcher:
         if ranked := self.forecast():
             yield from (self._masks[p.count] for p in ranked if p.improvement > 1)
         elif any(mask not in self._judged for mask in probes):
-            # other workers measure the probes: measure other counts meanwhile
+            # Other workers measure the probes; meanwhile, this one measures other counts.
             yield from self._masks.values()
 
 
@@ -102,7 +105,7 @@ def acceptance_from_beta(beta: float, u: float) -> float:
     """Return α of the first token of a draft that costs β of a full pass: (1 - u^β) / (1 - u), and
     β itself at u = 1.
 
-    u < 1 bends it above β, u > 1 below.
+    α is above β if u < 1, and below β if u > 1.
 
     Source: S3D, eq. 10 (u = 0.01 there).
     """
@@ -144,8 +147,9 @@ def mean_round_tokens(alphas: Sequence[float]) -> float:
 def one_pass_improvement(
     alpha: float, draft_length: int, beta: float, delta: float = PAPER_DELTA
 ) -> float:
-    """Return τ / (δ + β + 1), for a draft pass that yields all tokens, the k-th with α_k = (1.22 -
-    0.22 k) α.
+    """Return the improvement factor τ / (δ + β + 1) of a draft that takes one pass.
+
+    α_k, the acceptance of the k-th token of the draft, is taken as (1.22 - 0.22 k) α.
 
     Raises: ValueError for draft_length > 5, beyond which the discount was not measured.
     Source: S3D, eqs. 12 and 14.
@@ -163,8 +167,9 @@ def one_pass_improvement(
 def sequential_improvement(
     alpha: float, draft_length: int, beta: float, verify: float, delta: float = 0.0
 ) -> float:
-    """Return τ / (δ + γβ + v), for a draft pass a token, with equal acceptance of all tokens.
+    """Return the improvement factor τ / (δ + γβ + v) of a draft that takes one pass per token.
 
-    δ is 0 if the times of the passes include what surrounds them, as in a measured latency table.
+    All tokens have the acceptance `alpha`. δ is 0 if the times of the passes include the overhead
+    between them, as in a measured latency table.
     """
     return mean_round_tokens([alpha] * draft_length) / (delta + draft_length * beta + verify)

@@ -11,12 +11,12 @@ from skipsearch.searchers.predictions import log_losses
 
 
 class Sensitivity(FixedOrderSearcher):
-    """Ranks sub-layers by the acceptance lost without each alone and skips the least harmful 1, 2,
-    3, … of them.
+    """A searcher that skips the n least harmful sub-layers, for each n once.
 
-    The masks are nested, one for each number, half of the model first. They are not ordered by
-    predicted speedup. If losses are taken as independent, drafts with few sub-layers look too good:
-    on the embedded model, skipping 39 of 40 came first, which measured α 0.10.
+    The harm of a sub-layer is the acceptance that is lost if it is skipped alone. The masks are
+    nested. The first one skips half of the model. Masks are not ordered by predicted speedup: if
+    losses are taken as independent, drafts with few sub-layers look too good. On the embedded
+    model, the mask that skips 39 of 40 sub-layers came first, and its measured α was 0.10.
 
     Raises: SearchError without evidence.single_skip_acceptance.
     Source: one-at-a-time importance, as in the pruning literature (e.g. Michel et al. 2019).

@@ -21,8 +21,9 @@ MAX_TRIES = 8  # suggestions without a new mask before bits are flipped
 
 
 class TPE:
-    """Models the bits of fast and of slow masks, each bit independently, and proposes bits that are
-    more likely in fast ones.
+    """A searcher that models each bit of fast and of slow masks, independently of the others.
+
+    It proposes bits that are more likely in fast masks.
 
     It runs Optuna's sampler by ask and tell through a study in memory. When the sampler is sure, it
     suggests the same point repeatedly. Then bits of the suggestion are flipped, more of them each

@@ -10,8 +10,10 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 
 class Uniform(FixedOrderSearcher):
-    """Skips evenly spaced attentions and evenly spaced MLPs, equally many of each, for each number
-    once, half of the model first.
+    """A searcher that skips evenly spaced attentions and MLPs, equally many of each.
+
+    It proposes one mask for each number of skipped sub-layers. The first mask skips half of the
+    model.
 
     Neighbouring layers are similar, so a gap between two kept ones costs little acceptance. The two
     kinds are spaced separately, because an even spacing over the interleaved sub-layers would skip

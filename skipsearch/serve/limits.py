@@ -13,9 +13,9 @@ class Limits:
     """The limits of a server.
 
     max_num_seqs: requests that are decoded at the same time, a round of each in turn.
-    max_queue: requests that may wait for that.
+    max_queue: requests that may wait in the queue.
     max_body_bytes: bytes of a request body.
-    request_timeout_s: seconds of decoding, after which an answer ends as at its token limit.
+    request_timeout_s: seconds of decoding after which an answer ends, as if at its token limit.
     body_timeout_s: seconds in which the body of a request has to arrive.
     prefix_cache_size: idle prefixes whose K/V is kept for later requests with the same key.
     batch_passes: run the passes of all running requests as one batch instead of in turn.

@@ -29,7 +29,7 @@ class TokenScore:
 
 
 class LogprobScorer:
-    """Scores one text, a part at a time, with a KV cache of its own.
+    """A scorer of one text, part by part, with a separate KV cache.
 
     n_top: most likely tokens to list at each position.
     """

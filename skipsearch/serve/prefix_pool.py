@@ -42,7 +42,7 @@ class PrefixPool:
     def release(self, tenant: str, prefix: PrefixCache) -> None:
         """Put a prefix cache back for later requests.
 
-        If a limit is exceeded, the least recently used ones are dropped, of any key.
+        If a limit is exceeded, the least recently used prefix caches of all keys are dropped.
         """
         self._idle.append((tenant, prefix))
         while len(self._idle) > self.max_idle or self.bytes > self.max_bytes:

@@ -1,6 +1,7 @@
-"""The thread that decodes.
+"""The scheduler: the thread that decodes.
 
-Requests wait in a queue. Those that run get a round each in turn, or run their passes in one batch.
+Requests wait in a queue. Running requests get a round each in turn, or run their passes in one
+batch.
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ log = logging.getLogger("skipsearch.serve")
 class RoundOutput:
     """The output of one round of an answer.
 
-    chunk: its tokens and text; None if the time of the answer is over, so that it ends without
-        them.
+    chunk: its tokens and text; None if the answer ended at its time limit before the round.
     scores: log-probabilities of the chunk's tokens. In the first round those of the prompt come
         before them if the request sets `echo`.
     """
@@ -80,7 +80,7 @@ class _Active:
 
 
 class Scheduler:
-    """Takes jobs, decodes them in a thread of its own and delivers the output of each round.
+    """A scheduler that decodes jobs in its own thread and delivers the output of each round.
 
     Requests that run in turn share the time of the thread and nothing else. Requests of a batch
     share passes, so each waits for the others in every round. Requests with the same key share the
@@ -122,7 +122,7 @@ class Scheduler:
 
     @property
     def queue_sizes(self) -> tuple[int, int]:
-        """(requests running, requests waiting)"""
+        """Return (number of running requests, number of waiting requests)."""
         return len(self._running), len(self._waiting)
 
     def submit(self, jobs: list[Job]) -> None:

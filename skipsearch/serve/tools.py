@@ -168,7 +168,7 @@ def render_prompt_ids(tokenizer: Any, turns: Sequence[Turn], tools: Sequence[Too
 def _render_ids(
     tokenizer: Any, turns: Sequence[Mapping[str, Any]], tools: Sequence[Tool] | None
 ) -> list[int] | None:
-    """Render a conversation. Returns None if the template fails."""
+    """Return the token ids of a conversation, tools included; None if the template fails."""
     try:
         return encode_chat(tokenizer, turns, tools)
     except ModelError:

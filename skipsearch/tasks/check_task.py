@@ -1,6 +1,6 @@
 """Check tasks before they are shared.
 
-A manifest is valid, its name fits, and local text loads.
+A manifest must be valid, its name must be that of its folder, and local text must load.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from skipsearch.tasks.manifest import MANIFEST_NAME, HubSource, read_manifest
 class TaskCheck:
     """The result for one file.
 
-    problem: what is wrong, in one sentence; None if nothing is.
-    summary: what was read otherwise.
+    problem: the error in one sentence; None if the file is valid.
+    summary: a description of the task; empty if there is a problem.
     """
 
     path: str

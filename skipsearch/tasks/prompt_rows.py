@@ -103,9 +103,9 @@ def render_row(row: Row, manifest: Manifest) -> RenderedRow:
 def strip_final_newline(prompt: Prompt) -> Prompt:
     """Remove line breaks from the end of a prompt.
 
-    Many tokenizers join a line break with the indentation after it. A model has hardly seen one
-    alone except at the end of a file, so it would end there too. All of HumanEval's prompts end in
-    one.
+    Many tokenizers join a line break with the indentation after it. A model has therefore hardly
+    seen a line break alone, except at the end of a file. After a prompt that ends in one, it would
+    end the text at once. All of HumanEval's prompts end in a line break.
     """
     return replace(prompt, text=prompt.text.rstrip("\r\n"))
 

@@ -66,7 +66,10 @@ def take_first_turn(columns: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _rename_columns(columns: Mapping[str, Any], manifest: Manifest) -> Mapping[str, Any]:
-    """Return the columns under the manifest's names, with single_line columns joined."""
+    """Return the columns under the manifest's names, with spaces for line breaks in `single_line`.
+
+    If there is no prompt, the first of several turns becomes the prompt.
+    """
     our_names = {name: ours for ours, name in manifest.columns.items() if ours not in columns}
     renamed = {our_names.get(name, name): value for name, value in columns.items()}
     joined = {

@@ -146,14 +146,14 @@ def successive_halving(
 ) -> tuple[int, list[PairedTimings]]:
     """Find the fastest candidate by successive halving.
 
-    All candidates decode the first rungs[0] prompts, the faster half of them the next rungs[1], and
-    so on. Source: Jamieson & Talwalkar 2016.
+    All candidates decode the first rungs[0] prompts. The faster half of them decode the next
+    rungs[1] prompts, and so on. Source: Jamieson & Talwalkar 2016.
 
-    corrections: for each candidate, a function from prompts to the factor by which its seconds per
-    token on these prompts are multiplied to estimate those on all prompts (a control variate); ():
-    no corrections.
-    tie_break_prompts: the most further prompts for the two fastest, while the interval of their
-    speed ratio contains 1.
+    corrections: for each candidate, a function that takes prompt indices and returns a factor. The
+    factor times the seconds per token on these prompts estimates the seconds per token on all
+    prompts (a control variate). (): no corrections.
+    tie_break_prompts: the number of further prompts, at most, that the two fastest candidates
+    decode until their speeds differ significantly.
 
     Returns (index of the winner, timings of each candidate and of plain decoding on the prompts
     that the candidate decoded).

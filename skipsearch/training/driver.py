@@ -103,12 +103,13 @@ def plan_adapted(
 ) -> TrainingPlan:
     """Plan to train the kept sub-layers of a mask.
 
-    mask: None chooses a mask that keeps `draft_sublayers` sub-layers.
-    draft_sublayers: None: an eighth of all sub-layers.
-    rank: of low-rank updates; None: copies of the sub-layers are trained.
-    init_from: a module to start from. If it has more than `draft_sublayers` sub-layers, those that
-    its draft needs least are dropped.
-    Raises: ModuleError, ModelError."""
+    mask: the mask of the draft; None: choose a mask that keeps `draft_sublayers` sub-layers.
+    draft_sublayers: number of sub-layers that the draft keeps; None: an eighth of all sub-layers.
+    rank: the rank of low-rank updates, which are trained; None: train copies of the sub-layers.
+    init_from: the file of a module to start from, whose mask replaces `mask`. If it has more than
+    `draft_sublayers` sub-layers, those that its draft needs least are dropped.
+    Raises: ModuleError for arguments that do not fit the model or the module; ModelError for a
+    model whose sub-layers cannot be trained."""
     base = _require_hf(model)
     tensors: dict[str, Tensor] = {}
     if init_from is not None:

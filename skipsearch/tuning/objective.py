@@ -76,7 +76,7 @@ def make_skip_spec(mask: SkipMask, policy: DraftPolicy) -> Skip:
 
 
 class ReplayObjective:
-    """Predicts the seconds per token of recipes, from one replay and the latency table.
+    """An objective that predicts seconds per token, from one replay and the latency table.
 
     Masks are judged after lookup, at the positions where lookup proposes nothing, if a shape has
     lookup before the skip drafter and lookup alone pays; else at all positions.

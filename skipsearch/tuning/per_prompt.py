@@ -61,7 +61,7 @@ def mask_from_prefill(
 
 
 class PerPromptObjective:
-    """Predicts the best recipe if each prompt has a mask of its own.
+    """An objective that predicts the best recipe if each prompt has a separate mask.
 
     At most `max_prompts` prompts are used, evenly spaced. Each has at least two generated tokens.
     """

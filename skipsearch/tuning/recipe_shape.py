@@ -14,7 +14,7 @@ TRAINED_DRAFTERS = ("adapted", "kangaroo", "s3d")
 class RecipeShape:
     """A drafter, alone or after lookup."""
 
-    kind: str  # the last drafter of the recipe, the only one without lookup before it
+    kind: str  # the last drafter of the recipe; without lookup before it, the only one
     after_lookup: bool = False  # whether lookup comes first
 
     @classmethod

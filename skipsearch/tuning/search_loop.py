@@ -20,7 +20,7 @@ POLL_INTERVAL_S = 0.2  # between two polls, while only other processes still mea
 
 
 class Search:
-    """Gets masks from a searcher, judges them, and reports the trials to searcher and study."""
+    """A search that judges the masks of a searcher and reports trials to searcher and study."""
 
     def __init__(
         self,

@@ -229,7 +229,7 @@ def discard_journal(path: Path) -> None:
 
 
 class _NoLock:
-    """Replaces Optuna's lock around each write, for a journal that `_lock_journal` locked.
+    """A replacement of Optuna's lock around each write, for a journal that is locked already.
 
     Optuna's lock is a link next to the journal. A kill leaves the link, and the next process waits
     for it: for ever if the journal's path is relative, because the link is then broken. An

@@ -15,7 +15,7 @@ from skipsearch.tuning.objective import ReplayObjective
 
 
 class WallObjective:
-    """Decodes a few prompts with a mask's best recipe, interleaved with plain decoding.
+    """An objective that decodes a few prompts with a mask's best recipe, and plainly, in turn.
 
     Times are in units of the search's own baseline: measured ratio × baseline. A machine that slows
     down therefore does not make later masks look worse.

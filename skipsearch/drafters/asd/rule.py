@@ -12,9 +12,9 @@ def is_skipped(
 ) -> bool:
     """Return whether a sub-layer is skipped.
 
-    It is skipped if its cosine is at least `threshold`, or if its layer is an every-th one, but not
-    in the last `keep_last` layers. layer: from 0. cosine: None if only the second rule applies.
-    every: 0 switches the second rule off.
+    It is skipped if its cosine is at least `threshold` (rule 1), or if it is in every `every`-th
+    layer (rule 2). It is not skipped in the last `keep_last` layers. layer: from 0. cosine: None if
+    only rule 2 applies. every: 0 switches rule 2 off.
     """
     number = layer + 1
     by_number = every > 0 and number % every == 0

@@ -26,7 +26,7 @@ class ASDDrafter(DynamicMaskDrafter):
 
 
 class ASDPolicy:
-    """Sums cosines over the passes of a prefill, then chooses the mask once.
+    """A mask policy that sums cosines over the prefill and then chooses one mask.
 
     is_sequential: the MLP of a layer reads the output of its attention, so the pass itself computes
     the state after the attention.

@@ -44,7 +44,7 @@ def _build_steps(spec: CLaSp, n_layers: int) -> list[DPStep]:
 
 
 class CLaSpPolicy:
-    """Captures hidden states of the full model, and plans masks from them."""
+    """A mask policy that captures hidden states of the full model and plans masks from them."""
 
     def __init__(self, spec: CLaSp, model: ModelAdapter, steps: Sequence[DPStep]):
         self.spec, self.model, self.steps = spec, model, steps

@@ -68,7 +68,7 @@ class KangarooDrafter:
 
 
 class KangarooSession(DraftSession):
-    """Drafts one request with a separate cache; verification begins at layer 0.
+    """A session that drafts with a separate cache. Verification begins at layer 0.
 
     The cache holds the K/V of the layers below the exit and of the adapter, with a slot for each
     token. The K/V of accepted tokens stay; those of rejected tokens are overwritten.
@@ -134,7 +134,10 @@ class KangarooSession(DraftSession):
         self.exit.observe(n_accepted, self._n_drafted)
 
     def _pending_features(self, ctx: DecodeContext) -> Tensor:
-        """Return the adapter's input [1, R, H] at unread tokens up to the pending token."""
+        """Return the adapter's input [1, R, H] at the R tokens that the adapter has not read yet.
+
+        The last of them is the pending token.
+        """
         unread = ctx.pending.new_tensor([ctx.history[self.n_in_cache :]])
         return self.early_exit_draft.compute_features(
             unread, self.cache, ctx.planner.plan_chain(self.n_in_cache, unread.shape[1])
@@ -151,7 +154,7 @@ class KangarooSession(DraftSession):
 
 
 class _LayerInputTap:
-    """Captures the input of one layer, [1, rows, H]."""
+    """A tap that captures the input of one layer, [1, rows, H]."""
 
     def __init__(self, layer: int, n_rows: int, captured: list[Tensor]):
         self.layers, self.n_rows, self.captured = (layer,), n_rows, captured
@@ -162,7 +165,7 @@ class _LayerInputTap:
 
 
 class ResumingSession(KangarooSession):
-    """Drafts one request with the model's cache; verification begins at the exit layer.
+    """A session that drafts with the model's cache. Verification begins at the exit layer.
 
     A separate cache holds the adapter's K/V alone. The layers below the exit write to the slots
     after the committed ones, and verification uses these K/V. At tokens that other drafters

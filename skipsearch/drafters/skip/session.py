@@ -16,7 +16,7 @@ from skipsearch.engine import draft_chain, draft_step
 
 
 class SiblingRule(Protocol):
-    """Decides which tokens have siblings. `Siblings` is one such rule."""
+    """A rule that decides which tokens have siblings. `Siblings` is one such rule."""
 
     @property
     def most(self) -> int:
@@ -53,9 +53,10 @@ class SharedExit:
 
 
 class SkipSession(DraftSession):
-    """Drafts one request under a mask, which may be replaced between rounds.
+    """A session that drafts one request under a mask. The mask may be replaced between rounds.
 
-    exit_session: of this request alone, unless the exit policy is shared across requests."""
+    exit_session: the exit session of this request. If the exit policy is shared across requests,
+    all requests have the same exit session."""
 
     def __init__(
         self,

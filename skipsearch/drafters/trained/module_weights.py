@@ -163,7 +163,7 @@ def merge_one(weight: Tensor, down: Tensor, up: Tensor, name: str) -> Tensor:
 
 
 def make_base(spec: ModelSpec) -> TrainedFor:
-    """Return the entry of a card about the module's model."""
+    """Return the entry `base` of a card: the model that a module is trained for."""
     return TrainedFor(
         id=spec.id, family=spec.family, n_layers=spec.n_layers, weights_sha256=spec.weights_sha256
     )

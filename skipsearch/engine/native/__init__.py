@@ -42,12 +42,14 @@ __all__ = [
 def to_native(
     fused_model: FusedAdapter, progress: BuildProgress = lambda done, total: None
 ) -> NativeAdapter | FusedAdapter:
-    """Put the model under the native engine, which takes its weights over.
+    """Return the model on the native engine, which takes over its weights.
 
-    If that cannot be, warn with `EngineFallbackWarning` and return the model as it is.
+    If the engine cannot run the model, warn with `EngineFallbackWarning` and return the model
+    unchanged.
 
-    progress(done, total): of files compiled, on first use.
-    Raises: ModelError if the library cannot be stored or loaded, or computes something else.
+    progress(done, total): called with numbers of compiled files, if the library is built.
+    Raises: ModelError if the library cannot be stored or loaded, or computes other logits than
+        `fused_model`.
     """
     reason = why_not_native(fused_model)
     if reason is None:
@@ -130,9 +132,11 @@ def to_native_stored(
 
 
 def to_native_if_built(fused_model: FusedAdapter) -> NativeAdapter | None:
-    """Put the model under the native engine if the library was built before; return None otherwise.
+    """Return the model on the native engine if the library was built before, else None.
 
-    Raises: ModelError if it computes something else than `fused_model`.
+    Return None also if the engine cannot run the model.
+
+    Raises: ModelError if the engine computes other logits than `fused_model`.
     """
     if why_not_native(fused_model) is not None or (library := cached_library()) is None:
         return None
@@ -165,10 +169,9 @@ def _out_of_memory(fused_model: FusedAdapter, free_bytes: int) -> str:
 
 
 def why_unavailable(fused_model: FusedAdapter) -> str | None:
-    """Return what keeps `auto` from this engine here, as half a sentence; None if it was built, or
-    could be.
+    """Return the reason why `auto` cannot take this engine here, as a clause; None if it can.
 
-    It builds nothing.
+    The library need not be built yet, and is not built by this call.
     """
     reason = why_not_native(fused_model)
     if reason is None and cached_library() is None and find_compiler() is None:
@@ -177,7 +180,7 @@ def why_unavailable(fused_model: FusedAdapter) -> str | None:
 
 
 def prebuild(model: object, progress: BuildProgress) -> None:
-    """Build the library for a model that it can run, so that `to_native_if_built` finds it.
+    """Build the library if it can run the model, so that `to_native_if_built` finds it.
 
     A build that fails is not reported.
     """

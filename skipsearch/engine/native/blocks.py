@@ -19,7 +19,7 @@ CHUNK_WEIGHTS = 4 << 20  # weights that are quantised at once, which bounds the 
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """How a panel stores numbers of `bits` bits, and their scales and minimums."""
+    """A format in which panels store numbers of `bits` bits with their scales and minimums."""
 
     name: str  # of llama.cpp
     code: int  # PanelKind of src/abi.h
@@ -65,9 +65,9 @@ FORMAT_OF_BITS = {bits: BLOCK_FORMATS[f"q{bits}_0"] for bits in (8, 6, 5, 4)}
 def quantize(weight: Tensor, bits: int) -> Tensor:
     """Round weights [out, in] to blocks, bytes [out, groups, UNPACKED_BYTES].
 
-    With 8 bits a scale is the largest magnitude of its block over 127. With fewer bits the weight
-    of the largest magnitude takes the lowest number, and of a few scales near that one the scale
-    with the least squared error is taken.
+    With 8 bits, the scale of a block is its largest magnitude over 127. With fewer bits, a first
+    scale makes the weight of the largest magnitude the lowest number. A few scales near it are
+    tried, and the one with the least squared error is taken.
     bits: a key of FORMAT_OF_BITS. Raises: ModelError if the library cannot be built.
     """
     groups = F.pad(weight.float(), (0, -weight.shape[1] % GROUP_SIZE)).contiguous()

@@ -42,7 +42,7 @@ AVX512_BF16 = (*AVX512, "avx512vnni", "avx512bf16", "avx512vbmi")
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """Instructions that the kernels are compiled to."""
+    """A set of processor instructions for which the kernels are compiled."""
 
     x86: tuple[str, ...] = ()  # names as the compiler has them
     arm: tuple[str, ...] = ()  # names as in /proc/cpuinfo
@@ -50,16 +50,19 @@ class InstructionSet:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Options of the compiler for the kernels."""
+        """The compiler options with which the kernels are compiled for this set."""
         return (*(f"-m{name}" for name in self.x86), *self.options)
 
     @property
     def required(self) -> str:
-        """What `skipsearch_runs_here` asks the processor, in C++."""
+        """The condition in C++ by which `skipsearch_runs_here` tests the processor."""
         return "".join(f"SS_HAS({name})&&" for name in self.x86)
 
     def is_supported(self, machine: str, cpu_flags: frozenset[str]) -> bool:
-        """Return whether a processor has all of them. cpu_flags: as in /proc/cpuinfo."""
+        """Return whether a processor has all instructions of the set.
+
+        machine: as `platform.machine` names it. cpu_flags: as in /proc/cpuinfo.
+        """
         names = {
             name.replace("avx512vnni", "avx512_vnni")
             .replace("avx512bf16", "avx512_bf16")
@@ -127,7 +130,7 @@ class NativeLibrary:
     def run_draft_chain(
         self, model: structs.ModelStruct, args: structs.PassArgs, max_tokens: int, threshold: float
     ) -> int:
-        """Run passes of one token each, the first of which is given; return their number.
+        """Run greedy passes of one token each, from the token in `args`; return their number.
 
         Raises: as `run_pass`.
         """
@@ -169,7 +172,7 @@ def _error_of_code(code: int) -> Exception:
 
 
 class NoCompilerError(ModelError):
-    """There is no working C++ compiler."""
+    """An error that says that there is no working C++ compiler."""
 
 
 _loaded: dict[str, NativeLibrary] = {}
@@ -219,7 +222,7 @@ def cached_library() -> NativeLibrary | None:
 
 @cache
 def best_instruction_set() -> str:
-    """Return the last of `INSTRUCTION_SETS` that this processor has all of."""
+    """Return the name of the last of `INSTRUCTION_SETS` that this processor supports."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "ignore").splitlines()
     except OSError:

@@ -47,7 +47,7 @@ def activation_code(mlp: MLP) -> int | None:
 
 
 class _StructBuilder:
-    """Builds the structs of a model, and holds what they point to."""
+    """A builder of the structs of a model, which also owns the memory that they point to."""
 
     def __init__(self, dtype: torch.dtype):
         self.wide_dtype, self.keepalive = torch.promote_types(dtype, torch.float32), list[Any]()

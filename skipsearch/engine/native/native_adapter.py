@@ -1,8 +1,9 @@
 """The native engine: one call of C++ for a whole pass, over repacked weights of a fused model.
 
-It computes what `models.fused` does, with sums in one order: the inputs of an output chunk by
-chunk, the keys of a row block by block, whatever the number of rows, threads and keys. So a row has
-the same bits in a pass of one token and in one of many.
+It computes what `models.fused` computes, but the order of every sum is fixed. The inputs of an
+output are added chunk by chunk, and the keys of a row block by block. The order does not depend on
+the number of rows, threads or keys. A row therefore has the same bits in a pass over one token and
+in a pass over many.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class NativeAdapter:
         self._skip_bytes_by_mask: dict[SkipMask, Any] = {}
 
     def use_activations(self, activations: str) -> None:
-        """Round the inputs of matrices in blocks in this way, one of ACTIVATIONS."""
+        """Set how the inputs of matrices in blocks are rounded. activations: one of ACTIVATIONS."""
         self._model_struct.activations = structs.ACTIVATION_CODES[activations]
 
     @property

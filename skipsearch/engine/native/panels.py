@@ -149,7 +149,7 @@ class PanelEmbedding:
 class HugePageArena:
     """Memory for all matrices of a model, in pages as large as the system gives.
 
-    A pass reads all of it, and each page costs an address translation.
+    A pass reads all of this memory. Large pages need fewer address translations.
     """
 
     def __init__(self, n_bytes: int):
@@ -169,19 +169,19 @@ class HugePageArena:
 
 
 def round_to_lines(n_bytes: int) -> int:
-    """Round up to whole cache lines."""
+    """Return a number of bytes rounded up to whole cache lines."""
     return -(-n_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
 
 
 def panel_nbytes(kind: int, n_inputs: int, dtype: torch.dtype) -> int:
-    """Return the bytes of a panel. dtype: of a dense one."""
+    """Return the bytes of a panel. dtype: the dtype of weights in a dense panel."""
     if kind != DENSE:
         return FORMAT_BY_CODE[kind].panel_nbytes(n_inputs)
     return round_to_lines(-(-n_inputs // 2) * 2 * PANEL_ROWS * dtype.itemsize)
 
 
 def panel_outputs(n_outputs: int, interleave: int) -> Tensor:
-    """Return the outputs of each panel, [panels, PANEL_ROWS]; -1 for padding."""
+    """Return the indices of each panel's outputs, [panels, PANEL_ROWS]; -1 for padding."""
     n_part_outputs = n_outputs // interleave
     outputs = F.pad(
         torch.arange(n_outputs).view(interleave, n_part_outputs),
@@ -209,7 +209,7 @@ class PanelPacker:
         self.activations, self.arena = activations, arena
 
     def nbytes(self, matrix: Linear, interleave: int = 1) -> int:
-        """Return the bytes that a matrix takes, up to the next cache line."""
+        """Return the bytes that a matrix takes in panels, rounded up to whole cache lines."""
         return round_to_lines(
             sum(
                 panel_nbytes(kind, matrix.shape[1], self.dtype)

@@ -37,7 +37,7 @@ LayerArgs = tuple[tuple[Any, ...], dict[str, Any]]  # (args, kwargs) of a layer'
 
 
 class _StopForward(Exception):
-    """Stops a forward after the arguments of the first layer were recorded."""
+    """An exception that stops a forward after the first layer's arguments were recorded."""
 
 
 class _LayerArgsRecorder:

@@ -23,7 +23,7 @@ ForwardCall = Callable[..., Any]
 
 
 class Interceptor(Protocol):
-    """Decides what layers and their parts do during a forward."""
+    """An object that decides what layers and their parts do during a forward."""
 
     def on_layer(
         self, i: int, call: ForwardCall, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -102,8 +102,8 @@ def _find_cuts(node: Function, lines: list[str]) -> list[int]:
 def _find_first_line(lines: list[str], cut: int) -> int:
     """Return the line at which a prompt starts.
 
-    It is as far back as MAX_CODE_CHARS allows, then the next beginning of a paragraph if there is
-    one.
+    A prompt is at most MAX_CODE_CHARS long. It starts at the first paragraph that begins within
+    this length, unless it would then be too short. Otherwise, it has the full length.
     """
     start, size = cut, 0
     while start > 0 and size + len(lines[start - 1]) + 1 <= MAX_CODE_CHARS:
