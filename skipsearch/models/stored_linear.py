@@ -37,14 +37,6 @@ class StoredMatrix(Protocol):
         """Return rows of the weight, [rows, in] in float32."""
 
 
-FORMAT_NAMES = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-}
-
-
 @dataclass(frozen=True)
 class TensorMatrix:
     """A `StoredMatrix` over a weight of a loaded model, which may be mapped from a file."""
@@ -54,7 +46,7 @@ class TensorMatrix:
 
     @property
     def format(self) -> str:
-        return FORMAT_NAMES[self.weight.dtype]
+        return str(self.weight.dtype).removeprefix("torch.")
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -42,7 +42,7 @@ class TrialHistory:
     therefore learns from trials of one fidelity: the one with more trials, or "wall" if both have
     equally many. It learns nothing from trials of the other fidelity, and nothing from masks that
     the problem does not allow (never_skip, whole_layers), but it does not propose these masks
-    again. If a mask is told twice, the later trial counts.
+    again. If two trials have the same mask, the later one counts.
     """
 
     def __init__(self, problem: SearchProblem) -> None:

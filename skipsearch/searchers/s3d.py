@@ -67,7 +67,7 @@ class S3DSearcher:
     def forecast(self) -> list[SkipCountForecast]:
         """Return the forecast of every count, best first.
 
-        The list is empty until a middle mask with an α was told.
+        The list is empty until the trial of a middle mask has an α.
         """
         measured = [
             (draft_ratio(self._costs, mask), trial.alpha)

@@ -55,15 +55,13 @@ def round_matrices_when_read(model: nn.Module, bits: int, dtype: torch.dtype) ->
     rounded with the head. A separate embedding stays as it is, because few of its rows are read.
     dtype: of activations, and of the other weights from now on.
     """
-    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    heads = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Linear)}
-    is_tied = {id(m): m.weight.data_ptr() in heads for m in embeddings}
+    matrices = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Linear)}
     for path, module in list(model.named_modules()):
         parent, _, child = path.rpartition(".")
         if isinstance(module, nn.Linear):
             bias = None if module.bias is None else module.bias.detach().to(dtype)
             stored: nn.Module = StoredLinear(_round(path, module.weight, bits), bias, dtype)
-        elif isinstance(module, nn.Embedding) and is_tied[id(module)]:
+        elif isinstance(module, nn.Embedding) and module.weight.data_ptr() in matrices:
             matrix = _round(path, module.weight, bits)
             # The module still computes factors of rows, and must not hold the table.
             module.weight = nn.Parameter(module.weight.detach().to("meta"), requires_grad=False)
