@@ -27,7 +27,7 @@ SYSTEMS_cpu := plain@lean,plain@hf,hf-generate
 gpu: .venv/installed
 	@mkdir -p $(GPU)
 	-$(BIN)/python -m pytest -m gpu -s --junit-xml $(GPU)/tests.xml
-	-for shape in $(SHAPES); do $(BIN)/skipsearch bench --model $$shape --device $(DEVICE) --dtype bfloat16 --systems $(SYSTEMS_$(DEVICE)) --prompts 2 --repeats 2 --costs --contexts 128,1024,4000 --json > $(GPU)/$$(echo $$shape | tr : -).json; done
+	-for shape in $(SHAPES); do $(BIN)/skipsearch bench run --model $$shape --device $(DEVICE) --dtype bfloat16 --systems $(SYSTEMS_$(DEVICE)) --prompts 2 --repeats 2 --costs --contexts 128,1024,4000 --json > $(GPU)/$$(echo $$shape | tr : -).json; done
 	-for task in pycode prose; do $(BIN)/skipsearch tune --model demo --task $$task --device $(DEVICE) --budget 60s --out $(GPU)/$$task.yaml --force; done
 
 demo: .venv/installed

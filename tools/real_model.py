@@ -2,8 +2,8 @@
 
 The model is `smollm2-135m-instruct-gguf`, a GGUF file of 98 MB. The program fetches it into
 `build/models` unless it is there, and compares its SHA-256. Then it runs `doctor`, `tune`, `decode
---check` and `bench` on it. If llama-cpp-python is installed, `bench` measures llama.cpp on the same
-file. Results go to `build/real`. All takes less than 10 minutes on two cores.
+--check` and `bench run` on it. If llama-cpp-python is installed, `bench run` measures llama.cpp on
+the same file. Results go to `build/real`. All takes less than 10 minutes on two cores.
 
     python tools/real_model.py                # or: make real
     python tools/real_model.py --fetch-only
@@ -178,7 +178,7 @@ def quote(argument: str) -> str:
 
 
 def describe_rows(rows: list[dict[str, Any]]) -> str:
-    """Return the times of `bench --json`, a line for each system."""
+    """Return the times of `bench run --json`, a line for each system."""
     names = {"plain": "plain decoding", "profile": "with the profile", "llama-cpp": "llama.cpp"}
     lines = []
     for row in rows:
@@ -193,7 +193,7 @@ def describe_rows(rows: list[dict[str, Any]]) -> str:
 
 
 def try_model() -> None:
-    """Run doctor, tune, decode and bench. Raises: RealModelError if one of them fails."""
+    """Run doctor, tune, decode and bench run. Raises: RealModelError if one of them fails."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     profile = str((RESULTS / "profile.yaml").relative_to(ROOT))
     run_step("Check that the model is read correctly", "doctor", "--model", MODEL)
@@ -214,7 +214,7 @@ def try_model() -> None:
         print("\nllama.cpp takes no part: pip install 'skipsearch[llama-cpp]'")
     printed = run_step(
         "Measure on hold-out prompts, in turn",
-        *("bench", "--profile", profile, "--systems", ",".join(systems)),
+        *("bench", "run", "--profile", profile, "--systems", ",".join(systems)),
         *("--prompts", str(BENCH_PROMPTS), "--repeats", "1", "--json"),
         captured=True,
     )

@@ -3,19 +3,19 @@
 A speedup is a ratio within one run. Each prompt is decoded by all systems in turn. The order of the
 systems rotates, and ratios are paired by prompt:
 
-    skipsearch bench --profile FILE --systems plain,profile,hf-generate
+    skipsearch bench run --profile FILE --systems plain,profile,hf-generate
 
     benchmark       runs the systems and makes a row of results for each
     systems         the systems by name: our engines and recipes, transformers, llama.cpp
     bench_prompts   the requests that every system decodes
-    batch_sizes     speedup by number of requests in a batch (`bench --batch`)
-    method_table    every drafter at its best settings, in one table (`bench --methods`)
-    pass_costs      draft and verify costs by engine (`bench --costs`)
+    batch_sizes     speedup by number of requests in a batch (`bench batch`)
+    method_table    every drafter at its best settings, in one table (`bench methods`)
+    pass_costs      draft and verify costs by engine (`bench run --costs`)
     pass_timing     time of a run in draft passes, full passes and the loop
     peak_memory     bytes that a pass reads and that a run allocates
     hugging_face    decoding by transformers' `generate`
     llama_cpp       decoding by llama.cpp; `gguf_writer` writes the weights for it
-    plot            a run as a picture (`bench --picture`)
+    plot            a run as a picture (`bench run --picture`)
 """
 
 from skipsearch.bench.batch_sizes import BatchRow, add_batch_speedups, run_batch_benchmark

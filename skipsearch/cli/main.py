@@ -20,18 +20,19 @@ from skipsearch.cli.streams import prepare_streams
 from skipsearch.cli.terminal import escape_controls
 from skipsearch.errors import SkipSearchError
 
+_RENAMED_IN_TRAIN = {
+    "--self": "--self-generated",
+    "--rate": "--learning-rate",
+    "--batch": "--batch-size",
+    "--licence": "--data-license",
+}
+_RENAMED_IN_DRAFTS = {"--keep": "--draft-sublayers", "--ahead": "--draft-tokens"}
 # Flags that version 0.2 renamed, by command. An old flag is an error that names the new one.
 RENAMED_FLAGS = {
     "tune": {"--keep": "--never-skip", "--fresh-table": "--remeasure-latency"},
-    "train": {
-        "--self": "--self-generated",
-        "--keep": "--draft-sublayers",
-        "--start": "--init-from",
-        "--ahead": "--draft-tokens",
-        "--rate": "--learning-rate",
-        "--batch": "--batch-size",
-        "--licence": "--data-license",
-    },
+    "train adapted": _RENAMED_IN_TRAIN | _RENAMED_IN_DRAFTS | {"--start": "--init-from"},
+    "train kangaroo": _RENAMED_IN_TRAIN,
+    "train s3d": _RENAMED_IN_TRAIN | _RENAMED_IN_DRAFTS,
     "decode": {"--remember": "--lookup-history"},
     "serve": {
         "--running": "--max-num-seqs",
@@ -41,7 +42,8 @@ RENAMED_FLAGS = {
         "--together": "--batch-passes",
         "--name": "--served-model-name",
     },
-    "bench": {"--peers": "--systems"},
+    "bench run": {"--peers": "--systems"},
+    "bench batch": {"--peers": "--systems", "--batch": "--sizes"},
 }
 
 
@@ -52,10 +54,11 @@ def _explain_usage_errors() -> Iterator[None]:
         yield
     except typer.TyperException as error:
         flag, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
-        renamed = RENAMED_FLAGS.get(context.info_name, {}) if context is not None else {}
+        command = context.command_path.removeprefix("skipsearch ") if context is not None else ""
+        renamed = RENAMED_FLAGS.get(command, {})
         if flag in renamed:
             error.message, error.possibilities = f"{flag} is called {renamed[flag]} now", None  # type: ignore[attr-defined]
-        elif hasattr(error, "message"):
+        elif context is None or error.message != context.get_help():  # a group alone shows its help
             error.message = escape_controls(error.message)
         raise
 
@@ -135,7 +138,6 @@ def register() -> None:
     app.command(
         name="tune", short_help="Find the fastest recipe for a task and write it to a profile."
     )(tune.tune)
-    app.command(name="train", short_help="Train a thin draft for a model.")(train.train)
     app.command(
         name="decode",
         short_help="Generate text with a profile; the tokens are the full model's own.",
@@ -144,9 +146,6 @@ def register() -> None:
     app.command(
         name="serve", short_help="Serve a model over OpenAI's API, with a page to watch it."
     )(serve.serve)
-    app.command(
-        name="bench", short_help="Compare speeds side by side: plain, with a profile, Hugging Face."
-    )(bench_command.bench)
     app.command(
         name="export", short_help="Write a profile's draft as a checkpoint for other engines."
     )(export.export)
@@ -159,6 +158,12 @@ def register() -> None:
     app.command(
         name="doctor", short_help="Check this installation or a model, and say what to run next."
     )(doctor.doctor)
+    app.add_typer(train.app, name="train", short_help="Train a thin draft for a model.")
+    app.add_typer(
+        bench_command.app,
+        name="bench",
+        short_help="Compare speeds side by side: plain, with a profile, Hugging Face.",
+    )
     app.add_typer(
         profile.app,
         name="profile",
@@ -175,7 +180,7 @@ def let_idle_threads_sleep() -> None:
     imported. Only a command sets them, for its own process: a library must not set them for the
     program that imports it.
     Threads still spin for some microseconds before they sleep. llama.cpp, which shares torch's
-    OpenMP in `bench`, waits for its threads many times a token. Without this spin, it took 13 ms
+    OpenMP in `bench run`, waits for its threads many times a token. Without this spin, it took 13 ms
     instead of 0.6.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:

@@ -25,7 +25,7 @@ def report(
     methods: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE.json", help="A result of `bench --methods --json`. May be repeated."
+            metavar="FILE.json", help="A result of `bench methods --json`. May be repeated."
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,

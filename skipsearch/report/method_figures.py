@@ -80,7 +80,7 @@ def read_methods(path: Path) -> MethodsTable:
         raise ExportError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValidationError, ValueError, RecursionError):
         raise ExportError(
-            f"{path} is no table of methods: `skipsearch bench --methods --json > FILE` writes one"
+            f"{path} is no table of methods: `skipsearch bench methods --json > FILE` writes one"
         ) from None
 
 

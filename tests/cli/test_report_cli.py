@@ -188,7 +188,7 @@ def test_neither_a_study_nor_a_profile_is_a_wrong_call(
         (["--profile", "{journal}"], "search.journal"),
         (
             ["--methods", "{journal}"],
-            "search.journal is no table of methods: `skipsearch bench --methods --json > FILE` "
+            "search.journal is no table of methods: `skipsearch bench methods --json > FILE` "
             "writes one",
         ),
         (["--methods", "{tmp}/none.json"], "cannot read {tmp}/none.json: No such file"),

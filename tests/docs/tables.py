@@ -60,7 +60,7 @@ def table(first: str, second: str, entries: Mapping[str, str | Mapping[str, str]
 
 
 def methods(path: Path) -> Callable[[], str]:
-    """What `skipsearch bench --methods --json` wrote into docs/results."""
+    """What `skipsearch bench methods --json` wrote into docs/results."""
     return lambda: to_markdown(
         [MethodRow.from_dict(row) for row in json.loads(path.read_text("utf-8"))["rows"]]
     )

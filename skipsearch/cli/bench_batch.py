@@ -1,0 +1,135 @@
+"""`skipsearch bench batch`: compare our systems by the number of requests side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from skipsearch.cli.bench_options import (
+    OUR_SYSTEMS,
+    Exact,
+    ModelName,
+    ProfileFile,
+    Prompts,
+    Repeats,
+    TaskData,
+    TaskName,
+    parse_numbers,
+    prepare_benchmark,
+)
+from skipsearch.cli.options import (
+    Activations,
+    Device,
+    Dtype,
+    Engine,
+    Json,
+    Quantization,
+    Threads,
+    require_usage,
+)
+
+
+def batch(
+    profile: ProfileFile = None,
+    model: ModelName = None,
+    sizes: Annotated[
+        str, typer.Option(help="How many requests to decode side by side, with commas between.")
+    ] = "1,2,4,8",
+    save: Annotated[
+        bool,
+        typer.Option(
+            "--save",
+            help="With --profile: write the result into it, so that larger batches are decoded "
+            "plainly where that is faster.",
+        ),
+    ] = False,
+    task: TaskName = None,
+    data: TaskData = None,
+    systems: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What to compare, with commas between: {OUR_SYSTEMS}. Default: plain, profile."
+        ),
+    ] = None,
+    prompts: Prompts = 16,
+    repeats: Repeats = 3,
+    exact: Exact = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    activations: Activations = None,
+    engine: Engine = "auto",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Example: skipsearch bench batch --profile my-profile.yaml --sizes 1,2,4,8 --save
+
+    Compare drafting with plain decoding by the number of requests that are decoded side by side. A
+    pass over many requests costs more than one over a single request, so drafting pays less in a
+    batch. Only our own systems can be compared."""
+    counts = parse_numbers(sizes, "--sizes", "1,2,4,8")
+    own_only = "`bench batch` compares our own systems: leave hf-… and llama-cpp… out"
+    require_usage(
+        not any(
+            system.strip().startswith(("hf-", "llama-cpp")) for system in (systems or "").split(",")
+        ),
+        own_only,
+    )  # before a model is loaded
+    require_usage(not save or profile is not None, "--save goes with --profile")
+    from skipsearch.bench import add_batch_speedups, run_batch_benchmark
+    from skipsearch.bench.systems import SkipsearchSystem
+    from skipsearch.cli.bench_view import print_batches
+    from skipsearch.cli.consoles import err, out, print_json
+    from skipsearch.cli.progress import ProgressBar
+    from skipsearch.errors import ProfileError
+    from skipsearch.profile import save_profile
+
+    setup = prepare_benchmark(
+        profile,
+        model,
+        task,
+        data,
+        systems,
+        prompts,
+        exact,
+        device,
+        dtype,
+        quantization,
+        activations,
+        engine,
+        threads,
+        add_hf_generate=False,
+    )
+    ours = [system for system in setup.systems if isinstance(system, SkipsearchSystem)]
+    require_usage(len(ours) == len(setup.systems), own_only)
+    saved = setup.profile if save else None
+    if saved is not None and (
+        saved.measured is None or "profile" not in [system.name for system in ours]
+    ):
+        raise ProfileError(
+            "--save needs a profile that was measured, and the systems plain and profile: "
+            "`skipsearch tune` makes one"
+        )
+    with ProgressBar(err) as bar:
+        running = bar.add_task("decoding side by side", total=None)
+        rows = run_batch_benchmark(
+            ours,
+            setup.requests,
+            counts,
+            repeats,
+            lambda done, total: bar.update(running, completed=done, total=total),
+        )
+    if saved is not None and profile is not None:
+        save_profile(add_batch_speedups(saved, rows, "profile"), profile, replace=True)
+    if as_json:
+        print_json(
+            {
+                "model": ours[0].model.spec.id,
+                "dtype": ours[0].model.spec.dtype_name,
+                "task": setup.task,
+                "rows": [row.as_dict() for row in rows],
+            }
+        )
+        return
+    print_batches(out, rows)

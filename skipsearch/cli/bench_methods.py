@@ -1,0 +1,77 @@
+"""`skipsearch bench methods`: compare every drafting method at its best settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skipsearch.cli.bench_options import Prompts, TaskData
+from skipsearch.cli.options import (
+    Activations,
+    Device,
+    Dtype,
+    Engine,
+    Json,
+    Quantization,
+    Threads,
+    load_model_and_engine,
+    merge_activations,
+    warn,
+)
+
+
+def methods(
+    model: Annotated[
+        str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")
+    ],
+    task: Annotated[
+        str,
+        typer.Option(
+            help="A task: settings are chosen on its calibration prompts, and its hold-out prompts "
+            "are decoded."
+        ),
+    ] = "pycode",
+    data: TaskData = None,
+    modules: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder of trained modules to include. May be repeated."),
+    ] = None,
+    prompts: Prompts = 16,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    activations: Activations = None,
+    engine: Engine = "auto",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Example: skipsearch bench methods --model demo --task pycode
+
+    Compare every drafting method with plain decoding, each with its best settings on the
+    calibration prompts. All decode the same hold-out prompts and take turns in one run. The result
+    is a table in Markdown; `report --methods` draws what --json prints."""
+    quantization = merge_activations(quantization, activations)
+    from skipsearch.bench.method_table import compare_methods, to_markdown, to_report_data
+    from skipsearch.cli.consoles import err, out, print_json
+    from skipsearch.cli.tune_view import TuneView
+    from skipsearch.models.loading.quantize import is_native_quantization
+    from skipsearch.tasks import load_task
+
+    chosen = load_task(task, data=data)
+    warn([*chosen.notes])
+    adapter = load_model_and_engine(model, device, dtype, engine, threads, quantization)
+    theirs = (
+        None
+        if is_native_quantization(adapter.spec.quantization)
+        else load_model_and_engine(model, device, dtype, "hf", threads, quantization)
+    )
+    with TuneView(err) as view:
+        rows = compare_methods(
+            adapter, chosen, modules or [], prompts, on_event=view, hf_model=theirs
+        )
+    if as_json:
+        print_json(to_report_data(adapter, chosen.name, modules or [], rows))
+        return
+    out.print(to_markdown(rows), end="")

@@ -1,0 +1,189 @@
+"""Options that the commands of `bench` share, and the systems and requests that they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skipsearch.cli.open_model import defaults_from_profile, resolve_task
+from skipsearch.cli.options import (
+    load_model_and_engine,
+    merge_activations,
+    profile_model_argument,
+    require_usage,
+    warn,
+)
+
+if TYPE_CHECKING:
+    from skipsearch.bench import BenchRequest, System
+    from skipsearch.models import ModelAdapter
+    from skipsearch.profile import Profile
+    from skipsearch.tasks import Prompt
+
+OUR_SYSTEMS = (
+    "plain; profile (also called recipe); profile:lookup or profile:skip (one drafter of the "
+    "profile alone); lookup (2 tokens must match, up to 8 drafted); skip (every second sub-layer, "
+    "unsearched, 4 drafted); lookup+skip; each of these with @ENGINE for another engine"
+)
+
+ProfileFile = Annotated[Path | None, typer.Option(help="A profile to measure; its model is used.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        help="The model, if there is no profile. synthetic:llama-2-13b (-7b, -70b, "
+        "llama-3-8b, phi-3-mini) or synthetic:24x512 means random weights of that "
+        "shape."
+    ),
+]
+TaskName = Annotated[
+    str | None,
+    typer.Option(
+        help="Whose hold-out prompts to decode. Default: the profile's own task, or pycode."
+    ),
+]
+TaskData = Annotated[Path | None, typer.Option(help="A .jsonl to take the task's text from.")]
+Prompts = Annotated[int, typer.Option(min=1, help="Number of hold-out prompts.")]
+Repeats = Annotated[int, typer.Option(min=1, help="How often each system decodes each prompt.")]
+Exact = Annotated[
+    bool,
+    typer.Option("--exact", help="Run our systems with --exact, in passes of one fixed shape."),
+]
+
+
+@dataclass(frozen=True)
+class BenchSetup:
+    """The systems of a benchmark, and the requests that each of them decodes."""
+
+    model: ModelAdapter
+    has_random_weights: bool
+    profile: Profile | None
+    systems: list[System]
+    task: str  # name of the task, or what the prompts are instead
+    requests: list[BenchRequest]
+
+
+def prepare_benchmark(
+    profile: Path | None,
+    model: str | None,
+    task: str | None,
+    data: Path | None,
+    systems: str | None,
+    n_requests: int,
+    exact: bool,
+    device: str,
+    dtype: str,
+    quantization: str | None,
+    activations: str | None,
+    engine: str,
+    threads: int | None,
+    add_hf_generate: bool,
+) -> BenchSetup:
+    """Load the model and make the systems and the requests that the options describe.
+
+    add_hf_generate: compare with hf-generate too, if `systems` is None and the weights allow it.
+
+    Raises: BadParameter without a profile and a model; ProfileError; ModelError; TaskError;
+        DecodeError for an unknown system.
+    """
+    require_usage(profile is not None or model is not None, "give --profile FILE or --model M")
+    quantization = merge_activations(quantization, activations)
+    from skipsearch.bench import PLAIN_WEIGHTS, make_systems
+    from skipsearch.models.loading.aliases import find_packaged_model
+    from skipsearch.models.loading.gguf_model import is_gguf
+    from skipsearch.models.loading.quantize import is_native_quantization
+    from skipsearch.models.synthetic import is_synthetic
+    from skipsearch.profile import load_profile
+
+    loaded = load_profile(profile) if profile else None
+    chosen = model or (profile_model_argument(loaded) if loaded else "")
+    if loaded is not None:
+        dtype, threads, quantization = defaults_from_profile(
+            loaded, device, dtype, threads, quantization
+        )
+        task = resolve_task(loaded, task)  # before a model is loaded
+    opened: dict[str, ModelAdapter] = {}
+
+    def by_engine(name: str) -> ModelAdapter:
+        if name == PLAIN_WEIGHTS:
+            # Not kept in `opened`, to free its memory after use.
+            return load_model_and_engine(chosen, device, dtype, "hf", threads)
+        if name not in opened:
+            adapter = load_model_and_engine(
+                chosen,
+                device,
+                dtype,
+                name,
+                threads,
+                quantization,
+                loaded.engine if loaded else None,
+            )
+            opened[name] = opened.setdefault(adapter.spec.engine, adapter)
+        return opened[name]
+
+    main = by_engine(engine)
+    if is_synthetic(chosen):
+        warn(
+            [
+                f"{chosen} has random weights: every figure below is of speed only, and its "
+                "acceptance is made up"
+            ]
+        )
+    add_hf_generate = add_hf_generate and not is_native_quantization(main.spec.quantization)
+    usual = [
+        "plain",
+        *(["profile"] if loaded else []),
+        *(["hf-generate"] if add_hf_generate else []),
+    ]
+    names = [n.strip() for n in systems.split(",")] if systems else usual
+    file = find_packaged_model(chosen)
+    contenders = make_systems(
+        names, engine, loaded, by_engine, exact, Path(file) if is_gguf(file) else None
+    )
+    name, requests = _make_requests(main, task or "pycode", data, n_requests)
+    return BenchSetup(main, is_synthetic(chosen), loaded, contenders, name, requests)
+
+
+def _make_requests(
+    model: ModelAdapter, task: str, data: Path | None, n_requests: int
+) -> tuple[str, list[BenchRequest]]:
+    """Return (name of the prompts, requests).
+
+    They are the task's hold-out prompts, or random token ids for a model without a tokenizer.
+    """
+    from skipsearch.bench import make_random_requests, make_task_requests
+    from skipsearch.replay.workload import context_warnings, make_workload, template_warnings
+    from skipsearch.tasks import load_task
+
+    if model.tokenizer is None:
+        warn([f"{model.spec.id} has no tokenizer, so its prompts are random tokens"])
+        return "random tokens", make_random_requests(model, n_requests)
+    chosen = load_task(task, data=data)
+    warn([*chosen.notes, *context_warnings(chosen, model.spec), *template_warnings(chosen, model)])
+    held_out = balance_categories(chosen.holdout, n_requests)
+    return chosen.name, make_task_requests(model, make_workload(model, chosen, held_out), held_out)
+
+
+def balance_categories(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """Return `count` prompts, equally many of each category; the first if there is no category."""
+    waiting = {
+        c: [p for p in prompts if p.category == c]
+        for c in dict.fromkeys(p.category for p in prompts)
+    }
+    chosen: list[Prompt] = []
+    while len(chosen) < min(count, len(prompts)):
+        chosen += [rest.pop(0) for rest in waiting.values() if rest][: count - len(chosen)]
+    return chosen
+
+
+def parse_numbers(text: str, option: str, example: str) -> list[int]:
+    """Parse numbers separated by commas. Raises: BadParameter."""
+    parts = [part.strip() for part in text.split(",")]
+    require_usage(
+        all(part.isdigit() and int(part) > 0 for part in parts),
+        f"{option} is {text!r}; write numbers with commas between them, such as {example}",
+    )
+    return [int(part) for part in parts]

@@ -1,0 +1,157 @@
+"""Run a training for the commands of `skipsearch train`, and print its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skipsearch.cli.options import load_cli_model, require_usage, warn
+
+if TYPE_CHECKING:
+    from skipsearch.models import ModelAdapter
+    from skipsearch.training.corpus import Corpus
+    from skipsearch.training.driver import TrainingPlan, TrainListener
+
+    Planner = Callable[[ModelAdapter, Corpus, TrainListener], TrainingPlan]
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """What a training reads, as `read_corpus` describes it."""
+
+    task: str | None
+    data: list[Path] | None
+    self_generated: bool
+    temperature: float
+    tokens: int
+    data_license: str
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How long a training runs, in which steps, and where it writes."""
+
+    out: Path
+    budget: str | None
+    steps: int | None
+    batch_size: int
+    learning_rate: float
+    extra_memory: str
+    seed: int
+    force: bool
+
+
+def run_training(
+    make_plan: Planner,
+    texts: TextOptions,
+    options: RunOptions,
+    model: str,
+    device: str,
+    dtype: str,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Train the draft that `make_plan` plans, and print its figures and the next command.
+
+    Raises: BadParameter, ModelError, ModuleError, TaskError, SearchError.
+    """
+    require_usage(
+        bool(texts.task or texts.data or texts.self_generated),
+        "say what to train on: --task, --data or --self-generated",
+    )
+    require_usage(
+        0 < options.learning_rate < 1,
+        f"--learning-rate {options.learning_rate} is no learning rate; try 0.001",
+    )
+    from skipsearch.cli.consoles import err, out, print_json
+    from skipsearch.cli.train_view import TrainView
+    from skipsearch.tasks import load_task
+    from skipsearch.training.corpus import read_corpus
+    from skipsearch.training.distributed import join_process_group
+    from skipsearch.training.driver import train, with_limits
+    from skipsearch.training.trainer import TrainSettings
+    from skipsearch.tuning.settings import parse_duration
+
+    task = load_task(texts.task) if texts.task else None
+    sampled = task.sampling.temperature if task else 0.0
+    settings = with_limits(
+        TrainSettings(
+            batch_size=options.batch_size,
+            learning_rate=options.learning_rate,
+            seed=options.seed,
+            temperature=max(TrainSettings.temperature, sampled),
+        ),
+        options.steps,
+        parse_duration(options.budget),
+    )
+    warn([*task.notes] if task else [])
+    group = join_process_group(device)
+    adapter = load_cli_model(
+        model, device, _fast_dtype(device) if dtype == "auto" else dtype, "hf", threads
+    )
+    with TrainView(err, silent=not group.is_main) as view:
+        corpus = read_corpus(
+            adapter,
+            texts.data or [],
+            task,
+            texts.self_generated,
+            options.seed,
+            view,
+            texts.tokens,
+            texts.temperature,
+            texts.data_license,
+        )
+        result = train(
+            make_plan(adapter, corpus, view),
+            corpus,
+            options.out,
+            settings,
+            options.extra_memory,
+            view,
+            options.force,
+            group,
+        )
+    if result is None:  # the main process prints the result
+        return
+    before, after = result.alpha
+    following = (
+        f"skipsearch tune --model {model} --task {texts.task or 'TASK'} --modules {options.out}"
+    )
+    if as_json:
+        print_json(
+            {
+                "file": str(result.path),
+                "card": result.card.model_dump(mode="json"),
+                "parameters": result.n_parameters,
+                "extra_bytes": result.extra_bytes,
+                "alpha": {"before": before, "after": after},
+                "next": following,
+            }
+        )
+        return
+    trained = result.card.trained
+    if before is not None and after is not None:
+        out.print(f"α by replay, on validation text: {before:.3f} before, {after:.3f} after")
+    out.print(
+        f"{trained.steps} steps in {trained.seconds:.0f} s; share of all rows that name the "
+        f"model's token: {trained.before:.3f} "
+        f"before, {trained.after:.3f} after"
+    )
+    out.print(
+        f"written to {result.path}: {result.n_parameters / 1e6:.3g} M values; with them a draft "
+        "takes "
+        f"{result.extra_bytes / 1e6:.3g} MB beside the model as {adapter.spec.dtype_name}"
+    )
+    out.print(f"next: {following}")
+
+
+def _fast_dtype(device: str) -> str:
+    """Return bfloat16 on a GPU and on CPUs that multiply it in hardware; float32 otherwise."""
+    import torch
+
+    from skipsearch.models.loading.placement import pick_device
+
+    on_cpu = pick_device(device).type == "cpu"
+    return "bfloat16" if not on_cpu or torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
