@@ -11,24 +11,20 @@ from skipsearch.cli.bench_batch import batch
 from skipsearch.cli.bench_methods import methods
 from skipsearch.cli.bench_run import run
 
+NEW_COMMANDS = {"--methods": "methods", "--batch": "batch --sizes"}  # by flag of the old `bench`
+
 
 class BenchGroup(TyperGroup):
     """A group that names the new command if an option directly follows `bench`.
 
-    Before version 0.2, `bench` was one command, with the flags --methods and --batch.
+    `bench` was one command before, with the flags --methods and --batch.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         is_old = bool(args) and args[0].startswith("-") and args[0] != "--help"
         if is_old and not ctx.resilient_parsing:  # a shell completes commands with it
             flags = {argument.partition("=")[0] for argument in args}
-            command = (
-                "methods"
-                if "--methods" in flags
-                else "batch --sizes"
-                if "--batch" in flags
-                else "run"
-            )
+            command = next((new for old, new in NEW_COMMANDS.items() if old in flags), "run")
             ctx.fail(f"bench has three commands now: use `skipsearch bench {command} …`")
         return super().parse_args(ctx, args)
 
@@ -38,7 +34,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Example: skipsearch bench run --profile my-profile.yaml\n\n"
-    "Compare ways to decode side by side. All decode the same hold-out prompts and take turns in one run.",
+    "Compare ways to decode side by side. All decode the same hold-out prompts and take turns in "
+    "one run.",
 )
 app.command("run", short_help="Systems, one request at a time: plain, a profile, Hugging Face.")(
     run

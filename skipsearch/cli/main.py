@@ -180,7 +180,7 @@ def let_idle_threads_sleep() -> None:
     imported. Only a command sets them, for its own process: a library must not set them for the
     program that imports it.
     Threads still spin for some microseconds before they sleep. llama.cpp, which shares torch's
-    OpenMP in `bench run`, waits for its threads many times a token. Without this spin, it took 13 ms
+    OpenMP in `bench`, waits for its threads many times a token. Without this spin, it took 13 ms
     instead of 0.6.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:

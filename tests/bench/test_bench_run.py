@@ -27,7 +27,7 @@ from skipsearch.bench.bench_prompts import spec_bench_category
 from skipsearch.bench.pass_timing import time_passes_of
 from skipsearch.bench.peak_memory import bytes_per_token, measure_bandwidth, measure_peak_memory
 from skipsearch.bench.systems import SkipsearchSystem, SystemRun
-from skipsearch.cli.bench_command import _balance_categories
+from skipsearch.cli.bench_options import balance_categories
 from skipsearch.cli.bench_view import print_rows
 from skipsearch.cli.terminal import Terminal
 from skipsearch.core.mask import SkipMask
@@ -313,13 +313,13 @@ def test_a_few_prompts_are_of_every_category() -> None:
         Prompt(str(i), "x", category)
         for i, category in enumerate(["qa"] * 5 + ["rag"] * 2 + ["math"])
     ]
-    assert [p.category for p in _balance_categories(prompts, 5)] == [
+    assert [p.category for p in balance_categories(prompts, 5)] == [
         "qa",
         "rag",
         "math",
         "qa",
         "rag",
     ]
-    assert len(_balance_categories(prompts, 100)) == len(prompts)
+    assert len(balance_categories(prompts, 100)) == len(prompts)
     plain = [Prompt(str(i), "x") for i in range(4)]
-    assert _balance_categories(plain, 3) == plain[:3]
+    assert balance_categories(plain, 3) == plain[:3]

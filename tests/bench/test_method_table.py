@@ -70,13 +70,20 @@ def test_every_method_takes_part_and_no_token_changes(tmp_path: Path) -> None:
     assert lines[2].startswith("| plain | 1.00× (1.00–1.00) |")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("--model", "demo", "--modules", "x"), ("--model", "demo", "--methods", "--systems", "plain")],
-)
-def test_options_that_do_not_go_together_are_refused(
-    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_command_hands_its_options_to_the_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, _, shown = run_in_process(capsys, monkeypatch, "bench", *arguments)
-    assert code == 2
-    assert "--methods" in shown
+    calls = []
+
+    def compare(model, task, modules, n_prompts, on_event, hf_model):  # type: ignore[no-untyped-def]
+        calls.append((model.spec.engine, task.name, modules, n_prompts, hf_model.spec.engine))
+        return []
+
+    monkeypatch.setattr(table, "compare_methods", compare)
+    options = ("--model", "demo", "--modules", tmp_path, "--prompts", 2, "--engine", "lean")
+    code, printed, shown = run_in_process(
+        capsys, monkeypatch, "bench", "methods", *options, "--threads", 1, "--json"
+    )
+    assert code == 0, shown
+    assert calls == [("lean", "pycode", [tmp_path], 2, "hf")]
+    assert json.loads(printed)["rows"] == []

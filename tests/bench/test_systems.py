@@ -150,7 +150,7 @@ def test_unsearched_lookup_drafts_alone_and_before_the_unsearched_mask() -> None
 def test_the_help_says_how_the_unsearched_systems_draft(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, printed, _ = run_in_process(capsys, monkeypatch, "bench", "--help")
+    _, printed, _ = run_in_process(capsys, monkeypatch, "bench", "run", "--help")
     said = " ".join(printed.replace("│", " ").split())
     assert (
         f"lookup ({LOOKUP_SPEC.min_match} tokens must match, up to {LOOKUP_SPEC.draft_length} "

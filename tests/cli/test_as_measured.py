@@ -24,7 +24,7 @@ def test_a_profile_tuned_on_a_file_is_for_that_file_alone(
     assert task_name(tmp_path / "mine.jsonl") == load_task(tmp_path / "mine.jsonl").name == "mine"
     assert (task_name("pycode"), resolve_task(own, "prose")) == ("pycode", "prose")
     for command in (
-        ("bench", "--profile", tmp_path / "own.yaml"),
+        ("bench", "run", "--profile", tmp_path / "own.yaml"),
         ("profile", "verify", tmp_path / "own.yaml"),
     ):
         code, _, said = run_in_process(capsys, monkeypatch, *command)

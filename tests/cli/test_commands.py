@@ -242,6 +242,7 @@ def test_bench_compares_systems_on_the_same_tokens(tuned, capsys, monkeypatch):
         capsys,
         monkeypatch,
         "bench",
+        "run",
         "--profile",
         out,
         "--task",
@@ -270,6 +271,7 @@ def test_bench_of_batches_tells_the_profile_from_which_size_plain_decoding_is_fa
         capsys,
         monkeypatch,
         "bench",
+        "batch",
         "--profile",
         kept,
         "--task",
@@ -280,7 +282,7 @@ def test_bench_of_batches_tells_the_profile_from_which_size_plain_decoding_is_fa
         1,
         "--threads",
         1,
-        "--batch",
+        "--sizes",
         "1,2",
         "--save",
         "--json",
@@ -301,6 +303,7 @@ def test_bench_of_batches_tells_the_profile_from_which_size_plain_decoding_is_fa
         capsys,
         monkeypatch,
         "bench",
+        "batch",
         "--model",
         "synthetic:2x64",
         "--prompts",
@@ -309,7 +312,7 @@ def test_bench_of_batches_tells_the_profile_from_which_size_plain_decoding_is_fa
         1,
         "--systems",
         "plain,skip",
-        "--batch",
+        "--sizes",
         "3",
     )
     assert code == 0, shown
@@ -325,6 +328,7 @@ def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(
         capsys,
         monkeypatch,
         "bench",
+        "run",
         "--model",
         "synthetic:2x64",
         "--device",
@@ -359,6 +363,7 @@ def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(
         capsys,
         monkeypatch,
         "bench",
+        "run",
         "--model",
         "synthetic:2x64",
         "--device",
@@ -452,7 +457,7 @@ def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, eng
             "or none at all",
         ),
         (
-            ["bench", "--model", "demo", "--quantization", "gptq"],
+            ["bench", "run", "--model", "demo", "--quantization", "gptq"],
             1,
             "no quantization called 'gptq'",
         ),
@@ -474,6 +479,7 @@ def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, eng
         (
             [
                 "bench",
+                "run",
                 "--model",
                 "demo",
                 "--quantization",
@@ -532,35 +538,47 @@ def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, eng
             1,
             "write --drafters lookup,skip",
         ),
-        (["bench"], 2, "give --profile FILE or --model M"),
-        (["bench", "--model", "demo", "--systems", "plain,plian"], 1, "did you mean plain"),
-        (["bench", "--model", "demo", "--contexts", "128,long"], 2, "write numbers with commas"),
+        (["bench", "run"], 2, "give --profile FILE or --model M"),
+        (["bench", "batch"], 2, "give --profile FILE or --model M"),
+        (["bench", "methods"], 2, "Missing option '--model'"),
+        (["bench", "run", "--model", "demo", "--systems", "plain,plian"], 1, "did you mean plain"),
         (
-            ["bench", "--model", "demo", "--batch", "8,many"],
+            ["bench", "run", "--model", "demo", "--contexts", "128,long"],
             2,
-            "--batch is '8,many'; write numbers with commas between them, such as 1,2,4,8",
+            "write numbers with commas",
         ),
         (
-            ["bench", "--model", "demo", "--batch", "8", "--save"],
+            ["bench", "batch", "--model", "demo", "--sizes", "8,many"],
             2,
-            "--save goes with --batch and --profile",
+            "--sizes is '8,many'; write numbers with commas between them, such as 1,2,4,8",
+        ),
+        (["bench", "batch", "--model", "demo", "--sizes", ""], 2, "--sizes is ''"),
+        (["bench", "batch", "--model", "demo", "--save"], 2, "--save goes with --profile"),
+        (
+            ["bench", "batch", "--model", "demo", "--systems", "plain,hf-generate"],
+            2,
+            "`bench batch` compares our own systems",
         ),
         (
-            ["bench", "--model", "demo", "--batch", "8", "--costs"],
+            ["bench", "batch", "--model", "demo", "--systems", "plain, hf-generate"],
             2,
-            "--batch goes without --contexts",
+            "`bench batch` compares our own systems",
         ),
-        (
-            ["bench", "--model", "demo", "--batch", "8", "--systems", "plain,hf-generate"],
-            2,
-            "--batch compares our own systems",
+        *(
+            (["bench", command, "--model", "demo", *flag], 2, f"No such option: {flag[0]}")
+            for command, *flag in (
+                ("run", "--sizes", "8"),
+                ("run", "--modules", "x"),
+                ("batch", "--costs"),
+                ("batch", "--contexts", "128"),
+                ("batch", "--picture", "x.png"),
+                ("methods", "--systems", "plain"),
+                ("methods", "--profile", "x.yaml"),
+            )
         ),
-        (
-            ["bench", "--model", "demo", "--batch", "8", "--systems", "plain, hf-generate"],
-            2,
-            "--batch compares our own systems",
-        ),
-        (["bench", "--model", "synthetic:llama-2-14b"], 1, "did you mean llama-2-13b"),
+        (["bench", "rum"], 2, "Did you mean 'run'?"),
+        (["train", "adapter"], 2, "Did you mean 'adapted'?"),
+        (["bench", "run", "--model", "synthetic:llama-2-14b"], 1, "did you mean llama-2-13b"),
         (
             ["tune", "--model", "synthetic:2x64", "--task", "pycode"],
             1,
@@ -716,7 +734,7 @@ def finished(journal):
     return journal.read_text().count('"op_code":4') if journal.exists() else 0
 
 
-@pytest.mark.parametrize("command", ["tune", "decode", "bench", "list", "doctor"])
+@pytest.mark.parametrize("command", ["tune", "decode", "bench", "train", "list", "doctor"])
 def test_help_shows_an_example_first(capsys, monkeypatch, command):
     code, printed, _ = run_in_process(capsys, monkeypatch, command, "--help")
     assert code == 0

@@ -26,7 +26,7 @@ from models.tiny import new_hf_model
 
 import skipsearch
 from skipsearch.cli import options, progress
-from skipsearch.cli.main import RENAMED_FLAGS
+from skipsearch.cli.main import RENAMED_FLAGS, main
 from skipsearch.cli.terminal import Terminal
 from skipsearch.cli.tune_view import TuneView
 from skipsearch.core.machine import Machine
@@ -101,6 +101,13 @@ def test_the_version_is_told(capsys, monkeypatch) -> None:
         ["tune"],
         ["decode"],
         ["bench"],
+        ["bench", "run"],
+        ["bench", "batch"],
+        ["bench", "methods"],
+        ["train"],
+        ["train", "adapted"],
+        ["train", "kangaroo"],
+        ["train", "s3d"],
         ["export"],
         ["report"],
         ["list"],
@@ -119,10 +126,60 @@ def test_every_help_starts_with_an_example_and_no_flag_asks_for_a_value(
     assert "<bool>" not in printed
 
 
-@pytest.mark.parametrize("command", ["chat", "serve", "export"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "chat",
+        "serve",
+        "export",
+        "bench",
+        "bench run",
+        "bench batch",
+        "bench methods",
+        "train",
+        "train adapted",
+        "train kangaroo",
+        "train s3d",
+    ],
+)
 def test_the_help_of_a_door_is_the_golden_file(capsys, monkeypatch, command: str) -> None:
-    _, printed, _ = run_in_process(capsys, monkeypatch, command, "--help")
-    check_golden(Path(__file__).parent / "golden" / f"{command}.txt", printed)
+    _, printed, _ = run_in_process(capsys, monkeypatch, *command.split(), "--help")
+    check_golden(Path(__file__).parent / "golden" / f"{command.replace(' ', '_')}.txt", printed)
+
+
+@pytest.mark.parametrize("group", ["bench", "train", "profile", "task"])
+def test_a_group_alone_prints_its_help(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    _, usage, _ = run_in_process(capsys, monkeypatch, group, "--help")
+    monkeypatch.setattr(sys, "argv", ["skipsearch", group])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert capsys.readouterr().err.strip() == usage.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["--profile", "p.yaml"], "run"),
+        (["--model=demo", "--costs"], "run"),
+        (["--peers", "plain"], "run"),
+        (["--batch", "1,2"], "batch --sizes"),
+        (["--model", "demo", "--batch=1,2", "--save"], "batch --sizes"),
+        (["--methods"], "methods"),
+        (["--model", "demo", "--methods", "--help"], "methods"),
+    ],
+)
+def test_the_old_spelling_of_bench_names_the_new_command(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    command: str,
+) -> None:
+    code, printed, shown = run_in_process(capsys, monkeypatch, "bench", *arguments)
+    assert (code, printed) == (2, "")
+    assert shown.endswith(f"bench has three commands now: use `skipsearch bench {command} …`")
 
 
 def test_completion_knows_the_commands() -> None:
@@ -497,9 +554,9 @@ def test_an_old_flag_names_the_new_one(
     old: str,
     new: str,
 ) -> None:
-    code, _, shown = run_in_process(capsys, monkeypatch, command, old, "1")
+    code, _, shown = run_in_process(capsys, monkeypatch, *command.split(), old, "1")
     assert code == 2
     assert f"{old} is called {new} now" in shown
-    _, usage, _ = run_in_process(capsys, monkeypatch, command, "--help")
+    _, usage, _ = run_in_process(capsys, monkeypatch, *command.split(), "--help")
     assert new in usage
     assert not re.search(rf"{old}(?![-\w])", usage)

@@ -103,7 +103,7 @@ def test_a_search_does_not_replace_its_own_study_or_text(
 def test_a_picture_is_not_drawn_over_the_profile_and_that_is_said_before_the_measurement(
     run: Run, picture: str
 ) -> None:
-    status, err = run("bench", "--profile", "own.png", "--picture", picture)
+    status, err = run("bench", "run", "--profile", "own.png", "--picture", picture)
     assert (status, err) == (
         1,
         f"error: --picture {picture} is the file of --profile, which would be lost: write another "
@@ -111,7 +111,7 @@ def test_a_picture_is_not_drawn_over_the_profile_and_that_is_said_before_the_mea
     )
     assert (
         "choose another file, ending in .png, .svg or .pdf"
-        in run("bench", "--model", "demo", "--picture", "picture.doc")[1]
+        in run("bench", "run", "--model", "demo", "--picture", "picture.doc")[1]
     )
 
 

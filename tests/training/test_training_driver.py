@@ -21,6 +21,7 @@ from helpers.tiny import VOCAB
 from models.every_class import build
 from tuning.small_search import small_model, small_task
 
+from skipsearch.cli.train_view import TrainView
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Recipe
 from skipsearch.decoding import Decoder
@@ -309,17 +310,70 @@ def test_the_command_trains_prints_alpha_and_the_next_command(
 
 
 @pytest.mark.parametrize(
+    ("command", "options", "planned"),
+    [
+        ("adapted", (), (None, None, None, 5, 0, None)),
+        (
+            "adapted",
+            ("--draft-sublayers", 4, "--rank", 8, "--draft-tokens", 3, "--seed", 7),
+            (None, 4, 8, 3, 7, None),
+        ),
+        ("adapted", ("--init-from", "x"), (None, None, None, 5, 0, Path("x"))),
+        ("kangaroo", (), (2, "attention")),
+        ("kangaroo", ("--exit-layer", 2, "--form", "layer"), (2, "layer")),
+        ("s3d", (), (None, 4, None, 0)),
+        (
+            "s3d",
+            ("--draft-sublayers", 6, "--draft-tokens", 3, "--rank", 8, "--seed", 7),
+            (6, 3, 8, 7),
+        ),
+    ],
+)
+def test_each_command_makes_the_plan_that_its_options_describe(
+    command: str,
+    options: tuple[object, ...],
+    planned: tuple[object, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "text.txt").write_text("def read(path):\n    return path.read_text()\n" * 200)
+    plans = []
+
+    def plan(*arguments: object) -> None:
+        plans.append(
+            tuple(a for a in arguments if not isinstance(a, HFAdapter | Corpus | TrainView))
+        )
+        raise ModuleError("enough")
+
+    monkeypatch.setattr(driver, f"plan_{command}", plan)
+    where = ("--model", "demo", "--data", tmp_path / "text.txt", "--out", tmp_path / "m")
+    code, _, shown = run_in_process(
+        capsys, monkeypatch, "train", command, *where, "--threads", 1, *options
+    )
+    assert (code, plans) == (1, [planned]), shown
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
-        (("nonsense", "--self-generated"), 2, "cannot be trained"),
+        (("nonsense", "--self-generated"), 2, "No such command 'nonsense'"),
         (("adapted",), 2, "say what to train on"),
+        (("kangaroo",), 2, "say what to train on"),
+        (("s3d",), 2, "say what to train on"),
         (
             ("adapted", "--self-generated", "--draft-sublayers", "3", "--profile", "x.yaml"),
             2,
             "give one of them",
         ),
         (("adapted", "--self-generated", "--learning-rate", "7"), 2, "no learning rate"),
-        (("kangaroo", "--self-generated", "--init-from", "x"), 2, "--init-from is for adapted"),
+        (("kangaroo", "--self-generated", "--init-from", "x"), 2, "No such option: --init-from"),
+        (("kangaroo", "--self-generated", "--form", "round"), 2, "is attention or layer"),
+        (
+            ("adapted", "--self-generated", "--init-from", "x", "--profile", "y.yaml"),
+            2,
+            "--init-from brings its mask: leave --profile out",
+        ),
         (("adapted", "--data", "/nowhere"), 1, "no such file or folder"),
         (("adapted", "--self-generated", "--budget", "soon"), 1, "is not a time"),
     ],
