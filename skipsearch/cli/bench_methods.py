@@ -74,4 +74,4 @@ def methods(
     if as_json:
         print_json(to_report_data(adapter, chosen.name, modules or [], rows))
         return
-    out.print(to_markdown(rows), end="")
+    out.print_block(to_markdown(rows).rstrip())

@@ -82,8 +82,8 @@ def test_the_command_hands_its_options_to_the_comparison(
     monkeypatch.setattr(table, "compare_methods", compare)
     options = ("--model", "demo", "--modules", tmp_path, "--prompts", 2, "--engine", "lean")
     code, printed, shown = run_in_process(
-        capsys, monkeypatch, "bench", "methods", *options, "--threads", 1, "--json"
+        capsys, monkeypatch, "bench", "methods", *options, "--threads", 1
     )
     assert code == 0, shown
     assert calls == [("lean", "pycode", [tmp_path], 2, "hf")]
-    assert json.loads(printed)["rows"] == []
+    assert printed == to_markdown([])

@@ -234,7 +234,6 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[
             "{evil}/new",
         ],
         ["bench", "run", "--profile", "{evil}/broken{name}.yaml"],
-        ["bench", "--{name}"],
         ["bench", "batch", "--{name}"],
         ["train", "{name}"],
         ["list", "{name}"],
