@@ -124,7 +124,7 @@ def list_modules(folder: Path) -> Iterator[Path]:
     Raises: ModuleError if it is not a folder or has no such file."""
     if not folder.is_dir():
         raise ModuleError(
-            f"{folder} is not a folder: name the one that `skipsearch train --out` made"
+            f"{folder} is not a folder: name the one that `skipsearch train … --out` made"
         )
     paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if not paths:
