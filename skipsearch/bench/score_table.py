@@ -1,4 +1,4 @@
-"""Score the answers of systems on a task's hold-out prompts: plain beside drafted.
+"""Score the answers of systems on a task's hold-out prompts: plain and drafted.
 
 Drafts change no greedy text, and no distribution of sampled texts. The table shows what that means
 for the answers.
