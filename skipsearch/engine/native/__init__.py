@@ -157,9 +157,9 @@ def _warn_of_unpacked_weights(loaded: LoadedModel) -> None:
     warnings.warn(
         UnpackedWeightsWarning(
             f"the engine native has no kernel for {formats}: {len(unpacked)} matrices of "
-            f"{loaded.spec.id} are computed in {loaded.spec.dtype_name}, so {memory_bytes / 1e6:.0f}"
-            f" MB are read for a token instead of {stored_bytes / 1e6:.0f} MB; a file in Q4_K_M, "
-            "Q5_K_M or Q8_0 is faster"
+            f"{loaded.spec.id} are computed in {loaded.spec.dtype_name}, so a token reads "
+            f"{memory_bytes / 1e6:.0f} MB of them instead of {stored_bytes / 1e6:.0f} MB; a file "
+            "in Q4_K_M, Q5_K_M or Q8_0 is faster"
         ),
         stacklevel=3,
     )
