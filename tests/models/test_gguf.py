@@ -187,7 +187,8 @@ def test_two_files_of_the_same_weights_are_told_apart_from_others_by_their_hash(
 def test_a_format_without_kernels_is_unpacked_and_its_price_is_named(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_model(make_model("llama"), path, "F16")
-    with pytest.warns(UnpackedWeightsWarning, match=r"no kernel for f16: .* float32, so a token reads"):
+    price = r"no kernel for f16: .* float32, so a token reads"
+    with pytest.warns(UnpackedWeightsWarning, match=price):
         load(path, dtype="float32")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UnpackedWeightsWarning)
