@@ -13,7 +13,8 @@ Each message names the value, the rule that it broke, and the way out.
     ├── ModuleError      a module: its file, its training, or a model that it was not made for
     └── ExportError      a draft that has no form in another format, or that cannot be written
 
-Warnings stop nothing: UntrustedCacheWarning, EngineFallbackWarning, SpinningThreads.
+Warnings stop nothing: UntrustedCacheWarning, EngineFallbackWarning, UnpackedWeightsWarning,
+SpinningThreads.
 """
 
 
@@ -73,6 +74,10 @@ class UntrustedCacheWarning(UserWarning):
 
 class EngineFallbackWarning(UserWarning):
     """The requested engine is not available here, and another one is used."""
+
+
+class UnpackedWeightsWarning(UserWarning):
+    """Weights of a file have no kernel in their format, so more bytes are read for each token."""
 
 
 class SpinningThreads(UserWarning):

@@ -255,15 +255,34 @@ def test_a_chat_through_the_server() -> None:
             messages.append({"role": "assistant", "content": expected.text})
 
 
-def test_a_folder_of_the_dequantised_weights_is_the_same_model(tmp_path: Path) -> None:
+def save_dequantised(folder: Path, dtype: torch.dtype) -> None:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     settings = model_of_transformers().config.to_dict()
     settings.pop("quantization_config", None)
-    folder: Any = AutoModelForCausalLM.from_config(LlamaConfig(**settings), dtype=torch.float32)
-    folder.load_state_dict(model_of_transformers().state_dict())
-    folder.save_pretrained(tmp_path)
+    model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**settings), dtype=dtype)
+    model.load_state_dict(model_of_transformers().state_dict())
+    model.save_pretrained(folder)
+
+
+def test_a_folder_of_the_dequantised_weights_is_the_same_model(tmp_path: Path) -> None:
+    save_dequantised(tmp_path, torch.float32)
     unpacked = load(tmp_path, dtype="float32")
     assert unpacked.spec.quantization is None
     expected, _ = write_texts(Decoder(unrounded_model()), prompts()[:8])
     assert write_texts(Decoder(unpacked), prompts()[:8])[0] == expected
+
+
+@pytest.mark.parametrize("quantization", ["native-4bit", "native-8bit"])
+def test_a_folder_is_rounded_when_it_is_read_and_passes_the_load_check_in_16_bits(
+    quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thirty layers round bfloat16 by as much as half of the effect of one hidden key."""
+    monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path / "cache"))
+    save_dequantised(tmp_path / "model", torch.bfloat16)
+    model = load(tmp_path / "model", dtype="bfloat16", quantization=quantization)
+    plain, _ = write_texts(Decoder(model), prompts()[:4])
+    drafted, stats = write_texts(Decoder(model, Recipe((DRAFTERS["skip"],))), prompts()[:4])
+    assert drafted == plain
+    assert stats.accepted
+    assert stats.rejecting_rounds

@@ -10,12 +10,25 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from skipsearch.errors import EngineFallbackWarning, SpinningThreads, UntrustedCacheWarning
+from skipsearch.errors import (
+    EngineFallbackWarning,
+    SpinningThreads,
+    UnpackedWeightsWarning,
+    UntrustedCacheWarning,
+)
 
 if TYPE_CHECKING:
     from skipsearch.engine import EngineChoice
     from skipsearch.models import ModelAdapter
     from skipsearch.profile import Profile
+
+# Python warnings that are printed as one sentence.
+OWN_WARNINGS = (
+    EngineFallbackWarning,
+    SpinningThreads,
+    UnpackedWeightsWarning,
+    UntrustedCacheWarning,
+)
 
 Device = Annotated[
     str,
@@ -279,9 +292,7 @@ def plain_warnings() -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            if issubclass(
-                category, UntrustedCacheWarning | EngineFallbackWarning | SpinningThreads
-            ):
+            if issubclass(category, OWN_WARNINGS):
                 warn([str(message)])
             else:
                 others(message, category, filename, lineno, file, line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+PART_ELEMENTS = 1 << 20  # of a weight that is dequantised at once
 
 
 class StoredMatrix(Protocol):
@@ -74,8 +77,10 @@ class StoredLinear(nn.Module):
         self.out_features, self.in_features = matrix.shape
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply, after reading the weight: slow, and meant for checks."""
-        return F.linear(x, unpack_matrix(self.matrix, self.dtype), self.bias)
+        """Multiply by the weight, which is read part by part: slow, and meant for checks."""
+        parts = [F.linear(x, part.to(self.dtype)) for part in dequantize_parts(self.matrix)]
+        product = torch.cat(parts, dim=-1)
+        return product if self.bias is None else product + self.bias
 
     def unpack(self, weight: Tensor | None = None) -> nn.Linear:
         """Return a module with the weight in memory.
@@ -123,11 +128,19 @@ class StoredEmbedding(nn.Module):
         return self.table
 
 
-def unpack_matrix(matrix: StoredMatrix, dtype: torch.dtype) -> Tensor:
-    """Return the weight in `dtype`, [out, in], part by part."""
+def dequantize_parts(matrix: StoredMatrix) -> Iterator[Tensor]:
+    """Yield the weight in float32, a few rows at a time, so that little memory is taken."""
     out, width = matrix.shape
-    weight = torch.empty(out, width, dtype=dtype)
-    step = max(1, (4 << 20) // width)
+    step = max(1, PART_ELEMENTS // width)
     for first in range(0, out, step):
-        weight[first : first + step] = matrix.dequantize_rows(slice(first, first + step))
+        yield matrix.dequantize_rows(slice(first, first + step))
+
+
+def unpack_matrix(matrix: StoredMatrix, dtype: torch.dtype) -> Tensor:
+    """Return the weight in `dtype`, [out, in]."""
+    weight = torch.empty(matrix.shape, dtype=dtype)
+    first = 0
+    for part in dequantize_parts(matrix):
+        weight[first : first + len(part)] = part
+        first += len(part)
     return weight

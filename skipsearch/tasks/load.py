@@ -239,4 +239,5 @@ def _task_from_manifest(
         ),
         calibration=tuple(calibration),
         holdout=tuple(holdout),
+        score=manifest.score,
     )

@@ -15,21 +15,14 @@ from pydantic_core import ErrorDetails
 from skipsearch.core.registry import unknown_name
 from skipsearch.core.strict_yaml import MAX_BYTES, Document, FileKind, read_yaml
 from skipsearch.errors import TaskError
-from skipsearch.tasks.prompt_template import list_columns
-from skipsearch.tasks.task import TaskSampling
+from skipsearch.tasks.prompt_template import Template, Text
+from skipsearch.tasks.task import TaskSampling, TaskScore
 from skipsearch.tasks.task_files import open_task_file
 
 MANIFEST_NAME = "task.yaml"
 TASK_DOCUMENT = FileKind(TaskError, "task manifest", "name")
 
 
-def _check_template(template: str) -> str:
-    list_columns(template)
-    return template
-
-
-Text = Annotated[str, Field(min_length=1)]
-Template = Annotated[Text, AfterValidator(_check_template)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -106,6 +99,7 @@ class Manifest(_ManifestModel):
     shots: number of worked examples before each prompt; shot: the template of one.
     columns: our name of a column -> the dataset's name.
     single_line: columns whose line breaks become spaces.
+    score: how the answers are scored; None: they are not.
     categories: rows with another value in the column `category` are not used; None: all are used.
     """
 
@@ -127,6 +121,7 @@ class Manifest(_ManifestModel):
     holdout: Count
     seed: Annotated[int, Field(ge=0)]
     end_on_repeat: Count | None
+    score: TaskScore | None = None
 
     @model_validator(mode="after")
     def _check_shots(self) -> Self:
@@ -197,6 +192,7 @@ def _sibling_fields(key_path: tuple[Any, ...]) -> list[str]:
         "jsonl": JsonlSource,
         "hub": HubSource,
         "sampling": TaskSampling,
+        "score": TaskScore,
     }
     parent = str(key_path[-2]) if len(key_path) > 1 else ""
     return list(models.get(parent, Manifest).model_fields)

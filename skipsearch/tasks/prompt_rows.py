@@ -91,13 +91,25 @@ def render_row(row: Row, manifest: Manifest) -> RenderedRow:
             f"its columns are {_format_columns(row.columns)}"
         )
     template = "{prompt}" if missing else manifest.template
+    text = _render_template(row, template, row.columns)
     return RenderedRow(
         row,
         strip_final_newline(
-            Prompt(row.id, _render_template(row, template, row.columns), _read_category(row))
+            Prompt(row.id, text, _read_category(row), _render_target(row, manifest))
         ),
         is_complete=bool(missing),
     )
+
+
+def _render_target(row: Row, manifest: Manifest) -> str:
+    """Return what the answer to a row is scored against; empty without a score or its columns."""
+    score = manifest.score
+    if score is None:
+        return ""
+    values = [row.columns.get(name) for name in list_columns(score.target)]
+    if any(value is None or not str(value).strip() for value in values):
+        return ""
+    return _render_template(row, score.target, row.columns)
 
 
 def strip_final_newline(prompt: Prompt) -> Prompt:

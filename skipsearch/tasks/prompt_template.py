@@ -7,7 +7,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from string import Formatter
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
 
 PLACEHOLDER = re.compile(r"(\w+)((?:\[\w+\])*)")
 
@@ -36,6 +38,15 @@ def list_columns(template: str) -> tuple[str, ...]:
             )
         names[match[1]] = None
     return tuple(names)
+
+
+def _check_template(template: str) -> str:
+    list_columns(template)
+    return template
+
+
+Text = Annotated[str, Field(min_length=1)]
+Template = Annotated[Text, AfterValidator(_check_template)]
 
 
 def fill_template(template: str, columns: Mapping[str, Any]) -> str:

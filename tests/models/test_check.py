@@ -23,11 +23,16 @@ from torch import Tensor, nn
 import skipsearch as ss
 from skipsearch.errors import ModelError
 from skipsearch.models import stored_checks
-from skipsearch.models.check import SCENARIOS, CheckResult, check_against
+from skipsearch.models.check import SCENARIOS, CheckResult, _CheckRun, check_against
 from skipsearch.models.generic.generic_adapter import GenericAdapter
 from skipsearch.models.kv_cache import PassPlan
 from skipsearch.models.loading import loader
-from skipsearch.models.reference import FORK_AT, record_reference
+from skipsearch.models.reference import (
+    FORK_AT,
+    max_row_rmse,
+    record_reference,
+    record_reference_from,
+)
 from skipsearch.models.stored_checks import PACKAGE, code_hash
 
 from .every_class import build
@@ -264,3 +269,48 @@ def test_rows_before_the_fork_are_the_same_in_both_texts() -> None:
     known = record_reference(model, ss.adapt(model).spec)
     assert torch.equal(known.tokens[0, :FORK_AT], known.tokens[1, :FORK_AT])
     assert known.tokens[0, FORK_AT] != known.tokens[1, FORK_AT]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "noise", "difference", "passes"),
+    [
+        ("bfloat16", 0.15, 0.12, True),
+        ("bfloat16", 0.10, 0.12, False),
+        ("bfloat16", 2.0, 0.24, True),
+        ("bfloat16", 2.0, 0.26, False),  # MAX_TOLERANCE
+        ("bfloat16", 2.0, float("nan"), False),
+        ("float32", 2.0, 0.01, False),
+    ],
+)
+def test_in_16_bits_logits_may_differ_by_the_effect_of_one_more_rounding_of_each_layer(
+    dtype: str, noise: float, difference: float, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deep model rounds by more than half the effect of a hidden key."""
+    adapter: Any = loader.load_adapter("demo", "cpu", dtype, None, "hf")
+    known = record_reference_from(adapter)
+    logit_std = float(known.logits.float().std())
+    monkeypatch.setattr(_CheckRun, "measure_rounding_noise", lambda self: noise * logit_std)
+    moved = replace(known, logits=known.logits + difference * logit_std)
+    if passes:
+        result = check_against(adapter, moved)
+        assert result.differences["whole"] == pytest.approx(difference, abs=0.02)
+    else:
+        with pytest.raises(ModelError, match="logits differ"):
+            check_against(adapter, moved)
+
+
+def test_the_effect_of_rounding_is_larger_in_fewer_bits_and_below_that_of_a_hidden_key() -> None:
+    noises = {}
+    for dtype in ("float32", "bfloat16"):
+        adapter: Any = loader.load_adapter("demo", "cpu", dtype, None, "hf")
+        run = _CheckRun(adapter, record_reference_from(adapter))
+        noises[dtype] = run.measure_rounding_noise()
+        assert 0 < noises[dtype] < max_row_rmse(*run.hide_one_key())
+    assert 1000 * noises["float32"] < noises["bfloat16"]
+
+
+def test_a_quantised_model_that_differs_is_not_sent_to_an_engine_that_cannot_run_it() -> None:
+    adapter: Any = ss.load_model("demo", device="cpu", dtype="float32", quantization="native-8bit")
+    known = record_reference_from(adapter)
+    with pytest.raises(ModelError, match="leave --quantization out"):
+        check_against(adapter, replace(known, logits=known.logits + 9, engine="hf"))

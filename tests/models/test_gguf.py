@@ -5,6 +5,7 @@ engine, plainly and drafted; and files that break a rule are refused in one sent
 from __future__ import annotations
 
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits import make_exit
 from skipsearch.engine.native import NativeAdapter
 from skipsearch.engine.native.blocks import BLOCK_FORMATS
-from skipsearch.errors import ModelError
+from skipsearch.errors import ModelError, UnpackedWeightsWarning
 from skipsearch.models.kv_cache import Planner
 from skipsearch.models.loading import gguf_file
 from skipsearch.models.loading.gguf_file import GGUFError, read_gguf
@@ -183,7 +184,20 @@ def test_two_files_of_the_same_weights_are_told_apart_from_others_by_their_hash(
     assert load(tmp_path / "a.gguf").spec.weights_sha256 in hashes
 
 
-def test_a_format_without_kernels_is_unpacked(tmp_path: Path) -> None:
+def test_a_format_without_kernels_is_unpacked_and_its_price_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_model(make_model("llama"), path, "F16")
+    price = r"no kernel for f16: .* float32, so a token reads"
+    with pytest.warns(UnpackedWeightsWarning, match=price):
+        load(path, dtype="float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnpackedWeightsWarning)
+        load(path, dtype="bfloat16")  # as many bytes as in the file
+        write_model(make_model("llama"), path, "Q4_1")
+        load(path, dtype="float32")
+
+
+def test_a_file_of_unquantised_weights_is_the_same_model(tmp_path: Path) -> None:
     write_model(make_model("llama"), tmp_path / "m.gguf", "F16")
     model = load(tmp_path / "m.gguf", dtype="bfloat16")
     assert set(model.fused_model.unembed.kinds) == {0}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from contextlib import suppress
 from dataclasses import replace
 
+from skipsearch.engine.native.blocks import BLOCK_FORMATS
 from skipsearch.engine.native.build import (
     BuildProgress,
     NativeLibrary,
@@ -17,7 +19,7 @@ from skipsearch.engine.native.build import (
 from skipsearch.engine.native.native_adapter import NativeAdapter
 from skipsearch.engine.native.repack import repack_weights, why_not_native
 from skipsearch.engine.native.rounded import round_matrices_when_read
-from skipsearch.errors import EngineFallbackWarning, ModelError
+from skipsearch.errors import EngineFallbackWarning, ModelError, UnpackedWeightsWarning
 from skipsearch.models.activations import DEFAULT_ACTIVATIONS
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
@@ -25,6 +27,7 @@ from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.placement import in_gb
 from skipsearch.models.loading.quantize import name_with_activations
 from skipsearch.models.memory import memory_errors_reported
+from skipsearch.models.stored_linear import StoredEmbedding, StoredLinear
 
 __all__ = [
     "NativeAdapter",
@@ -113,6 +116,7 @@ def to_native_stored(
             f"{loaded.spec.quantization} weights of {spec.id} are run by the engine native alone, "
             f"which cannot drive this model: {reason}"
         )
+    _warn_of_unpacked_weights(loaded)
     library = load_or_build(progress)
 
     def build() -> NativeAdapter:
@@ -129,6 +133,36 @@ def to_native_stored(
         )
     model.use_activations(activations)
     return model
+
+
+def _warn_of_unpacked_weights(loaded: LoadedModel) -> None:
+    """Warn if matrices take more bytes in memory than in their file, since a token reads them."""
+    matrices = {
+        module.matrix.data.ctypes.data: module.matrix
+        for module in loaded.model.modules()
+        if isinstance(module, StoredLinear | StoredEmbedding)
+    }
+    itemsize = loaded.spec.dtype.itemsize
+    unpacked = [
+        matrix
+        for matrix in matrices.values()
+        if matrix.format not in BLOCK_FORMATS
+        and matrix.data.nbytes < math.prod(matrix.shape) * itemsize
+    ]
+    if not unpacked:
+        return
+    stored_bytes = sum(matrix.data.nbytes for matrix in unpacked)
+    memory_bytes = sum(math.prod(matrix.shape) * itemsize for matrix in unpacked)
+    formats = ", ".join(sorted({matrix.format for matrix in unpacked}))
+    warnings.warn(
+        UnpackedWeightsWarning(
+            f"the engine native has no kernel for {formats}: {len(unpacked)} matrices of "
+            f"{loaded.spec.id} are computed in {loaded.spec.dtype_name}, so a token reads "
+            f"{memory_bytes / 1e6:.0f} MB of them instead of {stored_bytes / 1e6:.0f} MB; a file "
+            "in Q4_K_M, Q5_K_M or Q8_0 is faster"
+        ),
+        stacklevel=3,
+    )
 
 
 def to_native_if_built(fused_model: FusedAdapter) -> NativeAdapter | None:
