@@ -17,6 +17,8 @@ from skipsearch.cli.bench_options import (
     TaskName,
     parse_numbers,
     prepare_benchmark,
+    prepare_systems,
+    require_own_systems,
 )
 from skipsearch.cli.options import (
     Activations,
@@ -69,13 +71,7 @@ def batch(
     pass over many requests costs more than one over a single request, so drafting pays less in a
     batch. Only our own systems can be compared."""
     counts = parse_numbers(sizes, "--sizes", "1,2,4,8")
-    own_only = "`bench batch` compares our own systems: leave hf-… and llama-cpp… out"
-    require_usage(
-        not any(
-            system.strip().startswith(("hf-", "llama-cpp")) for system in (systems or "").split(",")
-        ),
-        own_only,
-    )  # before a model is loaded
+    require_own_systems("bench batch", systems)
     require_usage(not save or profile is not None, "--save goes with --profile")
     from skipsearch.bench import add_batch_speedups, run_batch_benchmark
     from skipsearch.bench.systems import SkipsearchSystem
@@ -85,13 +81,11 @@ def batch(
     from skipsearch.errors import ProfileError
     from skipsearch.profile import save_profile
 
-    setup = prepare_benchmark(
+    loaded = prepare_systems(
         profile,
         model,
         task,
-        data,
         systems,
-        prompts,
         exact,
         device,
         dtype,
@@ -101,8 +95,8 @@ def batch(
         threads,
         add_hf_generate=False,
     )
+    setup = prepare_benchmark(loaded, data, prompts)
     ours = [system for system in setup.systems if isinstance(system, SkipsearchSystem)]
-    require_usage(len(ours) == len(setup.systems), own_only)
     saved = setup.profile if save else None
     if saved is not None and (
         saved.measured is None or "profile" not in [system.name for system in ours]
@@ -127,7 +121,7 @@ def batch(
             {
                 "model": ours[0].model.spec.id,
                 "dtype": ours[0].model.spec.dtype_name,
-                "task": setup.task,
+                "task": setup.prompts,
                 "rows": [row.as_dict() for row in rows],
             }
         )

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from skipsearch.cli.bench_batch import batch
 from skipsearch.cli.bench_methods import methods
 from skipsearch.cli.bench_run import run
+from skipsearch.cli.bench_scores import scores
 
 NEW_COMMANDS = {"--methods": "methods", "--batch": "batch --sizes"}  # by flag of the old `bench`
 
@@ -25,7 +26,7 @@ class BenchGroup(TyperGroup):
         if is_old and not ctx.resilient_parsing:  # a shell completes commands with it
             flags = {argument.partition("=")[0] for argument in args}
             command = next((new for old, new in NEW_COMMANDS.items() if old in flags), "run")
-            ctx.fail(f"bench has three commands now: use `skipsearch bench {command} …`")
+            ctx.fail(f"bench is a group of commands now: use `skipsearch bench {command} …`")
         return super().parse_args(ctx, args)
 
 
@@ -44,3 +45,6 @@ app.command("batch", short_help="Drafting and plain decoding, by number of reque
     batch
 )
 app.command("methods", short_help="Every drafting method, each at its best settings.")(methods)
+app.command("scores", short_help="Quality of the answers, plain and drafted: it must not change.")(
+    scores
+)

@@ -55,24 +55,29 @@ Exact = Annotated[
 
 
 @dataclass(frozen=True)
-class BenchSetup:
-    """The systems of a benchmark, and the requests that each of them decodes."""
+class SystemSetup:
+    """The systems of a benchmark."""
 
     model: ModelAdapter
     has_random_weights: bool
     profile: Profile | None
     systems: list[System]
-    task: str  # name of the task, or what the prompts are instead
+    task: str  # as the user gave it, or of the profile
+
+
+@dataclass(frozen=True)
+class BenchSetup(SystemSetup):
+    """The systems of a benchmark, and the requests that each of them decodes."""
+
+    prompts: str  # name of the task, or what the prompts are instead
     requests: list[BenchRequest]
 
 
-def prepare_benchmark(
+def prepare_systems(
     profile: Path | None,
     model: str | None,
     task: str | None,
-    data: Path | None,
     systems: str | None,
-    n_requests: int,
     exact: bool,
     device: str,
     dtype: str,
@@ -81,13 +86,13 @@ def prepare_benchmark(
     engine: str,
     threads: int | None,
     add_hf_generate: bool,
-) -> BenchSetup:
-    """Load the model and make the systems and the requests that the options describe.
+) -> SystemSetup:
+    """Load the model and make the systems that the options describe.
 
     add_hf_generate: compare with hf-generate too, if `systems` is None and the weights allow it.
 
-    Raises: BadParameter without a profile and a model; ProfileError; ModelError; TaskError;
-        DecodeError for an unknown system.
+    Raises: BadParameter without a profile and a model; ProfileError; ModelError; DecodeError for an
+        unknown system.
     """
     require_usage(profile is not None or model is not None, "give --profile FILE or --model M")
     quantization = merge_activations(quantization, activations)
@@ -143,8 +148,13 @@ def prepare_benchmark(
     contenders = make_systems(
         names, engine, loaded, by_engine, exact, Path(file) if is_gguf(file) else None
     )
-    name, requests = _make_requests(main, task or "pycode", data, n_requests)
-    return BenchSetup(main, is_synthetic(chosen), loaded, contenders, name, requests)
+    return SystemSetup(main, is_synthetic(chosen), loaded, contenders, task or "pycode")
+
+
+def prepare_benchmark(setup: SystemSetup, data: Path | None, n_requests: int) -> BenchSetup:
+    """Return the set-up with the requests of its task. Raises: TaskError."""
+    name, requests = _make_requests(setup.model, setup.task, data, n_requests)
+    return BenchSetup(**vars(setup), prompts=name, requests=requests)
 
 
 def _make_requests(
@@ -187,3 +197,13 @@ def parse_numbers(text: str, option: str, example: str) -> list[int]:
         f"{option} is {text!r}; write numbers with commas between them, such as {example}",
     )
     return [int(part) for part in parts]
+
+
+def require_own_systems(command: str, systems: str | None) -> None:
+    """Raise BadParameter if a system is not one of ours; before a model is loaded."""
+    require_usage(
+        not any(
+            system.strip().startswith(("hf-", "llama-cpp")) for system in (systems or "").split(",")
+        ),
+        f"`{command}` compares our own systems: leave hf-… and llama-cpp… out",
+    )

@@ -18,6 +18,7 @@ from skipsearch.cli.bench_options import (
     TaskName,
     parse_numbers,
     prepare_benchmark,
+    prepare_systems,
 )
 from skipsearch.cli.options import (
     Activations,
@@ -96,13 +97,11 @@ def run(
         check_plot_file(
             picture, {"--profile": [profile] if profile else [], "--data": [data] if data else []}
         )
-    setup = prepare_benchmark(
+    loaded = prepare_systems(
         profile,
         model,
         task,
-        data,
         systems,
-        prompts,
         exact,
         device,
         dtype,
@@ -112,6 +111,7 @@ def run(
         threads,
         add_hf_generate=True,
     )
+    setup = prepare_benchmark(loaded, data, prompts)
     spec = setup.model.spec
     warn(
         [
@@ -144,7 +144,7 @@ def run(
             *(measure_llama_costs(llama, context) for llama in llamas.values()),
         )
     ]
-    title = ", ".join(filter(None, (spec.id, spec.dtype_name, spec.quantization, setup.task)))
+    title = ", ".join(filter(None, (spec.id, spec.dtype_name, spec.quantization, setup.prompts)))
     title += " (random weights: speed only)" if setup.has_random_weights else ""
     if picture:
         plot_rows(rows, title, picture)
@@ -154,7 +154,7 @@ def run(
                 "model": spec.id,
                 "dtype": spec.dtype_name,
                 "quantization": spec.quantization,
-                "task": setup.task,
+                "task": setup.prompts,
                 "synthetic": setup.has_random_weights,
                 "exact": exact,
                 "rows": [row.as_dict() for row in rows],

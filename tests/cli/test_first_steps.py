@@ -104,6 +104,7 @@ def test_the_version_is_told(capsys, monkeypatch) -> None:
         ["bench", "run"],
         ["bench", "batch"],
         ["bench", "methods"],
+        ["bench", "scores"],
         ["train"],
         ["train", "adapted"],
         ["train", "kangaroo"],
@@ -136,6 +137,7 @@ def test_every_help_starts_with_an_example_and_no_flag_asks_for_a_value(
         "bench run",
         "bench batch",
         "bench methods",
+        "bench scores",
         "train",
         "train adapted",
         "train kangaroo",
@@ -179,7 +181,7 @@ def test_the_old_spelling_of_bench_names_the_new_command(
 ) -> None:
     code, printed, shown = run_in_process(capsys, monkeypatch, "bench", *arguments)
     assert (code, printed) == (2, "")
-    assert shown.endswith(f"bench has three commands now: use `skipsearch bench {command} …`")
+    assert shown.endswith(f"use `skipsearch bench {command} …`")
 
 
 def test_completion_knows_the_commands() -> None:
