@@ -26,9 +26,7 @@ ROUNDING_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class DPStep:
-    """A step of the program, which runs or is skipped as a whole: a layer, or one of its
-    sub-layers.
-    """
+    """A step of the program, which is run or skipped as a whole: a layer or a sub-layer."""
 
     layer: int
     attn: bool  # whether the step contains the attention

@@ -124,8 +124,7 @@ class Exit(ExitSpec):
 
     @classmethod
     def search_grid(cls, fine: bool) -> Iterable[Exit]:
-        """Return the settings that a search tries. fine: return more of them, for the best masks.
-        """
+        """Return the settings that a search tries. fine: return more, for the best masks."""
         return ()
 
 
