@@ -81,8 +81,7 @@ class PerPromptObjective:
         shape: RecipeShape,
         fine: bool = False,
     ) -> Candidate:
-        """Return the recipe with the best draft policy and, if the shape has a lookup, the best
-        one.
+        """Return the recipe with the best draft policy and, if the shape has one, the best lookup.
 
         masks: the mask of each prompt. fine: try all settings, not only those of a search.
         """
