@@ -96,8 +96,8 @@ def write_gguf(model: Any, path: Path, bits: int | None = None) -> None:
 def _interleave_halves(weight: Tensor, heads: int) -> Tensor:
     """Return the rows of a query or key matrix in llama.cpp's order.
 
-    The two rotate different pairs of values of a head: llama.cpp adjacent ones, Hugging Face one of
-    the first half with one of the second half.
+    llama.cpp rotates adjacent values of a head together. Hugging Face rotates a value of the first
+    half of a head with one of the second half.
     """
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 

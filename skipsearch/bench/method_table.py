@@ -207,8 +207,8 @@ def _search_mask(
 class _ExternalDecoder:
     """A decoder that runs transformers' `generate`.
 
-    Our decoder stops at a repetition, and `generate` does not. So it generates as many tokens as
-    plain decoding.
+    `generate` does not stop at a repetition, as our decoder does. It therefore generates as many
+    tokens as plain decoding did.
     """
 
     is_learning = False

@@ -255,8 +255,8 @@ class DecodeLoop:
     def _run_round(self, request: _Generating, token_budget: int) -> list[int]:
         """Run one round: draft, verify, accept and commit.
 
-        Returns the accepted tokens and the full model's next token, together at most `token_budget`
-        tokens.
+        Returns the accepted tokens and the full model's next token; together at most
+        `token_budget`.
         """
         ctx, stats = request.ctx, request.stats
         started = perf_counter()
@@ -360,8 +360,7 @@ class DecodeLoop:
     def _propose(self, request: _Generating, token_budget: int) -> tuple[int, Draft | None]:
         """Return (drafter index, draft) of the first drafter that proposes anything.
 
-        The draft has at most `token_budget` tokens. If no drafter proposes anything, return (0,
-        None).
+        The draft has at most `token_budget` tokens. (0, None): no drafter proposes anything.
         """
         for i, ((draft_length, _), session) in enumerate(
             zip(self.drafters, request.sessions, strict=True)

@@ -156,7 +156,7 @@ class DraftSession:
         return None
 
     def begin(self, ctx: DecodeContext) -> None:
-        """Start the request: its prompt is in the cache, and its first token is pending."""
+        """Start the request: the prompt is in the cache, the first generated token is pending."""
 
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
         """Return a draft of 1 to `max_tokens` tokens; None to leave the round to the next drafter.

@@ -59,10 +59,10 @@ def wrap_engine(
 
 
 def switch_engine(model: ModelAdapter, engine: str) -> ModelAdapter | None:
-    """Return the model on another engine; None if the switch needs a compiler or a second copy.
+    """Return the model on another engine, or None.
 
-    The copy is of the weights. native takes over the weights of `model`. `model` can still run, but
-    more slowly than before.
+    None: the switch needs a compiler, or a second copy of the weights.
+    native takes over the weights of `model`. `model` can still run, but more slowly than before.
     Raises: ModelError if the engine computes other logits than `model`; torch.OutOfMemoryError.
     """
     engine = canonical_name(engine)

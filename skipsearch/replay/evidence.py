@@ -45,7 +45,7 @@ def trace_residual_stream(
 
     The stream is [L + 1, N, H]: the hidden states before each layer and after the last, at the N
     positions of the batch. The cosines are in flat order: attention and MLP of layer 0, of layer 1,
-    … An MLP is measured after the attention of its layer, also if the model has a parallel
+    and so on. An MLP is measured after the attention of its layer, even if the model has a parallel
     residual.
     """
     real, states, cosines = _valid_mask(batch), list[Tensor](), list[float]()

@@ -4,9 +4,8 @@ Replay follows a draft only up to its first wrong token. It does not know the co
 tokens after it, which decides how many tokens a round wastes. The missing confidences are therefore
 taken from a random position of the same mask. This is a good model, because a draft is about as
 confident after a wrong token as elsewhere. On the embedded model, 24 % of the confidences after a
-wrong token are below 0.4, and 29 % of all confidences. (Of the wrong tokens themselves, it is 64
-%.) The random positions are the same for every mask and policy, so they add no noise to
-comparisons.
+wrong token are below 0.4, and 29 % of all confidences. (At the wrong tokens themselves, 64 % are.)
+The random positions are the same for every mask and policy, so they add no noise to comparisons.
 """
 
 from __future__ import annotations

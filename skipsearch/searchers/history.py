@@ -42,8 +42,8 @@ class TrialHistory:
     measured times of one mask differ by more than their standard errors. A searcher therefore
     learns from trials of one fidelity: the one with more trials, or "wall" if both have equally
     many. It also learns nothing from masks that the problem does not allow (never_skip,
-    whole_layers). It proposes none of these masks again. If two trials have the same mask, the
-    later one counts.
+    whole_layers). But it proposes no mask again that has a trial of any kind. If two trials have
+    the same mask, the later one counts.
     """
 
     def __init__(self, problem: SearchProblem) -> None:

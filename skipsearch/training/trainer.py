@@ -218,9 +218,9 @@ class Trainer:
         return self._teacher_outputs[index]
 
     def _make_generator(self, number: int) -> torch.Generator:
-        """Return a random generator for a step or teacher pass; it depends on the number alone.
+        """Return the random generator of a step or teacher pass.
 
-        So a checkpoint need not store the state of a generator.
+        It depends on the seed and the number alone, so a checkpoint need not store its state.
         """
         return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
 

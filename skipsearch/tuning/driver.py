@@ -296,7 +296,7 @@ def study_fingerprint(
     drafters: str = "auto",
     never_skip: Collection[int] = (),
 ) -> dict[str, Any]:
-    """Return the settings that make trials comparable: two processes of a study have the same."""
+    """Return the facts that all processes of a study must share, so that trials are comparable."""
     machine, spec = describe_machine(model.spec.device), model.spec
     return {
         "model": spec.id,

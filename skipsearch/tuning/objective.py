@@ -78,8 +78,9 @@ def make_skip_spec(mask: SkipMask, policy: DraftPolicy) -> Skip:
 class ReplayObjective:
     """An objective that predicts seconds per token, from one replay and the latency table.
 
-    If `lookup,skip` is an allowed shape and lookup alone pays, masks are judged after lookup: at
-    the positions where lookup proposes nothing. Otherwise, they are judged at all positions.
+    If recipes may be `lookup,skip`, and lookup alone pays or recipes must not be `skip`, masks are
+    judged after lookup: at the positions where lookup proposes nothing. Otherwise, masks are judged
+    at all positions.
 
     A mask is first judged on a sample of the prompts. If it is slower than the best mask so far,
     prompt by prompt, by more than chance explains, it is dropped. Its time on all prompts is then

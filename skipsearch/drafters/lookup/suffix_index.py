@@ -11,11 +11,11 @@ tree alone finds the longest suffix, too. So this index is the tree, without the
 transitions, cut at depth `max_match`:
 
 - A node stands for a context, the tokens before a position of the text. It stores where the context
-ended last.
+  ended last.
 - The path of a new token starts at the root with that token and continues backwards through the
-text. The longest match ends where the path leaves the tree, and a leaf is added there.
+  text. The longest match ends where the path leaves the tree, and a leaf is added there.
 - An edge may have many tokens. They are not stored but read from the text, so tokens are compared,
-and never only their hashes.
+  and never only their hashes.
 
 A token adds at most two nodes, so memory is O(text) for any max_match. Adding a token whose match
 has n tokens compares and looks up n + 1 tokens. This takes O(max_match), plus the amortised growth

@@ -94,7 +94,7 @@ def to_native_stored(
     activations: str = DEFAULT_ACTIVATIONS,
     progress: BuildProgress = lambda done, total: None,
 ) -> NativeAdapter:
-    """Return a model whose matrices are stored ones. They keep their numbers.
+    """Return the native model. Its matrices keep the numbers with which they are stored.
 
     The model is checked against the modules of transformers, which read each matrix when they need
     it. The check computes with int16 activations instead of int8. In int8, a difference in the last
