@@ -26,7 +26,7 @@ class BatchRow:
 
     tokens_per_second: of all requests together, without the first token of each.
     speedup: over the first system at the same size, paired by group of requests, with its 95 %
-        interval.
+    interval.
     against_one: tokens_per_second over that of the first system at the first size.
     identical: number of requests whose tokens equal those of the first system at this size.
     """
@@ -68,8 +68,7 @@ def run_batch_benchmark(
     """Decode the requests greedily at each batch size, with every system in turn.
 
     All requests of a group generate the same number of tokens, so plain decoding keeps the batch
-    full to the end.
-    If the last group lacks requests, it repeats the first ones.
+    full to the end. If there are too few requests for the last group, it repeats the first ones.
     """
     groups = {size: _group_requests(requests, size) for size in sizes}
     total, done = repeats * sum(len(group_list) for group_list in groups.values()), 0
@@ -96,7 +95,10 @@ def run_batch_benchmark(
 
 
 def add_batch_speedups(profile: Profile, rows: Sequence[BatchRow], system: str) -> Profile:
-    """Return a copy of a measured profile with the speedups of this system by batch size."""
+    """Return a copy of a measured profile, with speedups by batch size.
+
+    system: the system in `rows` whose speedups are taken.
+    """
     assert profile.measured is not None
     by_batch = tuple(
         BatchSpeed(

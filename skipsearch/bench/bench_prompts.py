@@ -1,5 +1,6 @@
-"""Requests that every system decodes: a task's hold-out prompts, or random token ids for a model
-without a tokenizer.
+"""The requests that every system decodes.
+
+They are a task's hold-out prompts or, for a model without a tokenizer, random token ids.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ RANDOM_PROMPT_TOKENS, RANDOM_NEW_TOKENS = 128, 64  # tokens
 class BenchRequest:
     """A prompt, and the number of tokens that every system generates after it.
 
-    category: the column of Spec-Bench's table that it belongs to; empty if none.
+    category: the column of Spec-Bench's table that the prompt belongs to; "" if none.
     """
 
     prompt_ids: tuple[int, ...]
@@ -37,8 +38,8 @@ def make_task_requests(
 ) -> list[BenchRequest]:
     """Return one request for each prompt of a workload.
 
-    Plain decoding decides once how many tokens an answer has: up to its end or the task's limit.
-    prompts: the prompts that the workload was made from.
+    Plain decoding runs once, to find how many tokens an answer has: up to its end or the task's
+    limit. prompts: the prompts that the workload was made from.
     """
     plain, categories = Decoder(model), {p.id: p.category for p in prompts}
     return [
@@ -52,9 +53,10 @@ def make_task_requests(
 
 
 def spec_bench_category(category: str) -> str:
-    """Return Spec-Bench's column for a category: the eight categories of MT-bench are one.
+    """Return the column of Spec-Bench's table for a category.
 
-    Source: Xia et al. 2024, table 2.
+    The eight categories of MT-bench share one column, "conversation". Source: Xia et al. 2024,
+    table 2.
     """
     return "conversation" if category in MT_BENCH else category
 

@@ -1,6 +1,6 @@
 """Run a benchmark: every system decodes every prompt, in an order that rotates, after a warm-up.
 
-Results are medians, and ratios that are paired by prompt.
+Results are medians over runs, and ratios that are paired by prompt.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CONTEXT_TOKENS = 32  # generated after each context
 
 @dataclass(frozen=True)
 class DrafterRow:
-    """What one drafter of a recipe did over all runs of a system.
+    """The counts of one drafter of a recipe, over all runs of a system.
 
-    share: fraction of the rounds that this drafter drafted.
+    share: fraction of the rounds in which this drafter drafted.
     copied: accepted tokens that it copied from the prompt.
     """
 
@@ -46,16 +46,15 @@ class BenchRow:
     speedup: over the first system, paired by prompt, with its 95 % interval.
     identical: number of prompts whose tokens equal those of the first system.
     beta, verify_ratio: time of a draft step and of a verify pass over the time of a plain pass.
-        Each is timed on its own, on the same engine; None if plain decoding on that engine takes no
-        part.
-    closed_form: speedup that α, β, v and a fixed draft length predict, over plain decoding on the
-        same engine.
-    peak_bytes: weights, and the peak that a run allocates on top of them.
+    Each is timed separately, on the same engine. None if no system decodes plainly on that engine.
+    closed_form: speedup over plain decoding on the same engine that α, β, v and a fixed draft
+    length predict.
+    peak_bytes: bytes of the weights plus the most bytes that a run allocates besides them.
     memory_normalised: the speedup divided by peak_bytes relative to the first system (S3D's M).
     bandwidth_share: bandwidth at which a token's bytes are read, over the bandwidth that this
-        machine reaches; None if a token is not one pass.
+    machine reaches; None if a token takes more or less than one pass.
     loop_overhead: fraction of the decode time outside model passes.
-    by_drafter: in the order of the recipe.
+    by_drafter: one row for each drafter, in the order of the recipe.
     by_group: speedup by category of prompts.
     by_context: milliseconds per token by number of context tokens.
     """
@@ -132,7 +131,7 @@ def run_benchmark(
 
 
 def _rotate(systems: Sequence[System], turn: int) -> list[System]:
-    """Return the systems in an order that begins at number `turn`."""
+    """Return the systems in order, beginning with number `turn`."""
     shift = turn % len(systems)
     return [*systems[shift:], *systems[:shift]]
 
@@ -146,8 +145,8 @@ def _time_contexts(
 ) -> dict[str, dict[int, float]]:
     """Return the median milliseconds per token of each system after contexts of these lengths.
 
-    A context is made of the prompts' own text. One that is too long for the model is left out.
-    step: called after each context of each repeat.
+    A context is made of the prompts' own text. A context that is too long for the model is left
+    out. step: called after each context of each repeat.
     """
     text = [t for request in requests for t in request.prompt_ids]
     most = systems[0].model.spec.context_length
@@ -179,7 +178,7 @@ def _make_bench_row(
     bandwidth: float,
     pass_times: dict[str, PassTimes],
 ) -> BenchRow:
-    """Return the result of one system from the runs and measurements of all."""
+    """Return the result of one system, from the runs and measurements of all systems."""
     first, runs = all_runs[systems[0].name], all_runs[system.name]
     pace = sorted(1e3 * r.decode_s / (len(r.tokens) - 1) for rs in runs for r in rs)
     stats = sum((r.stats for rs in runs for r in rs if r.stats), DecodeStats())
@@ -237,7 +236,7 @@ def _make_bench_row(
 
 
 def _drafter_rows(system: System, stats: DecodeStats) -> list[DrafterRow]:
-    """Return a row for each drafter of a system's recipe; none for another program."""
+    """Return a row for each drafter of a system's recipe; [] for another program."""
     drafters = system.decoder.recipe.drafters if isinstance(system, SkipsearchSystem) else ()
     return [
         DrafterRow(
@@ -262,8 +261,9 @@ def _paired_speedup(baseline: list[list[SystemRun]], ours: list[list[SystemRun]]
 def _plain_pass_s(
     system: System, systems: Sequence[System], pass_times: dict[str, PassTimes]
 ) -> float | None:
-    """Return the seconds of a plain pass on the system's engine; None if plain decoding on it takes
-    no part.
+    """Return the seconds of a plain pass on the system's engine.
+
+    None if no system decodes plainly on this engine.
     """
     plain = [
         other for other in systems if other.name.startswith("plain") and other.model is system.model

@@ -20,7 +20,7 @@ BITS = (8, 5, 4)  # of blocks that GGUF and the engine native both have
 
 
 def unsupported_reason(model: Any, bits: int | None = None) -> str | None:
-    """Return the reason why a model cannot become a GGUF file, as a clause; None if it can.
+    """Return why a model cannot become a GGUF file, as a clause; None if it can.
 
     model: in Hugging Face's modules.
     """
@@ -51,8 +51,8 @@ def write_gguf(model: Any, path: Path, bits: int | None = None) -> None:
     """Write a LlamaForCausalLM as a GGUF file.
 
     Matrices keep their dtype and vectors become float32, as in llama.cpp's own converter.
-    bits: matrices become Q8_0, Q5_0 or Q4_0, with the numbers and scales that engine `native` uses.
-        An untied embedding keeps its dtype.
+    bits: 8, 5 or 4: matrices become Q8_0, Q5_0 or Q4_0, with the numbers and scales of engine
+    `native`. An untied embedding keeps its dtype.
 
     Raises: DecodeError for an unsupported model; ImportError if the package gguf is not installed.
     """
@@ -96,7 +96,8 @@ def write_gguf(model: Any, path: Path, bits: int | None = None) -> None:
 def _interleave_halves(weight: Tensor, heads: int) -> Tensor:
     """Return the rows of a query or key matrix in llama.cpp's order.
 
-    llama.cpp rotates adjacent pairs of a head, Hugging Face pairs of its first and second half.
+    llama.cpp rotates adjacent values of a head together. Hugging Face rotates a value of the first
+    half of a head with one of the second half.
     """
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 

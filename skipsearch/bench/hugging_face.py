@@ -26,7 +26,7 @@ GENERATE_VARIANTS: dict[str, dict[str, Any]] = {
 class _FirstTokenTimer:
     """A streamer that records when the first token is generated.
 
-    `generate` passes the prompt to `put` before the first token.
+    `generate` calls `put` with the prompt before the first token.
     """
 
     def __init__(self, device: torch.device):
@@ -43,9 +43,9 @@ class _FirstTokenTimer:
 
 
 class HFGenerate:
-    """transformers' greedy `generate`, with the options of one name of `GENERATE_VARIANTS`.
+    """Greedy decoding by transformers' `generate`, with the options of one of `GENERATE_VARIANTS`.
 
-    Raises: DecodeError if the model cannot run that variant.
+    Raises: DecodeError if the model cannot run this variant.
     """
 
     def __init__(self, name: str, model: ModelAdapter):
@@ -72,8 +72,9 @@ class HFGenerate:
 
     @torch.no_grad()
     def run(self, prompt: Sequence[int], new_tokens: int) -> tuple[list[int], float, float]:
-        """Generate `new_tokens` tokens. Returns (tokens, seconds to the first token, seconds of the
-        others).
+        """Generate `new_tokens` tokens.
+
+        Returns (tokens, seconds to the first token, seconds of the other tokens).
         """
         ids = torch.tensor([list(prompt)], device=self.device)
         clock = _FirstTokenTimer(self.device)

@@ -1,5 +1,6 @@
-"""Run llama.cpp on the same weights through llama-cpp-python: plain decoding, prompt-lookup
-decoding, and the time of a pass by number of tokens.
+"""Run llama.cpp on the same weights, through llama-cpp-python.
+
+It decodes plainly or with prompt lookup, and the time of a pass is measured by number of tokens.
 """
 
 from __future__ import annotations
@@ -108,9 +109,10 @@ class LlamaCpp:
         self.api.llama_memory_seq_rm(self.api.llama_get_memory(self.context), 0, n_tokens, -1)
 
     def decode(self, tokens: Sequence[int], start: int, all_positions: bool = False) -> list[int]:
-        """Run a pass over `tokens` after `start` cached tokens. Returns the most likely next token.
+        """Run a pass over `tokens` after `start` cached tokens; return the most likely next token.
 
-        all_positions: return the most likely next token after each of `tokens`.
+        The result is a list of one token. all_positions: return the most likely next token after
+        each of `tokens`.
 
         Raises: DecodeError if llama.cpp fails.
         """
@@ -139,7 +141,7 @@ class LlamaCpp:
         return next_tokens
 
     def time_rows(self, rows: int, context: int) -> list[float]:
-        """Return the median seconds of a pass over 1 … `rows` tokens after `context` others.
+        """Return the median seconds of passes over 1 … `rows` tokens after `context` other tokens.
 
         Passes of different lengths are timed in turn.
         """
@@ -167,8 +169,9 @@ class LlamaGenerate:
         self.name, self.llama = name, llama
 
     def run(self, prompt: Sequence[int], new_tokens: int) -> tuple[list[int], float, float]:
-        """Generate `new_tokens` tokens. Returns (tokens, seconds to the first token, seconds of the
-        others).
+        """Generate `new_tokens` tokens.
+
+        Returns (tokens, seconds to the first token, seconds of the other tokens).
         """
         llama = self.llama
         draft = self._make_lookup() if self.name == LOOKUP else None

@@ -1,9 +1,8 @@
-"""The table of methods: every drafter that runs on this model, at its best settings, against plain
-decoding in one interleaved run.
+"""The table of methods: every drafter that runs on this model, at its best settings.
 
-Settings are tuned on the calibration split of a task and measured on its hold-out split. The
-published speedups in the last column are from other models, hardware and prompts, so they are not
-comparable with ours.
+All methods and plain decoding are measured in one interleaved run. Settings are tuned on the
+calibration split of a task, and measured on its hold-out split. The published speedups in the last
+column are from other models, hardware and prompts, so they are not comparable with ours.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ PUBLISHED_SPEEDUPS = {
 class MethodRow:
     """The result of one method.
 
-    needs: what the method takes before the first token, in words.
+    needs: what the method takes before the first token, such as a search or a training, in words.
     beta: measured time of a draft step over the time of a plain pass.
     published: the speedup that its paper reports, on other models and machines.
     Figures that only our engines know are None for other programs.
@@ -97,7 +96,7 @@ class MethodRow:
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> MethodRow:
-        """Make a row from the JSON form of `as_dict`."""
+        """Make a row from the dictionary that `as_dict` returned."""
         return cls(**row | {"speedup": Estimate(**row["speedup"])})
 
 
@@ -113,8 +112,8 @@ def compare_methods(
 ) -> list[MethodRow]:
     """Tune every method on the calibration split, then measure all of them on the hold-out split.
 
-    module_folders: folders of trained modules. Each module is measured alone, and after lookup as a
-        candidate for the best recipe.
+    module_folders: folders of trained modules. Each module is measured alone. Alone and after
+    lookup, it is also a candidate for the best recipe.
     n_prompts: hold-out prompts to measure; None: all.
     hf_model: the same model on engine `hf`, to measure transformers' `generate` too.
     trials: masks that each searcher may judge.
@@ -206,10 +205,10 @@ def _search_mask(
 
 
 class _ExternalDecoder:
-    """transformers' `generate` with the interface of a decoder.
+    """A decoder that runs transformers' `generate`.
 
-    It does not stop at a repetition as our decoder does. So it generates as many tokens as plain
-    decoding.
+    `generate` does not stop at a repetition, as our decoder does. It therefore generates as many
+    tokens as plain decoding did.
     """
 
     is_learning = False

@@ -1,5 +1,6 @@
-"""Draft and verify costs of each engine, from the latency table: β of a draft that runs half of the
-sub-layers, and v by number of verified tokens.
+"""The draft and verify costs of each engine, from the latency table.
+
+These are β of a draft that runs half of the sub-layers, and v by number of verified tokens.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ MAX_ROWS = 16
 class CostRow:
     """The costs of one engine.
 
-    pass_ms: milliseconds of a pass over one token after `context` others.
-    beta_half: time of a draft step with half of the sub-layers over that of this pass; None for
-        llama.cpp.
-    v: time of a pass over 2 … 16 tokens over that of this pass.
+    pass_ms: milliseconds of a plain pass: over one token after `context` other tokens.
+    beta_half: time of a draft step with half of the sub-layers over that of a plain pass; None for
+    llama.cpp.
+    v: times of passes over 2 … 16 tokens over that of a plain pass.
     """
 
     engine: str

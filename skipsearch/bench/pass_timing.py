@@ -1,6 +1,4 @@
-"""Measure where decoding spends its time: in draft passes, in passes of the full model, or in the
-loop around them.
-"""
+"""Measure how much time decoding spends in draft passes, in full passes and in the loop."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 class PassTimes:
     """Seconds and counts of the passes after the prefill. Each pass is synchronised on its own.
 
-    total_s: seconds of the decode loop, these passes included.
+    total_s: seconds of the decode loop, including these passes.
     """
 
     draft_s: float = 0.0

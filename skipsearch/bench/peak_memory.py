@@ -20,8 +20,8 @@ STATUS_FILE, CLEAR_REFS_FILE = Path("/proc/self/status"), Path("/proc/self/clear
 def bytes_per_token(model: ModelAdapter, context: float) -> float:
     """Return the bytes that one token of plain decoding reads.
 
-    These are all weights and the K/V of `context` tokens. Of an embedding table that is not the
-    head, too, only one row counts.
+    These are all weights and the K/V of `context` tokens. If the embedding is not also the head,
+    only one row of it counts.
     """
     spec = model.spec
     cache = model.new_cache(1, 8)
@@ -36,11 +36,10 @@ def bytes_per_token(model: ModelAdapter, context: float) -> float:
 
 
 def measure_bandwidth(device: torch.device, buffer_bytes: float, repeats: int = 15) -> float:
-    """Return the bytes per second at which a sum reads a buffer of `buffer_bytes` bytes: the best
-    of `repeats`.
+    """Return the bytes per second at which a sum reads a buffer, the best of `repeats` runs.
 
-    A buffer of the size of the model uses the CPU caches as its weights do. A sum only reads, so
-    this is an upper bound for any decoder.
+    buffer_bytes: size of the buffer. If it has the size of the model, it uses the CPU caches as the
+    weights do. A sum only reads, so this is an upper bound for any decoder.
     """
     buffer = torch.ones(int(max(buffer_bytes, 1e6)) // 4, device=device)
     times = []
@@ -54,10 +53,10 @@ def measure_bandwidth(device: torch.device, buffer_bytes: float, repeats: int = 
 
 
 def measure_peak_memory(run: Callable[[], object], device: torch.device) -> int | None:
-    """Return the peak memory of a run above what was allocated before it (KV cache, buffers), in
-    bytes.
+    """Return the most bytes that a run has allocated at a time, such as its KV cache and buffers.
 
-    None if the platform does not report it.
+    What was allocated before the run does not count. Returns None if the platform does not report
+    memory.
     """
     # If garbage is freed during the run, the measured peak is too low by its size.
     gc.collect()
@@ -78,6 +77,6 @@ def measure_peak_memory(run: Callable[[], object], device: torch.device) -> int 
 
 
 def _read_status(field: str) -> int:
-    """Return a field of /proc/self/status in bytes."""
+    """Return the value of a field in /proc/self/status, in bytes."""
     lines = dict(line.split(":", 1) for line in STATUS_FILE.read_text().splitlines() if ":" in line)
     return int(lines[field].split()[0]) * 1024

@@ -1,5 +1,6 @@
-"""The systems of a benchmark: our engines, plain or with a recipe, transformers' `generate`,
-llama.cpp.
+"""The systems of a benchmark.
+
+They are our engines, plain or with a recipe, transformers' `generate`, and llama.cpp.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ ModelLoader = Callable[[str], ModelAdapter]
 
 @dataclass(frozen=True)
 class SystemRun:
-    """One system on one prompt.
+    """The result of one system on one prompt.
 
     first_token_s: seconds to the first token.
     decode_s: seconds of the tokens after it.
@@ -70,7 +71,7 @@ class System(Protocol):
     model: ModelAdapter
 
     def run(self, prompt: Sequence[int], new_tokens: int) -> SystemRun:
-        """Generate exactly `new_tokens` greedy tokens, past an end-of-sequence token too.
+        """Generate exactly `new_tokens` greedy tokens, also after an end-of-sequence token.
 
         All systems therefore do the same work.
         """
@@ -120,15 +121,16 @@ def make_systems(
 ) -> list[System]:
     """Make the systems with these names.
 
-    engine: the engine of the systems that name none.
+    engine: the engine of the systems whose names have none.
     load_model: returns the model on an engine, the same object for the same name. For
-        `PLAIN_WEIGHTS` it returns the unquantized weights in Hugging Face's modules: llama.cpp
-        makes its quantized weights from them.
-    exact: decode with `exact` in our systems.
-    gguf: the GGUF file of the model, which llama.cpp reads too; None for any other model.
+    `PLAIN_WEIGHTS` it returns the unquantized weights in Hugging Face's modules: llama.cpp makes
+    its quantized weights from them.
+    exact: our own systems decode with Decoder(exact=True), so that greedy tokens are equal to the
+    bit.
+    gguf: the GGUF file of the model, which llama.cpp reads, too; None for any other model.
 
     Raises: DecodeError for an unknown system, one named twice, or one that the profile has no
-        recipe for; ModelError if the engine cannot run the model.
+    recipe for; ModelError if the engine cannot run the model.
     """
     systems: list[System] = []
     llama: LlamaCpp | None = None

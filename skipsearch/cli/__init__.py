@@ -3,10 +3,10 @@
 A command reads its options, calls the package and shows the result. Heavy imports happen inside the
 commands, so that `--help` is quick.
 
-    main           the entry point: registers commands, turns a failure into a sentence and a status
+    main           the entry point: registers commands, turns an error into a sentence and a status
     consoles       the two consoles: results go to stdout, everything else to stderr
     options        options that several commands share, and loading a model by them
-    open_model     `--profile` and `--model`: a model with the profile that it decodes with
+    open_model     open what `--profile` and `--model` name
     terminal       shows text from outside with control characters escaped
     streams        repairs closed or non-Unicode standard streams
     progress       progress bars, and lines for a pipe

@@ -173,7 +173,7 @@ def _interruptible() -> Iterator[list[bool]]:
 def _run_command(
     conversation: Conversation, line: str, model: str | None, task: str, folder: Path | None
 ) -> bool:
-    """Run a command of the conversation. Returns False to leave."""
+    """Run a command of the conversation. Returns False if the command ends the conversation."""
     from skipsearch.cli.consoles import err, out
     from skipsearch.errors import SkipSearchError
     from skipsearch.profile import load_profile

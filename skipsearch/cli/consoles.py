@@ -1,4 +1,4 @@
-"""What every command shares: two consoles and one way to print JSON.
+"""The consoles that every command prints through, and one way to print JSON.
 
 Progress and remarks go to stderr (`err`). Results go to stdout (`out`); with `--json` stdout has
 data only. Exit status: 0 done, 1 the work failed, 2 usage, 130 interrupted.
@@ -32,9 +32,9 @@ err = Terminal(stderr=True, width=_console_width(sys.stderr))
 
 
 def program_name() -> str:
-    """Return the name of this program for commands that a user can copy.
+    """Return the name of this program, for commands that a user can copy.
 
-    It is `skipsearch`, or the path of the program if the shell does not find that name.
+    The name is `skipsearch` or, if the shell does not find that, the path of the program.
     """
     program = sys.argv[0]
     if os.path.basename(program) != "skipsearch" or shutil.which("skipsearch"):
@@ -44,8 +44,9 @@ def program_name() -> str:
 
 
 def print_json(data: Any) -> None:
-    """Print one JSON object on one line of stdout and flush it, so that a pipe's reader need not
-    wait.
+    """Print one JSON object on one line of stdout.
+
+    The line is flushed, so that the reader of a pipe need not wait.
     """
     print(
         escape_json_controls(

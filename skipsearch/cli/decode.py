@@ -252,9 +252,9 @@ def _decode_one(
     as_json: bool,
     titled: bool,
 ) -> int:
-    """Decode one request and print it. Returns 1 if --check found different tokens.
+    """Decode one request and print it. Returns 1 if --check found different tokens, else 0.
 
-    titled: print its name above its text, because there are several requests.
+    titled: print the request's name above its text, because there are several requests.
     """
     from skipsearch.cli.consoles import print_json
     from skipsearch.engine import is_batch_invariant
@@ -318,7 +318,7 @@ def _stream_text(
 ) -> Generation:
     """Print text to stdout as it is generated.
 
-    A pipe or a file gets it unchanged. A terminal would obey control characters, so it gets them
+    A pipe or a file gets the text unchanged. A terminal would obey control characters, so they are
     escaped.
     """
     import sys

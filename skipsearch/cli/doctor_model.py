@@ -1,5 +1,6 @@
-"""What `skipsearch doctor --model` reports about a model: how it is read, what was checked, which
-engine runs it, and what to do next.
+"""The report of `skipsearch doctor --model` on a model.
+
+It says how the model is read, what was checked, which engine runs it, and what to do next.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
 
 
 def _describe_engine(model: ModelAdapter) -> str:
-    """Return the engine that `--engine auto` takes here, and the reason why no faster one runs.
+    """Return the engine that `--engine auto` takes here, and why no faster one runs.
 
-    No library is built.
+    This does not build a library.
     """
     from skipsearch.engine import is_native_allowed
     from skipsearch.engine.native import why_unavailable
@@ -79,7 +80,7 @@ def _describe_engine(model: ModelAdapter) -> str:
 
 
 def _describe_template(model: ModelAdapter) -> str:
-    """Return what is known about the model's chat template."""
+    """Return a sentence about the model's chat template."""
     if model.tokenizer is None:
         return "it has no tokenizer, so it takes token ids only"
     return (

@@ -66,8 +66,8 @@ def _explain_usage_errors() -> Iterator[None]:
 class RootGroup(TyperGroup):
     """The command that all others belong to.
 
-    A usage error quotes the arguments, which a shell may have made from the name of any file. So
-    they are escaped.
+    A usage error quotes arguments, which a shell may have made from the name of any file. Quoted
+    arguments are therefore escaped.
     """
 
     def make_context(self, *args: Any, **options: Any) -> Any:
@@ -119,7 +119,7 @@ def root(
 
 
 def register() -> None:
-    """Register every command; each file has one."""
+    """Register every command. Each command is in a file of its own."""
     from skipsearch.cli import (
         bench_command,
         chat,
@@ -175,13 +175,13 @@ def register() -> None:
 def let_idle_threads_sleep() -> None:
     """Let torch's idle threads sleep, unless the environment sets how they wait.
 
-    By default they spin and take the cores from the threads of engine `native` between its passes:
-    on two threads, drafting was three times as slow. OpenMP reads the variables once, when torch is
-    imported. Only a command sets them, for its own process: a library must not set them for the
-    program that imports it.
-    Threads still spin for some microseconds before they sleep. llama.cpp, which shares torch's
-    OpenMP in `bench`, waits for its threads many times a token. Without this spin, it took 13 ms
-    instead of 0.6.
+    By default, idle threads spin and take the cores from the threads of engine `native` between its
+    passes. On two threads, drafting was three times as slow. OpenMP reads the variables once, when
+    torch is imported. Only a command sets them, for its own process: a library must not set them
+    for the program that imports it.
+    Threads still spin for some microseconds before they sleep. In `bench`, llama.cpp shares torch's
+    OpenMP, and waits for its threads many times a token. Without this spin, it took 13 ms instead
+    of 0.6.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

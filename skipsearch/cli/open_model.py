@@ -1,5 +1,6 @@
-"""`--profile` and `--model` of the commands that decode: a file, `auto` or `none`, and the model
-for it.
+"""Open what `--profile` (a file, `auto` or `none`) and `--model` name.
+
+The commands that decode use this module.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ def load_model_and_profile(
     engine: str,
     threads: int | None,
 ) -> tuple[ModelAdapter, Profile | None]:
-    """Return the model, on the engine that suits the profile, and the profile; None for plain
-    decoding.
+    """Return (the model on the engine that suits the profile, the profile).
 
-    Raises: SkipSearchError, before the model is loaded if possible.
+    The profile is None for plain decoding. Raises: SkipSearchError, before the model is loaded if
+    possible.
     """
     require_model(profile, model)
     from skipsearch.profile import load_profile
@@ -83,11 +84,10 @@ def load_model_and_profile(
 def defaults_from_profile(
     profile: Profile, device: str, dtype: str, threads: int | None, quantization: str | None
 ) -> tuple[str, int | None, str | None]:
-    """Return (dtype, threads, quantization). Options that the user did not set take the profile's
-    values.
+    """Return (dtype, threads, quantization), from the options and the profile.
 
-    On another type of device nothing is taken from the profile. On another CPU or GPU model,
-    threads is not.
+    Options that the user did not set have the profile's values. On another type of device, nothing
+    is taken from the profile. On another CPU or GPU model, the number of threads is not.
     """
     from skipsearch.core.machine import describe_machine
     from skipsearch.models.loading.placement import pick_device
@@ -105,10 +105,10 @@ def defaults_from_profile(
 
 
 def resolve_task(profile: Profile, task: str | None) -> str:
-    """Return the named task, or else the profile's own.
+    """Return the task that the user named, or else the profile's own.
 
     Raises: TaskError if the profile's task does not come with skipsearch, so that the user has to
-        name it.
+    name it.
     """
     from skipsearch.errors import TaskError
     from skipsearch.tasks import task_names
@@ -158,8 +158,8 @@ def make_decoder(
 ) -> Decoder:
     """Return a decoder for the profile.
 
-    If the profile was never measured, its guard uses the latency table of this machine, if there is
-    one.
+    Its guard pauses drafters that cost more than they save. If the profile was never measured, the
+    costs are from this machine's latency table. Without a table, they are the profile's.
 
     Raises: SkipSearchError.
     """

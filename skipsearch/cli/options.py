@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they do."""
+"""The options that several commands share, and functions that apply them."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def load_cli_model(
     quantization: str | None = None,
     preferred_engine: str | None = None,
 ) -> ModelAdapter:
-    """Load the model; `--engine auto` is resolved later, by `select_engine`.
+    """Load the model. `select_engine` resolves `--engine auto` later.
 
     preferred_engine: as for `select_engine`, if already known.
 
@@ -177,8 +177,8 @@ def select_engine(
 ) -> ModelAdapter:
     """Resolve `--engine auto` for a loaded model, and print a line about the model on stderr.
 
-    preferred_engine: the engine that a profile was measured with or a study began with. It is
-        chosen if it is ready here, otherwise the fastest one.
+    preferred_engine: the engine of the profile's measurement or of the study's first trials. If it
+    is ready here, it is chosen, otherwise the fastest one.
     """
     from skipsearch.cli.consoles import err
     from skipsearch.core.machine import describe_machine
@@ -219,7 +219,9 @@ def _pick_fastest(model: ModelAdapter) -> ModelAdapter:
 
 
 def describe_choice(choice: EngineChoice) -> str:
-    """Return `engine graph: 1.62 times as fast as lean at plain decoding here; --engine lean to
+    """Return a note on the choice of the engine.
+
+    For example: `engine graph: 1.62 times as fast as lean at plain decoding here; --engine lean to
     choose otherwise`.
     """
     chosen = choice.model.spec.engine
@@ -246,9 +248,9 @@ def profile_model_argument(profile: Profile) -> str:
 
 
 def loadable_quantization(quantization: str | None) -> str | None:
-    """Return the quantization if a model can be loaded with it.
+    """Return the quantization if a model can be loaded with it, else None.
 
-    Return None for one that only stored weights have, such as gptq-4bit.
+    For example, gptq-4bit is None, because only stored weights have it.
     """
     from skipsearch.models.loading.quantize import is_loadable
 
@@ -256,7 +258,10 @@ def loadable_quantization(quantization: str | None) -> str | None:
 
 
 def merge_activations(quantization: str | None, activations: str | None) -> str | None:
-    """Return one name for both options. Raises: BadParameter for unknown activations."""
+    """Return the name of a quantization with these activations.
+
+    Raises: BadParameter for unknown activations.
+    """
     from skipsearch.errors import ModelError
     from skipsearch.models.loading.quantize import join_activations
 
@@ -279,7 +284,7 @@ def warn(sentences: list[str]) -> None:
 def plain_warnings() -> Iterator[None]:
     """Run a block in which our own Python warnings are printed as one sentence on stderr.
 
-    Other warnings are shown as Python shows them.
+    Other warnings are shown in Python's own way.
     """
     with warnings.catch_warnings():
         others = warnings.showwarning
@@ -302,9 +307,9 @@ def plain_warnings() -> Iterator[None]:
 
 
 def require_usage(condition: bool, sentence: str) -> None:
-    """Raise BadParameter (exit status 2) if a rule does not hold.
+    """Raise BadParameter (exit status 2) if `condition` is False.
 
-    These are rules that the option parser cannot express.
+    This is for rules that the option parser cannot express. sentence: says what the user should do.
     """
     if not condition:
         raise typer.BadParameter(sentence)

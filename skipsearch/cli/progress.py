@@ -1,6 +1,6 @@
-"""Progress of long work, in words: what it is, how far it is and how long it will still take.
+"""Show the progress of long work: what it is, how far it is and how long it will still take.
 
-It fits a terminal of 80 columns.
+A line fits a terminal of 80 columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def format_duration(seconds: float) -> str:
 class SilenceTimer:
     """A timer that calls `beat` from its own thread if no line was written for `seconds`.
 
-    Without a line, long work looks like a hang.
+    `beat` prints a line about the progress. Without it, long work looks like a hang.
     """
 
     def __init__(self, beat: Callable[[], None], seconds: float = BEAT_S):
@@ -42,9 +42,7 @@ class SilenceTimer:
         self._thread.start()
 
     def written(self) -> None:
-        """Restart the timer: a line was just written, so the next heartbeat is due only after
-        `seconds`.
-        """
+        """Restart the timer, because a line was just written."""
         self._latest = monotonic()
 
     def stop(self) -> None:
@@ -60,7 +58,7 @@ class SilenceTimer:
 
 
 class TimeColumn(ProgressColumn):
-    """A column with `4 s left` during the work and `took 7 s` after it."""
+    """A column that shows `4 s left` during the work and `took 7 s` after it."""
 
     max_refresh = 0.5
 

@@ -32,7 +32,7 @@ class ClosedOutput(io.TextIOBase):
 
 
 def prepare_streams() -> None:
-    """Make the standard streams usable; called before anything is read, printed or opened.
+    """Make the standard streams usable. Call it before anything is read, printed or opened.
 
     A closed stream gets the null device as its descriptor. Otherwise the next opened file would
     take its number, and the output of a library would go into that file. If standard error is
@@ -59,7 +59,7 @@ def prepare_streams() -> None:
 
 
 def is_unicode(stream: TextIO) -> bool:
-    """Return whether the stream's encoding has every character."""
+    """Return whether the stream's encoding can write every character."""
     encoding = getattr(stream, "encoding", None)  # None for a stream of text, such as StringIO
     return encoding is None or encoding.lower().replace("_", "-").startswith("utf")
 
@@ -81,7 +81,7 @@ def decode_argument(text: str) -> str:
 
 
 def _wider(stream: TextIO) -> dict[str, str]:
-    """Return settings that replace ASCII by UTF-8.
+    """Return the settings with which a stream in ASCII becomes one in UTF-8.
 
     ASCII is part of UTF-8, so text that was readable stays the same.
     """

@@ -86,7 +86,7 @@ def _tokenize_for_model(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return (the first prompts as the model gets them, facts about the task with this model).
 
-    The facts are its chat template, numbers of tokens, and how many prompts are too long.
+    The facts are the model's chat template, numbers of tokens, and how many prompts are too long.
     """
     from skipsearch.models import load_tokenizer
     from skipsearch.models.chat.chat_text import encode_prompt

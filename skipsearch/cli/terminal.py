@@ -1,8 +1,8 @@
 """Text from outside on a terminal: names, prompts and generated text are shown and never obeyed.
 
 A terminal takes some characters as commands, which clear it, rename its window, or hide what was
-printed. Every command prints through `Terminal`, which shows those characters as escapes (`\\x1b`)
-and reads no markup. So no command needs code for it.
+printed. Every command prints through `Terminal`, which shows these characters as escapes (`\\x1b`)
+and reads no markup. So no command needs code of its own for this.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SHORT_ESCAPES = {"\t": r"\t", "\n": r"\n", "\r": r"\r"}
 
 
 def escape_controls(text: str, multiline: bool = False) -> str:
-    """Return `text` with an escape such as `\\x1b` or `\\u202e` for each character that a terminal
-    may take as a command.
+    """Return `text` with escapes for the characters that a terminal may take as commands.
 
-    multiline: keep line breaks and tabs, because the text may have several lines.
-    Applying it twice gives the same text as once.
+    Examples of escapes are `\\x1b` and `\\u202e`. multiline: keep line breaks and tabs, because the
+    text may have several lines.
+    The function does not change a text that it has escaped already.
     """
     return (_CONTROLS_IN_TEXT if multiline else _CONTROLS_IN_LINE).sub(_escape, text)
 
@@ -37,14 +37,15 @@ def escape_controls(text: str, multiline: bool = False) -> str:
 def escape_json_controls(text: str) -> str:
     """Return JSON in which also DEL, C1 controls, bidi characters and surrogates are escaped.
 
-    `json.dumps` leaves them as they are. The data stay equal.
+    `json.dumps` does not escape these. The data that a reader gets are the same.
     """
     return _CONTROLS_IN_TEXT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def for_stream(text: str, stream: IO[str]) -> str:
-    """Return a part of a text as `stream` should get it: escaped for a terminal, unchanged for a
-    pipe or a file.
+    """Return text for `stream`: escaped for a terminal, unchanged for a pipe or a file.
+
+    text: may be a part of a longer text.
     """
     return escape_controls(text, multiline=True) if stream.isatty() else text
 
@@ -57,8 +58,8 @@ def _escape(match: re.Match[str]) -> str:
 class Terminal(Console):
     """A console that shows text from outside as text.
 
-    A string is one line, whatever it contains; `print_block` prints several. `print` reads markup
-    only if its argument `markup` is set, for our own words.
+    A string is printed as one line, whatever characters it has; `print_block` prints several lines.
+    `print` reads markup only if its argument `markup` is set. This is for our own texts.
     """
 
     def __init__(self, **options: Any):
@@ -74,7 +75,7 @@ class Terminal(Console):
             self.quiet = before
 
     def print_block(self, text: str) -> None:
-        """Print text of several lines: its line breaks and tabs stay."""
+        """Print text of several lines. Its line breaks and tabs are kept."""
         self.print(Text(escape_controls(text, multiline=True)))
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -84,7 +85,7 @@ class Terminal(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Escape everything else that is printed, such as a `Text`."""
+        """Escape what does not pass through `render_str`, such as a `Text`."""
         for segment in super().render(renderable, options):
             yield (
                 segment

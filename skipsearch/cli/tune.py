@@ -227,7 +227,7 @@ def tune(
 def _study_engine(study: str) -> str | None:
     """Return the engine of the trials that a study already has.
 
-    Trials of another engine could not be compared with them.
+    Trials on another engine could not be compared with them.
     """
     from skipsearch.report.study_reader import read_study_engine
 

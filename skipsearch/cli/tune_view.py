@@ -1,5 +1,6 @@
-"""Show a search: stages with a progress bar and the time left, the best mask so far, the race, the
-verdict.
+"""Show a search: its stages with a progress bar and the time left, and what it finds.
+
+What it finds is the best mask so far, the race and the verdict.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ MAX_RACE_ROWS = 2  # recipes of a race; with more, the summary does not fit a sc
 class TuneView:
     """A listener of `tune` that prints its events.
 
-    A terminal gets a live bar for each stage. A pipe gets a line for each stage, a heartbeat after
-    `beat_s` seconds without a line, and new best masks. Such a mask gets a line if it is measurably
-    better than the last one printed and than lookup alone.
+    A terminal gets a live bar for each stage. A pipe gets a line for each stage, and a progress
+    line after `beat_s` seconds without any other. A pipe also gets a line for a new best mask, if
+    it is measurably better than the last one that was printed, and better than lookup alone.
     """
 
     def __init__(self, console: Terminal, beat_s: float = BEAT_S):
@@ -103,12 +104,12 @@ class TuneView:
                 self.race.append(event)
 
     def _say(self, line: str, style: str | None = None) -> None:
-        """Print a line and restart the heartbeat."""
+        """Print a line, and restart the wait for the next progress line."""
         self.heartbeat.written()
         self.console.print(line, style=style)
 
     def _say_how_far(self) -> None:
-        """Print one line about the progress; called by the thread of the heartbeat."""
+        """Print one line about the progress. The thread of the `SilenceTimer` calls this."""
         if self.stage is None:
             return
         task = self.bar.tasks[self.bar.task_ids.index(self.stage)]
@@ -119,7 +120,7 @@ class TuneView:
         )
 
     def _close_stage(self) -> None:
-        """Complete the bar of the stage that runs."""
+        """Complete the bar of the current stage."""
         if self.stage is not None:
             task = self.bar.tasks[self.bar.task_ids.index(self.stage)]
             self.bar.update(
@@ -153,8 +154,10 @@ class TuneView:
         )
 
     def print_summary(self, console: Terminal, profile: Profile, path: Path) -> None:
-        """Print the race, the mask, what each drafter contributed, the verdict on hold-out prompts,
-        and the next command.
+        """Print the result of a search.
+
+        These are the race, the mask, what each drafter contributed, the verdict on hold-out
+        prompts, and the next command.
         """
         # The verdict below has the result on hold-out prompts.
         calibrated = [r for r in self.race if r.split == "calibration"]
@@ -224,7 +227,7 @@ class TuneView:
             )
 
     def _print_race(self, console: Terminal, raced: list[CandidateMeasured]) -> None:
-        """Print the chosen recipe first, and then those that came closest to it."""
+        """Print the chosen recipe first, and then the recipes that were nearly as fast."""
         if not raced:
             return
         table = Table(

@@ -125,10 +125,10 @@ def _defaults_from_claim(
     threads: int | None,
     quantization: str | None,
 ) -> tuple[str, str, str, int | None, str | None]:
-    """Return the options, where those that the user did not set take the values of the profile's
-    measurement.
+    """Return the options (device, dtype, engine, threads, quantization) of a verification.
 
-    If this machine lacks that type of device, they stay as they are.
+    Options that the user did not set have the values of the profile's measurement. If this machine
+    lacks that type of device, they stay as they are.
     """
     import torch
 
@@ -155,9 +155,9 @@ def _defaults_from_claim(
 
 
 def _output_path(file: Path, adapter: object, task: str) -> Path:
-    """Return the path of the measured profile, before the measurement.
+    """Return the path where the measured profile will be written; call this before the measurement.
 
-    Raises: ProfileError if another profile exists there.
+    Raises: ProfileError if another profile exists at this path.
     """
     from skipsearch.cli.tune import default_path
     from skipsearch.errors import ProfileError

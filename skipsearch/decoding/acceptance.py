@@ -1,7 +1,7 @@
 """Accept or reject the draft tokens of a chain, and choose the token after them.
 
-Decoding is lossless because of the rules of acceptance. They are here for chains, in `trees.py` for
-trees, and in `processed.py` for requests with logits processors.
+The rules of acceptance make decoding lossless. This module has the rules for chains, `trees.py`
+those for trees, and `processed.py` those for requests with logits processors.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def choose_greedy(logits: Tensor) -> Tensor:
 def accept_greedy(draft_tokens: Tensor, logits: Tensor) -> tuple[int, int]:
     """Accept draft tokens up to the first that differs from the full model's choice.
 
-    draft_tokens: [N]; logits: [N + 1, V], row i has the full model's logits for draft_tokens[i].
-    Returns (number of accepted tokens, the full model's choice after them). Raises: ModelError if
-    the logits of the next token are not finite. Source: Draft & Verify, algorithm 2.
+    draft_tokens: [N]. logits: the full model's, [N + 1, V]; row i is for draft_tokens[i]. Returns
+    (number of accepted tokens, the full model's choice after them). Raises: ModelError if the
+    logits of the next token are not finite. Source: Draft & Verify, algorithm 2.
     """
     # Copy from the device once per round.
     tokens = torch.cat([draft_tokens, choose_greedy(logits)]).tolist()
@@ -79,7 +79,7 @@ def accept_sampled(
 
 
 def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
-    """Return max(p − q, 0) renormalised, [V]. q None: the one-hot distribution of `token`.
+    """Return max(p − q, 0), renormalised, [V]. q: None is the one-hot distribution of `token`.
 
     If all entries round to zero (p equals q), return p; a rejection then has probability zero.
     """

@@ -1,11 +1,12 @@
 """`Batch`: requests that are decoded together, each with its own acceptance, end and seed.
 
 Each request runs the loop of `loop.py` on a row of one shared cache. A request that needs a pass
-waits. When all requests wait, the passes of one kind run as one, padded to the longest. Draft
-passes run first, so that one verify pass serves all requests. A batch therefore has no decoding
-rules of its own.
+waits. If all requests wait, the passes of one kind run as one, padded to the longest. Draft passes
+run before verify passes, so that one verify pass serves all requests. A batch therefore has no
+decoding rules of its own.
 
-A waiting request is a suspended greenlet. One thread runs all requests, one at a time."""
+A waiting request is a suspended greenlet. One thread runs all requests, one at a time.
+"""
 
 from __future__ import annotations
 
@@ -90,8 +91,9 @@ class Batch:
 
     `run_round` decodes a round of each request. Between rounds, requests may join and leave.
 
-    plain_from_batch: number of requests from which on no request drafts, because plain decoding is
-    then faster; None: requests always draft. max_slots: of the shared cache, see `BatchCache`.
+    plain_from_batch: if at least this number of requests are in the batch, no request drafts,
+    because plain decoding is then faster; None: requests always draft. max_slots: the slots of the
+    shared cache (see `BatchCache`).
 
     A request gets the same tokens as alone, with two exceptions. A sampled request may get a
     different sample from the same distribution, because `plain_from_batch` changes in which rounds
@@ -103,7 +105,8 @@ class Batch:
     Passes also run one request at a time if the model has state other than a KV cache with slots
     (recurrent layers), or if a drafter observes hidden states. The engine graph does not capture
     passes over several requests; it runs them as lean does. The times of a request include the time
-    in which it waits for others."""
+    in which it waits for others.
+    """
 
     def __init__(
         self,
@@ -146,7 +149,8 @@ class Batch:
     ) -> RunningRequest:
         """Add a request, which `run_round` decodes from now on.
 
-        trace, prefix_cache: as in `Decoder.stream`; K/V are copied from and to the prefix cache.
+        trace, prefix_cache: as in `Decoder.stream`. K/V are copied from the prefix cache, and back
+        to it.
         tenant: if the prompts of two requests of one tenant share a prefix, its K/V is computed
         once; None: share nothing.
 
@@ -169,7 +173,7 @@ class Batch:
         return running
 
     def start_work(self, work: Callable[[], Any]) -> RunningRequest:
-        """Add a request that is a function. `run_round` starts and resumes `work`.
+        """Add a request that runs a function, `work`. `run_round` starts and resumes it.
 
         `work` must decode with a cache from `make_cache_source`. Its passes run with those of other
         requests. Raises: DecodeError if the batch is full.

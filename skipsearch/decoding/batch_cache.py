@@ -26,8 +26,9 @@ class BatchCache:
     in use.
 
     submit: as in `RowCache`. max_slots: slots of all rows together; None: no limit. Each row may
-    have the smallest cache size, even if the rows then exceed `max_slots`. A text that is too long
-    for a row gets a separate cache, or moves to one, and its passes run alone."""
+    have the smallest cache size, even if the rows then exceed `max_slots`. If a text is too long
+    for a row, it is in a separate cache, and its passes run alone.
+    """
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class BatchCache:
 
     @contextmanager
     def lease(self, slots: int) -> Iterator[KVCache]:
-        """Lend an empty row with `slots` slots, or a separate cache if a row cannot have as many.
+        """Lend an empty row with `slots` slots or, if rows cannot have as many, a separate cache.
 
         Raises: DecodeError if all rows are taken.
         """
@@ -123,7 +124,8 @@ class BatchCache:
 class RowLease:
     """A `CacheSource` that lends rows of a batch.
 
-    prefix_cache: shared K/V are copied from it to the row, and the request's K/V are copied back.
+    prefix_cache: the K/V of a shared prefix are copied from it to the row, and the request's K/V
+    are copied back.
     """
 
     def __init__(

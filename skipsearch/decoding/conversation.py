@@ -1,7 +1,8 @@
 """A conversation with a model: its turns, streamed answers, and statistics of their decoding.
 
-A chat template renders the turns if the model has one. A model without one (a base model) continues
-the text."""
+If the model has a chat template, the template renders the turns. A model without one (a base model)
+continues the text.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +79,8 @@ class Conversation:
     def send(self, text: str) -> Iterator[str]:
         """Stream the answer to `text`. If the caller stops reading, the answer ends.
 
-        Raises: DecodeError if the conversation is too long for an answer; its turns are then not
-        changed.
+        Raises: DecodeError if the conversation is too long for an answer; the turns then do not
+        change.
         """
         previous_turns = list(self.turns)
         self.turns.append({"role": "user", "content": text})

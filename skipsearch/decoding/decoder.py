@@ -126,7 +126,7 @@ class Decoder:
 
     @property
     def has_shared_state(self) -> bool:
-        """Whether the drafts of a request, and therefore its sample, depend on earlier requests."""
+        """Whether the drafts of a request depend on earlier requests. Its sample then does, too."""
         shared = any(
             getattr(getattr(drafter, "exit", None), "shared_across_requests", False)
             for drafter in self.recipe.drafters
@@ -173,8 +173,9 @@ class Decoder:
     def new_batch(self, max_requests: int, max_slots: int | None = None) -> Batch:
         """Return a batch of at most `max_requests` requests.
 
-        max_slots: of all rows of the shared cache together; None: no limit. A request that becomes
-        too long for its row continues in a separate cache."""
+        max_slots: slots of all rows of the shared cache together; None: no limit. A request that
+        becomes too long for its row continues in a separate cache.
+        """
         return Batch(self.loop, max_requests, self.plain_from_batch, max_slots)
 
     def generate_batch(
@@ -197,8 +198,8 @@ class Decoder:
     ) -> Iterator[Chunk]:
         """Generate as `generate` does, and yield a chunk for each round.
 
-        trace: each chunk includes the proposal of its round. prefix_cache: is read and updated; a
-        session has one.
+        trace: each chunk includes the proposal of its round. prefix_cache: is read and updated. A
+        session has a prefix cache of its own.
 
         Raises: DecodeError before the first chunk.
         """

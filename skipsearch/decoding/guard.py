@@ -39,7 +39,8 @@ class _DrafterCredit:
 class Guard:
     """The guard of one request.
 
-    drafter_costs: of each drafter of the recipe; a drafter with None (unknown) is never paused.
+    drafter_costs: the costs of each drafter of the recipe; None: unknown, the drafter is never
+    paused.
     """
 
     def __init__(self, drafter_costs: Sequence[DrafterCost | None]):

@@ -127,10 +127,11 @@ class DecodeLoop:
         cache_source: CacheSource | None = None,
         trace: Trace | None = None,
     ) -> Iterator[Chunk]:
-        """Yield the committed tokens of each round; the first chunk is the prefill's single token.
+        """Yield the committed tokens of each round. The first chunk is the prefill's single token.
 
         cache_source: lends the KV cache; None: use a cache of this loop. trace: records the
-        proposals."""
+        proposals.
+        """
         with (cache_source or self).lease(
             prepared.prompt_ids,
             self._count_slots(len(prepared.prompt_ids) + prepared.stop_condition.max_new_tokens),
@@ -252,10 +253,10 @@ class DecodeLoop:
 
     @no_grad
     def _run_round(self, request: _Generating, token_budget: int) -> list[int]:
-        """Draft, verify, accept and commit once.
+        """Run one round: draft, verify, accept and commit.
 
-        Returns the accepted tokens and the full model's next token, at most `token_budget` tokens
-        in all.
+        Returns the accepted tokens and the full model's next token; together at most
+        `token_budget`.
         """
         ctx, stats = request.ctx, request.stats
         started = perf_counter()
@@ -465,10 +466,10 @@ class DecodeLoop:
 
     @contextmanager
     def lease(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Iterator[Lease]:
-        """Lend the emptied cache of the last request, or a new cache if it is in use.
+        """Lend the emptied cache of the last request. If it is in use, lend a new cache.
 
-        Up to WHOLE_SLOTS, a cache reserves all its slots at once, because engines capture passes
-        over its buffers. After an error, the cache is dropped.
+        If a cache has at most WHOLE_SLOTS slots, it reserves all of them at once, because engines
+        capture passes over its buffers. After an error, the cache is dropped.
         """
         try:
             cache = self.idle_caches.pop()  # atomic, so two threads cannot take the same cache
@@ -487,8 +488,7 @@ class DecodeLoop:
     def _count_slots(self, n_tokens: int) -> int:
         """Return the number of slots for `n_tokens` tokens of prompt and answer, and for siblings.
 
-        A chain never goes beyond the last possible token. The siblings of a round need slots after
-        it.
+        A chain never exceeds the last possible token. The siblings of a round need slots after it.
         """
         n_tokens += self._scratch_slots
         # Padding rows of an exact pass write to slots after the last token. Slots are rounded up to

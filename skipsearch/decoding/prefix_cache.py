@@ -1,8 +1,9 @@
 """Reuse the K/V of an earlier request, so that a shared prefix is not computed again.
 
-Slot i holds the K/V of token i, which depend only on tokens 0 … i. After a request, the first slots
-hold its prompt and answer. A prompt that begins with the same tokens reuses their slots. Later
-slots are hidden, as after any rollback."""
+Slot i holds the K/V of token i, which depends only on tokens 0 … i. After a request, the first
+slots hold its prompt and answer. A prompt that begins with the same tokens reuses their slots.
+Later slots are hidden, as after a rejected draft.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ class CacheSource(Protocol):
 def lend(
     cache: KVCache, prompt: Sequence[int], first: int, slots: int, model: ModelAdapter
 ) -> Lease:
-    """Make a lease of a cache. first: slots to reserve now. slots: the most that passes may use."""
+    """Make a lease of a cache.
+
+    first: slots to reserve now. slots: the most slots that passes may use.
+    """
     cache.reserve(first)
     return Lease(cache, Planner(round_slots(slots), model.spec.device), prompt)
 
@@ -73,7 +77,7 @@ class PrefixCache:
 
     @contextmanager
     def lease(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Iterator[Lease]:
-        """Lend the cache, and store the K/V that the request commits, even after an error.
+        """Lend the cache, and then store the K/V that the request commits, even after an error.
 
         Raises: DecodeError if another request uses the cache.
         """
@@ -108,6 +112,6 @@ class PrefixCache:
 
 
 def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the number of tokens with which both sequences begin."""
+    """Return the number of first tokens in which both sequences agree."""
     max_length = min(len(one), len(other))
     return next((i for i in range(max_length) if one[i] != other[i]), max_length)

@@ -1,8 +1,8 @@
 """Accept draft tokens of requests with logits processors, such as penalties, bans and constraints.
 
 A processor may read the tokens so far and may have a state. It is therefore called once for each
-emitted position, in order, and never with a rejected token. So acceptance goes token by token, and
-stops at the first rejected draft token.
+emitted position, in order, and never with a rejected token. So tokens are accepted one by one, up
+to the first rejected draft token.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ class ProcessedAcceptance:
     """The acceptance rule of one request, with its processors in order.
 
     prompt: token ids [1, T] for the processors, padding included. max_tokens: the most tokens that
-    may be emitted. sampled: draw tokens from the softmax of the processed logits; else choose the
-    most likely. on_token(ids so far [1, T], scores so far): called after each emitted token;
-    returns whether it is the last one. keep_scores, keep_logits: store the processed logits in
-    `scores`, and the logits before processing in `logits`, [1, V] for each emitted token. `ended`:
-    whether `on_token` or the request's stop condition has ended the generation."""
+    may be emitted.
+    sampled: True: draw tokens from the softmax of the processed logits; False: choose the most
+    likely token.
+    on_token(ids so far [1, T], scores so far): is called after each emitted token; returns whether
+    it is the last one.
+    keep_scores, keep_logits: store the processed logits in `scores`, and the logits before
+    processing in `logits`, [1, V] for each emitted token.
+    `ended`: whether `on_token` or the request's stop condition has ended the generation.
+    """
 
     def __init__(
         self,
@@ -62,11 +66,12 @@ class ProcessedAcceptance:
     ) -> tuple[int, int]:
         """Accept draft tokens by the rules of `accept_greedy` and `accept_sampled`.
 
-        draft_tokens: [N]; q: the distributions of their draws, [N, V], None: one-hot; logits: [N +
-        1, V]. ends(token): as `StopCondition.push_token`; no processor is called after the last
-        token. Returns (number of accepted tokens, the token after them). An accepted draft token
-        that ends the generation is returned as the token after them. Raises: ModelError if logits
-        are not finite."""
+        draft_tokens: [N]. q: the distributions from which they were drawn, [N, V]; None: one-hot.
+        logits: [N + 1, V]. ends(token): as `StopCondition.push_token`. No processor is called after
+        the last token. Returns (number of accepted tokens, the token after them). If an accepted
+        draft token ends the generation, it is returned as the token after them. Raises: ModelError
+        if logits are not finite.
+        """
         for i, proposed in enumerate(draft_tokens.tolist()):
             token, accepted = self._judge_token(
                 proposed, draft_tokens[i], None if q is None else q[i], logits[i], generator
@@ -105,7 +110,7 @@ class ProcessedAcceptance:
         return int(torch.multinomial(scores.softmax(dim=-1)[0], 1, generator=generator))
 
     def _process_logits(self, logits: Tensor) -> Tensor:
-        """Return processed logits [1, V]. Processors get float32, as from transformers."""
+        """Return processed logits [1, V]. Processors get float32, as in transformers."""
         if int(choose_greedy(logits)) < 0:
             raise non_finite_logits()
         scores = logits[None].to(torch.float32, copy=True)  # processors may write in place

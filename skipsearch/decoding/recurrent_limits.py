@@ -1,4 +1,4 @@
-"""The limits of models with recurrent layers.
+"""Limits on decoding with models that have recurrent layers.
 
 A recurrent state belongs to one position of the text, so passes must be chains.
 """

@@ -1,8 +1,8 @@
-"""Find the position where a generation begins to repeat itself: its first repeated n-gram.
+"""Find the position at which a generation begins to repeat itself: its first repeated n-gram.
 
 If a model loops, every draft is accepted, so text after this position makes every mask look good.
-Tasks end a generation there (`end_on_repeat`), both in replay and in timed runs. Occurrences may
-overlap: seven equal tokens repeat their 6-gram.
+Tasks end a generation at this position (`end_on_repeat`), both in replay and in timed runs.
+Occurrences may overlap: seven equal tokens repeat their 6-gram.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RepeatDetector:
 
 
 def find_first_repeat(tokens: Iterable[int], n: int) -> int | None:
-    """Return the number of tokens up to the end of the first repeated n-gram, or None."""
+    """Return the number of tokens up to the end of the first repeated n-gram; None without one."""
     detector = RepeatDetector(n)
     return next(
         (end for end, token in enumerate(tokens, start=1) if detector.push_token(token)), None

@@ -109,7 +109,7 @@ class Request:
 
 @dataclass
 class PreparedRequest:
-    """A checked request for the loop. It has state, so it can be used for only one generation."""
+    """A checked request for the loop. It has a state, so it serves only one generation."""
 
     prompt_ids: list[int]
     sampling: SamplingParams

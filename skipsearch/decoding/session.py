@@ -15,8 +15,8 @@ from skipsearch.decoding.request import Request, RequestOptions
 class Session:
     """A series of requests that share a prefix cache, made by `Decoder.new_session`.
 
-    Only tokens after the shared prefix need a pass. A prompt with a reused prefix is computed by
-    other passes than a new prompt. In fp32 and below, a near-tie may therefore be decided
+    Only tokens after the shared prefix need a pass. The passes over a prompt with a reused prefix
+    differ from those over a new prompt. In fp32 and below, a near-tie may therefore be decided
     differently. With `exact`, and in fp64, the tokens are equal. A session runs one request at a
     time.
 
@@ -28,7 +28,10 @@ class Session:
 
     @property
     def cached_ids(self) -> list[int]:
-        """The token ids of the cached text. A prompt needs no pass for a prefix of them."""
+        """The token ids of the cached text.
+
+        A prompt that begins with some of them needs no pass for these.
+        """
         return list(self._prefix_cache.tokens)
 
     @property

@@ -21,9 +21,10 @@ MAX_UNSETTLED = 32
 class Detokenizer:
     """A detokenizer that turns a stream of tokens into text.
 
-    It never returns an incomplete character, or a beginning of a possible stop string. The text
+    It never returns an incomplete character, or the beginning of a possible stop string. The text
     depends only on the tokens, not on when it is read. Special tokens have no text. The work for a
-    token is bounded and does not grow with the text."""
+    token is bounded and does not grow with the text.
+    """
 
     def __init__(self, tokenizer: Any, stop_strings: Sequence[str] = ()):
         self.tokenizer, self.stop_strings = tokenizer, [StopString(s) for s in stop_strings]
@@ -47,7 +48,7 @@ class Detokenizer:
         return any(s.matched_with(self.unsettled) == len(s.text) for s in self.stop_strings)
 
     def pop_text(self, last: bool = False) -> str:
-        """Return the text that was settled since the last call.
+        """Return the text that became final since the last call.
 
         last: return all remaining text, cut before the first stop string.
         """
@@ -64,7 +65,7 @@ class Detokenizer:
         return text
 
     def _settle(self, end: int) -> None:
-        """Settle the text of the tokens before `end`, which later tokens cannot change."""
+        """Append the text of the tokens before `end`, which later tokens cannot change."""
         settled = self._decode(self.context_start, end)[len(self.context) :]
         self.ready, self.unsettled = self.ready + settled, self.unsettled[len(settled) :]
         for s in self.stop_strings:
@@ -73,9 +74,9 @@ class Detokenizer:
         self.context = self._decode(self.context_start, end)
 
     def _whole_characters(self) -> int:
-        """Return the last token boundary that does not split a character.
+        """Return the last token boundary, before the last token, that splits no character.
 
-        If there is none within the last four tokens, return the number of tokens.
+        If each of the last three boundaries splits one, return the number of tokens.
         """
         end = len(self.tokens)
         full_text = self._decode(self.context_start)
@@ -108,7 +109,7 @@ class StopString:
             self.borders[i] = self._step(self.borders[i - 1], text[i])
 
     def matched_with(self, added: str) -> int:
-        """Return the value of `matched` after the text `added`."""
+        """Return what `matched` would be after the text `added`."""
         matched = self.matched
         for character in added:
             if matched == len(self.text):
@@ -217,7 +218,10 @@ class StopCondition:
         return self.reason
 
     def cut(self, tokens: Sequence[int]) -> list[int]:
-        """Push tokens in order, and return those up to the last of the generation."""
+        """Push tokens in order until one ends the generation; return them up to that one.
+
+        The token that ends the generation is returned, too.
+        """
         end = next((i for i, token in enumerate(tokens, 1) if self.push_token(token)), len(tokens))
         return list(tokens[:end])
 

@@ -1,4 +1,4 @@
-"""Traces of proposals, and the tap that passes hidden states to several draft sessions."""
+"""Traces of proposals, and a tap that calls the taps of several draft sessions."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class TapFanout:
         return self.call_mid_layer_taps if self._mid_layer_taps else None
 
     def call_mid_layer_taps(self, hidden: Tensor) -> None:
-        """Pass on the hidden state between attention and MLP of the latest layer."""
+        """Give each mid-layer tap the hidden state between attention and MLP of its layer."""
         for mid_layer_tap, selects_mask in self._mid_layer_taps:
             began = perf_counter()
             mid_layer_tap(hidden)

@@ -1,8 +1,8 @@
 """Accept a path of a draft tree, and choose the token after it.
 
-For a chain, `acceptance.py` gives the same result with less work. Node 0 is the pending token. Node
-i ≥ 1 is draft token i − 1, a child of node parents[i − 1]. Row i of the logits decides which child
-of node i is accepted.
+For a chain, `acceptance.py` gives the same result with less work. Node 0 is the pending token. If i
+≥ 1, node i is draft token i − 1, a child of node parents[i − 1]. Row i of the logits decides which
+child of node i is accepted.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ def accept_tree_sampled(
 ) -> tuple[list[int], int]:
     """Accept a path by recursive rejection sampling, so that each token is distributed as p.
 
-    The children of a node are tested in order. Token x is accepted with probability
-    min(1, r(x) / q(x)), where r starts as p. If it is rejected, r becomes max(r − q, 0), and x is
-    removed from q; both are renormalised. If all children are rejected, the next token is drawn
-    from r. The distribution is p if the existence of a child depends neither on its own token nor
-    on later tokens.
+    The children of a node are tested in order. Token x is accepted with probability min(1, r(x) /
+    q(x)). At first, r is p. If x is rejected, r becomes max(r − q, 0), and x is removed from q;
+    both are renormalised. If all children are rejected, the next token is drawn from r. Tokens are
+    distributed as p if the draft decides whether a node has one more child before it draws this
+    child's token.
 
     draft_tokens: [N]; q: [N, V], or None if each q is one-hot; p: [N + 1, V]. Returns (accepted
     nodes, the token after the last of them). Raises: ModelError if a distribution of this path is
     NaN. Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyStochastic; drawn without
-    replacement: Jeon et al. 2024, section 3."""
+    replacement: Jeon et al. 2024, section 3.
+    """
     path, node, tokens = list[int](), 0, draft_tokens.tolist()
     while True:
         target = p[node]
@@ -82,7 +83,7 @@ def accept_tree_sampled(
 
 
 def was_rejected(accepted_nodes: Sequence[int], parents: Sequence[int]) -> bool:
-    """Return whether the last accepted node has children (which were then all rejected)."""
+    """Return whether a draft token was rejected: the last accepted node has children."""
     return (accepted_nodes[-1] if accepted_nodes else 0) in parents
 
 

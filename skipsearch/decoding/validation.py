@@ -35,7 +35,7 @@ def check_model(model: Any) -> None:
 
 
 def profile_type_error(profile: Any) -> ProfileError:
-    """Return the error for a value that is not a profile."""
+    """Return the error that says that a value is not a profile."""
     if isinstance(profile, str | Path):
         return ProfileError(
             f"the profile is given as the text {short_repr(str(profile))}: load it first with "

@@ -1,13 +1,14 @@
 """Drafters propose draft tokens.
 
-A recipe is an ordered list of drafters. In each round they are asked in order, and the first
-drafter that proposes anything drafts. For example,
+A recipe is an ordered list of drafters. Each round asks them in order, and the first drafter that
+proposes anything drafts. For example,
 
     Recipe((Lookup(draft_length=8, min_match=2), Skip.from_mask(mask, 5, exit)))
 
 copies up to 8 tokens if the last two occurred earlier in the text. Otherwise the model drafts up to
-5 tokens without the sub-layers of the mask. `recipe.DRAFTERS` lists the drafters, which have a
-folder each; `base.py` has the interface, with a complete drafter as an example."""
+5 tokens without the sub-layers of the mask. `recipe.DRAFTERS` lists the drafters; each has a
+folder. `base.py` has the interface, with a complete drafter as an example.
+"""
 
 from __future__ import annotations
 

@@ -56,17 +56,21 @@ class TokenSampler(Protocol):
         """Return the scores from which `draw` chooses.
 
         logits: [B, V]. with_confidence: include the top probability of the distribution from which
-        the token is drawn (of the plain softmax if greedy).
+        the token is drawn. For a greedy sampler, this is the plain softmax.
         """
 
     def draw(self, scores: DraftScores) -> tuple[Tensor, Tensor | None]:
-        """Return (tokens [B, n_choices], the distributions [B, V] of the draws; None if greedy)."""
+        """Return (tokens [B, n_choices], the distributions [B, V] that they are drawn from).
+
+        If the sampler is greedy, the distributions are None.
+        """
 
     def top(self, n_choices: int) -> TokenSampler:
         """Return a sampler whose `draw` returns tokens [B, n_choices].
 
-        Column 0 is the choice. Each later column is the choice if the earlier ones are excluded. If
-        no token with a probability above 0 is left, a token of probability 0 is returned.
+        Column 0 is the choice. Each later column is the choice among the tokens that earlier
+        columns leave. If no token with a probability above 0 is left, a token of probability 0 is
+        returned.
         """
 
 
@@ -74,7 +78,7 @@ class TokenSampler(Protocol):
 class DecodeContext:
     """The state of a request that its drafters read between rounds.
 
-    A drafter may write K/V only to slots from `cache.length` on. Verification overwrites them.
+    A drafter may write K/V only to the slots from `cache.length` on, which verification overwrites.
     """
 
     model: ModelAdapter
@@ -89,7 +93,7 @@ class DecodeContext:
 
 @dataclass(frozen=True)
 class PartialPass:
-    """The part of a pass that the draft computed and verification need not repeat.
+    """The part of a pass that the draft computed, so that verification need not repeat it.
 
     The K/V of these rows in the layers below `next_layer` are in the cache already.
     """
@@ -102,9 +106,10 @@ class PartialPass:
 class Draft:
     """The tokens that a drafter proposes in one round: a chain, or a tree.
 
-    In a tree, the first `n_main` nodes are a chain, and the others are siblings of its nodes. Nodes
-    with the same parent are different tokens. They are drawn in order, without replacement, from
-    one distribution, and each of their rows of `probs` has this distribution."""
+    In a tree, the first `n_main` nodes are a chain, and the others are siblings of these nodes.
+    Nodes with the same parent are different tokens. They are drawn in order, without replacement,
+    from one distribution. Each of their rows of `probs` is this distribution.
+    """
 
     tokens: Tensor  # [N], N ≥ 1
     probs: Tensor | None = None  # [N, V]: the distribution of each draw; None: all one-hot
@@ -151,7 +156,7 @@ class DraftSession:
         return None
 
     def begin(self, ctx: DecodeContext) -> None:
-        """Start the request: the prompt is in the cache, and its first token is pending."""
+        """Start the request: the prompt is in the cache, the first generated token is pending."""
 
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
         """Return a draft of 1 to `max_tokens` tokens; None to leave the round to the next drafter.
@@ -174,7 +179,7 @@ class DraftSession:
 
 
 class Drafter(Protocol):
-    """A drafter, made once for a model and its settings.
+    """A drafter that is made once for a model and settings.
 
     It holds data that requests may share, such as a mask.
     """

@@ -35,14 +35,15 @@ class MaskPolicy(Protocol):
     def next_mask(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> SkipMask | None:
         """Return the mask of the next round; None to keep the current mask.
 
-        accepted_nodes: as `accepted_rows` of `DraftSession.committed`.
+        accepted_nodes: accepted rows of the verify pass, without row 0, the pending token.
         """
 
 
 class DynamicMaskDrafter:
-    """A skip drafter with a mask policy instead of a mask.
+    """A skip drafter with a mask policy instead of a fixed mask.
 
-    make_policy: makes the policy of one request. siblings: which tokens have siblings."""
+    make_policy: makes the policy of one request. siblings: decides which tokens have siblings.
+    """
 
     def __init__(
         self,
@@ -62,7 +63,8 @@ class DynamicMaskDrafter:
 class DynamicMaskSession(DraftSession):
     """A session that drafts one request under the masks of a policy.
 
-    mask_history: (first round of a mask, the mask) for every mask so far."""
+    mask_history: every mask so far, as (first round with the mask, mask).
+    """
 
     observes_hidden = selects_mask = True
 

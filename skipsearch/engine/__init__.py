@@ -14,7 +14,7 @@ Full, draft and verify passes are calls of one function, `forward`, with differe
     batch_invariant             passes that are exact to the bit
     shared_cache, batched_pass  passes of several requests as one
     native/                     C++ for CPUs
-    code_cache                  compiled code stored between processes
+    code_cache                  compiled code that later processes load
     cuda_graph                  passes captured on a GPU
     sampler                     choose a token from logits
 """

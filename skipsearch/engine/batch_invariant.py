@@ -1,13 +1,14 @@
 """Exact passes: their shape is always the same, so a row's bits do not depend on the other rows.
 
 A matrix product over eight rows rounds differently from eight products over one row. In bfloat16
-and float16, a verify pass therefore sometimes prefers another token than one-token decoding, in
-every published system. An exact pass of the full model, prefill included, has EXACT_ROWS rows and a
-multiple of EXACT_KEY_BLOCK keys. The bits of a row then depend neither on its place in the pass,
-nor on the other rows, nor on the length of the cached text. Greedy text is the same with any
+and float16, a verify pass therefore sometimes prefers another token than one-token decoding does,
+in every published system. An exact pass of the full model, prefill included, has EXACT_ROWS rows
+and a multiple of EXACT_KEY_BLOCK keys. The bits of a row then depend neither on its place in the
+pass, nor on the other rows, nor on the length of the cached text. Greedy text is the same with any
 profile and without one.
 
-Kernels do not guarantee this, so `refuse_unless_exact` tests it on the machine that decodes."""
+Kernels do not guarantee this, so `refuse_unless_exact` tests it on the machine that decodes.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +46,10 @@ def forward_exact(
 
     An engine whose passes are batch-invariant, such as native, runs all tokens in one pass.
 
-    cache: holds whole blocks of EXACT_KEY_BLOCK keys, and EXACT_ROWS − 1 slots more than the
-        tokens, for padding rows, which no other row sees.
-    make_tap: called for each pass with its plan and its number of rows without padding; returns the
-    tap of the pass, or None.
+    cache: needs slots for whole blocks of EXACT_KEY_BLOCK keys, and EXACT_ROWS − 1 more slots than
+    tokens. These are for padding rows, which no other row sees.
+    make_tap: is called for each pass with its plan and its number of rows without padding; returns
+    the tap of the pass, or None.
     Returns: logits [1, T, V], or [1, 1, V] with last_only.
     """
     count, parts = tokens.shape[1], []
@@ -110,10 +111,10 @@ _EXACT: WeakKeyDictionary[ModelAdapter, set[int]] = WeakKeyDictionary()
 
 @no_grad
 def _rows_in_other_passes(model: ModelAdapter) -> list[Tensor]:
-    """Return logits [T, V] of the same tokens, split into passes in several ways.
+    """Return logits [T, V] of the same tokens for several splits of them into passes.
 
-    A row has different places and neighbours, and attends to one more block of keys or not. The
-    context is a cache of zeros.
+    From split to split, the place of a row in its pass changes, the other rows change, and some
+    rows attend to one more block of keys. The context is a cache of zeros.
     """
     spec, count = model.spec, EXACT_ROWS + EXACT_ROWS // 2
     n_before = EXACT_KEY_BLOCK - count

@@ -1,4 +1,7 @@
-"""Run passes of several requests as one pass over rows of a shared cache, padded to the longest."""
+"""Run the passes of several requests as one pass over rows of a shared cache.
+
+All passes are padded to the longest.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from skipsearch.models.kv_cache import KVCache, PassPlan
 
 @dataclass(frozen=True)
 class PassRequest:
-    """A pass that a request waits for: arguments of `forward` or, with a scorer, `draft_step`."""
+    """A pass that a request waits for.
+
+    It has the arguments of `forward` or, with a scorer, those of `draft_step`.
+    """
 
     model: ModelAdapter
     tokens: Tensor  # [1, T]
@@ -39,7 +45,7 @@ class PassRequest:
 def run_batched(requests: Sequence[PassRequest]) -> list[Tensor | DraftScores]:
     """Run passes of equal `group_key` as one; return logits [1, T, V] or scores for each.
 
-    A pass over several rows rounds differently from a pass over one row. In float32 and below, a
+    A pass over several requests rounds differently from a pass over one. In float32 and below, a
     near-tie may therefore be decided differently.
     """
     first_request = requests[0]

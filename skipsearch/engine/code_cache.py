@@ -1,12 +1,13 @@
-"""Store compiled code between processes, and decide which stored code is trusted.
+"""Store compiled code for later processes, and decide which stored code is trusted.
 
 Native code has all the rights of the process that loads it. The folder and each file in it must
 therefore belong to this user, and no other user may be able to write to them. A folder that others
 may write to is not used; a private folder of the process takes its place.
 
 Each file begins with the SHA-256 of the code after it. The digest detects damage (a full disk,
-flipped bits). It does not stop an attacker, who could write a matching digest; the checks of owner
-and mode do. Digest and code are in one file because two files could not be replaced atomically.
+flipped bits). It does not stop an attacker, who could write a matching digest. The checks of owner
+and mode stop attackers. Digest and code are in one file because two files could not be replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def open_code_cache() -> CodeCache:
 
 
 def existing_code_cache() -> CodeCache | None:
-    """Return the user's cache; None, without a warning, if there is none or it is not trusted."""
+    """Return the user's cache; None if there is none or it is not trusted. Never warns."""
     folder = cache_dir() / "compiled"
     try:
         return CodeCache(folder) if _why_untrusted(folder) is None else None

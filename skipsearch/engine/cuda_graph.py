@@ -1,9 +1,9 @@
 """The graph engine: whole passes, captured once as CUDA graphs and replayed without Python.
 
 A capture is for one mask (a draft step) or none (a verify pass), for a chain or a tree, and for a
-number of rows and keys. Both numbers are rounded up, so that few captures serve all passes. For a
-drafter that changes its mask, a capture at each change would take longer than the passes. After the
-first few masks, a mask that changed recently therefore runs layer by layer.
+number of rows and keys. Both numbers are rounded up, so that few captures serve all passes. If a
+drafter changes its mask often, a capture at each change would take longer than the passes. After
+the first few masks, a mask that changed recently therefore runs layer by layer.
 
 The inputs that change from call to call are in small buffers that the graph reads: the tokens,
 their first slot and, for a tree, the position of each token and the keys that it attends to. A
@@ -43,7 +43,7 @@ _CAPTURING = threading.Lock()  # held during a capture: a process makes one capt
 
 
 def graph_model(fused_model: FusedAdapter) -> GraphAdapter:
-    """Return the model under this engine, after a check against `fused_model`.
+    """Return the model on the engine graph, after a check against `fused_model`.
 
     Raises: ModelError if the two compute different logits; torch.OutOfMemoryError.
     """
@@ -180,7 +180,10 @@ class GraphAdapter(PassRunner):
 
 @dataclass
 class _CacheCaptures:
-    """The passes that were captured over the buffers of one generation of a cache."""
+    """The captured passes of one cache.
+
+    They are valid until the cache's buffers are replaced, which changes its generation number.
+    """
 
     generation: int
     # By mask, chain or tree, rows, keys and scorer.
@@ -189,7 +192,11 @@ class _CacheCaptures:
     n_in_a_row: int = 0  # passes in a row under that mask
 
     def is_worth_capturing(self, mask: SkipMask | None) -> bool:
-        """Return whether to capture passes under a mask: one of the first few, or a stable one."""
+        """Return whether to capture passes under a mask.
+
+        True for the full model, the first few masks, and a mask that has not changed for some
+        passes.
+        """
         captured_masks = {captured.mask for captured in self.passes.values()} - {None}
         if mask is None or mask in captured_masks or len(captured_masks) < MAX_CAPTURED_MASKS:
             return True
@@ -201,7 +208,7 @@ class _CacheCaptures:
 class _CapturedPass:
     """A pass of one shape and one mask over the buffers of one cache.
 
-    It does not reference the cache: the adapter's table maps the cache to its captured passes.
+    It has no reference to the cache, because the adapter's table maps the cache to its passes.
     """
 
     def __init__(
@@ -213,7 +220,10 @@ class _CapturedPass:
         keys: int,
         epilogue: Callable[[Tensor], Any] | None = None,
     ):
-        """Allocate the inputs. epilogue: computed from the logits; None: return the logits."""
+        """Allocate the inputs.
+
+        epilogue: a function of the logits that is captured, too; None: the pass returns the logits.
+        """
         device = model.spec.device
         self.model, self.mask, self.keys, self.epilogue = model, mask, keys, epilogue
         self.used = 0  # number of its latest use
@@ -271,8 +281,9 @@ class _CapturedPass:
 def _capture(body: Callable[[], Any]) -> Callable[[], Any]:
     """Capture `body`; return a function that replays it and returns the buffer of its result.
 
-    The function does not reference `body`. Other threads may run passes and allocate memory during
-    the capture; in CUDA's default capture mode, their calls and the capture would fail.
+    The function does not reference `body`. The capture mode is "thread_local", because other
+    threads may run passes and allocate memory during the capture. In CUDA's default mode, their
+    calls and the capture would fail.
     """
     with _CAPTURING:
         stream = torch.cuda.Stream()

@@ -23,7 +23,7 @@ RENAMED = {"compiled": "native"}
 
 
 def canonical_name(engine: str) -> str:
-    """Return the current name of an engine."""
+    """Return the current name of an engine, which may be given by an old name."""
     return RENAMED.get(engine, engine)
 
 
@@ -32,9 +32,9 @@ def wrap_engine(
     engine: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ModelAdapter:
-    """Return a fused model under another engine; return a model that is not fused unchanged.
+    """Return a fused model on another engine; return a model that is not fused unchanged.
 
-    progress(done, total): of files compiled.
+    progress(done, total): numbers of compiled files.
     Raises: ModelError if the engine cannot run the model.
     """
     if not isinstance(model, FusedAdapter) or engine not in ("graph", "native"):
@@ -59,7 +59,7 @@ def wrap_engine(
 
 
 def switch_engine(model: ModelAdapter, engine: str) -> ModelAdapter | None:
-    """Return the model under another engine, or None.
+    """Return the model on another engine, or None.
 
     None: the switch needs a compiler, or a second copy of the weights.
     native takes over the weights of `model`. `model` can still run, but more slowly than before.

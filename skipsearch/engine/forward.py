@@ -21,7 +21,7 @@ LayerTap = Callable[[int, Tensor], MidLayerTap | None]  # observes the input of 
 
 
 def no_grad(function: F) -> F:
-    """Run a function without autograd.
+    """Decorate a function to run without autograd.
 
     Callers may use the resulting tensors in graphs of their own, which `inference_mode` would
     forbid.
@@ -40,11 +40,12 @@ def forward(
 ) -> Tensor:
     """Run one pass over tokens [B, T]; return logits [B, T, V], or [B, 1, V] with last_only.
 
-    K/V of every attention block that runs are written. A pass over a row of a shared cache may run
-    together with those of other rows, unless it has a tap.
+    The K/V of every attention block that runs are written. If `cache` is one request's part of a
+    shared cache, the pass may be merged with those of other requests. A pass with a tap is never
+    merged.
 
     mask: sub-layers to leave out (a draft pass); None runs all of them.
-    last_only: run the head for the last row alone, as a prefill needs no other logits.
+    last_only: run the head for the last token alone, as a prefill needs no other logits.
     tap: observes hidden states, as in `run_layers`.
     """
     if tap is None and _joins(cache, plan, last_only):
@@ -53,9 +54,10 @@ def forward(
 
 
 def _joins(cache: KVCache, plan: PassPlan, last_only: bool) -> TypeGuard[RowCache]:
-    """Return whether a pass may run together with those of other rows.
+    """Return whether a pass may be merged with those of other requests.
 
-    The cache grows first: a row that becomes too long leaves the shared cache, and cannot join."""
+    Also grows the cache: a request that becomes too long leaves the shared cache, and cannot join.
+    """
     if not isinstance(cache, RowCache):
         return False
     cache.reserve(plan.n_keys)
@@ -184,10 +186,11 @@ def draft_chain(
     Each step reads the token with the highest score of the step before.
 
     token: [1, 1], written to the first slot after the committed ones.
-    max_tokens: of steps.
-    threshold: the steps end after the first one whose top probability is below it. Returns: scores
-    of N steps: choice [N, n], with the chosen token first, and confidence [N]. None if the engine
-    has no such call, or if each step may join steps of other requests."""
+    max_tokens: the most steps.
+    threshold: the steps end after the first one whose top probability is below it.
+    Returns: scores of N steps: choice [N, n], with the chosen token first, and confidence [N]. None
+    if the engine has no such call, or if each step may be merged with steps of other requests.
+    """
     if model.pass_runner is None or (isinstance(cache, RowCache) and not cache.alone):
         return None
     return model.pass_runner.run_draft_chain(
@@ -207,10 +210,12 @@ def run_layer_loop(
 ) -> Tensor:
     """Run a pass layer by layer from `first_layer` on, then the head.
 
-    tokens_or_hidden: input of layer `first_layer`, [B, T, H], or tokens [B, T] if that is layer 0.
+    tokens_or_hidden: the input of layer `first_layer`: tokens [B, T] for layer 0, else hidden
+    states [B, T, H].
     Returns: logits [B, T, V], or [B, 1, V] with last_only.
     Raises: ModelError for a model with recurrent layers, because a layer loop does not advance
-    their states."""
+    their states.
+    """
     n_layers = model.spec.n_layers
     if model.spec.is_recurrent:
         raise ModelError(
@@ -240,7 +245,7 @@ def run_layer_loop(
 
 
 def can_start_midway(model: ModelAdapter) -> bool:
-    """Return whether the engine's calls can begin and end a pass at any layer."""
+    """Return whether the engine can begin and end a pass at any layer."""
     return model.pass_runner is None or model.pass_runner.run_layers is not None
 
 
@@ -306,12 +311,13 @@ def run_layers(
     first_layer: int = 0,
     tap: LayerTap | None = None,
 ) -> Tensor:
-    """Run the layers from `first_layer` on; [B, T, H] -> [B, T, H], which is the input of the head.
+    """Run the layers from `first_layer` on, [B, T, H] -> [B, T, H]; return the input of the head.
 
     tap(i, h) is called with the input of each layer i, and at the end with i = n_layers and the
     input of the head. If it returns a function and layer i runs both attention and MLP, the
     function is called with the state between them. A tap with an attribute `layers` is called for
-    these layers alone and returns nothing; the engine runs the layers between them in one call."""
+    these layers alone and returns nothing; the engine runs the layers between them in one call.
+    """
     n_layers, tapped = model.spec.n_layers, _tapped_layers(tap)
     if tapped is not None and (run := get_layer_runner(model)) is not None:
         return _run_between_taps(run, n_layers, hidden, cache, plan, mask, first_layer, tap, tapped)

@@ -33,18 +33,17 @@ def load_model(
     allow_native: bool = True,
     activations: str | None = None,
 ) -> ModelAdapter:
-    """Load a model as `skipsearch.models.load_adapter` does, and put it under an engine of
-    `ENGINES`.
+    """Load a model as `skipsearch.models.load_adapter` does, on an engine of `ENGINES`.
 
-    auto takes native if a command or engine="native" built it on this machine before, else lean if
-    it supports the model, else hf. It builds and measures nothing.
+    engine: auto is native if a command or engine="native" built it on this machine before.
+    Otherwise it is lean if lean supports the model, else hf. auto builds and measures nothing.
     quantization: native-8bit, -6bit, -5bit and -4bit need the engine native and build it; they are
-        for CPUs.
+    for CPUs.
     activations: int8 (the default) and int16 round the inputs of quantised matrices in the engine
-        native; float does not.
-    progress(done, total): of files compiled.
-    allow_native: False limits auto to lean and hf, for a caller that picks the engine later with
-        `pick_fastest` or `switch_engine`, as the commands do.
+    native; float does not.
+    progress(done, total): numbers of compiled files.
+    allow_native: False limits auto to lean and hf. It is for a caller that picks the engine later
+    with `pick_fastest` or `switch_engine`, as the commands do.
     A GGUF file, whose name ends with .gguf, keeps its numbers in the engine native, and is unpacked
     for other engines.
     Raises: ModelError for an unknown engine, or one that cannot run this model here.

@@ -1,4 +1,4 @@
-"""Run a draft with its own weights on the engine of the verifying model."""
+"""Run a draft that has its own weights on the engine of the verifying model."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def base_adapter(model: ModelAdapter) -> HFAdapter | FusedAdapter:
 
 
 def on_same_engine(model: ModelAdapter, overlaid: HFAdapter | FusedAdapter) -> ModelAdapter:
-    """Put a variant of a native model under the engine native; return other variants unchanged.
+    """Put a variant of a native model on the engine native; return other variants unchanged.
 
-    The variant's weights are already in the native layout.
+    The variant's weights must be in the native layout already.
     """
     return (
         NativeAdapter(overlaid, model.library)

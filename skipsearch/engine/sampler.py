@@ -1,7 +1,7 @@
 """Choose a token from logits, for both draft and full model.
 
-Transformers' own warpers apply temperature, top-k and top-p, in this order, to both p and q. Each
-result is normalised.
+Transformers' own warpers apply temperature, top-k and top-p, in this order, to the logits of the
+draft and of the full model. The softmax of the results is q and p.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def is_integral(value: Any) -> bool:
 
 
 class GreedySampler:
-    """A sampler of the most likely tokens. Its q is one-hot, so it returns no distribution."""
+    """A sampler that returns the most likely tokens.
+
+    Its q is one-hot, so it returns no distribution.
+    """
 
     is_greedy = True
 

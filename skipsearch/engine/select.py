@@ -27,7 +27,7 @@ PassTimer = Callable[[Sequence[ModelAdapter]], Sequence[float]]
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The model under the engine that was picked, with the measured times."""
+    """The model on the engine that was picked, with the measured times."""
 
     model: ModelAdapter
     # Seconds of a one-token pass by engine; empty if there was only one engine to pick from.
@@ -37,7 +37,7 @@ class EngineChoice:
 def pick_fastest(model: ModelAdapter, time_engines: PassTimer | None = None) -> EngineChoice:
     """Pick the engine that is fastest at plain decoding.
 
-    native is picked without a comparison if it was built before: it was the fastest in all
+    If native was built before, it is picked without a comparison: it was the fastest in all
     measurements, and a comparison would need a second copy of the weights. Otherwise lean is
     picked, unless graph, which runs the weights of lean on a GPU, is more than 5 % faster. hf is
     not compared, because its form of the weights would also need a second copy.
@@ -90,7 +90,7 @@ def time_passes(models: Sequence[ModelAdapter]) -> list[float]:
 def _make_timed_pass(model: ModelAdapter) -> Callable[[], object]:
     """Return a function that runs one decode step and waits for its token.
 
-    The KV cache is all zeros instead of prefilled: the time of attention does not depend on its
+    The KV cache is all zeros instead of prefilled. The time of attention does not depend on its
     values, and a prefill would take longer than the measurement.
     """
     spec = model.spec

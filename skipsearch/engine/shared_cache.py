@@ -1,8 +1,8 @@
 """One KV cache with a row for each of several requests, and the plan of a pass over several rows.
 
-The cache of a request is a `RowCache`, a view of one row of the shared buffers. Code that decodes
-one request need not know the others: `forward` passes a pass over a row to `RowCache.submit`, and
-the batch may run several such passes as one.
+Here a row is one request's part of the cache. The cache of a request is a `RowCache`, a view of one
+row of the shared buffers. Code that decodes one request need not know the others: `forward` gives
+the pass of a request to `RowCache.submit`, and the batch may run several such passes as one.
 
 All rows have the capacity of the longest text. A text that exceeds a limit leaves the shared cache,
 and continues in separate buffers.
@@ -25,15 +25,15 @@ MAX_JOINED_TOKENS = 64
 class SharedCache(KVCache):
     """The K/V of several requests, one row each.
 
-    Each row has one slot more than `capacity`: `padding_slot`, to which the padding of joined
-    passes is written. No pass of a request reads it.
+    Each row has one slot more than `capacity`, the `padding_slot`. The padding of merged passes is
+    written to it, and no pass of a request reads it.
     """
 
     def __init__(self, n_layers: int, n_rows: int, capacity: int, limit: int | None = None):
         """Create an empty cache.
 
-        capacity: slots that a request may use. limit: a request that needs more slots leaves; None:
-        no limit.
+        capacity: slots that a request may use. limit: a request that needs more slots leaves the
+        cache; None: no limit.
         """
         super().__init__(n_layers, n_rows, capacity + 1)
         self.limit = limit
@@ -49,7 +49,7 @@ class SharedCache(KVCache):
         return view or self.register(_CacheView(self, first_row, end_row))
 
     def register(self, view: _CacheView) -> _CacheView:
-        """Update a view from now on when buffers change, instead of the former view of its rows."""
+        """Add a view that is updated if buffers change. It replaces an earlier view of its rows."""
         self._views[view.first_row, view.end_row] = view
         view.refresh()
         return view
@@ -130,7 +130,7 @@ class RowCache(_CacheView):
         shared_cache.register(self)
 
     def can_join(self, plan: PassPlan, last_only: bool) -> bool:
-        """Return whether a pass may run with those of other rows: a short chain or tree."""
+        """Return whether a pass may be merged with those of other rows: a short chain or tree."""
         return (
             not self.alone
             and not last_only
@@ -140,7 +140,7 @@ class RowCache(_CacheView):
         )
 
     def reserve(self, slots: int) -> None:
-        """Grow the shared cache to `slots` slots or, beyond its limit, leave it and grow alone."""
+        """Grow the shared cache to `slots` slots. Beyond its limit, leave it and grow alone."""
         if (
             not self.alone
             and self.shared_cache.limit is not None

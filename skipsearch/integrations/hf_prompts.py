@@ -172,9 +172,9 @@ def _parse_attention_mask(mask: Any, batch_size: int, length: int) -> list[list[
 def _refuse_token_type_ids(model: Any, token_type_ids: Any) -> None:
     """Raise UnsupportedRequest for token_type_ids that would change the output.
 
-    If the model embeds the ids (GPT-2), any ids are refused. For other models and for Gemma 3, only
-    ids that are not all zero are refused. Zeros, which a tokenizer returns for a single text, have
-    no effect there.
+    If the model embeds the ids (GPT-2), any ids are refused. All other models refuse only ids that
+    are not all zero, because zeros, which a tokenizer returns for a single text, have no effect.
+    Gemma 3 is one of these, although its forward takes the ids.
     """
     if token_type_ids is None:
         return

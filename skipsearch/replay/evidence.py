@@ -41,10 +41,12 @@ def collect_evidence(
 def trace_residual_stream(
     model: ModelAdapter, batch: ReplayBatch
 ) -> tuple[Tensor, tuple[float, ...]]:
-    """Return the residual stream, and the mean cosine across each sub-layer in flat order.
+    """Return the residual stream, and for each sub-layer the mean cosine of its input and output.
 
-    The stream is [L + 1, N, H], before each layer and after the last, at the N positions of the
-    batch. In a layer with a parallel residual, both sub-layers read the same input.
+    The stream is [L + 1, N, H]: the hidden states before each layer and after the last, at the N
+    positions of the batch. The cosines are in flat order: attention and MLP of layer 0, of layer 1,
+    and so on. An MLP is measured after the attention of its layer, even if the model has a parallel
+    residual.
     """
     real, states, cosines = _valid_mask(batch), list[Tensor](), list[float]()
 
@@ -80,8 +82,9 @@ def make_layer_probe(
 ) -> Callable[[int, Tensor, bool, bool], Tensor]:
     """Return a function probe(i, states [M, N, H], attn, mlp) -> [M, N, H].
 
-    It runs layer i on hidden states of the batch's positions. As in replay, a position attends to
-    the full model's K/V at earlier positions and to its own K/V.
+    It runs layer i on M versions of the hidden states at the batch's N positions. attn, mlp:
+    whether it runs these sub-layers. As in replay, a position attends to the full model's K/V at
+    earlier positions and to its own K/V.
     """
     real = _valid_mask(batch)
 
@@ -98,7 +101,7 @@ def make_layer_probe(
 
 
 def _valid_mask(batch: ReplayBatch) -> Tensor:
-    """Return the mask of positions, [B, T]: True for text, False for padding."""
+    """Return which positions of a batch hold text, [B, T]: True for text, False for padding."""
     real = torch.zeros(batch.input_ids.numel(), dtype=torch.bool, device=batch.input_ids.device)
     real[batch.valid_positions] = True
     return real.view_as(batch.input_ids)

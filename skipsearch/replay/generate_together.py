@@ -32,14 +32,15 @@ def generate_continuations(
 ) -> list[list[int]]:
     """Return the generated tokens of each prompt.
 
-    Texts end as in decoding: by end of sequence, a repeat, the length or the model's context.
+    A text ends as in decoding: by end of sequence, a repeat, the length or the model's context.
     sampling: as for the decoder; prompt i has the seed `seed + i`.
     progress(tokens done, tokens that may be generated): if a text ends early, the rest of its
     tokens count as done.
 
     A pass over many prompts rounds differently from a pass over a single one. If two logits are
-    nearly equal, the text may therefore differ from that of decoding alone; it is still the full
-    model's. On a batch-invariant engine (native), the tokens equal those of decoding alone."""
+    nearly equal, the text may therefore differ from the text that decoding this prompt alone gives.
+    Both are texts of the full model. On a batch-invariant engine (native), they are equal.
+    """
     order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
     max_tokens = [
         max_new_tokens
@@ -77,7 +78,7 @@ def continue_in_turn(
 ) -> list[list[int]]:
     """Generate as `generate_continuations` does, but one prompt at a time.
 
-    For models that cannot batch prompts of different lengths.
+    This is for models that cannot batch prompts of different lengths.
     """
     decoder, tokens, total = Decoder(model), list[list[int]](), len(prompts) * max_new_tokens
     for i, prompt in enumerate(prompts):
@@ -101,7 +102,8 @@ def continue_in_turn(
 def _first_that_fit(model: ModelAdapter, slots: Sequence[tuple[int, int]]) -> list[int]:
     """Return the first prompts whose K/V fit into KV_MEMORY_FRACTION of the free memory.
 
-    At least one prompt is returned. slots: (prompt index, slots of its text)."""
+    At least one prompt is returned. slots: for each prompt, (its index, the slots of its text).
+    """
     budget = KV_MEMORY_FRACTION * free_memory(model.spec.device) / bytes_of_a_slot(model)
     group, longest = list[int](), 0
     for i, n_slots in slots[:PROMPTS_PER_PASS]:
@@ -113,7 +115,7 @@ def _first_that_fit(model: ModelAdapter, slots: Sequence[tuple[int, int]]) -> li
 
 
 class _Chooser:
-    """A chooser of each text's next token, greedily or by sampling with the text's own seed."""
+    """A chooser that picks each text's next token, greedily or by sampling with the text's seed."""
 
     def __init__(self, model: ModelAdapter, sampling: SamplingParams, seeds: Sequence[int]):
         self.generators = (
@@ -124,9 +126,10 @@ class _Chooser:
         self.sampler = TemperatureSampler(sampling, self.generators[0]) if self.generators else None
 
     def choose(self, logits: Tensor, texts: Sequence[int]) -> list[int]:
-        """Return the next token of each text. logits: [N, V].
+        """Return the next token of each text.
 
-        Raises: ModelError if the logits are not numbers.
+        logits: [N, V]. texts: the index of the text of each row. Raises: ModelError if the logits
+        are not numbers.
         """
         if self.sampler is None:
             tokens: list[int] = choose_greedy(logits).tolist()

@@ -1,4 +1,4 @@
-"""Replay `lookup`. Its proposals depend on the text alone, so its rounds are exact."""
+"""Replay `lookup`. Its proposals depend on the text alone, so replay equals decoding."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COPIES_PER_MATCH = (None, 1, 2, 3)
 
 @dataclass(frozen=True)
 class LookupProposals:
-    """The proposals of one setting of lookup at A positions."""
+    """The proposals of `lookup` with one setting, at a number of positions (A)."""
 
     n_proposed: np.ndarray  # [A] tokens; 0: no match
     accepted_len: np.ndarray  # [A] accepted tokens if the proposal never ended
 
 
 class LookupReplay:
-    """The matches at every position of every text.
+    """A replay of `lookup` that finds the longest match at every position of every text.
 
     prompt_ids, continuations: token ids. A round may start at each generated token but the last.
     known_texts: longer continuations, from which acceptance beyond the generated tokens is known.
@@ -64,7 +64,7 @@ class LookupReplay:
 def _match_positions(
     prompt: Sequence[int], text: Sequence[int], known_text: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (match length, accepted tokens of a proposal of MAX_ROUND_DRAFT tokens), both [A]."""
+    """Return (match lengths, accepted tokens of proposals of MAX_ROUND_DRAFT tokens), both [A]."""
     index, count = SuffixIndex(), max(0, len(text) - 1)
     index.extend(prompt)
     matched, accepted = np.zeros(count, dtype=int), np.zeros(count, dtype=int)
@@ -85,7 +85,7 @@ def _match_positions(
 
 
 def lookup_grid(max_draft: int) -> list[Lookup]:
-    """Return the settings that a search tries."""
+    """Return the settings of `lookup` that a search tries. max_draft: most tokens of a draft."""
     return [
         Lookup(min_match=least, draft_length=length, per_match=per)
         for least, length, per in product(MIN_MATCHES, COPY_LENGTHS, COPIES_PER_MATCH)

@@ -23,7 +23,10 @@ MAX_TREE_NODES = 16
 
 @dataclass(frozen=True)
 class DraftRanks:
-    """The draft passes from A positions; fields without a comment are as in `RoundTable`."""
+    """The ranks of the right tokens in draft passes from a number of positions (A).
+
+    Fields without a comment are as in `RoundTable`.
+    """
 
     # [A, rows] rank of the full model's token in row k of the draft pass: the number of tokens with
     # a higher logit, at most MAX_RANK. MAX_RANK after the end of the text.
@@ -59,7 +62,7 @@ class DraftRanks:
         )
 
     def alpha_by_depth(self) -> list[float]:
-        """Return α of each row: the share of right tokens where all earlier rows are right."""
+        """Return α of each row: the share of right tokens, if all earlier rows are right."""
         all_right = (self.ranks == 0).cumprod(axis=1)
         counts = np.concatenate([np.ones((len(all_right), 1)), all_right], axis=1).sum(axis=0)
         return [float(after / before) if before else 0.0 for before, after in pairwise(counts)]
@@ -162,7 +165,7 @@ def replay_parallel_draft(replay: Replay, draft: MultiTokenDraft) -> DraftRanks:
 def _rank_drafts(
     model: ModelAdapter, draft: MultiTokenDraft, prompt: Sequence[int], text: Sequence[int]
 ) -> np.ndarray:
-    """Return the ranks [positions, rows] of a draft pass from each token of a text but the last.
+    """Return the ranks [positions, rows] of the draft passes that start at each token but the last.
 
     A single pass over the text computes all of them.
     """

@@ -1,4 +1,4 @@
-"""Batches for a model with recurrent layers: a row for each position, with its states."""
+"""Batches for models with recurrent layers: a row for each position, with its recurrent states."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from skipsearch.replay.replay_batches import ReplayBatch, ReplayBatches
 class RecurrentReplayBatches(ReplayBatches):
     """Batches of one text each.
 
-    The full model reads a text token by token, so that the states of each position are known. It
-    does so once, or each time that it reads a batch that does not fit in memory. A mask is judged
-    at all positions of the text in one pass.
+    The full model reads a text token by token, so that the recurrent states before each position
+    are known. A batch that fits in memory is read once and kept. Any other batch is read again each
+    time it is used. A mask is judged at all positions of the text in one pass.
     """
 
     def _estimate_nbytes(self, prompt_indices: tuple[int, ...], slot_bytes: int) -> int:

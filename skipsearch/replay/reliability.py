@@ -1,4 +1,7 @@
-"""Acceptance by match length (lookup) or confidence (skip), which are known before a draft."""
+"""The acceptance of drafts by match length (lookup) or by confidence (skip).
+
+Both are known before the full model verifies the draft.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,11 @@ CONFIDENCE_EDGES = tuple(k / 10 for k in range(11))  # top probabilities
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """The positions of the calibration text at which a drafter drafts, with similar confidence."""
+    """The positions of the calibration text at which a drafter is about equally confident.
+
+    Its confidence is a match length or a top probability. Positions at which it drafts nothing are
+    in no bin.
+    """
 
     drafter: int  # index in the recipe
     by: str  # "match length" or "confidence"
@@ -34,7 +41,7 @@ class ReliabilityBin:
 def compute_reliability(
     recipe: Recipe, replay: Replay, lookups: LookupReplay | None
 ) -> list[ReliabilityBin]:
-    """Return the bins of each drafter, at the positions where no earlier drafter proposes.
+    """Return the bins of each drafter, from the positions at which no earlier drafter proposes.
 
     Returns [] if the text was sampled.
     """

@@ -40,7 +40,7 @@ MAX_RANK = 5  # the largest number of siblings, plus one
 
 @dataclass(frozen=True)
 class PromptReplay:
-    """A mask on one prompt with G generated tokens.
+    """The result of replaying a mask on one prompt with G generated tokens.
 
     Entry j belongs to the draft pass that reads generated token j and proposes token j + 1.
     """
@@ -167,7 +167,7 @@ class Replay:
         return single
 
     def context_lengths(self) -> list[int]:
-        """Return the shortest, mean and longest context of a position, for the latency table."""
+        """Return the shortest, mean and longest context in tokens, for the latency table."""
         contexts = [
             len(prompt) + offset
             for prompt, text in zip(self.prompt_ids, self.continuations, strict=True)
@@ -220,8 +220,8 @@ def accept_probability(q: Tensor, p: Tensor) -> Tensor:
     """Return min(1, q / p): the probability that an emitted token was drafted and accepted.
 
     q, p: [N], the probabilities of the token under draft and full model. The mean over tokens drawn
-    from p is Σ min(p, q), the α of Leviathan et al. 2023 (theorem 3.5). p is 0 only if a pass over
-    many tokens rounds differently from the decoding that drew them.
+    from p is Σ min(p, q), the α of Leviathan et al. 2023 (theorem 3.5). p can be 0 only by
+    rounding, because the pass over many tokens rounds differently from the decoding that drew them.
     """
     return (q / p.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1)
 

@@ -105,7 +105,10 @@ class ReplayBatches:
         return (self[i] for i in range(len(self)))
 
     def subset(self, max_prompts: int | None) -> Iterator[ReplayBatch]:
-        """Yield batches of all lengths, about `max_prompts` texts in all; None: all batches."""
+        """Yield batches spread evenly from short to long texts; None: every batch.
+
+        max_prompts: about how many texts they have together.
+        """
         texts = sum(map(len, self.prompt_indices))
         count = (
             len(self)
@@ -115,7 +118,7 @@ class ReplayBatches:
         return (self[(2 * i + 1) * len(self) // (2 * count)] for i in range(count))
 
     def build_sample(self, max_prompts: int = MAX_BATCH_PROMPTS) -> ReplayBatch:
-        """Build one batch of texts of medium length, to look at hidden states."""
+        """Build one batch of texts of medium length, to observe hidden states."""
         texts = [i for indices in self.prompt_indices for i in indices]
         max_prompts = max_prompts if self.model.spec.ragged_batches else 1
         start = max(0, (len(texts) - max_prompts) // 2)
@@ -131,7 +134,7 @@ class ReplayBatches:
         return _group_by_length(lengths, max_pass_rows(self.model))
 
     def _estimate_nbytes(self, prompt_indices: tuple[int, ...], slot_bytes: int) -> int:
-        """Estimate the bytes of a batch. slot_bytes: of the K/V of one token."""
+        """Estimate the bytes of a batch. slot_bytes: bytes of the K/V of one token."""
         spec = self.model.spec
         longest, n = self._shape(prompt_indices)
         return len(prompt_indices) * (

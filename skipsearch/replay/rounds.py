@@ -1,11 +1,11 @@
 """Round tables: replayed positions in a form that any draft policy can be simulated on.
 
-After a wrong draft token, replay does not know the draft's confidence, on which the number of
-wasted draft tokens depends. It is resampled: the confidences from a random position of the same
-mask follow the wrong token. This is a good model, because a draft is about as confident after a
-wrong token as elsewhere. On the embedded model, the share of confidences under 0.4 is 24 % after a
-wrong token, and 29 % over all tokens. At the wrong tokens themselves, it is 64 %. The draws are the
-same for every mask and policy, so they add no noise to comparisons.
+Replay follows a draft only up to its first wrong token. It does not know the confidence of the
+tokens after it, which decides how many tokens a round wastes. The missing confidences are therefore
+taken from a random position of the same mask. This is a good model, because a draft is about as
+confident after a wrong token as elsewhere. On the embedded model, 24 % of the confidences after a
+wrong token are below 0.4, and 29 % of all confidences. (At the wrong tokens themselves, 64 % are.)
+The random positions are the same for every mask and policy, so they add no noise to comparisons.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class RoundTable:
-    """The A positions of N prompts where a round can start, prompt after prompt."""
+    """The positions at which a round can start: A positions of N prompts, prompt after prompt."""
 
     accepted_len: np.ndarray  # [A] accepted tokens if the draft never ended, at most K
     # [A] rank of the full model's token in the draft at its first wrong token; 0: unknown
@@ -39,7 +39,7 @@ class RoundTable:
 
     @property
     def longest_draft(self) -> int:
-        """K, the most draft tokens of a round; longer drafts are cut to it."""
+        """K, the most draft tokens of a round. Longer drafts are cut to K."""
         return int(self.confidence.shape[1])
 
 
@@ -48,8 +48,8 @@ def rounds_from_replay(
 ) -> RoundTable:
     """Build the round table of a replay. Confidences after the first mismatch are resampled.
 
-    If the text was sampled, `acceptance` holds probabilities, and acceptance is drawn at random for
-    each position.
+    If the text was sampled, `PromptReplay.acceptance` holds probabilities. At each position,
+    acceptance is then drawn with this probability.
     """
     random = np.random.default_rng(_SEED)
     accepts = np.concatenate([r.acceptance for r in replayed])

@@ -33,10 +33,10 @@ class Prediction:
         return float(self.seconds.sum() / self.tokens.sum())
 
     def extrapolation_factor(self, seen_prompts: Collection[int]) -> float:
-        """Return the predicted seconds per token of all prompts over those of the prompts seen.
+        """Return predicted seconds per token on all prompts, divided by those on the prompts seen.
 
-        A measurement on the prompts seen times this factor estimates that of all prompts. Returns 1
-        if one of the prompts seen was not predicted.
+        The factor times the seconds per token measured on the prompts seen estimates the seconds
+        per token on all prompts. Returns 1 if one of the prompts seen was not predicted.
         """
         rows = [row for row, prompt in enumerate(self.prompt_indices) if prompt in seen_prompts]
         if not rows or len(rows) < len(set(seen_prompts)):
@@ -46,7 +46,7 @@ class Prediction:
 
     @property
     def stderr(self) -> float:
-        """Standard error over prompts of the ratio of totals (delta method)."""
+        """The standard error of `seconds_per_token` over prompts, by the delta method."""
         n = len(self.tokens)
         if n < 2:
             return 0.0
@@ -71,11 +71,11 @@ def simulate_rounds(
 ) -> tuple[DecodeStats, list[list[SimulatedRound]]]:
     """Return the counts of all rounds, and the rounds of each prompt.
 
-    policy: the draft policy of the skip drafter, which is the last one of the recipe; None: the
+    policy: the draft policy of the skip drafter, which is the last drafter of the recipe; None: the
     recipe has no skip drafter.
-    lookup_proposals: proposals of the lookups before it, in order.
-    drafter_costs: as for the guard, so that drafters pause in the same rounds as in decoding; ():
-    no guard.
+    lookup_proposals: proposals of the lookups before the skip drafter, in order.
+    drafter_costs: each drafter's costs for the guard, which pauses drafters in the same rounds as
+    in decoding; (): no guard.
     Source: Draft & Verify, algorithms 3 and 4.
     """
     accepted_len, ranks, confidence = (
@@ -174,7 +174,7 @@ def simulate(
 ) -> Prediction:
     """Predict the decode time of a recipe.
 
-    mask: of the skip drafter. Other arguments are as for `simulate_rounds`.
+    mask: the mask of the skip drafter. Other arguments are as for `simulate_rounds`.
     """
     stats, drafts = simulate_rounds(rounds, policy, lookup_proposals, drafter_costs)
     most = policy.draft_length * policy.siblings.most if policy and policy.siblings else 0

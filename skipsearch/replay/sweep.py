@@ -29,9 +29,9 @@ COARSE_DRAFT_LENGTHS = (2, 3, 4, 6, 8, 12, 16)
 
 
 class _LookupRounds:
-    """The rounds that lookups draft; they do not depend on the policy of a later drafter.
+    """The rounds that lookups draft. They do not depend on the policy of the drafter after them.
 
-    n_drafted, n_accepted, seconds: [A]. n_drafted is 0 where no lookup drafts.
+    n_drafted, n_accepted, seconds: [A]. n_drafted is 0 if no lookup proposes anything.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class _SkipRounds:
         )  # [A]: whether a sibling is the full model's token at the first mismatch
 
     def accepted(self, positions: np.ndarray, drafted: np.ndarray) -> np.ndarray:
-        """Return the accepted tokens [..., R] of rounds that start at positions [R].
+        """Return the accepted tokens [..., R] of R rounds. positions: [R], where the rounds start.
 
         drafted: tokens that each round drafts, [..., R].
         """
@@ -178,9 +178,10 @@ def _sweep_memoryless(
 
 
 def _walk(rounds: RoundTable, accepted: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Jump from round to round, and return the total seconds [P, prompts].
+    """Follow each policy from round to round on each prompt; return the total seconds [P, prompts].
 
-    accepted, seconds: of the round that starts at each position, [P, A].
+    accepted, seconds: the accepted tokens and the seconds of the round of each of P policies that
+    starts at each position, [P, A].
     """
     n_policies, n_positions = accepted.shape
     end = np.repeat(rounds.prompt_offsets + rounds.n_positions, rounds.n_positions)
@@ -208,7 +209,11 @@ def _sweep_learning(
     skip_rounds: _SkipRounds,
     lookup_rounds: _LookupRounds,
 ) -> np.ndarray:
-    """Return the seconds [policies, prompts] of adaptive policies, with a walker for each entry."""
+    """Return the seconds of adaptive policies, [policies, prompts].
+
+    An adaptive policy learns from round to round, so each entry is simulated with a state of its
+    own (a walker).
+    """
     n_prompts = len(rounds.prompt_offsets)
     length = np.minimum(np.repeat(lengths, n_prompts), rounds.longest_draft)
     position, end = (
@@ -266,8 +271,8 @@ def fine_policies(max_draft: int) -> list[DraftPolicy]:
 def _list_policies(max_draft: int, lengths: Sequence[int], fine: bool) -> list[DraftPolicy]:
     """Return each exit policy of the grids with each of its draft lengths.
 
-    These are `lengths` for an exit that reads confidence, three lengths for an adaptive one, and
-    all lengths otherwise.
+    If the exit policy reads confidence, the draft lengths are `lengths`. If it is adaptive, they
+    are three. Otherwise, they are 1 … max_draft.
     """
     policies = []
     for name in EXITS:

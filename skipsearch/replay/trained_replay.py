@@ -116,7 +116,7 @@ def load_trained_draft(
 
 @no_grad
 def replay_kangaroo(replay: Replay, early_exit_draft: EarlyExitDraft) -> list[PromptReplay]:
-    """Replay Kangaroo. It is exact: below the exit, hidden states equal the full model's."""
+    """Replay Kangaroo. It is exact, because hidden states up to the exit are the full model's."""
     replays = []
     for prompt_index, (prompt, text) in enumerate(
         zip(replay.prompt_ids, replay.continuations, strict=True)

@@ -113,21 +113,21 @@ def template_warnings(task: Task, model: ModelAdapter) -> list[str]:
 
 
 def render_prompt(task: Task, tokenizer: object, text: str) -> str:
-    """Return a prompt in the model's chat template, if the task asks for it and there is one."""
+    """Return a prompt in the chat template, if the task asks for one and the tokenizer has one."""
     return (
         text if task_chat_template(task, tokenizer) is None else render_user_turn(tokenizer, text)
     )
 
 
 def task_chat_template(task: Task, tokenizer: object) -> str | None:
-    """Return the chat template for the task's prompts; None: they are used as they are."""
+    """Return the chat template for the task's prompts; None: the prompts are used as they are."""
     return get_chat_template(tokenizer) if task.chat else None
 
 
 def template_sha256(task: Task, tokenizer: object) -> str | None:
-    """Return the hash of the chat template of `task_chat_template`; None without a template.
+    """Return the SHA-256 of the chat template for the task's prompts; None without a template.
 
-    The same text with another template is another prompt.
+    It identifies prompts: the same text in another template is another prompt.
     """
     template = task_chat_template(task, tokenizer)
     return None if template is None else hashlib.sha256(template.encode()).hexdigest()

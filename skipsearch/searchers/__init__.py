@@ -1,7 +1,7 @@
 """Searchers by name.
 
-To add one: a file in this folder and a line here, or an entry point `skipsearch.searchers` of
-    another package.
+To add a searcher, write a file in this folder and a line in `SEARCHERS`. A searcher in another
+package needs an entry point `skipsearch.searchers`.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ __all__ = [
 
 
 def searcher_names() -> tuple[str, ...]:
-    """Return the names of all searchers, those of other packages included, sorted."""
+    """Return the sorted names of all searchers, including those of other packages."""
     return tuple(sorted(searcher_table()))
 
 
 def make_searcher(name: str, problem: SearchProblem) -> Searcher:
     """Make a new searcher for `problem`.
 
-    Raises: SearchError if the name is unknown (with the nearest one), if the searcher of another
-        package cannot be imported, or if the problem lacks evidence that the searcher needs.
+    Raises: SearchError if the name is unknown (it suggests the nearest name), if the searcher of
+    another package cannot be imported, or if the problem lacks evidence that the searcher needs.
     """
     table = searcher_table()
     try:
@@ -69,7 +69,7 @@ def make_searcher(name: str, problem: SearchProblem) -> Searcher:
 
 
 def searcher_table() -> dict[str, str]:
-    """Return "module:class" of each searcher, those of installed entry points included.
+    """Return "module:class" of each searcher, including those of installed entry points.
 
     An entry point cannot replace one of our names, so a name in a profile keeps its meaning.
     """

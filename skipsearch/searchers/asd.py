@@ -18,11 +18,11 @@ PERIOD_RULES = ((3, 2), (4, 3), (2, 1), (6, 5), (0, 0))
 class ASDSearcher(FixedOrderSearcher):
     """A searcher that skips attentions that hardly turn the residual stream (cosine >= threshold).
 
-    It also skips every m-th layer, but nothing in the last n layers. The paper's setting comes
-    first (0.985, m = 3, n = 2). Then come all thresholds that make a difference, coarse to fine,
-    each with five pairs (m, n). The cosines are means over calibration text; the paper takes those
-    of each prompt. In a whole-layer search, attention and MLP of a layer must both reach the
-    threshold.
+    It also skips every m-th layer. It skips nothing in the last n layers. The paper's setting
+    (0.985, m = 3, n = 2) comes first. Then come all thresholds that give different masks, coarse to
+    fine, each with five pairs (m, n). Cosines are means over calibration text, while the paper
+    takes those of each prompt. In a whole-layer search, attention and MLP of a layer must both
+    reach the threshold.
 
     Raises: SearchError without evidence.cosines.
     Source: ADMG (Metel et al. 2024, algorithm 1, table 2).
@@ -34,7 +34,7 @@ class ASDSearcher(FixedOrderSearcher):
 
 
 def _sweep_thresholds(problem: SearchProblem, cosines: Sequence[float]) -> Iterator[set[int]]:
-    """Yield the units of each mask, for all thresholds and all (m, n)."""
+    """Yield the skipped units of each mask, for all thresholds and all (m, n)."""
     thresholds = sorted(
         {_min_cosine(cosines, unit) for unit in problem.units if not unit[0] % 2}, reverse=True
     )
@@ -49,10 +49,11 @@ def _sweep_thresholds(problem: SearchProblem, cosines: Sequence[float]) -> Itera
 def asd_mask(
     problem: SearchProblem, cosines: Sequence[float], threshold: float, every: int, keep_last: int
 ) -> set[int]:
-    """Return the skipped units: {attention l : C_l >= threshold} and {attention, MLP l : l = j·m},
-    among layers l = 1..L - n.
+    """Return the skipped units by threshold and period.
 
-    every: m; 0: only the threshold.
+    Among layers l = 1 … L - n, these are the attentions with C_l >= threshold, and the attention
+    and MLP of each layer l = j·m.
+    every: m; 0: skip by the threshold alone.
     keep_last: n.
     """
     return {

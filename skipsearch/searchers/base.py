@@ -41,14 +41,15 @@ T = TypeVar("T")
 class Evidence:
     """The measurements of the model before the search. None: not measured.
 
-    cosines: mean cosine between the residual stream before and after each sub-layer (flat order).
-        A sub-layer with a high cosine changes the stream little.
+    Flat order is that of a pass: attention and MLP of layer 0, of layer 1, …
+    cosines: mean cosine between the residual stream before and after each sub-layer (flat order). A
+    sub-layer with a high cosine changes the stream little.
     single_skip_acceptance: for each sub-layer, α of the draft that skips it alone (flat order).
     costs: the cost model.
     states: residual stream over calibration text before each layer and after the last, [L + 1, N,
-        H].
+    H].
     probe: probe(i, states [M, N, H], attn, mlp) -> [M, N, H] runs layer i on hidden states (for
-        CLaSp's dynamic program).
+    CLaSp's dynamic program).
     """
 
     cosines: tuple[float, ...] | None = None
@@ -59,9 +60,10 @@ class Evidence:
 
 
 def require(evidence: T | None, name: str, searcher: str) -> T:
-    """Return evidence that a searcher needs.
+    """Return `evidence`, which a searcher needs.
 
-    Raises: SearchError if it was not measured.
+    name: its field in `Evidence`, for the error message. Raises: SearchError if it was not
+    measured.
     """
     if evidence is None:
         raise SearchError(
@@ -122,12 +124,12 @@ class SearchProblem:
 
     @property
     def skippable(self) -> tuple[int, ...]:
-        """Flat indices of the sub-layers that may be skipped, in running order."""
+        """Flat indices of the sub-layers that may be skipped, in the order of a pass."""
         return tuple(s for s in range(2 * self.n_layers) if s not in self.never_skip)
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
-        """The units that may be skipped independently, in running order.
+        """The units that may be skipped independently, in the order of a pass.
 
         A unit is a sub-layer or, with `whole_layers`, a layer. A searcher that works in units
         respects `never_skip` and `whole_layers` without code of its own.
@@ -143,8 +145,7 @@ class SearchProblem:
         return SkipMask.from_sublayers(self.n_layers, (s for u in units for s in self.units[u]))
 
     def units_of(self, mask: SkipMask) -> frozenset[int] | None:
-        """Return the units that a mask skips; None if it skips something that this problem does not
-        allow.
+        """Return the units that a mask skips; None if the problem does not allow the mask.
 
         Raises: SearchError if the mask is of another model.
         """
@@ -162,20 +163,22 @@ class Searcher(Protocol):
     """A searcher, which proposes masks.
 
     A searcher is deterministic: the same problem, seed and trials give the same proposals. A search
-        is therefore resumed by telling the trials again.
-    It never proposes the empty mask: a draft that skips nothing saves nothing, and plain decoding
-        is a candidate of its own. The driver first judges a few masks of non-adaptive searchers and
-        tells them; a searcher that begins with such masks itself sets `seeds_itself = True`. A
-        searcher that delegates to others sets `proposer` to the name of the one whose mask it
-        returned last.
+    is therefore resumed by telling the trials again.
+    A searcher never proposes the empty mask. A draft that skips nothing saves nothing, and plain
+    decoding is a candidate anyway.
+    seeds_itself: the driver first judges a few masks of non-adaptive searchers and tells them. A
+    searcher that begins with such masks itself sets this to True.
+    proposer: a searcher that delegates to others sets this to the name of the searcher whose mask
+    it returned last.
     """
 
     def __init__(self, problem: SearchProblem) -> None: ...
 
     def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
-        """Return a mask to judge, never one that is judged or pending; None if there is nothing
-        left to propose.
+        """Return a mask to judge; None if there is nothing left to propose.
+
+        The mask is neither judged nor pending.
         """
 
     def tell(self, trial: Trial) -> None:
-        """Learn from a judged mask, also from one that this searcher did not propose."""
+        """Learn from a judged mask. It may be one that another searcher proposed."""

@@ -17,17 +17,20 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 class CLaSpSearcher(FixedOrderSearcher):
     """A searcher that skips the layers or sub-layers without which hidden states turn least.
 
-    D(i, j) = max{cos(h_i, g(i-1, j-1)), cos(h_i, f_i(g(i-1, j)))}: the state after i layers, j of
-    them skipped, either skips layer i or runs it, whichever stays nearer to the full model's h_i.
-    The paper runs this for one token during decoding. Here it runs for all positions of the
-    calibration text, and two rules make one set from them. By mean: every (i, j) is decided by the
-    mean cosine over positions. By votes: each position decides for itself, and the layers that most
-    positions skip are skipped. Each rule is applied to layers, as in the paper, and to sub-layers.
-    Sub-layers need a sequential residual: with a parallel one, there is no state between attention
-    and MLP. These four ways take turns, each with numbers of skipped layers from coarse to fine.
+    D(i, j) = max{cos(h_i, g(i-1, j-1)), cos(h_i, f_i(g(i-1, j)))}. Here h_i is the full model's
+    state after layer i, f_i is layer i, and g(i, j) is the draft's state after i layers of which j
+    are skipped. So the draft skips layer i or runs it, whichever stays nearer to h_i.
 
-    Raises: SearchError without evidence.states or evidence.probe, and from the first `ask` if the
-        two do not belong together.
+    The paper runs this for one token during decoding. Here it runs for all positions of the
+    calibration text, and two rules make one mask from them. By mean: the mean cosine over positions
+    decides every (i, j). By votes: each position decides for itself, and the mask skips the layers
+    that most positions skip. Each rule is applied to layers, as in the paper, and to sub-layers.
+    Sub-layers need a sequential residual: with a parallel one, there is no state between attention
+    and MLP. The four combinations propose masks in turn, each with numbers of skipped layers from
+    coarse to fine.
+
+    Raises: SearchError without evidence.states or evidence.probe. The first `ask` raises it if the
+    two are of different passes.
     Source: CLaSp, eq. 2 and algorithm 1.
     """
 
@@ -54,7 +57,10 @@ def sublayer_steps(problem: SearchProblem) -> list[DPStep]:
 
 
 def _sweep_counts(problem: SearchProblem, states: Tensor, probe: LayerProbe) -> Iterator[SkipMask]:
-    """Yield the masks of all ways in turn. Raises: SearchError."""
+    """Yield the masks of each rule on layers and on sub-layers, in turn.
+
+    Raises: SearchError if `probe` does not lead from one of `states` to the next.
+    """
     by_layer = solve_mean_and_votes(states, layer_steps(problem), probe)
     if by_layer is None:
         raise SearchError(

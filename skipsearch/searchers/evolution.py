@@ -22,11 +22,10 @@ MAX_TRIES = 64  # children bred before one is drawn at random instead
 class Evolution:
     """A searcher that crosses two of the 5 best masks bit by bit, then mutates the child.
 
-    Each bit of the child is flipped with probability 1/n.
-
-    Steady state: every judged mask, whichever searcher proposed it, joins the population at once
-        and only the best are kept; there are no generations. A child that was already judged is
-        mutated with a growing rate until it is new. Ends when every mask has been judged.
+    Each bit of the child is flipped with probability 1/n. There are no generations (steady state):
+    every judged mask, whichever searcher proposed it, joins the population at once, and only the
+    best masks are kept. A child that was already judged is mutated at a growing rate until it is
+    new. The search ends when every mask has been judged.
 
     Source: steady-state genetic algorithm with uniform crossover (Syswerda 1989).
     """
@@ -59,7 +58,7 @@ class Evolution:
     def _breed_child(
         self, parents: Sequence[Observation], rng: np.random.Generator, flip_probability: float
     ) -> list[int]:
-        """Return the units of a child of two random parents."""
+        """Return the units (sub-layers or layers) that a child of two random parents skips."""
         n = len(self._problem.units)
         mother, father = (parents[p].units for p in rng.choice(len(parents), size=2, replace=False))
         bits = [u in (mother if rng.random() < 0.5 else father) for u in range(n)]

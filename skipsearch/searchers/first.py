@@ -10,9 +10,9 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 
 class First(FixedOrderSearcher):
-    """A searcher that skips the first n sub-layers, for each n once: a reference that should lose.
+    """A searcher that skips the first n sub-layers, for each n once.
 
-    The first mask skips half of the model.
+    It is a reference that should lose. The first mask skips half of the model.
 
     Source: "First" in Draft & Verify (Zhang et al. 2024), table 7.
     """

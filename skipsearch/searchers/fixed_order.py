@@ -11,10 +11,10 @@ from skipsearch.searchers.base import SearchProblem
 
 
 class FixedOrderSearcher(ABC):
-    """A searcher that proposes the masks of one list in order, without judged and pending ones.
+    """A searcher that proposes the masks of a list in order, except judged and pending ones.
 
-    A pending mask that is never told (its worker died) is proposed again when it is no longer
-    pending.
+    If a worker dies, its pending mask is never told. The mask is proposed again when it is no
+    longer pending.
     """
 
     def __init__(self, problem: SearchProblem) -> None:
@@ -27,9 +27,10 @@ class FixedOrderSearcher(ABC):
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
         """Return the list of masks, best first.
 
-        It may have repetitions and the empty mask; `ask` omits them.
+        The list may contain repetitions and the empty mask, which `ask` leaves out.
 
-        Raises: SearchError if evidence is missing, at once and not at the first mask.
+        Raises: SearchError if evidence is missing. It is raised by this call, not by the first
+        `next`.
         """
 
     def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
@@ -54,9 +55,9 @@ class FixedOrderSearcher(ABC):
 
 
 def coarse_to_fine(n: int) -> tuple[int, ...]:
-    """Return each of 1..n once, the middle first, then the quarters, …
+    """Return each of 1..n once: the middle first, then the quarters, …
 
-    A search that is cut short has therefore still covered the whole range.
+    So a search that is cut short has still covered the whole range.
     """
     halvings = [
         round(n * odd / 2**level)

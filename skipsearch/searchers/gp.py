@@ -36,13 +36,14 @@ class GP:
 
     It proposes the mask with the largest expected noisy improvement. The kernel has one lengthscale
     for each unit; on {0, 1} it is an ARD Hamming kernel. The model knows the noise of each
-    measurement. A failed mask gets the time of the slowest measured mask. Proposals
-    stay in a Hamming ball around the best mask (`trust_region`) and are never judged or pending
-    masks. It learns from any searcher's trials, of one fidelity (`TrialHistory`); it proposes
-    random masks only while it has fewer than 10. Ends when every mask has been judged.
+    measurement. A failed mask gets the time of the slowest measured mask. Proposals are in a
+    Hamming ball around the best mask (`trust_region`). They are never judged or pending masks. GP
+    learns from any searcher's trials of one fidelity (`TrialHistory`). It proposes random masks
+    only while it has fewer than 10 trials with a time. The search ends when every mask has been
+    judged.
 
     Source: the idea, Draft & Verify (Zhang et al. 2024, section 3.3); qLogNEI, Ament et al. 2023;
-        the region, Wan et al. 2021.
+    the region, Wan et al. 2021.
     """
 
     def __init__(self, problem: SearchProblem) -> None:
@@ -90,7 +91,7 @@ class GP:
         return self._problem.mask_of(chosen[0].nonzero().flatten().tolist())
 
     def _units_of_masks(self, masks: Collection[SkipMask]) -> set[frozenset[int]]:
-        """Return the units of the masks that this problem allows."""
+        """Return the units that each mask skips, without masks that this problem does not allow."""
         return {units for mask in masks if (units := self._problem.units_of(mask)) is not None}
 
     def _unseen_near(
@@ -100,7 +101,7 @@ class GP:
         excluded: Collection[frozenset[int]],
         rng: np.random.Generator,
     ) -> tuple[list[frozenset[int]], int]:
-        """Return (masks drawn at distances 1..radius from the centre, the radius).
+        """Return (the units of masks drawn at distances 1..radius from the centre, the radius).
 
         Excluded masks are left out. If no mask is left, the radius is doubled, up to all units.
         """
@@ -122,11 +123,10 @@ class GP:
         radius: int,
         pending_units: Collection[frozenset[int]],
     ) -> qLogNoisyExpectedImprovement:
-        """Return the acquisition function, which is the expected improvement of a mask.
+        """Return the acquisition function: the expected improvement of a mask.
 
-        A mask improves if it is faster than the best judged masks inside the trust region, which is
-        a Hamming ball. After a restart, masks outside the new ball do not count, even if they are
-        faster.
+        The improvement is over the best judged masks inside the trust region, which is a Hamming
+        ball. After a restart, masks outside the new ball do not count, even if they are faster.
         """
         inside = sorted(
             (j for j in judged if len(j.units ^ centre) <= radius), key=lambda j: j.log_time
@@ -141,9 +141,9 @@ class GP:
     def _fit_model(self, judged: Sequence[Observation]) -> SingleTaskGP:
         """Return the Gaussian process, conditioned on all observations.
 
-        Hyperparameters are fitted again only after each growth of the number of observations by a
-        fifth. Fitting takes most of the time of an `ask`, and its result changes little from one
-        trial to the next.
+        Hyperparameters are fitted again only if the number of observations has grown by a fifth
+        since the last fit. Fitting takes most of the time of an `ask`, and its result changes
+        little from one trial to the next.
         """
         slowest = max(j.log_time for j in judged if j.finite)
         gains = torch.tensor(
@@ -172,7 +172,7 @@ class GP:
         return model.eval()
 
     def _bits(self, skipped: Collection[frozenset[int]]) -> Tensor:
-        """Return the units of masks as bits, [len(skipped), d] of 0.0 and 1.0."""
+        """Return skipped units as bits, [len(skipped), d] of 0.0 and 1.0, for d units."""
         rows = torch.zeros(len(skipped), len(self._problem.units), dtype=torch.double)
         for row, units in zip(rows, skipped, strict=True):
             row[sorted(units)] = 1.0
@@ -189,8 +189,7 @@ class GP:
 
 @contextmanager
 def _seeded_single_thread(seed: int) -> Iterator[None]:
-    """Run a block with torch seeded and limited to one thread; restore generator and thread count
-    after it.
+    """Run a block with torch seeded and limited to one thread; restore both afterwards.
 
     The matrices are too small for multithreading: with another busy process, two threads were 50
     times slower than one.
@@ -206,7 +205,10 @@ def _seeded_single_thread(seed: int) -> Iterator[None]:
 
 
 def _fit_size(n: int) -> int:
-    """Return the largest of START, START·1.2, START·1.44, … (each rounded up) that is at most n."""
+    """Return the number of observations to fit on: the largest size that is at most n.
+
+    Sizes start at INITIAL_RANDOM. Each size is the one before times 1.2, rounded up.
+    """
     size = INITIAL_RANDOM
     while (larger := math.ceil(size * 1.2)) <= n:
         size = larger

@@ -18,17 +18,18 @@ PATIENCE = 4  # steps without a new best before the elimination ends
 class Greedy:
     """A searcher that skips one more sub-layer at a time, then improves the best mask.
 
-    At each step it skips the sub-layer without which decoding is fastest.
+    At each step it skips the sub-layer without which decoding is fastest. A full elimination judges
+    L(2L + 1) masks. Here each step judges only the 8 sub-layers that looked least harmful when they
+    were last judged. Before that, evidence.single_skip_acceptance says how harmful they are;
+    without this evidence the first step judges all sub-layers. Elimination ends 4 steps after the
+    best mask.
 
-    A full elimination judges L(2L + 1) masks. Here each step judges only the 8 sub-layers that
-    looked least harmful so far: in the step that judged them last or, before that, alone
-    (evidence.single_skip_acceptance; without it the first step judges all). It continues for 4
-    steps after the best. Then it flips single sub-layers and exchanges pairs of the best known
-    mask, whichever searcher proposed it, and moves whenever that helps. Ends at a mask that no such
-    move improves.
+    Then Greedy flips single sub-layers of the best known mask and exchanges pairs, whichever
+    searcher proposed this mask. It moves to each mask that is faster. The search ends at a mask
+    that no flip and no exchange improves.
 
     Source: backward elimination and forward-backward exchange of feature selection (Pudil et al.
-        1994).
+    1994).
     """
 
     def __init__(self, problem: SearchProblem) -> None:
@@ -52,8 +53,8 @@ class Greedy:
     def _walk(self, judged: Sequence[Observation]) -> Iterator[frozenset[int]]:
         """Yield all masks of the search from its start, as far as the judged masks lead.
 
-        The next proposal is the first mask that is not excluded. A step with pending masks is
-        decided by the judged ones, so several workers never wait for each other.
+        The next proposal is the first of them that is not excluded. The judged masks of a step
+        decide it, even if others are pending, so several workers never wait for each other.
         """
         n, harm = len(self._problem.units), self._single_skip_log_times()
         times = {j.units: j.log_time for j in judged}
@@ -85,9 +86,9 @@ class Greedy:
             yield from neighbours(best.units, n, harm | observed_effects(judged))
 
     def _single_skip_log_times(self) -> dict[int, float]:
-        """Return the predicted log time of skipping each unit alone, relative to the best one.
+        """Return the predicted log time of skipping each unit alone, relative to the best unit.
 
-        Empty if nothing was measured.
+        Returns {} if nothing was measured.
         """
         alphas = self._problem.evidence.single_skip_acceptance
         if alphas is None:
@@ -107,7 +108,10 @@ class Greedy:
 def neighbours(
     skipped: frozenset[int], n: int, harm: Mapping[int, float]
 ) -> Iterator[frozenset[int]]:
-    """Yield masks one flip away, then one exchange away, the most promising first."""
+    """Yield masks one flip away, then masks one exchange away.
+
+    In each group, the most promising masks come first. harm: of skipping each unit, in log time.
+    """
     into = sorted(set(range(n)) - skipped, key=lambda u: (harm.get(u, 0.0), u))
     out = sorted(skipped, key=lambda u: (-harm.get(u, 0.0), u))
     yield from (skipped | {u} for u in into)
@@ -117,9 +121,10 @@ def neighbours(
 
 
 def observed_effects(judged: Sequence[Observation]) -> dict[int, float]:
-    """Return what skipping a unit added to the log time of the best mask at that time.
+    """Return how much skipping a unit added to the log time, for units with such a trial.
 
-    It has the units that were flipped alone in such a mask.
+    A trial shows the effect of a unit if its mask differs in this unit alone from the best mask of
+    that time.
     """
     added: dict[int, float] = {}
     best: Observation | None = None

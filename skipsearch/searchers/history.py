@@ -1,4 +1,4 @@
-"""The trials of a search in the form from which an adaptive searcher learns."""
+"""The trials of a search, in the form in which adaptive searchers use them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MIN_RELATIVE_ERROR = 1e-3  # least relative standard error that a measured time 
 class Observation:
     """One judged mask.
 
-    units: the units that it skips.
-    log_time: log of its time per token; inf if it failed.
-    variance: of log_time.
+    units: the units that the mask skips.
+    log_time: log of the time per token; inf if the trial failed.
+    variance: variance of log_time.
     """
 
     units: frozenset[int]
@@ -36,13 +36,14 @@ class Observation:
 
 
 class TrialHistory:
-    """All trials that `tell` has passed on, whichever searcher proposed their masks.
+    """A history of all trials that `tell` has passed on, whichever searcher proposed their masks.
 
-    Predicted and wall-clock times of one mask differ by more than their standard errors. A searcher
-    therefore learns from trials of one fidelity: the one with more trials, or "wall" if both have
-    equally many. It learns nothing from trials of the other fidelity, and nothing from masks that
-    the problem does not allow (never_skip, whole_layers), but it does not propose these masks
-    again. If two trials have the same mask, the later one counts.
+    A trial's fidelity is "replay" (its time is predicted) or "wall" (measured). Predicted and
+    measured times of one mask differ by more than their standard errors. A searcher therefore
+    learns from trials of one fidelity: the one with more trials, or "wall" if both have equally
+    many. It also learns nothing from masks that the problem does not allow (never_skip,
+    whole_layers). But it proposes no mask again that has a trial of any kind. If two trials have
+    the same mask, the later one counts.
     """
 
     def __init__(self, problem: SearchProblem) -> None:
@@ -64,7 +65,7 @@ class TrialHistory:
         return self._seen | set(pending) | {SkipMask(self._problem.n_layers)}
 
     def observations(self) -> tuple[Observation, ...]:
-        """Return what to learn from, in the order in which masks were first told.
+        """Return the observations to learn from, in the order in which masks were first told.
 
         If every trial has an interleaved baseline, times are relative to it, because their ratio
         cancels out the noise of the machine. The variance follows from the standard error by the
@@ -99,10 +100,9 @@ class TrialHistory:
         )
 
     def make_rng(self, pending: Collection[SkipMask]) -> np.random.Generator:
-        """Return a generator that depends on the seed and the known masks, and not on earlier calls
-        of `ask`.
+        """Return a generator that depends on the seed and the known masks alone.
 
-        So telling the trials again resumes a search.
+        It does not depend on earlier calls of `ask`, so telling the trials again resumes a search.
         """
         return np.random.default_rng([self._problem.seed, len(self.excluded(pending))])
 

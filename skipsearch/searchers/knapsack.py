@@ -16,15 +16,13 @@ LOSS_STEPS = 1024  # resolution of the loss
 
 
 class Knapsack(FixedOrderSearcher):
-    """A searcher that skips the units that save most seconds, for each acceptable loss of
-    acceptance.
+    """A searcher that saves the most seconds that each limit of lost acceptance allows.
 
-    The mask with the best prediction comes first.
-
-    This is a 0/1 knapsack, solved exactly except for the rounding of losses. The weight of a
-    sub-layer is its -log α when skipped alone (these add up if losses are independent). Its value
-    is its seconds in the latency table. Unlike `sensitivity`, it trades an expensive attention
-    against cheap MLPs, so its masks are not nested.
+    This is a 0/1 knapsack for each limit, solved exactly except for the rounding of losses. The
+    weight of a unit is its -log α if it is skipped alone; these add up if losses are independent.
+    Its value is its seconds in the latency table. Unlike `sensitivity`, it trades an expensive
+    attention against cheap MLPs, so its masks are not nested. The mask with the best prediction
+    comes first.
 
     Raises: SearchError without evidence.single_skip_acceptance or evidence.costs.
     Source: Bellman's dynamic program (Kellerer, Pferschy & Pisinger 2004).

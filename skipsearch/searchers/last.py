@@ -10,12 +10,12 @@ from skipsearch.searchers.fixed_order import FixedOrderSearcher, coarse_to_fine
 
 
 class Last(FixedOrderSearcher):
-    """A searcher that skips the last n sub-layers, for each n once: early exit as a mask.
+    """A searcher that skips the last n sub-layers, for each n once. This is early exit as a mask.
 
     The first mask skips half of the model.
 
     Source: "Last" in Draft & Verify (Zhang et al. 2024), table 7; early exit as in LayerSkip
-        (Elhoushi et al. 2024).
+    (Elhoushi et al. 2024).
     """
 
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:

@@ -9,11 +9,12 @@ from skipsearch.searchers.history import Observation
 
 
 class LocalSearch(Greedy):
-    """The second phase of `greedy` alone, which changes one sub-layer or one pair of the best mask.
+    """A searcher that runs only the second phase of `greedy`: flips and exchanges.
 
-    It flips a sub-layer, or exchanges a skipped and a kept one. It starts from the best mask of any
-    searcher and moves to each better mask. The measured flips decide which pairs come first.
-    Without trials, it begins with the half of the units that does least harm alone.
+    A flip adds a unit to the skipped ones of the best mask or removes one. An exchange does both.
+    LocalSearch starts from the best mask of any searcher and moves to each better mask. The effects
+    of measured flips decide which pairs come first. Without trials, it begins with the mask that
+    skips the half of the units that does least harm alone.
 
     Source: forward-backward exchange of feature selection (Pudil et al. 1994).
     """

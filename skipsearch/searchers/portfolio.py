@@ -39,9 +39,9 @@ GAIN_DECAY = 0.7  # weight of a turn relative to the next one of the same search
 
 @dataclass
 class Turn:
-    """Consecutive masks of one adaptive searcher.
+    """A turn of one adaptive searcher: the masks that it proposed in a row.
 
-    gain: log of the best time before it over the best time after it.
+    gain: log of the ratio of the best time before the turn to the best time after it.
     seconds: time in which its masks were proposed and judged.
     """
 
@@ -57,9 +57,9 @@ class Portfolio:
     All of them learn from every trial.
 
     The next turn goes to the searcher that gains most per second of proposing and judging; recent
-    turns weigh most. If a turn gained nothing, a searcher without a turn goes first. Every fifth
-    turn goes to the searcher that has waited longest. A turn ends after 12 masks, or after the time
-    that 12 masks usually take, so a slow searcher proposes fewer.
+    turns weigh most. If a turn gained nothing, a searcher that has had no turn goes first. Every
+    fifth turn goes to the searcher that has waited longest. A turn ends after 12 masks, or after
+    the time that 12 masks usually take, so a slow searcher proposes fewer.
     All of this follows from the trials (`searcher`, `search_seconds`), so telling them again
     resumes a search. Searchers that lack evidence do not take part.
     proposer: the searcher that proposed the mask of the latest `ask`.
@@ -113,7 +113,7 @@ class Portfolio:
         return None
 
     def _order(self) -> Iterator[str]:
-        """Yield the searchers to ask, until one of them has a mask."""
+        """Yield the names of searchers in the order in which `ask` tries them."""
         yield from (
             name for name, limit in FORMULAS.items() if self._n_judged.get(name, limit) < limit
         )
@@ -146,7 +146,7 @@ class Portfolio:
 
 
 def _gain_per_second(turns: Sequence[Turn]) -> float:
-    """Return the gain per second of these turns, with decay; 0 without turns."""
+    """Return the gain per second over turns, later turns weighted more; 0 without turns."""
     gain = seconds = 0.0
     for turn in turns:
         gain, seconds = (
@@ -157,7 +157,7 @@ def _gain_per_second(turns: Sequence[Turn]) -> float:
 
 
 def _buildable_searchers(problem: SearchProblem) -> Iterator[tuple[str, Searcher]]:
-    """Yield the searchers that have the evidence that they need."""
+    """Yield (name, searcher) of the searchers whose evidence was measured."""
     from skipsearch.searchers import make_searcher
 
     for name in (*FORMULAS, *ADAPTIVE):

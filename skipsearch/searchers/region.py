@@ -1,5 +1,6 @@
-"""The trust region of a local model: a Hamming ball around the best mask that grows, shrinks and
-restarts.
+"""The trust region of a local model: a Hamming ball around the best mask.
+
+The ball grows, shrinks and restarts.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ class Region:
 
 
 def trust_region(judged: Sequence[Observation], n_units: int) -> Region:
-    """Return the region after these observations, in the order in which they were told.
+    """Return the trust region after these observations, which are in the order of their trials.
 
-    It depends on them alone, so a resumed search continues in it.
+    The region depends on them alone, so a resumed search continues in it.
     A ball that keeps improving doubles, up to twice its first size, because predictions farther
-    away are unreliable. A ball that does not improve is halved. Below radius 1 it is closed, and
-    the next one opens around the best mask outside every closed ball. A better mask from outside
-    moves the ball without resizing it.
+    away are unreliable. A ball that does not improve is halved. A ball with a radius below 1 is
+    closed, and the next one opens around the best mask outside every closed ball. A better mask
+    from outside moves the ball without resizing it.
 
     Source: TuRBO (Eriksson et al. 2019), in Hamming distance as in CASMOPOLITAN (Wan et al. 2021).
     """
@@ -66,5 +67,5 @@ def trust_region(judged: Sequence[Observation], n_units: int) -> Region:
 
 
 def _inside_any(units: frozenset[int], centres: Sequence[frozenset[int]], radius: int) -> bool:
-    """Return whether units lie in a ball of this radius around any of the centres."""
+    """Return whether a mask with these units is in a ball of this radius around any centre."""
     return any(len(units ^ centre) <= radius for centre in centres)

@@ -37,16 +37,17 @@ class S3DSearcher:
     """A searcher that skips units around the middle, as many as a formula predicts to be best.
 
     The formula predicts the improvement factor (the speedup) for each number of skipped units.
-    Masks are proposed in the order of that factor, best first.
+    Masks are proposed in the order of this factor, best first.
 
-    α(β; U) = (1 - U^β) / (1 - U) is fitted to (β, α) of judged middle masks. Three of them are
-    proposed first; every further one refines the fit. The factor is that of sequential drafting
-    with the measured costs (equal costs if none were measured). The paper instead drafts all tokens
-    in one pass of a trained model (`one_pass_improvement`). Ends when no remaining mask promises to
-    be faster than plain decoding. So it may end after its three probes.
+    α(β; U) = (1 - U^β) / (1 - U) is fitted to (β, α) of judged middle masks. Three middle masks
+    (probes) are proposed first; every further trial refines the fit. The factor is that of
+    sequential drafting with the measured costs (equal costs if none were measured). The paper
+    instead drafts all tokens in one pass of a trained model (`one_pass_improvement`). The search
+    ends when no remaining mask promises to be faster than plain decoding, so it may end after the
+    three probes.
 
     Source: S3D, eqs. 10-12 and appendix E; Leviathan et al. 2023, theorem 3.8, for the sequential
-        factor.
+    factor.
     """
 
     def __init__(self, problem: SearchProblem) -> None:
@@ -67,7 +68,7 @@ class S3DSearcher:
     def forecast(self) -> list[SkipCountForecast]:
         """Return the forecast of every count, best first.
 
-        The list is empty until the trial of a middle mask has an α.
+        The list is empty until a trial of a middle mask has an α.
         """
         measured = [
             (draft_ratio(self._costs, mask), trial.alpha)
@@ -102,10 +103,9 @@ class S3DSearcher:
 
 
 def acceptance_from_beta(beta: float, u: float) -> float:
-    """Return α of the first token of a draft that costs β of a full pass: (1 - u^β) / (1 - u), and
-    β itself at u = 1.
+    """Return α of a draft's first token: (1 - u^β) / (1 - u), and β itself at u = 1.
 
-    α is above β if u < 1, and below β if u > 1.
+    beta: cost of a draft step in full passes. α is above β if u < 1, and below β if u > 1.
 
     Source: S3D, eq. 10 (u = 0.01 there).
     """
@@ -118,10 +118,10 @@ def acceptance_from_beta(beta: float, u: float) -> float:
 
 
 def fit_u(points: Sequence[tuple[float, float]]) -> float:
-    """Return the u in (0, ∞) whose curve has the least squared error at the (β, α) points, to 1 %
-    of u.
+    """Return the u in (0, ∞) whose curve fits the (β, α) points best.
 
-    Over (0, 1) alone, α > β always, so the formula could never advise against drafting.
+    The fit has the least squared error in α; u is found to 1 %. Below u = 1, α > β always, so a fit
+    over (0, 1) alone could never advise against drafting.
     """
     # An even number of points, so that none of them is 0, where the formula is 0/0.
     log_u = np.linspace(-60, 60, 12_000)
@@ -131,7 +131,7 @@ def fit_u(points: Sequence[tuple[float, float]]) -> float:
 
 
 def mean_round_tokens(alphas: Sequence[float]) -> float:
-    """Return τ: Σ_{n=1}^{γ+1} n · Π_{k<n} α_k · (1 - α_n, but 1 at n = γ + 1).
+    """Return τ = Σ_{n=1}^{γ} n · (1 - α_n) · Π_{k<n} α_k + (γ + 1) · Π_{k≤γ} α_k.
 
     alphas: the acceptances α_1..α_γ of each draft token.
 

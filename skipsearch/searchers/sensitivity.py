@@ -14,9 +14,10 @@ class Sensitivity(FixedOrderSearcher):
     """A searcher that skips the n least harmful sub-layers, for each n once.
 
     The harm of a sub-layer is the acceptance that is lost if it is skipped alone. The masks are
-    nested. The first one skips half of the model. Masks are not ordered by predicted speedup: if
-    losses are taken as independent, drafts with few sub-layers look too good. On the embedded
-    model, the mask that skips 39 of 40 sub-layers came first, and its measured α was 0.10.
+    nested. The first one skips half of the model. Masks are not ordered by predicted speedup: the
+    prediction takes losses as independent, so drafts with few sub-layers look too good. On the
+    embedded model, the mask that skips 39 of 40 sub-layers came first in that order, and its
+    measured α was 0.10.
 
     Raises: SearchError without evidence.single_skip_acceptance.
     Source: one-at-a-time importance, as in the pruning literature (e.g. Michel et al. 2019).

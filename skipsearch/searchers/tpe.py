@@ -21,13 +21,12 @@ MAX_TRIES = 8  # suggestions without a new mask before bits are flipped
 
 
 class TPE:
-    """A searcher that models each bit of fast and of slow masks, independently of the others.
+    """A searcher that models each bit of fast and of slow masks, independently of other bits.
 
-    It proposes bits that are more likely in fast masks.
-
-    It runs Optuna's sampler by ask and tell through a study in memory. When the sampler is sure, it
-    suggests the same point repeatedly. Then bits of the suggestion are flipped, more of them each
-    time, until it is new. Ends when every mask has been judged.
+    It proposes bits that are more likely in fast masks. It runs Optuna's sampler by ask and tell
+    through a study in memory. A sampler that is sure suggests the same point repeatedly. TPE then
+    flips bits of the suggestion, more of them each time, until the mask is new. The search ends
+    when every mask has been judged.
 
     Source: Bergstra et al. 2011; Optuna's TPESampler.
     """
@@ -65,7 +64,7 @@ class TPE:
         return self._random.ask(pending)
 
     def _suggest(self) -> frozenset[int]:
-        """Return the units of the sampler's suggestion."""
+        """Return the units that the sampler suggests to skip."""
         suggestion = self._study.ask(self._distributions)
         # Results are added by `_learn`, whoever proposed the mask, so this trial of Optuna's is
         # closed at once.
@@ -75,8 +74,8 @@ class TPE:
     def _learn(self, judged: tuple[Observation, ...]) -> None:
         """Add new observations to the study.
 
-        If earlier ones changed (a mask was judged again, or the other fidelity counts now), make a
-        new study.
+        Make a new study if earlier observations changed: a mask was judged again, or the history
+        changed between replay trials and wall trials.
         """
         if judged[: len(self._learned)] != self._learned:
             self._study, self._learned = _new_study(), ()

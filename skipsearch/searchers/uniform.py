@@ -15,9 +15,9 @@ class Uniform(FixedOrderSearcher):
     It proposes one mask for each number of skipped sub-layers. The first mask skips half of the
     model.
 
-    Neighbouring layers are similar, so a gap between two kept ones costs little acceptance. The two
-    kinds are spaced separately, because an even spacing over the interleaved sub-layers would skip
-    only one kind.
+    Neighbouring layers are similar, so a gap between two kept ones costs little acceptance.
+    Attentions and MLPs are spaced separately, because an even spacing over the interleaved
+    sub-layers would skip only one kind.
 
     Source: rule 1 of ASD (Metel et al. 2024); S3D, figure 4, alternate.
     """

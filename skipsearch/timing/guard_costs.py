@@ -11,10 +11,10 @@ from skipsearch.timing.latency_table import read_cached_costs
 
 
 def resolve_drafter_costs(profile: Profile, model: ModelAdapter) -> tuple[DrafterCost | None, ...]:
-    """Return the profile's costs of each drafter.
+    """Return the guard's costs of each drafter in the profile.
 
-    For an unmeasured profile, β and v are from the latest latency table of this model, if there is
-    one.
+    If the profile is unmeasured, β and v are from this model's latest latency table. Without such a
+    table, they are the profile's own.
     """
     costs = read_cached_costs(model) if profile.measured is None else None
     if costs is None:

@@ -41,7 +41,7 @@ class Timings:
         return sum((s.stats for s in self.samples), DecodeStats())
 
     def totals_by_prompt(self, value_of: Callable[[TimedGeneration], float]) -> list[float]:
-        """Return the total of a value over the repeats of each prompt, in the order of prompts."""
+        """Return the sum of a value over the repeats of each prompt, in the order of prompts."""
         totals: dict[int, float] = {}
         for s in self.samples:
             totals[s.prompt_index] = totals.get(s.prompt_index, 0.0) + value_of(s)
@@ -60,15 +60,16 @@ class Timings:
         return sum(s.seconds for s in self.samples) / max(1, sum(s.n_tokens for s in self.samples))
 
     def estimate(self) -> Estimate:
-        """Return seconds per token with a bootstrap interval over prompts."""
+        """Return the estimated seconds per token, with a bootstrap interval over prompts."""
         return bootstrap_ratio(
             self.totals_by_prompt(lambda s: s.seconds), self.totals_by_prompt(lambda s: s.n_tokens)
         )
 
     def speedup_over(self, baseline: Timings) -> Estimate:
-        """Return the ratio of total times over the same prompts, paired by prompt.
+        """Return the baseline's time over ours, on the same prompts.
 
-        Times are compared per token, because generations may differ in length.
+        The time of a prompt is its seconds per token times the baseline's number of tokens, because
+        generations may differ in length.
         """
         weights = baseline.totals_by_prompt(lambda s: s.n_tokens)
         baseline_s, ours_s = (
@@ -84,7 +85,7 @@ class Timings:
 
 
 class PairedTimings(NamedTuple):
-    """Timings of a recipe and of plain decoding over the same prompts, taken in turn."""
+    """Timings of a recipe and of plain decoding on the same prompts, measured in turn."""
 
     plain: Timings
     drafted: Timings
@@ -104,9 +105,10 @@ def time_interleaved(
 ) -> list[Timings]:
     """Time every decoder on every prompt, in an order that rotates from prompt to prompt.
 
-    prompt_indices: None: all prompts. progress(done, total). If a generation ends with the
-    prefill's token, no round was run, and the prompt is left out for all decoders. Raises:
-    SearchError if no prompt remains.
+    prompt_indices: the prompts to time; None: all prompts.
+    progress(done, total) is called after each prompt.
+    A generation that ends with the prefill's token has no round; its prompt is then left out for
+    all decoders. Raises: SearchError if no prompt remains.
     """
     timings = [Timings() for _ in decoders]
     prompts = range(len(workload.prompt_ids)) if prompt_indices is None else prompt_indices
@@ -152,8 +154,8 @@ def successive_halving(
     corrections: for each candidate, a function that takes prompt indices and returns a factor. The
     factor times the seconds per token on these prompts estimates the seconds per token on all
     prompts (a control variate). (): no corrections.
-    tie_break_prompts: the number of further prompts, at most, that the two fastest candidates
-    decode until their speeds differ significantly.
+    tie_break_prompts: the most further prompts that the two fastest candidates decode, until their
+    speeds differ significantly.
 
     Returns (index of the winner, timings of each candidate and of plain decoding on the prompts
     that the candidate decoded).

@@ -1,9 +1,9 @@
 """Measure the costs of passes and of their parts at one context length.
 
 Times are medians of interleaved, synchronised measurements. Passes are timed in rounds as in
-decoding: draft steps with their scores after a verify pass, and verify passes after drafts. If a
-pass follows a pass of the same kind, its weights may be in the CPU's caches; after a pass of
-another kind they are not.
+decoding: draft steps after a verify pass, with the scores of their tokens, and verify passes after
+drafts. If a pass follows a pass of the same kind, its weights may be in the CPU's caches; after a
+pass of another kind they are not.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LatencyEntry:
 
 
 def measure_costs(model: ModelAdapter, max_draft: int, context: int, repeats: int = 3) -> Costs:
-    """Measure the costs of drafts of 1 … max_draft tokens at `context` tokens of text."""
+    """Measure the costs of drafts of 1 … max_draft tokens after `context` tokens of text."""
     return measure_latency(model, max_draft, context, repeats).costs
 
 
@@ -75,9 +75,10 @@ def measure_latency(
     from a faster cache (`Costs.curve`). Within a kind, a layer gets a different share only if its
     time differs by more than the noise.
 
-    A repeat sweeps from masks that skip little to masks that skip much, and back, so that the
-    caches are in a state as with a constant mask. Every time is in units of the plain passes before
-    and after its sweep, because the speed of a shared machine changes within seconds.
+    A repeat sweeps from masks that skip little to masks that skip much, and back. Neighbouring
+    masks are similar, so the caches are in a state as with a constant mask. Every time is in units
+    of the plain passes before and after its sweep, because the speed of a shared machine changes
+    within seconds.
     """
     n, rounds = model.spec.n_layers, _RoundTimer(model, max_draft, context)
     everything = tuple(range(n))
@@ -156,9 +157,10 @@ def measure_latency(
 def _attn_mlp_shares(remaining: Sequence[float]) -> tuple[float, list[float]]:
     """Return (exponent, shares of attention and MLP in the time of all sub-layers).
 
-    remaining: fractions of this time without attention, and without MLPs. With an exponent c,
-    skipping a share s leaves (1 − s)^c, and both shares add up to 1. If the two fractions add up to
-    more than 1, no exponent fits, and the shares are in proportion to their savings.
+    remaining: the fraction of the time that is left without attention, and that without MLPs.
+    Model: without a part of share s, (1 − s)^c of the time is left. The exponent c is chosen so
+    that the two shares add up to 1. If the fractions add up to 1 or more, c is 1, and the shares
+    are in proportion to their savings.
     """
 
     def excess(curve: float) -> float:
@@ -176,8 +178,8 @@ def _attn_mlp_shares(remaining: Sequence[float]) -> tuple[float, list[float]]:
 def _mask_schedules(n_skipped: Sequence[int], max_draft: int) -> Iterator[list[tuple[int, int]]]:
     """Yield sweeps: lists of (mask index, tokens to verify after its draft), a pair for each round.
 
-    A sweep goes from the mask that skips least to the mask that skips most, and the next sweep
-    back. Lengths are in random order, each about equally often.
+    A sweep runs from the mask that skips least to the mask that skips most, and the next sweep runs
+    back. The numbers of tokens are in random order, each about equally often.
     """
     random, up = np.random.default_rng(0), np.argsort(n_skipped, kind="stable")
     count = max(len(n_skipped), max_draft)
@@ -192,11 +194,13 @@ def _mask_schedules(n_skipped: Sequence[int], max_draft: int) -> Iterator[list[t
 def _fit_cold_penalty(
     skipped_share: np.ndarray, n_drafted: np.ndarray, times: np.ndarray
 ) -> tuple[float, list[float]]:
-    """Return (cold penalty, verify time by drafted tokens after drafts that skip nothing).
+    """Return (cold penalty, verify times, one for each number of drafted tokens).
 
-    The penalty is the share by which a verify pass takes longer after drafts that skip everything.
+    The times are those after a draft that skips nothing. After a draft that skips everything, a
+    verify pass takes longer by the cold penalty, which is a share of its time.
     skipped_share, n_drafted, times: of each verify pass, [N]. The fit minimises absolute deviations
-    of logarithms, so outliers have little effect."""
+    of logarithms, so outliers have little effect.
+    """
     lengths = np.unique(n_drafted)
     fits = []
     for cold in np.arange(0, MAX_COLD_PENALTY, 0.01):
@@ -254,9 +258,9 @@ class _RoundTimer:
 
     @no_grad
     def time_plain(self) -> float:
-        """Return the seconds of a pass over one token.
+        """Return the seconds of a pass over one token, as the mean of several in a row.
 
-        Several run in a row. The first is not counted, because it follows another kind of pass.
+        The pass before them is not timed, because it follows another kind of pass.
         """
         self._run_full_pass(1)
         return self._time(lambda: self._run_full_pass(1), CONSECUTIVE_STEPS)
@@ -265,9 +269,9 @@ class _RoundTimer:
     def time_round(self, mask: SkipMask, length: int) -> tuple[float, float, float, float]:
         """Time a round that verifies `length` draft tokens.
 
-        Returns the seconds of (the first draft step with its call, a call without its steps, each
-        later step, the verify pass). The time of a call is measured only if the engine drafts in
-        one call; otherwise, it is part of each step.
+        A call is one entry into the engine. Some engines draft all steps in one call.
+        Returns the seconds of (the first step including its call, the call alone, a later step, the
+        verify pass). The call alone is 0 for engines that need a call for each step.
         """
         first, call = self._time(lambda: self._run_draft(mask)), 0.0
         if self.drafts_in_one_call:
@@ -340,7 +344,8 @@ class _RoundTimer:
 def _layer_shares(seconds: np.ndarray) -> np.ndarray:
     """Return each layer's share [L] of the time of one kind of sub-layer.
 
-    seconds: [repeats, L]. Layers within each other's quartile ranges count as equal.
+    seconds: [repeats, L]. A layer gets the time of the median layer, unless it differs from it by
+    more than its own quartile range plus the typical one.
     """
     low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75), axis=0)
     typical, scatter = np.median(middle), np.median(high - low)

@@ -49,8 +49,8 @@ class LatencyTable:
     def costs_at(self, context: int) -> Costs:
         """Return the costs at a context length.
 
-        They are interpolated linearly between measured lengths; outside of them, they are those of
-        the nearest.
+        Between measured lengths, costs are interpolated linearly. Outside of them, they are the
+        costs at the nearest measured length.
         """
         if len(self.entries) == 1:
             return self.entries[0].costs
@@ -90,7 +90,7 @@ class LatencyTable:
     def __str__(self) -> str:
         """`drafts off by 1.8 % (worst 4.1 %), plain passes vary by 2 %`
 
-        Median and worst error for random masks.
+        The two errors are the median and the worst error for random masks.
         """
         return (
             f"drafts off by {100 * median(self.errors):.1f} % (worst {100 * max(self.errors):.1f} "
@@ -113,8 +113,8 @@ def load_or_measure_latency_table(
 
     contexts: lengths in tokens. remeasure: measure in any case. progress(done, total). The cache is
     in the folder that SKIPSEARCH_CACHE_DIR names. Its key is a fingerprint of model, dtype, device,
-    threads, engine and versions. A table that is not `accurate` is not cached, and a damaged table
-    is measured again.
+    threads, engine and versions. A table that is not `accurate` is not cached. If the cached table
+    is damaged, a new table is measured.
     """
     lengths = tuple(sorted(set(contexts)))
     path = cache_dir() / "latency" / f"{table_fingerprint(model, max_draft, lengths)}.json"
@@ -142,7 +142,7 @@ def load_or_measure_latency_table(
 
 
 def read_cached_costs(model: ModelAdapter) -> Costs | None:
-    """Return the costs of the latest cached table at its main context; None without one."""
+    """Return the costs of the latest cached table at its main context; None without a table."""
     entries = _read_entries(_latest_path(model))
     if entries is None:
         return None
@@ -237,7 +237,10 @@ def _is_plausible(entry: LatencyEntry) -> bool:
 
 
 def _is_within(seconds: float, unit_s: float, units: float) -> bool:
-    """Return whether `seconds` is plausible for `units` units of work of `unit_s` seconds each."""
+    """Return whether `seconds` is a plausible time for the work of `units` units.
+
+    unit_s: seconds of one unit.
+    """
     return unit_s / PLAUSIBLE_FACTOR <= seconds <= unit_s * PLAUSIBLE_FACTOR * max(units, 1)
 
 

@@ -1,9 +1,9 @@
 """Run the draft steps of many rounds in one pass over a text, with the full model's targets.
 
-The full model reads the text once, and its K/V stay. The draft then starts at every `group_size`-th
-position. Each start has a group of rows, one row for each draft step. The first row of a group
-attends to the full model's K/V of all earlier text. Later rows also attend to the draft's K/V of
-their group. This is what a round of decoding attends to.
+The full model reads the text once, and its K/V stay in the cache. The draft then starts at every
+`group_size`-th position. Each start has a group of rows, one row for each draft step. The first row
+of a group attends to the full model's K/V of all earlier text. Later rows also attend to the
+draft's K/V of their group. A round of decoding attends to the same K/V.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_teacher(
 
 @no_grad
 def make_draft_batch(teacher_output: TeacherOutput, group_size: int, offset: int) -> DraftBatch:
-    """Return the draft rows from position `offset` on, in as many whole groups as fit.
+    """Return the draft rows from position `offset` on, in as many whole groups as the text has.
 
     Two batches of one teacher output cannot be used at the same time, because their draft passes
     write to the same slots.
@@ -97,9 +97,9 @@ def make_draft_batch(teacher_output: TeacherOutput, group_size: int, offset: int
 
 
 def _select_buffers(cache: KVCache, choose: Callable[[int, Tensor], Tensor | None]) -> KVCache:
-    """Return a copy of a cache with other buffers.
+    """Return a copy of a cache in which some K/V buffers are replaced or dropped.
 
-    choose(layer, buffer) returns the buffer of the copy.
+    choose(layer, buffer) returns the buffer of the copy; None drops it.
     """
     selected = copy(cache)
     selected.keys, selected.values = (
@@ -110,7 +110,7 @@ def _select_buffers(cache: KVCache, choose: Callable[[int, Tensor], Tensor | Non
 
 
 def run_draft_layers(model: ModelAdapter, mask: SkipMask, draft_batch: DraftBatch) -> Tensor:
-    """Return the draft's last hidden states (the input of its head) at every row, [B, R, H]."""
+    """Run the draft's layers; return the input of its head at every row, [B, R, H]."""
     return run_layers(
         model,
         model.embed(draft_batch.input_ids, draft_batch.plan.positions),
@@ -148,5 +148,5 @@ def count_agreeing(
 
 
 def max_head_rows(model: ModelAdapter) -> int:
-    """Return the most rows of logits to compute at a time, which bounds their memory."""
+    """Return the most rows whose logits may be in memory at a time."""
     return MAX_HEAD_ROWS.get(model.spec.device.type, MAX_HEAD_ROWS["cpu"])

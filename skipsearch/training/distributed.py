@@ -15,13 +15,13 @@ from torch import Tensor
 
 
 class ProcessGroup:
-    """The processes of one training. With one process, every method is a no-op."""
+    """The processes of one training. If there is only one, every method does nothing."""
 
     rank: int  # of this process; 0 is the main one
     n_processes: int
 
     def __init__(self, state: Any = None):
-        """Wrap an `accelerate.PartialState`. state None: there is one process."""
+        """Wrap an `accelerate.PartialState`. state: None if there is only one process."""
         self._state = state
         self.rank, self.n_processes = (
             (0, 1) if state is None else (state.process_index, state.num_processes)
@@ -45,7 +45,7 @@ class ProcessGroup:
             tensor.copy_(mean.view_as(tensor))
 
     def broadcast_from_main(self, value: float) -> float:
-        """Return the main process's value to all, for decisions that depend on a clock."""
+        """Return the main process's value in each process, for decisions that depend on a clock."""
         if self.n_processes == 1:
             return value
         shared = torch.tensor([value], dtype=torch.float64, device=self._state.device)
@@ -70,10 +70,11 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 def join_process_group(device: str) -> ProcessGroup:
-    """Return the processes that were launched with this one.
+    """Return the group of the processes that `accelerate launch` started, this one included.
 
     device: the value of `--device`. With `cpu`, no process uses a GPU; else each process uses one
-    GPU as `cuda`."""
+    GPU as `cuda`.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return SINGLE_PROCESS
     from accelerate import PartialState

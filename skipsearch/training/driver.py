@@ -2,10 +2,13 @@
 
 text      read from files, from a task's calibration prompts, or written by the model; a part of it
           is kept for validation
-plan      a student: a mask's kept sub-layers (the mask of a profile, or the one with which the
-          untrained draft agrees most), an adapter of an early exit, or mask-token embeddings
-train     towards the full model's distribution, on the draft's own rows (`training/trainer.py`)
-replay    α before and after, on the validation text"""
+plan      choose a student: the kept sub-layers of a mask, an adapter after an early exit, or
+          mask-token embeddings; the mask is a profile's, or the one whose untrained draft agrees
+          most often with the full model
+train     towards the full model's distribution, at the rows that draft passes compute
+          (`training/trainer.py`)
+replay    α before and after, on the validation text
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def parse_memory_limit(extra: str, model_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A student with what is needed to train it and to write its module."""
+    """A student, and the data that is needed to train it and to write its module."""
 
     student: Student
     resumed_from: str = ""  # the module that the training starts from, for the card
@@ -105,11 +108,12 @@ def plan_adapted(
 
     mask: the mask of the draft; None: choose a mask that keeps `draft_sublayers` sub-layers.
     draft_sublayers: number of sub-layers that the draft keeps; None: an eighth of all sub-layers.
-    rank: the rank of low-rank updates, which are trained; None: train copies of the sub-layers.
+    rank: train low-rank updates of this rank; None: train copies of the sub-layers.
     init_from: the file of a module to start from, whose mask replaces `mask`. If it has more than
     `draft_sublayers` sub-layers, those that its draft needs least are dropped.
     Raises: ModuleError for arguments that do not fit the model or the module; ModelError for a
-    model whose sub-layers cannot be trained."""
+    model whose sub-layers cannot be trained.
+    """
     base = _require_hf(model)
     tensors: dict[str, Tensor] = {}
     if init_from is not None:
@@ -203,8 +207,8 @@ def plan_s3d(
     """Plan to train the mask-token embeddings of S3D.
 
     The mask skips the middle layers, as the paper's best masks do. draft_layers: layers that the
-    draft keeps; None: a third of all layers. rank: of low-rank updates of the kept sub-layers,
-    which are trained too; None: only embeddings are trained. Raises: ModuleError, ModelError.
+    draft keeps; None: a third of all layers. rank: also train low-rank updates of this rank for the
+    kept sub-layers; None: train embeddings alone. Raises: ModuleError, ModelError.
     """
     n = model.spec.n_layers
     count = draft_layers or max(2, n // 3)
@@ -286,7 +290,7 @@ def train(
 
 
 def measure_agreement(student: Student, corpus: Corpus) -> float:
-    """Return the share of rows of the validation text on which draft and full model agree."""
+    """Return the share of rows of the validation text at which draft and full model agree."""
     with make_autocast(student.model):
         return round(token_agreement(student, corpus.validation, max_head_rows(student.model)), 4)
 
@@ -322,7 +326,7 @@ def _require_hf(model: ModelAdapter) -> HFAdapter:
 
 
 def with_limits(settings: TrainSettings, steps: int | None, limit_s: float | None) -> TrainSettings:
-    """Return the settings with these limits; the limit is ten minutes if both are None."""
+    """Return settings with these limits. If both are None, the limit is ten minutes."""
     return replace(
         settings, steps=steps, seconds=600.0 if steps is None and limit_s is None else limit_s
     )

@@ -32,11 +32,11 @@ def select_mask(
     n_kept: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> SkipMask:
-    """Return the mask with `n_kept` sub-layers whose draft agrees most with the full model.
+    """Return the mask with `n_kept` sub-layers whose draft agrees most often with the full model.
 
     Agreement is measured on texts [N, T], without training. Forward selection adds sub-layers one
-    by one, each time the one that helps most. Then each sub-layer is exchanged for a better one, if
-    there is one.
+    by one, each time the one that raises agreement most. Then each sub-layer in turn is exchanged
+    for the one that gives the highest agreement in its place.
     """
     n = model.spec.n_layers
     draft_batches = _make_draft_batches(model, texts, 1)

@@ -53,7 +53,7 @@ class Student(Protocol):
         """
 
     def head(self, h: Tensor) -> Tensor:
-        """Return the draft's logits."""
+        """Return the draft's logits [..., V] from the output [..., H] of its layers."""
 
 
 class AdaptedStudent:
@@ -117,8 +117,9 @@ class AdaptedStudent:
 class KangarooStudent:
     """An adapter after the first `exit_layer` layers.
 
-    It reads hidden states of the full model, so one pass over a text computes the draft steps of
-    every round."""
+    The adapter reads hidden states of the full model. One pass over a text therefore computes the
+    draft steps of every round.
+    """
 
     draft_length = 1
 
@@ -175,7 +176,7 @@ class KangarooStudent:
 class S3DStudent:
     """Mask-token embeddings of S3D and, if `rank` is given, low-rank updates of kept sub-layers.
 
-    draft_length: tokens that one pass drafts.
+    draft_length: number of tokens that one pass drafts.
     """
 
     def __init__(
@@ -253,7 +254,7 @@ def _attention_layers(mask: SkipMask) -> frozenset[int]:
 
 
 def count_values(model: HFAdapter, sublayers: list[tuple[int, str]]) -> int:
-    """Count the weights of sub-layers. Raises: ModelError if they cannot be read separately."""
+    """Count the weights of sub-layers. Raises: ModelError if they cannot be read one by one."""
     return sum(
         weight.numel()
         for i, kind in sublayers
@@ -264,9 +265,11 @@ def count_values(model: HFAdapter, sublayers: list[tuple[int, str]]) -> int:
 def make_trainable(
     model: HFAdapter, sublayers: list[tuple[int, str]], rank: int | None, seed: int
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """Make copied sub-layers trainable, in float32 or better; yield (name, parameter).
+    """Make copied sub-layers trainable; yield (name, parameter) of what is trained.
 
-    rank: of low-rank updates of their matrices, which are trained instead; None: no updates.
+    Trained parameters have dtype float32, or a wider one if the model has it.
+    rank: train low-rank updates of this rank in place of the matrices; None: train the matrices
+    themselves. Parameters that are not matrices are always trained.
     """
     dtype = torch.promote_types(model.spec.dtype, torch.float32)
     random = torch.Generator().manual_seed(seed)
@@ -289,9 +292,9 @@ def make_trainable(
 
 
 class LowRankChange(nn.Module):
-    """A parametrization of a matrix: weight + up · down, where up starts at zero.
+    """A parametrization of a matrix: weight + up · down. `up` is zero at the start.
 
-    Source: LoRA (Hu et al. 2021), whose scale is part of the factors.
+    Source: LoRA (Hu et al. 2021), without its separate scale.
     """
 
     down: nn.Parameter

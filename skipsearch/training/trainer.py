@@ -1,10 +1,11 @@
-"""Train a draft's weights towards the full model's distribution, on the draft's own rows.
+"""Train a draft's weights towards the full model's distribution, at the rows of its draft passes.
 
-The full model's weights do not change. The loss is the cross-entropy with the full model's
-distribution at a temperature, restricted to its most likely tokens, which have nearly all of its
-probability. This is distillation (Hinton et al. 2015) of a model into a part of itself. The
-optimizer is AdamW. Its learning rate warms up, then decays as a cosine over the steps or the time
-of the training."""
+These are the rows that the draft computes in rounds of decoding (`training/distill_batch.py`). The
+full model's weights do not change. The loss is the cross-entropy with the full model's distribution
+at a temperature, restricted to its most likely tokens, which have nearly all of its probability.
+This is distillation (Hinton et al. 2015) of a model into a part of itself. The optimizer is AdamW.
+Its learning rate warms up, then decays as a cosine over the steps or the time of the training.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ SMOOTHING = 0.95  # exponential, of the reported loss and agreement
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """The settings of a training. The first limit reached ends it; None is no limit."""
+    """The settings of a training.
+
+    Training ends at the first limit that is reached. None is no limit.
+    """
 
     steps: int | None = None
     seconds: float | None = 600.0
@@ -67,9 +71,10 @@ class TrainProgress:
 class Trainer:
     """A training that can be interrupted and resumed.
 
-    texts: [N, T] token ids on the CPU. process_group: each of its processes reads
-    `settings.batch_size` texts per step; the step equals that of one process with all of these
-    texts. Raises: ModuleError if the texts are too short for a draft."""
+    texts: [N, T] token ids on the CPU. process_group: in each step, each of its processes reads
+    `settings.batch_size` texts. The step is the same as if one process read all of these texts.
+    Raises: ModuleError if the texts are too short for a draft.
+    """
 
     def __init__(
         self,
@@ -98,7 +103,7 @@ class Trainer:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything but the length of the training; a checkpoint stores it."""
+        """A hash that a checkpoint stores. It covers all settings and data except the length."""
         facts = {k: v for k, v in asdict(self.settings).items() if k not in ("steps", "seconds")}
         spec = self.student.model.spec
         facts |= self.student.facts | {
@@ -191,10 +196,11 @@ class Trainer:
         self.n_rows += n_rows * self.process_group.n_processes
 
     def _get_teacher_output(self) -> Any:
-        """Return the teacher output of this step.
+        """Return the teacher output that this step trains on.
 
-        Steps use the last few outputs in turn, so that consecutive steps rarely use the same
-        texts."""
+        The last few outputs are in memory, and steps use them in turn. So consecutive steps rarely
+        use the same texts.
+        """
         newest, turn = divmod(self.n_steps, self.settings.steps_per_teacher_pass)
         index = max(0, newest - turn)
         self._teacher_outputs = {
@@ -212,7 +218,10 @@ class Trainer:
         return self._teacher_outputs[index]
 
     def _make_generator(self, number: int) -> torch.Generator:
-        """Return the random generator of a step or teacher pass, so checkpoints store no state."""
+        """Return the random generator of a step or teacher pass.
+
+        It depends on the seed and the number alone, so a checkpoint need not store its state.
+        """
         return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
 
     @property
@@ -226,7 +235,7 @@ class Trainer:
 
     @property
     def _texts_per_step(self) -> int:
-        """The texts of a step in all processes together."""
+        """The number of texts of a step, over all processes together."""
         return self.settings.batch_size * self.process_group.n_processes
 
     def accumulate_gradients(self, teacher_output: Any, offset: int) -> tuple[float, float, int]:
@@ -253,7 +262,8 @@ class Trainer:
     def export_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a module by name.
 
-        They are bfloat16 if the model's passes are in 16 bits, else of the model's dtype.
+        They are bfloat16 if the model's passes are in 16 bits. Otherwise, they have the model's
+        dtype.
         """
         dtype = torch.bfloat16 if is_half(self.student.model) else self.student.model.spec.dtype
         return {name: parameter.detach().to(dtype) for name, parameter in self.parameters.items()}

@@ -9,6 +9,6 @@ online_candidates  settings of drafters that choose masks during decoding
 race               candidates decode in turn, and the fastest wins
 study, storage     trials that several processes share
 profile_builder    from measurement to profile
-verification       measure a profile's claim again
+verification       measure again what a profile claims
 events             events that a search reports while it runs
 """

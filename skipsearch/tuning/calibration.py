@@ -91,9 +91,10 @@ def measure_task_costs(
     on_event: TuneListener,
     remeasure: bool = False,
 ) -> Costs:
-    """Return the latency table's costs at the middle context length of the calibration text.
+    """Return the costs of passes at the middle context length of the calibration text.
 
-    contexts: three lengths, in tokens. Reports a notice if the table is unstable or inaccurate.
+    contexts: three lengths, in tokens. Reports a notice if the latency table is unstable or
+    inaccurate.
     """
     table = load_or_measure_latency_table(model, MAX_DRAFT, contexts, progress, remeasure)
     on_event(Notice(f"latency table{' (of an earlier search)' if table.cached else ''}: {table}"))
@@ -121,8 +122,8 @@ def load_needed_modules(
 ) -> list[TrainedDraft]:
     """Load the modules that fit the model. Returns [] if the settings name no folder.
 
-    Raises: ModuleError if none fits; SearchError if the settings choose a trained drafter and no
-    module is of its kind.
+    Raises: ModuleError if no module fits; SearchError if the settings choose a trained drafter and
+    no module is of its kind.
     """
     trained = load_trained_drafts(model, settings.modules, on_event) if settings.modules else []
     kind = settings.kind
@@ -139,7 +140,7 @@ def load_trained_drafts(
 ) -> list[TrainedDraft]:
     """Load the modules of a folder that fit the model.
 
-    Raises: ModuleError if none does; it gives the reason for the first module.
+    Raises: ModuleError if no module fits. It gives the reason for the first module.
     """
     drafts, errors = list[TrainedDraft](), list[ModuleError]()
     for path in list_modules(folder):

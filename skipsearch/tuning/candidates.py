@@ -1,4 +1,4 @@
-"""`Candidate`: a recipe from its prediction to its measurement."""
+"""Candidates: recipes with what is predicted and what is measured of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skipsearch.tuning.events import CandidateMeasured
 
 @dataclass(frozen=True)
 class Candidate:
-    """A recipe, what replay predicts of it, and what real decoding measured of it."""
+    """A recipe with the prediction from replay and the measurement from real decoding."""
 
     recipe: Recipe
     predicted_speedup: float | None = None  # None: replay cannot predict this recipe
@@ -40,7 +40,10 @@ class Candidate:
         )
 
     def with_similar_recipe(self, recipe: Recipe) -> Candidate:
-        """Return a candidate that replay cannot predict, with this one's costs for the guard."""
+        """Return a candidate for a recipe that replay cannot predict.
+
+        Its guard uses the drafter costs of this candidate.
+        """
         return Candidate(recipe, drafter_costs=self.drafter_costs)
 
     @property
@@ -55,7 +58,7 @@ class Candidate:
         )
 
     def describe_measurement(self, split: str) -> CandidateMeasured:
-        """Return the event of its measurement. split: "calibration" or "holdout"."""
+        """Return the event that reports the measurement. split: "calibration" or "holdout"."""
         assert self.measurement is not None
         return CandidateMeasured(
             self.recipe,

@@ -2,10 +2,10 @@
 
 calibrate          the full model continues calibration prompts; the latency table is measured
 search_masks       propose a mask, judge it, report it, until budget, trials or masks run out
-select_candidates  the best masks get every draft policy; the best recipe of each shape is chosen
-race_candidates    these decode calibration prompts in turn with plain decoding
+select_candidates  try every draft policy with the best masks; choose the best recipe of each shape
+race_candidates    these recipes and plain decoding decode calibration prompts in turn
 confirm            the winner alone decodes hold-out prompts, which no earlier step has seen
-build_profile      the verdict is `plain` unless the winner beats plain decoding on them
+build_profile      the verdict is `plain` unless the winner beats plain decoding on hold-out prompts
 """
 
 from __future__ import annotations
@@ -200,10 +200,10 @@ def search_masks(
     on_event: TuneListener,
     report_forecast: Callable[[float | None], None],
 ) -> SearchOutcome:
-    """Search masks until the budget is spent; do nothing if no allowed recipe has a mask.
+    """Search masks until the budget is spent. If no allowed recipe has a mask, do nothing.
 
-    Closes the study. report_forecast: called before the first trial with the time limit in seconds;
-    None if only the number of trials is limited.
+    Closes the study. report_forecast: is called before the first trial with the time limit in
+    seconds; None if only the number of trials is limited.
     """
     history = store.trials() if store else []
     if not settings.searches_masks:
@@ -277,7 +277,7 @@ def confirm(
 def _store_findings(
     store: StudyStore, calibration: Calibration, raced: Sequence[Candidate], winner: Candidate
 ) -> None:
-    """Store the data that a report shows besides the trials."""
+    """Store in the study what a report shows besides the trials."""
     objective = calibration.objective
     measured = [candidate.describe_measurement("calibration") for candidate in raced]
     measured.append(winner.describe_measurement("holdout"))
@@ -296,7 +296,7 @@ def study_fingerprint(
     drafters: str = "auto",
     never_skip: Collection[int] = (),
 ) -> dict[str, Any]:
-    """Return the facts that must be equal if trials of two processes are to be comparable."""
+    """Return the facts that all processes of a study must share, so that trials are comparable."""
     machine, spec = describe_machine(model.spec.device), model.spec
     return {
         "model": spec.id,

@@ -29,7 +29,7 @@ class StageProgress:
 
 @dataclass(frozen=True)
 class CandidateMeasured:
-    """A candidate was timed under real decoding."""
+    """A candidate was timed in real decoding."""
 
     recipe: Recipe
     predicted_speedup: float | None  # None: replay cannot predict it
@@ -38,7 +38,7 @@ class CandidateMeasured:
     n_prompts: int  # prompts of that split over which it was timed
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry of the study's attribute `raced`."""
+        """Return the event as an entry of the study's attribute `raced`."""
         return {
             "recipe": self.recipe.as_data(),
             "predicted": self.predicted_speedup,
@@ -64,7 +64,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Forecast:
-    """How long `tune` takes in all, predicted when the preparation is done."""
+    """The predicted duration of `tune` as a whole, reported when the preparation is done."""
 
     prepared_s: float  # spent on the preparation
     search_s: float | None  # for judging masks; None: only the number of trials is limited

@@ -78,14 +78,16 @@ def make_skip_spec(mask: SkipMask, policy: DraftPolicy) -> Skip:
 class ReplayObjective:
     """An objective that predicts seconds per token, from one replay and the latency table.
 
-    Masks are judged after lookup, at the positions where lookup proposes nothing, if a shape has
-    lookup before the skip drafter and lookup alone pays; else at all positions.
+    If recipes may be `lookup,skip`, and lookup alone pays or recipes must not be `skip`, masks are
+    judged after lookup: at the positions where lookup proposes nothing. Otherwise, masks are judged
+    at all positions.
 
-    A mask is dropped early if, on a sample of the prompts, it is slower than the best mask so far
-    by more than chance explains, prompt by prompt. Its time is then extrapolated from the sample:
-    it is multiplied by the best mask's time on all prompts over the best mask's time on the sample.
-    The samples are a twelfth of the prompts (if that is at least 6), a sixth and a third. Source:
-    successive rejection by paired differences, as in F-Race (Birattari et al. 2002).
+    A mask is first judged on a sample of the prompts. If it is slower than the best mask so far,
+    prompt by prompt, by more than chance explains, it is dropped. Its time on all prompts is then
+    extrapolated from the sample: it is multiplied by the best mask's time on all prompts over the
+    best mask's time on the sample. There are three samples (rungs), each part of the next: a
+    twelfth of the prompts (if that is at least 6), a sixth and a third. Source: successive
+    rejection by paired differences, as in F-Race (Birattari et al. 2002).
     """
 
     fidelity = "replay"
@@ -108,7 +110,7 @@ class ReplayObjective:
         self.ranked_lookups = self._rank_lookups()
 
     def fresh_copy(self) -> ReplayObjective:
-        """Return an objective for another search, which knows no best mask yet."""
+        """Return a copy for another search, without a best mask so far."""
         return ReplayObjective(self.replay, self.costs, list(map(str, self.shapes)))
 
     @property
@@ -128,7 +130,7 @@ class ReplayObjective:
         return LOOKUP_SKIP if after_lookup else SKIP
 
     def judge(self, mask: SkipMask) -> Trial:
-        """Predict the seconds per token of a mask, rung by rung of prompts; return its trial."""
+        """Return the trial of a mask, predicted on growing samples of the prompts."""
         replayed: list[PromptReplay] = []
         predictions: list[Prediction] = []
         lookups = self.list_lookups(self.searched_shape.after_lookup)[:1]
@@ -155,7 +157,7 @@ class ReplayObjective:
     ) -> Trial:
         """Return a trial from a prediction.
 
-        scale: factor from seconds per token of the replayed prompts to those of all prompts.
+        scale: seconds per token on all prompts over those on the replayed prompts.
         """
         return Trial(
             mask,
@@ -179,8 +181,8 @@ class ReplayObjective:
         """Return the best recipe with this mask.
 
         after_lookup: whether lookup comes first; None: as in the searched shape.
-        fine: try all settings, not only those that masks are searched with. siblings: try siblings,
-        too, if `fine`.
+        fine: try all settings, not only those of the mask search. siblings: if `fine`, try
+        siblings, too.
         """
         if self._last_rounds is None or self._last_rounds[0] != mask:
             # Finalists call this for several shapes in a row.
@@ -229,7 +231,7 @@ class ReplayObjective:
     ) -> Candidate:
         """Return the best recipe among chains of every length and trees.
 
-        A tree is taken only if it is faster than the best chain by the factor MIN_SIBLING_GAIN.
+        A tree is chosen only if it is faster than the best chain by the factor MIN_SIBLING_GAIN.
         """
 
         def predict(tree: DraftTree, is_chain: bool) -> Candidate:
@@ -255,7 +257,7 @@ class ReplayObjective:
         return self.predict_lookup(self.ranked_lookups[0][0])
 
     def predict_lookup(self, spec: Lookup) -> Candidate:
-        """Predict the recipe of this lookup alone."""
+        """Predict the recipe that has this lookup alone."""
         assert self.lookup_replay is not None
         rounds = rounds_without_model(self.replay.continuations, self.replay.token_budgets)
         proposals = self.lookup_replay(spec, rounds.prompt_indices)
@@ -279,9 +281,10 @@ class ReplayObjective:
         )
 
     def list_lookups(self, after_lookup: bool) -> list[tuple[Lookup, ...]]:
-        """Return the lookups to try before another drafter, best first.
+        """Return the lookups to try before another drafter.
 
-        Then come the same with `min_match=1`. after_lookup False: return `[()]`, no lookup.
+        These are the best settings, best first, then the same settings with `min_match=1`.
+        after_lookup: False: return `[()]`, no lookup.
         """
         if not after_lookup:
             return [()]
@@ -360,9 +363,9 @@ def _lookups_of(recipe: Recipe) -> tuple[Lookup, ...]:
 
 
 def _split_rungs(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the indices of the batches that each rung adds.
+    """Return the indices of the batches that each rung adds to the sample.
 
-    sizes: prompts of each batch. A rung with too few prompts is merged into the next.
+    sizes: number of prompts of each batch. A rung with too few prompts is merged into the next.
     """
     rungs, pending, remaining = list[tuple[int, ...]](), list[int](), list(range(len(sizes)))
     for stride in RUNG_STRIDES:

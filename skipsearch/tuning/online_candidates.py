@@ -1,10 +1,10 @@
 """Candidate settings, for the race, of drafters that choose their masks during decoding.
 
 `asd` chooses one mask per prompt, so replay predicts it. `clasp` also chooses a mask per prompt if
-it plans only once: replay predicts how much to skip and which draft policy is best, and the race
-decides how often to plan. The mask of `swift` depends on earlier requests. It therefore decodes
-calibration prompts with each skip ratio, and replay predicts the best draft policy for the mask
-that it has then.
+it plans only once. Replay then predicts how much to skip and which draft policy is best, and the
+race decides how often to plan. The mask of `swift` depends on earlier requests. `swift` therefore
+decodes calibration prompts with each skip ratio, and replay predicts the best draft policy for the
+mask that it has at the end.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def list_online_candidates(
 ) -> list[Candidate]:
     """Return the most promising settings of one of `ONLINE_DRAFTERS`, roughly best first.
 
-    A candidate has a prediction only if replay can predict exactly this recipe.
+    A candidate has a prediction only if replay can predict its recipe exactly.
     """
     list_candidates = {
         "asd": _asd_candidates,

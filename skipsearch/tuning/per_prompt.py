@@ -1,6 +1,6 @@
 """Predict recipes whose drafter chooses one mask per prompt.
 
-`asd` is such a drafter, and so is `clasp` if it never plans again.
+`asd` is such a drafter, and so is `clasp` if it plans only once.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def mask_from_prefill(
 
 
 class PerPromptObjective:
-    """An objective that predicts the best recipe if each prompt has a separate mask.
+    """An objective that predicts the best recipe if each prompt has a mask of its own.
 
-    At most `max_prompts` prompts are used, evenly spaced. Each has at least two generated tokens.
+    At most `max_prompts` prompts are used. They are evenly spaced, and each has at least two
+    generated tokens.
     """
 
     def __init__(self, objective: ReplayObjective, max_prompts: int):
@@ -104,7 +105,7 @@ class PerPromptObjective:
     def predict_seconds(
         self, masks: MaskByPrompt, policies: Sequence[DraftPolicy], lookups: Sequence[Lookup]
     ) -> np.ndarray:
-        """Return the predicted seconds of all prompts together for each policy, [policies]."""
+        """Return the predicted seconds of each policy on all prompts together, [policies]."""
         total = np.zeros(len(policies))
         for prompt_index, mask in masks.items():
             if mask.n_skipped:

@@ -1,4 +1,4 @@
-"""Build a `Profile` from a recipe, its measurement and where it was measured."""
+"""Build a `Profile` from a recipe, its measurement, and the model, machine and task of this."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from skipsearch.timing.interleaved import Divergence, Timings, find_first_diverg
 def find_divergences(
     model: ModelAdapter, workload: Workload, plain: Timings, drafted: Timings
 ) -> list[Divergence]:
-    """Return the first difference from plain decoding of each greedy text that has one."""
+    """Return the first difference from plain decoding in each greedy text that differs."""
     reference = {x.prompt_index: x.generation.tokens for x in plain.samples}
     divergences = {}
     for sample in drafted.samples:
@@ -58,7 +58,7 @@ def build_profile(
     *,
     provenance: s.Provenance,
 ) -> Profile:
-    """Build a profile. Its verdict is `speculate` if the speedup's interval lies above 1.
+    """Build a profile. Its verdict is `speculate` if the interval of the speedup is above 1.
 
     Raises: SearchError if the model lacks hashes, because it was not loaded from files.
     """
@@ -178,7 +178,7 @@ def _build_measurement(
 
 
 def _build_stream(plain: Timings, drafted: Timings) -> s.StreamMeasurement | None:
-    """Return the speed while drafters learned and after; None if no drafter learned."""
+    """Return the speedup while drafters learned and afterwards; None if no drafter learned."""
     learning = {sample.prompt_index for sample in drafted.samples if sample.while_learning}
     if not learning:
         return None
@@ -207,8 +207,8 @@ def _drafter_counts(
 ) -> s.DrafterCounts:
     """Return the counts of one drafter.
 
-    per_prompt: counts of each prompt once. all_repeats: counts of all repeats, whose times are more
-    precise.
+    per_prompt: counts of one repeat of each prompt. all_repeats: counts of all repeats, whose times
+    are more precise.
     plain_pass_s: seconds of a plain pass.
     """
     timed = all_repeats.rounds > 0 and all_repeats.verify_seconds > 0
@@ -230,7 +230,7 @@ def _drafter_counts(
 
 
 def _copied_share(recipe: Recipe, stats: DecodeStats) -> float | None:
-    """Return the share of all tokens that were copied from the prompt; None without a lookup."""
+    """Return the share of all tokens that lookups copied from the prompt; None without a lookup."""
     copied = [
         counts.copied
         for spec, counts in zip(recipe.drafters, stats.by_drafter, strict=False)

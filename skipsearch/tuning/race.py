@@ -34,11 +34,11 @@ def select_finalists(
     trained: Sequence[TrainedDraft] = (),
     modules: Path | None = None,
 ) -> list[Candidate]:
-    """Return the recipes to race, fastest first, with the best settings for each.
+    """Return the recipes to race, each with its best settings, fastest first.
 
     The best recipe of each shape takes part, so that a wrong prediction costs no more than the
-    race. So does the best recipe without siblings. The fastest predicted recipes fill the remaining
-    places.
+    race. The best recipe without siblings takes part, too. The fastest predicted recipes fill the
+    remaining places.
     trials: the best masks that were judged. trained: the modules in the folder `modules`.
     """
     by_shape: dict[RecipeShape, list[Candidate]] = {shape: [] for shape in objective.shapes}
@@ -92,7 +92,7 @@ def _predicted_time(candidate: Candidate) -> float:
 def select_online_candidates(
     shape: RecipeShape, objective: ReplayObjective, calibration: Workload, on_event: TuneListener
 ) -> list[Candidate]:
-    """Return the settings to race of a drafter that chooses its masks during decoding.
+    """Return the settings to race, for a drafter that chooses its masks during decoding.
 
     Raises: SearchError if no setting skips anything.
     """
@@ -134,7 +134,7 @@ def race_candidates(
     on_event: TuneListener,
     rungs: Sequence[int] = RACE_RUNGS,
 ) -> tuple[Candidate, list[Candidate]]:
-    """Return the candidate with the least measured time, and all of them with their measurements.
+    """Return the candidate with the least measured time, and all candidates with measurements.
 
     workload: calibration prompts. A recipe may be faster on the first prompts than on the others.
     Each measured time is therefore multiplied by the predicted time of all prompts over the

@@ -49,8 +49,8 @@ class Search:
     def run(self, searcher_name: str) -> None:
         """Judge the initial design, then proposed masks, until budget, trials or masks run out.
 
-        Closes the study. Raises: SearchError if no mask could be judged, or the study cannot be
-        reached any more.
+        Closes the study. Raises: SearchError if no mask could be judged, or if the study can no
+        longer be reached.
         """
         learner = make_searcher(searcher_name, self.problem)
         seeds_itself = searcher_name in INITIAL_DESIGN or getattr(learner, "seeds_itself", False)
@@ -91,9 +91,10 @@ class Search:
             )
 
     def best_trials(self, count: int) -> list[Trial]:
-        """Return the best trials, by their ratio to the baseline of their own process.
+        """Return the `count` best trials, ordered by speedup.
 
-        The machine may be slower when a search is resumed.
+        A speedup is over the baseline of the trial's own process, because the machine may be slower
+        when a search is resumed.
         """
         judged = [
             t
@@ -103,7 +104,7 @@ class Search:
         return sorted(judged, key=lambda t: (-(t.speedup or 0.0), t.seconds_per_token))[:count]
 
     def _initial_masks(self) -> dict[SkipMask, str]:
-        """Return the initial design, with the searcher of each mask."""
+        """Return the masks of the initial design, each with the name of its searcher."""
         design: dict[SkipMask, str] = {}
         for name, count in INITIAL_DESIGN.items():
             searcher, masks = make_searcher(name, self.problem), list[SkipMask]()
@@ -125,7 +126,7 @@ class Search:
         return update.orphaned
 
     def _next_mask(self, queue: Iterable[SkipMask], searcher: Searcher) -> SkipMask | None:
-        """Return the next mask to judge; None if there is none now, or no more at all."""
+        """Return the next mask to judge; None if there is none at present, or none any more."""
         n_begun = len(self.judged_trials) + len(self.pending)
         if self.max_trials is not None and n_begun >= self.max_trials:
             return None
@@ -157,7 +158,7 @@ class Search:
         return trial
 
     def _report_progress(self, trial: Trial) -> None:
-        """Report the progress towards whichever limit is closer."""
+        """Report the progress towards the limit that is closer: time or trials."""
         by_time, by_count = (0.0, 1.0), (0.0, 1.0)
         if self.limit_s:
             by_time = perf_counter() - self.started, self.limit_s
@@ -167,7 +168,7 @@ class Search:
         self.on_event(StageProgress(done, total, trial, next(iter(self.best_trials(1)), None)))
 
     def _is_budget_spent(self) -> bool:
-        """Return whether time or trials ran out. At least one mask is judged in any case."""
+        """Return whether time or trials ran out; False before the first judged mask."""
         if not self.judged_trials:
             return False
         over_time = self.limit_s is not None and perf_counter() - self.started >= self.limit_s

@@ -119,7 +119,7 @@ def check_objective(name: str) -> None:
 
 
 def check_drafters(name: str, modules: Path | None = None) -> None:
-    """Raise SearchError if there is no such choice of drafters, or it lacks its modules."""
+    """Raise SearchError if `name` is no choice of drafters, or if its modules are missing."""
     if name not in RECIPE_SHAPES:
         reversed_name = ",".join(reversed([kind.strip() for kind in name.split(",")]))
         raise SearchError(

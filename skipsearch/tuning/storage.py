@@ -199,8 +199,8 @@ def is_journal(path: Path) -> bool:
 def open_journal(path: Path) -> tuple[JournalStorage, bool]:
     """Open a journal for this process alone, until `close_journal` or the end of the process.
 
-    Also returns whether a half-written last line was cut off. Raises: OSError; SearchError if
-    another process has the journal open.
+    Returns (the storage, whether a half-written last line was cut off). Raises: OSError;
+    SearchError if another process has the journal open.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _lock_journal(path)
@@ -221,7 +221,10 @@ def close_journal(path: Path) -> None:
 
 
 def discard_journal(path: Path) -> None:
-    """Delete a journal. Raises: SearchError if the file is none, or another process writes it."""
+    """Delete a journal.
+
+    Raises: SearchError if `path` is no journal, or if another process has it open.
+    """
     if is_journal(path):
         _lock_journal(path)
     path.unlink(missing_ok=True)
@@ -229,10 +232,11 @@ def discard_journal(path: Path) -> None:
 
 
 class _NoLock:
-    """A replacement of Optuna's lock around each write, for a journal that is locked already.
+    """A lock that does nothing, for a journal that this process has locked already.
 
-    Optuna's lock is a link next to the journal. A kill leaves the link, and the next process waits
-    for it: for ever if the journal's path is relative, because the link is then broken. An
+    It replaces Optuna's lock around each write, which is a link next to the journal. A killed
+    process leaves the link. The next process waits until the link's target has not changed for 30
+    s. If the journal's path is relative, the link points nowhere, and the wait never ends. An
     interruption while the link is removed raises an error about a missing file.
     """
 
@@ -247,7 +251,7 @@ def _lock_journal(path: Path) -> None:
     """Lock a journal for this process. Raises: SearchError if another process has locked it.
 
     Without the lock, a second process would mark the first one's running trial as failed, and cut
-    off a line that is being written.
+    off the line that the first one is writing.
     """
     locked = _locked.get(str(path.resolve()))
     if locked and path.exists() and os.path.samestat(os.fstat(locked.fileno()), path.stat()):

@@ -4,11 +4,13 @@ The study is an append-only journal file by default, or at any storage URL that 
 Optuna's dashboards and plots can read it.
 
 Any number of processes share the study of a URL. A worker claims a mask by a RUNNING trial, which
-its heartbeat keeps alive, and reads the study again. Of trials with equal masks, the one with the
-lowest number is measured, and the others are PRUNED with the attribute `duplicate_of`. A process
-that finds a claim with a stale heartbeat marks it FAIL, and the mask is measured again. A judged
-trial is therefore COMPLETE, or FAIL with the attribute `failed` if the mask could not be timed. All
-other trials do not count."""
+its heartbeat keeps alive, and then reads the study again. Of trials with equal masks, the one with
+the lowest number is measured. The others are PRUNED, with the attribute `duplicate_of`. A claim
+beyond the limit of trials is PRUNED, too, with the attribute `surplus`. A process that finds a
+claim with a stale heartbeat marks it FAIL, and the mask is measured again. A judged trial is
+therefore COMPLETE, or FAIL with the attribute `failed` if the mask could not be timed. All other
+trials do not count.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ class StudyStore:
         location: the path of a journal file, or a storage URL (`#name` at its end names one of
         several studies).
         identity: the facts of `study_fingerprint`; those of an existing study must be equal.
-        resume: the study must exist. If False, a journal must be new, and the study of a URL is
+        resume: True: the study must exist. False: a journal must be new, and the study of a URL is
         created or joined. Trials that a killed process left running in a journal are marked failed.
 
         Raises: SearchError if the study exists and should not, does not exist and should, cannot be
@@ -220,8 +222,8 @@ class StudyStore:
     def finish(self, number: int, trial: Trial, **attrs: Any) -> bool:
         """Record the outcome of a claimed trial.
 
-        Returns False if another worker took this process for dead meanwhile, so that the claim is
-        no longer valid. Raises: SearchError if the study can no longer be written.
+        Returns False if the claim is no longer valid, because another worker took this process for
+        dead. Raises: SearchError if the study can no longer be written.
         """
         trial_id, has_time = self._stop_heartbeat(number), trial.has_time
         try:
@@ -237,7 +239,10 @@ class StudyStore:
         return True
 
     def release(self, number: int, interrupted: bool) -> None:
-        """Give up a claim. interrupted: by the user, not by an error of the mask."""
+        """Give up a claim.
+
+        interrupted: True if the user stopped the search, False if the mask caused an error.
+        """
         trial_id = self._stop_heartbeat(number)
         with suppress(SearchError, UpdateFinishedTrialError), self._storage_errors():
             self._end_trial(
@@ -247,7 +252,7 @@ class StudyStore:
     def add(self, trial: Trial, **attrs: Any) -> None:
         """Record a finished trial in one step, without a claim.
 
-        For cheap trials of a search that is not shared.
+        This is for cheap trials of a search that is not shared.
         """
         has_time = trial.has_time
         frozen = optuna.trial.create_trial(
@@ -287,10 +292,12 @@ class StudyStore:
     def _claim_conflict(
         self, number: int, mask: SkipMask, max_trials: int | None
     ) -> dict[str, Any]:
-        """Return the attributes of a claim that must be given up; {} if it is valid.
+        """Return why a claim must be given up, as attributes for its trial; {} if it is valid.
 
-        Trials are numbered consecutively. Of two claims of one mask, at least one process therefore
-        sees both, and the one with the lower number is valid.
+        `duplicate_of` is the number of another trial of this mask: a judged one, or an earlier
+        claim. `surplus` says that `max_trials` masks are judged or claimed earlier. Numbers are
+        given out in order, so of two claims, the process with the higher number sees the other
+        claim, and gives up.
         """
         earlier = [
             t

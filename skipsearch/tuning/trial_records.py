@@ -38,7 +38,10 @@ def mask_parameters(mask: SkipMask) -> dict[str, int]:
 
 
 def format_bits(mask: SkipMask) -> str:
-    """Return a mask as the attribute `mask` of a claimed trial, which has no parameters yet."""
+    """Return a mask as the text of the attribute `mask`.
+
+    A claimed trial needs it, because it has no parameters yet.
+    """
     return "".join(map(str, mask.bits))
 
 

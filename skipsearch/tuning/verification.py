@@ -1,4 +1,4 @@
-"""Measure a profile's claim again on this machine, and say whether it holds."""
+"""Measure again on this machine what a profile claims, and say whether the claim is confirmed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Verification:
 
     @property
     def outcome(self) -> str:
-        """A key of `OUTCOMES`."""
+        """The outcome, as a key of `OUTCOMES`."""
         low, high = _require_measurement(self.remeasured).speedup.ci95
         if self.claim.measured is None:
             return "pays" if self.remeasured.verdict == "speculate" else "does_not_pay"
@@ -67,7 +67,7 @@ class Verification:
 
     @property
     def lossless(self) -> bool:
-        """Whether tokens equal plain decoding's, or differ no more than the claim says."""
+        """Whether tokens are those of plain decoding, or differ no more than the profile says."""
         gap = _require_measurement(self.remeasured).lossless.first_divergence_logit_gap
         claimed_gap = (
             self.claim.measured.lossless.first_divergence_logit_gap if self.claim.measured else None
@@ -80,7 +80,7 @@ class Verification:
 
     @property
     def sentence(self) -> str:
-        """The outcome in words."""
+        """The outcome as a sentence."""
         sentence = OUTCOMES[self.outcome]
         if self.lossless:
             return sentence
@@ -169,7 +169,7 @@ def verify(
 def _provenance_now(claimed: Provenance, seed: int) -> Provenance:
     """Return the claim's provenance with the current date.
 
-    An imported profile does not name its search. It counts as a search with one mask that was
+    An imported profile does not name its search. It counts as a search of one mask, which was
     measured.
     """
     provenance_facts = (

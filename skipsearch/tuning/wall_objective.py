@@ -15,10 +15,10 @@ from skipsearch.tuning.objective import ReplayObjective
 
 
 class WallObjective:
-    """An objective that decodes a few prompts with a mask's best recipe, and plainly, in turn.
+    """An objective that decodes a few prompts in turn, with a mask's best recipe and plainly.
 
-    Times are in units of the search's own baseline: measured ratio × baseline. A machine that slows
-    down therefore does not make later masks look worse.
+    The time of a trial is the measured ratio times the search's own baseline. If the machine slows
+    down, later masks therefore do not look worse.
     """
 
     fidelity = "wall"

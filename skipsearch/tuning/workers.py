@@ -17,7 +17,7 @@ from skipsearch.tuning import storage
 
 
 def worker_name() -> str:
-    """Return host and process id, by which a study names the worker of each trial."""
+    """Return "host:process id", by which a study names the worker of each trial."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -31,7 +31,7 @@ class StudyUpdate:
 
 
 class Heartbeat:
-    """A thread that regularly records that this process is still measuring its trial.
+    """A thread that regularly records in the study that this process is still measuring its trial.
 
     Optuna's own heartbeat runs only inside `study.optimize`.
     """

@@ -10,7 +10,7 @@ from skipsearch.models.adapter import ModelAdapter
 
 
 class OnModelDrafter:
-    """A drafter that runs another drafter on another model.
+    """A drafter that runs another drafter on a model of its own.
 
     model: the drafting model. It writes to the cache of the verifying model.
     """
@@ -23,7 +23,7 @@ class OnModelDrafter:
 
 
 class OnModelSession(DraftSession):
-    """A session whose drafts another model computes."""
+    """A session that passes `model`, in place of the verifying model, to another session."""
 
     def __init__(self, session: DraftSession, model: ModelAdapter):
         self.session, self.model = session, model

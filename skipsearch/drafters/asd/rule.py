@@ -1,6 +1,9 @@
-"""The rule of ASD, which the searcher `asd` applies to calibration text and the drafter to prompts.
+"""The rule of ASD, which says what to skip for given cosines.
 
-Source: Metel et al. 2024, algorithm 1, which counts layers from 1."""
+The searcher `asd` applies it to calibration text, and the drafter `asd` to prompts.
+
+Source: Metel et al. 2024, algorithm 1, which counts layers from 1.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from collections.abc import Sequence
 def is_skipped(
     layer: int, n_layers: int, cosine: float | None, threshold: float, every: int, keep_last: int
 ) -> bool:
-    """Return whether a sub-layer is skipped.
+    """Return whether ASD skips a sub-layer.
 
-    It is skipped if its cosine is at least `threshold` (rule 1), or if it is in every `every`-th
-    layer (rule 2). It is not skipped in the last `keep_last` layers. layer: from 0. cosine: None if
-    only rule 2 applies. every: 0 switches rule 2 off.
+    Rule 1 skips it if its cosine is at least `threshold`. Rule 2 skips it in every `every`-th
+    layer. Neither rule applies to the last `keep_last` layers.
+    layer: from 0. cosine: None if only rule 2 applies. every: 0 switches rule 2 off.
     """
     number = layer + 1
     by_number = every > 0 and number % every == 0
@@ -28,7 +31,7 @@ def select_sublayers(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (layers whose attention is skipped, layers whose MLP is skipped).
 
-    cosines: between the input and the output of each attention, [L].
+    cosines: for each attention, the cosine of its input and its output, [L].
     """
     n = len(cosines)
     attn = tuple(

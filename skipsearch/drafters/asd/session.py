@@ -28,8 +28,8 @@ class ASDDrafter(DynamicMaskDrafter):
 class ASDPolicy:
     """A mask policy that sums cosines over the prefill and then chooses one mask.
 
-    is_sequential: the MLP of a layer reads the output of its attention, so the pass itself computes
-    the state after the attention.
+    is_sequential: whether the MLP of a layer reads the output of its attention. The pass itself
+    then computes the state after the attention; otherwise the tap computes it.
     """
 
     def __init__(self, spec: ASD, n_layers: int, is_sequential: bool):
@@ -39,7 +39,7 @@ class ASDPolicy:
 
     @property
     def cosine_sums(self) -> list[float]:
-        """The sum of each attention's cosines, over `n_rows` rows."""
+        """The sum of each attention's cosines over the `n_rows` tokens of the prefill."""
         return [float(total) for total in self._cosine_sums]
 
     def tap(
@@ -74,7 +74,7 @@ class ASDPolicy:
         return self.select_mask(self.spec)
 
     def select_mask(self, spec: ASD) -> SkipMask:
-        """Return the mask that the settings choose from the cosines so far."""
+        """Return the mask that ASD with these settings chooses from the cosines so far."""
         sums = self.cosine_sums or [0.0] * self.n_layers
         cosines = [total / max(1, self.n_rows) for total in sums]
         return SkipMask(

@@ -1,10 +1,11 @@
 """CLaSp's dynamic program: choose the steps of a model to skip with the least change of its output.
 
-Steps are layers or sub-layers. The change is measured by the cosine to the full model's residual
-stream. The program does not access a model: `run_step` runs one step on hidden states. The searcher
-`clasp` solves the program over calibration text, the drafter `clasp` for one token during decoding.
-g(i, j) is the best state after step i with j steps skipped. Source: CLaSp, eq. 2 and algorithm
-1.
+Steps are layers or sub-layers. The change is the cosine between the draft's residual stream and the
+full model's. The program does not access a model: `run_step` runs one step on hidden states. The
+searcher `clasp` solves the program over calibration text, and the drafter `clasp` for one token
+during decoding. g(i, j) is the best state after step i with j steps skipped.
+
+Source: CLaSp, eq. 2 and algorithm 1.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROUNDING_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class DPStep:
-    """A step of the program: a layer or a part of it, which runs or is skipped as a whole."""
+    """A step of the program, which is run or skipped as a whole: a layer or a sub-layer."""
 
     layer: int
     attn: bool  # whether the step contains the attention
@@ -39,9 +40,9 @@ class DPStep:
 
 @dataclass(frozen=True)
 class SolvedProgram:
-    """A solved dynamic program.
+    """The solution of a dynamic program, for all numbers of skipped steps.
 
-    For step i and count j it stores whether step i is skipped on the best path that skips j of the
+    For step i and count j, it stores whether step i is skipped on the best path that skips j of the
     steps 0 … i.
     """
 
@@ -54,7 +55,7 @@ class SolvedProgram:
         return sum(step.skippable for step in self.steps)
 
     def solve_by_mean(self, count: int) -> set[int]:
-        """Return the sub-layers (flat numbers) of `count` skipped steps, by mean cosine."""
+        """Return the sub-layers (flat numbers) of `count` steps, chosen by the mean cosine."""
         return self._sublayers_of(
             [s for s, skips in enumerate(backtrack_skips(self.skips_by_mean, count)[:, 0]) if skips]
         )
@@ -76,11 +77,13 @@ class SolvedProgram:
 def solve_mean_and_votes(
     hidden_states: Tensor, steps: Sequence[DPStep], run_step: LayerProbe
 ) -> SolvedProgram | None:
-    """Solve both programs at once, with one call of `run_step` for all j of a step.
+    """Solve the program twice: by the mean cosine over positions, and for each position alone.
 
-    hidden_states: of the full model, [L + 1, N, H]. Row j = 0 skips nothing, so it is the full
-    model's state, also between the attention and the MLP of a layer. Returns None if the steps of a
-    layer together do not compute the layer's output."""
+    Each step takes one call of `run_step`, for both programs and all numbers of skipped steps.
+    hidden_states: the full model's, [L + 1, N, H]. Row j = 0 of a program skips nothing, so it is
+    the full model's state, also between the attention and the MLP of a layer. Returns None if
+    `run_step` does not lead from one of `hidden_states` to the next.
+    """
     mean_states = position_states = hidden_states[:1]  # g(i, ·) of both programs, [j, N, H]
     by_mean: list[Tensor | None] = []
     by_position: list[Tensor | None] = []
@@ -116,10 +119,11 @@ def solve_one_token(
 ) -> list[DPStep]:
     """Return the `count` steps to skip for one token, or all skippable steps if there are fewer.
 
-    hidden_states: of the full model, [L + 1, H]. run_step(layer, rows [R, H], attn, mlp) returns
-    [R, H]: the output of the step for states at the token's position. R is always min(count,
-    skippable steps) + 1; at a step before which only j steps can be skipped, only the first j + 1
-    rows are valid. In a tie, the step is skipped.
+    hidden_states: the full model's, [L + 1, H].
+    run_step(layer, rows [R, H], attn, mlp) returns the output of the step, [R, H], for states at
+    the token's position. R is always min(count, skippable steps) + 1. If the steps before this one
+    can skip only j, only the first j + 1 rows are valid.
+    In a tie, the step is skipped.
     """
     count = min(count, sum(step.skippable for step in steps))
     # g(i, 0…count). Row 0 skips nothing, so it is the full model's state.
@@ -154,10 +158,10 @@ def solve_one_token(
 
 
 def _skip_advantage(run: Tensor, skipped: Tensor, full: Tensor) -> Tensor:
-    """Return the advantage of a skip over a run of this step, [j + 1, N].
+    """Return the cosine if this step is skipped, minus the cosine if it runs, [j + 1, N].
 
-    It is the cosine if the step is skipped, minus the cosine if it runs. Cosines are to the full
-    model's state, with j steps skipped. run, skipped: [j, N, H].
+    The cosines are to the full model's state. Row j compares both ways to have j steps skipped
+    after this step. run, skipped: the states if the step runs or is skipped, [j, N, H].
     """
     # A value that no difference of two cosines reaches.
     impossible = full.new_full((1, full.shape[0]), 3.0, dtype=torch.float)
@@ -169,14 +173,20 @@ def _skip_advantage(run: Tensor, skipped: Tensor, full: Tensor) -> Tensor:
 
 
 def _advance(skips: Tensor, run: Tensor, skipped: Tensor) -> Tensor:
-    """Return g(i, ·), [j + 1, N, H], from g(i − 1, ·): one more step can be skipped."""
+    """Return the states g(i, ·), [j + 1, N, H], from g(i − 1, ·), [j, N, H].
+
+    skips: whether step i is skipped. run, skipped: the states if it runs or is skipped.
+    """
     return torch.where(
         skips[..., None], torch.cat([skipped[:1], skipped]), torch.cat([run, run[-1:]])
     )
 
 
 def backtrack_skips(skips: Sequence[Tensor | None], count: int) -> Tensor:
-    """Return the steps that each position skips if it skips `count` of them, [steps, N] bool."""
+    """Return the steps that each position skips, [steps, N] bool.
+
+    count: how many steps each position skips.
+    """
     width = next((row.shape[1] for row in skips if row is not None), 1)
     remaining = torch.full((width,), count)
     path = torch.zeros(len(skips), width, dtype=torch.bool)

@@ -82,7 +82,10 @@ class CLaSpPolicy:
         return self._plan_mask(ctx, accepted_nodes[-1] if accepted_nodes else 0)
 
     def _plan_mask(self, ctx: DecodeContext, row_index: int) -> SkipMask:
-        """Plan from the states of a captured row, whose token is in the last committed slot."""
+        """Return a mask, planned from the states of one captured row.
+
+        row_index: the row; its token is in the last committed slot.
+        """
         self.since_last_plan = 0
         n_layers, device = self.model.spec.n_layers, self.model.spec.device
         n = ctx.cache.length

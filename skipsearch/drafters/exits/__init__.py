@@ -2,7 +2,7 @@
 
 Tokens that are drafted after a wrong one are wasted. A drafter that drafts token by token therefore
 asks its exit policy after each token whether to stop. With `confidence` and a threshold of 0.6, a
-draft whose tokens have the probabilities 0.9, 0.8, 0.5 ends with the third, which is still
+draft whose tokens have the probabilities 0.9, 0.8, 0.5 ends with the third token, which is still
 verified. `recipe.EXITS` lists the policies, one file each; `exit_base.py` has the interface.
 """
 

@@ -71,9 +71,9 @@ class Adaptive(Exit):
 
 
 class AdaptiveSession:
-    """The threshold of one request, or of all requests if it persists.
+    """The threshold of one request, or of all requests (`across_requests`).
 
-    In the second case, threads may share it, so updates are locked.
+    Threads may share the threshold of all requests, so updates are locked.
     """
 
     def __init__(self, settings: Adaptive):
@@ -103,7 +103,7 @@ class AdaptiveSession:
 
 
 class BatchedAdaptive:
-    """The sessions of all walkers of a sweep, as arrays."""
+    """The sessions of many `adaptive` exits in a sweep, as arrays with one entry per walker."""
 
     def __init__(self, exits: Sequence[Any]):
         import numpy as np

@@ -50,10 +50,11 @@ class ExitSession(Protocol):
     """The state of one request in an exit policy."""
 
     def should_stop(self, confidence: float, n_drafted: int) -> bool:
-        """Return whether the draft ends after its latest token, which is still verified.
+        """Return whether the draft ends after its latest token. This token is still verified.
 
         confidence: the draft's top probability at this token. n_drafted: tokens drafted in this
-        round, the latest included."""
+        round, the latest included.
+        """
 
     def observe(self, n_accepted: int, n_drafted: int) -> None:
         """Learn the result of a round that drafted at least one token."""
@@ -63,11 +64,11 @@ class ExitSession(Protocol):
 class ThresholdExitSession(ExitSession, Protocol):
     """A session whose rule may be a threshold that is constant during a round.
 
-    An engine can then draft all tokens of the round in one call.
+    With such a threshold, an engine can draft all tokens of the round in one call.
     """
 
     def current_threshold(self) -> float | None:
-        """Return the threshold that holds until the next `observe`; None if another rule holds.
+        """Return the threshold that is valid until the next `observe`; None if there is none.
 
         With a threshold, `should_stop(confidence, n)` is `confidence < threshold` for every n.
         """
@@ -76,18 +77,19 @@ class ThresholdExitSession(ExitSession, Protocol):
 class BatchedExits(Protocol):
     """The sessions of many adaptive exits of one kind, for the sweep.
 
-    The sweep advances W walkers at once; each walker has a number.
+    The sweep simulates W requests (walkers) at once. A walker is one prompt under one policy, and
+    has a number.
     """
 
     def stop_lengths(self, walkers: np.ndarray, confidence: np.ndarray) -> np.ndarray:
-        """Return the number of tokens that each of these walkers drafts, [R].
+        """Return the number of tokens that each of R walkers drafts, [R].
 
-        walkers: [R]. confidence: [R, K]. The token that ends the draft is counted; K if no token
-        ends it.
+        walkers: their numbers, [R]. confidence: [R, K]. The token that ends the draft is counted.
+        If no token ends it, the number is K.
         """
 
     def observe(self, walkers: np.ndarray, accepted: np.ndarray, drafted: np.ndarray) -> None:
-        """Learn the results of one round of each of these walkers. All arrays are [R]."""
+        """Learn the results of one round of each of R walkers. All arrays are [R]."""
 
 
 class Exit(ExitSpec):
@@ -105,10 +107,10 @@ class Exit(ExitSpec):
         raise NotImplementedError
 
     def stop_lengths(self, confidence: np.ndarray) -> np.ndarray | None:
-        """Return the number of tokens that are drafted, [A], from their confidence [A, K].
+        """Return how many tokens are drafted, [A], for rounds with these confidences, [A, K].
 
-        The token that ends the draft is counted; K if no token ends it. Returns None if the rule
-        depends on more than these confidences; the sweep then uses `make_batched`.
+        The token that ends the draft is counted. If no token ends it, the number is K. Returns None
+        if the rule depends on more than these confidences; the sweep then uses `make_batched`.
         """
         return None
 
@@ -116,21 +118,20 @@ class Exit(ExitSpec):
     def make_batched(cls, exits: Sequence[Exit]) -> BatchedExits | None:
         """Return the sessions of these exits for the sweep, or None.
 
-        With None, the sweep simulates each exit separately, which is slower and has the same
-        result.
+        None: the sweep simulates each exit alone, which is slower and has the same result.
         """
         return None
 
     @classmethod
     def search_grid(cls, fine: bool) -> Iterable[Exit]:
-        """Return the settings that a search tries; more of them if `fine`, for the best masks."""
+        """Return the settings that a search tries. fine: return more, for the best masks."""
         return ()
 
 
 def first_below(confidence: np.ndarray, threshold: float | np.ndarray) -> np.ndarray:
-    """Return the number of tokens [A] up to the first one below a threshold.
+    """Return the number of tokens [A] up to the first one below a threshold, which is counted.
 
-    confidence: [A, K]. The token below the threshold is counted; K if there is none.
+    confidence: [A, K]. If no token is below the threshold, the number is K.
     """
     import numpy as np
 

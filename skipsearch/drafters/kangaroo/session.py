@@ -25,10 +25,11 @@ from skipsearch.models.kv_cache import KVCache, PassPlan
 def make_kangaroo_drafter(
     spec: Kangaroo, model: ModelAdapter, folders: Sequence[Path]
 ) -> KangarooDrafter:
-    """Load the module of these settings.
+    """Make the drafter from the file of trained weights that these settings name.
 
-    Raises: MaskError for an exit that the model does not have; ModuleError for a module that is
-    missing, damaged, or made for another model or exit."""
+    Raises: MaskError if the model has no such exit layer; ModuleError if the file is missing,
+    damaged, or made for another model or exit.
+    """
     spec.mask(model.spec.n_layers)
     early_exit_draft = load_early_exit(model, spec.module, folders)
     if early_exit_draft.exit_layer != spec.exit_layer:
@@ -43,8 +44,8 @@ def make_kangaroo_drafter(
 class KangarooDrafter:
     """A drafter that runs the model up to an early layer, then an adapter.
 
-    resumes: drafts are verified from the exit layer on, because the draft has run the full model's
-    lower layers. An engine that can only run whole passes verifies from layer 0.
+    resumes: verify drafts from the exit layer on, because the draft has run the layers below it. An
+    engine that can only run whole passes verifies from layer 0.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class KangarooDrafter:
 class KangarooSession(DraftSession):
     """A session that drafts with a separate cache. Verification begins at layer 0.
 
-    The cache holds the K/V of the layers below the exit and of the adapter, with a slot for each
+    The cache holds the K/V of the adapter and of the layers below the exit, with a slot for each
     token. The K/V of accepted tokens stay; those of rejected tokens are overwritten.
     """
 
@@ -168,8 +169,8 @@ class ResumingSession(KangarooSession):
     """A session that drafts with the model's cache. Verification begins at the exit layer.
 
     A separate cache holds the adapter's K/V alone. The layers below the exit write to the slots
-    after the committed ones, and verification uses these K/V. At tokens that other drafters
-    proposed, the adapter's input is captured from the verify passes.
+    after the committed ones, and verification uses these K/V. If other drafters proposed tokens,
+    the adapter's input at these tokens is captured from the verify passes.
     """
 
     observes_hidden = True

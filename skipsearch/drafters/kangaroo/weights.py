@@ -34,7 +34,7 @@ ADAPTER_PREFIX = "adapter."
 
 
 class EarlyExitDraft:
-    """A draft model of the model's first layers, the adapter and the head, with a separate cache.
+    """A draft model that has the model's first layers, the adapter, the head and its own cache.
 
     model: runs the layers below the exit. adapter: the model with the adapter as one more layer
     (`weight_overlay.append_layer`).
@@ -47,7 +47,7 @@ class EarlyExitDraft:
         self._adapter_mask = None if form == "layer" else SkipMask(n + 1, mlp=(n,))
 
     def new_cache(self, capacity: int) -> KVCache:
-        """Return a cache for one text: the layers below the exit, and the adapter as layer L."""
+        """Return a cache for one text: the layers below the exit, then the adapter as layer L."""
         self.model.new_cache(1, capacity)  # extends rotary tables and masks to `capacity`
         return KVCache(self.model.spec.n_layers + 1, 1, capacity)
 
@@ -82,7 +82,7 @@ def load_early_exit(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]
 def build_early_exit(
     model: ModelAdapter, card: ModuleCard, tensors: Mapping[str, Tensor], name: str
 ) -> EarlyExitDraft:
-    """Build the draft from tensors that were read already. name: of their file, for errors."""
+    """Build the draft from tensors that were read already. name: their file's name, for errors."""
     check_card(card, "kangaroo", model.spec, name)
     assert card.exit_layer is not None  # a card of this kind has one
     base, n = base_adapter(model), model.spec.n_layers
@@ -122,7 +122,7 @@ def make_untrained_adapter(
 ) -> tuple[ModelAdapter, dict[str, Tensor]]:
     """Return (the model with a copy of its exit layer as adapter, weights of the copy).
 
-    The weights have the names of a module file.
+    The weights are named as in a module file.
     """
     adapter = weight_overlay.append_layer(base_adapter(model), exit_layer)
     n = model.spec.n_layers
@@ -136,7 +136,7 @@ def make_untrained_adapter(
 
 @torch.no_grad()
 def predict_text(draft: EarlyExitDraft, tokens: Sequence[int]) -> Tensor:
-    """Return the draft's logits after each token of a text, [T, V], as in rounds of decoding."""
+    """Return the logits after each token of a text, [T, V], as drafts in decoding have them."""
     device = draft.model.spec.device
     cache, plan = (
         draft.new_cache(len(tokens)),

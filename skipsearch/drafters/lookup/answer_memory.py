@@ -1,6 +1,6 @@
 """Earlier answers of a decoder, from which lookup can copy, so that similar requests get faster.
 
-A decoder has such a memory only if its caller requests one. The time of a request reveals what was
+A decoder has such a memory only if its caller asks for one. The time of a request reveals what was
 copied. A memory should therefore serve one user, or users who may know each other's text.
 """
 
@@ -30,7 +30,7 @@ class AnswerMemory:
     def __len__(self) -> int:
         """Return the number of indexed tokens.
 
-        It is up to twice the capacity, because many old answers are dropped at a time.
+        Old answers are dropped many at a time, so it may reach twice the capacity.
         """
         return len(self._index)
 
@@ -52,10 +52,10 @@ class AnswerMemory:
     def longest_match(
         self, history: Sequence[int], longer_than: int, max_tokens: int
     ) -> tuple[Match, list[int]] | None:
-        """Return (match of the longest suffix of a text in an answer, tokens that followed it).
+        """Return (the match, the tokens that followed it) in an answer; None if there is none.
 
-        At least 1 and at most `max_tokens` tokens are returned. Returns None if the match has no
-        more than `longer_than` tokens, or no token followed it.
+        The match is the longest suffix of `history` that occurs in an answer, with more than
+        `longer_than` tokens. At least 1 and at most `max_tokens` tokens are returned.
         """
         index = self._index
         match = index.longest_match_of(history)

@@ -18,7 +18,7 @@ class LookupDrafter:
 
 
 class LookupSession(DraftSession):
-    """The lookup of one request, with an index over its prompt and generated tokens."""
+    """The lookup of one request. Its index covers the prompt and the generated tokens."""
 
     def __init__(self, spec: Lookup):
         self.spec, self.index = spec, SuffixIndex()

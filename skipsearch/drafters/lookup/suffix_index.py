@@ -2,22 +2,25 @@
 
 Prompt lookup (Saxena 2023) drafts the tokens that followed an earlier occurrence of the text's last
 tokens. This index finds the longest such suffix, of up to `max_match` tokens, and its latest
-earlier occurrence. SAM-Decoding (Hu et al. 2024) finds the longest suffix with a suffix automaton,
-which knows where a string ended first. To know where it ended *last*, an automaton has to walk its
-suffix links at every token. These links form the tree of all contexts read backwards, and the walk
-alone finds the longest suffix too. So this index is that tree, without the automaton's transitions,
-cut at depth `max_match`:
+earlier occurrence.
+
+SAM-Decoding (Hu et al. 2024) finds the longest suffix with a suffix automaton, which knows where a
+string ended first. To know where a string ended *last*, an automaton has to walk its suffix links
+at every token. These links form the tree of all contexts read backwards, and the walk through this
+tree alone finds the longest suffix, too. So this index is the tree, without the automaton's
+transitions, cut at depth `max_match`:
 
 - A node stands for a context, the tokens before a position of the text. It stores where the context
   ended last.
-- The path of a new token starts at the root with that token and goes back through the text. The
-  longest match ends where the path leaves the tree, and a leaf is added there.
-- An edge may carry many tokens. They are not stored but read from the text, so tokens are compared,
+- The path of a new token starts at the root with that token and continues backwards through the
+  text. The longest match ends where the path leaves the tree, and a leaf is added there.
+- An edge may have many tokens. They are not stored but read from the text, so tokens are compared,
   and never only their hashes.
 
-A token adds at most two nodes, so memory is O(text) for any max_match. Adding a token compares and
-looks up one token more than its match has: O(max_match), plus the amortised growth of lists and
-dictionary. Reading the match takes O(1), reading n tokens O(n)."""
+A token adds at most two nodes, so memory is O(text) for any max_match. Adding a token whose match
+has n tokens compares and looks up n + 1 tokens. This takes O(max_match), plus the amortised growth
+of lists and dictionary. Reading the match takes O(1), reading n tokens O(n).
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,8 @@ class SuffixIndex:
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text.
 
-        Raises: TypeError, before anything is appended, if a token is no integer."""
+        Raises: TypeError if a token is no integer; nothing is then appended.
+        """
         text, edges, ends, depths, max_match = (
             self._text,
             self._edges,
@@ -109,15 +113,15 @@ class SuffixIndex:
             self._length, self._end = length, end
 
     def longest_match(self) -> Match | None:
-        """Return the latest earlier occurrence of the longest suffix that has one.
+        """Return the latest earlier occurrence of the longest suffix that occurred before.
 
-        The suffix has at most max_match tokens, and may overlap its earlier occurrence. None if the
-        last token did not occur before.
+        The suffix has at most max_match tokens, and may overlap its earlier occurrence. Returns
+        None if the last token did not occur before.
         """
         return Match(self._length, self._end + 1) if self._length else None
 
     def longest_match_of(self, other_text: Sequence[int]) -> Match | None:
-        """Return the latest occurrence in this text of the longest possible suffix of another text.
+        """Return the latest occurrence in this text of the longest suffix of another text.
 
         The suffix has at most max_match tokens. The search takes O(max_match).
         """
@@ -139,9 +143,10 @@ class SuffixIndex:
     def continuation(self, position: int, n_tokens: int) -> list[int]:
         """Return `n_tokens` tokens from `position` on; [] if n_tokens < 1.
 
-        If the text ends before, its tokens from `position` on are repeated, as in LZ77.
+        If the text has fewer, its tokens from `position` on are repeated, as in LZ77.
 
-        Raises: IndexError if `position` is not in the text."""
+        Raises: IndexError if `position` is not in the text.
+        """
         if not 0 <= position < len(self._text):
             raise IndexError(
                 f"position is {position}, and the text has {len(self._text)} tokens; take one from "
@@ -163,8 +168,8 @@ def prefix_matches(
 ) -> Iterator[Match | None]:
     """Yield the match of each prefix of a finished text, from tokens[:start] to the whole text.
 
-    len(tokens) - start + 1 matches are yielded. Raises, before the first match: DecodeError if
-    max_match < 1, IndexError if the text is shorter than `start`.
+    len(tokens) - start + 1 matches are yielded. Raises: DecodeError if max_match < 1, and
+    IndexError if the text is shorter than `start`, both before the first match.
     """
     if not 0 <= start <= len(tokens):
         raise IndexError(

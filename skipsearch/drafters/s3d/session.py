@@ -16,9 +16,10 @@ from skipsearch.models.adapter import ModelAdapter
 
 
 def make_s3d_drafter(spec: S3D, model: ModelAdapter, folders: Sequence[Path]) -> S3DDrafter:
-    """Load the module of these settings.
+    """Make the drafter from the file of trained weights that these settings name.
 
-    Raises: ModuleError for a module that is missing, damaged, or made for another model or mask."""
+    Raises: ModuleError if the file is missing, damaged, or made for another model or mask.
+    """
     multi_token_draft = load_multi_token(model, spec.module, folders)
     if multi_token_draft.mask != spec.mask(model.spec.n_layers):
         raise ModuleError(
@@ -49,9 +50,10 @@ class S3DDrafter(DraftSession):
 
 
 def build_tree_draft(tree: DraftTree, ranked_tokens: Tensor, probs: Tensor | None) -> Draft:
-    """Return the draft of a tree, without nodes that have no token.
+    """Return the draft of a tree. Nodes for which the draft pass has no token are left out.
 
-    ranked_tokens: [rows, ranks]. probs: the distribution of each row, [rows, V]; None: greedy.
+    ranked_tokens: the tokens of each row by rank, [rows, ranks]. probs: the distribution of each
+    row, [rows, V]; None: greedy.
     """
     new_number = {0: 0}  # node of the tree -> node of the draft
     parents, rows, ranks = list[int](), list[int](), list[int]()

@@ -7,8 +7,9 @@
               the model's own weights
 
 Row k predicts token i + k + 1 without the tokens between. The published S3D trains the kept layers
-of the model itself, which changes the model's text; this module does not. Source: S3D (Zhong &
-Bharadwaj 2024), section 3."""
+of the model itself, which changes the model's text. This module keeps the text. Source: S3D (Zhong
+& Bharadwaj 2024), section 3.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +48,9 @@ class MultiTokenDraft:
     def run_draft_layers(
         self, token: Tensor, n_rows: int, cache: KVCache, plan: PassPlan
     ) -> Tensor:
-        """Run a token [B, 1] and n_rows − 1 unknown tokens, up to the head.
+        """Run a token [B, 1] and n_rows − 1 unknown tokens through the layers under the mask.
 
-        n_rows: at most γ. Returns [B, n_rows, H].
+        n_rows: at most γ. Returns the input of the head, [B, n_rows, H].
         """
         known = self.model.embed(token, plan.positions[:, :1])
         unknown = self.mask_embeddings[: n_rows - 1].to(known).expand(len(token), -1, -1)
@@ -68,7 +69,7 @@ def load_multi_token(
 def build_multi_token(
     model: ModelAdapter, card: ModuleCard, tensors: Mapping[str, Tensor], name: str
 ) -> MultiTokenDraft:
-    """Build the draft from tensors that were read already. name: of their file, for errors."""
+    """Build the draft from tensors that were read already. name: their file's name, for errors."""
     check_card(card, "s3d", model.spec, name)
     changes = {key: tensor for key, tensor in tensors.items() if key != MASK_EMBEDDINGS}
     unknown = tensors.get(MASK_EMBEDDINGS)

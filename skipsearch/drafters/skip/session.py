@@ -29,7 +29,8 @@ class SiblingRule(Protocol):
 class SkipDrafter:
     """A drafter that runs the model under a fixed mask.
 
-    Source: Draft & Verify, section 3.2; the exit policies are its section 3.4."""
+    Source: Draft & Verify, section 3.2, and section 3.4 for the exit policies.
+    """
 
     def __init__(self, mask: SkipMask, exit_policy: Exit, siblings: Siblings | None = None):
         self.mask, self.exit, self.siblings = mask, SharedExit(exit_policy), siblings
@@ -41,7 +42,11 @@ class SkipDrafter:
 
 
 class SharedExit:
-    """An exit policy that has one session for all requests if it is shared across requests."""
+    """A wrapper of an exit policy that gives each request its exit session.
+
+    If `policy.shared_across_requests`, all requests get the same session. Otherwise each gets its
+    own.
+    """
 
     def __init__(self, policy: Exit):
         self.policy = policy
@@ -55,8 +60,8 @@ class SharedExit:
 class SkipSession(DraftSession):
     """A session that drafts one request under a mask. The mask may be replaced between rounds.
 
-    exit_session: the exit session of this request. If the exit policy is shared across requests,
-    all requests have the same exit session."""
+    exit_session: the exit session of this request, as `SharedExit.begin` returns it.
+    """
 
     def __init__(
         self,
@@ -146,9 +151,9 @@ def build_draft(ranked_tokens: Tensor, probs: Tensor | None, n_siblings: Sequenc
 def add_siblings(ranked_tokens: Tensor, probs: Tensor | None, n_siblings: Sequence[int]) -> Draft:
     """Return the tree of a chain and the siblings of its tokens.
 
-    ranked_tokens: [N, 1 + siblings]; the first column is the chain. probs: the distribution of each
-    row, [N, V], from which its tokens were drawn without replacement; None: greedy. n_siblings:
-    siblings of each row that are verified.
+    ranked_tokens: [N, 1 + siblings]; the first column is the chain. probs: the distribution from
+    which the tokens of each row were drawn without replacement, [N, V]; None: greedy. n_siblings:
+    how many siblings of each row are verified.
     """
     device, n = ranked_tokens.device, len(ranked_tokens)
     counts = torch.tensor(n_siblings, device=device)[:, None]

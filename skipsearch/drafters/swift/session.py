@@ -38,7 +38,7 @@ SAVED_COUNTS = {
 
 @dataclass
 class SearchState:
-    """The state of the search over all requests of a decoder."""
+    """The state of the mask search, which covers all requests of a decoder."""
 
     mask: SkipMask  # the current mask
     n_correct: int = 0  # tokens that the current mask predicted correctly
@@ -56,7 +56,7 @@ class SearchState:
 class SWIFTDrafter(DynamicMaskDrafter):
     """A skip drafter that searches its mask. All requests share the search.
 
-    Code that changes `search` holds `lock`, and must not run a pass of a model meanwhile.
+    Code that changes `search` must hold `lock`, and must not run a pass of a model while it does.
     """
 
     def __init__(self, spec: SWIFT, model: ModelAdapter):
@@ -88,7 +88,8 @@ class SWIFTDrafter(DynamicMaskDrafter):
     def propose_mask(self) -> tuple[SkipMask, Point]:
         """Return (mask to try, its point).
 
-        The Gaussian process proposes every `bayes_interval`-th mask; the others are random.
+        A point has one number for each sub-layer, from which the Gaussian process learns. The
+        process proposes every `bayes_interval`-th mask; the others are random.
         """
         search = self.search
         if (search.n_trials + 1) % self.spec.bayes_interval or len(search.results) < 2:
@@ -125,7 +126,7 @@ class SWIFTDrafter(DynamicMaskDrafter):
         return mask, mask.bits
 
     def _random_point(self) -> tuple[SkipMask, Point]:
-        """Return (mask that skips the highest coordinates of a random point, the point)."""
+        """Return (mask, random point). The mask skips the point's highest coordinates."""
         n = self.model.spec.n_layers
         point = tuple(self._random.random() if s in self.skippable else 0.0 for s in range(2 * n))
         highest = sorted(self.skippable, key=lambda s: -point[s])[: self.n_skipped]
@@ -148,7 +149,7 @@ class SWIFTDrafter(DynamicMaskDrafter):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state that `state_dict` returned.
 
-        Raises: DecodeError if it is not a state for a model of this depth.
+        Raises: DecodeError if `state` is none, or is for a model of another depth.
         """
         try:
             mask = SkipMask.from_bits(state["bits"])
@@ -173,7 +174,7 @@ class SWIFTDrafter(DynamicMaskDrafter):
 
 
 class SWIFTPolicy:
-    """The mask policy of one request, which takes part in the search."""
+    """The mask policy of one request. Its rounds advance the search of the drafter."""
 
     def __init__(self, drafter: SWIFTDrafter):
         self.drafter = drafter
@@ -239,7 +240,7 @@ class SWIFTPolicy:
     def _score_recent(self, ctx: DecodeContext, mask: SkipMask) -> int:
         """Count how many of the latest tokens a draft pass under the mask predicts.
 
-        Each token is predicted after the full model's K/V; one pass predicts all of them.
+        One pass predicts all of them, each from the full model's K/V of the tokens before it.
         """
         window = self.drafter.spec.window
         last = len(ctx.history) - 1  # the last token has no next token to predict
@@ -258,7 +259,10 @@ class SWIFTPolicy:
     def _score(
         self, ctx: DecodeContext, mask: SkipMask, start: int, anchors: Tensor, groups: Tensor
     ) -> int:
-        """Count the correct predictions at the `window` positions from `start` on."""
+        """Count the correct predictions at the `window` positions from `start` on.
+
+        anchors, groups: as for `Planner.plan_replay`, [window].
+        """
         window, device = self.drafter.spec.window, self.drafter.model.spec.device
         tokens = torch.tensor([ctx.history[start : start + window + 1]], device=device)
         positions = torch.arange(start, start + window, device=device)[None]

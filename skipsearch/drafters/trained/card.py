@@ -27,7 +27,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class TrainedFor(FrozenModel):
-    """The model that a module was trained for, which verification runs unchanged."""
+    """The model that a module was trained for. Verification runs this model unchanged."""
 
     id: Text
     family: Name
@@ -38,7 +38,10 @@ class TrainedFor(FrozenModel):
 
 
 class TrainingRecord(FrozenModel):
-    """The training of a module. text: description of the training text; licence: of the text."""
+    """The training of a module.
+
+    text: description of the training text. licence: licence of this text.
+    """
 
     text: Text
     licence: Text
@@ -89,7 +92,7 @@ class ModuleCard(FrozenModel):
 
     @property
     def mask(self) -> SkipMask:
-        """The mask of the draft. All sub-layers that it keeps are trained."""
+        """The mask of the draft. All sub-layers that it does not skip are trained."""
         return SkipMask(self.base.n_layers, self.attn, self.mlp)
 
     @model_validator(mode="after")

@@ -52,7 +52,7 @@ class ModuleHeader:
 def find_module_file(ref: ModuleRef, folders: Sequence[Path]) -> Path:
     """Return the first file in these folders that has the name and the hash of `ref`.
 
-    Raises: ModuleError, which names files that differ.
+    Raises: ModuleError if there is no such file.
     """
     paths = [path for folder in folders if os.path.lexists(path := folder / ref.file)]
     if not paths:
@@ -100,7 +100,7 @@ def read_module_header(path: Path) -> ModuleHeader:
 def parse_module_header(file: BinaryIO, size: int, name: str) -> ModuleHeader:
     """Read a header, as `read_module_header` does, from a binary stream of `size` bytes.
 
-    name: of the file, for errors. Raises: ModuleError.
+    name: the file's name, for errors. Raises: ModuleError.
     """
     entries = _read_header(file, size, name)
     metadata = entries.pop(METADATA_KEY, None)
@@ -121,7 +121,8 @@ def parse_module_header(file: BinaryIO, size: int, name: str) -> ModuleHeader:
 def list_modules(folder: Path) -> Iterator[Path]:
     """Yield every *.safetensors file of a folder, in order of names.
 
-    Raises: ModuleError if it is not a folder or has no such file."""
+    Raises: ModuleError if `folder` is not a folder or has no such file.
+    """
     if not folder.is_dir():
         raise ModuleError(
             f"{folder} is not a folder: name the one that `skipsearch train … --out` made"
@@ -155,7 +156,7 @@ def _open_regular(path: Path) -> BufferedReader:
 
 
 def _read_header(file: BinaryIO, size: int, name: str) -> dict[str, Any]:
-    """Return the header. Raises: ModuleError, also if tensors are not floats."""
+    """Return the header. Raises: ModuleError if it is damaged, or if a tensor is not of floats."""
     try:
         entries = read_safetensors_header(file, size, MAX_HEADER_BYTES)
     except HeaderError as error:

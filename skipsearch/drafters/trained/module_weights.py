@@ -1,6 +1,6 @@
 """Write and read the tensors of a module, and build the model that drafts with them.
 
-Tensors that do not fit are refused in one sentence.
+Tensors that do not fit the model raise an error of one sentence.
 """
 
 from __future__ import annotations
@@ -99,7 +99,10 @@ def load_drafting_model(
 def apply_module(
     model: ModelAdapter, card: ModuleCard, tensors: Mapping[str, Tensor], name: str
 ) -> ModelAdapter:
-    """Return the model with tensors that were read already. name: of their file, for errors."""
+    """Return the model with the tensors of a module, which were read already.
+
+    name: the file's name, for errors.
+    """
     check_base(card.base, model.spec, name)
     try:
         weights = merge_low_rank(model, tensors)
@@ -118,8 +121,8 @@ def apply_module(
 def merge_low_rank(model: ModelAdapter, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return all weights of each sub-layer that a module names.
 
-    Copies are returned unchanged; low-rank updates are added to the model's weights. Raises:
-    ModelError for tensors that match no weight of the model.
+    Trained copies are returned unchanged; low-rank updates are added to the model's weights.
+    Raises: ModelError for tensors that match no weight of the model.
     """
     base = base_adapter(model)
     names = {name.removesuffix(DOWN_SUFFIX).removesuffix(UP_SUFFIX) for name in tensors}
@@ -148,9 +151,10 @@ def merge_low_rank(model: ModelAdapter, tensors: Mapping[str, Tensor]) -> dict[s
 
 
 def merge_one(weight: Tensor, down: Tensor, up: Tensor, name: str) -> Tensor:
-    """Return weight + up · down, [out, in], summed in float32 or better.
+    """Return weight + up · down, [out, in], summed in float32 or a wider dtype.
 
-    name: of the weight, for errors. Raises: ModelError if the shapes do not match."""
+    name: the weight's name, for errors. Raises: ModelError if the shapes do not match.
+    """
     wide = torch.promote_types(weight.dtype, torch.float32)
     if (up.shape[0], down.shape[-1]) != tuple(weight.shape) or up.shape[-1] != down.shape[0]:
         raise ModelError(
@@ -177,7 +181,11 @@ def check_card(card: ModuleCard, kind: str, spec: ModelSpec, name: str) -> None:
 
 
 def check_base(base: TrainedFor, spec: ModelSpec, name: str) -> None:
-    """Raise ModuleError for a module of another model, if both name their weights."""
+    """Raise ModuleError if a module is for another model.
+
+    A model is another one if its family or depth differs, or if both name their weights by hash and
+    the hashes differ.
+    """
     wrong = None
     if (base.family, base.n_layers) != (spec.family, spec.n_layers):
         wrong = (

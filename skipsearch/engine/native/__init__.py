@@ -50,9 +50,9 @@ def to_native(
     If the engine cannot run the model, warn with `EngineFallbackWarning` and return the model
     unchanged.
 
-    progress(done, total): called with numbers of compiled files, if the library is built.
+    progress(done, total): is called with numbers of compiled files, if the library is built.
     Raises: ModelError if the library cannot be stored or loaded, or computes other logits than
-        `fused_model`.
+    `fused_model`.
     """
     reason = why_not_native(fused_model)
     if reason is None:
@@ -84,7 +84,7 @@ def to_native_quantized(
     """Return the model with its matrices in blocks of `bits` bits.
 
     Each matrix is rounded when it is packed, so that memory never holds a second copy of the model.
-    quantization: its name without the activations.
+    quantization: the name of the quantization, without the activations.
     Raises: ModelError, as `to_native_stored`.
     """
     round_matrices_when_read(loaded.model, bits, loaded.spec.dtype)
@@ -97,14 +97,14 @@ def to_native_stored(
     activations: str = DEFAULT_ACTIVATIONS,
     progress: BuildProgress = lambda done, total: None,
 ) -> NativeAdapter:
-    """Return a model whose matrices are stored, and keep their numbers.
+    """Return the native model. Its matrices keep the numbers with which they are stored.
 
-    It is checked against the modules of transformers, which read each matrix when they need it. The
-    check computes with int16 activations instead of int8: in int8, a difference in the last bit
-    may round an input to another number, which would hide a wrong weight. int16 runs the same
+    The model is checked against the modules of transformers, which read each matrix when they need
+    it. The check computes with int16 activations instead of int8. In int8, a difference in the last
+    bit may round an input to another number, which would hide a wrong weight. int16 runs the same
     kernels, and comes close to unrounded inputs.
-    Raises: ModelError if the native engine cannot run it, since no other engine runs the same
-        model; if it computes something else; or if memory runs out.
+    Raises: ModelError if the native engine cannot run the model (no other engine can run it,
+    either), if it computes something else, or if memory runs out.
     """
     from skipsearch.models.stored_checks import check_engine  # which imports transformers
 
@@ -178,10 +178,9 @@ def to_native_if_built(fused_model: FusedAdapter) -> NativeAdapter | None:
 
 
 def _repack_checked(fused_model: FusedAdapter, library: NativeLibrary) -> NativeAdapter:
-    """Return the model in the native layout, after a check that it computes what `fused_model`
-    does.
+    """Return the model in the native layout, after a check against `fused_model`.
 
-    Raises: ModelError if it does not, or if memory runs out.
+    Raises: ModelError if the two compute different logits, or if memory runs out.
     """
     from skipsearch.models.stored_checks import check_engine  # which imports transformers
 
@@ -203,7 +202,7 @@ def _out_of_memory(fused_model: FusedAdapter, free_bytes: int) -> str:
 
 
 def why_unavailable(fused_model: FusedAdapter) -> str | None:
-    """Return the reason why `auto` cannot take this engine here, as a clause; None if it can.
+    """Return why `auto` cannot take this engine here, as a clause; None if it can.
 
     The library need not be built yet, and is not built by this call.
     """
@@ -214,7 +213,7 @@ def why_unavailable(fused_model: FusedAdapter) -> str | None:
 
 
 def prebuild(model: object, progress: BuildProgress) -> None:
-    """Build the library if it can run the model, so that `to_native_if_built` finds it.
+    """Build the library if it can run the model, so that `to_native_if_built` uses it later.
 
     A build that fails is not reported.
     """

@@ -1,4 +1,4 @@
-"""Weights of 4 to 8 bits in blocks of 32 inputs, the formats of src/blocks.h."""
+"""Weights of 4 to 8 bits in blocks of 32 inputs. src/blocks.h describes the formats."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def quantize(weight: Tensor, bits: int) -> Tensor:
     """Round weights [out, in] to blocks, bytes [out, groups, UNPACKED_BYTES].
 
     With 8 bits, the scale of a block is its largest magnitude over 127. With fewer bits, a first
-    scale makes the weight of the largest magnitude the lowest number. A few scales near it are
-    tried, and the one with the least squared error is taken.
+    scale makes the weight of the largest magnitude the lowest number. A few scales close to it are
+    tried, and the scale with the least squared error is taken.
     bits: a key of FORMAT_OF_BITS. Raises: ModelError if the library cannot be built.
     """
     groups = F.pad(weight.float(), (0, -weight.shape[1] % GROUP_SIZE)).contiguous()
@@ -87,7 +87,7 @@ def split_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(blocks: Tensor, bits: int) -> Tensor:
-    """Return the weights of blocks, [out, groups, 32] in float32, exactly."""
+    """Return the exact weights of blocks, [out, groups, 32] in float32."""
     numbers, scales = split_blocks(blocks)
     return (numbers.float() - FORMAT_OF_BITS[bits].zero) * scales.float()[..., None]
 

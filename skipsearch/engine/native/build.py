@@ -130,9 +130,9 @@ class NativeLibrary:
     def run_draft_chain(
         self, model: structs.ModelStruct, args: structs.PassArgs, max_tokens: int, threshold: float
     ) -> int:
-        """Run greedy passes of one token each, from the token in `args`; return their number.
+        """Run greedy passes of one token each, starting with the token in `args`.
 
-        Raises: as `run_pass`.
+        Returns the number of passes. Raises: as `run_pass`.
         """
         count: int = self.c_run_draft(
             ctypes.byref(model), ctypes.byref(args), max_tokens, threshold
@@ -172,7 +172,7 @@ def _error_of_code(code: int) -> Exception:
 
 
 class NoCompilerError(ModelError):
-    """An error that says that there is no working C++ compiler."""
+    """An error that reports that there is no working C++ compiler."""
 
 
 _loaded: dict[str, NativeLibrary] = {}
@@ -182,9 +182,9 @@ _loading = threading.Lock()
 def load_or_build(
     progress: BuildProgress = lambda done, total: None, instructions: str | None = None
 ) -> NativeLibrary:
-    """Load the library, after building it if it is not stored.
+    """Load the library; build it first if it is not stored.
 
-    progress(done, total): of files compiled.
+    progress(done, total): numbers of compiled files.
     instructions: a key of `INSTRUCTION_SETS`; None: the best set of this processor.
     Raises: NoCompilerError; ModelError if the library cannot be stored or loaded.
     """
@@ -323,7 +323,7 @@ def compile_library(instructions: str, progress: BuildProgress = lambda done, to
 
 
 def _run_compiler(command: Sequence[str], folder: Path) -> None:
-    """Run one command. Raises: NoCompilerError with the compiler's first error."""
+    """Run one command. Raises: NoCompilerError, which quotes the compiler's first error."""
     try:
         process = subprocess.run(
             command,
@@ -349,8 +349,7 @@ def _run_compiler(command: Sequence[str], folder: Path) -> None:
 def load_library(code: bytes, instructions: str) -> NativeLibrary | None:
     """Load the code; return None if this processor lacks its instructions.
 
-    The bytes themselves are loaded, not the file that they were read from, which may have changed
-    since.
+    The bytes themselves are loaded. The file that they were read from may have changed since.
     Raises: ModelError if the system loads no code from the temporary folder.
     """
     try:

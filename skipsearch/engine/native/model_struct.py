@@ -1,4 +1,4 @@
-"""The structs that describe a model to the native kernels, and what they point to."""
+"""The structs that describe a model to the native kernels, and the memory that they point to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACTIVATION_CODES = {
 
 
 def embedding_scale(table: Any, dtype: torch.dtype) -> float:
-    """Return the factor of an embedding's rows, rounded to their dtype; 1 for none."""
+    """Return the factor of an embedding's rows, rounded to their dtype; 1 if it has none."""
     scale: Any = getattr(table, "embed_scale", None)
     return 1.0 if scale is None else float(torch.as_tensor(scale).to(dtype))
 
@@ -42,7 +42,7 @@ def is_tied(fused_model: FusedAdapter) -> bool:
 
 
 def activation_code(mlp: MLP) -> int | None:
-    """Return the kernels' number of an activation; None if they have none for it."""
+    """Return the number by which the kernels know an activation; None if they do not have it."""
     return structs.SILU if mlp.act is F.silu else ACTIVATION_CODES.get(type(mlp.act).__name__)
 
 
@@ -95,9 +95,9 @@ class _StructBuilder:
 def build_model_struct(
     fused_model: FusedAdapter, layer_types: list[str | None]
 ) -> tuple[structs.ModelStruct, list[Any]]:
-    """Return the struct of a model, and the owners of what it points to.
+    """Return the struct of a model, and the objects that own the memory that it points to.
 
-    layer_types: in the order of their rotary tables.
+    layer_types: the layer types, in the order of their rotary tables.
     """
     spec, builder = fused_model.spec, _StructBuilder(fused_model.spec.dtype)
     windows = sorted({attention.kind.window or 0 for attention, _ in fused_model.layers})

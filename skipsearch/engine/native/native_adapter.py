@@ -1,9 +1,9 @@
 """The native engine: one call of C++ for a whole pass, over repacked weights of a fused model.
 
 It computes what `models.fused` computes, but the order of every sum is fixed. The inputs of an
-output are added chunk by chunk, and the keys of a row block by block. The order does not depend on
-the number of rows, threads or keys. A row therefore has the same bits in a pass over one token and
-in a pass over many.
+output are added chunk by chunk, and the keys that a row attends to block by block. The order does
+not depend on the number of rows, threads or keys. A row therefore has the same bits in a pass over
+one token and in a pass over many.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NativeAdapter:
     batch_invariant = True  # a row's bits do not depend on the other rows of its pass
 
     def __init__(self, fused_model: FusedAdapter, library: NativeLibrary):
-        """fused_model: as `repack_weights` leaves it."""
+        """Build the model's struct for the kernels. fused_model: as `repack_weights` leaves it."""
         self.fused_model, self.tokenizer, self.library = fused_model, fused_model.tokenizer, library
         self.spec = replace(fused_model.spec, engine="native")
         self.pass_runner: PassRunner | None = self
@@ -142,10 +142,10 @@ class NativeAdapter:
         with_head: bool = False,
         last_only: bool = False,
     ) -> Tensor:
-        """Run the layers in one call.
+        """Run layers `first_layer` … `end_layer` − 1 in one call.
 
-        The kernels round hidden states to their dtype after every sub-layer, so a pass in several
-        calls has the bits of one in a single call.
+        The kernels round hidden states to their dtype after every sub-layer. A pass in several
+        calls therefore has the bits of a pass in one call.
         """
         batch, rows = tokens_or_hidden.shape[:2]
         out = torch.empty(
@@ -207,7 +207,7 @@ class NativeAdapter:
     ) -> structs.PassArgs:
         """Return the arguments of a pass over tokens [B, T] or hidden states [B, T, H].
 
-        They point into `cache`, and hold everything else that they point to.
+        They point into `cache`, and own all other memory that they point to.
         """
         self._reserve(cache, plan.n_keys)
         skip, kv = self._skip_bytes(mask), self._kv_pointers.get(cache)
@@ -275,14 +275,14 @@ class NativeAdapter:
         return args
 
     def _reserve(self, cache: KVCache, slots: int) -> None:
-        """Let passes use `slots` slots, and as many positions."""
+        """Reserve `slots` slots of the cache for passes, and extend the rotary tables as far."""
         self.fused_model.prepare(slots)
         cache.reserve(slots)
 
     def _make_kv_pointers(
         self, cache: KVCache, first_layer: int, end_layer: int, skip: Any
     ) -> KVPointers:
-        """Look up the K/V buffers of a cache, after making those of the layers that run.
+        """Return the addresses of a cache's K/V buffers. Buffers of layers that run are created.
 
         skip: as `_skip_bytes` returns it.
         """
@@ -300,7 +300,7 @@ class NativeAdapter:
         return kv
 
     def _make_rotary_tables(self) -> RotaryTables:
-        """Return cos and sin of all positions, in float32 or better."""
+        """Return cos and sin of all positions, in float32 or a wider dtype."""
         dtype = torch.promote_types(self.spec.dtype, torch.float32)
         sources, keepalive = list[Tensor](), list[Tensor]()
         tables = (structs.RotaryTableStruct * len(self._layer_types))()
@@ -337,9 +337,9 @@ class RotaryTables(NamedTuple):
 
 
 class KVPointers:
-    """The addresses of a cache's K/V buffers, looked up once for a generation of the cache.
+    """The addresses of a cache's K/V buffers, valid for one generation number of the cache.
 
-    The tensors are not held, so a cache that shrinks releases their memory.
+    It has no reference to the tensors, so a cache that shrinks releases their memory.
     """
 
     def __init__(self, cache: KVCache):

@@ -47,7 +47,7 @@ class PanelLinear:
 
     @property
     def panel_structs(self) -> Any:
-        """An array of `structs.PanelStruct`, valid as long as this object."""
+        """An array of `structs.PanelStruct`. It is valid while this object lives."""
         if self._structs is None:
             sizes = [panel_nbytes(kind, self.shape[1], self.dtype) for kind in self.kinds]
             offsets = accumulate(sizes, initial=self.weight.data_ptr())
@@ -60,7 +60,7 @@ class PanelLinear:
 
     @property
     def struct(self) -> structs.MatrixStruct:
-        """The matrix for the kernels, without the bias; valid as long as this object."""
+        """The matrix for the kernels, without the bias. It is valid while this object lives."""
         return structs.MatrixStruct(
             self.panel_structs,
             None,
@@ -71,7 +71,10 @@ class PanelLinear:
 
     @property
     def bias_fp32(self) -> Tensor | None:
-        """[panels · PANEL_ROWS] in panel order, in float32 or better, as the kernels read it."""
+        """The bias as the kernels read it, [panels · PANEL_ROWS] in panel order.
+
+        Its dtype is float32 or a wider one.
+        """
         if self.bias is None:
             return None
         bias = F.pad(self.bias.to(torch.promote_types(self.bias.dtype, torch.float32)), (0, 1))
@@ -97,7 +100,7 @@ class PanelLinear:
         return out
 
     def pack_like(self, weight: Tensor, bias: Tensor | None) -> PanelLinear:
-        """Pack another matrix, with dense panels."""
+        """Return another matrix packed like this one, in dense panels."""
         return PanelPacker(self.library, self.dtype).pack_dense(weight, bias, self.interleave)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -131,7 +134,7 @@ class PanelLinear:
 
 @dataclass(frozen=True, slots=True)
 class PanelEmbedding:
-    """An embedding in panels: the matrix of the head, or one of its own."""
+    """An embedding in panels. It shares the matrix of the head, or has a matrix of its own."""
 
     matrix: PanelLinear
     scale: float  # of each row, rounded to the dtype; 1: none
@@ -194,8 +197,8 @@ def panel_outputs(n_outputs: int, interleave: int) -> Tensor:
 class PanelPacker:
     """A packer that stores matrices in panels.
 
-    activations: how inputs of panels in blocks are rounded, one of ACTIVATIONS.
-    arena: the memory of the panels; None: memory of their own.
+    activations: how the inputs of panels in blocks are rounded, one of ACTIVATIONS.
+    arena: where to allocate panels; None: each matrix has memory of its own.
     """
 
     def __init__(
@@ -218,7 +221,7 @@ class PanelPacker:
         )
 
     def pack(self, matrix: Linear, interleave: int = 1) -> PanelLinear:
-        """Store a matrix in panels. The caller should release `matrix`."""
+        """Store a matrix in panels. Afterwards the caller should release `matrix`."""
         if not isinstance(matrix, StoredFusedLinear):
             return self.pack_dense(matrix.to_dense(), matrix.bias, interleave)
         panels = self._allocate(
@@ -240,7 +243,7 @@ class PanelPacker:
         return panels
 
     def pack_dense(self, weight: Tensor, bias: Tensor | None, interleave: int = 1) -> PanelLinear:
-        """Store a weight [out, in] in panels, as it is."""
+        """Store a weight [out, in] in dense panels, which do not round it."""
         shape = weight.shape[0], weight.shape[1]
         n_panels = len(panel_outputs(shape[0], interleave))
         panels = self._allocate([DENSE] * n_panels, shape, bias, interleave)
@@ -251,14 +254,20 @@ class PanelPacker:
     def _round_into(
         self, panels: PanelLinear, read_rows: Callable[[Tensor], Tensor], bits: int
     ) -> None:
-        """Fill panels with rows that are rounded to `bits` bits, chunk by chunk."""
+        """Round rows to blocks of `bits` bits and store them in panels, chunk by chunk.
+
+        bits: 8 (int8), 6, 5 or 4. The rounding is `quantize`, the packing `pack_blocks` in C++.
+        """
         for kind, to, rows in _iter_chunks(panels, read_rows):
             blocks = quantize(rows.flatten(0, 1), bits).flatten(1)
             addresses = blocks.data_ptr() + torch.arange(len(blocks)) * blocks.shape[1]
             self._pack_blocks(panels, kind, to, addresses, is_unpacked=True)
 
     def _choose_kinds(self, matrix: Linear, interleave: int) -> list[int]:
-        """Return the kind of each panel. Rows of different kinds make a panel dense."""
+        """Return the kind (DENSE or a block format) of each panel.
+
+        If the rows of a panel have different kinds, the panel is dense.
+        """
         outputs = panel_outputs(matrix.shape[0], interleave)
         if not isinstance(matrix, StoredFusedLinear):
             return [DENSE] * len(outputs)
@@ -311,9 +320,10 @@ class PanelPacker:
 
 
 def _unrounded(matrix: StoredFusedLinear) -> tuple[StoredFusedLinear, int] | None:
-    """Return (the matrix before it is rounded, bits); None if it is not rounded when read.
+    """Return (the matrix before rounding, bits); None if the matrix is not rounded when it is read.
 
-    What is rounded twice may differ from what is rounded once.
+    Packing rounds the matrix, and a matrix that is rounded twice may differ from one that is
+    rounded once.
     """
     rounded = [part for part in matrix.parts if isinstance(part, RoundedMatrix)]
     if not rounded:
@@ -326,7 +336,7 @@ def _iter_chunks(
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield (kind, memory of some panels, their rows [panels, PANEL_ROWS, in]).
 
-    All panels are of one kind. Rows of padding are zeros.
+    All panels must be of one kind. Padding rows are zeros.
     """
     outputs = panel_outputs(panels.shape[0], panels.interleave)
     memory = panels.weight.view(len(outputs), -1)
@@ -339,7 +349,10 @@ def _iter_chunks(
 
 
 def _iter_runs(panels: PanelLinear) -> Iterator[tuple[int, int, int, Tensor, Tensor]]:
-    """Yield (first panel, end, kind, outputs [panels, PANEL_ROWS], memory) of each kind."""
+    """Yield (first panel, end, kind, outputs, memory) of each run of panels of one kind.
+
+    outputs: the indices of the panels' outputs, [panels, PANEL_ROWS].
+    """
     outputs = panel_outputs(panels.shape[0], panels.interleave)
     first = offset = 0
     for kind, run in groupby(panels.kinds):

@@ -21,9 +21,7 @@ from skipsearch.models.stored_linear import StoredEmbedding
 
 
 def why_not_native(fused_model: FusedAdapter) -> str | None:
-    """Return what keeps a model from the native kernels, as half a sentence; None if nothing
-    does.
-    """
+    """Return why the native kernels cannot run a model, as a clause; None if they can."""
     if fused_model.spec.device.type != "cpu":
         return f"it is for CPUs and {fused_model.spec.id} is on {fused_model.spec.device}"
     if fused_model.spec.dtype_name not in structs.DTYPE_CODES:
@@ -42,13 +40,13 @@ def why_not_native(fused_model: FusedAdapter) -> str | None:
 def repack_weights(
     fused_model: FusedAdapter, library: NativeLibrary, activations: str = DEFAULT_ACTIVATIONS
 ) -> NativeAdapter:
-    """Return the native model, whose weights `fused_model` shares from now on.
+    """Return the native model. `fused_model` shares its weights from now on.
 
     Each matrix is stored in panels, and the old one is released at once. Stored matrices keep the
     numbers of their file, or are rounded if they are `RoundedMatrix`.
 
-    fused_model: a model that `why_not_native` has no objection to.
-    activations: how inputs of matrices in blocks are rounded, one of ACTIVATIONS.
+    fused_model: a model for which `why_not_native` returns None.
+    activations: how the inputs of matrices in blocks are rounded, one of ACTIVATIONS.
     """
     warn_if_threads_spin()
     dtype, embedding = fused_model.spec.dtype, fused_model._embedding
@@ -86,7 +84,8 @@ def repack_weights(
 def warn_if_threads_spin() -> None:
     """Warn with `SpinningThreads` if torch has several threads and OMP_WAIT_POLICY is not set.
 
-    OpenMP reads it when torch is imported, so it is too late to set it here. The commands set it.
+    OpenMP reads this variable when torch is imported, so it is too late to set it here. The
+    commands set it.
     """
     if torch.get_num_threads() > 1 and "OMP_WAIT_POLICY" not in os.environ:
         warnings.warn(

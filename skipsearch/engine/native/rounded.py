@@ -20,7 +20,7 @@ from skipsearch.models.stored_linear import (
 
 @dataclass(frozen=True)
 class RoundedMatrix:
-    """A `StoredMatrix` that reads another one and rounds it to `bits` bits."""
+    """A `StoredMatrix` that reads another matrix and rounds it to `bits` bits."""
 
     source: StoredMatrix
     bits: int  # a key of FORMAT_OF_BITS
@@ -51,9 +51,10 @@ class RoundedMatrix:
 def round_matrices_when_read(model: nn.Module, bits: int, dtype: torch.dtype) -> None:
     """Replace the matrices of a model by stored ones that round to `bits` bits.
 
-    Nothing is rounded yet, and weights that are mapped from a file stay there. A tied embedding is
-    rounded with the head. A separate embedding stays as it is, because few of its rows are read.
-    dtype: of activations, and of the other weights from now on.
+    Nothing is rounded yet, and weights that are mapped from a file stay in the file. A tied
+    embedding is rounded with the head. A separate embedding stays as it is, because few of its rows
+    are read.
+    dtype: the dtype of activations, and of the other weights from now on.
     """
     matrices = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Linear)}
     for path, module in list(model.named_modules()):

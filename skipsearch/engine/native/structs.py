@@ -1,4 +1,4 @@
-"""The structs of src/abi.h, field by field, and its constants by the same names."""
+"""The structs and constants of src/abi.h, by the same names."""
 
 from __future__ import annotations
 

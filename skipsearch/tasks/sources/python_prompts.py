@@ -20,7 +20,7 @@ MIN_LETTER_FRACTION = 0.75
 def iter_code_prompts(source: str) -> Iterator[tuple[str, str]]:
     """Yield (function name, prompt) for each function that is long enough.
 
-    The prompt is the source text before the function and its beginning. It is cut after the
+    The prompt starts at the function or in the source above it. It ends in the function: after the
     signature and docstring, or after one of the first three statements. Prompts end without a line
     break, because tokenizers join one with the indentation that follows it.
     """
