@@ -22,7 +22,11 @@ from skipsearch.errors import ForeignForward, ModelError, SkipSearchError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.generic.attention_pattern import AttentionPattern
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
-from skipsearch.models.loading.quantize import is_native_quantization, rounds_activations
+from skipsearch.models.loading.quantize import (
+    GGUF_PREFIX,
+    is_native_quantization,
+    rounds_activations,
+)
 from skipsearch.models.reference import (
     FORK_AT,
     TEXT_TOKENS,
@@ -105,9 +109,10 @@ def check_against(model: CheckableAdapter, reference: ReferenceOutput) -> CheckR
             by, way_out = "otherwise than its own forward", ""
             if reference.engine:
                 by = f"by the engine {engine} otherwise than by {reference.engine}"
+                is_folder = not str(quantization).startswith(GGUF_PREFIX)
                 way_out = (
                     ": leave --quantization out"
-                    if is_native_quantization(quantization)
+                    if is_native_quantization(quantization) and is_folder
                     else f": use --engine {reference.engine}"
                 )
             error_class = ModelError if reference.engine else ForeignForward
@@ -266,24 +271,25 @@ class _CheckRun:
         return self._run_pass(self.first[:, -1:], cache, plan), self.reference.logits[0, -1:]
 
     def measure_rounding_noise(self) -> float:
-        """Return how far one more rounding of each layer's output moves a row of logits.
+        """Return how far rounding moves a row of logits, by a trial on the hidden states.
 
-        Each hidden state changes by a random amount of up to half a unit in its last place. Two
-        correct implementations differ by as much, and more in deep models than in shallow ones.
+        Each hidden state after a layer changes by a random amount of up to a unit in its last
+        place. Two correct implementations differ by as much: each of them rounds the residual
+        stream twice a layer, by up to half a unit. Deep models differ more than shallow ones.
         """
         cache, planner = self._allocate()
         plan = planner.plan_chain(0, TEXT_TOKENS)
-        half_unit = torch.finfo(self.model.spec.dtype).eps / 2
+        unit = torch.finfo(self.model.spec.dtype).eps
 
-        def rounded_once_more(h: Tensor) -> Tensor:
+        def round_otherwise(h: Tensor) -> Tensor:
             change = 2 * torch.rand(h.shape, generator=generator, dtype=torch.float64) - 1
-            return (h.double() * (1 + half_unit * change.to(h.device))).to(h.dtype)
+            return (h.double() * (1 + unit * change.to(h.device))).to(h.dtype)
 
         expected = self._run_layer_loop(self.first, cache, plan)[FORK_AT:]
         largest = 0.0
         for seed in range(NOISE_RUNS):
             generator = torch.Generator().manual_seed(seed)
-            logits = self._run_layer_loop(self.first, cache, plan, after_layer=rounded_once_more)
+            logits = self._run_layer_loop(self.first, cache, plan, after_layer=round_otherwise)
             largest = max(largest, max_row_rmse(logits[FORK_AT:], expected))
         return largest
 

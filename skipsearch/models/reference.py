@@ -21,7 +21,7 @@ TEXT_TOKENS = 12  # tokens of each of the two texts
 FORK_AT = 7  # tokens that the two texts share
 # Allowed difference in standard deviations of the logits, far above the rounding of float64 and
 # float32. In 16 bits, rounding depends on the depth of the model, so half of the effect of one
-# hidden key is also allowed, and the effect of one more rounding of each layer's output, both up to
+# hidden key is also allowed, and the effect of rounding each layer otherwise, both up to
 # `check.MAX_TOLERANCE`.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 

@@ -282,7 +282,7 @@ def test_rows_before_the_fork_are_the_same_in_both_texts() -> None:
         ("float32", 2.0, 0.01, False),
     ],
 )
-def test_in_16_bits_logits_may_differ_by_the_effect_of_one_more_rounding_of_each_layer(
+def test_in_16_bits_logits_may_differ_by_the_effect_of_rounding_each_layer_otherwise(
     dtype: str, noise: float, difference: float, passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A deep model rounds by more than half the effect of a hidden key."""
