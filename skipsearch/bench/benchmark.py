@@ -236,7 +236,7 @@ def _make_bench_row(
 
 
 def _drafter_rows(system: System, stats: DecodeStats) -> list[DrafterRow]:
-    """Return a row for each drafter of a system's recipe; [] for another program."""
+    """Return a row for each drafter of a system's recipe; [] for an `ExternalSystem`."""
     drafters = system.decoder.recipe.drafters if isinstance(system, SkipsearchSystem) else ()
     return [
         DrafterRow(

@@ -37,10 +37,12 @@ class LlamaCpp:
     def __init__(self, model: ModelAdapter, bits: int | None = None, gguf_file: Path | None = None):
         """Load the weights of a model.
 
-        model: a model in Hugging Face's modules; with `gguf_file`, any form of the model.
-        bits: round the weights to this number of bits, as the quantization `native-8bit` does for
-        8; None: keep their dtype.
-        gguf_file: the file with the weights; None: write `model` to a temporary file.
+        model: a model on the CPU. Without `gguf_file`, its weights are written to a temporary GGUF
+            file, so they must be in a Hugging Face model (`model.model`). With `gguf_file`, any
+            engine may run it, because only its `spec` is read.
+        bits: 8, 5 or 4: round the matrices of the temporary file, as the quantization
+            `native-8bit`, `native-5bit` or `native-4bit` does; None: keep their dtype.
+        gguf_file: a GGUF file with the weights, which are used as they are.
 
         Raises: DecodeError if llama.cpp is not installed or cannot run the model.
         """

@@ -52,9 +52,10 @@ def score_systems(
     run_generated_code: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[ScoreRow]:
-    """Answer each hold-out prompt with every system, greedily and with samples, and score it.
+    """Answer hold-out prompts with every system, greedily and with samples, and score the answers.
 
-    n_prompts: of the hold-out prompts, the first; None: all.
+    n_prompts: the number of prompts, the first hold-out prompts that have a target; None: all that
+        have one.
     samples: answers to each prompt with the task's own temperature, or 0.6 if it is greedy.
 
     Raises: DecodeError if the task has no score or no prompt with a target; see also `make_scorer`.

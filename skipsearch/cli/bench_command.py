@@ -16,9 +16,10 @@ NEW_COMMANDS = {"--methods": "methods", "--batch": "batch --sizes"}  # by flag o
 
 
 class BenchGroup(TyperGroup):
-    """A group that names the new command if an option directly follows `bench`.
+    """A group that fails if an option other than --help directly follows `bench`.
 
-    `bench` was one command before, with the flags --methods and --batch.
+    The error names the command to use instead. `bench` was one command before, with the flags
+    --methods and --batch.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -153,8 +153,9 @@ class ResumedVerifyCosts(Costs):
     model.
 
     Each draft step is a call of its own.
-    share_below_exit: fraction of a pass before that layer. The verify pass runs it for the last
-        draft token and the siblings only.
+    share_below_exit: share of a plain pass's time that the layers before that layer take. The
+        verify pass runs these layers for the last draft token and the siblings only. The draft
+        steps have run them for the pending token and the other draft tokens.
     """
 
     share_below_exit: float = 0.0

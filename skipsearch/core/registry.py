@@ -1,6 +1,7 @@
 """Look a class up by its name in a table of "module:attribute" entries.
 
-The module is imported at that time. An error for an unknown name suggests the nearest one.
+The module is imported at that time. An error for an unknown name suggests the nearest one. The
+tables are elsewhere: DRAFTERS and EXITS in `core/recipe.py`, SEARCHERS in `searchers/__init__.py`.
 """
 
 from __future__ import annotations

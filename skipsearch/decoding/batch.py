@@ -103,9 +103,9 @@ class Batch:
     (native).
 
     Passes also run one request at a time if the model has state other than a KV cache with slots
-    (recurrent layers), or if a drafter observes hidden states. The engine graph does not capture
-    passes over several requests; it runs them as lean does. The times of a request include the time
-    in which it waits for others.
+    (recurrent layers), or if a drafter observes hidden states. The engine `graph` does not capture
+    passes over several requests; it runs them as the engine `lean` does. The times of a request
+    include the time in which it waits for others.
     """
 
     def __init__(

@@ -486,9 +486,11 @@ class DecodeLoop:
             self.idle_caches = idle_caches
 
     def _count_slots(self, n_tokens: int) -> int:
-        """Return the number of slots for `n_tokens` tokens of prompt and answer, and for siblings.
+        """Return the number of cache slots for a request.
 
-        A chain never exceeds the last possible token. The siblings of a round need slots after it.
+        n_tokens: the most tokens that prompt and answer can have. A chain never goes beyond the
+        last of them, so it needs no slots of its own. Siblings and passes that choose a mask do
+        (`scratch_slots`): theirs come after the slot of that last token.
         """
         n_tokens += self._scratch_slots
         # Padding rows of an exact pass write to slots after the last token. Slots are rounded up to

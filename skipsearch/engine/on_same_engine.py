@@ -31,9 +31,10 @@ def base_adapter(model: ModelAdapter) -> HFAdapter | FusedAdapter:
 
 
 def on_same_engine(model: ModelAdapter, overlaid: HFAdapter | FusedAdapter) -> ModelAdapter:
-    """Put a variant of a native model on the engine native; return other variants unchanged.
+    """Put `overlaid` on the engine `native` if `model` runs on it; else return it unchanged.
 
-    The variant's weights must be in the native layout already.
+    overlaid: a variant of `model` with other weights. For the engine `native`, its weights must be
+    in the native layout already.
     """
     return (
         NativeAdapter(overlaid, model.library)

@@ -101,7 +101,10 @@ def _fingerprint(model: nn.Module, profile: Any) -> tuple[Any, ...]:
 
 
 def _stat_module_files(recipe: Recipe, folders: Sequence[Path]) -> tuple[Any, ...]:
-    """Return path, inode, size and times of each module file; None for a missing one."""
+    """Return (path, inode, size, mtime, ctime) of each file of trained weights, in every folder.
+
+    The files are those that the recipe names. The entry of a missing file is (path, None).
+    """
     stats: list[Any] = []
     for path in (folder / ref.file for ref in recipe.modules for folder in folders):
         try:

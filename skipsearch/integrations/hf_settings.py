@@ -197,8 +197,8 @@ def merge_settings(
 def parse_sampling(settings: Mapping[str, Any]) -> SamplingParams:
     """Return the sampling parameters.
 
-    Raises: DecodeError for a value of the wrong type, also without do_sample; with it for one out
-        of range too.
+    Raises: DecodeError for a value of the wrong type, with or without do_sample. With do_sample,
+        also for a value out of range.
     """
     temperature, top_k, top_p = (settings.get(name) for name in ("temperature", "top_k", "top_p"))
     for name, value, right in (

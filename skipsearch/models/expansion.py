@@ -61,7 +61,8 @@ def check_file(path: Path) -> None:
     """Check the normalizer of a tokenizer.json before it is loaded.
 
     The check comes first because loading normalizes the added tokens. A file that cannot be read
-    passes; the loader reports the error. Raises: ModelError.
+    passes; the loader reports the error. Raises: ModelError if the normalizer can expand a text too
+    much.
     """
     from tokenizers import normalizers
 

@@ -70,7 +70,10 @@ class ProfileFolder:
 
 
 def user_folder() -> Path:
-    """Return the user's data folder: `profiles/` and, from `profile pull`, `pulled/`."""
+    """Return the user's data folder.
+
+    It holds `profiles/`, `pulled/` (the repositories of `profile pull`) and `models.json`.
+    """
     data = os.environ.get("XDG_DATA_HOME")
     return (Path(data) if data else Path.home() / ".local" / "share") / "skipsearch"
 

@@ -278,7 +278,12 @@ def _read_module(
 def _list_tree(
     repository: Path, commit: str, suffix: str = ".yaml"
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (mode, object id, path) of files with this suffix, symlinks and submodules."""
+    """Yield (mode, object id, path) of each file under profiles/ whose path ends in `suffix`.
+
+    Every symlink and submodule there is included, whatever its name.
+
+    Raises: ProfileError if there are more than MAX_FILES files.
+    """
     listing = run_git(["ls-tree", "-r", "-z", "--full-tree", commit, "--", "profiles/"], repository)
     entries = listing.split(b"\0")[:-1]
     if len(entries) > MAX_FILES:

@@ -42,7 +42,7 @@ StoredRecipe = Annotated[Recipe | None, PlainValidator(_parse_recipe)]
 
 
 class StoredReliabilityBin(StoredModel):
-    """A bin of positions of the calibration text, with the number at which a drafter was right."""
+    """A bin that counts positions of the calibration text, and those where a drafter was right."""
 
     drafter: Annotated[int, Field(ge=0, le=63)]  # index in the winner's recipe
     by: Literal["match length", "confidence"]

@@ -62,7 +62,7 @@ class GP:
         region = trust_region(judged, len(self._problem.units))
         finite = [j.log_time for j in judged if j.finite]
         if len(finite) < INITIAL_RANDOM or min(finite) == max(finite) or region.centre is None:
-            # There is too little to model, or nothing outside the closed regions.
+            # There is too little to model, or no mask to centre on.
             return self._random.ask(pending)
         rng = self._history.make_rng(pending)
         taken = self._units_of_masks(self._history.excluded(pending))

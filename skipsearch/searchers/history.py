@@ -21,7 +21,7 @@ class Observation:
     """One judged mask.
 
     units: the units that the mask skips.
-    log_time: log of the time per token; inf if the trial failed.
+    log_time: log of the time per token; inf if the trial failed or its time is not valid.
     variance: variance of log_time.
     """
 
@@ -31,7 +31,7 @@ class Observation:
 
     @property
     def finite(self) -> bool:
-        """Whether the mask has a time."""
+        """Whether the trial gave a time, so that `log_time` is finite."""
         return math.isfinite(self.log_time)
 
 

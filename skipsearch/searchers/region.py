@@ -18,7 +18,8 @@ SHRINK_AFTER = 10  # masks inside the ball in a row that did not improve
 class Region:
     """The masks that differ from `centre` in at most `radius` units.
 
-    centre: None if every ball around a judged mask is closed.
+    centre: None if there is no mask to centre on: none has a time yet, or each of them is in a ball
+        that was given up.
     """
 
     centre: frozenset[int] | None
@@ -30,9 +31,9 @@ def trust_region(judged: Sequence[Observation], n_units: int) -> Region:
 
     The region depends on them alone, so a resumed search continues in it.
     A ball that keeps improving doubles, up to twice its first size, because predictions farther
-    away are unreliable. A ball that does not improve is halved. A ball with a radius below 1 is
-    closed, and the next one opens around the best mask outside every closed ball. A better mask
-    from outside moves the ball without resizing it.
+    away are unreliable. A ball that does not improve is halved. If its radius falls below 1, the
+    ball of the first size around its centre is given up (`closed`). The next ball starts around the
+    best mask outside all of these. A better mask from outside moves the ball without resizing it.
 
     Source: TuRBO (Eriksson et al. 2019), in Hamming distance as in CASMOPOLITAN (Wan et al. 2021).
     """

@@ -102,7 +102,13 @@ def render_row(row: Row, manifest: Manifest) -> RenderedRow:
 
 
 def _render_target(row: Row, manifest: Manifest) -> str:
-    """Return what the answer to a row is scored against; empty without a score or its columns."""
+    """Return the text against which the answer to a row is scored.
+
+    It is empty if the task has no score, or if a column that the score's target needs is missing
+    from the row or blank.
+
+    Raises: TaskError.
+    """
     score = manifest.score
     if score is None:
         return ""
@@ -132,7 +138,8 @@ def prepend_shots(
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Put the same worked examples before the prompts of two pools.
 
-    The examples come from the first pool, and are not prompts of either.
+    The examples are taken from the first pool, and their prompts are removed from both pools.
+    Complete prompts get no examples.
     """
     distinct = {item.prompt.text: item for item in calibration if not item.is_complete}
     examples = sorted(distinct, key=lambda text: stable_key(manifest.seed, text))[: manifest.shots]

@@ -35,7 +35,10 @@ class RowPools:
 
 
 def select_rows(rows: Sequence[Row], manifest: Manifest) -> list[Row]:
-    """Return rows with the manifest's names of columns, without those of other categories.
+    """Return the rows of the manifest's categories, and those without a category.
+
+    Their columns have the manifest's names. If the manifest names no categories, all rows are
+    returned.
 
     Raises: TaskError if no row has a wanted category.
     """

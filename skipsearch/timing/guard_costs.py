@@ -1,4 +1,7 @@
-"""Get the guard's costs for an unmeasured profile from this machine's latency table."""
+"""Get the costs of a profile's drafters, by which the guard decides when to pause a drafter.
+
+For an unmeasured profile, they are from this machine's latency table.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from skipsearch.timing.latency_table import read_cached_costs
 
 
 def resolve_drafter_costs(profile: Profile, model: ModelAdapter) -> tuple[DrafterCost | None, ...]:
-    """Return the guard's costs of each drafter in the profile.
+    """Return the costs of each drafter in the profile, for the guard; None where they are unknown.
 
     If the profile is unmeasured, β and v are from this model's latest latency table. Without such a
     table, they are the profile's own.

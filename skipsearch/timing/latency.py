@@ -344,8 +344,9 @@ class _RoundTimer:
 def _layer_shares(seconds: np.ndarray) -> np.ndarray:
     """Return each layer's share [L] of the time of one kind of sub-layer.
 
-    seconds: [repeats, L]. A layer gets the time of the median layer, unless it differs from it by
-    more than its own quartile range plus the typical one.
+    seconds: [repeats, L]. A layer's time is its median over the repeats if this differs clearly
+    from the median layer's: by more than the layer's interquartile range plus the median
+    interquartile range of all layers. Else it is the median layer's time.
     """
     low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75), axis=0)
     typical, scatter = np.median(middle), np.median(high - low)

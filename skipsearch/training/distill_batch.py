@@ -69,7 +69,10 @@ def run_teacher(
 
 @no_grad
 def make_draft_batch(teacher_output: TeacherOutput, group_size: int, offset: int) -> DraftBatch:
-    """Return the draft rows from position `offset` on, in as many whole groups as the text has.
+    """Return the input and targets of one draft pass over the positions from `offset` on.
+
+    The rows form groups of `group_size` rows, one row for each draft step of a round. Positions
+    that do not fill a last group are left out.
 
     Two batches of one teacher output cannot be used at the same time, because their draft passes
     write to the same slots.

@@ -1,4 +1,4 @@
-"""The driver of a training, from text to a module.
+"""The driver of a training, from text to a module (a file of trained weights).
 
 text      read from files, from a task's calibration prompts, or written by the model; a part of it
           is kept for validation
@@ -152,9 +152,13 @@ def _resume_from(
     draft_tokens: int,
     on_event: TrainListener,
 ) -> tuple[SkipMask, dict[str, Tensor]]:
-    """Return (mask to train, tensors to start from) from a module of the same form.
+    """Return (mask to train, tensors to start from) from the module file `init_from`.
 
-    Raises: ModuleError.
+    If its mask keeps more than `draft_sublayers` sub-layers, the mask is pruned to that number.
+
+    Raises: ModuleError if the module cannot be read, is of another kind or for another model, has
+        another rank than `rank` (None: whole copies), or has fewer than `draft_sublayers`
+        sub-layers.
     """
     card, tensors = load_module(init_from)
     check_card(card, "adapted", base.spec, str(init_from))

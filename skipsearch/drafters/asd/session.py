@@ -39,7 +39,10 @@ class ASDPolicy:
 
     @property
     def cosine_sums(self) -> list[float]:
-        """The sum of each attention's cosines over the `n_rows` tokens of the prefill."""
+        """The sum of the cosines of each layer over the `n_rows` tokens of the prefill.
+
+        A cosine is between the hidden states before and after the layer's attention.
+        """
         return [float(total) for total in self._cosine_sums]
 
     def tap(

@@ -55,15 +55,20 @@ class SolvedProgram:
         return sum(step.skippable for step in self.steps)
 
     def solve_by_mean(self, count: int) -> set[int]:
-        """Return the sub-layers (flat numbers) of `count` steps, chosen by the mean cosine."""
+        """Return the sub-layers to skip if `count` steps are skipped, by the mean cosine.
+
+        They are flat indices: 2 · layer for attention, 2 · layer + 1 for the MLP. The steps are
+        those that the best path skips, by the mean cosine over positions.
+        """
         return self._sublayers_of(
             [s for s, skips in enumerate(backtrack_skips(self.skips_by_mean, count)[:, 0]) if skips]
         )
 
     def solve_by_votes(self, count: int) -> set[int]:
-        """Return the sub-layers (flat numbers) of the `count` steps with the most votes.
+        """Return the sub-layers to skip: those of the `count` steps with the most votes.
 
-        Each position votes for the steps that it skips. Ties go to earlier steps.
+        They are flat indices, as in `solve_by_mean`. Each position votes for the steps that its
+        best path skips. Ties go to earlier steps.
         """
         votes = backtrack_skips(self.skips_by_position, count).sum(dim=1).tolist()
         skippable = [s for s, step in enumerate(self.steps) if step.skippable]
