@@ -41,27 +41,20 @@ template <int64_t KIND> struct GroupReader {
         else return load_halves(group + 2 * (PANEL_ROWS + out));
     }
 
-    // Calls consume(step, word vector) for each step of inputs. A byte of a word is a number.
-    template <class Consume> void for_each_step(int out, Consume consume) const {
+    // The words of a step of inputs. A byte of a word is a number.
+    WordVec words(int out, int step) const {
         const uint8_t *numbers = group + FORMAT.scale_bytes() + out * STEP_SIZE;
         constexpr int HIGH_BITS = FORMAT.bits - 4;
-        WordVec high[2] = {};
-        if constexpr (HIGH_BITS == 1 || HIGH_BITS == 2)
-            for (int i = 0; i < HIGH_BITS; ++i)
-                high[i] = load_bits<WordVec>(numbers + LOW_BYTES + i * PLANE_BYTES);
-#pragma GCC unroll 8
-        for (int step = 0; step < GROUP_STEPS; ++step) {
-            if constexpr (FORMAT.bits == 8) {
-                consume(step, load_bits<WordVec>(numbers + step * PLANE_BYTES));
-                continue;
-            }
-            WordVec words = load_bits<WordVec>(numbers + step / 2 * PLANE_BYTES);
-            words = (step % 2 ? words >> 4 : words) & 0x0f0f0f0fu;
-            if constexpr (HIGH_BITS == 1) words |= (high[0] >> step & 0x01010101u) << 4;
-            if constexpr (HIGH_BITS == 2)
-                words |= (high[step / 4] >> (step % 4 * 2) & 0x03030303u) << 4;
-            consume(step, words);
-        }
+        if constexpr (FORMAT.bits == 8) return load_bits<WordVec>(numbers + step * PLANE_BYTES);
+        WordVec low = load_bits<WordVec>(numbers + step / 2 * PLANE_BYTES);
+        low = (step % 2 ? low >> 4 : low) & 0x0f0f0f0fu;
+        const auto high = [&](int i) {
+            return load_bits<WordVec>(numbers + LOW_BYTES + i * PLANE_BYTES);
+        };
+        if constexpr (HIGH_BITS == 1) low |= (high(0) >> step & 0x01010101u) << 4;
+        if constexpr (HIGH_BITS == 2)
+            low |= (high(step / 4) >> (step % 4 * 2) & 0x03030303u) << 4;
+        return low;
     }
 };
 

@@ -12,7 +12,12 @@
 namespace {
 
 constexpr int64_t CHUNK_GROUPS = 8;   // groups that stay in the L1 cache while all rows use them
+constexpr int64_t PREFETCH_GROUPS = 32;   // how far ahead a tile prefetches, into the L2 cache
 constexpr int TILE_ROWS = SS_BYTES == 64 ? 8 : 4;   // rows whose sums fit in the vector registers
+
+// Vectors of outputs that a tile of `rows` rows sums together. An input is broadcast once for all
+// of them, and a broadcast takes as long as a product. One or two rows wait for memory instead.
+constexpr int tile_vecs(int rows) { return SS_BYTES == 64 && rows > 2 ? 2 : 1; }
 
 // Adds to each lane of `sums` the products of the STEP_SIZE numbers of its word and of x.
 // BITS: of a number. x: int8[STEP_SIZE].
@@ -59,26 +64,29 @@ constexpr int zero_of(const BlockFormat &format) { return format.zero; }
 #endif
 
 // Adds the products of R rows, and of groups first ... end - 1, to sums [R, PANEL_ROWS].
-// Prefetches what follows these groups, if `prefetches`.
+// Prefetches groups that follow these, if `prefetches`.
 template <int64_t KIND, int R>
 void run_tile(const Panel &panel, int64_t first, int64_t end, const RoundedRows &x, float *sums,
               bool prefetches) {
     constexpr BlockFormat FORMAT = BLOCK_FORMATS[KIND];
     constexpr int HALF_STEPS = GROUP_STEPS / FORMAT.n_scales;
-    constexpr int VECS = int(PANEL_ROWS) / LANES<float>;
+    constexpr int VECS = tile_vecs(R), OUTPUTS = VECS * LANES<float>;
     constexpr int LINES = (FORMAT.group_bytes() + 63) / 64;
-    for (int v = 0; v < VECS; ++v) {
-        const int out = v * LANES<float>;
-        FloatVec acc[R];
+    for (int from = 0; from < PANEL_ROWS; from += OUTPUTS) {
+        const auto output = [from](int v) { return from + v * LANES<float>; };
+        FloatVec acc[VECS][R];
+#pragma GCC unroll 2
+        for (int v = 0; v < VECS; ++v)
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) acc[r] = load(sums + r * PANEL_ROWS + out);
+            for (int r = 0; r < R; ++r) acc[v][r] = load(sums + r * PANEL_ROWS + output(v));
         for (int64_t n = first; n < end; ++n) {
             const GroupReader<KIND> group(panel.weight, n);
             if (prefetches)
-                for (int line = v * LINES / VECS; line < (v + 1) * LINES / VECS; ++line)
-                    __builtin_prefetch(group.group + CHUNK_GROUPS * FORMAT.group_bytes() +
-                                           line * 64, 0, 3);
-            IntVec products[FORMAT.n_scales][R];
+                for (int line = from * LINES / PANEL_ROWS;
+                     line < (from + OUTPUTS) * LINES / PANEL_ROWS; ++line)
+                    __builtin_prefetch(group.group + PREFETCH_GROUPS * FORMAT.group_bytes() +
+                                           line * 64, 0, 2);
+            IntVec products[VECS][FORMAT.n_scales][R];
 #pragma GCC unroll 2
             for (int half = 0; half < FORMAT.n_scales; ++half)
 #pragma GCC unroll 8
@@ -86,36 +94,51 @@ void run_tile(const Panel &panel, int64_t first, int64_t end, const RoundedRows 
                     const int32_t *row_sums = x.half_sums + r * x.stride / (GROUP_SIZE / 2) + 2 * n;
                     const int32_t sum = FORMAT.n_scales == 2 ? row_sums[half]
                                                              : row_sums[0] + row_sums[1];
-                    products[half][r] = IntVec{} - zero_of(FORMAT) * sum;
-                }
-            group.for_each_step(out, [&](int step, WordVec words) {
-#pragma GCC unroll 8
-                for (int r = 0; r < R; ++r) {
-                    IntVec &to = products[step / HALF_STEPS][r];
-                    to = add_products<FORMAT.bits>(
-                        to, words, x.numbers + r * x.stride + n * GROUP_SIZE + step * STEP_SIZE);
-                }
-            });
 #pragma GCC unroll 2
-            for (int half = 0; half < FORMAT.n_scales; ++half) {
-                const FloatVec scale = group.scale(out, half);
+                    for (int v = 0; v < VECS; ++v)
+                        products[v][half][r] = IntVec{} - zero_of(FORMAT) * sum;
+                }
+#pragma GCC unroll 8
+            for (int step = 0; step < GROUP_STEPS; ++step) {
+                WordVec words[VECS];
+#pragma GCC unroll 2
+                for (int v = 0; v < VECS; ++v) words[v] = group.words(output(v), step);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r)
-                    acc[r] += __builtin_convertvector(products[half][r], FloatVec) *
-                              (scale * x.scales[r * x.stride / GROUP_SIZE + n]);
+#pragma GCC unroll 2
+                    for (int v = 0; v < VECS; ++v) {
+                        IntVec &to = products[v][step / HALF_STEPS][r];
+                        to = add_products<FORMAT.bits>(
+                            to, words[v],
+                            x.numbers + r * x.stride + n * GROUP_SIZE + step * STEP_SIZE);
+                    }
             }
-            if constexpr (FORMAT.has_min) {
-                const FloatVec minimum = group.minimum(out);
+#pragma GCC unroll 2
+            for (int v = 0; v < VECS; ++v) {
+#pragma GCC unroll 2
+                for (int half = 0; half < FORMAT.n_scales; ++half) {
+                    const FloatVec scale = group.scale(output(v), half);
 #pragma GCC unroll 8
-                for (int r = 0; r < R; ++r) {
-                    const int32_t *row_sums = x.half_sums + r * x.stride / (GROUP_SIZE / 2) + 2 * n;
-                    acc[r] += minimum * (float(row_sums[0] + row_sums[1]) *
-                                         x.scales[r * x.stride / GROUP_SIZE + n]);
+                    for (int r = 0; r < R; ++r)
+                        acc[v][r] += __builtin_convertvector(products[v][half][r], FloatVec) *
+                                     (scale * x.scales[r * x.stride / GROUP_SIZE + n]);
+                }
+                if constexpr (FORMAT.has_min) {
+                    const FloatVec minimum = group.minimum(output(v));
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r) {
+                        const int32_t *row_sums =
+                            x.half_sums + r * x.stride / (GROUP_SIZE / 2) + 2 * n;
+                        acc[v][r] += minimum * (float(row_sums[0] + row_sums[1]) *
+                                                x.scales[r * x.stride / GROUP_SIZE + n]);
+                    }
                 }
             }
         }
+#pragma GCC unroll 2
+        for (int v = 0; v < VECS; ++v)
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) store(sums + r * PANEL_ROWS + out, acc[r]);
+            for (int r = 0; r < R; ++r) store(sums + r * PANEL_ROWS + output(v), acc[v][r]);
     }
 }
 

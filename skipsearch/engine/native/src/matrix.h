@@ -152,7 +152,9 @@ template <class T, int64_t KIND> void unpack_group(const void *panel, int64_t n,
         FloatVec minimum = {};
         if constexpr (FORMAT.has_min) minimum = group.minimum(out);
         T *outputs = to + out * STEP_INPUTS<T>;
-        group.for_each_step(out, [&](int step, WordVec words) {
+#pragma GCC unroll 8
+        for (int step = 0; step < GROUP_STEPS; ++step) {
+            const WordVec words = group.words(out, step);
             FloatVec values[STEP_SIZE];
 #pragma GCC unroll 4
             for (int i = 0; i < STEP_SIZE; ++i) {
@@ -163,7 +165,7 @@ template <class T, int64_t KIND> void unpack_group(const void *panel, int64_t n,
             }
             store_dense<T>(outputs, step * STEP_SIZE, values[0], values[1]);
             store_dense<T>(outputs, step * STEP_SIZE + 2, values[2], values[3]);
-        });
+        }
     }
 }
 
