@@ -1,7 +1,8 @@
 r"""What rounding the activations costs in quality: perplexity, and greedy texts that stay the same.
 
 For each model and each kind of activations, the model reads text (the project's documentation, in
-windows) and continues prompts greedily. Texts are compared with those of float activations.
+windows) and continues prompts greedily. Texts are compared with those of float activations. Passes
+over 1 and 4 tokens are timed, with the three kinds in turns.
 
     python tests/benchmarks/activations.py --models smollm2-135m-instruct-gguf --dtype bfloat16 \
         --threads 2 --prompts 32 --tokens 64 --out build/activations.json
@@ -14,7 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +33,7 @@ from skipsearch.replay.workload import make_workload
 from skipsearch.tasks import load_task
 
 WINDOW = 512  # tokens that are read together
+CONTEXT, REPEATS = 128, 25  # tokens before the timed passes, and how often each is timed
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -51,6 +57,27 @@ def measure_perplexity(model: ModelAdapter, windows: list[Tensor]) -> float:
     return math.exp(float(torch.stack(losses).mean()))
 
 
+def time_passes(models: dict[str, ModelAdapter]) -> dict[str, dict[int, float]]:
+    """Return median milliseconds of passes over 1 and 4 tokens, of all models in turns."""
+    tokens = torch.ones(1, CONTEXT, dtype=torch.long)
+    runs: dict[str, Callable[[int, int], object]] = {}
+    for name, model in models.items():
+        cache, planner = model.new_cache(1, 2 * CONTEXT), Planner(2 * CONTEXT, torch.device("cpu"))
+        assert model.pass_runner is not None
+        runs[name] = lambda first, n, run=model.pass_runner.run, cache=cache, plan=planner: run(
+            tokens[:, :n], cache, plan.plan_chain(first, n), None, n == CONTEXT
+        )
+        runs[name](0, CONTEXT)
+    times: dict[str, dict[int, list[float]]] = {name: {1: [], 4: []} for name in runs}
+    for _ in range(REPEATS):
+        for name, run in runs.items():
+            for n, listed in times[name].items():
+                started = perf_counter()
+                run(CONTEXT, n)
+                listed.append(1e3 * (perf_counter() - started))
+    return {name: {n: median(each) for n, each in by.items()} for name, by in times.items()}
+
+
 def main() -> None:
     """Print a table, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -64,10 +91,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in options.models.split(","):
         location, _, quantization = name.partition(":")
         texts: dict[str, list[list[int]]] = {}
+        models: dict[str, ModelAdapter] = {}
         for activations in reversed(ACTIVATIONS):  # float first
             model = ss.load_model(
                 location,
@@ -77,6 +105,7 @@ def main() -> None:
                 engine="native",
                 activations=activations,
             )
+            models[activations] = model
             task = load_task(options.task)
             prompts = make_workload(model, task, task.calibration[: options.prompts]).prompt_ids
             requests = [Request(ids, max_new_tokens=options.tokens) for ids in prompts]
@@ -93,6 +122,14 @@ def main() -> None:
             print(
                 f"{name:50} {activations:6} perplexity {row['perplexity']:.3f}, "
                 f"{row['identical']} of {row['prompts']} texts as with float activations",
+                flush=True,
+            )
+        for activations, times in time_passes(models).items():
+            row = next(r for r in rows if (r["model"], r["activations"]) == (name, activations))
+            row["ms"] = times
+            print(
+                f"{name:50} {activations:6} {times[1]:.2f} ms a token, "
+                f"4 tokens {times[4] / times[1]:.2f}",
                 flush=True,
             )
     if options.out:

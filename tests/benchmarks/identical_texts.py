@@ -6,14 +6,12 @@ shape (`exact`) and in passes as they come. On `native`, and with `exact` on eve
 must change no text; a run in which they do ends with status 1. Elsewhere a near-tie may fall
 otherwise, and the gap of the two best logits at the first difference says how near it was.
 
-    python tests/benchmarks/identical_texts.py --model FOLDER --prompts data/gsm8k_test100.jsonl
-    --chat --count 64 --tokens 128 \
-        --profile p.yaml --engines hf,lean,native --dtypes float32,bfloat16 --threads 2 --out
-        build/identical.json
+    python tests/benchmarks/identical_texts.py --model FOLDER --prompts data/gsm8k_test100.jsonl \
+        --chat --count 64 --tokens 128 --engines hf,lean,native --dtypes float32,bfloat16 \
+        --threads 2 --out build/identical.json
 
-`--transformers` compares the texts of the engine hf with those of transformers' own `generate` too.
-`--decide-again GAP` adds an experiment: a token whose two best logits are at most GAP apart in a
-verify pass is decided again by a pass over one row. """
+`--transformers` also compares the texts of the engine hf with those of transformers' `generate`.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +28,14 @@ from typing import Any
 import numpy as np
 import torch
 from options import loaded, options
-from torch import Tensor
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Recipe
 from skipsearch.decoding import Decoder
-from skipsearch.decoding.loop import DecodeLoop
-from skipsearch.drafters.base import PartialPass
 from skipsearch.drafters.exits import make_exit
 from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.drafters.skip.spec import Skip
-from skipsearch.engine import forward, is_batch_invariant
+from skipsearch.engine import is_batch_invariant
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.chat.chat_text import encode_chat, encode_prompt
@@ -70,47 +65,6 @@ class Run:
         self.prefills.append(result.stats.prefill_seconds)
         self.drafted += result.stats.drafted
         self.accepted += result.stats.accepted
-
-
-class SecondLook(DecodeLoop):
-    """An experiment: near-ties of a verify pass are decided by a pass over their row alone, which
-    rounds as plain decoding does.
-
-    gap: of the two best logits, up to which a token is decided again. again: how often it was.
-    """
-
-    gap = 0.0
-    again = 0
-
-    def _run_full_model(
-        self,
-        request: Any,
-        tokens: Tensor,
-        last_only: bool = False,
-        partial_pass: PartialPass | None = None,
-    ) -> Tensor:
-        logits = super()._run_full_model(request, tokens, last_only, partial_pass)
-        if last_only or tokens.shape[1] == 1:
-            return logits
-        best = logits[0].float().topk(2).values
-        near = (best[:, 0] - best[:, 1] <= self.gap).tolist()
-        chosen, drafted = logits[0].argmax(dim=-1).tolist(), tokens[0, 1:].tolist()
-        cache, planner = request.ctx.cache, request.ctx.planner
-        for i, token in enumerate(chosen):
-            if near[i]:
-                alone = forward(
-                    self.model,
-                    tokens[:, i : i + 1],
-                    cache,
-                    planner.plan_chain(cache.length + i, 1),
-                    last_only=True,
-                )[0, -1]
-                logits = logits.clone()
-                logits[0, i], token = alone, int(alone.argmax())
-                self.again += 1
-            if i < len(drafted) and token != drafted[i]:
-                break  # nothing behind the first rejected token is read
-        return logits
 
 
 def prompts_of(model: ModelAdapter, path: Path, count: int, chat: bool) -> list[list[int]]:
@@ -159,11 +113,6 @@ def runs_of(model: ModelAdapter, args: argparse.Namespace) -> dict[str, Run]:
         }
     except DecodeError as error:
         print(f"  no exact decoding: {error}")
-    if args.decide_again is not None and not is_batch_invariant(model):
-        again = Decoder(model, recipe, module_folders=folders)
-        again.loop.__class__ = SecondLook
-        again.loop.gap = args.decide_again  # type: ignore[attr-defined]
-        runs["drafted, near-ties again"] = Run(again)
     return runs
 
 
@@ -245,7 +194,6 @@ def measured(model: ModelAdapter, args: argparse.Namespace) -> dict[str, Any]:
     pairs = [
         ("exact plain", "plain"),
         ("exact drafted", "drafted"),
-        ("drafted, near-ties again", "drafted"),
         ("drafted", "plain"),
     ]
     for one, other in ((one, other) for one, other in pairs if one in runs):
@@ -254,8 +202,6 @@ def measured(model: ModelAdapter, args: argparse.Namespace) -> dict[str, Any]:
             found["times"][f"prefill, {one} / {other}"] = ratio(
                 runs[one].prefills, runs[other].prefills
             )
-    if (again := runs.get("drafted, near-ties again")) is not None:
-        found["decided again"] = again.decoder.loop.again  # type: ignore[attr-defined]
     found["milliseconds a token"] = {
         name: 1000 * statistics.median(s for s in run.seconds if s == s)
         for name, run in runs.items()
@@ -278,8 +224,6 @@ def show(found: dict[str, Any]) -> None:
         print(f"  time {name:37} {times['median']:.3f} ({times['low']:.3f}-{times['high']:.3f})")
     for name, (accepted, drafted) in found["accepted"].items():
         print(f"  {name:42} {accepted} of {drafted} drafted tokens accepted")
-    if "decided again" in found:
-        print(f"  {found['decided again']} tokens were decided again")
 
 
 def main() -> None:
@@ -301,12 +245,6 @@ def main() -> None:
         "--transformers",
         action="store_true",
         help="compare the engine hf with transformers' own generate, too",
-    )
-    parser.add_argument(
-        "--decide-again",
-        type=float,
-        metavar="GAP",
-        help="decide near-ties of up to this gap again by a pass over one row",
     )
     parser.add_argument("--out", type=Path, help="write all of it as JSON")
     args = parser.parse_args()
