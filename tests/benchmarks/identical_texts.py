@@ -191,11 +191,7 @@ def measured(model: ModelAdapter, args: argparse.Namespace) -> dict[str, Any]:
         theirs = texts_of_transformers(model, prompts, args.tokens)
         for name, run in runs.items():
             found["texts"][f"{name} = transformers"] = compared(model, prompts, theirs, run.texts)
-    pairs = [
-        ("exact plain", "plain"),
-        ("exact drafted", "drafted"),
-        ("drafted", "plain"),
-    ]
+    pairs = [("exact plain", "plain"), ("exact drafted", "drafted"), ("drafted", "plain")]
     for one, other in ((one, other) for one, other in pairs if one in runs):
         found["times"][f"{one} / {other}"] = ratio(runs[one].seconds, runs[other].seconds)
         if one.startswith("exact"):
