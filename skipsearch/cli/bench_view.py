@@ -124,11 +124,11 @@ def print_batches(console: Terminal, rows: Sequence[BatchRow]) -> None:
 
 def print_scores(console: Terminal, rows: Sequence[ScoreRow]) -> None:
     """Print the scores of each system, greedy and sampled."""
-    table = _make_table("sampling", "system", "metric", "score", "95 %", "answers", "identical")
+    table = _make_table("system", "sampling", "metric", "score", "95 %", "answers", "identical")
     for r in rows:
         table.add_row(
-            r.sampling,
             r.system,
+            r.sampling,
             r.metric,
             f"{r.score.mean:.3f}",
             f"{r.score.low:.3f}–{r.score.high:.3f}",

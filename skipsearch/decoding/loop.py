@@ -130,8 +130,7 @@ class DecodeLoop:
         """Yield the committed tokens of each round. The first chunk is the prefill's single token.
 
         cache_source: lends the KV cache; None: use a cache of this loop. trace: records the
-        proposals.
-        """
+        proposals."""
         with (cache_source or self).lease(
             prepared.prompt_ids,
             self._count_slots(len(prepared.prompt_ids) + prepared.stop_condition.max_new_tokens),
@@ -488,9 +487,8 @@ class DecodeLoop:
     def _count_slots(self, n_tokens: int) -> int:
         """Return the number of cache slots for a request.
 
-        n_tokens: the most tokens that prompt and answer can have. A chain never goes beyond the
-        last of them, so it needs no slots of its own. Siblings and passes that choose a mask do
-        (`scratch_slots`): theirs come after the slot of that last token.
+        n_tokens: the most tokens that prompt and answer can have. A chain stays within them.
+        Siblings and passes that choose a mask need slots after them (`scratch_slots`).
         """
         n_tokens += self._scratch_slots
         # Padding rows of an exact pass write to slots after the last token. Slots are rounded up to
