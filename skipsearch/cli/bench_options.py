@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from skipsearch.bench import BenchRequest, System
     from skipsearch.models import ModelAdapter
     from skipsearch.profile import Profile
-    from skipsearch.tasks import Prompt
+    from skipsearch.tasks import Prompt, Task
 
 OUR_SYSTEMS = (
     "plain; profile (also called recipe); profile:lookup or profile:skip (one drafter of the "
@@ -165,16 +165,24 @@ def _make_requests(
     They are the task's hold-out prompts, or random token ids for a model without a tokenizer.
     """
     from skipsearch.bench import make_random_requests, make_task_requests
-    from skipsearch.replay.workload import context_warnings, make_workload, template_warnings
-    from skipsearch.tasks import load_task
+    from skipsearch.replay.workload import make_workload
 
     if model.tokenizer is None:
         warn([f"{model.spec.id} has no tokenizer, so its prompts are random tokens"])
         return "random tokens", make_random_requests(model, n_requests)
-    chosen = load_task(task, data=data)
-    warn([*chosen.notes, *context_warnings(chosen, model.spec), *template_warnings(chosen, model)])
+    chosen = load_bench_task(model, task, data)
     held_out = balance_categories(chosen.holdout, n_requests)
     return chosen.name, make_task_requests(model, make_workload(model, chosen, held_out), held_out)
+
+
+def load_bench_task(model: ModelAdapter, task: str, data: Path | None) -> Task:
+    """Load a task, and warn of what it means for this model. Raises: TaskError."""
+    from skipsearch.replay.workload import context_warnings, template_warnings
+    from skipsearch.tasks import load_task
+
+    chosen = load_task(task, data=data)
+    warn([*chosen.notes, *context_warnings(chosen, model.spec), *template_warnings(chosen, model)])
+    return chosen
 
 
 def balance_categories(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

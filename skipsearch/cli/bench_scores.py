@@ -14,19 +14,11 @@ from skipsearch.cli.bench_options import (
     Prompts,
     TaskData,
     TaskName,
+    load_bench_task,
     prepare_systems,
     require_own_systems,
 )
-from skipsearch.cli.options import (
-    Activations,
-    Device,
-    Dtype,
-    Engine,
-    Json,
-    Quantization,
-    Threads,
-    warn,
-)
+from skipsearch.cli.options import Activations, Device, Dtype, Engine, Json, Quantization, Threads
 
 
 def scores(
@@ -74,7 +66,6 @@ def scores(
     from skipsearch.cli.bench_view import print_scores
     from skipsearch.cli.consoles import err, out, print_json
     from skipsearch.cli.progress import ProgressBar
-    from skipsearch.replay.workload import context_warnings, template_warnings
     from skipsearch.tasks import load_task
 
     if task is not None:
@@ -93,8 +84,7 @@ def scores(
         threads,
         add_hf_generate=False,
     )
-    chosen, spec = load_task(setup.task, data=data), setup.model.spec
-    warn([*chosen.notes, *context_warnings(chosen, spec), *template_warnings(chosen, setup.model)])
+    chosen, spec = load_bench_task(setup.model, setup.task, data), setup.model.spec
     ours = [system for system in setup.systems if isinstance(system, SkipsearchSystem)]
     with ProgressBar(err) as bar:
         running = bar.add_task("answering", total=None)

@@ -3,7 +3,7 @@
 The check runs on random tokens. Its scenarios are one pass, several passes, a rollback of all draft
 tokens, a rollback of some, and siblings of a tree. The tolerance is far below the effect of one
 visible key more or less, which is measured on the same tokens. In 16 bits, it is at least the
-effect of one more rounding of each layer's output.
+effect of rounding each layer otherwise.
 """
 
 from __future__ import annotations
