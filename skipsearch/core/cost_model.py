@@ -148,6 +148,24 @@ class OnePassDraftCosts(Costs):
 
 
 @dataclass(frozen=True)
+class ReadingCosts(Costs):
+    """Costs of drafts that read other weights than a plain pass, or fewer rows of the head.
+
+    `sublayers` and `overhead` are those of a draft step, `verify` those of a full pass.
+    plain_pass: seconds of a draft step of the model as it is stored, with nothing skipped.
+    shares_weights: whether drafts read the weights that a verify pass reads.
+    """
+
+    plain_pass: float = 0.0
+    shares_weights: bool = True
+
+    def skipped_share(self, mask: SkipMask) -> float:
+        if not self.shares_weights:
+            return 1.0  # nothing that verification reads was just read
+        return 1 - self.draft_step_seconds(mask) / self.plain_pass if self.plain_pass else 0.0
+
+
+@dataclass(frozen=True)
 class ResumedVerifyCosts(Costs):
     """Costs of an early-exit draft, whose verify pass resumes at the layer where the draft left the
     model.

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import READ_ALL, Reading
 from skipsearch.core.registry import resolve_name
 from skipsearch.core.schema_types import Fraction, FrozenModel, ModuleRef
 from skipsearch.errors import DecodeError, SkipSearchError
@@ -126,6 +127,11 @@ class DrafterSpec(FrozenModel):
         Raises: MaskError.
         """
         return None
+
+    @property
+    def reading(self) -> Reading:
+        """What its draft passes read of the model, besides what the mask skips."""
+        return READ_ALL
 
     @property
     def scratch_slots(self) -> int:

@@ -274,7 +274,7 @@ class Profile(FrozenModel):
                     mask = drafter.mask(self.model.n_layers)
                 except MaskError as error:
                     raise broken_rule(f"{key}.{i}", str(error)) from error
-                if mask is not None and not mask.n_skipped:
+                if mask is not None and not mask.n_skipped and drafter.reading.is_everything:
                     raise broken_rule(f"{key}.{i}", "it skips nothing, so it is no draft")
                 if drafter in drafters[:i]:
                     raise broken_rule(

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import Vocabulary
 from skipsearch.engine import no_grad, run_layers
 from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import SearchError
@@ -36,6 +37,9 @@ RECURRENT_NOTE = (
     "are chains without siblings"
 )
 MAX_RANK = 5  # the largest number of siblings, plus one
+NEVER = 2**31 - 1  # no text is so long
+
+Judgement = tuple[Tensor, Tensor, Tensor]  # acceptance, confidence and rank, [N] each
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,14 @@ class PromptReplay:
 
 
 class Replay:
-    """The full model's continuations of prompts, on which any mask can be judged."""
+    """The full model's continuations of prompts, on which any mask can be judged.
+
+    draft_model: the model that drafts, unless a call names another; None: the verifying model.
+    vocabulary: the tokens that drafts can propose; None: all.
+    """
+
+    draft_model: ModelAdapter | None = None
+    vocabulary: Vocabulary | None = None
 
     def __init__(
         self,
@@ -100,8 +111,14 @@ class Replay:
             )
         kind = RecurrentReplayBatches if model.spec.is_recurrent else ReplayBatches
         self.batches = kind(model, prompt_ids, self.continuations, sampling, max_kv_bytes)
+        self._text_counts: Tensor | None = None  # [V], made when it is needed
 
-    @no_grad
+    def with_draft(self, draft_model: ModelAdapter | None, vocabulary: Vocabulary | None) -> Replay:
+        """Return a replay of the same texts for drafts of another model or vocabulary."""
+        replay = copy(self)
+        replay.draft_model, replay.vocabulary = draft_model, vocabulary
+        return replay
+
     def __call__(
         self,
         mask: SkipMask,
@@ -114,12 +131,26 @@ class Replay:
         max_prompts: judge about this many prompts. batch_indices: judge these batches. None: all.
         draft_model: the model that drafts, if its weights differ from the verifying model's.
         """
+        draft_model = draft_model or self.draft_model
+        return self.judge(mask, [self.vocabulary], max_prompts, batch_indices, draft_model)[0]
+
+    @no_grad
+    def judge(
+        self,
+        mask: SkipMask,
+        vocabularies: Sequence[Vocabulary | None],
+        max_prompts: int | None = None,
+        batch_indices: Sequence[int] | None = None,
+        draft_model: ModelAdapter | None = None,
+    ) -> list[list[PromptReplay]]:
+        """Judge a mask with each vocabulary, from the same passes. Arguments are as for a call."""
         # Below this layer the draft equals the full model.
         first = (
             0 if draft_model is not None else min(mask.sublayers, default=2 * mask.n_layers) // 2
         )
         prompts: list[tuple[int, int]] = []  # (prompt index, positions)
-        judged: list[tuple[Tensor, Tensor, Tensor]] = []  # (acceptance, confidence, rank) by batch
+        # (acceptance, confidence, rank) by vocabulary and batch
+        judged: list[list[Judgement]] = [[] for _ in vocabularies]
         for b in (
             self.batches.subset(max_prompts)
             if batch_indices is None
@@ -128,10 +159,18 @@ class Replay:
             states = run_layers(
                 draft_model or self.model, b.hidden_states[first], b.cache, b.plan, mask, first
             )
-            judged.append(
-                self._judge_batch(b, unpad(states, b.valid_positions), draft_model or self.model)
+            of_batch = self._judge_batch(
+                b, unpad(states, b.valid_positions), draft_model or self.model, vocabularies
             )
+            for by_batch, judgement in zip(judged, of_batch, strict=True):
+                by_batch.append(judgement)
             prompts += zip(b.prompt_indices, b.n_valid, strict=True)
+        return [self._split_prompts(prompts, by_batch) for by_batch in judged]
+
+    def _split_prompts(
+        self, prompts: Sequence[tuple[int, int]], judged: Sequence[Judgement]
+    ) -> list[PromptReplay]:
+        """Return the replay of each prompt, in order. prompts: (index, positions) of each."""
         ends = np.cumsum([length for _, length in prompts])[:-1]
         by_prompt = zip(
             prompts,
@@ -189,31 +228,80 @@ class Replay:
         )
 
     def _judge_batch(
-        self, b: ReplayBatch, states: Tensor, draft_model: ModelAdapter
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (acceptance, confidence, rank), all [N], at the batch's positions.
+        self,
+        b: ReplayBatch,
+        states: Tensor,
+        draft_model: ModelAdapter,
+        vocabularies: Sequence[Vocabulary | None],
+    ) -> list[Judgement]:
+        """Judge the batch's positions with each vocabulary.
 
         states: [N, H], the input of the head.
         """
-        labels, judged = b.labels.flatten()[b.valid_positions], []
+        labels = b.labels.flatten()[b.valid_positions]
+        n_columns = b.labels.shape[1]
+        first_uses = [
+            None if v is None else self._first_uses(b.prompt_indices, v) for v in vocabularies
+        ]
+        judged: list[list[Judgement]] = [[] for _ in vocabularies]
         for chunk in logit_chunks(self.model, len(states)):
             logits = draft_model.head(states[chunk][None])[0]
-            if b.target_probs is None or self.batches.sampler is None:
-                token, top = greedy_token(logits)
-                judged.append((token == labels[chunk], top, token_ranks(labels[chunk], logits)))
-            else:
-                q = self.batches.sampler.warp_to_probs(logits)
-                judged.append(
-                    (
-                        accept_probability(
-                            q.gather(1, labels[chunk, None])[:, 0], b.target_probs[chunk]
-                        ),
-                        q.amax(dim=-1),
-                        labels[chunk],
+            positions = b.valid_positions[chunk].to(logits.device)
+            for of_vocabulary, first_use in zip(judged, first_uses, strict=True):
+                masked = logits
+                if first_use is not None:
+                    is_missing = (
+                        first_use[positions // n_columns] > (positions % n_columns)[:, None]
                     )
-                )
-        acceptance, confidence, rank = zip(*judged, strict=True)
-        return torch.cat(acceptance), torch.cat(confidence), torch.cat(rank)
+                    masked = logits.masked_fill(is_missing, float("-inf"))
+                target_probs = None if b.target_probs is None else b.target_probs[chunk]
+                of_vocabulary.append(self._judge_logits(masked, labels[chunk], target_probs))
+        return [
+            (torch.cat(acceptance), torch.cat(confidence), torch.cat(rank))
+            for acceptance, confidence, rank in (zip(*parts, strict=True) for parts in judged)
+        ]
+
+    def _judge_logits(
+        self, logits: Tensor, labels: Tensor, target_probs: Tensor | None
+    ) -> Judgement:
+        """Return (acceptance, confidence, rank) of logits [N, V]. labels: [N], the next tokens."""
+        if target_probs is None or self.batches.sampler is None:
+            token, top = greedy_token(logits)
+            return token == labels, top, token_ranks(labels, logits)
+        q = self.batches.sampler.warp_to_probs(logits)
+        acceptance = accept_probability(q.gather(1, labels[:, None])[:, 0], target_probs)
+        return acceptance, q.amax(dim=-1), labels
+
+    def _first_uses(self, prompt_indices: Sequence[int], vocabulary: Vocabulary) -> Tensor:
+        """Return from which generated token on each token can be drafted, [prompts, V].
+
+        0: from the first one on. A token of the vocabulary that only this prompt's continuation has
+        counts as unknown until it occurs, because another prompt would not bring it.
+        """
+        device, vocab_size = self.model.spec.device, self.model.spec.vocab_size
+        shared = torch.full((vocab_size,), NEVER, dtype=torch.int32, device=device)
+        shared[list(vocabulary.token_ids())] = 0
+        first_uses = shared.repeat(len(prompt_indices), 1)
+        for first_use, p in zip(first_uses, prompt_indices, strict=True):
+            text = self.continuations[p]
+            # Reversed, so that the first occurrence of a token is written last.
+            own = dict(zip(reversed(text), reversed(range(len(text))), strict=True))
+            ids = torch.tensor(list(own), device=device)
+            only_here = ids[self._n_texts_with(ids) == 1]
+            first_use[only_here[only_here >= vocabulary.lowest]] = NEVER
+            steps = torch.tensor(list(own.values()), dtype=torch.int32, device=device)
+            first_use[ids] = torch.minimum(first_use[ids], steps)
+            first_use[torch.tensor(self.prompt_ids[p], device=device)] = 0
+        return first_uses
+
+    def _n_texts_with(self, token_ids: Tensor) -> Tensor:
+        """Return the number of continuations that have each token, [n]."""
+        if self._text_counts is None:
+            counts = torch.zeros(self.model.spec.vocab_size, dtype=torch.int32)
+            for text in self.continuations:
+                counts[list(set(text))] += 1
+            self._text_counts = counts.to(token_ids.device)
+        return self._text_counts[token_ids]
 
 
 def accept_probability(q: Tensor, p: Tensor) -> Tensor:

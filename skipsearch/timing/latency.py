@@ -9,6 +9,7 @@ pass of another kind they are not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -22,6 +23,7 @@ from skipsearch.core.cost_model import Costs
 from skipsearch.core.machine import synchronize
 from skipsearch.core.mask import SkipMask
 from skipsearch.decoding.acceptance import accept_greedy
+from skipsearch.drafters.base import TokenSampler
 from skipsearch.engine import draft_chain, draft_step, forward, no_grad
 from skipsearch.engine.sampler import GreedySampler
 from skipsearch.models.adapter import ModelAdapter
@@ -54,7 +56,7 @@ def measure_costs(model: ModelAdapter, max_draft: int, context: int, repeats: in
 
 def time_plain_pass(model: ModelAdapter, context: int, repeats: int = 9) -> float:
     """Return the seconds of a pass over one token, the median of `repeats`."""
-    rounds = _RoundTimer(model, 0, context)
+    rounds = RoundTimer(model, 0, context)
     rounds.time_plain()  # warm-up
     return median([rounds.time_plain() for _ in range(repeats)])
 
@@ -80,7 +82,7 @@ def measure_latency(
     of the plain passes before and after its sweep, because the speed of a shared machine changes
     within seconds.
     """
-    n, rounds = model.spec.n_layers, _RoundTimer(model, max_draft, context)
+    n, rounds = model.spec.n_layers, RoundTimer(model, max_draft, context)
     everything = tuple(range(n))
     masks_run = [
         SkipMask(n, attn=everything),
@@ -220,12 +222,14 @@ def _fit_cold_penalty(
     return float(cold), np.exp(warm).tolist()
 
 
-class _RoundTimer:
+class RoundTimer:
     """A timer of passes after `context` tokens of text, in the order of a decode loop."""
 
     @no_grad
     def __init__(self, model: ModelAdapter, max_draft: int, context: int):
-        self.model, self.device, self.sampler = model, model.spec.device, GreedySampler()
+        self.model, self.device = model, model.spec.device
+        self.draft_model: ModelAdapter = model
+        self.sampler: TokenSampler = GreedySampler()  # of draft tokens
         longest = 1 + max(max_draft, EXTRA_STEPS_IN_CALL)
         if model.spec.context_length is not None:
             # Learned positions end at the context length.
@@ -255,6 +259,12 @@ class _RoundTimer:
             )
             is not None
         )
+
+    def with_draft(self, draft_model: ModelAdapter, sampler: TokenSampler) -> RoundTimer:
+        """Return a timer whose draft steps run another model, on the same cache."""
+        timer = copy(self)
+        timer.draft_model, timer.sampler = draft_model, sampler
+        return timer
 
     @no_grad
     def time_plain(self) -> float:
@@ -313,7 +323,7 @@ class _RoundTimer:
         """Run draft steps. steps: more than 1 only if the engine drafts in one call."""
         if self.drafts_in_one_call:
             draft_chain(
-                self.model,
+                self.draft_model,
                 self.tokens[:, :1],
                 self.cache,
                 self.planner,
@@ -325,7 +335,7 @@ class _RoundTimer:
             return
         plan = self.planner.plan_chain(self.context, 1)
         scored = draft_step(
-            self.model, self.tokens[:, :1], self.cache, plan, mask, self.sampler, True
+            self.draft_model, self.tokens[:, :1], self.cache, plan, mask, self.sampler, True
         )
         self.sampler.draw(scored)
         assert scored.confidence is not None

@@ -34,6 +34,11 @@ class Calibration:
     objective: ReplayObjective
     trained: tuple[TrainedDraft, ...] = ()  # the modules that fit the model
 
+    @property
+    def context(self) -> int:
+        """The context length, in tokens, at which costs are compared."""
+        return main_context(self.objective.replay.context_lengths())
+
 
 def calibrate(
     model: ModelAdapter,

@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from skipsearch.core.machine import describe_machine, software_versions
+from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import Trial
 from skipsearch.decoding import Decoder
 from skipsearch.models.adapter import ModelAdapter
@@ -38,7 +39,7 @@ from skipsearch.tuning.events import (
     ignore_event,
     make_progress_callback,
 )
-from skipsearch.tuning.objective import Objective
+from skipsearch.tuning.objective import Objective, ReplayObjective
 from skipsearch.tuning.profile_builder import build_profile, make_provenance
 from skipsearch.tuning.race import (
     MAX_FINALISTS,
@@ -49,6 +50,7 @@ from skipsearch.tuning.race import (
     select_finalists,
     select_online_candidates,
 )
+from skipsearch.tuning.readings import ReadingSearch, choose_reading, find_other_readings
 from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.settings import (
     DEFAULT_SEARCHER,
@@ -81,6 +83,7 @@ def tune(
     drafters: str = "auto",
     never_skip: Collection[int] = (),
     modules: Path | None = None,
+    draft_memory: int | None = None,
 ) -> Profile:
     """Search the fastest recipe for `model` on `task`, and measure it here.
 
@@ -98,6 +101,8 @@ def tune(
     never_skip: flat numbers of sub-layers that no draft skips: attention of layer i is 2i, its MLP
     2i + 1. `parse_sublayers` reads them from text.
     modules: a folder of trained drafters' modules.
+    draft_memory: bytes that a draft's copy of the weights may take; None: half of the free memory
+    for all formats together. 0: drafts read the weights as they are stored.
 
     Raises: SearchError, TaskError, ModuleError. After a KeyboardInterrupt, all judged masks are in
     the study.
@@ -114,6 +119,7 @@ def tune(
         frozenset(never_skip),
         modules,
         remeasure,
+        draft_memory,
     )
     settings.check_model(model.spec)
     started = perf_counter()
@@ -132,7 +138,7 @@ def tune(
         on_event(Forecast(perf_counter() - started, search_s, decoding_s))
 
     search = search_masks(model, calibration, settings, store, on_event, report_forecast)
-    candidates = select_candidates(search.best, calibration, settings, on_event)
+    candidates = select_candidates(search, calibration, settings, on_event)
     on_event(StageStarted("racing the best recipes under real decoding of calibration prompts"))
     rungs = ONLINE_RACE_RUNGS if settings.chooses_masks_online else RACE_RUNGS
     winner, raced = race_candidates(model, prompts, candidates, seed, on_event, rungs)
@@ -142,7 +148,7 @@ def tune(
     winner = confirm(model, winner, holdout, seed, on_event)
     assert winner.measurement is not None
     if store:
-        _store_findings(store, calibration, raced, winner)
+        _store_findings(store, search.objective, raced, winner)
     return build_profile(
         model,
         task,
@@ -188,8 +194,11 @@ def _open_study(
 class SearchOutcome:
     """The best masks of a search."""
 
+    objective: ReplayObjective  # for drafts that read what the search chose
     best: Sequence[Trial] = ()  # best first
     n_judged: int = 0  # masks
+    # the best recipes whose drafts read something else
+    other_readings: Sequence[Candidate] = ()
 
 
 def search_masks(
@@ -205,17 +214,21 @@ def search_masks(
     Closes the study. report_forecast: is called before the first trial with the time limit in
     seconds; None if only the number of trials is limited.
     """
-    history = store.trials() if store else []
+    history, n_layers = store.trials() if store else [], model.spec.n_layers
     if not settings.searches_masks:
         if store:
             store.close()
         report_forecast(0.0)
-        return SearchOutcome()
-    by_replay = calibration.objective
+        return SearchOutcome(calibration.objective)
+    readings = ReadingSearch(
+        calibration.objective, calibration.context, on_event, settings.draft_memory
+    )
+    reading = choose_reading(readings, store, n_layers, on_event)
+    by_replay = readings.objective_for(reading)
     on_event(StageStarted("ranking sub-layers by what skipping each alone costs"))
     evidence = collect_evidence(by_replay.replay, by_replay.costs, make_progress_callback(on_event))
     problem = SearchProblem(
-        model.spec.n_layers, settings.never_skip, evidence, settings.seed, settings.whole_layers
+        n_layers, settings.never_skip, evidence, settings.seed, settings.whole_layers
     )
     objective: Objective = by_replay
     if settings.objective == "wall":
@@ -239,23 +252,29 @@ def search_masks(
         settings.limit_s,
         settings.max_trials,
     )
-    search.run(settings.searcher)
+    search.run(settings.searcher, () if reading.is_everything else (SkipMask(n_layers),))
     count = REFINED_MASKS if settings.objective == "replay" else MAX_FINALISTS
-    return SearchOutcome(search.best_trials(count), len(search.judged_trials))
+    best = search.best_trials(count)
+    return SearchOutcome(
+        by_replay,
+        best,
+        len(search.judged_trials),
+        find_other_readings(readings, reading, best[0].mask, on_event),
+    )
 
 
 def select_candidates(
-    trials: Sequence[Trial],
-    calibration: Calibration,
-    settings: TuneSettings,
-    on_event: TuneListener,
+    search: SearchOutcome, calibration: Calibration, settings: TuneSettings, on_event: TuneListener
 ) -> list[Candidate]:
-    """Return the recipes to race. trials: the best masks."""
+    """Return the recipes to race."""
     if settings.shape is not None and settings.chooses_masks_online:
         return select_online_candidates(
             settings.shape, calibration.objective, calibration.workload, on_event
         )
-    return select_finalists(trials, calibration.objective, calibration.trained, settings.modules)
+    finalists = select_finalists(
+        search.best, search.objective, calibration.trained, settings.modules, calibration.objective
+    )
+    return [*finalists, *search.other_readings]
 
 
 def confirm(
@@ -275,10 +294,9 @@ def confirm(
 
 
 def _store_findings(
-    store: StudyStore, calibration: Calibration, raced: Sequence[Candidate], winner: Candidate
+    store: StudyStore, objective: ReplayObjective, raced: Sequence[Candidate], winner: Candidate
 ) -> None:
     """Store in the study what a report shows besides the trials."""
-    objective = calibration.objective
     measured = [candidate.describe_measurement("calibration") for candidate in raced]
     measured.append(winner.describe_measurement("holdout"))
     store.set_attr("raced", [event.as_dict() for event in measured])

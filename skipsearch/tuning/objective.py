@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from math import sqrt
 from typing import Any, Protocol
@@ -11,12 +12,14 @@ import numpy as np
 
 from skipsearch.core.cost_model import Costs, OnePassDraftCosts
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import READ_ALL, Reading
 from skipsearch.core.recipe import DrafterSpec, Recipe
 from skipsearch.core.stats import Trial
 from skipsearch.drafters.exits import DraftPolicy
 from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.drafters.s3d.spec import DraftTree
 from skipsearch.drafters.skip.spec import Skip
+from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.lookup_replay import LookupProposals, LookupReplay, lookup_grid
 from skipsearch.replay.parallel_draft import DraftRanks, nodes_by_depth
 from skipsearch.replay.replay import PromptReplay, Replay
@@ -70,11 +73,6 @@ class Objective(Protocol):
         """Return the trial of a mask. It names the recipe with which the mask was judged."""
 
 
-def make_skip_spec(mask: SkipMask, policy: DraftPolicy) -> Skip:
-    """Return the skip drafter of a mask and a draft policy."""
-    return Skip.from_mask(mask, policy.draft_length, policy.exit, policy.siblings)
-
-
 class ReplayObjective:
     """An objective that predicts seconds per token, from one replay and the latency table.
 
@@ -92,8 +90,18 @@ class ReplayObjective:
 
     fidelity = "replay"
 
-    def __init__(self, replay: Replay, costs: Costs, shapes: Sequence[str] = ("skip",)):
-        self.replay, self.costs = replay, costs
+    def __init__(
+        self,
+        replay: Replay,
+        costs: Costs,
+        shapes: Sequence[str] = ("skip",),
+        reading: Reading = READ_ALL,
+    ):
+        """Make an objective.
+
+        reading: what a draft pass reads. `replay` and `costs` are those of such drafts.
+        """
+        self.replay, self.costs, self.reading = replay, costs, reading
         self.shapes = tuple(map(RecipeShape.parse, shapes))  # allowed shapes of a recipe
         self.max_draft = len(costs.verify) - 1
         self.coarse_policies = coarse_policies(self.max_draft)
@@ -111,7 +119,25 @@ class ReplayObjective:
 
     def fresh_copy(self) -> ReplayObjective:
         """Return a copy for another search, without a best mask so far."""
-        return ReplayObjective(self.replay, self.costs, list(map(str, self.shapes)))
+        return ReplayObjective(self.replay, self.costs, list(map(str, self.shapes)), self.reading)
+
+    def with_reading(
+        self, reading: Reading, draft_model: ModelAdapter | None, costs: Costs
+    ) -> ReplayObjective:
+        """Return an objective for drafts that read something else.
+
+        draft_model: the model that drafts, with its whole head; None: the verifying model. costs:
+        of such drafts.
+        """
+        objective = copy(self)
+        objective.replay = self.replay.with_draft(draft_model, reading.vocabulary)
+        objective.costs, objective.reading = costs, reading
+        objective._leader, objective._last_rounds = [], None
+        return objective
+
+    def make_skip_spec(self, mask: SkipMask, policy: DraftPolicy) -> Skip:
+        """Return the skip drafter of a mask and a draft policy."""
+        return Skip.from_mask(mask, policy.draft_length, policy.exit, policy.siblings, self.reading)
 
     @property
     def plain_pass_s(self) -> float:
@@ -197,6 +223,14 @@ class ReplayObjective:
         return self._predict_best(
             rounds, mask, fine_policies(self.max_draft), [_lookups_of(coarse)], siblings=siblings
         )
+
+    def predict_coarse(self, rounds: RoundTable, mask: SkipMask) -> Candidate:
+        """Return the best recipe with this mask among the settings of the mask search.
+
+        rounds: from the replay of some prompts with this mask.
+        """
+        lookups = self.list_lookups(self.searched_shape.after_lookup)[:1]
+        return self._predict_best(rounds, mask, self.coarse_policies, lookups)
 
     def best_trained(
         self, draft: TrainedDraft, after_lookup: bool, siblings: bool = True
@@ -307,13 +341,14 @@ class ReplayObjective:
         mask: SkipMask,
         policies: Sequence[DraftPolicy],
         lookup_options: Sequence[tuple[Lookup, ...]],
-        make_spec: Callable[[SkipMask, DraftPolicy], DrafterSpec] = make_skip_spec,
+        make_spec: Callable[[SkipMask, DraftPolicy], DrafterSpec] | None = None,
         siblings: bool = False,
         costs: Costs | None = None,
     ) -> Candidate:
         """Return the best recipe over all policies and lookups.
 
-        siblings: also try siblings, with the best of the policies. costs: None: `self.costs`.
+        make_spec: makes the last drafter; None: `make_skip_spec`. siblings: also try siblings, with
+        the best of the policies. costs: None: `self.costs`.
         """
         costs = costs or self.costs
         siblings = siblings and not self.replay.model.spec.is_recurrent
@@ -337,7 +372,7 @@ class ReplayObjective:
         assert best is not None
         _, policy, lookups, proposals = best
         return Candidate.from_prediction(
-            Recipe((*lookups, make_spec(mask, policy))),
+            Recipe((*lookups, (make_spec or self.make_skip_spec)(mask, policy))),
             simulate(rounds, mask, policy, costs, proposals),
             self.plain_pass_s,
         )

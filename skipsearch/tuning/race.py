@@ -33,14 +33,17 @@ def select_finalists(
     objective: ReplayObjective,
     trained: Sequence[TrainedDraft] = (),
     modules: Path | None = None,
+    base: ReplayObjective | None = None,
 ) -> list[Candidate]:
     """Return the recipes to race, each with its best settings, fastest first.
 
     The best recipe of each shape takes part, so that a wrong prediction costs no more than the
     race. The best recipe without siblings takes part, too. The fastest predicted recipes fill the
     remaining places.
-    trials: the best masks that were judged. trained: the modules in the folder `modules`.
+    trials: the best masks that were judged. trained: the modules in the folder `modules`. base: the
+    objective for trained drafts; None: `objective`.
     """
+    base = base or objective
     by_shape: dict[RecipeShape, list[Candidate]] = {shape: [] for shape in objective.shapes}
     for trial in trials:  # masks in the outer loop: the objective keeps the latest replay
         for shape, candidates in by_shape.items():
@@ -50,13 +53,14 @@ def select_finalists(
         if shape.kind == "lookup":
             candidates.append(objective.best_lookup())
         candidates += [
-            objective.best_trained(draft, shape.after_lookup)
+            base.best_trained(draft, shape.after_lookup)
             for draft in trained
             if draft.kind == shape.kind
         ]
         candidates.sort(key=_predicted_time)
     finalists = [best for best, *_ in filter(None, by_shape.values())]
-    finalists += _best_without_siblings(min(finalists, key=_predicted_time), objective, trained)
+    best = min(finalists, key=_predicted_time)
+    finalists += _best_without_siblings(best, objective, base, trained)
     others = sorted(
         (candidate for _, *rest in filter(None, by_shape.values()) for candidate in rest),
         key=_predicted_time,
@@ -70,7 +74,10 @@ def select_finalists(
 
 
 def _best_without_siblings(
-    best: Candidate, objective: ReplayObjective, trained: Sequence[TrainedDraft]
+    best: Candidate,
+    objective: ReplayObjective,
+    base: ReplayObjective,
+    trained: Sequence[TrainedDraft],
 ) -> list[Candidate]:
     """Return the best recipe of the same mask or module without siblings; [] if `best` has none."""
     after_lookup = RecipeShape.parse(best.recipe.shape).after_lookup
@@ -78,7 +85,7 @@ def _best_without_siblings(
     for drafter in best.recipe.drafters:
         if isinstance(drafter, Adapted) and drafter.siblings:
             draft = next(draft for draft in trained if draft.ref == drafter.module)
-            candidates.append(objective.best_trained(draft, after_lookup, siblings=False))
+            candidates.append(base.best_trained(draft, after_lookup, siblings=False))
         elif isinstance(drafter, Skip) and drafter.siblings:
             mask = drafter.mask(objective.replay.model.spec.n_layers)
             candidates.append(objective.best_recipe(mask, after_lookup, fine=True, siblings=False))

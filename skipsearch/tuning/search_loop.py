@@ -46,15 +46,17 @@ class Search:
         }
         self.pending: frozenset[SkipMask] = frozenset()  # being measured by other processes
 
-    def run(self, searcher_name: str) -> None:
+    def run(self, searcher_name: str, first_masks: Iterable[SkipMask] = ()) -> None:
         """Judge the initial design, then proposed masks, until budget, trials or masks run out.
 
+        first_masks: masks that are judged before all others.
         Closes the study. Raises: SearchError if no mask could be judged, or if the study can no
         longer be reached.
         """
         learner = make_searcher(searcher_name, self.problem)
         seeds_itself = searcher_name in INITIAL_DESIGN or getattr(learner, "seeds_itself", False)
-        queue = {} if seeds_itself else self._initial_masks()
+        queue = dict.fromkeys(first_masks, searcher_name)
+        queue |= {} if seeds_itself else self._initial_masks()
         for trial in self.judged_trials.values():
             learner.tell(trial)
         try:

@@ -38,6 +38,7 @@ class TuneSettings:
     never_skip: frozenset[int]  # flat numbers of sub-layers
     modules: Path | None  # the folder of modules
     remeasure: bool  # whether a cached latency table is ignored
+    draft_memory: int | None = None  # bytes that a copy of the weights may take; None: no limit
 
     def __post_init__(self) -> None:
         if self.max_trials is not None and self.max_trials < 1:

@@ -270,6 +270,11 @@ class StudyStore:
         with self._storage_errors():
             self.study.set_user_attr(key, value)
 
+    def get_attr(self, key: str) -> Any:
+        """Return an attribute of the study; None if it is not set."""
+        with self._storage_errors():
+            return self.study.user_attrs.get(key)
+
     def _reap_stale_trials(self) -> list[FrozenTrial]:
         """Mark the trials of dead workers as failed, and return all trials.
 

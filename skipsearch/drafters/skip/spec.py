@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, field_validator
 
 from skipsearch.core.mask import SkipMask, format_sublayer_count
+from skipsearch.core.reading import READ_ALL, DraftWeights, Reading, Vocabulary
 from skipsearch.core.recipe import EXITS, DrafterInfo, DrafterSpec, Siblings, make_spec_union
 from skipsearch.core.schema_types import Layers, is_none
 from skipsearch.drafters.exits import Exit
@@ -22,10 +23,17 @@ else:
     AnyExit = make_spec_union(EXITS)
 
 
-class Skip(DrafterSpec):
-    """Drafts with the model itself, without the sub-layers of a mask.
+def is_stored(value: object) -> bool:
+    """Return whether the weights are the model's own: a file then omits the key."""
+    return value == "stored"
 
-    Each draft pass drafts one token, until the exit policy ends the draft.
+
+class Skip(DrafterSpec):
+    """Drafts with the model itself, which reads less of itself.
+
+    A draft pass leaves out the sub-layers of a mask. It may also read its weights in fewer bits,
+    and compute the logits of fewer tokens. Each pass drafts one token, until the exit policy ends
+    the draft.
     """
 
     kind: Literal["skip"] = "skip"
@@ -38,6 +46,17 @@ class Skip(DrafterSpec):
         description="layers whose attention the draft skips, 0..n_layers-1, ascending"
     )
     mlp: Layers = Field(description="layers whose MLP the draft skips, 0..n_layers-1, ascending")
+    weights: DraftWeights = Field(
+        default="stored",
+        exclude_if=is_stored,
+        description="number format of the draft's weights; left out: stored, as the model has them",
+    )
+    vocabulary: Vocabulary | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="tokens that the draft can propose, besides those of the request; left out: "
+        "all",
+    )
     exit: AnyExit
     siblings: Siblings | None = Field(
         default=None,
@@ -47,16 +66,28 @@ class Skip(DrafterSpec):
 
     @classmethod
     def from_mask(
-        cls, mask: SkipMask, draft_length: int, exit_policy: Exit, siblings: Siblings | None = None
+        cls,
+        mask: SkipMask,
+        draft_length: int,
+        exit_policy: Exit,
+        siblings: Siblings | None = None,
+        reading: Reading = READ_ALL,
     ) -> Skip:
-        """Return the settings that draft under a mask."""
+        """Return the settings that draft under a mask. reading: what a draft pass reads."""
         return cls(
             attn=mask.attn,
             mlp=mask.mlp,
+            weights=reading.weights,
+            vocabulary=reading.vocabulary,
             draft_length=draft_length,
             exit=exit_policy,
             siblings=siblings,
         )
+
+    @property
+    def reading(self) -> Reading:
+        """What a draft pass reads, besides the sub-layers that it skips."""
+        return Reading(self.weights, self.vocabulary)
 
     @field_validator("attn", "mlp")
     @classmethod
@@ -64,9 +95,11 @@ class Skip(DrafterSpec):
         return sorted_unique(layers)
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
+        from skipsearch.drafters.reduced import reduce_reading
         from skipsearch.drafters.skip.session import SkipDrafter
 
-        return SkipDrafter(self.mask(model.spec.n_layers), self.exit, self.siblings)
+        skip = SkipDrafter(self.mask(model.spec.n_layers), self.exit, self.siblings)
+        return reduce_reading(skip, model, self.reading)
 
     def mask(self, n_layers: int) -> SkipMask:
         return SkipMask(n_layers, self.attn, self.mlp)
@@ -78,7 +111,8 @@ class Skip(DrafterSpec):
     def __str__(self) -> str:
         skipped = format_sublayer_count(len(self.attn) + len(self.mlp))
         siblings = f", {self.siblings}" if self.siblings else ""
-        return f"skip {skipped}, {self.exit}, up to {self.draft_length}{siblings}"
+        reading = "" if self.reading.is_everything else f", {self.reading}"
+        return f"skip {skipped}{reading}, {self.exit}, up to {self.draft_length}{siblings}"
 
 
 def sorted_unique(layers: tuple[int, ...]) -> tuple[int, ...]:

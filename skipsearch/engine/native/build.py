@@ -111,6 +111,9 @@ class NativeLibrary:
         self.c_read_rows = handle.skipsearch_read_rows
         self.c_read_rows.argtypes = (ctypes.c_int64, ctypes.c_void_p)
         self.c_read_rows.restype = None
+        self.c_copy_rows = handle.skipsearch_copy_rows
+        self.c_copy_rows.argtypes = (ctypes.c_void_p,)
+        self.c_copy_rows.restype = None
         self.c_quantize_blocks = handle.skipsearch_quantize_blocks
         self.c_quantize_blocks.argtypes = (ctypes.c_void_p,)
         self.c_quantize_blocks.restype = None
@@ -149,6 +152,10 @@ class NativeLibrary:
     def read_rows(self, dtype: torch.dtype, args: structs.ReadRowsArgs) -> None:
         """Copy rows of a matrix out of its panels."""
         self.c_read_rows(_dtype_code(dtype), ctypes.byref(args))
+
+    def copy_rows(self, args: structs.CopyRowsArgs) -> None:
+        """Copy rows of a matrix to rows of another matrix."""
+        self.c_copy_rows(ctypes.byref(args))
 
     def quantize_blocks(self, args: structs.QuantizeArgs) -> None:
         """Round weights to blocks."""

@@ -8,10 +8,11 @@ one token and in a pass over many.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from dataclasses import replace
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,6 +27,23 @@ from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
 MAX_CACHED_MASKS = 1024  # whose bytes are cached
+
+
+class PanelRows(Protocol):
+    """Rows of the head for some tokens, in panels. `PanelHeadRows` implements it."""
+
+    count: int
+
+    @property
+    def struct(self) -> structs.MatrixStruct:
+        """The rows as a matrix."""
+
+    @property
+    def token_ids(self) -> Tensor:
+        """The token of each row, [count]."""
+
+    def rows_of(self, tokens: Tensor) -> Tensor:
+        """Return the row of each token."""
 
 
 class NativeAdapter:
@@ -47,6 +65,21 @@ class NativeAdapter:
         self._kv_pointers: WeakKeyDictionary[KVCache, KVPointers] = WeakKeyDictionary()
         self._model_struct, self._keepalive = build_model_struct(fused_model, self._layer_types)
         self._skip_bytes_by_mask: dict[SkipMask, Any] = {}
+        self._head_rows: PanelRows | None = None
+
+    def with_head_rows(self, head_rows: PanelRows) -> NativeAdapter:
+        """Return a model whose head has these rows only. It shares everything else.
+
+        Its logits are [..., head_rows.count]. Tokens that it chooses are token ids.
+        """
+        model = copy.copy(self)
+        model.pass_runner, model._head_rows = model, head_rows
+        return model
+
+    @property
+    def n_logits(self) -> int:
+        """The number of tokens that the head scores."""
+        return self.spec.vocab_size if self._head_rows is None else self._head_rows.count
 
     def use_activations(self, activations: str) -> None:
         """Set how the inputs of matrices in blocks are rounded. activations: one of ACTIVATIONS."""
@@ -111,11 +144,9 @@ class NativeAdapter:
             return None
         choice = torch.empty(max_tokens, 1, dtype=torch.long)
         confidence = torch.empty(max_tokens)
-        n_siblings = min(scorer.n_choices, self.spec.vocab_size) - 1
+        n_siblings = min(scorer.n_choices, self.n_logits) - 1
         logits = (
-            torch.empty(max_tokens, self.spec.vocab_size, dtype=self.spec.dtype)
-            if n_siblings
-            else None
+            torch.empty(max_tokens, self.n_logits, dtype=self.spec.dtype) if n_siblings else None
         )
         args = self._build_pass_args(token, cache, plan, 0, self.spec.n_layers, mask)
         args.choice = choice.data_ptr()
@@ -125,10 +156,11 @@ class NativeAdapter:
         n_steps = self.library.run_draft_chain(self._model_struct, args, max_tokens, threshold)
         choice, confidence = choice[:n_steps], confidence[:n_steps]
         if logits is not None:
-            sibling_tokens = (
-                logits[:n_steps].scatter(1, choice, float("-inf")).topk(n_siblings).indices
-            )
-            choice = torch.cat([choice, sibling_tokens], dim=1)
+            rows = choice if self._head_rows is None else self._head_rows.rows_of(choice)
+            siblings = logits[:n_steps].scatter(1, rows, float("-inf")).topk(n_siblings).indices
+            if self._head_rows is not None:
+                siblings = self._head_rows.token_ids[siblings]
+            choice = torch.cat([choice, siblings], dim=1)
         return DraftScores(choice=choice, confidence=confidence)
 
     def run_layers(
@@ -151,7 +183,7 @@ class NativeAdapter:
         out = torch.empty(
             batch,
             1 if last_only else rows,
-            self.spec.vocab_size if with_head else self.spec.hidden_size,
+            self.n_logits if with_head else self.spec.hidden_size,
             dtype=self.spec.dtype,
         )
         if not rows:  # the kernels need at least one row
@@ -180,7 +212,7 @@ class NativeAdapter:
 
     def head(self, h: Tensor) -> Tensor:
         h, rows = h.contiguous(), h.numel() // self.spec.hidden_size
-        logits = torch.empty(*h.shape[:-1], self.spec.vocab_size, dtype=self.spec.dtype)
+        logits = torch.empty(*h.shape[:-1], self.n_logits, dtype=self.spec.dtype)
         args = structs.PassArgs(
             hidden=h.data_ptr(),
             logits=logits.data_ptr(),
@@ -188,8 +220,14 @@ class NativeAdapter:
             rows=rows,
             threads=torch.get_num_threads(),
         )
+        self._set_head(args)
         self.library.run_pass(self._model_struct, args)
         return self._finish_logits(logits)
+
+    def _set_head(self, args: structs.PassArgs) -> None:
+        if self._head_rows is not None:
+            args.head = ctypes.pointer(self._head_rows.struct)
+            args.head_tokens = self._head_rows.token_ids.data_ptr()
 
     def _finish_logits(self, logits: Tensor) -> Tensor:
         for logit_step in self.fused_model.logit_steps:
@@ -272,6 +310,7 @@ class NativeAdapter:
             kv,
             rotary,
         ]
+        self._set_head(args)
         return args
 
     def _reserve(self, cache: KVCache, slots: int) -> None:

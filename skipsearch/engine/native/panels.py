@@ -14,7 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skipsearch.engine.native import structs
-from skipsearch.engine.native.blocks import BLOCK_FORMATS, CHUNK_WEIGHTS, FORMAT_BY_CODE, quantize
+from skipsearch.engine.native.blocks import (
+    BLOCK_FORMATS,
+    CHUNK_WEIGHTS,
+    FORMAT_BY_CODE,
+    FORMAT_OF_BITS,
+    quantize,
+)
 from skipsearch.engine.native.build import NativeLibrary
 from skipsearch.engine.native.rounded import RoundedMatrix
 from skipsearch.engine.native.structs import DENSE, PANEL_ROWS
@@ -240,6 +246,34 @@ class PanelPacker:
             else:
                 row_addresses = torch.where(outputs < 0, 0, addresses[outputs])
                 self._pack_blocks(panels, kind, memory, row_addresses, is_unpacked=False)
+        return panels
+
+    def rounded_nbytes(self, matrix: Linear, bits: int) -> int:
+        """Return the bytes of `round(matrix, bits)`, rounded up to whole cache lines."""
+        assert isinstance(matrix, PanelLinear)
+        return round_to_lines(
+            len(matrix.kinds) * FORMAT_OF_BITS[bits].panel_nbytes(matrix.shape[1])
+        )
+
+    def round(self, matrix: Linear, bits: int) -> PanelLinear:
+        """Return a copy of a matrix in panels, with weights rounded to `bits` bits."""
+        assert isinstance(matrix, PanelLinear)
+        kinds = [FORMAT_OF_BITS[bits].code] * len(matrix.kinds)
+        panels = self._allocate(kinds, matrix.shape, matrix.bias, matrix.interleave)
+        self._round_into(panels, matrix.read_rows, bits)
+        return panels
+
+    def allocate_rows(self, kind: int, n_rows: int, n_inputs: int) -> PanelLinear:
+        """Return a matrix [n_rows, n_inputs] of zeros, without a bias. kind: of its panels."""
+        kinds = [kind] * -(-n_rows // PANEL_ROWS)
+        return self._allocate(kinds, (n_rows, n_inputs), None, 1)
+
+    def round_rows(
+        self, read_rows: Callable[[Tensor], Tensor], rows: Tensor, n_inputs: int, bits: int
+    ) -> PanelLinear:
+        """Return the matrix of some rows of another matrix, rounded to `bits` bits."""
+        panels = self.allocate_rows(FORMAT_OF_BITS[bits].code, len(rows), n_inputs)
+        self._round_into(panels, lambda outputs: read_rows(rows[outputs]), bits)
         return panels
 
     def pack_dense(self, weight: Tensor, bias: Tensor | None, interleave: int = 1) -> PanelLinear:

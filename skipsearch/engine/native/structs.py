@@ -107,6 +107,8 @@ class PassArgs(ctypes.Structure):
         ("v", c_void_p),
         ("rotary_tables", c_void_p),
         ("threads", c_int64),
+        ("head", POINTER(MatrixStruct)),
+        ("head_tokens", c_void_p),
     )
 
 
@@ -127,6 +129,18 @@ class ReadRowsArgs(ctypes.Structure):
         ("rows", c_void_p),
         ("n_rows", c_int64),
         ("to", c_void_p),
+    )
+
+
+class CopyRowsArgs(ctypes.Structure):
+    _fields_ = (
+        ("from", POINTER(PanelStruct)),
+        ("rows", c_void_p),
+        ("n_rows", c_int64),
+        ("in", c_int64),
+        ("to", POINTER(PanelStruct)),
+        ("first_row", c_int64),
+        ("itemsize", c_int64),
     )
 
 

@@ -72,8 +72,8 @@ struct PassArgs {
     const int64_t *tokens;         // [batch, rows]; null: the pass starts from `hidden`
     const void *hidden;            // [batch, rows, hidden_size], the input of first_layer
     void *hidden_out;              // [batch, rows, hidden_size], input of end_layer; may be null
-    void *logits;                  // [batch, rows or 1, vocab_size]; may be null
-    int64_t *choice;               // [batch] argmax of the last row; may be null
+    void *logits;                  // [batch, rows or 1, outputs of the head]; may be null
+    int64_t *choice;               // [batch] most likely token of the last row; may be null
     float *confidence;             // [batch] probability of `choice`; may be null
     int64_t batch, rows;
     int64_t first_layer, end_layer;
@@ -94,6 +94,8 @@ struct PassArgs {
     void *const *v;                // the same of values
     const RotaryTable *rotary_tables;
     int64_t threads;
+    const Matrix *head;            // rows of the head for some tokens; null: the model's own head
+    const int64_t *head_tokens;    // [head->out] token of each row; null if `head` is null
 };
 
 // y = x * matrix^T + bias, for arrays in the model's dtype.
@@ -111,6 +113,16 @@ struct ReadRowsArgs {
     const int64_t *rows;           // [n_rows] outputs
     int64_t n_rows;
     void *to;
+};
+
+// Copies rows of one matrix to rows of another, whose panels have the same kind and inputs.
+struct CopyRowsArgs {
+    const Panel *from;
+    const int64_t *rows;           // [n_rows] outputs of `from`
+    int64_t n_rows, in;
+    const Panel *to;
+    int64_t first_row;             // the output of `to` that the first row becomes
+    int64_t itemsize;              // bytes of a weight in dense panels
 };
 
 // Rounds weights to blocks.

@@ -99,7 +99,7 @@ EXPORT int skipsearch_run_pass(const Model *model, const PassArgs *args) {
 // Drafts greedily: runs at most `max_tokens` passes of one token. The first pass is `first`. Each
 // later pass takes the token that the previous one chose, at the next position and slot. The draft
 // ends after the first token whose confidence is below `threshold`. `first` points to
-// choice [max_tokens], confidence [max_tokens], and logits [max_tokens, vocab_size] or null.
+// choice [max_tokens], confidence [max_tokens], and logits [max_tokens, outputs of the head] or null.
 EXPORT int skipsearch_run_draft(const Model *model, const PassArgs *first, int64_t max_tokens,
                                 double threshold) {
     try {
@@ -107,8 +107,8 @@ EXPORT int skipsearch_run_draft(const Model *model, const PassArgs *first, int64
         if (args.batch != 1 || args.rows != 1 || args.visible || args.key_positions || !args.tokens)
             return -2;
         int64_t position = *args.positions, slot = *args.slots, count = 0;
-        const int64_t logits_bytes =
-            model->vocab_size * (model->dtype == F64 ? 8 : model->dtype == BF16 ? 2 : 4);
+        const int64_t logits_bytes = (args.head ? args.head : &model->head)->out *
+                                     (model->dtype == F64 ? 8 : model->dtype == BF16 ? 2 : 4);
         args.positions = &position, args.slots = &slot;
         while (count < max_tokens) {
             if (!run_checked(*model, args)) return -2;
@@ -126,6 +126,8 @@ EXPORT int skipsearch_run_draft(const Model *model, const PassArgs *first, int64
 EXPORT void skipsearch_quantize_blocks(const QuantizeArgs *args) { quantize_blocks(*args); }
 
 EXPORT void skipsearch_pack_blocks(const PackArgs *args) { pack_blocks(*args); }
+
+EXPORT void skipsearch_copy_rows(const CopyRowsArgs *args) { copy_rows(*args); }
 
 EXPORT void skipsearch_read_rows(int64_t dtype, const ReadRowsArgs *args) {
     get_kernels(dtype).read_rows(*args);

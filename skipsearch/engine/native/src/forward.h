@@ -387,6 +387,7 @@ template <class T> class ForwardPass {
 
     // Writes logits, and the most likely token of each text's last row with its probability.
     void run_head(ThreadCtx ctx) {
+        const Matrix &head = args.head ? *args.head : model.head;
         const int64_t step = args.last_only ? args.rows : 1;   // every step-th row gets logits
         const int64_t count = total_rows / step;
         ArgmaxAcc<A> *thread_argmaxes = argmaxes + ctx.thread * args.batch;
@@ -397,13 +398,13 @@ template <class T> class ForwardPass {
             for (int64_t i = 0; i < rows; ++i)
                 rms_norm_row<T>(model.norm, h + ((r + i + 1) * step - 1) * h_stride,
                                 model.hidden_size, x + i * x_stride, x_stride);
-            multiply(ctx, model.head, x, x_stride, rows, [&](int64_t n, A *sums) {
-                const int64_t width = model.vocab_size - n * PANEL_ROWS < PANEL_ROWS
-                                          ? model.vocab_size - n * PANEL_ROWS
+            multiply(ctx, head, x, x_stride, rows, [&](int64_t n, A *sums) {
+                const int64_t width = head.out - n * PANEL_ROWS < PANEL_ROWS
+                                          ? head.out - n * PANEL_ROWS
                                           : PANEL_ROWS;
                 for (int64_t i = 0; i < rows; ++i) {
                     if (args.logits)
-                        store_as<T>((T *)args.logits + (r + i) * model.vocab_size + n * PANEL_ROWS,
+                        store_as<T>((T *)args.logits + (r + i) * head.out + n * PANEL_ROWS,
                                     sums + i * PANEL_ROWS, width);
                     if (args.choice && (r + i + 1) * step % args.rows == 0)
                         thread_argmaxes[(r + i) * step / args.rows].template update<T>(
@@ -416,7 +417,7 @@ template <class T> class ForwardPass {
         for (int64_t b = 0; ctx.thread == 0 && b < args.batch; ++b) {
             ArgmaxAcc<A> argmax = argmaxes[b];
             for (int t = 1; t < ctx.threads; ++t) argmax.update(argmaxes[t * args.batch + b]);
-            args.choice[b] = argmax.index;
+            args.choice[b] = args.head ? args.head_tokens[argmax.index] : argmax.index;
             if (args.confidence) args.confidence[b] = float(1 / argmax.sum);
         }
     }

@@ -115,7 +115,50 @@ void pack_row(const PackArgs &args, const uint8_t *row, int out, uint8_t *panel)
     }
 }
 
+// Copies one column of an array [n][PANEL_ROWS][bytes] to a column of another.
+void copy_column(const uint8_t *from, int64_t column, uint8_t *to, int64_t to_column, int64_t n,
+                 int64_t bytes) {
+    for (int64_t i = 0; i < n; ++i)
+        std::memcpy(to + (i * PANEL_ROWS + to_column) * bytes,
+                    from + (i * PANEL_ROWS + column) * bytes, size_t(bytes));
+}
+
+// Copies an output of a panel in blocks to an output of another panel.
+void copy_block_row(const BlockFormat &format, int64_t in, const uint8_t *from, int64_t column,
+                    uint8_t *to, int64_t to_column) {
+    const int64_t groups = (in + GROUP_SIZE - 1) / GROUP_SIZE, n_minimums = format.has_min;
+    for (int64_t n = 0; n < groups; ++n) {
+        if (format.has_super_blocks && n % SUPER_GROUPS == 0)
+            copy_column(from + format.header_offset(n), column, to + format.header_offset(n),
+                        to_column, 1 + n_minimums, 2);
+        const uint8_t *group = from + format.group_offset(n);
+        uint8_t *to_group = to + format.group_offset(n);
+        if (format.has_super_blocks)
+            copy_column(group, column, to_group, to_column, format.n_scales + n_minimums, 1);
+        else copy_column(group, column, to_group, to_column, 1 + n_minimums, 2);
+        copy_column(group + format.scale_bytes(), column, to_group + format.scale_bytes(),
+                    to_column, format.number_bytes() / PLANE_BYTES, STEP_SIZE);
+    }
+}
+
 }  // namespace
+
+void copy_rows(const CopyRowsArgs &args) {
+    // Two inputs of bfloat16 are neighbours, so a cell has at least 4 bytes.
+    const int64_t cell_bytes = args.itemsize == 2 ? 4 : args.itemsize;
+    const int64_t n_cells = args.itemsize == 2 ? (args.in + 1) / 2 : args.in;
+    for (int64_t i = 0; i < args.n_rows; ++i) {
+        const int64_t row = args.rows[i], to_row = args.first_row + i;
+        const Panel &panel = args.from[row / PANEL_ROWS], &to_panel = args.to[to_row / PANEL_ROWS];
+        const uint8_t *from = (const uint8_t *)panel.weight;
+        uint8_t *to = (uint8_t *)to_panel.weight;
+        if (panel.kind == DENSE)
+            copy_column(from, row % PANEL_ROWS, to, to_row % PANEL_ROWS, n_cells, cell_bytes);
+        else
+            copy_block_row(BLOCK_FORMATS[panel.kind], args.in, from, row % PANEL_ROWS, to,
+                           to_row % PANEL_ROWS);
+    }
+}
 
 void pack_blocks(const PackArgs &args) {
     const BlockFormat &format = BLOCK_FORMATS[args.kind];

@@ -1,0 +1,124 @@
+"""Run a drafter on a model that reads less: fewer bits, or a head for fewer tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from skipsearch.core.reading import Reading
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession, TokenSampler
+from skipsearch.engine import LayerTap
+from skipsearch.engine.draft_model import DraftModel, make_draft_model
+from skipsearch.engine.shared_cache import RowCache
+from skipsearch.errors import MaskError
+from skipsearch.models.adapter import DraftScores, ModelAdapter
+from skipsearch.models.head_rows import HeadRows
+from skipsearch.models.kv_cache import KVCache, PassPlan
+
+
+def reduce_reading(drafter: Drafter, model: ModelAdapter, reading: Reading) -> Drafter:
+    """Return a drafter whose draft passes read what `reading` says.
+
+    Raises: ModelError if the model has no such draft; MaskError for a token outside the vocabulary.
+    """
+    if reading.is_everything:
+        return drafter
+    try:
+        return ReducedDrafter(drafter, make_draft_model(model, reading))
+    except ValueError as error:
+        raise MaskError(f"{error}; was this vocabulary made for another model?") from None
+
+
+class ReducedDrafter:
+    """A drafter that runs another drafter on a model that reads less."""
+
+    def __init__(self, drafter: Drafter, draft_model: DraftModel):
+        self.drafter, self.draft_model = drafter, draft_model
+
+    def new_session(self) -> ReducedSession:
+        return ReducedSession(self.drafter.new_session(), self.draft_model)
+
+
+class ReducedSession(DraftSession):
+    """A session that gives another session the reduced model for its draft passes.
+
+    The tokens of the request are added to the head before each draft. A pass that may be merged
+    with passes of other requests has the whole head, because heads differ between requests.
+    """
+
+    def __init__(self, session: DraftSession, draft_model: DraftModel):
+        self.session, self.draft_model = session, draft_model
+        self.observes_hidden, self.selects_mask = session.observes_hidden, session.selects_mask  # type: ignore[misc]
+        self._head: HeadRows | None = None
+        self._restricted: ModelAdapter | None = None
+        self._n_added = 0  # tokens of the history whose rows are in the head
+
+    def tap(
+        self, model: ModelAdapter, cache: KVCache, plan: PassPlan, n_rows: int
+    ) -> LayerTap | None:
+        return self.session.tap(model, cache, plan, n_rows)
+
+    def begin(self, ctx: DecodeContext) -> None:
+        self.session.begin(ctx)
+
+    def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
+        model, sampler = self.draft_model.model, ctx.sampler
+        if self.draft_model.new_head is not None and not _may_merge(ctx.cache):
+            if self._head is None:
+                self._head = self.draft_model.new_head()
+                self._restricted = self.draft_model.restrict(self._head)
+            assert self._restricted is not None
+            self._head.add(ctx.history[self._n_added :])
+            self._n_added = len(ctx.history)
+            model, sampler = self._restricted, HeadRowsSampler(ctx.sampler, self._head)
+        return self.session.draft(replace(ctx, model=model, sampler=sampler), max_tokens)
+
+    def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
+        self.session.verified(ctx, accepted_nodes)
+
+    def committed(self, ctx: DecodeContext, accepted_rows: Sequence[int]) -> None:
+        self.session.committed(ctx, accepted_rows)
+
+
+def _may_merge(cache: KVCache) -> bool:
+    return isinstance(cache, RowCache) and not cache.alone
+
+
+class HeadRowsSampler:
+    """A sampler of logits [B, rows of the head], which returns token ids.
+
+    Tokens without a row have probability 0 in the draft's distribution q. Rejection sampling
+    therefore never sees them as draft tokens, and emits them as corrections.
+    """
+
+    def __init__(self, sampler: TokenSampler, head: HeadRows):
+        self.sampler, self.head = sampler, head
+
+    @property
+    def key(self) -> Hashable:
+        return self.sampler.key, id(self.head), self.head.count
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.sampler.is_greedy
+
+    @property
+    def n_choices(self) -> int:
+        return self.sampler.n_choices
+
+    def score(self, logits: Tensor, with_confidence: bool) -> DraftScores:
+        scores, tokens = self.sampler.score(logits, with_confidence), self.head.token_ids
+        if scores.probs is None:
+            assert scores.choice is not None
+            return replace(scores, choice=tokens[scores.choice])
+        probs = scores.probs.new_zeros(*scores.probs.shape[:-1], self.head.vocab_size)
+        probs[..., tokens] = scores.probs
+        return replace(scores, probs=probs)
+
+    def draw(self, scores: DraftScores) -> tuple[Tensor, Tensor | None]:
+        return self.sampler.draw(scores)
+
+    def top(self, n_choices: int) -> TokenSampler:
+        return HeadRowsSampler(self.sampler.top(n_choices), self.head)

@@ -1,0 +1,253 @@
+"""Models that read less: weights in fewer bits, and a head for some tokens only.
+
+They are for draft passes. They share embedding, norms and cache layout with the verifying model, so
+a draft reads the exact K/V of all committed tokens. Its own K/V are in the slots of drafted tokens,
+which the verify pass overwrites.
+
+Weights are rounded to the nearest number, in groups of 32 inputs with one scale each, by
+`engine.native.blocks.quantize`. The copy depends on the stored weights alone.
+Sources: ML-SpecQD (arXiv 2503.13565) and QuantSpec (2502.10424) for drafts in fewer bits, FR-Spec
+(2502.14856) for the vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from skipsearch.core.reading import BITS_OF_WEIGHTS, DRAFT_WEIGHTS, DraftWeights, Reading
+from skipsearch.engine.cuda_graph import GraphAdapter
+from skipsearch.engine.native import NativeAdapter
+from skipsearch.engine.native.blocks import round_weight
+from skipsearch.engine.native.draft_copy import (
+    PanelHeadRows,
+    SharedHeadRows,
+    round_head,
+    round_layers,
+)
+from skipsearch.engine.native.structs import PANEL_ROWS
+from skipsearch.engine.on_same_engine import overlay_weights
+from skipsearch.errors import ModelError
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.models.fused.fused_adapter import FusedAdapter
+from skipsearch.models.fused.linear import pack_linear
+from skipsearch.models.head_rows import HeadRows, TorchHeadRows, fill_panels
+from skipsearch.models.weight_overlay import SUBLAYER_KINDS, get_sublayer_weights
+
+# Bytes of a weight in blocks: `bits` / 8, and a scale of two bytes for 32 weights.
+SCALE_BITS = 0.5
+_copies: WeakKeyDictionary[Any, dict[tuple[str, bool], ModelAdapter]] = WeakKeyDictionary()
+_copying = threading.Lock()
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """A model that reads what a `Reading` says.
+
+    model: the model for passes with the whole head. new_head: makes the rows of the head for a
+    request; None: drafts use the whole head. nbytes: memory besides the verifying model's.
+    """
+
+    model: ModelAdapter
+    new_head: Callable[[], HeadRows] | None
+    nbytes: int
+
+    def restrict(self, rows: HeadRows) -> ModelAdapter:
+        """Return the model whose head has these rows only. Its logits are [..., rows.count]."""
+        return _with_head_rows(self.model, rows)
+
+
+def list_draft_weights(model: ModelAdapter) -> tuple[DraftWeights, ...]:
+    """Return the formats in which a draft of this model can be faster than as it is stored."""
+    if not isinstance(model, NativeAdapter):
+        return ("stored",)
+    return tuple(
+        weights
+        for weights in DRAFT_WEIGHTS
+        if weights == "stored" or BITS_OF_WEIGHTS[weights] + SCALE_BITS < 0.9 * _stored_bits(model)
+    )
+
+
+def can_restrict_head(model: ModelAdapter) -> bool:
+    """Return whether a draft of this model can have a head for some tokens only."""
+    try:
+        _head_of(model)
+    except ModelError:
+        return False
+    return not isinstance(model, GraphAdapter)  # which would run such passes layer by layer
+
+
+def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:
+    """Return the model for drafts that read what `reading` says.
+
+    Copies are shared between all drafts of a model.
+    Raises: ModelError if this model or its engine has no such draft; ValueError for a token outside
+    the vocabulary; MemoryError.
+    """
+    if reading.vocabulary is None:
+        drafting = get_draft_copy(model, reading.weights)
+        return DraftModel(drafting, None, _copy_bytes(model, reading))
+    vocabulary = reading.vocabulary.token_ids()
+    drafting = get_draft_copy(model, reading.weights, with_head=False)
+    tokens = torch.tensor(
+        fill_panels(vocabulary, model.spec.vocab_size, PANEL_ROWS), device=model.spec.device
+    )
+    nbytes = _copy_bytes(model, replace(reading, vocabulary=None), with_head=False)
+    if isinstance(model, NativeAdapter):
+        shared = SharedHeadRows(model, reading.bits, tokens)
+        return DraftModel(drafting, partial(PanelHeadRows, shared), nbytes + shared.nbytes)
+    weight, bias = _head_of(model)
+    rows = weight[tokens]
+    if reading.bits is not None:
+        weight = round_weight(weight, reading.bits)
+        rows = weight[tokens]
+    new_head = partial(TorchHeadRows, weight, bias, tokens, rows)
+    return DraftModel(drafting, new_head, nbytes + rows.nbytes)
+
+
+def get_draft_copy(
+    model: ModelAdapter, weights: DraftWeights, with_head: bool = True
+) -> ModelAdapter:
+    """Return the model with rounded weights, which all drafts of the model share.
+
+    with_head: round the head, too. Raises: ModelError; MemoryError.
+    """
+    if weights == "stored":
+        return model
+    with _copying:
+        copies = _copies.setdefault(model, {})
+        for key in ((weights, False), (weights, True)):
+            if key not in copies:
+                copies[key] = _round(copies.get((weights, False), model), weights, key[1])
+            if key == (weights, with_head):
+                break
+        return copies[weights, with_head]
+
+
+def release_draft_copies(model: ModelAdapter, kept: Collection[str]) -> None:
+    """Forget the copies of a model in formats that are not in `kept`."""
+    with _copying:
+        copies = _copies.get(model, {})
+        for weights, head in list(copies):
+            if weights not in kept:
+                del copies[weights, head]
+
+
+def estimate_copy_bytes(model: ModelAdapter, weights: DraftWeights) -> int:
+    """Return about how many bytes a copy of the model in this format takes."""
+    if weights == "stored":
+        return 0
+    stored_bits = _stored_bits(model) if isinstance(model, NativeAdapter) else 16
+    return int(model.read_bytes * (BITS_OF_WEIGHTS[weights] + SCALE_BITS) / stored_bits)
+
+
+def _round(model: ModelAdapter, weights: DraftWeights, head: bool) -> ModelAdapter:
+    """Return the model with its layers rounded, or with its head rounded."""
+    bits = BITS_OF_WEIGHTS[weights]
+    if isinstance(model, NativeAdapter):
+        return round_head(model, bits) if head else round_layers(model, bits)
+    if head:
+        weight, bias = _head_of(model)
+        return _with_head(model, weight=round_weight(weight, bits), bias=bias)
+    base = model.fused_model if isinstance(model, GraphAdapter) else model
+    if not isinstance(base, HFAdapter | FusedAdapter):
+        raise _no_draft_copy(model)
+    rounded = {
+        name: round_weight(weight, bits) if weight.dim() == 2 else weight
+        for layer in range(model.spec.n_layers)
+        for kind in SUBLAYER_KINDS
+        for name, weight in get_sublayer_weights(base, layer, kind).items()
+    }
+    return overlay_weights(model, rounded)
+
+
+def _stored_bits(model: NativeAdapter) -> float:
+    """Return the mean bits of a weight, scales included."""
+    matrices = [
+        matrix
+        for attention, mlp in model.fused_model.layers
+        for matrix in (attention.qkv, attention.out, mlp.gate_up, mlp.down)
+    ]
+    n_weights = sum(matrix.shape[0] * matrix.shape[1] for matrix in matrices)
+    return 8 * sum(matrix.nbytes for matrix in matrices) / n_weights
+
+
+def _copy_bytes(model: ModelAdapter, reading: Reading, with_head: bool = True) -> int:
+    """Return the bytes of a copy's own matrices."""
+    if reading.weights == "stored":
+        return 0
+    copied = get_draft_copy(model, reading.weights, with_head)
+    if isinstance(copied, NativeAdapter):
+        matrices = [
+            matrix
+            for attention, mlp in copied.fused_model.layers
+            for matrix in (attention.qkv, attention.out, mlp.gate_up, mlp.down)
+        ]
+        matrices += [copied.fused_model.unembed] if with_head else []
+        return sum(matrix.nbytes for matrix in matrices)
+    return copied.read_bytes
+
+
+def _head_of(model: ModelAdapter) -> tuple[Tensor, Tensor | None]:
+    """Return (weight [V, H], bias [V]) of a head. Raises: ModelError if it cannot be split."""
+    if isinstance(model, NativeAdapter | GraphAdapter):
+        return model.fused_model.unembed.weight, model.fused_model.unembed.bias
+    if isinstance(model, FusedAdapter):
+        return model.unembed.to_dense(), model.unembed.bias
+    if isinstance(model, HFAdapter) and model.spec.n_devices == 1:
+        head: Any = model.model.get_output_embeddings()  # type: ignore[operator]
+        if type(head) is nn.Linear and any(step is head for step in model._parts.head_steps):
+            return head.weight.detach(), None if head.bias is None else head.bias.detach()
+    raise _no_draft_copy(model)
+
+
+def _with_head_rows(model: ModelAdapter, rows: HeadRows) -> ModelAdapter:
+    if isinstance(model, NativeAdapter):
+        assert isinstance(rows, PanelHeadRows)
+        return model.with_head_rows(rows)
+    assert isinstance(rows, TorchHeadRows)
+    return _with_head(model, rows)
+
+
+def _with_head(
+    model: ModelAdapter,
+    module: Callable[[Tensor], Tensor] | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> ModelAdapter:
+    """Return a model with another head: a module, or a weight and a bias."""
+    base = copy.copy(model.fused_model if isinstance(model, GraphAdapter) else model)
+    if isinstance(base, FusedAdapter):
+        head: Any = module
+        if weight is not None:
+            head = pack_linear(weight, bias)
+        base.unembed = head
+        return base
+    assert isinstance(base, HFAdapter)
+    old: Any = base.model.get_output_embeddings()  # type: ignore[operator]
+
+    def project(h: Tensor) -> Tensor:
+        assert weight is not None
+        return torch.nn.functional.linear(h, weight, bias)
+
+    new = project if module is None else module
+    steps = [new if step is old else step for step in base._parts.head_steps]
+    base._parts = replace(base._parts, head_steps=steps)
+    return base
+
+
+def _no_draft_copy(model: ModelAdapter) -> ModelError:
+    return ModelError(
+        "a draft with fewer bits or fewer tokens needs a family of the table, driven by hf, lean, "
+        f"native or graph on one device, and {model.spec.id} is a {model.spec.family} model driven "
+        f"by {model.spec.engine}"
+    )

@@ -1,0 +1,171 @@
+"""Copies of a native model's weights in fewer bits, and rows of its head, for draft passes."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from skipsearch.engine.native import structs
+from skipsearch.engine.native.blocks import FORMAT_OF_BITS
+from skipsearch.engine.native.native_adapter import NativeAdapter
+from skipsearch.engine.native.panels import HugePageArena, PanelLinear, PanelPacker, panel_nbytes
+from skipsearch.engine.native.structs import PANEL_ROWS
+from skipsearch.models.head_rows import HeadRows
+
+
+def round_layers(model: NativeAdapter, bits: int) -> NativeAdapter:
+    """Return the model with the matrices of its layers rounded to `bits` bits.
+
+    Norms, embedding and head are shared with the model.
+    Raises: MemoryError.
+    """
+    source = model.fused_model
+    packer = PanelPacker(model.library, model.spec.dtype)
+    matrices = [
+        matrix
+        for attention, mlp in source.layers
+        for matrix in (attention.qkv, attention.out, mlp.gate_up, mlp.down)
+    ]
+    packer.arena = HugePageArena(sum(packer.rounded_nbytes(matrix, bits) for matrix in matrices))
+    rounded = copy.copy(source)  # shares rotary tables
+    rounded.layers = [
+        (
+            replace(
+                attention,
+                qkv=packer.round(attention.qkv, bits),
+                out=packer.round(attention.out, bits),
+            ),
+            replace(
+                mlp, gate_up=packer.round(mlp.gate_up, bits), down=packer.round(mlp.down, bits)
+            ),
+        )
+        for attention, mlp in source.layers
+    ]
+    return _with_int8_activations(NativeAdapter(rounded, model.library))
+
+
+def round_head(model: NativeAdapter, bits: int) -> NativeAdapter:
+    """Return the model with its head rounded to `bits` bits; the embedding is not rounded."""
+    rounded = copy.copy(model.fused_model)
+    rounded.unembed = PanelPacker(model.library, model.spec.dtype).round(rounded.unembed, bits)
+    return _with_int8_activations(NativeAdapter(rounded, model.library))
+
+
+def _with_int8_activations(model: NativeAdapter) -> NativeAdapter:
+    """Round the inputs of matrices to int8, which is fast, and which drafts need not avoid."""
+    model.use_activations("int8")
+    return model
+
+
+class SharedHeadRows:
+    """The rows of the head that the drafts of all requests read.
+
+    model: the verifying model. bits: to which the rows are rounded; None: not at all.
+    token_ids: a multiple of PANEL_ROWS, unless these are all tokens.
+    """
+
+    def __init__(self, model: NativeAdapter, bits: int | None, token_ids: Tensor):
+        head = model.fused_model.unembed
+        assert isinstance(head, PanelLinear)
+        self.head, self.bits, self.token_ids = head, bits, token_ids
+        self.packer = PanelPacker(model.library, model.spec.dtype)
+        self.vocab_size = model.spec.vocab_size
+        self.kind = FORMAT_OF_BITS[bits].code if bits else head.kinds[0]
+        self.rows = self.pack(token_ids)
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
+
+    def pack(self, token_ids: Tensor) -> PanelLinear:
+        """Return the rows of these tokens in panels, without the bias."""
+        if self.bits is not None:
+            return self.packer.round_rows(
+                self.head.read_rows, token_ids, self.head.shape[1], self.bits
+            )
+        rows = self.packer.allocate_rows(self.kind, len(token_ids), self.head.shape[1])
+        self.copy_rows(self.head.panel_structs, token_ids, rows.panel_structs, 0)
+        return rows
+
+    def copy_rows(self, source: Any, rows: Tensor, target: Any, first_row: int) -> None:
+        """Copy rows between arrays of panel structs."""
+        rows = rows.contiguous()
+        self.packer.library.copy_rows(
+            structs.CopyRowsArgs(
+                **{
+                    "from": source,
+                    "rows": rows.data_ptr(),
+                    "n_rows": len(rows),
+                    "in": self.head.shape[1],
+                    "to": target,
+                    "first_row": first_row,
+                    "itemsize": self.packer.dtype.itemsize,
+                }
+            )
+        )
+
+
+class PanelHeadRows(HeadRows):
+    """Rows in panels, of which the first are shared between requests."""
+
+    def __init__(self, shared: SharedHeadRows):
+        super().__init__(shared.vocab_size, shared.token_ids)
+        self._shared, self._own_panels = shared, list[Tensor]()
+        self._n_shared_panels = len(shared.token_ids) // PANEL_ROWS
+        # If all tokens are shared, the last panel may have fewer rows, and none is added.
+        self._n_panels = -(-len(shared.token_ids) // PANEL_ROWS)
+        self._make_structs()
+
+    @property
+    def struct(self) -> structs.MatrixStruct:
+        """The rows as a matrix for the kernels. It is valid until rows are added."""
+        self._struct.out = self.count
+        return self._struct
+
+    def _reserve(self, capacity: int) -> None:
+        n_inputs, kind = self._shared.head.shape[1], self._shared.kind
+        n_new = -(-capacity // PANEL_ROWS) - self._n_panels
+        if n_new <= 0:
+            return
+        size = panel_nbytes(kind, n_inputs, self._shared.packer.dtype)
+        memory = HugePageArena(n_new * size).allocate(n_new * size).zero_()
+        self._own_panels += memory.split(size)
+        self._n_panels += n_new
+        self._make_structs()
+
+    def _store(self, tokens: Tensor, first_row: int) -> None:
+        shared = self._shared
+        if shared.bits is None:
+            shared.copy_rows(shared.head.panel_structs, tokens, self._panels, first_row)
+        else:
+            packed, rows = shared.pack(tokens), torch.arange(len(tokens))
+            shared.copy_rows(packed.panel_structs, rows, self._panels, first_row)
+        if self._bias is not None:
+            assert shared.head.bias is not None
+            self._bias[first_row : first_row + len(tokens)] = shared.head.bias[tokens]
+
+    def _make_structs(self) -> None:
+        """Make the structs anew, since arrays of structs cannot grow."""
+        shared, n_shared = self._shared, len(self._shared.rows.kinds)
+        self._panels = (structs.PanelStruct * self._n_panels)(
+            *shared.rows.panel_structs[:n_shared],
+            *(structs.PanelStruct(panel.data_ptr(), shared.kind) for panel in self._own_panels),
+        )
+        self._bias: Tensor | None = None
+        if shared.head.bias is not None:
+            dtype = torch.promote_types(shared.head.bias.dtype, torch.float32)
+            bias = shared.head.bias[self.token_ids].to(dtype)
+            self._bias = F.pad(bias, (0, self._n_panels * PANEL_ROWS - self.count))
+        self._struct = structs.MatrixStruct(
+            ctypes.cast(self._panels, ctypes.POINTER(structs.PanelStruct)),
+            None if self._bias is None else self._bias.data_ptr(),
+            self.count,
+            shared.head.shape[1],
+            shared.kind != structs.DENSE,
+        )

@@ -1,0 +1,219 @@
+"""Choose what drafts read: the number format of their weights, and the tokens of their head.
+
+Each combination is judged with the same mask, by replay and by its measured costs. Masks are then
+searched with the best combination. Afterwards, the best mask is judged with every combination
+again, so format, vocabulary and mask are searched together, in turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import READ_ALL, DraftWeights, Reading, Vocabulary
+from skipsearch.engine.draft_model import (
+    can_restrict_head,
+    estimate_copy_bytes,
+    get_draft_copy,
+    list_draft_weights,
+)
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.loading.placement import in_gb
+from skipsearch.models.memory import free_memory
+from skipsearch.replay.replay import PromptReplay
+from skipsearch.replay.rounds import rounds_from_replay
+from skipsearch.timing.reading_costs import FormatCosts, measure_format_costs, price_reading
+from skipsearch.tuning.candidates import Candidate
+from skipsearch.tuning.events import Notice, StageStarted, TuneListener, make_progress_callback
+from skipsearch.tuning.objective import ReplayObjective
+from skipsearch.tuning.study import StudyStore
+
+JUDGED_PROMPTS = 32  # on which every combination is judged
+LOWEST_IDS = (0, 1024, 4096, 16384)  # of a vocabulary; the first has the calibration tokens alone
+MAX_CALIBRATION_TOKENS = 4000  # the most frequent ones
+MIN_VOCABULARY_SAVING = 0.5  # a vocabulary with more of the model's tokens is not judged
+SHOWN_READINGS = 3
+OTHER_FINALISTS = 2  # recipes in the race whose drafts read something else
+READING_ATTR = "reading"  # of a study
+MEMORY_FRACTION = 0.5  # of the free memory, for the copies that are compared
+
+
+@dataclass(frozen=True)
+class JudgedReading:
+    """What is predicted of drafts that read something else, with one mask."""
+
+    reading: Reading
+    candidate: Candidate  # the best recipe
+    alpha: float  # share of accepted tokens
+    beta: float  # draft step over plain pass
+
+    def __str__(self) -> str:
+        """Return `int8, 4,213 tokens of the vocabulary: α 0.93, β 0.41, 1.52×`."""
+        return (
+            f"{self.reading}: α {self.alpha:.2f}, β {self.beta:.2f}, "
+            f"{self.candidate.predicted_speedup:.2f}×"
+        )
+
+
+class ReadingSearch:
+    """The combinations of number format and vocabulary that drafts of a model may read."""
+
+    def __init__(
+        self,
+        base: ReplayObjective,
+        context: int,
+        on_event: TuneListener,
+        memory_limit: int | None = None,
+    ):
+        """Measure the costs of each number format after `context` tokens of text.
+
+        base: the objective for drafts that read all of the model. memory_limit: bytes that a copy
+        of the weights may take; None: no limit besides the free memory.
+        """
+        self.base, self.on_event = base, on_event
+        self.model = base.replay.model
+        self.weights = _affordable_formats(self.model, memory_limit, on_event)
+        self.vocabularies = list(_list_vocabularies(self.model, base.replay.continuations))
+        self.costs: Mapping[DraftWeights, FormatCosts] = {}
+        if len(self.weights) > 1 or len(self.vocabularies) > 1:
+            on_event(StageStarted("measuring drafts in fewer bits and with fewer tokens"))
+            self.costs = measure_format_costs(
+                self.model, context, self.weights, make_progress_callback(on_event)
+            )
+
+    def objective_for(self, reading: Reading) -> ReplayObjective:
+        """Return the objective for drafts that read this."""
+        if reading.is_everything:
+            return self.base
+        vocab_size = self.model.spec.vocab_size
+        copied = None if reading.bits is None else get_draft_copy(self.model, reading.weights)
+        costs = price_reading(self.base.costs, self.costs, reading, vocab_size)
+        return self.base.with_reading(reading, copied, costs)
+
+    def judge(self, mask: SkipMask) -> list[JudgedReading]:
+        """Judge a mask with each combination; return them from the fastest to the slowest."""
+        judged = list[JudgedReading]()
+        if not self.costs:
+            return judged
+        progress = make_progress_callback(self.on_event)
+        for done, weights in enumerate(self.weights):
+            progress(done, len(self.weights))
+            by_vocabulary = self.base.replay.judge(
+                mask,
+                self.vocabularies,
+                JUDGED_PROMPTS,
+                draft_model=None if weights == "stored" else get_draft_copy(self.model, weights),
+            )
+            for vocabulary, replayed in zip(self.vocabularies, by_vocabulary, strict=True):
+                reading = Reading(weights, vocabulary)
+                if mask.n_skipped or not reading.is_everything:
+                    judged.append(self._judge_one(mask, reading, replayed))
+        return sorted(judged, key=lambda j: -(j.candidate.predicted_speedup or 0.0))
+
+    def _judge_one(
+        self, mask: SkipMask, reading: Reading, replayed: Sequence[PromptReplay]
+    ) -> JudgedReading:
+        objective = self.objective_for(reading)
+        candidate = objective.predict_coarse(rounds_from_replay(replayed), mask)
+        n_positions = sum(len(r.acceptance) for r in replayed)
+        alpha = sum(float(r.acceptance.sum()) for r in replayed) / n_positions
+        beta = objective.costs.draft_step_seconds(mask) / objective.plain_pass_s
+        return JudgedReading(reading, candidate, alpha, beta)
+
+
+def choose_reading(
+    readings: ReadingSearch, store: StudyStore | None, n_layers: int, on_event: TuneListener
+) -> Reading:
+    """Return what the drafts of the mask search read.
+
+    This is the best combination for drafts that skip nothing, or that of the study if it has one.
+    """
+    stored = None if store is None else store.get_attr(READING_ATTR)
+    if stored is not None:
+        return _read_reading(stored)
+    judged = readings.judge(SkipMask(n_layers))
+    reading = judged[0].reading if judged else READ_ALL
+    for one in judged[:SHOWN_READINGS]:
+        on_event(Notice(f"nothing skipped, {one}"))
+    if store is not None:
+        store.set_attr(READING_ATTR, _dump_reading(reading))
+    return reading
+
+
+def find_other_readings(
+    readings: ReadingSearch, searched: Reading, mask: SkipMask, on_event: TuneListener
+) -> list[Candidate]:
+    """Return the best recipes whose drafts read something else than in the mask search.
+
+    They are tried with the best mask and without a mask.
+    """
+    masks = dict.fromkeys((mask, SkipMask(mask.n_layers)))
+    judged = [(one, tried) for tried in masks for one in readings.judge(tried)]
+    judged = [(one, tried) for one, tried in judged if one.reading != searched]
+    judged.sort(key=lambda pair: -(pair[0].candidate.predicted_speedup or 0.0))
+    return [
+        readings.objective_for(one.reading).best_recipe(tried, fine=True)
+        for one, tried in judged[:OTHER_FINALISTS]
+    ]
+
+
+def _dump_reading(reading: Reading) -> dict[str, Any]:
+    vocabulary = reading.vocabulary
+    return {
+        "weights": reading.weights,
+        "vocabulary": None if vocabulary is None else vocabulary.model_dump(mode="json"),
+    }
+
+
+def _read_reading(data: dict[str, Any]) -> Reading:
+    vocabulary = data["vocabulary"]
+    return Reading(
+        data["weights"], None if vocabulary is None else Vocabulary.model_validate(vocabulary)
+    )
+
+
+def _affordable_formats(
+    model: ModelAdapter, limit: int | None, on_event: TuneListener
+) -> list[DraftWeights]:
+    """Return the number formats whose copies fit into memory together, and report their size."""
+    free = int(free_memory(model.spec.device) * MEMORY_FRACTION)
+    formats, taken = list[DraftWeights](), 0
+    for weights in reversed(list_draft_weights(model)):  # the smallest copies first
+        nbytes = estimate_copy_bytes(model, weights)
+        if (limit is None or nbytes <= limit) and taken + nbytes <= free:
+            formats.append(weights)
+            taken += nbytes
+        else:
+            on_event(
+                Notice(
+                    f"drafts in {weights} are left out: their copy of the weights takes "
+                    f"{in_gb(nbytes)}"
+                )
+            )
+    if taken:
+        names = ", ".join(weights for weights in formats if weights != "stored")
+        on_event(
+            Notice(
+                f"copies of the weights in {names} are made for the search, {in_gb(taken)} in all; "
+                "a profile needs at most one of them"
+            )
+        )
+    return formats[::-1]
+
+
+def _list_vocabularies(
+    model: ModelAdapter, continuations: Sequence[Sequence[int]]
+) -> Iterator[Vocabulary | None]:
+    """Yield the vocabularies to judge; None: all tokens."""
+    yield None
+    if not can_restrict_head(model):
+        return
+    counts = Counter(token for text in continuations for token in set(text))
+    frequent = [token for token, _ in counts.most_common(MAX_CALIBRATION_TOKENS)]
+    for lowest in LOWEST_IDS:
+        vocabulary = Vocabulary.from_ids(frequent, lowest)
+        if len(vocabulary.token_ids()) <= MIN_VOCABULARY_SAVING * model.spec.vocab_size:
+            yield vocabulary
