@@ -78,7 +78,7 @@ def house(tmp_path: Path) -> Path:
     tables.write_text(
         add_line(add_line(tables.read_text(), "DRAFTERS", DRAFTER_LINE), "EXITS", EXIT_LINE)
     )
-    profile = (ROOT / "tests" / "profile" / "golden" / "v2_unmeasured.yaml").read_text()
+    profile = (ROOT / "tests" / "profile" / "golden" / "v3_unmeasured.yaml").read_text()
     (tmp_path / "profile.yaml").write_text(
         re.sub(r"^drafters:\n(  .*\n)*", lambda _: RECIPE, profile, flags=re.MULTILINE).replace(
             "n_layers: 40", "n_layers: 5"

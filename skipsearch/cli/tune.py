@@ -41,10 +41,10 @@ def tune(
         str,
         typer.Option(
             help="Which drafters to consider. lookup copies from the text so far; skip runs the "
-            "model with sub-layers skipped; adapted, kangaroo and s3d are trained (see "
-            "--modules); clasp, asd and swift choose masks while decoding. lookup,skip asks "
-            "lookup first; lookup goes before any of the others too. auto: lookup; skip; "
-            "lookup,skip; what is in --modules."
+            "model with fewer bits, fewer tokens of its vocabulary or fewer sub-layers; adapted, "
+            "kangaroo and s3d are trained (see --modules); clasp, asd and swift choose masks while "
+            "decoding. lookup,skip asks lookup first; lookup goes before any of the others too. "
+            "auto: lookup; skip; lookup,skip; what is in --modules."
         ),
     ] = "auto",
     modules: Annotated[
@@ -92,6 +92,14 @@ def tune(
             help="Sub-layers that no draft may skip, such as attn:0,mlp:3 (layers count from 0)."
         ),
     ] = None,
+    draft_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="The most memory for a draft's copy of the weights in fewer bits: 200MB, 2GB. 0: "
+            "none, drafts read the weights as they are stored. Default: half of the free memory "
+            "for all copies that are compared."
+        ),
+    ] = None,
     study: Annotated[
         str | None,
         typer.Option(
@@ -125,9 +133,9 @@ def tune(
     """Example: skipsearch tune --model demo --task pycode
 
     Find the fastest lossless way to decode a task. Candidates are prompt lookup (drafts copied from
-    the text so far), the model with some of its sub-layers skipped, and lookup
-    followed by the latter. The winner is measured on hold-out prompts and written to a profile. If
-    drafting does not pay, the profile says so.
+    the text so far), the model reading less of itself (weights in fewer bits, fewer tokens of the
+    vocabulary, fewer sub-layers), and lookup followed by the latter. The winner is measured on
+    hold-out prompts and written to a profile. If drafting does not pay, the profile says so.
 
     You can interrupt a search at any time: the same command with --resume continues it. With
     several GPUs, start one process on each, all with the same --study postgresql://…"""
@@ -150,6 +158,7 @@ def tune(
         check_drafters,
         check_objective,
         check_searcher,
+        parse_draft_memory,
         parse_duration,
         parse_sublayers,
     )
@@ -160,6 +169,7 @@ def tune(
     check_objective(objective)
     parse_duration(budget)
     unskippable = parse_sublayers(never_skip)
+    memory_limit = parse_draft_memory(draft_memory)
     chosen = load_task(task, data=data)
     warn([*chosen.notes])
 
@@ -215,6 +225,7 @@ def tune(
             drafters=drafters,
             never_skip=unskippable,
             modules=modules,
+            draft_memory=memory_limit,
         )
     profile = copy_modules(profile, [modules] if modules else [], target)
     save_profile(profile, target, replace=True)

@@ -89,6 +89,11 @@ READ_ALL = Reading()
 DRAFT_WEIGHTS: tuple[DraftWeights, ...] = get_args(DraftWeights)
 
 
+def is_stored(value: object) -> bool:
+    """Return whether weights are the model's own: a file then omits the key."""
+    return value == "stored"
+
+
 def format_ids(token_ids: Iterable[int]) -> str:
     """Return token ids as ascending numbers and ranges: `9 12-14`."""
     parts, ids = list[str](), sorted(set(token_ids))

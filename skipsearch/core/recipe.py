@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import READ_ALL, Reading
+from skipsearch.core.reading import READ_ALL, DraftWeights, Reading, Vocabulary, is_stored
 from skipsearch.core.registry import resolve_name
-from skipsearch.core.schema_types import Fraction, FrozenModel, ModuleRef
+from skipsearch.core.schema_types import Fraction, FrozenModel, ModuleRef, is_none
 from skipsearch.errors import DecodeError, SkipSearchError
 
 if TYPE_CHECKING:
@@ -144,6 +144,26 @@ class DrafterSpec(FrozenModel):
     def __str__(self) -> str:
         """Return `lookup, up to 8`."""
         return f"{self.kind}, up to {self.draft_length}"
+
+
+class ReadingSpec(DrafterSpec):
+    """A drafter whose passes run layers of the model, and may read less of them."""
+
+    weights: DraftWeights = Field(
+        default="stored",
+        exclude_if=is_stored,
+        description="number format of the draft's weights; left out: stored, as the model has them",
+    )
+    vocabulary: Vocabulary | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="tokens that the draft can propose, besides those of the request; left out: "
+        "all",
+    )
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(self.weights, self.vocabulary)
 
 
 @dataclass(frozen=True)

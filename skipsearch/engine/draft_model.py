@@ -198,11 +198,15 @@ def _copy_bytes(model: ModelAdapter, reading: Reading, with_head: bool = True) -
 
 
 def _head_of(model: ModelAdapter) -> tuple[Tensor, Tensor | None]:
-    """Return (weight [V, H], bias [V]) of a head. Raises: ModelError if it cannot be split."""
-    if isinstance(model, NativeAdapter | GraphAdapter):
+    """Return (weight [V, H], bias [V]) of a head; the weight of the engine native is in panels.
+
+    Raises: ModelError if the head cannot be split.
+    """
+    if isinstance(model, NativeAdapter):
         return model.fused_model.unembed.weight, model.fused_model.unembed.bias
-    if isinstance(model, FusedAdapter):
-        return model.unembed.to_dense(), model.unembed.bias
+    base = model.fused_model if isinstance(model, GraphAdapter) else model
+    if isinstance(base, FusedAdapter):
+        return base.unembed.to_dense(), base.unembed.bias
     if isinstance(model, HFAdapter) and model.spec.n_devices == 1:
         head: Any = model.model.get_output_embeddings()  # type: ignore[operator]
         if type(head) is nn.Linear and any(step is head for step in model._parts.head_steps):

@@ -84,6 +84,11 @@ def export_draft(
         f"{target.name}/README.md says more"
         for drafter in draft.left_out
     ]
+    if not draft.skip.reading.is_everything:
+        warnings.append(
+            f"the exported draft has all weights and tokens of the sub-layers that it keeps: "
+            f"{draft.skip.reading} is left out, so it is slower than the profile says"
+        )
     conversion = convert(source, draft.mask)
     with _write_folder(target) as folder:
         (folder / "config.json").write_text(

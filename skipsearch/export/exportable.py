@@ -54,6 +54,11 @@ def extract_exportable(profile: Profile) -> ExportableDraft:
             "it in skipsearch, or make "
             "one with `skipsearch tune --drafters skip`"
         )
+    if not profile.mask.n_skipped:
+        raise ExportError(
+            f"this profile's draft skips no sub-layer: it reads {skips[0].reading}, and an export "
+            "leaves out whole sub-layers: use it in skipsearch"
+        )
     return ExportableDraft(
         skips[0],
         skips[0].mask(profile.model.n_layers),

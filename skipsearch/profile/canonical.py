@@ -13,7 +13,7 @@ from skipsearch.profile.schema import Profile
 
 _PLAIN_SCALAR = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _./+()-]*")
 _RECIPE_KEYS = ("drafters", "lost")  # each drafter on a line of its own
-_TRAILING_KEYS = ("draft_length", "exit")
+_TRAILING_KEYS = ("draft_length", "exit", "vocabulary")  # the longest is last
 
 
 def dump_profile(profile: Profile) -> str:
@@ -45,7 +45,7 @@ def to_plain_data(profile: Profile) -> dict[str, Any]:
 
 
 def _order_drafter_keys(drafter: dict[str, Any]) -> dict[str, Any]:
-    """Put draft length and exit policy last; the other keys keep their order."""
+    """Put `_TRAILING_KEYS` last; the other keys keep their order."""
     return {
         key: drafter[key]
         for key in sorted(

@@ -116,6 +116,13 @@ def _diff_masks(a: Profile, b: Profile) -> MaskDiff | None:
     )
 
 
+def _describe(drafter: DrafterSpec) -> dict[str, Any]:
+    """Return the settings of a drafter besides its mask. A vocabulary is its number of tokens."""
+    data = drafter.model_dump(mode="json", exclude={"attn", "mlp"})
+    vocabulary = drafter.reading.vocabulary
+    return data if vocabulary is None else data | {"vocabulary": str(vocabulary)}
+
+
 def _diff_recipes(a: Profile, b: Profile) -> dict[str, tuple[Any, Any]]:
     changed: dict[str, tuple[Any, Any]] = {}
     if a.measured_recipe.shape != b.measured_recipe.shape:
@@ -124,7 +131,7 @@ def _diff_recipes(a: Profile, b: Profile) -> dict[str, tuple[Any, Any]]:
     for name in a_drafters | b_drafters:
         if name in a_drafters and name in b_drafters:
             x, y = (
-                dict(_flatten(drafter.model_dump(mode="json", exclude={"attn", "mlp"})))
+                dict(_flatten(_describe(drafter)))
                 for drafter in (a_drafters[name], b_drafters[name])
             )
             changed |= {

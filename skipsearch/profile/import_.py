@@ -68,7 +68,7 @@ def _import_mask(key: str, entry: Any, location: str) -> Profile:
         )
     try:
         return Profile(
-            schema_version=2,
+            schema_version=3,
             model=ModelInfo(
                 id=model_id,
                 revision=None,

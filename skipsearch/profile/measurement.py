@@ -176,6 +176,12 @@ class Measurement(FrozenModel):
         description="share of the generated tokens that lookup copied from the prompt, 0..1; left "
         "out where it was not counted",
     )
+    draft_bytes: Count = Field(
+        default=0,
+        exclude_if=is_falsy,
+        description="memory of drafts besides the model's, in bytes: a copy of weights, rows of "
+        "the head, trained modules; left out if they need none, or if it was not measured",
+    )
     by_batch: Annotated[tuple[BatchSpeed, ...], Field(strict=False, max_length=32)] = Field(
         default=(),
         exclude_if=is_falsy,

@@ -121,6 +121,19 @@ def _from_1(old: Mapping[str, Any]) -> dict[str, Any]:
     return new | {"schema_version": 2}
 
 
+def _from_2(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Migrate version 2, whose drafts read all bits and all tokens, to version 3."""
+    for key in ("drafters", "lost"):
+        for i, drafter in enumerate(old[key]):
+            later = [name for name in ("weights", "vocabulary") if name in drafter]
+            if later:
+                raise ProfileError(
+                    f"it says schema_version 2 but has {key}[{i}].{later[0]}, which version 2 did "
+                    "not know; remove it"
+                )
+    return {**old, "schema_version": 3}
+
+
 # Key path in version 1 -> key path in version 0.
 _PATHS_IN_VERSION_0: dict[KeyPath, KeyPath] = {
     ("model", "id"): ("model",),
@@ -146,4 +159,8 @@ def path_in_version(path: KeyPath, version: int) -> KeyPath:
     return path
 
 
-MIGRATIONS: dict[int, Callable[[Mapping[str, Any]], dict[str, Any]]] = {0: _from_0, 1: _from_1}
+MIGRATIONS: dict[int, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    0: _from_0,
+    1: _from_1,
+    2: _from_2,
+}

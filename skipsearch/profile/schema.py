@@ -1,4 +1,4 @@
-"""The profile, version 2: a recipe for a model, task and device, and its measurements.
+"""The profile, version 3: a recipe for a model, task and device, and its measurements.
 
 Every model here is frozen, rejects unknown keys and coerces nothing (`true` is not 1, `"3"` is not
 3). Keys have the order in which they are written. A key that may be `null` is still written, unless
@@ -65,7 +65,9 @@ __all__ = [
     "json_schema",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+# Bits of a model's weights, if drafts in fewer bits were not measured.
+UNMEASURED_BITS = 16
 # Verify pass over plain pass, if it was not measured. Typical of CPUs and GPUs at batch size one.
 UNMEASURED_VERIFY_RATIO = 1.2
 
@@ -180,7 +182,7 @@ _NULL_IF_UNMEASURED = ("engine", "hardware", "software", "measured")
 class Profile(FrozenModel):
     """A recipe for one model, task and device, with its measurements."""
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     model: ModelInfo
     task: TaskInfo
     hardware: Hardware | None
@@ -325,6 +327,8 @@ class Profile(FrozenModel):
 def _unmeasured_cost(drafter: DrafterSpec, n_layers: int) -> DrafterCost:
     mask = drafter.mask(n_layers)
     beta = 0.0 if mask is None else 1 - mask.n_skipped / (2 * n_layers)
+    if drafter.reading.bits is not None:
+        beta *= drafter.reading.bits / UNMEASURED_BITS
     return DrafterCost(beta, UNMEASURED_VERIFY_RATIO, 3.0, 0.3)
 
 

@@ -160,6 +160,11 @@ def _measurement_lines(measurement: Measurement) -> list[str]:
             if measurement.copied_from_prompt
             else []
         ),
+        *(
+            [f"memory   {measurement.draft_bytes / 1e6:,.0f} MB for drafts, besides the model"]
+            if measurement.draft_bytes
+            else []
+        ),
         *([f"batches  {format_batch_speedups(measurement)}"] if measurement.by_batch else []),
         f"lossless {measurement.lossless.identical} of {measurement.lossless.prompts} prompts "
         "identical to plain decoding",

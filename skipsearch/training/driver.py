@@ -12,7 +12,6 @@ replay    α before and after, on the validation text
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from torch import Tensor
 from skipsearch.core.files import make_private_dir
 from skipsearch.core.machine import describe_machine
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.sizes import parse_bytes
 from skipsearch.drafters.trained.card import ModuleCard, TrainingRecord
 from skipsearch.drafters.trained.module_files import hash_module_file, make_reference
 from skipsearch.drafters.trained.module_weights import (
@@ -76,13 +76,10 @@ class TrainingResult:
 
 def parse_memory_limit(extra: str, model_bytes: int) -> int:
     """Return the bytes of `10%` (of the model's weights), `200MB` or `2GB`. Raises: ModuleError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|MB|GB|MiB|GiB)", extra.strip())
-    if not match:
-        raise ModuleError(
-            f"--extra-memory {extra!r} is no amount of memory: write 10%, 200MB or 2GB"
-        )
-    unit = {"%": model_bytes / 100, "MB": 1e6, "GB": 1e9, "MiB": 2**20, "GiB": 2**30}[match[2]]
-    return int(float(match[1]) * unit)
+    try:
+        return parse_bytes(extra, model_bytes)
+    except ValueError as error:
+        raise ModuleError(f"--extra-memory {error}") from None
 
 
 @dataclass(frozen=True)

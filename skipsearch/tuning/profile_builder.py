@@ -11,6 +11,7 @@ from skipsearch.core.machine import describe_machine, software_versions, source_
 from skipsearch.core.recipe import Recipe
 from skipsearch.core.stats import DecodeStats, DrafterStats, Estimate
 from skipsearch.drafters.lookup.spec import Lookup
+from skipsearch.engine.draft_model import make_draft_model
 from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter, ModelSpec
 from skipsearch.profile import Interval, Profile, round_significant
@@ -74,7 +75,7 @@ def build_profile(
     )
     candidate = recipe.drafters if drafted.stats.drafted else ()
     return Profile(
-        schema_version=2,
+        schema_version=3,
         model=make_model_info(spec),
         task=s.TaskInfo(
             name=task.name,
@@ -169,6 +170,7 @@ def _build_measurement(
         )
         if stats.drafted
         else (),
+        draft_bytes=_count_draft_bytes(model, recipe) if stats.drafted else 0,
         copied_from_prompt=_copied_share(recipe, once) if stats.drafted else None,
         choosing_share=_round_or_none(stats.mask_selection_share)
         if stats.choosing_seconds
@@ -226,6 +228,14 @@ def _drafter_counts(
         )
         if timed
         else None,
+    )
+
+
+def _count_draft_bytes(model: ModelAdapter, recipe: Recipe) -> int:
+    """Return the memory that drafts need besides the model's, in bytes."""
+    readings = {spec.reading for spec in recipe.drafters if not spec.reading.is_everything}
+    return sum(make_draft_model(model, reading).nbytes for reading in readings) + sum(
+        ref.parameters * model.spec.dtype.itemsize for ref in recipe.modules
     )
 
 

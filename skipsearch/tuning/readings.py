@@ -25,7 +25,12 @@ from skipsearch.models.loading.placement import in_gb
 from skipsearch.models.memory import free_memory
 from skipsearch.replay.replay import PromptReplay
 from skipsearch.replay.rounds import rounds_from_replay
-from skipsearch.timing.reading_costs import FormatCosts, measure_format_costs, price_reading
+from skipsearch.timing.reading_costs import (
+    SMALL_HEAD_ROWS,
+    FormatCosts,
+    measure_format_costs,
+    price_reading,
+)
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.events import Notice, StageStarted, TuneListener, make_progress_callback
 from skipsearch.tuning.objective import ReplayObjective
@@ -34,7 +39,8 @@ from skipsearch.tuning.study import StudyStore
 JUDGED_PROMPTS = 32  # on which every combination is judged
 LOWEST_IDS = (0, 1024, 4096, 16384)  # of a vocabulary; the first has the calibration tokens alone
 MAX_CALIBRATION_TOKENS = 4000  # the most frequent ones
-MIN_VOCABULARY_SAVING = 0.5  # a vocabulary with more of the model's tokens is not judged
+MIN_VOCABULARY = 2 * SMALL_HEAD_ROWS  # tokens; the head of a smaller one costs next to nothing
+MAX_VOCABULARY_SHARE = 0.5  # of the model's tokens; a larger vocabulary is not judged
 SHOWN_READINGS = 3
 OTHER_FINALISTS = 2  # recipes in the race whose drafts read something else
 READING_ATTR = "reading"  # of a study
@@ -150,6 +156,9 @@ def find_other_readings(
 
     They are tried with the best mask and without a mask.
     """
+    if not readings.costs:
+        return []
+    on_event(StageStarted("trying the best masks with other number formats and vocabularies"))
     masks = dict.fromkeys((mask, SkipMask(mask.n_layers)))
     judged = [(one, tried) for tried in masks for one in readings.judge(tried)]
     judged = [(one, tried) for one, tried in judged if one.reading != searched]
@@ -209,11 +218,11 @@ def _list_vocabularies(
 ) -> Iterator[Vocabulary | None]:
     """Yield the vocabularies to judge; None: all tokens."""
     yield None
-    if not can_restrict_head(model):
+    if model.spec.vocab_size < MIN_VOCABULARY or not can_restrict_head(model):
         return
     counts = Counter(token for text in continuations for token in set(text))
     frequent = [token for token, _ in counts.most_common(MAX_CALIBRATION_TOKENS)]
     for lowest in LOWEST_IDS:
         vocabulary = Vocabulary.from_ids(frequent, lowest)
-        if len(vocabulary.token_ids()) <= MIN_VOCABULARY_SAVING * model.spec.vocab_size:
+        if len(vocabulary.token_ids()) <= MAX_VOCABULARY_SHARE * model.spec.vocab_size:
             yield vocabulary

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skipsearch.core.registry import unknown_name
+from skipsearch.core.sizes import parse_bytes
 from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelSpec
 from skipsearch.searchers import searcher_names
@@ -87,6 +88,14 @@ def parse_duration(budget: str | float | None) -> float | None:
     if not value > 0:
         raise SearchError(f"budget {budget!r} is not a time: write 90s, 20m or 1.5h")
     return value
+
+
+def parse_draft_memory(text: str | None) -> int | None:
+    """Return the bytes of `2GB`; None -> None. Raises: SearchError."""
+    try:
+        return None if text is None else parse_bytes(text)
+    except ValueError as error:
+        raise SearchError(f"--draft-memory {error}") from None
 
 
 def parse_sublayers(text: str | None) -> frozenset[int]:

@@ -79,7 +79,7 @@ def test_ratios_are_of_seconds_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_profile_keeps_its_own_speedups_and_no_others() -> None:
     rows = run_batch_benchmark(systems(), REQUESTS[:1], [2, 1])
     rows = [replace(row, speedup=Estimate(1 / row.requests, 0.4, 1.1)) for row in rows]
-    kept = add_batch_speedups(load_profile(GOLDEN / "v2_speculate.yaml"), rows, "profile")
+    kept = add_batch_speedups(load_profile(GOLDEN / "v3_speculate.yaml"), rows, "profile")
     assert kept.measured is not None
     assert [(row.requests, row.speedup.mean) for row in kept.measured.by_batch] == [
         (1, 1.0),

@@ -17,7 +17,7 @@ from skipsearch.tasks import load_task, task_name
 def test_a_profile_tuned_on_a_file_is_for_that_file_alone(
     capsys, monkeypatch, tmp_path: Path
 ) -> None:
-    own = load_profile(GOLDEN / "v2_speculate.yaml")
+    own = load_profile(GOLDEN / "v3_speculate.yaml")
     own = own.model_copy(update={"task": own.task.model_copy(update={"name": "mine"})})
     save_profile(own, tmp_path / "own.yaml")
     (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
@@ -46,7 +46,7 @@ def test_a_profile_tuned_on_a_file_is_for_that_file_alone(
 def test_dtype_and_threads_are_the_profiles_where_nobody_says_otherwise(
     monkeypatch, here: str, given: tuple, taken: tuple
 ) -> None:
-    profile = load_profile(GOLDEN / "v2_speculate.yaml")
+    profile = load_profile(GOLDEN / "v3_speculate.yaml")
     assert profile.hardware is not None
     profile = profile.model_copy(
         update={
@@ -62,5 +62,5 @@ def test_dtype_and_threads_are_the_profiles_where_nobody_says_otherwise(
 
 def test_on_another_kind_of_device_everything_stays_open() -> None:
     assert defaults_from_profile(
-        load_profile(GOLDEN / "v2_speculate.yaml"), "cpu", "auto", None, None
+        load_profile(GOLDEN / "v3_speculate.yaml"), "cpu", "auto", None, None
     ) == ("auto", None, None)

@@ -94,7 +94,7 @@ def test_tune_records_the_template_and_decode_says_how_to_use_it(
 def test_a_profile_names_its_model_with_the_revision_it_was_made_for(
     revision: str | None, expected: str
 ) -> None:
-    golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / "v2_unmeasured.yaml")
+    golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / "v3_unmeasured.yaml")
     model = golden.model.model_copy(update={"id": "org/tiny", "revision": revision})
     assert profile_model_argument(golden.model_copy(update={"model": model})) == expected
 

@@ -26,7 +26,7 @@ from skipsearch.profile.paths import device_slug
 from skipsearch.tuning import driver
 from skipsearch.tuning.study import StudyStore
 
-GOLDEN = Path(__file__).parents[1] / "profile" / "golden" / "v2_speculate.yaml"
+GOLDEN = Path(__file__).parents[1] / "profile" / "golden" / "v3_speculate.yaml"
 
 
 def named(engine: str) -> ModelAdapter:

@@ -59,7 +59,7 @@ def local_model(tmp_path: Path) -> Path:
     new_hf_model("llama").save_pretrained(folder)
     letter_tokenizer(CHAT_TEMPLATE).save_pretrained(folder)
     spec = load_adapter(str(folder), device="cpu").spec
-    data = yaml.safe_load((GOLDEN / "v2_speculate.yaml").read_text())
+    data = yaml.safe_load((GOLDEN / "v3_speculate.yaml").read_text())
     data["model"] |= {
         "id": "chatty",
         "family": "llama",
@@ -312,7 +312,7 @@ def test_auto_knows_a_renamed_model_by_its_weights(capsys, monkeypatch, local_mo
 
 
 def test_a_damaged_list_of_models_is_no_list(tmp_path: Path) -> None:
-    model = load_profile(GOLDEN / "v2_speculate.yaml").model.model_copy(update={"id": "chatty"})
+    model = load_profile(GOLDEN / "v3_speculate.yaml").model.model_copy(update={"id": "chatty"})
     for text in ("{", "[1]", '{"x": 3}', "[" * 100000):
         (tmp_path / "data" / "skipsearch").mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / "skipsearch" / "models.json").write_text(text)
@@ -441,7 +441,7 @@ def test_what_cannot_be_is_told_before_a_model_is_loaded(
 
 
 def test_python_replaces_a_profile_no_more_unasked_than_the_command_does(tmp_path: Path) -> None:
-    profile, path = load_profile(GOLDEN / "v2_speculate.yaml"), tmp_path / "x.yaml"
+    profile, path = load_profile(GOLDEN / "v3_speculate.yaml"), tmp_path / "x.yaml"
     path.write_text("mine")
     with pytest.raises(
         ProfileError, match="exists already and says something else: pass replace=True"

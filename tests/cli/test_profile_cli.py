@@ -19,7 +19,7 @@ from skipsearch.profile import load_profile
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "profile" / "golden"
 SPECULATE, PLAIN, UNMEASURED, MIXED = (
-    GOLDEN / f"v2_{name}.yaml" for name in ("speculate", "plain", "unmeasured", "mixed")
+    GOLDEN / f"v3_{name}.yaml" for name in ("speculate", "plain", "unmeasured", "mixed")
 )
 PLACE = Path("profiles/demo/pycode/nvidia-h200--float32.yaml")
 COMMANDS = ["list", "show", "validate", "diff", "migrate", "import", "pull", "verify", "schema"]
@@ -201,7 +201,7 @@ def test_migrate_rewrites_an_old_file_in_place_once(tmp_path: Path) -> None:
 def test_migrate_rewrites_a_version_1_file(verdict: str, tmp_path: Path) -> None:
     path = Path(shutil.copy(GOLDEN / f"v1_{verdict}.yaml", tmp_path / "old.yaml"))
     run("migrate", path)
-    assert path.read_bytes() == (GOLDEN / f"v2_{verdict}.yaml").read_bytes()
+    assert path.read_bytes() == (GOLDEN / f"v3_{verdict}.yaml").read_bytes()
 
 
 def test_import_writes_profiles_where_they_belong(tmp_path: Path) -> None:

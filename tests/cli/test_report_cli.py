@@ -20,7 +20,7 @@ from skipsearch.drafters.exits.fixed import Fixed
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.tuning.study import StudyStore
 
-PROFILE = GOLDEN / "v2_speculate.yaml"
+PROFILE = GOLDEN / "v3_speculate.yaml"
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_measurements_in_doubt_are_called_so_again_where_the_profile_is_written(
     ],
 )
 def test_the_summary_of_any_recipe(name: str, drawn: bool, told: str) -> None:
-    said, profile = StringIO(), load_profile(GOLDEN / f"v2_{name}.yaml")
+    said, profile = StringIO(), load_profile(GOLDEN / f"v3_{name}.yaml")
     with TuneView(Terminal(file=StringIO())) as view:
         view(
             CandidateMeasured(
@@ -158,7 +158,7 @@ def test_the_time_that_is_announced_has_the_preparation_in_it(
 
 @pytest.mark.parametrize("doubtful", [True, False])
 def test_predictions_of_an_unreliable_table_say_so(doubtful: bool) -> None:
-    said, profile = StringIO(), load_profile(GOLDEN / "v2_speculate.yaml")
+    said, profile = StringIO(), load_profile(GOLDEN / "v3_speculate.yaml")
     with TuneView(Terminal(file=StringIO())) as view:
         view(Notice("the machine is what it is", doubtful))
         view(
@@ -172,7 +172,7 @@ def test_predictions_of_an_unreliable_table_say_so(doubtful: bool) -> None:
 
 
 def test_one_measurement_has_one_interval() -> None:
-    said, profile = StringIO(), load_profile(GOLDEN / "v2_speculate.yaml")
+    said, profile = StringIO(), load_profile(GOLDEN / "v3_speculate.yaml")
     with TuneView(Terminal(file=StringIO())) as view:
         view(
             CandidateMeasured(
@@ -198,13 +198,13 @@ def test_one_measurement_has_one_interval() -> None:
 def test_the_last_line_says_what_to_do_next(name: str, next_step: str) -> None:
     said = StringIO()
     TuneView(Terminal(file=StringIO())).print_summary(
-        Terminal(file=said, width=200), load_profile(GOLDEN / f"v2_{name}.yaml"), Path("here.yaml")
+        Terminal(file=said, width=200), load_profile(GOLDEN / f"v3_{name}.yaml"), Path("here.yaml")
     )
     assert next_step in said.getvalue().splitlines()[-1]
 
 
 def test_a_race_of_many_shows_the_chosen_one_and_those_that_came_closest() -> None:
-    said, profile = StringIO(), load_profile(GOLDEN / "v2_speculate.yaml")
+    said, profile = StringIO(), load_profile(GOLDEN / "v3_speculate.yaml")
     with TuneView(Terminal(file=StringIO())) as view:
         for prompts, speedup, recipe in [
             (6, 1.3, "unmeasured"),
@@ -214,7 +214,7 @@ def test_a_race_of_many_shows_the_chosen_one_and_those_that_came_closest() -> No
         ]:
             view(
                 CandidateMeasured(
-                    load_profile(GOLDEN / f"v2_{recipe}.yaml").measured_recipe,
+                    load_profile(GOLDEN / f"v3_{recipe}.yaml").measured_recipe,
                     1.3,
                     Estimate(speedup, 1.0, 1.9),
                     "calibration",

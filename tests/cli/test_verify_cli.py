@@ -21,7 +21,7 @@ from skipsearch.profile import Interval, load_profile, save_profile
 __all__ = ["one_thread"]
 
 MASK = {"attn": "[2, 3, 5, 8, 10, 13, 14, 15]", "mlp": "[2, 3, 5, 7, 8, 9, 11, 12, 13]"}
-SPECULATE, UNMEASURED = (GOLDEN / f"v2_{verdict}.yaml" for verdict in ("speculate", "unmeasured"))
+SPECULATE, UNMEASURED = (GOLDEN / f"v3_{verdict}.yaml" for verdict in ("speculate", "unmeasured"))
 
 
 @pytest.fixture(autouse=True)

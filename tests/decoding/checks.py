@@ -19,6 +19,7 @@ from helpers.byte_tokenizer import byte_tokenizer
 from helpers.tiny import LAYERS, FullModel, tiny_model_and_reference, with_eos, with_tokenizer
 
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import READ_ALL, Reading, Vocabulary
 from skipsearch.core.recipe import Recipe, Siblings
 from skipsearch.core.stats import DecodeStats, DrafterCost
 from skipsearch.decoding import Decoder
@@ -42,6 +43,8 @@ PROMPTS = (
 )  # as text, what follows (0,) has split characters
 
 
+FEW_TOKENS = Vocabulary(lowest=5, tokens="9 12-20 33 50-60")
+
 # --- greedy
 
 
@@ -51,7 +54,7 @@ class Drafting:
 
     mask: of its skip drafter; None: it has none. lookup: the drafter before it. guarded: drafters
     that gain little rest, here after a round or two. siblings: what the skip drafter proposes in
-    addition to its chain.
+    addition to its chain. reading: what a pass of the skip drafter reads.
     """
 
     mask: SkipMask | None = MASKS[0]
@@ -61,6 +64,7 @@ class Drafting:
     lookup: Lookup | None = None
     guarded: bool = False
     siblings: Siblings | None = None
+    reading: Reading = READ_ALL
 
     @property
     def recipe(self) -> Recipe:
@@ -73,6 +77,7 @@ class Drafting:
                     self.draft_length,
                     make_exit(self.exit, **self.parameters),
                     self.siblings,
+                    self.reading,
                 )
             ]
         )
@@ -103,6 +108,16 @@ DRAFTINGS = (
     Drafting(None, lookup=Lookup(min_match=1, draft_length=6)),
     Drafting(MASKS[0], 3, lookup=Lookup(min_match=1, draft_length=4, per_match=2), guarded=True),
     Drafting(MASKS[2], 5, siblings=Siblings(below=0.6, most=2)),
+    Drafting(SkipMask(LAYERS), 4, reading=Reading("int4")),
+    Drafting(SkipMask(LAYERS), 5, reading=Reading(vocabulary=FEW_TOKENS)),
+    Drafting(
+        MASKS[0],
+        6,
+        "confidence",
+        {"threshold": 0.2},
+        siblings=Siblings(below=0.7, most=2),
+        reading=Reading("int5", FEW_TOKENS),
+    ),
 )
 REQUESTS = ((PROMPTS[0], 24), (PROMPTS[1], 3), (PROMPTS[2], 20), (PROMPTS[3], 12))
 

@@ -25,7 +25,7 @@ def profile(
 ) -> Profile:
     """Return a profile of the shared tiny model."""
     model, _ = tiny_model_and_reference()
-    golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / f"v2_{verdict}.yaml")
+    golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / f"v3_{verdict}.yaml")
     made_for = golden.model.model_copy(
         update={
             "id": model.spec.id,

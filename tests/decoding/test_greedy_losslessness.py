@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import DRAFT_WEIGHTS, READ_ALL, Reading, Vocabulary
 from skipsearch.core.recipe import Siblings
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
@@ -47,6 +48,12 @@ lookups = st.builds(
     draft_length=st.integers(1, 12),
     per_match=st.none() | st.integers(1, 3),
 )
+vocabularies = st.builds(
+    Vocabulary.from_ids, st.sets(st.integers(0, VOCAB - 1), max_size=20), st.integers(0, VOCAB)
+)
+readings = st.builds(Reading, st.sampled_from(DRAFT_WEIGHTS), st.none() | vocabularies) | st.just(
+    READ_ALL
+)
 siblings = st.builds(Siblings, below=shares | st.just(1.0), most=st.integers(1, 4))
 draftings = st.sampled_from(sorted(EXITS)).flatmap(
     lambda kind: st.builds(
@@ -58,6 +65,7 @@ draftings = st.sampled_from(sorted(EXITS)).flatmap(
         lookup=st.none() | lookups,
         guarded=st.booleans(),
         siblings=st.none() | siblings,
+        reading=readings,
     )
 )
 prompts = st.sampled_from(PROMPTS) | st.lists(

@@ -22,7 +22,7 @@ def profile_for(model: str, family: str, mask: SkipMask, *before: DrafterSpec) -
     """An unmeasured profile: it names no hashes, so any model of this family and depth will do.
     before: drafters asked before the mask.
     """
-    golden = load_profile(GOLDEN / "v2_unmeasured.yaml")
+    golden = load_profile(GOLDEN / "v3_unmeasured.yaml")
     made_for = golden.model.model_copy(
         update={"id": model, "family": family, "n_layers": mask.n_layers}
     )

@@ -217,7 +217,7 @@ def test_everybody_may_read_it(source: Path, tmp_path: Path) -> None:
 
 def test_a_profile_that_drafts_nothing_has_nothing_to_export(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"drafts nothing.*there is nothing to export"):
-        export_draft(load_profile(GOLDEN / "v2_plain.yaml"), str(source), "hf", tmp_path / "draft")
+        export_draft(load_profile(GOLDEN / "v3_plain.yaml"), str(source), "hf", tmp_path / "draft")
 
 
 LOOKUP = Lookup(min_match=3, draft_length=7)
@@ -295,7 +295,7 @@ def test_a_profile_of_other_weights_is_a_warning(source: Path, tmp_path: Path) -
 def test_a_draft_that_lost_to_plain_decoding_is_exported_with_a_warning(
     source: Path, tmp_path: Path
 ) -> None:
-    lost = load_profile(GOLDEN / "v2_lost.yaml")
+    lost = load_profile(GOLDEN / "v3_lost.yaml")
     lost = lost.model_copy(
         update={"model": profile_for("model", "llama", MASK).model, "lost": (SKIP,)}
     )
@@ -439,4 +439,4 @@ def test_the_profile_that_it_came_from_is_in_it() -> None:
         [3, 4],
         5,
     )
-    assert (GOLDEN / "v2_unmeasured.yaml").read_text().splitlines()[0] == quoted.splitlines()[0]
+    assert (GOLDEN / "v3_unmeasured.yaml").read_text().splitlines()[0] == quoted.splitlines()[0]

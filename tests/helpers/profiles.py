@@ -9,7 +9,7 @@ GOLDEN = Path(__file__).parents[1] / "profile" / "golden"
 
 def write_demo_profile(path: Path, attn: str = "[5, 6]", mlp: str = "[5, 6]") -> Path:
     """Written to `path`, folders made; attn and mlp as YAML."""
-    text = (GOLDEN / "v2_unmeasured.yaml").read_text()
+    text = (GOLDEN / "v3_unmeasured.yaml").read_text()
     for old, new in (
         ("meta-llama/Llama-2-13b-hf", "demo"),
         ("n_layers: 40", "n_layers: 20"),

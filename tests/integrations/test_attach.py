@@ -89,7 +89,7 @@ def test_a_folder_of_custom_generate_drafts_for_whoever_has_skipsearch(
 ) -> None:
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     model = tiny_llama()
-    profile = load_profile(GOLDEN / "v2_unmeasured.yaml")
+    profile = load_profile(GOLDEN / "v3_unmeasured.yaml")
     made_for = profile.model.model_copy(
         update={
             "family": "llama",
@@ -127,7 +127,7 @@ def test_a_folder_of_custom_generate_drafts_for_whoever_has_skipsearch(
 def test_trained_weights_do_not_fit_into_such_a_folder(tmp_path: Path) -> None:
     trained = next(
         profile
-        for path in sorted(GOLDEN.glob("v2_*.yaml"))
+        for path in sorted(GOLDEN.glob("v3_*.yaml"))
         if (profile := load_profile(path)).recipe.modules
     )
     with pytest.raises(

@@ -37,7 +37,7 @@ from skipsearch.profile import load_profile
 
 IDS = torch.tensor([[5, 17, 40, 3]])
 MASK = ss.SkipMask(LAYERS, (1, 3), (2,))
-PROFILE = Path(__file__).parents[1] / "profile" / "golden" / "v2_unmeasured.yaml"
+PROFILE = Path(__file__).parents[1] / "profile" / "golden" / "v3_unmeasured.yaml"
 
 
 def profile_in(where: Path, spec: Adapted) -> Any:

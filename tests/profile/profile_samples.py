@@ -76,7 +76,7 @@ S3D_DRAFT = S3D(
 def speculate() -> Profile:
     """One skip drafter: all that version 1 could say."""
     return Profile(
-        schema_version=2,
+        schema_version=3,
         model=ModelInfo(
             id="demo",
             revision=None,
@@ -270,7 +270,7 @@ def plain() -> Profile:
 
 def unmeasured() -> Profile:
     return Profile(
-        schema_version=2,
+        schema_version=3,
         model=ModelInfo(
             id="meta-llama/Llama-2-13b-hf",
             revision=None,
@@ -468,7 +468,7 @@ def profiles(draw: st.DrawFn) -> Profile:
         threads=st.none() | st.integers(1, 4096),
     )
     return Profile(
-        schema_version=2,
+        schema_version=3,
         model=ModelInfo(
             id=draw(_TEXT),
             revision=draw(st.none() | _TEXT),

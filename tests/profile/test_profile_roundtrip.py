@@ -32,7 +32,7 @@ from skipsearch.profile.schema import json_schema
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_canonical_text_of_each_sample_is_the_golden_file(name: str) -> None:
-    check_golden(GOLDEN / f"v2_{name}.yaml", dump_profile(SAMPLES[name]()))
+    check_golden(GOLDEN / f"v3_{name}.yaml", dump_profile(SAMPLES[name]()))
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)
@@ -60,7 +60,7 @@ def test_a_version_0_file_loads_as_the_current_version() -> None:
     check_golden(GOLDEN / "v0_migrated.yaml", dump_profile(load_profile(GOLDEN / "v0.yaml")))
 
 
-@pytest.mark.parametrize("name", [*(f"v2_{name}" for name in SAMPLES), "v0_migrated"])
+@pytest.mark.parametrize("name", [*(f"v3_{name}" for name in SAMPLES), "v0_migrated"])
 def test_loading_and_dumping_a_canonical_file_changes_no_byte(name: str) -> None:
     path = GOLDEN / f"{name}.yaml"
     assert dump_profile(load_profile(path)).encode() == path.read_bytes()

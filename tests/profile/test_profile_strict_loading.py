@@ -211,15 +211,15 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         ("ci95: [1.31, 1.366]", "ci95: [1.31]", 13, "measured.speedup.ci95[1]", "missing"),
         ("split: holdout", "split: calibration", 23, "measured.split", "'holdout'"),
         ("torch: 2.13.0", "torch: 2.13", 25, "software.torch", "put it in quotes"),
-        ("schema_version: 2", "schema_version: 3", 1, "", "update skipsearch"),
+        ("schema_version: 3", "schema_version: 4", 1, "", "update skipsearch"),
         (
-            "schema_version: 2",
+            "schema_version: 3",
             "schema_version: true",
             1,
             "",
             "schema_version must be a whole number",
         ),
-        ("schema_version: 2\n", "", 1, "", "schema_version must be a whole number"),
+        ("schema_version: 3\n", "", 1, "", "schema_version must be a whole number"),
     ],
 )
 def test_a_refusal_names_file_line_key_and_rule(

@@ -59,13 +59,13 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
 @pytest.fixture(scope="module")
 def profile() -> Profile:
     """Of one skip drafter, which nobody counted."""
-    return load_profile(GOLDEN / "v2_speculate.yaml")
+    return load_profile(GOLDEN / "v3_speculate.yaml")
 
 
 @pytest.fixture(scope="module")
 def mixed() -> Profile:
     """Of lookup and skip, counted."""
-    return load_profile(GOLDEN / "v2_mixed.yaml")
+    return load_profile(GOLDEN / "v3_mixed.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -311,9 +311,9 @@ def test_how_often_drafts_are_right_has_a_bar_a_group_and_a_panel_a_drafter(
         lambda old, profile: draw_reliability(None),
         lambda old, profile: draw_reliability(old),
         lambda old, profile: draw_drafters(profile),
-        lambda old, profile: draw_drafters(load_profile(GOLDEN / "v2_plain.yaml")),
-        lambda old, profile: draw_drafters(load_profile(GOLDEN / "v2_speculate.yaml")),
-        lambda old, profile: draw_layer_map([], load_profile(GOLDEN / "v2_plain.yaml")),
+        lambda old, profile: draw_drafters(load_profile(GOLDEN / "v3_plain.yaml")),
+        lambda old, profile: draw_drafters(load_profile(GOLDEN / "v3_speculate.yaml")),
+        lambda old, profile: draw_layer_map([], load_profile(GOLDEN / "v3_plain.yaml")),
     ],
 )
 def test_a_figure_says_what_it_needs(

@@ -86,7 +86,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with every figure."""
     folder = tmp_path_factory.mktemp("full")
     make_study(folder / "both.journal", n_layers=LAYERS, failed=1)
-    out, profile = folder / "report.html", load_profile(GOLDEN / "v2_speculate.yaml")
+    out, profile = folder / "report.html", load_profile(GOLDEN / "v3_speculate.yaml")
     assert profile.measured is not None
     counted = profile.measured.model_copy(
         update={"by_drafter": (DrafterCounts(kind="skip", rounds=9, drafted=30, accepted=20),)}
@@ -210,7 +210,7 @@ EVIL = (
 
 def test_what_a_file_says_is_shown_as_text_and_never_run(tmp_path: Path, opened: Open) -> None:
     text = (
-        (GOLDEN / "v2_speculate.yaml")
+        (GOLDEN / "v3_speculate.yaml")
         .read_text()
         .replace("name: NVIDIA H200", f"name: '{EVIL.replace(chr(39), chr(39) * 2)}'")
     )

@@ -41,7 +41,7 @@ def first_sentence(html: str) -> str:
     ],
 )
 def test_it_opens_with_the_profiles_verdict(name: str, said: str) -> None:
-    html, _ = render_report([], load_profile(GOLDEN / f"v2_{name}.yaml"))
+    html, _ = render_report([], load_profile(GOLDEN / f"v3_{name}.yaml"))
     assert first_sentence(html).startswith(said)
     assert html.index('class="verdict"') < html.index("Summary")
 

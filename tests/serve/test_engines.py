@@ -140,7 +140,7 @@ def test_an_engine_that_cannot_run_here_is_refused_in_a_sentence(
 
 def profile_of(model: ModelAdapter, speedups: dict[int, float]) -> Profile:
     """Return a profile whose drafting was measured at these numbers of concurrent requests."""
-    golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / "v2_speculate.yaml")
+    golden = load_profile(Path(__file__).parents[1] / "profile" / "golden" / "v3_speculate.yaml")
     assert golden.measured is not None
     rows = tuple(
         BatchSpeed(requests=size, speedup=Interval.from_rounded(mean, mean - 0.01, mean + 0.01))

@@ -408,7 +408,7 @@ def test_a_profile_that_nobody_measured_is_weighed_by_the_latest_table() -> None
     recipe = (Lookup(min_match=2, draft_length=8), Skip.from_mask(mask, 6, make_exit("fixed")))
     golden = Path(__file__).parent.parent / "profile" / "golden"
     profile, known = (
-        load_profile(golden / f"v2_{name}.yaml") for name in ("unmeasured", "speculate")
+        load_profile(golden / f"v3_{name}.yaml") for name in ("unmeasured", "speculate")
     )
     profile = profile.model_copy(update={"drafters": recipe})
     profile = profile.model_copy(

@@ -48,7 +48,7 @@ def claimed(
     speedup: tuple[float, float, float] = (1.34, 1.31, 1.37),
     gap: float | None = None,
 ) -> Profile:
-    golden = load_profile(GOLDEN / f"v2_{'lost' if verdict == 'plain' else verdict}.yaml")
+    golden = load_profile(GOLDEN / f"v3_{'lost' if verdict == 'plain' else verdict}.yaml")
     if golden.measured is None:
         return golden
     mean, low, high = speedup
@@ -153,7 +153,7 @@ SKIP = Skip(attn=(1, 3), mlp=(2,), draft_length=5, exit=Confidence(threshold=0.2
 def of_tiny(
     verdict: str, task: str = "pycode", drafters: tuple[DrafterSpec, ...] = (SKIP,)
 ) -> Profile:
-    golden = load_profile(GOLDEN / f"v2_{'lost' if verdict == 'plain' else verdict}.yaml")
+    golden = load_profile(GOLDEN / f"v3_{'lost' if verdict == 'plain' else verdict}.yaml")
     unknown = (
         {"config_sha256": None, "weights_sha256": None, "dtype": None}
         if verdict == "unmeasured"
@@ -245,7 +245,7 @@ def test_a_profile_without_a_draft_has_nothing_to_verify() -> None:
         match=r"names no draft that lost, so there is nothing to measure: `skipsearch tune` finds "
         r"out",
     ):
-        verify(tiny(), load_profile(GOLDEN / "v2_plain.yaml"), TASK)
+        verify(tiny(), load_profile(GOLDEN / "v3_plain.yaml"), TASK)
 
 
 def test_a_profile_of_another_architecture_is_refused_before_anything_is_measured(

@@ -56,11 +56,15 @@ class Adapted(Skip):
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
         from skipsearch.drafters.adapted.session import OnModelDrafter
+        from skipsearch.drafters.reduced import reduce_reading
         from skipsearch.drafters.skip.session import SkipDrafter
         from skipsearch.drafters.trained.module_weights import load_drafting_model
 
         skip = SkipDrafter(self.mask(model.spec.n_layers), self.exit, self.siblings)
-        return OnModelDrafter(skip, load_drafting_model(model, self.module, module_folders))
+        drafting_model = load_drafting_model(model, self.module, module_folders)
+        if self.reading.is_everything:
+            return OnModelDrafter(skip, drafting_model)
+        return reduce_reading(skip, drafting_model, self.reading)
 
     def __str__(self) -> str:
         skipped = format_sublayer_count(len(self.attn) + len(self.mlp))
@@ -70,7 +74,8 @@ class Adapted(Skip):
             if self.module.parameters >= size
         )
         siblings = f", {self.siblings}" if self.siblings else ""
+        reading = "" if self.reading.is_everything else f", {self.reading}"
         return (
-            f"adapted, skips {skipped}, {n:.3g}{unit} trained values, {self.exit}, "
+            f"adapted, skips {skipped}{reading}, {n:.3g}{unit} trained values, {self.exit}, "
             f"up to {self.draft_length}{siblings}"
         )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, field_validator
 
 from skipsearch.core.mask import SkipMask, format_sublayer_count
-from skipsearch.core.reading import READ_ALL, DraftWeights, Reading, Vocabulary
-from skipsearch.core.recipe import EXITS, DrafterInfo, DrafterSpec, Siblings, make_spec_union
+from skipsearch.core.reading import READ_ALL, Reading
+from skipsearch.core.recipe import EXITS, DrafterInfo, ReadingSpec, Siblings, make_spec_union
 from skipsearch.core.schema_types import Layers, is_none
 from skipsearch.drafters.exits import Exit
 
@@ -23,12 +23,7 @@ else:
     AnyExit = make_spec_union(EXITS)
 
 
-def is_stored(value: object) -> bool:
-    """Return whether the weights are the model's own: a file then omits the key."""
-    return value == "stored"
-
-
-class Skip(DrafterSpec):
+class Skip(ReadingSpec):
     """Drafts with the model itself, which reads less of itself.
 
     A draft pass leaves out the sub-layers of a mask. It may also read its weights in fewer bits,
@@ -46,17 +41,6 @@ class Skip(DrafterSpec):
         description="layers whose attention the draft skips, 0..n_layers-1, ascending"
     )
     mlp: Layers = Field(description="layers whose MLP the draft skips, 0..n_layers-1, ascending")
-    weights: DraftWeights = Field(
-        default="stored",
-        exclude_if=is_stored,
-        description="number format of the draft's weights; left out: stored, as the model has them",
-    )
-    vocabulary: Vocabulary | None = Field(
-        default=None,
-        exclude_if=is_none,
-        description="tokens that the draft can propose, besides those of the request; left out: "
-        "all",
-    )
     exit: AnyExit
     siblings: Siblings | None = Field(
         default=None,
@@ -84,11 +68,6 @@ class Skip(DrafterSpec):
             siblings=siblings,
         )
 
-    @property
-    def reading(self) -> Reading:
-        """What a draft pass reads, besides the sub-layers that it skips."""
-        return Reading(self.weights, self.vocabulary)
-
     @field_validator("attn", "mlp")
     @classmethod
     def _sort_layers(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
@@ -109,7 +88,8 @@ class Skip(DrafterSpec):
         return self.draft_length * self.siblings.most if self.siblings else 0
 
     def __str__(self) -> str:
-        skipped = format_sublayer_count(len(self.attn) + len(self.mlp))
+        n_skipped = len(self.attn) + len(self.mlp)
+        skipped = format_sublayer_count(n_skipped) if n_skipped else "no sub-layer"
         siblings = f", {self.siblings}" if self.siblings else ""
         reading = "" if self.reading.is_everything else f", {self.reading}"
         return f"skip {skipped}{reading}, {self.exit}, up to {self.draft_length}{siblings}"

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skipsearch.engine.native import structs
-from skipsearch.engine.native.build import load_or_build
+from skipsearch.engine.native.build import NativeLibrary, load_or_build
 from skipsearch.engine.native.structs import GROUP_SIZE, PANEL_ROWS
 
 SUPER_GROUPS = 8  # blocks of a super-block
@@ -62,18 +62,19 @@ FORMAT_BY_CODE = {block_format.code: block_format for block_format in BLOCK_FORM
 FORMAT_OF_BITS = {bits: BLOCK_FORMATS[f"q{bits}_0"] for bits in (8, 6, 5, 4)}
 
 
-def quantize(weight: Tensor, bits: int) -> Tensor:
+def quantize(weight: Tensor, bits: int, library: NativeLibrary | None = None) -> Tensor:
     """Round weights [out, in] to blocks, bytes [out, groups, UNPACKED_BYTES].
 
     With 8 bits, the scale of a block is its largest magnitude over 127. With fewer bits, a first
     scale makes the weight of the largest magnitude the lowest number. A few scales close to it are
     tried, and the scale with the least squared error is taken.
-    bits: a key of FORMAT_OF_BITS. Raises: ModelError if the library cannot be built.
+    bits: a key of FORMAT_OF_BITS. library: None: load it, or build it.
+    Raises: ModelError if the library cannot be built.
     """
     groups = F.pad(weight.float(), (0, -weight.shape[1] % GROUP_SIZE)).contiguous()
     shape = (len(groups), groups.shape[1] // GROUP_SIZE, UNPACKED_BYTES)
     blocks = torch.empty(shape, dtype=torch.uint8)
-    load_or_build().quantize_blocks(
+    (library or load_or_build()).quantize_blocks(
         structs.QuantizeArgs(
             groups.data_ptr(), groups.numel() // GROUP_SIZE, bits, blocks.data_ptr()
         )

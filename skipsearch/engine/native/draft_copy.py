@@ -14,7 +14,13 @@ from torch import Tensor
 from skipsearch.engine.native import structs
 from skipsearch.engine.native.blocks import FORMAT_OF_BITS
 from skipsearch.engine.native.native_adapter import NativeAdapter
-from skipsearch.engine.native.panels import HugePageArena, PanelLinear, PanelPacker, panel_nbytes
+from skipsearch.engine.native.panels import (
+    HugePageArena,
+    PanelLinear,
+    PanelPacker,
+    allocate,
+    panel_nbytes,
+)
 from skipsearch.engine.native.structs import PANEL_ROWS
 from skipsearch.models.head_rows import HeadRows
 
@@ -134,7 +140,7 @@ class PanelHeadRows(HeadRows):
         if n_new <= 0:
             return
         size = panel_nbytes(kind, n_inputs, self._shared.packer.dtype)
-        memory = HugePageArena(n_new * size).allocate(n_new * size).zero_()
+        memory = allocate(n_new * size).zero_()
         self._own_panels += memory.split(size)
         self._n_panels += n_new
         self._make_structs()

@@ -92,10 +92,12 @@ class PanelLinear:
 
     def read_rows(self, row_indices: Tensor) -> Tensor:
         """Return a copy of these rows of the weight, […] -> […, in]."""
-        places = torch.empty(self.shape[0] + 1, dtype=torch.long)
-        outputs = panel_outputs(self.shape[0], self.interleave).flatten()
-        places[outputs] = torch.arange(len(outputs))
-        rows = places[row_indices].flatten().contiguous()
+        rows = row_indices.flatten().contiguous()
+        if self.interleave > 1:
+            places = torch.empty(self.shape[0] + 1, dtype=torch.long)
+            outputs = panel_outputs(self.shape[0], self.interleave).flatten()
+            places[outputs] = torch.arange(len(outputs))
+            rows = places[rows]
         out = torch.empty(*row_indices.shape, self.shape[1], dtype=self.dtype)
         self.library.read_rows(
             self.dtype,
@@ -175,6 +177,17 @@ class HugePageArena:
         memory = self._bytes[self._offset : self._offset + n_bytes]
         self._offset += round_to_lines(n_bytes)
         return memory
+
+
+def allocate(n_bytes: int) -> Tensor:
+    """Return memory, uint8 [n_bytes], that begins on a cache line.
+
+    Small memory is not in huge pages, because clearing such a page takes longer than using it.
+    """
+    if n_bytes >= HUGE_PAGE_BYTES:
+        return HugePageArena(n_bytes).allocate(n_bytes)
+    memory = torch.empty(n_bytes + CACHE_LINE_BYTES, dtype=torch.uint8)
+    return memory[-memory.data_ptr() % CACHE_LINE_BYTES :][:n_bytes]
 
 
 def round_to_lines(n_bytes: int) -> int:
@@ -293,7 +306,7 @@ class PanelPacker:
         bits: 8 (int8), 6, 5 or 4. The rounding is `quantize`, the packing `pack_blocks` in C++.
         """
         for kind, to, rows in _iter_chunks(panels, read_rows):
-            blocks = quantize(rows.flatten(0, 1), bits).flatten(1)
+            blocks = quantize(rows.flatten(0, 1), bits, self.library).flatten(1)
             addresses = blocks.data_ptr() + torch.arange(len(blocks)) * blocks.shape[1]
             self._pack_blocks(panels, kind, to, addresses, is_unpacked=True)
 
@@ -321,11 +334,7 @@ class PanelPacker:
         self, kinds: Sequence[int], shape: tuple[int, int], bias: Tensor | None, interleave: int
     ) -> PanelLinear:
         n_bytes = sum(panel_nbytes(kind, shape[1], self.dtype) for kind in kinds)
-        memory = (
-            HugePageArena(n_bytes).allocate(n_bytes)
-            if self.arena is None
-            else self.arena.allocate(n_bytes)
-        )
+        memory = allocate(n_bytes) if self.arena is None else self.arena.allocate(n_bytes)
         return PanelLinear(
             memory,
             tuple(kinds),

@@ -1,0 +1,85 @@
+"""Bugs of drafts that read fewer bits or fewer tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from skipsearch.decoding import loop
+from skipsearch.drafters import DecodeContext, Draft
+from skipsearch.drafters.reduced import HeadRowsSampler, ReducedSession
+from skipsearch.drafters.skip.session import SkipSession
+from skipsearch.engine.sampler import DraftScores
+from skipsearch.models.head_rows import HeadRows
+
+from ..reduced_checks import check_known_tokens, check_reduced_greedy, check_reduced_law
+from .register import caught_by
+
+
+@caught_by(check_reduced_greedy)
+def rounded_weights_verify() -> Iterator[None]:
+    """The copy in fewer bits runs the verify passes too."""
+    real_begin, real_round = ReducedSession.begin, loop.DecodeLoop._run_round
+
+    def begin(self: ReducedSession, ctx: DecodeContext) -> None:
+        ctx.model = self.draft_model.model
+        real_begin(self, ctx)
+
+    def run_round(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
+        with patch.object(self, "model", request.ctx.model):
+            return real_round(self, request, room)
+
+    with (
+        patch.object(ReducedSession, "begin", begin),
+        patch.object(loop.DecodeLoop, "_run_round", run_round),
+    ):
+        yield
+
+
+@caught_by(check_reduced_greedy)
+def drafts_write_over_committed_kv() -> Iterator[None]:
+    """The K/V of a drafted token are written to the slot before its own."""
+    real = SkipSession.draft
+
+    def draft(self: SkipSession, ctx: DecodeContext, max_tokens: int) -> Draft | None:
+        result, slot = real(self, ctx, max_tokens), ctx.cache.length
+        for buffer in (*ctx.cache.keys, *ctx.cache.values):
+            if buffer is not None and slot:
+                buffer[:, :, slot - 1] = buffer[:, :, slot]
+        return result
+
+    with patch.object(SkipSession, "draft", draft):
+        yield
+
+
+@caught_by(check_known_tokens)
+def rows_of_the_head_are_taken_for_tokens() -> Iterator[None]:
+    """A greedy choice is the number of a row. All text stays right, but few drafts are accepted."""
+    with patch.object(HeadRows, "token_ids", property(lambda self: torch.arange(self.count))):
+        yield
+
+
+@caught_by(check_known_tokens)
+def the_tokens_of_the_text_are_not_added() -> Iterator[None]:
+    with patch.object(HeadRows, "add", lambda self, tokens: None):
+        yield
+
+
+@caught_by(check_reduced_law)
+def q_without_the_missing_tokens_is_mixed_up() -> Iterator[None]:
+    """The draft's distribution is written to the first tokens instead of to its own."""
+    real = HeadRowsSampler.score
+
+    def score(self: HeadRowsSampler, logits: Tensor, with_confidence: bool) -> DraftScores:
+        scores = real(self, logits, with_confidence)
+        if scores.probs is None:
+            return scores
+        return replace(scores, probs=scores.probs.roll(1, dims=-1))
+
+    with patch.object(HeadRowsSampler, "score", score):
+        yield

@@ -1,0 +1,188 @@
+"""Models for drafts that read less: the same numbers as the verifying model's, for fewer tokens or
+from rounded weights.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from helpers.tiny import (
+    LAYERS,
+    NATIVE_8BIT,
+    VOCAB,
+    tiny_llama,
+    tiny_model_and_reference,
+    use_engine,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import BITS_OF_WEIGHTS, DraftWeights, Reading, Vocabulary
+from skipsearch.engine import forward, no_grad
+from skipsearch.engine.draft_model import (
+    can_restrict_head,
+    get_draft_copy,
+    list_draft_weights,
+    make_draft_model,
+    release_draft_copies,
+)
+from skipsearch.engine.engines import wrap_engine
+from skipsearch.engine.native.blocks import round_weight
+from skipsearch.errors import ModelError
+from skipsearch.models import ModelAdapter, adapt
+from skipsearch.models.families.table import family_of
+from skipsearch.models.fused.fused_adapter import fuse_model
+from skipsearch.models.kv_cache import Planner
+
+pytestmark = pytest.mark.xdist_group("native")
+ENGINES = ["hf", "lean", "native", NATIVE_8BIT]
+FORMATS = sorted(BITS_OF_WEIGHTS)
+TEXT = (5, 17, 40, 3, 22, 5, 17)
+
+
+def model_on(engine: str) -> ModelAdapter:
+    with use_engine(engine):
+        return tiny_model_and_reference()[0]
+
+
+@no_grad
+def logits_of(model: ModelAdapter, mask: SkipMask | None = None) -> Tensor:
+    """The logits of all tokens of a text, [T, V]."""
+    cache, planner = model.new_cache(1, len(TEXT)), Planner(len(TEXT), torch.device("cpu"))
+    return forward(model, torch.tensor([TEXT]), cache, planner.plan_chain(0, len(TEXT)), mask)[0]
+
+
+@pytest.mark.parametrize("weights", ["stored", "int8", "int4"])
+@pytest.mark.parametrize("engine", ENGINES)
+@settings(max_examples=15, deadline=None)
+@given(
+    tokens=st.sets(st.integers(0, VOCAB - 1), max_size=40),
+    added=st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=9), max_size=5),
+)
+def test_a_restricted_head_scores_its_tokens_as_the_whole_head_does(
+    engine: str, weights: DraftWeights, tokens: set[int], added: list[list[int]]
+) -> None:
+    model = model_on(engine)
+    reading = Reading(weights, Vocabulary.from_ids(tokens))
+    draft_model = make_draft_model(model, reading)
+    assert draft_model.new_head is not None
+    head = draft_model.new_head()
+    for more in added:
+        head.add(more)
+    ids = head.token_ids
+    assert len(set(ids.tolist())) == head.count
+    assert {*tokens, *(token for more in added for token in more)} <= set(ids.tolist())
+    assert torch.equal(head.rows_of(ids), torch.arange(head.count))
+    whole = logits_of(get_draft_copy(model, weights))[:, ids]
+    restricted = logits_of(draft_model.restrict(head))
+    if engine in ("native", NATIVE_8BIT):
+        assert torch.equal(restricted, whole)
+    else:
+        torch.testing.assert_close(restricted, whole)
+
+
+def test_requests_do_not_see_each_others_tokens() -> None:
+    draft_model = make_draft_model(model_on("native"), Reading("int8", Vocabulary.from_ids([1])))
+    assert draft_model.new_head is not None
+    first, second = draft_model.new_head(), draft_model.new_head()
+    first.add([60, 61])
+    second.add([63])
+    assert not {60, 61} & set(second.token_ids.tolist())
+    assert torch.equal(
+        logits_of(draft_model.restrict(second))[:, -1],
+        logits_of(get_draft_copy(model_on("native"), "int8"))[:, 63],
+    )
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("weights", FORMATS)
+def test_a_copy_computes_with_rounded_matrices(weights: DraftWeights, tied: bool) -> None:
+    bits = BITS_OF_WEIGHTS[weights]
+    hf = tiny_llama(hidden=64)
+    rounded = tiny_llama(hidden=64)
+    if tied:
+        hf.lm_head.weight = hf.model.embed_tokens.weight
+        rounded.lm_head.weight = torch.nn.Parameter(hf.lm_head.weight.clone())
+        rounded.model.embed_tokens.weight = hf.model.embed_tokens.weight
+    with torch.no_grad():
+        for module in rounded.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight.copy_(round_weight(module.weight, bits))
+    expected = logits_of(adapt(rounded))
+    for engine in ("hf", "lean", "native"):
+        model = adapt(hf)
+        if engine != "hf":
+            fused = fuse_model(hf_copy(hf), model.spec, family_of(hf.config))
+            model = wrap_engine(fused, engine)
+        before = logits_of(model)
+        copied = logits_of(get_draft_copy(model, weights))
+        assert torch.equal(logits_of(model), before)
+        assert not torch.equal(copied, before)
+        # The engine native rounds activations, too.
+        scale = float(expected.std())
+        assert (
+            float((copied - expected).abs().max()) < (0.2 if engine == "native" else 1e-3) * scale
+        )
+
+
+def hf_copy(hf: torch.nn.Module) -> torch.nn.Module:
+    """A model with the same weights, which fusing may consume."""
+    other = tiny_llama(hidden=64)
+    if hf.lm_head.weight is hf.model.embed_tokens.weight:  # type: ignore[union-attr]
+        other.lm_head.weight = other.model.embed_tokens.weight
+    other.load_state_dict(hf.state_dict())
+    return other
+
+
+def test_a_copy_is_made_once_and_goes_with_its_model() -> None:
+    hf = tiny_llama()
+    fused = fuse_model(hf, adapt(hf).spec, family_of(hf.config))
+    model = wrap_engine(fused, "native")
+    copied = get_draft_copy(model, "int6")
+    assert get_draft_copy(model, "int6") is copied
+    assert get_draft_copy(model, "stored") is model
+    layers = get_draft_copy(model, "int6", with_head=False)
+    assert layers is not copied
+    assert layers.fused_model.layers[0][0] is copied.fused_model.layers[0][0]  # type: ignore[attr-defined]
+    release_draft_copies(model, {"int4"})
+    assert get_draft_copy(model, "int6") is not copied
+    del copied, layers
+    gc.collect()
+
+
+def test_only_formats_that_read_less_are_listed() -> None:
+    assert list_draft_weights(model_on("native"))[0] == "stored"
+    assert "int8" in list_draft_weights(model_on("native"))
+    assert "int8" not in list_draft_weights(model_on(NATIVE_8BIT))
+    assert "int4" in list_draft_weights(model_on(NATIVE_8BIT))
+    assert list_draft_weights(model_on("hf")) == ("stored",)
+
+
+def test_a_head_is_not_restricted_if_passes_would_then_run_layer_by_layer() -> None:
+    assert can_restrict_head(model_on("native"))
+    assert can_restrict_head(model_on("lean"))
+    assert not can_restrict_head(model_on("graph"))
+
+
+def test_a_token_outside_the_model_is_refused() -> None:
+    with pytest.raises(ValueError, match=str(VOCAB)):
+        make_draft_model(model_on("native"), Reading(vocabulary=Vocabulary.from_ids([VOCAB])))
+
+
+def test_a_model_of_another_kind_has_no_such_draft() -> None:
+    class Other:
+        spec = model_on("hf").spec
+
+    with pytest.raises(ModelError, match="fewer bits or fewer tokens"):
+        get_draft_copy(Other(), "int8")  # type: ignore[arg-type]
+
+
+def test_a_mask_applies_to_a_copy_too() -> None:
+    model = model_on("native")
+    mask = SkipMask(LAYERS, (1,), (2,))
+    copied = get_draft_copy(model, "int8")
+    assert not torch.equal(logits_of(copied, mask), logits_of(copied))
