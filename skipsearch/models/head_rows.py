@@ -98,14 +98,15 @@ class TorchHeadRows(HeadRows):
 
 
 def fill_panels(token_ids: Iterable[int], vocab_size: int, multiple: int) -> list[int]:
-    """Return the tokens, and the lowest other ids up to a multiple of `multiple` tokens.
+    """Return the tokens, and the lowest other ids up to a multiple of `multiple` tokens, at least 1.
 
     Raises: ValueError if a token is outside the vocabulary.
     """
     tokens = sorted(set(token_ids))
     if tokens and tokens[-1] >= vocab_size:
         raise ValueError(f"token {tokens[-1]} is outside a vocabulary of {vocab_size:,}")
-    missing = min(-len(tokens) % multiple, vocab_size - len(tokens))
+    n_tokens = max(1, -(-len(tokens) // multiple)) * multiple
+    missing = min(n_tokens, vocab_size) - len(tokens)
     present = set(tokens)
     others = (i for i in range(vocab_size) if i not in present)
     return sorted([*tokens, *(token for token, _ in zip(others, range(missing), strict=False))])

@@ -73,6 +73,11 @@ class Objective(Protocol):
         """Return the trial of a mask. It names the recipe with which the mask was judged."""
 
 
+def make_skip_spec(mask: SkipMask, policy: DraftPolicy, reading: Reading = READ_ALL) -> Skip:
+    """Return the skip drafter of a mask and a draft policy. reading: what its passes read."""
+    return Skip.from_mask(mask, policy.draft_length, policy.exit, policy.siblings, reading)
+
+
 class ReplayObjective:
     """An objective that predicts seconds per token, from one replay and the latency table.
 
@@ -134,10 +139,6 @@ class ReplayObjective:
         objective.costs, objective.reading = costs, reading
         objective._leader, objective._last_rounds = [], None
         return objective
-
-    def make_skip_spec(self, mask: SkipMask, policy: DraftPolicy) -> Skip:
-        """Return the skip drafter of a mask and a draft policy."""
-        return Skip.from_mask(mask, policy.draft_length, policy.exit, policy.siblings, self.reading)
 
     @property
     def plain_pass_s(self) -> float:
@@ -347,7 +348,7 @@ class ReplayObjective:
     ) -> Candidate:
         """Return the best recipe over all policies and lookups.
 
-        make_spec: makes the last drafter; None: `make_skip_spec`. siblings: also try siblings, with
+        make_spec: makes the last drafter; None: a skip drafter. siblings: also try siblings, with
         the best of the policies. costs: None: `self.costs`.
         """
         costs = costs or self.costs
@@ -371,8 +372,9 @@ class ReplayObjective:
                 best = float(seconds[i]), policies[i], lookups, proposals
         assert best is not None
         _, policy, lookups, proposals = best
+        spec = make_spec(mask, policy) if make_spec else make_skip_spec(mask, policy, self.reading)
         return Candidate.from_prediction(
-            Recipe((*lookups, (make_spec or self.make_skip_spec)(mask, policy))),
+            Recipe((*lookups, spec)),
             simulate(rounds, mask, policy, costs, proposals),
             self.plain_pass_s,
         )

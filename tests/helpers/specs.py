@@ -10,6 +10,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from skipsearch.core.reading import Vocabulary
 from skipsearch.core.registry import resolve_name
 from skipsearch.drafters.s3d.spec import DraftTree as TreeOfRanks
 from skipsearch.drafters.swift.spec import SiblingSchedule as TreeOfWidths
@@ -44,7 +45,7 @@ def _values(schema: dict[str, Any], definitions: dict[str, Any], n_layers: int) 
     if "$ref" in schema:
         part = definitions[schema["$ref"].rpartition("/")[2]]
         fields = frozenset(part["properties"])
-        return _TREES[fields] if fields in _TREES else of(part)
+        return _OBJECTS[fields] if fields in _OBJECTS else of(part)
     for choice in ("anyOf", "oneOf"):
         if choice in schema:
             return st.one_of([of(part) for part in schema[choice]])
@@ -99,7 +100,12 @@ def _tree_of_widths(draw: st.DrawFn) -> TreeOfWidths:
 
 
 # By their fields: two classes of one name. Chance would hardly ever meet the rules between these.
-_TREES: dict[frozenset[str], Values] = {
+_OBJECTS: dict[frozenset[str], Values] = {
+    frozenset(Vocabulary.model_fields): st.builds(
+        lambda tokens, lowest: Vocabulary.from_ids(tokens, lowest).model_dump(),
+        st.sets(st.integers(0, 300_000), max_size=20),
+        st.integers(0, 10**7),
+    ),
     frozenset(TreeOfRanks.model_fields): _tree_of_ranks(),
     frozenset(TreeOfWidths.model_fields): _tree_of_widths(),
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from helpers.specs import specs
 from hypothesis import strategies as st
 
+from skipsearch.core.reading import Vocabulary
 from skipsearch.core.recipe import DRAFTERS, DrafterSpec, Siblings
 from skipsearch.core.schema_types import Interval, ModuleRef
 from skipsearch.drafters.adapted.spec import Adapted
@@ -119,6 +120,19 @@ def speculate() -> Profile:
             created="2026-01-31T12:00:00Z",
             commit="1234567",
         ),
+    )
+
+
+def reduced() -> Profile:
+    """Drafts in fewer bits and with fewer tokens, that skip nothing."""
+    measured = speculate().measured
+    assert measured is not None
+    reading = {"weights": "int5", "vocabulary": Vocabulary(lowest=4096, tokens="5000 6001-6003")}
+    return speculate().model_copy(
+        update={
+            "drafters": (SKIP.model_copy(update={"attn": (), "mlp": (), **reading}),),
+            "measured": measured.model_copy(update={"draft_bytes": 93_000_000}),
+        }
     )
 
 
@@ -306,6 +320,7 @@ def unmeasured() -> Profile:
 
 VERDICTS = {"speculate": speculate, "plain": plain, "unmeasured": unmeasured}
 SAMPLES = VERDICTS | {
+    "reduced": reduced,
     "mixed": mixed,
     "every": every,
     "choosing": choosing,

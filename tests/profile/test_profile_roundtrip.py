@@ -40,6 +40,21 @@ def test_a_version_1_file_says_what_it_always_said(verdict: str) -> None:
     assert load_profile(GOLDEN / f"v1_{verdict}.yaml") == VERDICTS[verdict]()
 
 
+@pytest.mark.parametrize("name", ["speculate", "mixed", "plain", "unmeasured"])
+def test_a_version_2_file_says_what_it_always_said(name: str) -> None:
+    assert load_profile(GOLDEN / f"v2_{name}.yaml") == SAMPLES[name]()
+
+
+def test_a_version_2_file_cannot_say_what_drafts_read() -> None:
+    text = (
+        (GOLDEN / "v2_speculate.yaml")
+        .read_text()
+        .replace("kind: skip", "kind: skip, weights: int8")
+    )
+    with pytest.raises(ProfileError, match=r"schema_version 2 .*drafters\[0\]\.weights"):
+        parse_profile(text.encode(), "x.yaml")
+
+
 def test_the_mask_of_a_version_1_file_that_lost_is_a_candidate_that_lost() -> None:
     text = (
         (GOLDEN / "v1_speculate.yaml")
