@@ -6,12 +6,18 @@ These are β of a draft that runs half of the sub-layers, and v by number of ver
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from skipsearch.bench.llama_cpp import LlamaCpp
+from skipsearch.engine.draft_model import (
+    can_restrict_head,
+    list_draft_weights,
+    release_draft_copies,
+)
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.timing.latency import measure_costs
+from skipsearch.timing.reading_costs import SMALL_HEAD_ROWS, measure_format_costs
 
 MAX_ROWS = 16
 
@@ -24,6 +30,8 @@ class CostRow:
     beta_half: time of a draft step with half of the sub-layers over that of a plain pass; None for
     llama.cpp.
     v: times of passes over 2 … 16 tokens over that of a plain pass.
+    beta_formats: time of a draft step with nothing skipped over that of a plain pass, by number
+    format and rows of the head: `int8`, `int8, 1024 tokens`.
     """
 
     engine: str
@@ -32,6 +40,7 @@ class CostRow:
     pass_ms: float
     beta_half: float | None
     v: tuple[float, ...]
+    beta_formats: dict[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,6 +67,24 @@ def measure_cost_table(models: Sequence[ModelAdapter], context: int) -> list[Cos
                 1e3 * one,
                 half / one,
                 tuple(x / one for x in costs.verify[1:]),
+                _measure_formats(model, context),
             )
         )
     return rows
+
+
+def _measure_formats(model: ModelAdapter, context: int) -> dict[str, float]:
+    """Return β of drafts that read less, by what they read; {} if the engine has no such drafts."""
+    formats, vocab_size = list_draft_weights(model), model.spec.vocab_size
+    if len(formats) == 1 and not can_restrict_head(model):
+        return {}
+    betas: dict[str, float] = {}
+    for weights, costs in measure_format_costs(model, context, formats).items():
+        step = costs.sublayers + costs.overhead  # with a small head
+        if can_restrict_head(model) and vocab_size > SMALL_HEAD_ROWS:
+            betas[f"{weights}, {SMALL_HEAD_ROWS} tokens"] = step
+            step += costs.head_row * (vocab_size - SMALL_HEAD_ROWS)
+        if weights != "stored":
+            betas[weights] = step
+    release_draft_copies(model, ())
+    return dict(sorted(betas.items(), key=lambda pair: -pair[1]))

@@ -158,6 +158,10 @@ def print_costs(console: Terminal, rows: Sequence[CostRow]) -> None:
         "over one of one",
         style="dim",
     )
+    for r in rows:
+        if r.beta_formats:
+            betas = "; ".join(f"{name} {beta:.2f}" for name, beta in r.beta_formats.items())
+            console.print(f"β of drafts that read less, {r.engine}, context {r.context}: {betas}")
 
 
 def _print_drafters(console: Terminal, rows: Sequence[BenchRow]) -> None:

@@ -146,6 +146,27 @@ def _check_demo() -> str:
     )
 
 
+def _check_draft_formats() -> str:
+    """Return β of drafts of the embedded model in each number format on this machine."""
+    from skipsearch.engine import load_model
+    from skipsearch.engine.draft_model import list_draft_weights, release_draft_copies
+    from skipsearch.timing.reading_costs import measure_format_costs
+
+    model = load_model("demo", device="cpu")  # on the engine native if it was built before
+    formats = list_draft_weights(model)
+    if len(formats) == 1:
+        return "drafts in fewer bits need the engine native, which `tune` builds"
+    costs = measure_format_costs(model, 64, formats)
+    release_draft_copies(model, ())
+    whole = costs["stored"].sublayers + costs["stored"].overhead
+    betas = ", ".join(
+        f"{weights} {(c.sublayers + c.overhead) / whole:.2f}"
+        for weights, c in costs.items()
+        if weights != "stored"
+    )
+    return f"a draft step over one in {model.spec.dtype_name}, embedded model: {betas}"
+
+
 _CHECKS: dict[str, Callable[[], str]] = {
     "versions": _check_versions,
     "machine": _check_machine,
@@ -153,4 +174,5 @@ _CHECKS: dict[str, Callable[[], str]] = {
     "free": _check_memory,
     "quantization": _check_quantization,
     "embedded model": _check_demo,
+    "draft formats": _check_draft_formats,
 }

@@ -165,6 +165,10 @@ class ReadingSpec(DrafterSpec):
     def reading(self) -> Reading:
         return Reading(self.weights, self.vocabulary)
 
+    def format_reading(self) -> str:
+        """Return `, int8, 4,213 tokens of the vocabulary`; "" if a draft reads all of the model."""
+        return "" if self.reading.is_everything else f", {self.reading}"
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -11,7 +11,6 @@ from skipsearch.core.reading import Reading
 from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession, TokenSampler
 from skipsearch.engine import LayerTap
 from skipsearch.engine.draft_model import DraftModel, make_draft_model
-from skipsearch.engine.shared_cache import RowCache
 from skipsearch.errors import MaskError
 from skipsearch.models.adapter import DraftScores, ModelAdapter
 from skipsearch.models.head_rows import HeadRows
@@ -44,8 +43,8 @@ class ReducedDrafter:
 class ReducedSession(DraftSession):
     """A session that gives another session the reduced model for its draft passes.
 
-    The tokens of the request are added to the head before each draft. A pass that may be merged
-    with passes of other requests has the whole head, because heads differ between requests.
+    The tokens of the request are added to the head before each draft. Draft passes with a part of
+    the vocabulary are not merged with those of other requests, because heads differ.
     """
 
     def __init__(self, session: DraftSession, draft_model: DraftModel):
@@ -65,7 +64,7 @@ class ReducedSession(DraftSession):
 
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
         model, sampler = self.draft_model.model, ctx.sampler
-        if self.draft_model.new_head is not None and not _may_merge(ctx.cache):
+        if self.draft_model.new_head is not None:
             if self._head is None:
                 self._head = self.draft_model.new_head()
                 self._restricted = self.draft_model.restrict(self._head)
@@ -80,10 +79,6 @@ class ReducedSession(DraftSession):
 
     def committed(self, ctx: DecodeContext, accepted_rows: Sequence[int]) -> None:
         self.session.committed(ctx, accepted_rows)
-
-
-def _may_merge(cache: KVCache) -> bool:
-    return isinstance(cache, RowCache) and not cache.alone
 
 
 class HeadRowsSampler:

@@ -40,7 +40,7 @@ from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.fused.linear import pack_linear
-from skipsearch.models.head_rows import HeadRows, TorchHeadRows, fill_panels
+from skipsearch.models.head_rows import HeadRows, TorchHeadRows, fill_up
 from skipsearch.models.weight_overlay import SUBLAYER_KINDS, get_sublayer_weights
 
 # Bytes of a weight in blocks: `bits` / 8, and a scale of two bytes for 32 weights.
@@ -98,8 +98,9 @@ def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:
         return DraftModel(drafting, None, _copy_bytes(model, reading))
     vocabulary = reading.vocabulary.token_ids()
     drafting = get_draft_copy(model, reading.weights, with_head=False)
+    multiple = PANEL_ROWS if isinstance(model, NativeAdapter) else 1
     tokens = torch.tensor(
-        fill_panels(vocabulary, model.spec.vocab_size, PANEL_ROWS), device=model.spec.device
+        fill_up(vocabulary, model.spec.vocab_size, multiple), device=model.spec.device
     )
     nbytes = _copy_bytes(model, replace(reading, vocabulary=None), with_head=False)
     if isinstance(model, NativeAdapter):
@@ -133,12 +134,12 @@ def get_draft_copy(
         return copies[weights, with_head]
 
 
-def release_draft_copies(model: ModelAdapter, kept: Collection[str]) -> None:
-    """Forget the copies of a model in formats that are not in `kept`."""
+def release_draft_copies(model: ModelAdapter, used: Collection[str]) -> None:
+    """Forget the copies of a model in formats that are not in `used`."""
     with _copying:
         copies = _copies.get(model, {})
         for weights, head in list(copies):
-            if weights not in kept:
+            if weights not in used:
                 del copies[weights, head]
 
 

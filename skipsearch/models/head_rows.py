@@ -97,8 +97,10 @@ class TorchHeadRows(HeadRows):
         self._own_rows[first : first + len(tokens)] = self._weight[tokens]
 
 
-def fill_panels(token_ids: Iterable[int], vocab_size: int, multiple: int) -> list[int]:
-    """Return the tokens, and the lowest other ids up to a multiple of `multiple` tokens, at least 1.
+def fill_up(token_ids: Iterable[int], vocab_size: int, multiple: int) -> list[int]:
+    """Return the tokens and the lowest other ids, up to the next multiple of `multiple` tokens.
+
+    There is at least one multiple.
 
     Raises: ValueError if a token is outside the vocabulary.
     """

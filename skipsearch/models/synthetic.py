@@ -1,14 +1,15 @@
 """Models of a given shape with random weights, to measure speed without the real weights.
 
-The names are `synthetic:llama-2-13b` or `synthetic:LAYERSxWIDTH` (such as `synthetic:24x512`), with
-an optional `/SIZE`: the size of all residual branches together, relative to the embedding. A draft
-that skips branches predicts the full model's token more often if SIZE is small. Without half of the
-branches, it does so almost always at 1 and hardly ever at 8."""
+The names are `synthetic:llama-2-13b` or `synthetic:LAYERSxWIDTH`, such as `synthetic:24x512`. An
+optional `@VOCABULARY` follows, the number of tokens, and an optional `/SIZE`: the size of all
+residual branches together, relative to the embedding. A draft that skips branches predicts the full
+model's token more often if SIZE is small. Without half of the branches, it does so almost always at
+1 and hardly ever at 8."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from skipsearch.models.loading.weight_files import StoredTensor
 
 PREFIX = "synthetic:"
 BRANCH_SCALE = 2.0  # the default SIZE
+VOCAB_SIZE = 32_000  # the default VOCABULARY, that of Llama 2
+MAX_VOCAB_SIZE = 2**20
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ def is_synthetic(name: str) -> bool:
 
 def parse_synthetic_name(name: str) -> tuple[SyntheticShape, float]:
     """Return shape and branch scale. Raises: ModelError."""
-    shape_name, _, size = name.removeprefix(PREFIX).partition("/")
+    sized_name, _, size = name.removeprefix(PREFIX).partition("/")
+    shape_name, _, vocabulary = sized_name.partition("@")
     match = re.fullmatch(r"(\d{1,3})x(\d{2,5})", shape_name)
     if shape_name not in SHAPES and match is None:
         raise ModelError(
@@ -66,9 +70,17 @@ def parse_synthetic_name(name: str) -> tuple[SyntheticShape, float]:
             f"{name}: the size of its branches is {size!r}; write a number above 0, such as "
             f"{PREFIX}{shape_name}/{BRANCH_SCALE}"
         )
-    if match is None:
-        return SHAPES[shape_name], branch_scale
-    return _scaled_llama_shape(name, int(match[1]), int(match[2])), branch_scale
+    if vocabulary and not (vocabulary.isdecimal() and 2 <= int(vocabulary[:8]) <= MAX_VOCAB_SIZE):
+        raise ModelError(
+            f"{name}: its vocabulary is {vocabulary[:40]!r}; write a number of tokens from 2 to "
+            f"{MAX_VOCAB_SIZE:,}, such as {PREFIX}{shape_name}@{VOCAB_SIZE}"
+        )
+    shape = (
+        SHAPES[shape_name]
+        if match is None
+        else _scaled_llama_shape(name, int(match[1]), int(match[2]))
+    )
+    return (replace(shape, vocab_size=int(vocabulary)) if vocabulary else shape), branch_scale
 
 
 def _scaled_llama_shape(name: str, n_layers: int, hidden_size: int) -> SyntheticShape:
@@ -87,7 +99,7 @@ def _scaled_llama_shape(name: str, n_layers: int, hidden_size: int) -> Synthetic
         intermediate_size=round(hidden_size * 2.75 / 64) * 64,
         n_heads=hidden_size // 64,
         n_kv_heads=hidden_size // 64,
-        vocab_size=4096,
+        vocab_size=VOCAB_SIZE,
         context_length=8192,
     )
 

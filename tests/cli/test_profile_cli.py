@@ -192,7 +192,7 @@ def test_diff_tells_masks_drafters_settings_and_intervals(tmp_path: Path) -> Non
 
 def test_migrate_rewrites_an_old_file_in_place_once(tmp_path: Path) -> None:
     path = Path(shutil.copy(GOLDEN / "v0.yaml", tmp_path / "old.yaml"))
-    assert "schema version 2" in run("migrate", path).stdout
+    assert "schema version 3" in run("migrate", path).stdout
     assert path.read_bytes() == (GOLDEN / "v0_migrated.yaml").read_bytes()
     assert "already" in run("migrate", path).stdout
 

@@ -52,7 +52,7 @@ def check_growing_caches(
     """Check drafts, trees and verify passes that end at the limit of a cache or cross it."""
     shared = world or tiny_model_and_reference()  # loaded as ever
     with small_caches() as grown:
-        stats = check() if check else check_greedy(DRAFTINGS[:1] + DRAFTINGS[-1:], world=shared)
+        stats = check() if check else check_greedy(DRAFTINGS[:1] + DRAFTINGS[6:7], world=shared)
     assert_partly_accepted(stats)
     assert len(set(grown)) >= 3, grown
 

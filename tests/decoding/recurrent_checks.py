@@ -73,7 +73,9 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 CHAINS = tuple(
-    drafting for drafting in DRAFTINGS if drafting.siblings is None and drafting.draft_length != 1
+    drafting
+    for drafting in DRAFTINGS
+    if drafting.siblings is None and drafting.draft_length != 1 and drafting.reading.is_everything
 )
 
 

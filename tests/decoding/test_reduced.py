@@ -8,6 +8,7 @@ from helpers.tiny import LAYERS, tiny_model_and_reference, use_engine
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Reading
 from skipsearch.core.recipe import Siblings
+from skipsearch.decoding import Request
 
 from .checks import FEW_TOKENS, PROMPTS, Drafting, assert_partly_accepted
 from .reduced_checks import REDUCED, check_known_tokens, check_reduced_greedy, check_reduced_law
@@ -24,7 +25,7 @@ def test_tokens_of_the_vocabulary_and_of_the_text_so_far_can_be_drafted() -> Non
     check_known_tokens()
 
 
-@pytest.mark.parametrize("warp", [Warp(), Warp(0.7, top_p=0.9)], ids=str)
+@pytest.mark.parametrize("warp", [Warp(), Warp(1.7, top_p=0.95)], ids=str)
 def test_sampled_texts_have_the_full_models_probabilities(warp: Warp) -> None:
     check_reduced_law(warp)
 
@@ -38,7 +39,7 @@ def test_requests_of_a_batch_get_the_full_models_own_tokens(weights: str) -> Non
     with use_engine("native"):
         model, full = tiny_model_and_reference()
     drafting = Drafting(SkipMask(LAYERS, (1,)), 4, reading=Reading(weights, FEW_TOKENS))  # type: ignore[arg-type]
-    results = drafting.decoder(model).generate_batch(list(PROMPTS), max_new_tokens=12)
+    results = drafting.decoder(model).generate_batch([Request(p, 12) for p in PROMPTS])
     assert [r.tokens for r in results] == [full.greedy(prompt, 12) for prompt in PROMPTS]
     total = results[0].stats
     for result in results[1:]:

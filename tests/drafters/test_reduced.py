@@ -45,8 +45,8 @@ def draft_with(spec: Skip, engine: str, picker: object = None, siblings: bool = 
 @pytest.mark.parametrize("engine", ["hf", "lean", "native"])
 @pytest.mark.parametrize("weights", ["stored", "int8"])
 def test_tokens_are_of_the_vocabulary_or_of_the_request(engine: str, weights: str) -> None:
-    # The vocabulary is filled up with the lowest ids, to a multiple of 32 tokens.
-    allowed = {*range(32), *ALLOWED}
+    # The engine native fills the vocabulary up with the lowest ids, to a multiple of 32 tokens.
+    allowed = {*range(32), *ALLOWED} if engine == "native" else ALLOWED
     assert set(draft_with(skip_few(weights), engine).tokens.tolist()) <= allowed
     tree = draft_with(skip_few(weights, Siblings(below=1.0, most=3)), engine)
     assert tree.parents is not None

@@ -80,8 +80,20 @@ def test_a_known_shape_has_as_many_weights_as_the_model_it_is_named_after(
         ("synthetic:24x500", "write synthetic:24x448"),
         ("synthetic:24x512/none", "write a number above 0"),
         ("synthetic:24x512/-1", "write a number above 0"),
+        ("synthetic:24x512@many", "a number of tokens"),
+        ("synthetic:24x512@0", "a number of tokens"),
+        ("synthetic:24x512@99999999999", "a number of tokens"),
     ],
 )
 def test_a_name_that_says_nothing_is_refused(name: str, sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         load_adapter(name, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size"),
+    [("24x512", 32_000), ("24x512@49152", 49_152), ("24x512@49152/4", 49_152), ("llama-2-7b@8", 8)],
+)
+def test_the_vocabulary_can_be_chosen(name: str, vocab_size: int) -> None:
+    shape, _ = synthetic.parse_synthetic_name(f"synthetic:{name}")
+    assert shape.vocab_size == vocab_size

@@ -74,8 +74,7 @@ class Adapted(Skip):
             if self.module.parameters >= size
         )
         siblings = f", {self.siblings}" if self.siblings else ""
-        reading = "" if self.reading.is_everything else f", {self.reading}"
         return (
-            f"adapted, skips {skipped}{reading}, {n:.3g}{unit} trained values, {self.exit}, "
-            f"up to {self.draft_length}{siblings}"
+            f"adapted, skips {skipped}{self.format_reading()}, {n:.3g}{unit} trained values, "
+            f"{self.exit}, up to {self.draft_length}{siblings}"
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from skipsearch.core.recipe import DrafterInfo, DrafterSpec
+from skipsearch.core.recipe import DrafterInfo, ReadingSpec
 from skipsearch.core.schema_types import Fraction
 from skipsearch.drafters.skip.spec import AnyExit
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from skipsearch.models.adapter import ModelAdapter
 
 
-class ASD(DrafterSpec):
+class ASD(ReadingSpec):
     """Chooses one mask for each request during the prefill.
 
     The mask skips each attention whose cosine reaches `threshold`, and every m-th layer, but
@@ -47,11 +47,12 @@ class ASD(DrafterSpec):
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
         from skipsearch.drafters.asd.session import ASDDrafter
+        from skipsearch.drafters.reduced import reduce_reading
 
-        return ASDDrafter(self, model)
+        return reduce_reading(ASDDrafter(self, model), model, self.reading)
 
     def __str__(self) -> str:
         return (
             f"asd from cosine {self.threshold:g}, every {self.every}, keeps the last "
-            f"{self.keep_last}, {self.exit}, up to {self.draft_length}"
+            f"{self.keep_last}{self.format_reading()}, {self.exit}, up to {self.draft_length}"
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from skipsearch.core.recipe import DrafterInfo, DrafterSpec
+from skipsearch.core.recipe import DrafterInfo, ReadingSpec
 from skipsearch.core.schema_types import Layers, is_falsy
 from skipsearch.drafters.skip.spec import AnyExit
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from skipsearch.models.adapter import ModelAdapter
 
 
-class CLaSp(DrafterSpec):
+class CLaSp(ReadingSpec):
     """Plans its mask from the full model's hidden states at the last verified token.
 
     The first plan is made at the last token of the prompt, further plans after every `interval`
@@ -52,8 +52,9 @@ class CLaSp(DrafterSpec):
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
         from skipsearch.drafters.clasp.session import CLaSpDrafter
+        from skipsearch.drafters.reduced import reduce_reading
 
-        return CLaSpDrafter(self, model)
+        return reduce_reading(CLaSpDrafter(self, model), model, self.reading)
 
     @property
     def scratch_slots(self) -> int:
@@ -63,5 +64,5 @@ class CLaSp(DrafterSpec):
         unit = "layers" if self.unit == "layer" else "sub-layers"
         return (
             f"clasp skips {self.skip} {unit}, plans every {self.interval} {self.interval_unit}, "
-            f"{self.exit}, up to {self.draft_length}"
+            f"{self.exit}{self.format_reading()}, up to {self.draft_length}"
         )

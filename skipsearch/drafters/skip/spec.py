@@ -91,7 +91,7 @@ class Skip(ReadingSpec):
         n_skipped = len(self.attn) + len(self.mlp)
         skipped = format_sublayer_count(n_skipped) if n_skipped else "no sub-layer"
         siblings = f", {self.siblings}" if self.siblings else ""
-        reading = "" if self.reading.is_everything else f", {self.reading}"
+        reading = self.format_reading()
         return f"skip {skipped}{reading}, {self.exit}, up to {self.draft_length}{siblings}"
 
 

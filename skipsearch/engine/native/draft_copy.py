@@ -157,7 +157,7 @@ class PanelHeadRows(HeadRows):
             self._bias[first_row : first_row + len(tokens)] = shared.head.bias[tokens]
 
     def _make_structs(self) -> None:
-        """Make the structs anew, since arrays of structs cannot grow."""
+        """Make the structs again, since arrays of structs cannot grow."""
         shared, n_shared = self._shared, len(self._shared.rows.kinds)
         self._panels = (structs.PanelStruct * self._n_panels)(
             *shared.rows.panel_structs[:n_shared],

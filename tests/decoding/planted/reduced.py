@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -71,15 +70,13 @@ def the_tokens_of_the_text_are_not_added() -> Iterator[None]:
 
 
 @caught_by(check_reduced_law)
-def q_without_the_missing_tokens_is_mixed_up() -> Iterator[None]:
-    """The draft's distribution is written to the first tokens instead of to its own."""
-    real = HeadRowsSampler.score
+def q_is_of_other_tokens() -> Iterator[None]:
+    """The draft's distribution is reported for the wrong tokens."""
+    real = HeadRowsSampler.draw
 
-    def score(self: HeadRowsSampler, logits: Tensor, with_confidence: bool) -> DraftScores:
-        scores = real(self, logits, with_confidence)
-        if scores.probs is None:
-            return scores
-        return replace(scores, probs=scores.probs.roll(1, dims=-1))
+    def draw(self: HeadRowsSampler, scores: DraftScores) -> tuple[Tensor, Tensor | None]:
+        tokens, probs = real(self, scores)
+        return tokens, None if probs is None else probs.roll(1, dims=-1)
 
-    with patch.object(HeadRowsSampler, "score", score):
+    with patch.object(HeadRowsSampler, "draw", draw):
         yield

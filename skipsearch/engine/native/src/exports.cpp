@@ -99,7 +99,8 @@ EXPORT int skipsearch_run_pass(const Model *model, const PassArgs *args) {
 // Drafts greedily: runs at most `max_tokens` passes of one token. The first pass is `first`. Each
 // later pass takes the token that the previous one chose, at the next position and slot. The draft
 // ends after the first token whose confidence is below `threshold`. `first` points to
-// choice [max_tokens], confidence [max_tokens], and logits [max_tokens, outputs of the head] or null.
+// choice [max_tokens], confidence [max_tokens], and logits [max_tokens, outputs of the head], which
+// may be null.
 EXPORT int skipsearch_run_draft(const Model *model, const PassArgs *first, int64_t max_tokens,
                                 double threshold) {
     try {

@@ -1,0 +1,150 @@
+"""What drafts read is chosen by measured costs and replay, before and after the mask search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+from helpers.tiny import LAYERS, tiny_model_and_reference, use_engine
+
+from skipsearch.core.cost_model import Costs, ReadingCosts
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import DraftWeights, Reading, Vocabulary
+from skipsearch.drafters.skip.spec import Skip
+from skipsearch.errors import SearchError
+from skipsearch.replay.replay import Replay
+from skipsearch.timing.reading_costs import FormatCosts, price_reading
+from skipsearch.tuning import readings
+from skipsearch.tuning.events import Notice, TuneEvent
+from skipsearch.tuning.objective import ReplayObjective
+from skipsearch.tuning.readings import ReadingSearch, choose_reading, find_other_readings
+from skipsearch.tuning.settings import parse_draft_memory
+
+from .small_search import COSTS
+
+pytestmark = pytest.mark.xdist_group("native")
+PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7))
+NOTHING = SkipMask(LAYERS)
+# A draft step in int8 takes half of the time, in int4 a quarter; the rest is nearly free.
+FORMATS: dict[DraftWeights, FormatCosts] = {
+    "stored": FormatCosts(0.9, 0.1, 0.0, 0.0, 0.0),
+    "int8": FormatCosts(0.45, 0.05, 0.0, 0.0, 0.1),
+    "int6": FormatCosts(0.4, 0.05, 0.0, 0.0, 0.1),
+    "int5": FormatCosts(0.4, 0.05, 0.0, 0.0, 0.1),
+    "int4": FormatCosts(0.2, 0.05, 0.0, 0.0, 0.1),
+}
+
+
+@pytest.fixture
+def objective() -> Iterator[ReplayObjective]:
+    with (
+        use_engine("native"),
+        patch.object(readings, "measure_format_costs", lambda *args: FORMATS),
+    ):
+        model, _ = tiny_model_and_reference()
+        replay = Replay(model, PROMPTS, 24, end_on_repeat=None)
+        yield ReplayObjective(replay, COSTS, ["lookup", "skip", "lookup,skip"])
+
+
+def test_the_combination_with_the_best_prediction_comes_first(objective: ReplayObjective) -> None:
+    events: list[TuneEvent] = []
+    search = ReadingSearch(objective, 16, events.append)
+    judged = search.judge(NOTHING)
+    speedups = [one.candidate.predicted_speedup or 0 for one in judged]
+    assert speedups == sorted(speedups, reverse=True)
+    assert {one.reading.weights for one in judged} == {"int8", "int6", "int5", "int4"}
+    by_weights = {one.reading.weights: one for one in judged}
+    assert by_weights["int4"].beta < by_weights["int8"].beta < 1
+    assert by_weights["int8"].alpha >= by_weights["int4"].alpha
+    assert choose_reading(search, None, LAYERS, events.append) == judged[0].reading
+    assert any(isinstance(e, Notice) and "copies of the weights" in e.sentence for e in events)
+
+
+def test_recipes_of_the_search_read_what_was_chosen(objective: ReplayObjective) -> None:
+    search = ReadingSearch(objective, 16, lambda event: None)
+    chosen = search.objective_for(Reading("int4"))
+    trial = chosen.judge(NOTHING)
+    assert trial.recipe is not None
+    skip = trial.recipe.drafters[-1]
+    assert isinstance(skip, Skip)
+    assert skip.weights == "int4"
+    assert skip.reading == Reading("int4")
+    assert chosen.best_recipe(NOTHING, fine=True).recipe.drafters[-1].reading == Reading("int4")
+    assert objective.best_recipe(SkipMask(LAYERS, (1,))).recipe.drafters[-1].reading.is_everything
+
+
+def test_other_combinations_race_too(objective: ReplayObjective) -> None:
+    search = ReadingSearch(objective, 16, lambda event: None)
+    mask = SkipMask(LAYERS, (1,))
+    others = find_other_readings(search, Reading("int4"), mask, lambda event: None)
+    assert len(others) == readings.OTHER_FINALISTS
+    assert all(c.recipe.drafters[-1].reading != Reading("int4") for c in others)
+
+
+@pytest.mark.parametrize("limit", [0, 10**12])
+def test_a_memory_limit_leaves_out_copies(objective: ReplayObjective, limit: int) -> None:
+    events: list[TuneEvent] = []
+    search = ReadingSearch(objective, 16, events.append, limit)
+    left_out = [e for e in events if isinstance(e, Notice) and "left out" in e.sentence]
+    assert (search.weights == ["stored"]) == (limit == 0)
+    assert len(left_out) == (4 if limit == 0 else 0)
+    if limit == 0:
+        assert search.judge(NOTHING) == []
+        assert choose_reading(search, None, LAYERS, events.append).is_everything
+
+
+class Attributes:
+    """Stands for a study of which only the attributes matter."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, object] = {}
+
+    def get_attr(self, key: str) -> object:
+        return self.stored.get(key)
+
+    def set_attr(self, key: str, value: object) -> None:
+        self.stored[key] = value
+
+
+def test_a_resumed_search_reads_what_it_read_before(objective: ReplayObjective) -> None:
+    search, study = ReadingSearch(objective, 16, lambda event: None), Attributes()
+    first = choose_reading(search, study, LAYERS, lambda event: None)  # type: ignore[arg-type]
+    with patch.object(ReadingSearch, "judge", side_effect=AssertionError):
+        assert choose_reading(search, study, LAYERS, lambda event: None) == first  # type: ignore[arg-type]
+    few = Reading("int8", Vocabulary(lowest=3, tokens="9 12-14"))
+    study.stored["reading"] = readings._dump_reading(few)
+    assert choose_reading(search, study, LAYERS, lambda event: None) == few  # type: ignore[arg-type]
+
+
+def test_costs_are_those_of_the_format_and_of_the_rows_of_the_head() -> None:
+    costs = Costs((2.0, 1.0), 1.0, (4.0, 4.4), cold=0.5)
+    formats = {
+        "stored": FormatCosts(0.75, 0.05, 1e-5, 0.0, 0.0),
+        "int8": FormatCosts(0.3, 0.1, 1e-5, 0.2, 0.1),
+    }
+    few = Vocabulary(lowest=11_024, tokens="")
+    stored = price_reading(costs, formats, Reading(vocabulary=few), 50_000)  # type: ignore[arg-type]
+    # 10,000 rows more than the small head whose cost was measured
+    assert stored.overhead == pytest.approx((0.05 + 0.1) * 4)
+    assert sum(stored.sublayers) == pytest.approx(3.0)
+    assert stored.verify == costs.verify
+    int8 = price_reading(costs, formats, Reading("int8", few), 50_000)  # type: ignore[arg-type]
+    assert sum(int8.sublayers) == pytest.approx(1.2)
+    assert int8.sublayers[0] == pytest.approx(2 * int8.sublayers[1])
+    assert isinstance(int8, ReadingCosts)
+    assert int8.skipped_share(SkipMask(1)) == 1
+    assert 0 < stored.skipped_share(SkipMask(1)) < 1
+    assert price_reading(costs, formats, Reading(), 50_000) is costs  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("text", "n_bytes"), [("2GB", 2 * 10**9), ("0", 0), ("1.5MiB", 1572864)])
+def test_an_amount_of_memory_is_read(text: str, n_bytes: int) -> None:
+    assert parse_draft_memory(text) == n_bytes
+    assert parse_draft_memory(None) is None
+
+
+@pytest.mark.parametrize("text", ["much", "10%", "5", "-1GB", ""])
+def test_another_text_is_refused(text: str) -> None:
+    with pytest.raises(SearchError, match=r"--draft-memory .* write 200MB, 2GB or 0"):
+        parse_draft_memory(text)
