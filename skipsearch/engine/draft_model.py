@@ -27,12 +27,7 @@ from skipsearch.core.reading import BITS_OF_WEIGHTS, DRAFT_WEIGHTS, DraftWeights
 from skipsearch.engine.cuda_graph import GraphAdapter
 from skipsearch.engine.native import NativeAdapter
 from skipsearch.engine.native.blocks import round_weight
-from skipsearch.engine.native.draft_copy import (
-    PanelHeadRows,
-    SharedHeadRows,
-    round_head,
-    round_layers,
-)
+from skipsearch.engine.native.draft_copy import PanelHeadRows, SharedHeadRows, round_matrices
 from skipsearch.engine.native.structs import PANEL_ROWS
 from skipsearch.engine.on_same_engine import overlay_weights
 from skipsearch.errors import ModelError
@@ -45,7 +40,7 @@ from skipsearch.models.weight_overlay import SUBLAYER_KINDS, get_sublayer_weight
 
 # Bytes of a weight in blocks: `bits` / 8, and a scale of two bytes for 32 weights.
 SCALE_BITS = 0.5
-_copies: WeakKeyDictionary[Any, dict[tuple[str, bool], ModelAdapter]] = WeakKeyDictionary()
+_copies: WeakKeyDictionary[Any, dict[str, ModelAdapter]] = WeakKeyDictionary()
 _copying = threading.Lock()
 
 
@@ -93,82 +88,77 @@ def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:
     Raises: ModelError if this model or its engine has no such draft; ValueError for a token outside
     the vocabulary; MemoryError.
     """
+    drafting = get_draft_copy(model, reading.weights)
+    nbytes = 0 if drafting is model else _copy_bytes(drafting)
     if reading.vocabulary is None:
-        drafting = get_draft_copy(model, reading.weights)
-        return DraftModel(drafting, None, _copy_bytes(model, reading))
-    vocabulary = reading.vocabulary.token_ids()
-    drafting = get_draft_copy(model, reading.weights, with_head=False)
+        return DraftModel(drafting, None, nbytes)
     multiple = PANEL_ROWS if isinstance(model, NativeAdapter) else 1
     tokens = torch.tensor(
-        fill_up(vocabulary, model.spec.vocab_size, multiple), device=model.spec.device
+        fill_up(reading.vocabulary.token_ids(), model.spec.vocab_size, multiple),
+        device=model.spec.device,
     )
-    nbytes = _copy_bytes(model, replace(reading, vocabulary=None), with_head=False)
-    if isinstance(model, NativeAdapter):
-        shared = SharedHeadRows(model, reading.bits, tokens)
+    if isinstance(drafting, NativeAdapter):
+        shared = SharedHeadRows(drafting, tokens)
         return DraftModel(drafting, partial(PanelHeadRows, shared), nbytes + shared.nbytes)
-    weight, bias = _head_of(model)
+    weight, bias = _head_of(drafting)
     rows = weight[tokens]
-    if reading.bits is not None:
-        weight = round_weight(weight, reading.bits)
-        rows = weight[tokens]
     new_head = partial(TorchHeadRows, weight, bias, tokens, rows)
     return DraftModel(drafting, new_head, nbytes + rows.nbytes)
 
 
-def get_draft_copy(
-    model: ModelAdapter, weights: DraftWeights, with_head: bool = True
-) -> ModelAdapter:
-    """Return the model with rounded weights, which all drafts of the model share.
+def get_draft_copy(model: ModelAdapter, weights: DraftWeights) -> ModelAdapter:
+    """Return the model with rounded weights, head included; all drafts of the model share it.
 
-    with_head: round the head, too. Raises: ModelError; MemoryError.
+    Raises: ModelError; MemoryError.
     """
     if weights == "stored":
         return model
     with _copying:
         copies = _copies.setdefault(model, {})
-        for key in ((weights, False), (weights, True)):
-            if key not in copies:
-                copies[key] = _round(copies.get((weights, False), model), weights, key[1])
-            if key == (weights, with_head):
-                break
-        return copies[weights, with_head]
+        if weights not in copies:
+            copies[weights] = _round(model, BITS_OF_WEIGHTS[weights])
+        return copies[weights]
 
 
 def release_draft_copies(model: ModelAdapter, used: Collection[str]) -> None:
     """Forget the copies of a model in formats that are not in `used`."""
     with _copying:
         copies = _copies.get(model, {})
-        for weights, head in list(copies):
-            if weights not in used:
-                del copies[weights, head]
+        for weights in set(copies).difference(used):
+            del copies[weights]
 
 
-def estimate_copy_bytes(model: ModelAdapter, weights: DraftWeights) -> int:
-    """Return about how many bytes a copy of the model in this format takes."""
-    if weights == "stored":
-        return 0
-    stored_bits = _stored_bits(model) if isinstance(model, NativeAdapter) else 16
-    return int(model.read_bytes * (BITS_OF_WEIGHTS[weights] + SCALE_BITS) / stored_bits)
-
-
-def _round(model: ModelAdapter, weights: DraftWeights, head: bool) -> ModelAdapter:
-    """Return the model with its layers rounded, or with its head rounded."""
-    bits = BITS_OF_WEIGHTS[weights]
+def estimate_draft_bytes(model: ModelAdapter, reading: Reading) -> int:
+    """Return about how many bytes drafts take besides the model's own."""
+    hidden, vocab_size = model.spec.hidden_size, model.spec.vocab_size
+    stored_bits = 8.0 * model.spec.dtype.itemsize
+    layer_bytes = model.read_bytes - hidden * vocab_size * stored_bits / 8
     if isinstance(model, NativeAdapter):
-        return round_head(model, bits) if head else round_layers(model, bits)
-    if head:
-        weight, bias = _head_of(model)
-        return _with_head(model, weight=round_weight(weight, bits), bias=bias)
+        layer_bytes = model.read_bytes - model.fused_model.unembed.nbytes
+        stored_bits = _stored_bits(model)
+    bits = stored_bits if reading.bits is None else reading.bits + SCALE_BITS
+    copied = 0.0 if reading.bits is None else max(layer_bytes, 0) * bits / stored_bits
+    rows = vocab_size if reading.bits is not None else 0
+    if reading.vocabulary is not None:
+        rows += len(reading.vocabulary.token_ids())
+    return int(copied + rows * hidden * bits / 8)
+
+
+def _round(model: ModelAdapter, bits: int) -> ModelAdapter:
+    """Return the model with its matrices rounded; norms and embedding are shared."""
+    if isinstance(model, NativeAdapter):
+        return round_matrices(model, bits)
     base = model.fused_model if isinstance(model, GraphAdapter) else model
     if not isinstance(base, HFAdapter | FusedAdapter):
         raise _no_draft_copy(model)
+    weight, bias = _head_of(model)
     rounded = {
         name: round_weight(weight, bits) if weight.dim() == 2 else weight
         for layer in range(model.spec.n_layers)
         for kind in SUBLAYER_KINDS
         for name, weight in get_sublayer_weights(base, layer, kind).items()
     }
-    return overlay_weights(model, rounded)
+    return _with_rounded_head(overlay_weights(model, rounded), round_weight(weight, bits), bias)
 
 
 def _stored_bits(model: NativeAdapter) -> float:
@@ -182,20 +172,13 @@ def _stored_bits(model: NativeAdapter) -> float:
     return 8 * sum(matrix.nbytes for matrix in matrices) / n_weights
 
 
-def _copy_bytes(model: ModelAdapter, reading: Reading, with_head: bool = True) -> int:
+def _copy_bytes(copied: ModelAdapter) -> int:
     """Return the bytes of a copy's own matrices."""
-    if reading.weights == "stored":
-        return 0
-    copied = get_draft_copy(model, reading.weights, with_head)
-    if isinstance(copied, NativeAdapter):
-        matrices = [
-            matrix
-            for attention, mlp in copied.fused_model.layers
-            for matrix in (attention.qkv, attention.out, mlp.gate_up, mlp.down)
-        ]
-        matrices += [copied.fused_model.unembed] if with_head else []
-        return sum(matrix.nbytes for matrix in matrices)
-    return copied.read_bytes
+    if not isinstance(copied, NativeAdapter):
+        return copied.read_bytes
+    layers = copied.fused_model.layers
+    matrices = [m for a, mlp in layers for m in (a.qkv, a.out, mlp.gate_up, mlp.down)]
+    return sum(matrix.nbytes for matrix in [*matrices, copied.fused_model.unembed])
 
 
 def _head_of(model: ModelAdapter) -> tuple[Tensor, Tensor | None]:
@@ -208,10 +191,17 @@ def _head_of(model: ModelAdapter) -> tuple[Tensor, Tensor | None]:
     base = model.fused_model if isinstance(model, GraphAdapter) else model
     if isinstance(base, FusedAdapter):
         return base.unembed.to_dense(), base.unembed.bias
-    if isinstance(model, HFAdapter) and model.spec.n_devices == 1:
-        head: Any = model.model.get_output_embeddings()  # type: ignore[operator]
-        if type(head) is nn.Linear and any(step is head for step in model._parts.head_steps):
-            return head.weight.detach(), None if head.bias is None else head.bias.detach()
+    if isinstance(base, HFAdapter):
+        head = _find_linear_head(base)
+        return head.weight.detach(), None if head.bias is None else head.bias.detach()
+    raise _no_draft_copy(model)
+
+
+def _find_linear_head(model: HFAdapter) -> nn.Linear:
+    """Return the module that computes logits. Raises: ModelError if there is none on one device."""
+    for step in model._parts.head_steps:
+        if type(step) is nn.Linear and step.out_features == model.spec.vocab_size:
+            return step
     raise _no_draft_copy(model)
 
 
@@ -220,32 +210,27 @@ def _with_head_rows(model: ModelAdapter, rows: HeadRows) -> ModelAdapter:
         assert isinstance(rows, PanelHeadRows)
         return model.with_head_rows(rows)
     assert isinstance(rows, TorchHeadRows)
-    return _with_head(model, rows)
+    return _with_head(model, rows, rows)
 
 
-def _with_head(
-    model: ModelAdapter,
-    module: Callable[[Tensor], Tensor] | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> ModelAdapter:
-    """Return a model with another head: a module, or a weight and a bias."""
+def _with_rounded_head(model: ModelAdapter, weight: Tensor, bias: Tensor | None) -> ModelAdapter:
+    """Return a model that torch runs, with another weight [V, H] in its head."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return _with_head(model, pack_linear(weight, bias), linear)
+
+
+def _with_head(model: ModelAdapter, fused_head: Any, module: Any) -> ModelAdapter:
+    """Return a model that torch runs, with another head: for fused weights, or as a module."""
     base = copy.copy(model.fused_model if isinstance(model, GraphAdapter) else model)
     if isinstance(base, FusedAdapter):
-        head: Any = module
-        if weight is not None:
-            head = pack_linear(weight, bias)
-        base.unembed = head
+        base.unembed = fused_head
         return base
     assert isinstance(base, HFAdapter)
-    old: Any = base.model.get_output_embeddings()  # type: ignore[operator]
-
-    def project(h: Tensor) -> Tensor:
-        assert weight is not None
-        return torch.nn.functional.linear(h, weight, bias)
-
-    new = project if module is None else module
-    steps = [new if step is old else step for step in base._parts.head_steps]
+    old = _find_linear_head(base)
+    steps = [module if step is old else step for step in base._parts.head_steps]
     base._parts = replace(base._parts, head_steps=steps)
     return base
 

@@ -21,6 +21,7 @@ class HeadRows:
         """Begin with these tokens, [n] int64, whose rows the subclass has stored already."""
         self._tokens = token_ids  # [capacity], of which `count` are used
         self.count = len(token_ids)
+        self._known = set[int]()  # tokens that were added; most rounds bring no other
         # [V] row of each token; -1: none
         self._row_of = torch.full((vocab_size,), -1, dtype=torch.int32, device=token_ids.device)
         self._row_of[token_ids] = torch.arange(
@@ -42,10 +43,12 @@ class HeadRows:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Add the rows of tokens that have none yet."""
-        if not len(tokens):
+        unknown = set(tokens) - self._known
+        if not unknown:
             return
-        ids = torch.tensor(tokens, device=self._row_of.device)
-        new = ids[self._row_of[ids] < 0].unique()
+        self._known |= unknown
+        ids = torch.tensor(sorted(unknown), device=self._row_of.device)
+        new = ids[self._row_of[ids] < 0]
         if not len(new):
             return
         end = self.count + len(new)

@@ -5,6 +5,7 @@ from skipsearch.report.drafter_figures import draw_drafters, draw_reliability
 from skipsearch.report.figure import MissingData, ReportFigure
 from skipsearch.report.layer_map import draw_layer_map, draw_policy_surface
 from skipsearch.report.method_figures import MethodsTable, draw_methods, read_methods
+from skipsearch.report.reading_figure import draw_readings
 from skipsearch.report.report_page import write_report
 from skipsearch.report.search_figures import (
     draw_convergence,
@@ -26,6 +27,7 @@ __all__ = [
     "draw_methods",
     "draw_policy_surface",
     "draw_predictions",
+    "draw_readings",
     "draw_reliability",
     "draw_speedup_by_skipped",
     "draw_token_times",

@@ -89,6 +89,20 @@ def describe_recipe(recipe: Recipe | None, n_skipped: int, policy: str) -> str:
     return ", ".join(filter(None, [f"skip {format_sublayer_count(n_skipped)}", policy]))
 
 
+class StoredReading(StoredModel):
+    """What is predicted of drafts that read something else, with nothing skipped."""
+
+    weights: str  # number format
+    tokens: Annotated[int, Field(ge=1, le=10**7)] | None = None  # of the vocabulary; None: all
+    alpha: Annotated[float, Field(ge=0, le=1)]
+    beta: Number
+    speedup: Ratio
+    draft_bytes: Annotated[int, Field(ge=0, le=10**15)]  # memory besides the model's
+
+    def __str__(self) -> str:
+        return self.weights if self.tokens is None else f"{self.weights}, {self.tokens:,} tokens"
+
+
 class SurfacePoint(StoredModel):
     """The predicted speedup of the winner's mask under one draft policy."""
 

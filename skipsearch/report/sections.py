@@ -12,6 +12,7 @@ from skipsearch.report.drafter_figures import draw_drafters, draw_reliability
 from skipsearch.report.figure import ReportFigure
 from skipsearch.report.layer_map import N_BEST_MASKS, draw_layer_map, draw_policy_surface
 from skipsearch.report.method_figures import MethodsTable, draw_methods
+from skipsearch.report.reading_figure import draw_readings
 from skipsearch.report.search_figures import (
     draw_convergence,
     draw_predictions,
@@ -90,6 +91,17 @@ def list_sections(
             "drafting stopped below a confidence (down). The best is bold.",
             partial(draw_policy_surface, study, name),
         )
+    with_readings = [study for study in studies if study.readings]
+    for study, name, suffix in _each_study(with_readings, "reads", lambda study: study.readings):
+        if study is not None:
+            yield Section(
+                name,
+                f"What drafts read{suffix}",
+                "A point is a number format of the draft's weights with a vocabulary, nothing "
+                "skipped: its predicted speedup, and the memory that it takes besides the "
+                "model's. The dashed line joins the fastest of each amount of memory.",
+                partial(draw_readings, study, name),
+            )
     yield Section(
         "times",
         "Time a token",

@@ -30,6 +30,7 @@ from skipsearch.errors import MaskError, SearchError
 from skipsearch.report.recorded import (
     MAX_LAYERS,
     RaceRecord,
+    StoredReading,
     StoredReliabilityBin,
     StoredTrialAttrs,
     Surface,
@@ -80,6 +81,7 @@ class StudyRecord:
     race: tuple[RaceRecord, ...] = ()
     surface: tuple[SurfacePoint, ...] = ()
     reliability: tuple[StoredReliabilityBin, ...] = ()
+    readings: tuple[StoredReading, ...] = ()
 
     @property
     def best(self) -> JudgedTrial | None:
@@ -182,6 +184,9 @@ def read_study(location: str | Path, label: str | None = None) -> StudyRecord:
         attributes.get("brought", []),
         f"the reliability of drafters in {name}",
     )
+    readings: tuple[StoredReading, ...] = _parse_attr(
+        tuple[StoredReading, ...], attributes.get("readings", []), f"the number formats in {name}"
+    )
     study = StudyRecord(
         label or _short_name(name),
         n_layers,
@@ -191,6 +196,7 @@ def read_study(location: str | Path, label: str | None = None) -> StudyRecord:
         race,
         surface.policies,
         bins,
+        readings,
     )
     try:
         for record in race:

@@ -16,7 +16,7 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import READ_ALL, DraftWeights, Reading, Vocabulary
 from skipsearch.engine.draft_model import (
     can_restrict_head,
-    estimate_copy_bytes,
+    estimate_draft_bytes,
     get_draft_copy,
     list_draft_weights,
 )
@@ -55,6 +55,19 @@ class JudgedReading:
     candidate: Candidate  # the best recipe
     alpha: float  # share of accepted tokens
     beta: float  # draft step over plain pass
+    draft_bytes: int  # memory besides the model's, about
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the entry of the study's attribute `readings`, for reports."""
+        vocabulary = self.reading.vocabulary
+        return {
+            "weights": self.reading.weights,
+            "tokens": None if vocabulary is None else len(vocabulary.token_ids()),
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "speedup": self.candidate.predicted_speedup,
+            "draft_bytes": self.draft_bytes,
+        }
 
     def __str__(self) -> str:
         """Return `int8, 4,213 tokens of the vocabulary: α 0.93, β 0.41, 1.52×`."""
@@ -127,7 +140,8 @@ class ReadingSearch:
         n_positions = sum(len(r.acceptance) for r in replayed)
         alpha = sum(float(r.acceptance.sum()) for r in replayed) / n_positions
         beta = objective.costs.draft_step_seconds(mask) / objective.plain_pass_s
-        return JudgedReading(reading, candidate, alpha, beta)
+        draft_bytes = estimate_draft_bytes(self.model, reading)
+        return JudgedReading(reading, candidate, alpha, beta, draft_bytes)
 
 
 def choose_reading(
@@ -146,6 +160,7 @@ def choose_reading(
         on_event(Notice(f"nothing skipped, {one}"))
     if store is not None:
         store.set_attr(READING_ATTR, _dump_reading(reading))
+        store.set_attr("readings", [one.as_record() for one in judged])
     return reading
 
 
@@ -191,7 +206,7 @@ def _affordable_formats(
     free = int(free_memory(model.spec.device) * MEMORY_FRACTION)
     formats, taken = list[DraftWeights](), 0
     for weights in reversed(list_draft_weights(model)):  # the smallest copies first
-        nbytes = estimate_copy_bytes(model, weights)
+        nbytes = estimate_draft_bytes(model, Reading(weights))
         if (limit is None or nbytes <= limit) and taken + nbytes <= free:
             formats.append(weights)
             taken += nbytes

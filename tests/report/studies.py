@@ -123,6 +123,18 @@ SURFACE = {
 }
 
 
+READINGS = [
+    {
+        "weights": weights,
+        "tokens": tokens,
+        "alpha": 0.9,
+        "beta": beta,
+        "speedup": 0.9 + 2 * (0.6 - beta),
+        "draft_bytes": int(1e8 * beta),
+    }
+    for weights, beta in (("stored", 0.5), ("int8", 0.45), ("int4", 0.3))
+    for tokens in (None, 4096)
+]
 BROUGHT = [
     {"drafter": 0, "by": "match length", "low": 2, "high": 3, "positions": 50, "right": 20},
     {"drafter": 0, "by": "match length", "low": 6, "high": 8, "positions": 30, "right": 27},
@@ -195,4 +207,5 @@ def make_study(
         ledger.set_attr("raced", raced)
         ledger.set_attr("surface", surface)
         ledger.set_attr("brought", BROUGHT)
+        ledger.set_attr("readings", READINGS)
     return ledger

@@ -28,6 +28,7 @@ from skipsearch.report import (
     draw_layer_map,
     draw_policy_surface,
     draw_predictions,
+    draw_readings,
     draw_reliability,
     draw_speedup_by_skipped,
     draw_token_times,
@@ -466,3 +467,17 @@ def test_any_name_is_only_text(name: str, tmp_path: Path) -> None:
         assert not [
             key for _, attributes in Elements(svg) for key in attributes if key.startswith("on")
         ]
+
+
+def test_what_drafts_read_is_drawn_by_memory_and_speed(study: StudyRecord) -> None:
+    figure = draw_readings(study)
+    assert len(figure.rows) == len(study.readings) == 6
+    speedups = [float(row[-1].rstrip("×")) for row in figure.rows]
+    assert speedups == sorted(speedups, reverse=True)
+    assert set(figure.tips) == {"format-0", "format-1", "format-2"}
+    assert ElementTree.fromstring(figure.to_svg("a", "b")).tag == f"{SVG}svg"
+
+
+def test_a_study_without_formats_says_why_it_has_no_such_figure(old: StudyRecord) -> None:
+    with pytest.raises(MissingData, match="compared no number formats"):
+        draw_readings(old)

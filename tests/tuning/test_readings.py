@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 from helpers.tiny import LAYERS, tiny_model_and_reference, use_engine
+from pydantic import TypeAdapter
 
 from skipsearch.core.cost_model import Costs, ReadingCosts
 from skipsearch.core.mask import SkipMask
@@ -14,6 +15,7 @@ from skipsearch.core.reading import DraftWeights, Reading, Vocabulary
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.errors import SearchError
 from skipsearch.replay.replay import Replay
+from skipsearch.report.recorded import StoredReading
 from skipsearch.timing.reading_costs import FormatCosts, price_reading
 from skipsearch.tuning import readings
 from skipsearch.tuning.events import Notice, TuneEvent
@@ -57,6 +59,7 @@ def test_the_combination_with_the_best_prediction_comes_first(objective: ReplayO
     by_weights = {one.reading.weights: one for one in judged}
     assert by_weights["int4"].beta < by_weights["int8"].beta < 1
     assert by_weights["int8"].alpha >= by_weights["int4"].alpha
+    assert by_weights["int4"].draft_bytes < by_weights["int8"].draft_bytes
     assert choose_reading(search, None, LAYERS, events.append) == judged[0].reading
     assert any(isinstance(e, Notice) and "copies of the weights" in e.sentence for e in events)
 
@@ -110,6 +113,8 @@ class Attributes:
 def test_a_resumed_search_reads_what_it_read_before(objective: ReplayObjective) -> None:
     search, study = ReadingSearch(objective, 16, lambda event: None), Attributes()
     first = choose_reading(search, study, LAYERS, lambda event: None)  # type: ignore[arg-type]
+    records = TypeAdapter(tuple[StoredReading, ...]).validate_python(study.stored["readings"])
+    assert max(records, key=lambda record: record.speedup).weights == first.weights
     with patch.object(ReadingSearch, "judge", side_effect=AssertionError):
         assert choose_reading(search, study, LAYERS, lambda event: None) == first  # type: ignore[arg-type]
     few = Reading("int8", Vocabulary(lowest=3, tokens="9 12-14"))

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skipsearch.engine.native import structs
-from skipsearch.engine.native.blocks import FORMAT_OF_BITS
 from skipsearch.engine.native.native_adapter import NativeAdapter
 from skipsearch.engine.native.panels import (
     HugePageArena,
@@ -25,10 +24,11 @@ from skipsearch.engine.native.structs import PANEL_ROWS
 from skipsearch.models.head_rows import HeadRows
 
 
-def round_layers(model: NativeAdapter, bits: int) -> NativeAdapter:
-    """Return the model with the matrices of its layers rounded to `bits` bits.
+def round_matrices(model: NativeAdapter, bits: int) -> NativeAdapter:
+    """Return the model with the matrices of its layers and of its head rounded to `bits` bits.
 
-    Norms, embedding and head are shared with the model.
+    Norms and embedding are shared with the model. Inputs of matrices are rounded to int8, which is
+    fast, and which drafts need not avoid.
     Raises: MemoryError.
     """
     source = model.fused_model
@@ -38,7 +38,9 @@ def round_layers(model: NativeAdapter, bits: int) -> NativeAdapter:
         for attention, mlp in source.layers
         for matrix in (attention.qkv, attention.out, mlp.gate_up, mlp.down)
     ]
-    packer.arena = HugePageArena(sum(packer.rounded_nbytes(matrix, bits) for matrix in matrices))
+    packer.arena = HugePageArena(
+        sum(packer.rounded_nbytes(matrix, bits) for matrix in [*matrices, source.unembed])
+    )
     rounded = copy.copy(source)  # shares rotary tables
     rounded.layers = [
         (
@@ -53,65 +55,49 @@ def round_layers(model: NativeAdapter, bits: int) -> NativeAdapter:
         )
         for attention, mlp in source.layers
     ]
-    return _with_int8_activations(NativeAdapter(rounded, model.library))
-
-
-def round_head(model: NativeAdapter, bits: int) -> NativeAdapter:
-    """Return the model with its head rounded to `bits` bits; the embedding is not rounded."""
-    rounded = copy.copy(model.fused_model)
-    rounded.unembed = PanelPacker(model.library, model.spec.dtype).round(rounded.unembed, bits)
-    return _with_int8_activations(NativeAdapter(rounded, model.library))
-
-
-def _with_int8_activations(model: NativeAdapter) -> NativeAdapter:
-    """Round the inputs of matrices to int8, which is fast, and which drafts need not avoid."""
-    model.use_activations("int8")
-    return model
+    rounded.unembed = packer.round(source.unembed, bits)
+    adapter = NativeAdapter(rounded, model.library)
+    adapter.use_activations("int8")
+    return adapter
 
 
 class SharedHeadRows:
     """The rows of the head that the drafts of all requests read.
 
-    model: the verifying model. bits: to which the rows are rounded; None: not at all.
-    token_ids: a multiple of PANEL_ROWS, unless these are all tokens.
+    model: the model that drafts, with its whole head. token_ids: a multiple of PANEL_ROWS, unless
+    these are all tokens.
     """
 
-    def __init__(self, model: NativeAdapter, bits: int | None, token_ids: Tensor):
+    def __init__(self, model: NativeAdapter, token_ids: Tensor):
         head = model.fused_model.unembed
         assert isinstance(head, PanelLinear)
-        self.head, self.bits, self.token_ids = head, bits, token_ids
-        self.packer = PanelPacker(model.library, model.spec.dtype)
-        self.vocab_size = model.spec.vocab_size
-        self.kind = FORMAT_OF_BITS[bits].code if bits else head.kinds[0]
-        self.rows = self.pack(token_ids)
+        self.head, self.token_ids, self.dtype = head, token_ids, model.spec.dtype
+        self.library, self.vocab_size, self.kind = (
+            model.library,
+            model.spec.vocab_size,
+            head.kinds[0],
+        )
+        packer = PanelPacker(model.library, model.spec.dtype)
+        self.rows = packer.allocate_rows(self.kind, len(token_ids), head.shape[1])
+        self.copy_rows(token_ids, self.rows.panel_structs, 0)
 
     @property
     def nbytes(self) -> int:
         return self.rows.nbytes
 
-    def pack(self, token_ids: Tensor) -> PanelLinear:
-        """Return the rows of these tokens in panels, without the bias."""
-        if self.bits is not None:
-            return self.packer.round_rows(
-                self.head.read_rows, token_ids, self.head.shape[1], self.bits
-            )
-        rows = self.packer.allocate_rows(self.kind, len(token_ids), self.head.shape[1])
-        self.copy_rows(self.head.panel_structs, token_ids, rows.panel_structs, 0)
-        return rows
-
-    def copy_rows(self, source: Any, rows: Tensor, target: Any, first_row: int) -> None:
-        """Copy rows between arrays of panel structs."""
-        rows = rows.contiguous()
-        self.packer.library.copy_rows(
+    def copy_rows(self, token_ids: Tensor, target: Any, first_row: int) -> None:
+        """Copy the rows of these tokens to an array of panel structs, from `first_row` on."""
+        token_ids = token_ids.contiguous()
+        self.library.copy_rows(
             structs.CopyRowsArgs(
                 **{
-                    "from": source,
-                    "rows": rows.data_ptr(),
-                    "n_rows": len(rows),
+                    "from": self.head.panel_structs,
+                    "rows": token_ids.data_ptr(),
+                    "n_rows": len(token_ids),
                     "in": self.head.shape[1],
                     "to": target,
                     "first_row": first_row,
-                    "itemsize": self.packer.dtype.itemsize,
+                    "itemsize": self.dtype.itemsize,
                 }
             )
         )
@@ -139,7 +125,7 @@ class PanelHeadRows(HeadRows):
         n_new = -(-capacity // PANEL_ROWS) - self._n_panels
         if n_new <= 0:
             return
-        size = panel_nbytes(kind, n_inputs, self._shared.packer.dtype)
+        size = panel_nbytes(kind, n_inputs, self._shared.dtype)
         memory = allocate(n_new * size).zero_()
         self._own_panels += memory.split(size)
         self._n_panels += n_new
@@ -147,11 +133,7 @@ class PanelHeadRows(HeadRows):
 
     def _store(self, tokens: Tensor, first_row: int) -> None:
         shared = self._shared
-        if shared.bits is None:
-            shared.copy_rows(shared.head.panel_structs, tokens, self._panels, first_row)
-        else:
-            packed, rows = shared.pack(tokens), torch.arange(len(tokens))
-            shared.copy_rows(packed.panel_structs, rows, self._panels, first_row)
+        shared.copy_rows(tokens, self._panels, first_row)
         if self._bias is not None:
             assert shared.head.bias is not None
             self._bias[first_row : first_row + len(tokens)] = shared.head.bias[tokens]

@@ -281,14 +281,6 @@ class PanelPacker:
         kinds = [kind] * -(-n_rows // PANEL_ROWS)
         return self._allocate(kinds, (n_rows, n_inputs), None, 1)
 
-    def round_rows(
-        self, read_rows: Callable[[Tensor], Tensor], rows: Tensor, n_inputs: int, bits: int
-    ) -> PanelLinear:
-        """Return the matrix of some rows of another matrix, rounded to `bits` bits."""
-        panels = self.allocate_rows(FORMAT_OF_BITS[bits].code, len(rows), n_inputs)
-        self._round_into(panels, lambda outputs: read_rows(rows[outputs]), bits)
-        return panels
-
     def pack_dense(self, weight: Tensor, bias: Tensor | None, interleave: int = 1) -> PanelLinear:
         """Store a weight [out, in] in dense panels, which do not round it."""
         shape = weight.shape[0], weight.shape[1]
