@@ -168,7 +168,8 @@ class TuneView:
                 key=lambda r: (r.recipe != profile.measured_recipe, -r.n_prompts, -r.speedup.mean),
             ),
         )
-        if self.baseline_speedup and not self._is_worth_reporting():
+        has_skip = "skip" in profile.measured_recipe.shape.split(",")
+        if self.baseline_speedup and not self._is_worth_reporting() and not has_skip:
             console.print("no skip mask was predicted to be faster than lookup alone", style="dim")
         if profile.mask.n_skipped:
             console.print(draw_mask(profile.mask))

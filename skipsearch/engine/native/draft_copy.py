@@ -41,21 +41,16 @@ def round_matrices(model: NativeAdapter, bits: int) -> NativeAdapter:
     packer.arena = HugePageArena(
         sum(packer.rounded_nbytes(matrix, bits) for matrix in [*matrices, source.unembed])
     )
+    *copies, head = packer.round_all([*matrices, source.unembed], bits, torch.get_num_threads())
     rounded = copy.copy(source)  # shares rotary tables
     rounded.layers = [
         (
-            replace(
-                attention,
-                qkv=packer.round(attention.qkv, bits),
-                out=packer.round(attention.out, bits),
-            ),
-            replace(
-                mlp, gate_up=packer.round(mlp.gate_up, bits), down=packer.round(mlp.down, bits)
-            ),
+            replace(attention, qkv=copies[4 * i], out=copies[4 * i + 1]),
+            replace(mlp, gate_up=copies[4 * i + 2], down=copies[4 * i + 3]),
         )
-        for attention, mlp in source.layers
+        for i, (attention, mlp) in enumerate(source.layers)
     ]
-    rounded.unembed = packer.round(source.unembed, bits)
+    rounded.unembed = head
     adapter = NativeAdapter(rounded, model.library)
     adapter.use_activations("int8")
     return adapter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from typing import Any
@@ -268,13 +269,22 @@ class PanelPacker:
             len(matrix.kinds) * FORMAT_OF_BITS[bits].panel_nbytes(matrix.shape[1])
         )
 
-    def round(self, matrix: Linear, bits: int) -> PanelLinear:
-        """Return a copy of a matrix in panels, with weights rounded to `bits` bits."""
-        assert isinstance(matrix, PanelLinear)
-        kinds = [FORMAT_OF_BITS[bits].code] * len(matrix.kinds)
-        panels = self._allocate(kinds, matrix.shape, matrix.bias, matrix.interleave)
-        self._round_into(panels, matrix.read_rows, bits)
-        return panels
+    def round_all(self, matrices: Sequence[Linear], bits: int, threads: int) -> list[PanelLinear]:
+        """Return copies of matrices in panels, with weights rounded to `bits` bits."""
+        rounded = []
+        for matrix in matrices:
+            assert isinstance(matrix, PanelLinear)
+            kinds = [FORMAT_OF_BITS[bits].code] * len(matrix.kinds)
+            panels = self._allocate(kinds, matrix.shape, matrix.bias, matrix.interleave)
+            rounded.append((matrix, panels))
+
+        def fill(pair: tuple[PanelLinear, PanelLinear]) -> PanelLinear:
+            self._round_into(pair[1], pair[0].read_rows, bits)
+            return pair[1]
+
+        # The rounding is one call of C++, in which other threads of Python run.
+        with ThreadPoolExecutor(threads) as executor:
+            return list(executor.map(fill, rounded))
 
     def allocate_rows(self, kind: int, n_rows: int, n_inputs: int) -> PanelLinear:
         """Return a matrix [n_rows, n_inputs] of zeros, without a bias. kind: of its panels."""
