@@ -20,7 +20,9 @@ from skipsearch.profile.validate import validate_paths
 from skipsearch.tasks import load_task
 
 ROOT = Path(__file__).parents[2]
-PUBLISHED = sorted((ROOT / "profiles").rglob("*.yaml"))
+SHARED = sorted((ROOT / "profiles").rglob("*.yaml"))
+MEASURED = [path for path in SHARED if path.parents[1].name.startswith("SmolLM2")]
+PUBLISHED = [path for path in SHARED if path not in MEASURED]
 PUBLISHED_FILES = ROOT.parent / "shared" / "data"
 BUNDLED = sorted((Path(skipsearch.__file__).parent / "demo" / "profiles").rglob("*.yaml"))
 bundled = pytest.mark.parametrize("path", BUNDLED, ids=lambda p: f"{p.parent.name}/{p.stem}")
@@ -55,13 +57,21 @@ def test_it_was_tuned_from_a_clean_commit_and_found_lossless(path: Path) -> None
     assert profile.task.version == load_task(profile.task.name).version
 
 
+@pytest.mark.parametrize("path", MEASURED, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_a_profile_of_a_pretrained_model_was_measured_and_found_lossless(path: Path) -> None:
+    profile = load_profile(path)
+    assert profile.verdict == "speculate"
+    assert profile.measured is not None
+    assert profile.measured.lossless.identical == profile.measured.prompts
+    assert path.read_text() == dump_profile(profile)
+
+
 # --- masks that others published
 
 
 def test_published_masks_are_of_this_version_unmeasured_and_where_they_belong() -> None:
-    assert [checked.error for checked in validate_paths([ROOT / "profiles"])] == [None] * len(
-        PUBLISHED
-    )
+    checked = validate_paths([ROOT / "profiles"])
+    assert [one.error for one in checked] == [None] * len(SHARED)
     for path in PUBLISHED:
         profile = load_profile(path)
         assert path.read_text() == dump_profile(profile), (
