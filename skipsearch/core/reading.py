@@ -16,7 +16,7 @@ from skipsearch.core.schema_types import FrozenModel
 DraftWeights = Literal["stored", "int8", "int6", "int5", "int4"]
 # Bits of a draft's weights. `stored` is not among them: these are the model's own weights.
 BITS_OF_WEIGHTS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4}
-MAX_TOKEN_ID = 10**7
+MAX_TOKEN_ID = 2**20  # four times the largest vocabulary; a hostile file is refused at once
 MAX_TOKENS_TEXT = 32_000  # characters of `Vocabulary.tokens`
 _RANGE = re.compile(r"(\d{1,8})(?:-(\d{1,8}))?")
 

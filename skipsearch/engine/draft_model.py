@@ -74,11 +74,14 @@ def list_draft_weights(model: ModelAdapter) -> tuple[DraftWeights, ...]:
 
 def can_restrict_head(model: ModelAdapter) -> bool:
     """Return whether a draft of this model can have a head for some tokens only."""
-    try:
-        _head_of(model)
-    except ModelError:
-        return False
-    return not isinstance(model, GraphAdapter)  # which would run such passes layer by layer
+    if isinstance(model, HFAdapter):
+        try:
+            _find_linear_head(model)
+        except ModelError:
+            return False
+        return True
+    # The engine graph would run such passes layer by layer.
+    return isinstance(model, NativeAdapter | FusedAdapter)
 
 
 def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:

@@ -104,7 +104,7 @@ _OBJECTS: dict[frozenset[str], Values] = {
     frozenset(Vocabulary.model_fields): st.builds(
         lambda tokens, lowest: Vocabulary.from_ids(tokens, lowest).model_dump(),
         st.sets(st.integers(0, 300_000), max_size=20),
-        st.integers(0, 10**7),
+        st.integers(0, 2**20),
     ),
     frozenset(TreeOfRanks.model_fields): _tree_of_ranks(),
     frozenset(TreeOfWidths.model_fields): _tree_of_widths(),
