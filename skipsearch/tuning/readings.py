@@ -158,7 +158,7 @@ def choose_reading(
     reading = judged[0].reading if judged else READ_ALL
     for one in judged[:SHOWN_READINGS]:
         on_event(Notice(f"nothing skipped, {one}"))
-    if store is not None:
+    if store is not None and judged:
         store.set_attr(READING_ATTR, _dump_reading(reading))
         store.set_attr("readings", [one.as_record() for one in judged])
     return reading
