@@ -27,7 +27,12 @@ from skipsearch.core.reading import BITS_OF_WEIGHTS, DRAFT_WEIGHTS, DraftWeights
 from skipsearch.engine.cuda_graph import GraphAdapter
 from skipsearch.engine.native import NativeAdapter
 from skipsearch.engine.native.blocks import round_weight
-from skipsearch.engine.native.draft_copy import PanelHeadRows, SharedHeadRows, round_matrices
+from skipsearch.engine.native.draft_copy import (
+    PanelHeadRows,
+    SharedHeadRows,
+    list_layer_matrices,
+    round_matrices,
+)
 from skipsearch.engine.native.structs import PANEL_ROWS
 from skipsearch.engine.on_same_engine import overlay_weights
 from skipsearch.errors import ModelError
@@ -166,11 +171,7 @@ def _round(model: ModelAdapter, bits: int) -> ModelAdapter:
 
 def _stored_bits(model: NativeAdapter) -> float:
     """Return the mean bits of a weight, scales included."""
-    matrices = [
-        matrix
-        for attention, mlp in model.fused_model.layers
-        for matrix in (attention.qkv, attention.out, mlp.gate_up, mlp.down)
-    ]
+    matrices = list_layer_matrices(model)
     n_weights = sum(matrix.shape[0] * matrix.shape[1] for matrix in matrices)
     return 8 * sum(matrix.nbytes for matrix in matrices) / n_weights
 
@@ -179,9 +180,8 @@ def _copy_bytes(copied: ModelAdapter) -> int:
     """Return the bytes of a copy's own matrices."""
     if not isinstance(copied, NativeAdapter):
         return copied.read_bytes
-    layers = copied.fused_model.layers
-    matrices = [m for a, mlp in layers for m in (a.qkv, a.out, mlp.gate_up, mlp.down)]
-    return sum(matrix.nbytes for matrix in [*matrices, copied.fused_model.unembed])
+    matrices = [*list_layer_matrices(copied), copied.fused_model.unembed]
+    return sum(matrix.nbytes for matrix in matrices)
 
 
 def _head_of(model: ModelAdapter) -> tuple[Tensor, Tensor | None]:

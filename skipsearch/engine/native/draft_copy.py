@@ -21,7 +21,17 @@ from skipsearch.engine.native.panels import (
     panel_nbytes,
 )
 from skipsearch.engine.native.structs import PANEL_ROWS
+from skipsearch.models.fused.linear import Linear
 from skipsearch.models.head_rows import HeadRows
+
+
+def list_layer_matrices(model: NativeAdapter) -> list[Linear]:
+    """Return the matrices of all layers, four a layer, in the order of a pass."""
+    return [
+        matrix
+        for attention, mlp in model.fused_model.layers
+        for matrix in (attention.qkv, attention.out, mlp.gate_up, mlp.down)
+    ]
 
 
 def round_matrices(model: NativeAdapter, bits: int) -> NativeAdapter:
@@ -33,15 +43,9 @@ def round_matrices(model: NativeAdapter, bits: int) -> NativeAdapter:
     """
     source = model.fused_model
     packer = PanelPacker(model.library, model.spec.dtype)
-    matrices = [
-        matrix
-        for attention, mlp in source.layers
-        for matrix in (attention.qkv, attention.out, mlp.gate_up, mlp.down)
-    ]
-    packer.arena = HugePageArena(
-        sum(packer.rounded_nbytes(matrix, bits) for matrix in [*matrices, source.unembed])
-    )
-    *copies, head = packer.round_all([*matrices, source.unembed], bits, torch.get_num_threads())
+    matrices = [*list_layer_matrices(model), source.unembed]
+    packer.arena = HugePageArena(sum(packer.rounded_nbytes(matrix, bits) for matrix in matrices))
+    *copies, head = packer.round_all(matrices, bits, torch.get_num_threads())
     rounded = copy.copy(source)  # shares rotary tables
     rounded.layers = [
         (
@@ -104,7 +108,6 @@ class PanelHeadRows(HeadRows):
     def __init__(self, shared: SharedHeadRows):
         super().__init__(shared.vocab_size, shared.token_ids)
         self._shared, self._own_panels = shared, list[Tensor]()
-        self._n_shared_panels = len(shared.token_ids) // PANEL_ROWS
         # If all tokens are shared, the last panel may have fewer rows, and none is added.
         self._n_panels = -(-len(shared.token_ids) // PANEL_ROWS)
         self._make_structs()

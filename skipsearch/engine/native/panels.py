@@ -263,7 +263,7 @@ class PanelPacker:
         return panels
 
     def rounded_nbytes(self, matrix: Linear, bits: int) -> int:
-        """Return the bytes of `round(matrix, bits)`, rounded up to whole cache lines."""
+        """Return the bytes of a matrix in `bits` bits, rounded up to whole cache lines."""
         assert isinstance(matrix, PanelLinear)
         return round_to_lines(
             len(matrix.kinds) * FORMAT_OF_BITS[bits].panel_nbytes(matrix.shape[1])
@@ -287,7 +287,7 @@ class PanelPacker:
             return list(executor.map(fill, rounded))
 
     def allocate_rows(self, kind: int, n_rows: int, n_inputs: int) -> PanelLinear:
-        """Return a matrix [n_rows, n_inputs] of zeros, without a bias. kind: of its panels."""
+        """Return memory for a matrix [n_rows, n_inputs] without a bias. kind: of its panels."""
         kinds = [kind] * -(-n_rows // PANEL_ROWS)
         return self._allocate(kinds, (n_rows, n_inputs), None, 1)
 
