@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from options import loaded, options
-from recipes import interval, row, searched
+from recipes import describe, format_interval, search
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Recipe
@@ -67,8 +67,8 @@ def said(event: object) -> None:
             "" if event.predicted_speedup is None else f", predicted {event.predicted_speedup:.3f}"
         )
         print(
-            f"    {interval(asdict(event.speedup))} on {event.n_prompts} prompts{predicted}: "
-            f"{event.recipe}",
+            f"    {format_interval(asdict(event.speedup))} on {event.n_prompts} prompts{predicted}:"
+            f" {event.recipe}",
             flush=True,
         )
 
@@ -79,10 +79,10 @@ def tuned(
     """The best of each method by calibration prompts."""
     for drafters, shape in (("skip", "skip"), ("auto", "lookup,skip")):
         print(f"offline masks for {shape}", flush=True)
-        of_it = searched(model, calibration, drafters, trials, seed)
+        _, outcome = search(model, calibration, seed, drafters, trials=trials)
         every = [
             f
-            for f in select_finalists(of_it.trials, of_it.objective)
+            for f in select_finalists(outcome.best, outcome.objective)
             if f.recipe.shape in (shape, "lookup")
         ]
         if drafters == "auto":
@@ -147,7 +147,8 @@ def random_prompts(model: ModelAdapter, count: int, new: int) -> Workload:
 def report(name: str, finalist: Candidate, ours: Timings, plain: Timings) -> dict[str, Any]:
     stats, a_pass = ours.stats, plain.stats.decode_seconds / plain.stats.rounds
     last = stats.by_drafter[-1]
-    found = row(name, finalist.recipe, ours, plain, {}) | {
+    found = describe(name, finalist, ours, plain) | {
+        "prompts": ours.n_prompts,
         "drafters": finalist.recipe.as_data(),
         "prices": [None if price is None else asdict(price) for price in finalist.drafter_costs],
         "beta": last.draft_seconds / last.drafted / a_pass if last.drafted else None,
@@ -185,7 +186,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         for name, of_it, identical, settings in lines:
             figures = " | ".join(f"{of_it.get(key) or 0:.2f}" for key in ("alpha", "tau", "beta"))
             print(
-                f"| {name} | {interval(of_it['speedup'])} | {figures} | "
+                f"| {name} | {format_interval(of_it['speedup'])} | {figures} | "
                 f"{100 * of_it['choosing']:.1f} % | {identical} | {settings} |"
             )
 

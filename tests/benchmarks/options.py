@@ -11,16 +11,21 @@ from skipsearch.models.adapter import ModelAdapter
 
 
 def options(
-    description: str | None, *, dtype: str = "float32", engine: str = "lean"
+    description: str | None, *, dtype: str = "float32", engine: str = "lean", task: bool = True
 ) -> argparse.ArgumentParser:
-    """A parser that knows which model, task, dtype, engine, threads and seed to take."""
+    """A parser that knows which model, task, dtype, engine, threads and seed to take.
+
+    task: False if the script declares its own option --task.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--task", default="pycode")
+    if task:
+        parser.add_argument("--task", default="pycode")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default=dtype)
+    parser.add_argument("--quantization")
     parser.add_argument("--engine", default=engine)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -30,4 +35,6 @@ def options(
 def loaded(args: argparse.Namespace) -> ModelAdapter:
     """The model, on the threads that were asked for."""
     torch.set_num_threads(args.threads)
-    return load_model(args.model, args.device, args.dtype, engine=args.engine)
+    return load_model(
+        args.model, args.device, args.dtype, quantization=args.quantization, engine=args.engine
+    )

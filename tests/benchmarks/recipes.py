@@ -1,26 +1,31 @@
-"""Recipes of every shape on one task: what each brings on hold-out prompts, and how far predictions
-can be trusted.
+"""Recipes of every shape on several tasks: the gain of each on hold-out prompts.
 
-Masks are searched twice: for the positions that lookup leaves over, and for all positions
-(`alone`). The best recipe of each shape, and the one that `tune` would choose, then decode hold-out
-prompts beside plain decoding, in one interleaved run:
+For each task, the search of `tune` runs once. Then the best recipe of each shape and plain decoding
+decode the same hold-out prompts in turn:
 
-    python tests/benchmarks/recipes.py --task pycode --threads 1 --holdout
-    tests/benchmarks/many/pycode/task.yaml --out build/pycode.json
+    lookup               copies from the text alone
+    skip                 skips sub-layers and reads the others and the head completely
+    skip, reading less   fewer bits, fewer tokens of the vocabulary or fewer sub-layers
+    lookup, then …       lookup first, then one of the two
 
-`--also bundled=skipsearch/demo/profiles/demo/modules` adds what lies trained in a folder, alone and
-behind lookup; it may be given again. `--predictions 24` decodes calibration prompts with so many
-recipes of all shapes instead, and compares measured with predicted times. `--guard pycode.yaml`
-decodes other text with the recipe of a profile: the task's own prompts, their words shuffled, and
-random tokens."""
+    python tests/benchmarks/recipes.py --model FOLDER --dtype bfloat16 --threads 2 --budget 15 \
+        --task gsm8k --data gsm8k.jsonl --spec-bench question.jsonl --out docs/results/FILE.json
+
+`--task` may be given several times. `--data FILE` is the text of the task before it.
+`--spec-bench FILE` adds a task for each part of Spec-Bench. `--also NAME=FOLDER` adds the trained
+drafts of a folder. `--predictions 24` decodes calibration prompts with that many recipes instead,
+and compares measured with predicted times. `--guard PROFILE` decodes text that a profile was not
+made for, with the guard and without: the task's own, its words shuffled, and random tokens.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,287 +33,276 @@ from typing import Any
 from options import loaded, options
 from scipy.stats import spearmanr
 
-from skipsearch.core.recipe import Recipe
-from skipsearch.core.stats import Trial
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import READ_ALL
 from skipsearch.decoding import Decoder
+from skipsearch.drafters.skip.spec import Skip
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.profile import load_profile
-from skipsearch.replay.evidence import collect_evidence
-from skipsearch.replay.replay import Replay
 from skipsearch.replay.workload import Workload, make_workload
-from skipsearch.searchers import SearchProblem
 from skipsearch.tasks import Task, load_task
 from skipsearch.timing.interleaved import Timings, time_interleaved
-from skipsearch.tuning.calibration import build_replay_objective, load_trained_drafts
+from skipsearch.tuning.calibration import Calibration, calibrate, load_trained_drafts
 from skipsearch.tuning.candidates import Candidate
-from skipsearch.tuning.driver import REFINED_MASKS
-from skipsearch.tuning.objective import ReplayObjective
-from skipsearch.tuning.race import race_candidates, select_finalists
-from skipsearch.tuning.recipe_shape import RECIPE_SHAPES
-from skipsearch.tuning.search_loop import Search
+from skipsearch.tuning.driver import SearchOutcome, search_masks
+from skipsearch.tuning.events import Notice, ignore_event
+from skipsearch.tuning.settings import TuneSettings
 
-BASELINES = (
-    "lookup",
-    "skip alone",
-    "lookup,skip",
-    "auto",
-)  # over which every recipe is compared, beside plain decoding
-
-
-def silent(_: object) -> None:
-    pass
-
-
-@dataclass(frozen=True)
-class Searched:
-    objective: ReplayObjective
-    trials: list[Trial]
-    seconds: float
+# Spec-Bench's file names a category for each question. The eight of MT-bench are one part.
+SPEC_BENCH_PARTS = ("translation", "summarization", "qa", "math_reasoning", "rag")
+SPEC_BENCH_MANIFEST = """\
+name: {name}
+version: 1
+description: the part {part} of Spec-Bench, first turns
+source: {{kind: jsonl, path: prompts.jsonl}}
+template: "{{prompt}}"
+chat: true
+max_new_tokens: 128
+max_prompt_tokens: 3072
+sampling: {{temperature: 0.0, top_p: 1.0, top_k: 0}}
+calibration: 20
+holdout: 20
+seed: 0
+end_on_repeat: 6
+"""
 
 
-def searched(
-    model: ModelAdapter, calibration: Workload, drafters: str, trials: int, seed: int
-) -> Searched:
-    """What `tune --drafters` does before its race."""
-    began = perf_counter()
-    objective = build_replay_objective(model, calibration, silent, shapes=RECIPE_SHAPES[drafters])
-    evidence = collect_evidence(objective.replay, objective.costs)
-    search = Search(
-        SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed),
-        objective,
-        None,
-        (),
-        silent,
-        began,
-        None,
-        trials,
+def write_spec_bench_tasks(questions: Path, folder: Path) -> Iterator[Path]:
+    """Write a task folder for each part of Spec-Bench's question file; yield the folders."""
+    parts = defaultdict[str, list[str]](list)
+    for line in questions.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        part = row["category"] if row["category"] in SPEC_BENCH_PARTS else "chat"
+        parts[part].append(row["turns"][0])
+    for part, prompts in parts.items():
+        name = f"specbench-{part}"
+        task_folder = folder / name
+        task_folder.mkdir(parents=True, exist_ok=True)
+        (task_folder / "task.yaml").write_text(SPEC_BENCH_MANIFEST.format(name=name, part=part))
+        rows = (json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+        (task_folder / "prompts.jsonl").write_text("".join(rows), encoding="utf-8")
+        yield task_folder
+
+
+def print_notice(event: object) -> None:
+    """Print a notice of the search; say nothing of other events."""
+    if isinstance(event, Notice):
+        print(f"  {event.sentence}", flush=True)
+
+
+def search(
+    model: ModelAdapter,
+    workload: Workload,
+    seed: int,
+    drafters: str = "auto",
+    budget_s: float | None = None,
+    trials: int | None = None,
+) -> tuple[Calibration, SearchOutcome]:
+    """Do what `tune --drafters` does before its race. workload: calibration prompts."""
+    settings = TuneSettings(
+        "auto", trials, budget_s, "replay", seed, False, drafters, frozenset(), None, False
     )
-    search.run("auto")
-    return Searched(objective, search.best_trials(REFINED_MASKS), perf_counter() - began)
+    calibration = calibrate(model, workload, (), settings, print_notice)
+    outcome = search_masks(model, calibration, settings, None, print_notice, ignore_event)
+    return calibration, outcome
 
 
-def row(
-    name: str, recipe: Recipe, ours: Timings, plain: Timings, others: dict[str, Timings]
-) -> dict[str, Any]:
-    reference = {s.prompt_index: s.generation.tokens for s in plain.samples}
-    found: dict[str, Any] = {
-        "name": name,
-        "recipe": str(recipe),
-        "speedup": asdict(ours.speedup_over(plain)),
-        "ms_per_token": asdict(ours.estimate()),
-        "alpha": ours.stats.alpha,
-        "tau": ours.stats.tau,
-        "prompts": ours.n_prompts,
-        "identical": sum(s.generation.tokens == reference[s.prompt_index] for s in ours.samples),
-        "of": len(ours.samples),
-        "by_drafter": [
-            {
-                "kind": spec.kind,
-                "rounds": d.rounds,
-                "drafted": d.drafted,
-                "accepted": d.accepted,
-                "copied": d.copied,
-            }
-            for spec, d in zip(recipe.drafters, ours.stats.by_drafter, strict=True)
-        ],
-        "copied_from_prompt": sum(d.copied for d in ours.stats.by_drafter)
-        / max(1, ours.stats.tokens),
-    }
-    return found | {
-        f"over {other}": asdict(ours.speedup_over(theirs)) for other, theirs in others.items()
-    }
+def list_best_recipes(calibration: Calibration, outcome: SearchOutcome) -> dict[str, Candidate]:
+    """Return the recipe of each shape that is predicted to be the fastest."""
+    everything, n_layers = calibration.objective, calibration.objective.replay.model.spec.n_layers
+    masks = [trial.mask for trial in outcome.best]
+    recipes = {"lookup": everything.best_lookup()}
+    for after_lookup in (False, True):
+        prefix = "lookup, then " if after_lookup else ""
+        skipping = [
+            everything.best_recipe(mask, after_lookup, fine=True)
+            for mask in masks
+            if mask.n_skipped
+        ]
+        reading_less = [
+            outcome.objective.best_recipe(mask, after_lookup, fine=True)
+            for mask in (*masks, SkipMask(n_layers))
+            if mask.n_skipped or not outcome.objective.reading.is_everything
+        ]
+        for candidate in outcome.other_readings:
+            last, is_after_lookup = (
+                candidate.recipe.drafters[-1],
+                len(candidate.recipe.drafters) > 1,
+            )
+            reads_less = isinstance(last, Skip) and last.reading != READ_ALL
+            if reads_less and is_after_lookup == after_lookup:
+                reading_less.append(candidate)
+        for name, candidates in (("skip", skipping), ("skip, reading less", reading_less)):
+            if candidates:
+                recipes[prefix + name] = min(candidates, key=lambda c: c.seconds_per_token)
+    return recipes
 
 
-def with_modules(
-    model: ModelAdapter, objective: ReplayObjective, also: Sequence[str]
+def list_trained_recipes(
+    model: ModelAdapter, calibration: Calibration, folders: Sequence[str]
 ) -> dict[str, Candidate]:
-    """The best recipes of trained drafts, alone and behind lookup. also: NAME=FOLDER of each."""
-    entries = dict[str, Candidate]()
-    for name, _, folder in (entry.partition("=") for entry in also):
-        for draft in load_trained_drafts(model, Path(folder), print):
+    """Return the best recipes of trained drafts. folders: `NAME=FOLDER` of each."""
+    recipes = dict[str, Candidate]()
+    for name, _, folder in (entry.partition("=") for entry in folders):
+        for draft in load_trained_drafts(model, Path(folder), print_notice):
             for after_lookup in (False, True):
-                found = objective.best_trained(draft, after_lookup)
-                title = f"{name}: {found.recipe.shape}"
-                entries[title] = replace(found, module_folders=(Path(folder),))
-                alpha = draft.measure_alpha(objective.replay)
-                print(
-                    f"{title}: α {alpha:.3f} by replay, {entries[title].predicted_speedup:.2f}× "
-                    f"predicted, {found.recipe}",
-                    flush=True,
+                candidate = calibration.objective.best_trained(draft, after_lookup)
+                recipes[f"{name}: {candidate.recipe.shape}"] = replace(
+                    candidate, module_folders=(Path(folder),)
                 )
-    return entries
+    return recipes
 
 
 def measure(
-    model: ModelAdapter, holdout: Workload, entries: dict[str, Candidate], repeats: int, seed: int
+    model: ModelAdapter, task: Task, recipes: Mapping[str, Candidate], repeats: int, seed: int
 ) -> dict[str, Any]:
-    """One interleaved run; equal recipes are measured once."""
-
-    def progress(done: int, total: int) -> None:
-        if not done % 20:
-            print(f"{done} of {total} prompts", flush=True)
-
-    distinct = list(dict.fromkeys(f.recipe for f in entries.values()))
-    first = {f.recipe: f for f in reversed(entries.values())}
-    plain, *found = time_interleaved(
+    """Decode the hold-out prompts with all recipes in turn. Equal recipes decode once."""
+    workload = make_workload(model, task, task.holdout)
+    distinct = list(dict.fromkeys(candidate.recipe for candidate in recipes.values()))
+    first = {candidate.recipe: candidate for candidate in reversed(recipes.values())}
+    plain, *timings = time_interleaved(
         [Decoder(model), *(first[recipe].make_decoder(model) for recipe in distinct)],
-        holdout,
+        workload,
         repeats,
         seed,
-        progress,
     )
-    by_name = {name: found[distinct.index(f.recipe)] for name, f in entries.items()}
-    copying = {
-        s.prompt_index
-        for t in found
-        for s in t.samples
-        if any(d.copied for d in s.stats.by_drafter)
+    by_recipe = dict(zip(distinct, timings, strict=True))
+    rows = [
+        describe(name, candidate, by_recipe[candidate.recipe], plain)
+        for name, candidate in recipes.items()
+    ]
+    return {
+        "task": task.name,
+        "prompts": plain.n_prompts,
+        "plain_ms_per_token": asdict(plain.estimate()),
+        "rows": rows,
     }
-    result = {}
-    for part, keep in (
-        ("all", lambda prompt: True),
-        ("nothing copied", lambda prompt: prompt not in copying),
-    ):
-
-        def only(t: Timings, keep: Any = keep) -> Timings:
-            return Timings([s for s in t.samples if keep(s.prompt_index)])
-
-        if not only(plain).samples:
-            continue
-        others = {name: only(by_name[name]) for name in by_name if name in BASELINES or ":" in name}
-        result[part] = [
-            row(
-                name,
-                f.recipe,
-                only(by_name[name]),
-                only(plain),
-                {other: t for other, t in others.items() if entries[other].recipe != f.recipe},
-            )
-            for name, f in entries.items()
-        ]
-    return {"rows": result, "plain_ms_per_token": asdict(plain.estimate())}
 
 
-def predictions(
-    model: ModelAdapter, calibration: Workload, found: Searched, count: int, prompts: int, seed: int
+def describe(name: str, candidate: Candidate, timings: Timings, plain: Timings) -> dict[str, Any]:
+    """Return a row of the table, for JSON."""
+    texts = {sample.prompt_index: sample.generation.tokens for sample in plain.samples}
+    last = candidate.recipe.drafters[-1]
+    return {
+        "name": name,
+        "recipe": str(candidate.recipe),
+        "reads": str(last.reading) if isinstance(last, Skip) else None,
+        "predicted": candidate.predicted_speedup,
+        "speedup": asdict(timings.speedup_over(plain)),
+        "alpha": timings.stats.alpha,
+        "tau": timings.stats.tau,
+        "identical": sum(s.generation.tokens == texts[s.prompt_index] for s in timings.samples),
+        "of": len(timings.samples),
+    }
+
+
+def compare_predictions(
+    model: ModelAdapter, calibration: Calibration, outcome: SearchOutcome, count: int, seed: int
 ) -> dict[str, Any]:
-    """Measured against predicted seconds per token, of recipes of every shape, on the calibration
-    prompts they were predicted on.
-    """
-    objective, n = found.objective, count // 3
-    work = calibration.head(prompts)
-    some = ReplayObjective(
-        Replay(model, work.prompt_ids, work.max_new_tokens, work.end_on_repeat),
-        objective.costs,
-        RECIPE_SHAPES["auto"],
+    """Compare measured with predicted times of recipes, on the prompts they were predicted on."""
+    objectives = (calibration.objective, outcome.objective)
+    best = outcome.best[0].mask
+    masks = [trial.mask for trial in outcome.best[:4]]
+    masks += [best.flip(*range(k, len(best.bits), 9)) for k in range(max(0, count // 4 - 4))]
+    candidates = [
+        objective.best_recipe(mask, after_lookup)
+        for objective in objectives
+        for after_lookup in (False, True)
+        for mask in masks
+        if mask.n_skipped or not objective.reading.is_everything
+    ][: count - 2]
+    candidates += [
+        calibration.objective.predict_lookup(spec)
+        for spec, _ in calibration.objective.ranked_lookups[:2]
+    ]
+    plain, *timings = time_interleaved(
+        [Decoder(model), *(candidate.make_decoder(model) for candidate in candidates)],
+        calibration.workload,
+        1,
+        seed,
     )
-    best = found.trials[0].mask
-    masks = [trial.mask for trial in found.trials[:4]] + [
-        best.flip(*range(k, 2 * model.spec.n_layers, 9)) for k in range(n)
-    ]
-    chosen = [
-        some.best_recipe(mask, after_lookup) for after_lookup in (False, True) for mask in masks[:n]
-    ]
-    chosen += [
-        some.predict_lookup(spec)
-        for spec, _ in some.ranked_lookups[:: max(1, len(some.ranked_lookups) // n)][
-            : count - len(chosen)
-        ]
-    ]
-    plain_seconds = objective.costs.verify[0]
-    plain, *real = time_interleaved(
-        [Decoder(model), *(Decoder(model, f.recipe) for f in chosen)], work, 2, seed
-    )
-    lines = []
-    for f, t in zip(chosen, real, strict=True):
-        lines.append(
-            {
-                "recipe": str(f.recipe),
-                "predicted": plain_seconds / f.seconds_per_token,
-                "measured": t.speedup_over(plain).mean,
-            }
-        )
-        print(f"{lines[-1]['predicted']:6.3f} {lines[-1]['measured']:6.3f}  {lines[-1]['recipe']}")
-    off = sorted(abs(x["measured"] / x["predicted"] - 1) for x in lines)
-    rank = spearmanr([x["predicted"] for x in lines], [x["measured"] for x in lines]).statistic
+    rows = [describe(str(c.recipe), c, t, plain) for c, t in zip(candidates, timings, strict=True)]
+    errors = sorted(abs(row["speedup"]["mean"] / row["predicted"] - 1) for row in rows)
+    rank = spearmanr(
+        [row["predicted"] for row in rows], [row["speedup"]["mean"] for row in rows]
+    ).statistic
     print(
-        f"{len(lines)} recipes: time off by {100 * off[len(off) // 2]:.1f} % (median), "
-        f"{100 * off[-1]:.1f} % (most); rank correlation "
-        f"{rank:.3f}"
+        f"{len(rows)} recipes: predictions miss by {100 * errors[len(errors) // 2]:.1f} % in the "
+        f"median and {100 * errors[-1]:.1f} % at most; rank correlation {rank:.3f}"
     )
-    return {"lines": lines, "rank": float(rank)}
+    return {"rows": rows, "rank_correlation": float(rank)}
 
 
-def guarded(
-    model: ModelAdapter, task: Task, path: Path, count: int | None, seed: int
-) -> dict[str, Any]:
-    """A profile's recipe on text that it was not made for, with its guard and without."""
+def measure_guard(model: ModelAdapter, task: Task, path: Path, seed: int) -> dict[str, Any]:
+    """Decode text that a profile was not made for, with its guard and without."""
     profile, chance = load_profile(path), random.Random(seed)
-    prompts = [*task.holdout, *task.calibration][:count]
-    own = make_workload(model, task, prompts)
+    own = make_workload(model, task, task.holdout)
     shuffled = [
-        replace(p, text=" ".join(chance.sample(words := p.text.split(), len(words))))
-        for p in prompts
+        replace(prompt, text=" ".join(chance.sample(words := prompt.text.split(), len(words))))
+        for prompt in task.holdout
     ]
-    noise = replace(
-        own,
-        prompt_ids=tuple(
-            tuple(chance.randrange(model.spec.vocab_size) for _ in range(60))
-            for _ in own.prompt_ids
-        ),
+    random_ids = tuple(
+        tuple(chance.randrange(model.spec.vocab_size) for _ in range(60)) for _ in own.prompt_ids
     )
     result = {}
-    for name, work in (
+    for name, workload in (
         (task.name, own),
         ("shuffled words", make_workload(model, task, shuffled)),
-        ("random tokens", noise),
+        ("random tokens", replace(own, prompt_ids=random_ids)),
     ):
-        plain, with_guard, without = time_interleaved(
-            [Decoder(model), Decoder(model, profile), Decoder(model, profile, drafter_costs=())],
-            work,
-            1,
-            seed,
-        )
+        decoders = [Decoder(model), Decoder(model, profile)]
+        decoders.append(Decoder(model, profile, drafter_costs=()))
+        plain, guarded, unguarded = time_interleaved(decoders, workload, 1, seed)
         result[name] = {
-            "guarded": asdict(with_guard.speedup_over(plain)),
-            "unguarded": asdict(without.speedup_over(plain)),
+            "guarded": asdict(guarded.speedup_over(plain)),
+            "unguarded": asdict(unguarded.speedup_over(plain)),
             "prompts": plain.n_prompts,
-            "identical": [s.generation.tokens for s in plain.samples]
-            == [s.generation.tokens for s in with_guard.samples],
         }
-        print(
-            f"{name:16} guarded {interval(result[name]['guarded'])}, unguarded "
-            f"{interval(result[name]['unguarded'])}, "
-            f"{plain.n_prompts} prompts, tokens identical: {result[name]['identical']}",
-            flush=True,
-        )
+        print(f"{name}: {json.dumps(result[name])}", flush=True)
     return result
 
 
-def interval(estimate: dict[str, float]) -> str:
+def format_interval(estimate: Mapping[str, float]) -> str:
     return f"{estimate['mean']:.3f} ({estimate['low']:.3f}–{estimate['high']:.3f})"
 
 
-def show(found: dict[str, Any]) -> None:
-    for part, rows in found["rows"].items():
-        print(f"\n{part}: {rows[0]['prompts']} prompts")
-        for r in rows:
-            over = ", ".join(f"{key} {interval(r[key])}" for key in r if key.startswith("over "))
-            print(
-                f"  {r['name']:12} {interval(r['speedup'])}  α {r['alpha'] or 0:.2f} τ "
-                f"{r['tau'] or 0:.2f}  "
-                f"copied {100 * r['copied_from_prompt']:.0f} %  identical "
-                f"{r['identical']}/{r['of']}  {over}\n"
-                f"               {r['recipe']}"
-            )
+def print_table(measured: Mapping[str, Any]) -> None:
+    """Print the rows of one task."""
+    plain = measured["plain_ms_per_token"]["mean"]
+    print(f"{measured['task']}: {measured['prompts']} prompts, plain {plain:.2f} ms a token")
+    for row in measured["rows"]:
+        print(
+            f"  {row['name']:32} {format_interval(row['speedup'])}"
+            f"  predicted {row['predicted']:.2f}  α {row['alpha'] or 0:.2f}  "
+            f"identical {row['identical']}/{row['of']}  {row['recipe'][:90]}",
+            flush=True,
+        )
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = options(__doc__)
-    parser.add_argument("--trials", type=int, default=200)
+class AddTask(argparse.Action):
+    """Collects (task, data) pairs: `--data` belongs to the `--task` before it."""
+
+    def __call__(self, parser: Any, args: Any, value: Any, option: str | None = None) -> None:
+        tasks: list[tuple[str, Path | None]] = list(getattr(args, "tasks", None) or [])
+        if option == "--task":
+            tasks.append((value, None))
+        elif tasks:
+            tasks[-1] = (tasks[-1][0], Path(value))
+        else:
+            parser.error("--data comes after the --task that it is text for")
+        args.tasks = tasks
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = options(__doc__, engine="native", task=False)
+    parser.add_argument("--task", action=AddTask, default=None)
+    parser.add_argument("--data", action=AddTask, default=None)
+    parser.add_argument("--spec-bench", type=Path, metavar="FILE")
+    parser.add_argument("--budget", type=float, default=30, help="seconds of each search")
+    parser.add_argument("--prompts", type=int, help="hold-out prompts of a task, all if not given")
+    parser.add_argument("--max-new-tokens", type=int, help="instead of the task's own")
+    parser.add_argument("--greedy", action="store_true", help="decode tasks that sample greedily")
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--prompts", type=int, help="hold-out prompts, all if not given")
-    parser.add_argument("--holdout", type=Path)
     parser.add_argument("--also", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--predictions", type=int, default=0)
     parser.add_argument("--guard", type=Path)
@@ -316,37 +310,55 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    args = parsed(arguments)
-    model, task = loaded(args), load_task(args.task)
+def load_tasks(args: argparse.Namespace) -> Iterator[Task]:
+    """Yield the tasks, with the lengths and the number of prompts that the options name."""
+    tasks = [(name, data) for name, data in getattr(args, "tasks", None) or []]
+    if args.spec_bench:
+        folders = write_spec_bench_tasks(args.spec_bench, Path("build/spec-bench"))
+        tasks += [(str(folder), None) for folder in folders]
+    for name, data in tasks or [("pycode", None)]:
+        task = load_task(name, data=data)
+        task = replace(task, holdout=task.holdout[: args.prompts])
+        if args.max_new_tokens:
+            task = replace(task, max_new_tokens=args.max_new_tokens)
+        if args.greedy:
+            task = replace(task, sampling=task.sampling.model_copy(update={"temperature": 0.0}))
+        yield task
+
+
+def run_task(model: ModelAdapter, task: Task, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the options ask for, for one task."""
     if args.guard:
-        found: dict[str, Any] = guarded(model, task, args.guard, args.prompts, args.seed)
-    else:
-        calibration = make_workload(model, task, task.calibration)
-        auto = searched(model, calibration, "auto", args.trials, args.seed)
-        print(f"searched for {auto.seconds:.1f} s", flush=True)
-        if args.predictions:
-            found = predictions(model, calibration, auto, args.predictions, 24, args.seed)
-        else:
-            alone = searched(model, calibration, "skip", args.trials, args.seed)
-            finalists = select_finalists(auto.trials, auto.objective)
-            winner, _ = race_candidates(model, calibration, finalists, args.seed, silent)
-            entries = {f.recipe.shape: f for f in reversed(finalists) if f.recipe.shape != "skip"}
-            entries["skip alone"] = select_finalists(alone.trials, alone.objective)[0]
-            entries["auto"] = winner
-            entries |= with_modules(model, auto.objective, args.also)
-            holdout = load_task(str(args.holdout.parent)) if args.holdout else task
-            found = measure(
-                model,
-                make_workload(model, holdout, holdout.holdout[: args.prompts]),
-                entries,
-                args.repeats,
-                args.seed,
-            )
-            show(found)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(found, indent=1))
+        return measure_guard(model, task, args.guard, args.seed)
+    started = perf_counter()
+    workload = make_workload(model, task, task.calibration)
+    calibration, outcome = search(model, workload, args.seed, budget_s=args.budget)
+    print(f"{task.name}: searched for {perf_counter() - started:.0f} s", flush=True)
+    if args.predictions:
+        return compare_predictions(model, calibration, outcome, args.predictions, args.seed)
+    recipes = list_best_recipes(calibration, outcome)
+    recipes |= list_trained_recipes(model, calibration, args.also)
+    measured = measure(model, task, recipes, args.repeats, args.seed)
+    print_table(measured)
+    return measured
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse_arguments(arguments)
+    model = loaded(args)
+    result: dict[str, Any] = {
+        "model": model.spec.id,
+        "dtype": model.spec.dtype_name,
+        "quantization": model.spec.quantization,
+        "engine": model.spec.engine,
+        "threads": args.threads,
+        "tasks": [],
+    }
+    for task in load_tasks(args):
+        result["tasks"].append(run_task(model, task, args))
+        if args.out:  # after each task: an interrupted run leaves what it measured
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
