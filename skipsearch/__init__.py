@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from skipsearch.core.constraint import Constraint
     from skipsearch.core.mask import SkipMask
     from skipsearch.core.recipe import Recipe
     from skipsearch.core.stats import DecodeStats, Trial
@@ -53,6 +54,7 @@ _LAZY_EXPORTS = {
         "TaskError",
         "UnsupportedRequest",
     ),
+    "skipsearch.core.constraint": ("Constraint",),
     "skipsearch.core.mask": ("SkipMask",),
     "skipsearch.engine": ("load_model",),
     "skipsearch.models": ("ModelAdapter", "ModelSpec", "adapt"),
@@ -66,6 +68,7 @@ _MODULE_OF = {name: module for module, names in _LAZY_EXPORTS.items() for name i
 
 __all__ = [
     "Chunk",
+    "Constraint",
     "DecodeError",
     "DecodeStats",
     "Decoder",

@@ -23,6 +23,7 @@ MAX_FILE_LINES = 500
 LAYERS = (
     "errors",
     "core",
+    "constraints",
     "tasks",
     "models",
     "engine",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skipsearch.cli.constraint_options import Grammar, JsonSchema, Regex, read_constraint
 from skipsearch.cli.open_model import (
     AutoFolder,
     AutoTask,
@@ -67,6 +68,9 @@ def chat(
     top_p: TopP = 1.0,
     top_k: TopK = 0,
     seed: Seed = 0,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    grammar: Grammar = None,
     task: AutoTask = "any",
     profiles: AutoFolder = None,
     device: Device = "auto",
@@ -87,6 +91,7 @@ def chat(
     from skipsearch.engine.sampler import SamplingParams
 
     SamplingParams(temperature, top_p, top_k)  # reports an invalid one before the model is loaded
+    constraint = read_constraint(json_schema, regex, grammar)
     adapter, loaded = load_model_and_profile(
         profile, model, task, profiles, device, dtype, quantization, engine, threads
     )
@@ -95,6 +100,7 @@ def chat(
         "top_p": top_p,
         "top_k": top_k,
         "seed": seed,
+        "constraint": constraint,
     }
     talk = Conversation(adapter, loaded, system, max_new_tokens, options, make_decoder)
     warn(talk.decoder.warnings)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skipsearch.cli.constraint_options import Grammar, JsonSchema, Regex, read_constraint
 from skipsearch.cli.open_model import (
     AutoFolder,
     AutoTask,
@@ -94,6 +95,9 @@ def decode(
     end_on_repeat: Annotated[
         int | None, typer.Option(min=2, help="End when an n-gram of this length repeats.")
     ] = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    grammar: Grammar = None,
     task: AutoTask = "any",
     profiles: AutoFolder = None,
     device: Device = "auto",
@@ -162,6 +166,7 @@ def decode(
     from skipsearch.profile.show import format_speedup
 
     SamplingParams(temperature, top_p, top_k)  # reports an invalid one before the model is loaded
+    constraint = read_constraint(json_schema, regex, grammar)
     requests = _read_requests(prompt, prompts)
     adapter, loaded = load_model_and_profile(
         profile, model, task, profiles, device, dtype, quantization, engine, threads
@@ -179,7 +184,7 @@ def decode(
             ]
         )
     decoder = make_decoder(adapter, loaded, exact, lookup_history)
-    plain = Decoder(adapter, exact=exact) if check else None
+    plain = Decoder(adapter, exact=exact, draft_forced=False) if check else None
     warn(decoder.warnings)
     warn_about_verdict(loaded)
     options = {
@@ -190,6 +195,7 @@ def decode(
         "seed": seed,
         "stop": stop,
         "end_on_repeat": end_on_repeat,
+        "constraint": constraint,
     }
     if plain is not None:  # warm up both, so that neither is timed with start-up costs
         for either in (decoder, plain):
@@ -257,6 +263,7 @@ def _decode_one(
     titled: print the request's name above its text, because there are several requests.
     """
     from skipsearch.cli.consoles import print_json
+    from skipsearch.decoding import FORCED_KIND
     from skipsearch.engine import is_batch_invariant
     from skipsearch.errors import ModelError
     from skipsearch.models.chat.chat_text import encode_chat, encode_prompt
@@ -307,9 +314,10 @@ def _decode_one(
         print_json(row | ({"check": checked} if checked else {}))
     else:
         rounds_alike = decoder.loop.exact or is_batch_invariant(model)
-        _print_summary(
-            name, result, checked, [spec.kind for spec in decoder.recipe.drafters], rounds_alike
-        )
+        kinds = [spec.kind for spec in decoder.recipe.drafters]
+        if options["constraint"] is not None:
+            kinds.append(FORCED_KIND)
+        _print_summary(name, result, checked, kinds, rounds_alike)
     return int(checked is not None and not checked["identical"])
 
 

@@ -15,6 +15,7 @@ Modules:
     loop                          the round above
     acceptance, trees, processed  which draft tokens are accepted: chains, trees, and requests
                                   with logits processors; these rules make decoding lossless
+    acceptor                      the rule of one request, and what a constraint changes in it
     request, stopping             the options of a generation, and its stop conditions
     session, prefix_cache         successive requests that share a prefix
     batch, batch_cache            requests that are decoded together
@@ -23,10 +24,21 @@ Modules:
     conversation                  the turns of a chat
 """
 
+from skipsearch.decoding.acceptor import FORCED_KIND, make_masks
 from skipsearch.decoding.batch import Batch, RunningRequest
 from skipsearch.decoding.decoder import Decoder
 from skipsearch.decoding.loop import Chunk, Generation
 from skipsearch.decoding.request import Request
 from skipsearch.decoding.session import Session
 
-__all__ = ["Batch", "Chunk", "Decoder", "Generation", "Request", "RunningRequest", "Session"]
+__all__ = [
+    "FORCED_KIND",
+    "Batch",
+    "Chunk",
+    "Decoder",
+    "Generation",
+    "Request",
+    "RunningRequest",
+    "Session",
+    "make_masks",
+]

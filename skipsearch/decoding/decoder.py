@@ -52,6 +52,9 @@ class Decoder:
     requests are similar; 0: requests share nothing. The time of a request reveals what is copied,
     so a decoder with a memory should serve only one user.
 
+    draft_forced: draft the tokens about which a request's constraint leaves no choice, before the
+    drafters of the recipe, and without a recipe, too. False for a baseline that drafts nothing.
+
     Any number of threads may use one decoder, or several decoders with one model.
 
     Raises: ProfileError for a profile of another model; MaskError for a mask of another depth;
@@ -70,6 +73,7 @@ class Decoder:
         drafter_costs: Sequence[DrafterCost | None] | None = None,
         module_folders: Sequence[Path] = (),
         remember_tokens: int = 0,
+        draft_forced: bool = True,
     ):
         check_model(model)
         self.model = model
@@ -111,7 +115,13 @@ class Decoder:
                 "passes run layer by layer until a mask stays"
             )
         self.loop = DecodeLoop(
-            model, self.recipe, exact, drafter_costs or (), module_folders, int(remember_tokens)
+            model,
+            self.recipe,
+            exact,
+            drafter_costs or (),
+            module_folders,
+            int(remember_tokens),
+            draft_forced,
         )
         if exact:
             refuse_unless_exact(model)
@@ -225,8 +235,8 @@ class Decoder:
         """Generate text after `input_ids` (a list, or a tensor [T] or [1, T]), or run a `Request`.
 
         settings: the other fields of a `Request`: temperature, top_p, top_k, seed, stop,
-        end_on_repeat, ignore_eos, processors, max_seconds. Raises: DecodeError if a value is not
-        allowed."""
+        end_on_repeat, ignore_eos, processors, max_seconds, constraint. Raises: DecodeError if a
+        value is not allowed."""
         return Generation.from_chunks(self.stream(input_ids, max_new_tokens, **settings))
 
 

@@ -52,7 +52,8 @@ class Guard:
         ]
 
     def is_paused(self, drafter: int) -> bool:
-        credit = self._credits[drafter]
+        # Forced tokens come after the drafters of the recipe, and are never paused.
+        credit = self._credits[drafter] if drafter < len(self._credits) else None
         return credit is not None and credit.rounds_paused > 0
 
     def record_round(

@@ -14,15 +14,14 @@ from torch import Tensor
 from skipsearch.core.machine import synchronize
 from skipsearch.core.recipe import Recipe
 from skipsearch.core.stats import DecodeStats, DrafterCost, DrafterStats
-from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
+from skipsearch.decoding.acceptor import MAX_FORCED, Acceptor, ForcedSession
 from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.prefix_cache import CacheSource, Lease, lend
-from skipsearch.decoding.processed import ProcessedAcceptance
 from skipsearch.decoding.recurrent_limits import check_recurrent_limits
 from skipsearch.decoding.request import PreparedRequest
 from skipsearch.decoding.stopping import StopCondition
 from skipsearch.decoding.tracing import Proposal, TapFanout, Trace
-from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled, was_rejected
+from skipsearch.decoding.trees import was_rejected
 from skipsearch.drafters import DecodeContext, Draft, DraftSession, PartialPass
 from skipsearch.drafters.lookup.answer_memory import AnswerMemory
 from skipsearch.engine import (
@@ -34,7 +33,7 @@ from skipsearch.engine import (
     no_grad,
     resume_pass,
 )
-from skipsearch.engine.sampler import GreedySampler, SamplingParams, TemperatureSampler
+from skipsearch.engine.sampler import GreedySampler, TemperatureSampler
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner, round_slots
 
@@ -78,12 +77,12 @@ class _Generating:
     """The state of one generation while it runs."""
 
     ctx: DecodeContext
-    sampling: SamplingParams
     stop_condition: StopCondition
-    generator: torch.Generator
-    sessions: list[DraftSession]  # one for each drafter of the recipe
+    acceptor: Acceptor
     guard: Guard | None  # None: drafters are never paused
-    processed_acceptance: ProcessedAcceptance | None = None
+    # One for each drafter of the recipe; then one for forced tokens, if the request has a
+    # constraint.
+    sessions: list[DraftSession] = field(default_factory=list)
     observers: list[DraftSession] = field(default_factory=list)  # of `sessions`, those that observe
     stats: DecodeStats = field(default_factory=DecodeStats)
 
@@ -97,7 +96,8 @@ class DecodeLoop:
     draft.
     drafter_costs: the costs of each drafter's rounds, for the guard. If the costs of a drafter are
     None, the guard never pauses it. module_folders: folders with trained modules. remember_tokens:
-    number of tokens of earlier answers from which drafters may copy; 0: requests share nothing."""
+    number of tokens of earlier answers from which drafters may copy; 0: requests share nothing.
+    draft_forced: the tokens that a request's constraint forces are drafted, before the recipe."""
 
     def __init__(
         self,
@@ -107,8 +107,10 @@ class DecodeLoop:
         drafter_costs: Sequence[DrafterCost | None] = (),
         module_folders: Sequence[Path] = (),
         remember_tokens: int = 0,
+        draft_forced: bool = True,
     ):
         self.model, self.exact, self.drafter_costs = model, exact, drafter_costs
+        self.draft_forced = draft_forced
         self.answer_memory = AnswerMemory(remember_tokens) if remember_tokens else None
         self.drafters = [
             (spec.draft_length, spec.build(model, module_folders)) for spec in recipe.drafters
@@ -143,15 +145,7 @@ class DecodeLoop:
     ) -> Iterator[Chunk]:
         prompt, stop_condition = prepared.prompt_ids, prepared.stop_condition
         try:
-            request, first = self._prefill(
-                prompt,
-                prepared.sampling,
-                stop_condition,
-                prepared.seed,
-                lease.cache,
-                lease.planner,
-                prepared.processed_acceptance,
-            )
+            request, first = self._prefill(prepared, lease.cache, lease.planner)
             if trace is not None:
                 trace.chains_only = self.exact or prepared.processed_acceptance is not None
                 request.sessions = [
@@ -192,22 +186,15 @@ class DecodeLoop:
 
     @no_grad
     def _prefill(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParams,
-        stop_condition: StopCondition,
-        seed: int,
-        cache: KVCache,
-        planner: Planner,
-        processed_acceptance: ProcessedAcceptance | None = None,
+        self, prepared: PreparedRequest, cache: KVCache, planner: Planner
     ) -> tuple[_Generating, int]:
         """Run the prefill, choose the first token and begin the draft sessions.
 
         Returns (state of the generation, first token).
         """
-        device = self.model.spec.device
+        prompt, sampling, device = prepared.prompt_ids, prepared.sampling, self.model.spec.device
         started = self._read_clock()
-        generator = torch.Generator(device).manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(prepared.seed)
         sampler = GreedySampler() if sampling.is_greedy else TemperatureSampler(sampling, generator)
         n_cached = cache.length  # prompt tokens whose K/V is cached
         rows = torch.tensor([list(prompt)], device=device)
@@ -223,18 +210,21 @@ class DecodeLoop:
         )
         request = _Generating(
             ctx,
-            sampling,
-            stop_condition,
-            generator,
-            [],
+            prepared.stop_condition,
+            Acceptor(
+                sampler,
+                generator,
+                prepared.stop_condition,
+                prepared.processed_acceptance,
+                prepared.constraint,
+            ),
             Guard(self.drafter_costs) if any(self.drafter_costs) else None,
-            processed_acceptance,
         )
         request.sessions = [drafter.new_session() for _, drafter in self.drafters]
         request.observers = [s for s in request.sessions if s.observes_hidden]
         logits = self._run_full_model(request, rows[:, n_cached:], last_only=True)[0]  # [1, V]
         cache.length = len(prompt)
-        _, token = self._accept(request, rows[0, :0], None, logits)
+        _, token = request.acceptor.accept(rows[0, :0], None, logits)
         ctx.pending = rows.new_tensor([[token]])
         stats = request.stats
         for session in request.sessions:
@@ -243,7 +233,11 @@ class DecodeLoop:
             if session.observes_hidden:
                 stats.add_observing_time(self._read_clock() - began, session.selects_mask)
         stats.prompt_tokens, stats.cached_tokens = len(prompt), n_cached
-        stats.by_drafter = [DrafterStats() for _ in self.drafters]
+        if prepared.constraint is not None and self.draft_forced:
+            lengths = [draft_length for draft_length, _ in self.drafters]
+            pairs = list(zip(lengths, request.sessions, strict=True))
+            request.sessions.append(ForcedSession(prepared.constraint.matcher, pairs))
+        stats.by_drafter = [DrafterStats() for _ in request.sessions]
         ended = self._read_clock()
         # The time of observers in the prefill counts as drafting, because plain decoding has none.
         stats.prefill_seconds = ended - started - stats.watching_seconds
@@ -342,17 +336,17 @@ class DecodeLoop:
             logits = self._run_full_model(
                 request, rows, partial_pass=None if draft is None else draft.partial_pass
             )[0]  # [1 + N, V]
-            n_accepted, next_token = self._accept(
-                request, rows[0, 1:], None if draft is None else draft.probs, logits
+            n_accepted, next_token = request.acceptor.accept(
+                rows[0, 1:], None if draft is None else draft.probs, logits
             )
             rejected = n_accepted < rows.shape[1] - 1
-            if rejected and request.processed_acceptance is not None:
+            if rejected and request.acceptor.processed is not None:
                 # An accepted draft token that ends the generation is also returned as `next_token`.
                 rejected = next_token != int(rows[0, 1 + n_accepted])
             return range(1, 1 + n_accepted), next_token, rejected
         plan = planner.plan_tree(cache.length, draft.parents)
         logits = self._run_pass(request, rows, plan, partial_pass=draft.partial_pass)[0]
-        accepted_nodes, next_token = self._accept_tree(request, rows[0, 1:], draft, logits)
+        accepted_nodes, next_token = request.acceptor.accept_tree(rows[0, 1:], draft, logits)
         cache.compact([cache.length + node for node in accepted_nodes], cache.length + 1)
         return accepted_nodes, next_token, was_rejected(accepted_nodes, draft.parents)
 
@@ -361,17 +355,22 @@ class DecodeLoop:
 
         The draft has at most `token_budget` tokens. (0, None): no drafter proposes anything.
         """
-        for i, ((draft_length, _), session) in enumerate(
-            zip(self.drafters, request.sessions, strict=True)
-        ):
+        chains_only = self.exact or request.acceptor.processed is not None
+        n = len(self.drafters)
+        lengths = [*(draft_length for draft_length, _ in self.drafters), MAX_FORCED]
+        order = [n, *range(n)] if len(request.sessions) > n else range(n)  # forced tokens first
+        for i in order:
+            draft_length, session = lengths[i], request.sessions[i]
             max_tokens = min(draft_length, token_budget)
             if request.guard is not None and request.guard.is_paused(i):
                 continue
             if max_tokens > 0 and (draft := session.draft(request.ctx, max_tokens)) is not None:
                 # Passes of one fixed shape can only verify chains, and processors read only one
                 # text.
-                chain_only = self.exact or request.processed_acceptance is not None
-                return i, draft.main_path() if chain_only else draft
+                draft = request.acceptor.cut(draft.main_path() if chains_only else draft)
+                if draft is not None:
+                    return i, draft
+                session.verified(request.ctx, ())
         return 0, None
 
     def _run_full_model(
@@ -435,33 +434,6 @@ class DecodeLoop:
             if (tap := session.tap(self.model, request.ctx.cache, plan, n_rows)) is not None
         ]
         return TapFanout(taps, request.stats) if taps else None
-
-    def _accept(
-        self, request: _Generating, draft_tokens: Tensor, q: Tensor | None, logits: Tensor
-    ) -> tuple[int, int]:
-        if request.processed_acceptance is not None:
-            return request.processed_acceptance.accept(
-                draft_tokens, q, logits, request.generator, request.stop_condition.push_token
-            )
-        sampler = request.ctx.sampler
-        if isinstance(sampler, TemperatureSampler):
-            return accept_sampled(draft_tokens, q, sampler.warp_to_probs(logits), request.generator)
-        return accept_greedy(draft_tokens, logits)
-
-    def _accept_tree(
-        self, request: _Generating, draft_tokens: Tensor, draft: Draft, logits: Tensor
-    ) -> tuple[list[int], int]:
-        assert draft.parents is not None
-        sampler = request.ctx.sampler
-        if isinstance(sampler, TemperatureSampler):
-            return accept_tree_sampled(
-                draft_tokens,
-                draft.parents,
-                draft.probs,
-                sampler.warp_to_probs(logits),
-                request.generator,
-            )
-        return accept_tree_greedy(draft_tokens, draft.parents, logits)
 
     @contextmanager
     def lease(self, prompt: Sequence[int], slots: int, model: ModelAdapter) -> Iterator[Lease]:

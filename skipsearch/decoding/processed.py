@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from skipsearch.constraints import Matcher
 from skipsearch.decoding.acceptance import choose_greedy, residual
 from skipsearch.errors import non_finite_logits
 
@@ -130,3 +132,33 @@ class ProcessedAcceptance:
         self._length += 1
         # A list, because both functions must be called for each token.
         self.ended = any([ends(token), self.on_token(self.ids, self.scores)])
+
+
+class ConstraintProcessor:
+    """The processor of a constraint: it rules out the tokens that may not follow.
+
+    matcher: the state of the constraint at the start of the answer. n_prompt: tokens of the prompt.
+    """
+
+    def __init__(self, matcher: Matcher, n_prompt: int):
+        self.matcher, self._n_read = matcher, n_prompt
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """ids: [1, T]; scores: [1, V] -> [1, V]"""
+        self.catch_up(ids)
+        mask = np.empty(scores.shape[-1], dtype=bool)
+        self.matcher.fill_mask(mask)
+        return scores.masked_fill(~torch.from_numpy(mask).to(scores.device), -torch.inf)
+
+    def catch_up(self, ids: Tensor) -> None:
+        """Read the tokens of `ids` [1, T] that were emitted since the last call."""
+        new = ids[0, self._n_read :].tolist()
+        self._n_read = ids.shape[1]
+        self.advance(new)
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Read emitted tokens. Those after the end of the answer are not part of it."""
+        for token in tokens:
+            if self.matcher.has_ended:
+                return
+            self.matcher.advance([token])

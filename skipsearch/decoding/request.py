@@ -9,7 +9,9 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from skipsearch.decoding.processed import ProcessedAcceptance, Processor
+from skipsearch.constraints import Matcher, compile_constraint
+from skipsearch.core.constraint import Constraint
+from skipsearch.decoding.processed import ConstraintProcessor, ProcessedAcceptance, Processor
 from skipsearch.decoding.stopping import StopCondition
 from skipsearch.decoding.validation import as_token_ids, short_repr
 from skipsearch.engine.sampler import SamplingParams, is_integral
@@ -29,6 +31,7 @@ class RequestOptions(TypedDict, total=False):
     ignore_eos: bool
     processors: tuple[Processor, ...]
     max_seconds: float | None
+    constraint: Constraint | None
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class Request:
     # top-k and top-p: once for each emitted token, in order, and never after the last.
     processors: tuple[Processor, ...] = ()
     max_seconds: float | None = None  # end the text with the first token after this time
+    # The shape of the text. Tokens that it forbids are ruled out before temperature, top-k and
+    # top-p, and after the processors. It needs `pip install 'skipsearch[constraints]'`.
+    constraint: Constraint | None = None
 
     def prepare(self, model: ModelAdapter) -> PreparedRequest:
         """Check the request, and return it in the form that the loop needs.
@@ -63,6 +69,8 @@ class Request:
         if not is_integral(self.seed) or not -(2**63) <= self.seed < 2**64:
             raise DecodeError(f"seed is {self.seed!r}; a seed is a whole number of at most 64 bits")
         eos = () if self.ignore_eos else model.spec.eos_token_ids
+        matcher = self.new_matcher(model)
+        constraint = None if matcher is None else ConstraintProcessor(matcher, len(ids))
         processed_acceptance = None
         if self.processors:
             if not all(callable(processor) for processor in self.processors):
@@ -72,7 +80,11 @@ class Request:
                 )
             prompt = torch.tensor([ids], device=model.spec.device)
             processed_acceptance = ProcessedAcceptance(
-                [*self.processors, *sampling.build_warpers()],
+                [
+                    *self.processors,
+                    *([constraint] if constraint is not None else []),
+                    *sampling.build_warpers(),
+                ],
                 prompt,
                 max_tokens,
                 not sampling.is_greedy,
@@ -80,7 +92,32 @@ class Request:
         stop_condition = StopCondition(
             max_tokens, eos, self.stop, model.tokenizer, self.end_on_repeat, self.max_seconds
         )
-        return PreparedRequest(ids, sampling, stop_condition, int(self.seed), processed_acceptance)
+        return PreparedRequest(
+            ids, sampling, stop_condition, int(self.seed), processed_acceptance, constraint
+        )
+
+    def new_matcher(self, model: ModelAdapter) -> Matcher | None:
+        """Return the state of the constraint at the start of the answer; None without a constraint.
+
+        Raises: DecodeError if the constraint cannot be used with this model.
+        """
+        if self.constraint is None:
+            return None
+        if not isinstance(self.constraint, Constraint):
+            raise DecodeError(
+                f"constraint is {short_repr(self.constraint)}; give skipsearch.Constraint"
+                "(json_schema={…}), or its regex or grammar"
+            )
+        if self.ignore_eos:
+            raise DecodeError(
+                "ignore_eos is true and a constraint ends the text by an end-of-sequence token: "
+                "leave one of them out"
+            )
+        spec = model.spec
+        compiled = compile_constraint(
+            self.constraint, model.tokenizer, spec.vocab_size, spec.eos_token_ids
+        )
+        return compiled.new_matcher()
 
     def _fit_to_model(self, model: ModelAdapter) -> tuple[list[int], int]:
         """Return (token ids, number of tokens that may be generated)."""
@@ -116,3 +153,4 @@ class PreparedRequest:
     stop_condition: StopCondition
     seed: int = 0
     processed_acceptance: ProcessedAcceptance | None = None  # None: the request has no processors
+    constraint: ConstraintProcessor | None = None  # None: the request has no constraint

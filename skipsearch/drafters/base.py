@@ -165,11 +165,22 @@ class DraftSession:
         """
         raise NotImplementedError
 
+    def continue_draft(
+        self, ctx: DecodeContext, tokens: Sequence[int], max_tokens: int
+    ) -> Draft | None:
+        """Return a chain of up to `max_tokens` tokens after `tokens`, which a constraint forces.
+
+        None if there is none, or if this drafter cannot go on from tokens that may be rejected.
+        `verified` is not called for such a round.
+        """
+        return None
+
     def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
         """Learn the result of a round that this session drafted.
 
         accepted_nodes: accepted nodes of the draft, counted from 1, in text order; for a chain, 1,
-        2, …, n. At the next `draft`, `ctx.history` has the emitted tokens of all rounds.
+        2, …, n. If a constraint forbids all of the draft, it is (), and nothing was verified. At
+        the next `draft`, `ctx.history` has the emitted tokens of all rounds.
         """
 
     def committed(self, ctx: DecodeContext, accepted_rows: Sequence[int]) -> None:

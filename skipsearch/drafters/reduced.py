@@ -63,6 +63,15 @@ class ReducedSession(DraftSession):
         self.session.begin(ctx)
 
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
+        return self.session.draft(self._reduce(ctx), max_tokens)
+
+    def continue_draft(
+        self, ctx: DecodeContext, tokens: Sequence[int], max_tokens: int
+    ) -> Draft | None:
+        return self.session.continue_draft(self._reduce(ctx), tokens, max_tokens)
+
+    def _reduce(self, ctx: DecodeContext) -> DecodeContext:
+        """Return the context with the reduced model, whose head has the tokens of the text."""
         model, sampler = self.draft_model.model, ctx.sampler
         if self.draft_model.new_head is not None:
             if self._head is None:
@@ -72,7 +81,7 @@ class ReducedSession(DraftSession):
             self._head.add(ctx.history[self._n_added :])
             self._n_added = len(ctx.history)
             model, sampler = self._restricted, HeadRowsSampler(ctx.sampler, self._head)
-        return self.session.draft(replace(ctx, model=model, sampler=sampler), max_tokens)
+        return replace(ctx, model=model, sampler=sampler)
 
     def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
         self.session.verified(ctx, accepted_nodes)

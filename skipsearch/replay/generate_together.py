@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from skipsearch.decoding import Decoder
+from skipsearch.constraints import Matcher
+from skipsearch.core.constraint import Constraint
+from skipsearch.decoding import Decoder, Request, make_masks
 from skipsearch.decoding.acceptance import NOT_FINITE, accept_sampled, choose_greedy
 from skipsearch.decoding.stopping import StopCondition
 from skipsearch.engine import forward, no_grad
@@ -29,6 +31,7 @@ def generate_continuations(
     progress: Callable[[int, int], None] = lambda done, total: None,
     sampling: SamplingParams = GREEDY,
     seed: int = 0,
+    constraint: Constraint | None = None,
 ) -> list[list[int]]:
     """Return the generated tokens of each prompt.
 
@@ -58,7 +61,8 @@ def generate_continuations(
             StopCondition(max_tokens[i], model.spec.eos_token_ids, end_on_repeat=end_on_repeat)
             for i in group
         ]
-        chooser = _Chooser(model, sampling, [seed + i for i in group])
+        matchers = [Request((0,), constraint=constraint).new_matcher(model) for _ in group]
+        chooser = _Chooser(model, sampling, [seed + i for i in group], matchers)
         texts = _generate_group(
             model, [prompt_ids[i] for i in group], stoppers, chooser, _after(done, total, progress)
         )
@@ -75,12 +79,14 @@ def continue_in_turn(
     progress: Callable[[int, int], None] = lambda done, total: None,
     sampling: SamplingParams = GREEDY,
     seed: int = 0,
+    constraint: Constraint | None = None,
 ) -> list[list[int]]:
     """Generate as `generate_continuations` does, but one prompt at a time.
 
     This is for models that cannot batch prompts of different lengths.
     """
-    decoder, tokens, total = Decoder(model), list[list[int]](), len(prompts) * max_new_tokens
+    decoder, tokens = Decoder(model, draft_forced=False), list[list[int]]()
+    total = len(prompts) * max_new_tokens
     for i, prompt in enumerate(prompts):
         text = list[int]()
         for chunk in decoder.stream(
@@ -91,6 +97,7 @@ def continue_in_turn(
             top_k=sampling.top_k,
             seed=seed + i,
             end_on_repeat=end_on_repeat,
+            constraint=constraint,
         ):
             text += chunk.tokens
             progress(i * max_new_tokens + len(text), total)
@@ -115,9 +122,19 @@ def _first_that_fit(model: ModelAdapter, slots: Sequence[tuple[int, int]]) -> li
 
 
 class _Chooser:
-    """A chooser that picks each text's next token, greedily or by sampling with the text's seed."""
+    """A chooser that picks each text's next token, greedily or by sampling with the text's seed.
 
-    def __init__(self, model: ModelAdapter, sampling: SamplingParams, seeds: Sequence[int]):
+    matchers: the state of each text's constraint; None: it has none.
+    """
+
+    def __init__(
+        self,
+        model: ModelAdapter,
+        sampling: SamplingParams,
+        seeds: Sequence[int],
+        matchers: Sequence[Matcher | None],
+    ):
+        self.matchers = matchers
         self.generators = (
             []
             if sampling.is_greedy
@@ -131,6 +148,22 @@ class _Chooser:
         logits: [N, V]. texts: the index of the text of each row. Raises: ModelError if the logits
         are not numbers.
         """
+        matchers = [self.matchers[text] for text in texts]
+        masks = [
+            torch.ones(1, logits.shape[1], dtype=torch.bool)
+            if matcher is None
+            else make_masks(matcher, [], None, logits.shape[1])
+            for matcher in matchers
+        ]
+        if any(matchers):
+            logits = logits.masked_fill(~torch.cat(masks).to(logits.device), -torch.inf)
+        tokens = self._choose_legal(logits, texts)
+        for matcher, token in zip(matchers, tokens, strict=True):
+            if matcher is not None:
+                matcher.advance([token])
+        return tokens
+
+    def _choose_legal(self, logits: Tensor, texts: Sequence[int]) -> list[int]:
         if self.sampler is None:
             tokens: list[int] = choose_greedy(logits).tolist()
             if NOT_FINITE in tokens:

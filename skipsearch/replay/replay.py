@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skipsearch.core.constraint import Constraint
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Vocabulary
 from skipsearch.engine import no_grad, run_layers
@@ -79,12 +80,14 @@ class Replay:
         sampling: SamplingParams = GREEDY,
         seed: int = 0,
         max_kv_bytes: int | None = None,
+        constraint: Constraint | None = None,
     ):
         """Let the model continue the prompts.
 
         sampling: the task's sampling parameters; prompt i is continued with seed + i.
         max_kv_bytes: memory for the K/V of the continuations; None: a quarter of the free memory.
         K/V that do not fit are computed again for every mask.
+        constraint: the shape of the texts. A draft token that it forbids differs from the text.
         progress(tokens done, tokens that may be generated).
         Raises: SearchError if every continuation ends after one token, so that nothing can be
         replayed.
@@ -97,11 +100,25 @@ class Replay:
         ]
         if model.spec.ragged_batches:
             self.continuations = generate_continuations(
-                model, prompt_ids, max_new_tokens, end_on_repeat, progress, sampling, seed
+                model,
+                prompt_ids,
+                max_new_tokens,
+                end_on_repeat,
+                progress,
+                sampling,
+                seed,
+                constraint,
             )
         else:
             self.continuations = continue_in_turn(
-                model, prompt_ids, max_new_tokens, end_on_repeat, progress, sampling, seed
+                model,
+                prompt_ids,
+                max_new_tokens,
+                end_on_repeat,
+                progress,
+                sampling,
+                seed,
+                constraint,
             )
         if not any(len(generated) > 1 for generated in self.continuations):
             raise SearchError(

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from skipsearch.core.constraint import Constraint
 from skipsearch.decoding import Decoder, Generation
 from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import TaskError
@@ -24,6 +25,7 @@ class Workload:
     # A generation ends at the first repeated n-gram of this length; None: never.
     end_on_repeat: int | None
     sampling: SamplingParams
+    constraint: Constraint | None = None  # the shape of every answer; None: any text
 
     def generate(
         self, decoder: Decoder, prompt_index: int, seed: int, max_tokens: int | None = None
@@ -36,6 +38,7 @@ class Workload:
             top_k=self.sampling.top_k,
             seed=seed,
             end_on_repeat=self.end_on_repeat,
+            constraint=self.constraint,
         )
 
     def head(self, count: int) -> Workload:
@@ -71,6 +74,7 @@ def make_workload(model: ModelAdapter, task: Task, prompts: Sequence[Prompt]) ->
         max_new,
         task.end_on_repeat,
         sampling,
+        task.constraint,
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from skipsearch.constraints import Matcher
+from skipsearch.decoding import make_masks
 from skipsearch.engine import forward, no_grad
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner, round_slots
@@ -34,51 +36,68 @@ class LogprobScorer:
     n_top: most likely tokens to list at each position.
     """
 
-    def __init__(self, model: ModelAdapter, n_top: int, max_tokens: int):
-        """Make a scorer of a text of at most `max_tokens` tokens."""
+    def __init__(
+        self, model: ModelAdapter, n_top: int, max_tokens: int, matcher: Matcher | None = None
+    ):
+        """Make a scorer of a text of at most `max_tokens` tokens.
+
+        matcher: the constraint of the answer. Tokens that it forbids have probability 0.
+        """
+        self.matcher = matcher
         self.model, self.n_top = model, min(n_top, model.spec.vocab_size)
         self._cache, self._planner = (
             model.new_cache(1, round_slots(1)),
             Planner(round_slots(max_tokens), model.spec.device),
         )
-        # [V], log-probabilities of the next token
+        # [V], logits of the next token
         self._last_logits: Tensor | None = None
 
     @no_grad
-    def extend(self, tokens: Sequence[int]) -> list[TokenScore]:
-        """Return the log-probabilities of `tokens`, which continue the tokens of earlier calls."""
+    def extend(self, tokens: Sequence[int], is_answer: bool = False) -> list[TokenScore]:
+        """Return the log-probabilities of `tokens`, which continue the tokens of earlier calls.
+
+        is_answer: the tokens are of the answer, to which the constraint applies.
+        """
         scores: list[TokenScore] = []
         for at in range(0, len(tokens), ROWS_PER_PASS):
-            scores += self._score_chunk(list(tokens[at : at + ROWS_PER_PASS]))
+            scores += self._score_chunk(list(tokens[at : at + ROWS_PER_PASS]), is_answer)
         return scores
 
-    def _score_chunk(self, tokens: list[int]) -> list[TokenScore]:
+    def _score_chunk(self, tokens: list[int], is_answer: bool) -> list[TokenScore]:
         """Score tokens in one pass, and keep the logits after the last of them."""
         ids = torch.tensor([tokens], device=self.model.spec.device)
         start = self._cache.length
         logits = forward(
             self.model, ids, self._cache, self._planner.plan_chain(start, len(tokens))
-        )[0]
+        )[0].double()
         self._cache.length = start + len(tokens)
-        rows = logits.double().log_softmax(dim=-1)
         known = [] if self._last_logits is None else [self._last_logits[None]]
-        # [n, V], one distribution for each token but a text's first one
-        before = torch.cat([*known, rows[:-1]])
+        # [n, V], one row for each token but a text's first one
+        before = torch.cat([*known, logits[:-1]])
         n = len(before)
         scored = tokens[len(tokens) - n :]
+        if is_answer and self.matcher is not None:
+            masks = make_masks(self.matcher, scored[:-1], None, before.shape[1])
+            before = before.masked_fill(~masks.to(before.device), -torch.inf)
+            self.matcher.advance(scored[: self.matcher.count_legal(scored)])
+        before = before.log_softmax(dim=-1)
         values = before.gather(1, ids[0, -n:, None])[:, 0].tolist() if n else []
         best = before.topk(self.n_top, dim=-1) if self.n_top and n else None
         tops = (
             [()] * n
             if best is None
             else [
-                tuple(zip(top_ids, logprobs, strict=True))
+                tuple(
+                    (token, logprob)
+                    for token, logprob in zip(top_ids, logprobs, strict=True)
+                    if logprob > -torch.inf
+                )
                 for top_ids, logprobs in zip(
                     best.indices.tolist(), best.values.tolist(), strict=True
                 )
             ]
         )
-        self._last_logits = rows[-1]
+        self._last_logits = logits[-1]
         first = [TokenScore(tokens[0], None)] if n < len(tokens) else []
         return [
             *first,

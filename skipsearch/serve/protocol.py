@@ -20,9 +20,11 @@ from pydantic import (
     model_validator,
 )
 
+from skipsearch.core.constraint import Constraint
 from skipsearch.serve.api_errors import APIError
 from skipsearch.serve.penalties import MinP, Penalties
-from skipsearch.serve.tools import Tool, Turn, read_calls, read_tools
+from skipsearch.serve.response_format import read_response_format
+from skipsearch.serve.tools import ToolUse, Turn, read_calls, read_tools
 
 MAX_ANSWERS = 32  # of one request: prompts times n
 MOST_BIASES = 1000
@@ -95,7 +97,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none",),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -179,6 +180,7 @@ class BaseRequest(_RequestModel):
         ]
         | None
     ) = None
+    response_format: dict[str, Any] | None = None
     skipsearch: SkipsearchOptions = SkipsearchOptions()
 
     @model_validator(mode="before")
@@ -253,6 +255,11 @@ class BaseRequest(_RequestModel):
             (*penalties, MinP(self.min_p, temperature)) if self.min_p and temperature else penalties
         )
 
+    @property
+    def constraint(self) -> Constraint | None:
+        """The shape of the answer. Raises: APIError 400."""
+        return read_response_format(self.response_format)
+
     def seed_for(self, answer_index: int) -> int:
         """Return the seed of one of the n answers to a prompt; random without `seed`."""
         first = secrets.randbits(62) if self.seed is None else self.seed
@@ -285,6 +292,7 @@ class CompletionRequest(BaseRequest):
     @model_validator(mode="after")
     def _check_combination(self) -> CompletionRequest:
         """Raise APIError 400 for fields that contradict each other."""
+        _ = self.constraint  # an error in it is raised at once
         if self.best_of is not None and self.best_of != self.n_answers:
             raise APIError(
                 400,
@@ -407,12 +415,12 @@ class ChatCompletionRequest(BaseRequest):
         """Raise APIError 400 for fields that contradict each other."""
         if self.top_logprobs is not None and not self.logprobs:
             raise APIError(400, "top_logprobs needs logprobs to be true", "top_logprobs")
-        _ = self.tools_in_prompt, self.turns  # errors in them are raised at once
+        _ = self.tool_use, self.turns, self.constraint  # errors in them are raised at once
         return self
 
     @property
-    def tools_in_prompt(self) -> list[Tool]:
-        """The tools that are rendered into the prompt. Raises: APIError 400."""
+    def tool_use(self) -> ToolUse | None:
+        """The tools that the answer may call. Raises: APIError 400."""
         return read_tools(self.tools or [], self.tool_choice, self.parallel_tool_calls)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import time
@@ -11,6 +12,7 @@ from typing import Any
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding.stopping import Detokenizer
 from skipsearch.decoding.tracing import Proposal
+from skipsearch.models.chat.call_reader import CallDelta, CallReader, SchemaCallReader
 from skipsearch.serve.logprobs import TokenScore
 from skipsearch.serve.scheduler import RoundOutput
 
@@ -39,6 +41,8 @@ class Choice:
     drafter_kinds: kinds of the recipe's drafters.
     echo: text that the answer begins with: the prompt, if the request sets `echo`.
     hide_tokens: `max_tokens` is 0. The decoder always generates a token; it is not returned.
+    calls: reads the calls of tools out of the text; None if there are no tools.
+    tool_calls: the calls so far, as OpenAI's field `tool_calls`.
     n_tokens: tokens generated.
     """
 
@@ -47,6 +51,8 @@ class Choice:
     drafter_kinds: Sequence[str]
     echo: str = ""
     hide_tokens: bool = False
+    calls: CallReader | SchemaCallReader | None = None
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""
     scores: list[TokenScore] = field(default_factory=list)
     finish_reason: str | None = None
@@ -69,9 +75,29 @@ class Choice:
             )
         text = (self.echo if not self.text else "") + ("" if self.hide_tokens else chunk.text or "")
         scores = output.scores[: -len(chunk.tokens)] if self.hide_tokens else output.scores
+        calls = list[dict[str, Any]]()
+        if self.calls is not None:
+            if isinstance(self.calls, SchemaCallReader):
+                text = str(self.tokenizer.decode(chunk.tokens, skip_special_tokens=False))
+            text, deltas = self.calls.feed(text, last=chunk.finish_reason is not None)
+            calls = [self._add_call_delta(delta) for delta in deltas]
+            if self.finish_reason == "stop" and self.tool_calls:
+                self.finish_reason = "tool_calls"
         self.text += text
         self.scores += scores
-        return ChoiceDelta(self, text, scores, chunk.tokens, chunk.proposal)
+        return ChoiceDelta(self, text, scores, chunk.tokens, chunk.proposal, calls)
+
+    def _add_call_delta(self, delta: CallDelta) -> dict[str, Any]:
+        """Add to `tool_calls`; return the entry of a stream's delta."""
+        function: dict[str, str] = {"arguments": delta.arguments}
+        entry: dict[str, Any] = {"index": delta.index, "function": function}
+        if delta.name is None:
+            self.tool_calls[delta.index]["function"]["arguments"] += delta.arguments
+            return entry
+        function["name"] = delta.name
+        head = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+        self.tool_calls.append({**head, "function": dict(function)})
+        return entry | head
 
     def decode_token(self, token: int) -> str:
         """Return the text of one token."""
@@ -100,6 +126,7 @@ class ChoiceDelta:
     scores: Sequence[TokenScore]
     tokens: Sequence[int] = ()
     proposal: Proposal | None = None
+    tool_calls: Sequence[dict[str, Any]] = ()  # entries of a stream's delta
 
     def completion_logprobs(self) -> dict[str, Any] | None:
         """Return the `logprobs` of a completion; None if the request did not ask for them."""
@@ -177,6 +204,13 @@ class ChoiceDelta:
             "rejected": {"by": kind, "words": rejected} if rejected else None,
             "round": len(self.tokens),
         }
+
+
+def _message(choice: Choice) -> dict[str, Any]:
+    """Return the message of a chat's answer. Beside calls, empty content is null."""
+    calls = {"tool_calls": choice.tool_calls} if choice.tool_calls else {}
+    content = (choice.text.strip() or None) if calls else choice.text
+    return {"role": "assistant", "content": content, "refusal": None} | calls
 
 
 def count_usage(choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]:
@@ -262,9 +296,11 @@ class ResponseBuilder:
     ) -> dict[str, Any]:
         """Return the event for what a round added to a choice."""
         if self.chat:
+            calls = {"tool_calls": list(delta.tool_calls)} if delta.tool_calls else {}
+            has_content = delta.text or not (finish_reason or calls)
             choice = {
                 "index": delta.choice.index,
-                "delta": {"content": delta.text} if delta.text or not finish_reason else {},
+                "delta": ({"content": delta.text} if has_content else {}) | calls,
                 "logprobs": delta.chat_logprobs(),
                 "finish_reason": finish_reason,
             }
@@ -286,7 +322,7 @@ class ResponseBuilder:
                 entries.append(
                     {
                         "index": choice.index,
-                        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                        "message": _message(choice),
                         "logprobs": delta.chat_logprobs(),
                         "finish_reason": choice.finish_reason,
                     }

@@ -89,7 +89,7 @@ class Scheduler:
 
     def __init__(self, decoder: Decoder, limits: Limits):
         self.decoder, self.limits = decoder, limits
-        self.plain_decoder = decoder if not decoder.recipe.drafters else Decoder(decoder.model)
+        self.plain_decoder = Decoder(decoder.model, draft_forced=False)
         self._batches = (
             {
                 each: each.new_batch(limits.max_num_seqs, limits.batch_slots)
@@ -201,6 +201,7 @@ class Scheduler:
                     decoder.model,
                     job.n_top,
                     min(max_tokens, decoder.model.spec.context_length or max_tokens),
+                    job.request.new_matcher(decoder.model),
                 )
             # Last, because a request of a batch runs until it is dropped.
             stream = self._open_stream(decoder, job, prefix)
@@ -275,7 +276,10 @@ class Scheduler:
         if not active.prompt_scored:
             active.prompt_scored = True
             prompt_scores = active.scorer.extend(active.job.prompt_ids)
-        return (*(prompt_scores if active.job.echo else ()), *active.scorer.extend(chunk.tokens))
+        return (
+            *(prompt_scores if active.job.echo else ()),
+            *active.scorer.extend(chunk.tokens, is_answer=True),
+        )
 
 
 def _to_api_error(error: Exception) -> APIError:

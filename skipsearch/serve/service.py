@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from skipsearch.decoding import Decoder, Request
+from skipsearch.constraints import compile_constraint
+from skipsearch.core.constraint import Constraint
+from skipsearch.decoding import FORCED_KIND, Decoder, Request
 from skipsearch.errors import ModelError, SkipSearchError
+from skipsearch.models.chat.call_reader import CallReader, SchemaCallReader
 from skipsearch.models.chat.chat_text import encode_prompt, get_chat_template
+from skipsearch.models.chat.tool_formats import HERMES, ToolFormat
 from skipsearch.serve.api_errors import APIError
 from skipsearch.serve.auth import APIKeys
 from skipsearch.serve.limits import DEFAULT_CONTEXT, Limits
@@ -20,7 +24,7 @@ from skipsearch.serve.metrics import Metrics
 from skipsearch.serve.protocol import BaseRequest, ChatCompletionRequest, CompletionRequest
 from skipsearch.serve.responses import Choice, ChoiceDelta, ResponseBuilder
 from skipsearch.serve.scheduler import Job, RoundOutput, Scheduler
-from skipsearch.serve.tools import render_prompt_ids
+from skipsearch.serve.tools import ToolUse, render_prompt_ids
 
 DEFAULT_MAX_TOKENS = 16  # of a completion: OpenAI's default; a chat's answer may fill the context
 DEFAULT_CHAT_TOKENS = 4096  # for a model that names no context
@@ -31,10 +35,14 @@ class TokenizedPrompt:
     """A prompt as token ids.
 
     echo: text that the answer begins with if the request sets `echo`.
+    tool_format: the form of the calls in the answer.
+    constraint: the shape of the answer; it was compiled.
     """
 
     ids: list[int]
     echo: str = ""
+    tool_format: ToolFormat = HERMES
+    constraint: Constraint | None = None
 
 
 class ActiveRequest:
@@ -58,16 +66,24 @@ class ActiveRequest:
         self.started_at = monotonic()
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[Choice, RoundOutput | APIError | None]] = asyncio.Queue()
-        kinds = [spec.kind for spec in service.scheduler.decoder.recipe.drafters]
+        kinds = [*(spec.kind for spec in service.scheduler.decoder.recipe.drafters), FORCED_KIND]
         self.choices: list[Choice] = []
         self.jobs: list[Job] = []
         scored, top = _logprob_options(http_request)
         echo_only = isinstance(http_request, CompletionRequest) and http_request.max_tokens == 0
+        use = http_request.tool_use if isinstance(http_request, ChatCompletionRequest) else None
         for prompt in prompts:
             max_new_tokens = service.answer_limit(http_request, len(prompt.ids))
             for number in range(http_request.n_answers):
                 choice = Choice(
-                    len(self.choices), service.tokenizer, kinds, prompt.echo, hide_tokens=echo_only
+                    len(self.choices),
+                    service.tokenizer,
+                    kinds,
+                    prompt.echo,
+                    hide_tokens=echo_only,
+                    calls=None
+                    if use is None
+                    else service.make_call_reader(use, prompt.tool_format),
                 )
                 request = Request(
                     prompt.ids,
@@ -77,6 +93,7 @@ class ActiveRequest:
                     processors=http_request.processors(
                         len(prompt.ids), service.model.spec.vocab_size
                     ),
+                    constraint=prompt.constraint,
                 )
                 self.choices.append(choice)
                 self.jobs.append(
@@ -245,6 +262,48 @@ class Service:
             )
         return min(wanted or default, remaining)
 
+    def _make_constraint(
+        self, request: BaseRequest, use: ToolUse | None, form: ToolFormat
+    ) -> Constraint | None:
+        """Return the constraint of the answers to a request, after it was compiled.
+
+        Raises: APIError 400 if the model cannot follow it.
+        """
+        wanted = request.constraint
+        if use is None:
+            return self._compile(wanted, "response_format")
+        if wanted is not None and wanted.json_schema is None and use.choice == "auto":
+            raise APIError(
+                400,
+                f"response_format is {wanted} and the answer may also call tools, for which it is "
+                'JSON: take a json_schema, or tool_choice "none"',
+                "response_format",
+            )
+        schema = None if wanted is None else wanted.json_schema
+        try:
+            return self._compile(use.constrain(form, schema, relaxed=False), "tools")
+        except APIError:
+            relaxed = use.constrain(form, schema, relaxed=True)
+            if all(tool["function"].get("strict") for tool in use.called_tools):
+                raise
+            return self._compile(relaxed, "tools")
+
+    def _compile(self, constraint: Constraint | None, field: str) -> Constraint | None:
+        if constraint is not None:
+            spec = self.model.spec
+            try:
+                compile_constraint(constraint, self.tokenizer, spec.vocab_size, spec.eos_token_ids)
+            except SkipSearchError as error:
+                raise APIError(400, str(error), field) from None
+        return constraint
+
+    def make_call_reader(self, use: ToolUse, form: ToolFormat) -> CallReader | SchemaCallReader:
+        """Return the reader of the calls in one answer."""
+        max_calls = None if use.parallel else 1
+        if getattr(self.tokenizer, "response_schema", None):
+            return SchemaCallReader(self.tokenizer, max_calls)
+        return CallReader(form, max_calls)
+
     def _tokenize_prompts(self, request: BaseRequest) -> list[TokenizedPrompt]:
         """Return the prompts of a request as token ids. Raises: APIError 400."""
         if isinstance(request, ChatCompletionRequest):
@@ -256,19 +315,20 @@ class Service:
                     "messages",
                     "no_chat_template",
                 )
-            return [
-                TokenizedPrompt(
-                    render_prompt_ids(self.tokenizer, request.turns, request.tools_in_prompt)
-                )
-            ]
+            use = request.tool_use
+            ids, tool_format = render_prompt_ids(
+                self.tokenizer, request.turns, [] if use is None else use.in_prompt
+            )
+            constraint = self._make_constraint(request, use, tool_format)
+            return [TokenizedPrompt(ids, tool_format=tool_format, constraint=constraint)]
         assert isinstance(request, CompletionRequest)
-        prompts = []
+        prompts, constraint = [], self._compile(request.constraint, "response_format")
         for given in request.prompts:
             ids = encode_prompt(self.tokenizer, given) if isinstance(given, str) else list(given)
             text = ""
             if request.echo:
                 text = given if isinstance(given, str) else str(self.tokenizer.decode(ids))
-            prompts.append(TokenizedPrompt(ids, text))
+            prompts.append(TokenizedPrompt(ids, text, constraint=constraint))
         return prompts
 
 

@@ -1,9 +1,7 @@
-"""Tools that a chat may use: which of OpenAI's fields reach the chat template, and which are
-rejected by name.
+"""Tools that a chat may use: the fields of OpenAI's protocol, and the prompt that shows the tools.
 
-The chat template renders the tools into the prompt, in the form that the model was trained on. The
-server does not constrain an answer to the form of a call, and it does not parse calls from the
-text: the answer is the text that the model generates.
+The chat template renders the tools into the prompt, in the form that the model was trained on. If
+it has no place for them, a system message lists them. The model's calls are read out of its text.
 """
 
 from __future__ import annotations
@@ -11,10 +9,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from skipsearch.core.constraint import Constraint
 from skipsearch.errors import ModelError
-from skipsearch.models.chat.chat_text import encode_chat
+from skipsearch.models.chat.chat_text import encode_chat, get_chat_template
+from skipsearch.models.chat.tool_formats import (
+    ANY_OBJECT,
+    HERMES,
+    TOOL_FORMATS,
+    ToolFormat,
+    call_constraint,
+    describe_tools,
+    detect_tool_format,
+)
 from skipsearch.serve.api_errors import APIError
 
 MAX_TOOLS = 128
@@ -24,34 +33,91 @@ Turn = dict[str, Any]
 Tool = dict[str, Any]
 
 
-def read_tools(tools: Sequence[Any], choice: Any, parallel: bool | None) -> list[Tool]:
-    """Return the tools for the chat template; none if the client chose `none`.
+@dataclass(frozen=True)
+class ToolUse:
+    """The tools of a request.
 
-    choice: `tool_choice`.
-    `strict` asks the server to constrain calls, which this server does not do. Agents set it by
-    default, so it is accepted, and removed from the prompt.
+    choice: "auto", "required", or the name of the tool that must be called. parallel: whether there
+    may be several calls.
+    """
 
-    Raises: APIError 400 for an invalid tool, and for a choice that needs a constrained answer.
+    tools: tuple[Tool, ...] = ()
+    choice: str = "auto"
+    parallel: bool = True
+
+    @property
+    def called_tools(self) -> tuple[Tool, ...]:
+        """The tools that the answer may call."""
+        return tuple(
+            tool
+            for tool in self.tools
+            if self.choice in ("auto", "required") or tool["function"]["name"] == self.choice
+        )
+
+    @property
+    def in_prompt(self) -> list[Tool]:
+        """The tools as chat templates take them."""
+        return [_without_strict(tool) for tool in self.tools]
+
+    def constrain(self, form: ToolFormat, answer_schema: Any, relaxed: bool) -> Constraint | None:
+        """Return the constraint of the answer; None if its form is free.
+
+        answer_schema: the schema that `response_format` names. relaxed: the arguments of a tool
+        that is not strict may be any object.
+        """
+        tools = [
+            tool
+            if tool["function"].get("strict") or not relaxed
+            else {"function": tool["function"] | {"parameters": ANY_OBJECT}}
+            for tool in self.called_tools
+        ]
+        if self.choice != "auto":
+            several = self.parallel and self.choice == "required"
+            return call_constraint(tools, form, several=several)
+        if answer_schema is not None:
+            return call_constraint(tools, form, several=self.parallel, answer_schema=answer_schema)
+        is_strict = any(tool["function"].get("strict") for tool in self.tools)
+        if is_strict and form.begin:  # without a tag nothing tells where a call begins
+            return call_constraint(tools, form, text_before=True)
+        return None
+
+
+def read_tools(tools: Sequence[Any], choice: Any, parallel: bool | None) -> ToolUse | None:
+    """Return the tools of a request; None if there are none, or the client chose `none`.
+
+    choice: `tool_choice`. Raises: APIError 400 for an invalid tool or choice.
     """
     if len(tools) > MAX_TOOLS:
         raise APIError(400, f"{len(tools)} tools are given; at most {MAX_TOOLS} are read", "tools")
     for tool in tools:
         _check_tool(tool)
-    if choice not in (None, "auto", "none"):
-        raise APIError(
-            400,
-            f'tool_choice is {json.dumps(choice)[:60]}; this server forces no call: take "auto" or '
-            '"none"',
-            "tool_choice",
-        )
-    if tools and parallel is False:
-        raise APIError(
-            400,
-            "parallel_tool_calls is false; this server does not limit how many calls a model "
-            "writes: leave it out",
-            "parallel_tool_calls",
-        )
-    return [] if choice == "none" else [_without_strict(tool) for tool in tools]
+    names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise APIError(400, f"two tools have the name {twice}: rename one", "tools")
+    chosen = _read_choice(choice, names)
+    if not tools or chosen == "none":
+        return None
+    return ToolUse(tuple(tools), chosen, parallel is not False)
+
+
+def _read_choice(choice: Any, names: Sequence[str]) -> str:
+    """Return "auto", "none", "required" or the name of a tool. Raises: APIError 400."""
+    if choice in (None, "auto", "none"):
+        return choice or "auto"
+    if choice == "required" and names:
+        return "required"
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if isinstance(name, str) and name in names:
+            return name
+    raise APIError(
+        400,
+        f'tool_choice is {json.dumps(choice)[:80]}; it is "auto", "none", or, with tools, '
+        '"required" or {"type": "function", "function": {"name": one of tools}}',
+        "tool_choice",
+    )
 
 
 def _without_strict(tool: Tool) -> Tool:
@@ -135,34 +201,48 @@ def _parse_arguments(arguments: Any) -> dict[str, Any]:
     return parsed
 
 
-def render_prompt_ids(tokenizer: Any, turns: Sequence[Turn], tools: Sequence[Tool]) -> list[int]:
-    """Render a conversation and its tools with the chat template. Returns token ids.
+def render_prompt_ids(
+    tokenizer: Any, turns: Sequence[Turn], tools: Sequence[Tool]
+) -> tuple[list[int], ToolFormat]:
+    """Render a conversation and its tools. Returns (token ids, the form of the model's calls).
 
-    Raises: ModelError; APIError 400 if the template ignores tools or calls, so that the prompt is
-        the same without them.
+    If the template has no place for tools or for earlier calls, a system message lists the tools,
+    and calls are part of the text.
+
+    Raises: ModelError; APIError 400 if the template has tools in a form that cannot be read.
     """
-    ids = encode_chat(tokenizer, turns, tools or None)
-    if tools and ids == _render_ids(tokenizer, turns, []):
+    with_tools = bool(tools) or any(
+        turn["role"] == "tool" or "tool_calls" in turn for turn in turns
+    )
+    if not with_tools:
+        return encode_chat(tokenizer, turns), HERMES
+    if not _has_place_for_tools(tokenizer, turns, tools):
+        return encode_chat(tokenizer, describe_tools(turns, tools)), HERMES
+    form = detect_tool_format(get_chat_template(tokenizer, tools or None) or "")
+    if tools and form is None and not getattr(tokenizer, "response_schema", None):
+        known = ", ".join(form.name for form in TOOL_FORMATS)
         raise APIError(
             400,
-            "this model's chat template has no place for tools, so the model would not see them: "
-            "leave tools out",
+            "this model's chat template writes calls of tools in a form that this server cannot "
+            f"read (it reads {known}, and tokenizers with a response_schema): leave tools out",
             "tools",
-            "no_tools_in_template",
+            "unknown_tool_format",
         )
-    if any("tool_calls" in turn for turn in turns):
-        without = [
-            {name: value for name, value in turn.items() if name != "tool_calls"} for turn in turns
-        ]
-        if ids == _render_ids(tokenizer, without, tools or None):
-            raise APIError(
-                400,
-                "a message has 'tool_calls', for which this model's chat template has no place: "
-                "write them into its content",
-                "messages",
-                "no_tools_in_template",
-            )
-    return ids
+    return encode_chat(tokenizer, turns, tools or None), form or HERMES
+
+
+def _has_place_for_tools(tokenizer: Any, turns: Sequence[Turn], tools: Sequence[Tool]) -> bool:
+    """Return whether the prompt differs without the tools, and without the calls."""
+    ids = _render_ids(tokenizer, turns, tools or None)
+    if ids is None:
+        return detect_tool_format(get_chat_template(tokenizer, tools or None) or "") is not None
+    if tools and ids == _render_ids(tokenizer, turns, None):
+        return False
+    without = [
+        {name: value for name, value in turn.items() if name != "tool_calls"} for turn in turns
+    ]
+    has_calls = any("tool_calls" in turn for turn in turns)
+    return not has_calls or ids != _render_ids(tokenizer, without, tools or None)
 
 
 def _render_ids(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from skipsearch.core.constraint import Constraint
 from skipsearch.core.registry import unknown_name
 from skipsearch.core.strict_yaml import MAX_BYTES, Document, FileKind, read_yaml
 from skipsearch.errors import TaskError
@@ -100,6 +101,7 @@ class Manifest(_ManifestModel):
     columns: our name of a column -> the dataset's name.
     single_line: columns whose line breaks become spaces.
     score: how the answers are scored; None: they are not.
+    constraint: the shape of the answers; None: any text.
     categories: rows with another value in the column `category` are not used; None: all are used.
     """
 
@@ -122,6 +124,15 @@ class Manifest(_ManifestModel):
     seed: Annotated[int, Field(ge=0)]
     end_on_repeat: Count | None
     score: TaskScore | None = None
+    constraint: Constraint | None = None
+
+    @model_validator(mode="after")
+    def _check_constraint(self) -> Self:
+        if self.constraint is not None and self.sampling.temperature > 0:
+            raise ValueError(
+                "constraint: answers of a shape are decoded greedily; set the temperature to 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_shots(self) -> Self:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from skipsearch.core.constraint import Constraint
 from skipsearch.core.schema_types import FrozenModel, Temperature, TopK, TopP
 from skipsearch.tasks.prompt_template import Template, Text
 
@@ -70,6 +71,7 @@ class Task:
     notes: what a reader of a measurement should know, one sentence each, such as a shortage of
         prompts.
     score: None if answers are not scored.
+    constraint: the shape of every answer; None: any text.
     """
 
     name: str
@@ -85,25 +87,28 @@ class Task:
     calibration: tuple[Prompt, ...]
     holdout: tuple[Prompt, ...]
     score: TaskScore | None = None
+    constraint: Constraint | None = None
 
     @property
     def calibration_sha256(self) -> str:
-        """Hash of the calibration texts, which a profile stores.
+        """Hash of the calibration texts and the constraint, which a profile stores.
 
         The same task may have other text on another Python version or dataset revision.
         """
-        return text_sha256(self.calibration)
+        return text_sha256(self.calibration, self.constraint)
 
     @property
     def holdout_sha256(self) -> str:
         """Hash of the hold-out texts."""
-        return text_sha256(self.holdout)
+        return text_sha256(self.holdout, self.constraint)
 
 
-def text_sha256(prompts: Sequence[Prompt]) -> str:
-    """Return a hash of the texts in order.
+def text_sha256(prompts: Sequence[Prompt], constraint: Constraint | None = None) -> str:
+    """Return a hash of the texts in order, and of the constraint of their answers.
 
     They are hashed as a JSON list, so that different lists have different text.
     """
     listed = json.dumps([prompt.text for prompt in prompts], ensure_ascii=False)
+    if constraint is not None:
+        listed += json.dumps([constraint.kind, constraint.text])
     return hashlib.sha256(listed.encode()).hexdigest()

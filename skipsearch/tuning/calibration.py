@@ -83,6 +83,7 @@ def build_replay_objective(
         calibration.end_on_repeat,
         progress,
         calibration.sampling,
+        constraint=calibration.constraint,
     )
     on_event(StageStarted("measuring the latency table"))
     costs = measure_task_costs(model, replay.context_lengths(), progress, on_event, remeasure)

@@ -285,8 +285,9 @@ def confirm(
     decoder = winner.make_decoder(model)
     # A drafter that learns from request to request must not meet a text twice.
     repeats = 1 if decoder.is_learning else HOLDOUT_REPEATS
+    baseline = Decoder(model, draft_forced=False)
     plain, drafted = time_interleaved(
-        [Decoder(model), decoder], holdout, repeats, seed, make_progress_callback(on_event)
+        [baseline, decoder], holdout, repeats, seed, make_progress_callback(on_event)
     )
     winner = replace(winner, measurement=PairedTimings(plain, drafted))
     on_event(winner.describe_measurement("holdout"))

@@ -148,7 +148,7 @@ def race_candidates(
     predicted time of the decoded prompts (a control variate).
     """
     winner, timings = successive_halving(
-        Decoder(model),
+        Decoder(model, draft_forced=False),
         [candidate.make_decoder(model) for candidate in candidates],
         workload,
         rungs,

@@ -144,7 +144,7 @@ def verify(
         module_folders=profile.module_folders,
     )
     plain, drafted = time_interleaved(
-        [Decoder(model), candidate], holdout, HOLDOUT_REPEATS, seed, progress
+        [Decoder(model, draft_forced=False), candidate], holdout, HOLDOUT_REPEATS, seed, progress
     )
     remeasured = build_profile(
         model,

@@ -174,7 +174,7 @@ def measure(
     return {
         "task": task.name,
         "prompts": plain.n_prompts,
-        "plain_ms_per_token": asdict(plain.estimate()),
+        "plain_ms_per_token": {k: 1e3 * v for k, v in asdict(plain.estimate()).items()},
         "rows": rows,
     }
 

@@ -32,6 +32,7 @@ def run_in_thread(main: Coroutine[Any, Any, None]) -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(asyncio.run, main).result()
 
+
 pytestmark = pytest.mark.xdist_group("connections")
 FILES = 160
 CLOSED_WITHIN_S = (

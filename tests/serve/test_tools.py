@@ -1,6 +1,6 @@
 """Tools in a chat: the template gets what transformers gives it.
 
-What the server does not support is refused by name.
+What the server does not support is refused by name. `test_structured.py` has the calls.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from helpers.tiny import FullModel, tiny_llama
 
 from skipsearch.decoding import Decoder
 from skipsearch.models import adapt
+from skipsearch.models.chat.tool_formats import describe_tools
 from skipsearch.serve.app import build_app
 from skipsearch.serve.auth import APIKeys
 from skipsearch.serve.service import Service
@@ -29,8 +30,7 @@ __all__ = ["one_thread"]
 WITH_TOOLS = (
     "<s>{% if tools %}tools:{% for t in tools %}{{ t | tojson }}\n{% endfor %}{% endif %}"
     "{% for m in messages %}{{ m['role'] }}:{% if m.tool_calls %}{% for c in m.tool_calls %}"
-    "call {{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}:{{ v }},{% "
-    "endfor %})"
+    "<tool_call>{{ c.function | tojson }}</tool_call>"
     "{% endfor %}{% else %}{{ m['content'] }}{% endif %}{% if m.tool_call_id %} ({{ m.tool_call_id "
     "}}){% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}ai:{% endif %}"
@@ -122,11 +122,11 @@ def test_answers_with_tools_are_drafted_and_some_drafts_are_rejected(client: Tes
     assert 0 < figures["accepted"] < figures["drafted"]
 
 
-@pytest.mark.parametrize("strict", [True, False, None])
+@pytest.mark.parametrize("strict", [False, None])
 def test_strict_tools_are_accepted_and_make_the_same_prompt(
     client: TestClient, strict: bool | None
 ) -> None:
-    """Agents send `strict` by default. It constrains nothing, and is not in the prompt."""
+    """Agents send `strict` by default. It is not in the prompt."""
     tools = json.loads(json.dumps(TOOLS))
     tools[0]["function"]["strict"] = strict
     assert told(ask(client, tools=tools)) == expected(USER, TOOLS)
@@ -193,20 +193,17 @@ def tool(**function: Any) -> list[Any]:
     ("asked", "param", "sentence"),
     [
         (
-            {"tools": TOOLS, "tool_choice": "required"},
+            {"tools": TOOLS, "tool_choice": "some"},
             "tool_choice",
-            'tool_choice is "required"; this server forces no call',
+            'tool_choice is "some"; it is "auto", "none"',
         ),
+        ({"tool_choice": "required"}, "tool_choice", 'tool_choice is "required"'),
         (
-            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "look_up"}}},
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
             "tool_choice",
-            "this server forces no call",
+            "one of tools",
         ),
-        (
-            {"tools": TOOLS, "parallel_tool_calls": False},
-            "parallel_tool_calls",
-            "parallel_tool_calls is false",
-        ),
+        ({"tools": [*TOOLS, *TOOLS]}, "tools", "two tools have the name look_up"),
         ({"tools": tool(strict="yes")}, "tools", "a strict that is neither true, false nor null"),
         ({"tools": 128 * tool() + tool()}, "tools", "129 tools are given; at most 128 are read"),
         ({"tools": {}}, "tools", "tools is not as it should be"),
@@ -222,21 +219,17 @@ def tool(**function: Any) -> list[Any]:
         ({"tools": tool(parameters=[])}, "tools", "parameters that are no object"),
         ({"functions": [{"name": "f"}]}, "functions", "functions is"),
         ({"function_call": "auto"}, "function_call", "function_call is"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "response_format is"),
+        ({"response_format": {"type": "xml"}}, "response_format", "its type is text, json_object"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "a json_schema without"),
         (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": {}},
-                }
-            },
+            {"response_format": {"type": "json_object"}},
             "response_format",
-            "response_format is",
+            "end-of-sequence token and this model names none",
         ),
     ],
     ids=lambda value: f"{value!s:.50}",
 )
-def test_what_an_answer_would_have_to_be_forced_into_is_refused(
+def test_fields_that_make_no_sense_are_refused(
     client: TestClient, asked: Any, param: str, sentence: str
 ) -> None:
     check_refused(ask(client, **asked), param, sentence)
@@ -272,17 +265,25 @@ def test_a_turn_that_makes_no_sense_is_refused(
     check_refused(ask(client, [*USER, message]), "messages", sentence)
 
 
-def test_what_the_template_does_not_show_is_refused(without: TestClient) -> None:
-    """The prompt is the same with and without it, so the model would not see it."""
-    check_refused(
-        ask(without, tools=TOOLS), "tools", "this model's chat template has no place for tools"
-    )
-    check_refused(
-        ask(without, CALLED), "messages", "for which this model's chat template has no place"
-    )
+def test_a_template_without_tools_shows_them_in_a_system_message(without: TestClient) -> None:
+    described = describe_tools(USER, TOOLS)
+    assert described[0]["role"] == "system"
+    assert "look a word up" in described[0]["content"]
+    assert told(ask(without, tools=TOOLS)) == expected(described, None, CHAT_TEMPLATE)
+    as_objects = json.loads(json.dumps(CALLED))
+    as_objects[1]["tool_calls"][0]["function"]["arguments"] = {"word": "it"}
+    conversation = describe_tools(as_objects, TOOLS)
+    assert [turn["role"] for turn in conversation] == ["system", "user", "assistant", "user"]
+    assert told(ask(without, CALLED, tools=TOOLS)) == expected(conversation, None, CHAT_TEMPLATE)
     assert told(ask(without, tools=TOOLS, tool_choice="none")) == expected(
         USER, None, CHAT_TEMPLATE
     )
+
+
+def test_a_template_with_calls_of_an_unknown_form_is_refused_by_name() -> None:
+    client = client_of(WITH_TOOLS.replace("tool_call>", "invoke>"))
+    check_refused(ask(next(client), tools=TOOLS), "tools", "in a form that this server cannot read")
+    client.close()
 
 
 def test_a_completion_takes_no_tools(client: TestClient) -> None:

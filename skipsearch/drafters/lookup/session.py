@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from skipsearch.drafters.base import DecodeContext, Draft, DraftSession
 from skipsearch.drafters.lookup.spec import Lookup
-from skipsearch.drafters.lookup.suffix_index import SuffixIndex
+from skipsearch.drafters.lookup.suffix_index import DEFAULT_MAX_MATCH, SuffixIndex
 
 
 class LookupDrafter:
@@ -40,3 +42,14 @@ class LookupSession(DraftSession):
             return None
         copied = self.index.continuation(match.position, n)
         return Draft(ctx.pending.new_tensor(copied), copied_from=match.position)
+
+    def continue_draft(
+        self, ctx: DecodeContext, tokens: Sequence[int], max_tokens: int
+    ) -> Draft | None:
+        self.index.extend(ctx.history[len(self.index) :])
+        # The index must not contain tokens that may be rejected, so their match is only read.
+        match = self.index.longest_match_of([*ctx.history[-DEFAULT_MAX_MATCH:], *tokens])
+        n = 0 if match is None else min(max_tokens, self.spec.max_copy(match.length))
+        if match is None or not n or match.position >= len(self.index):
+            return None
+        return Draft(ctx.pending.new_tensor(self.index.continuation(match.position, n)))

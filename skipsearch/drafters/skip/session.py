@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Siblings
 from skipsearch.drafters.base import DecodeContext, Draft, DraftSession, TokenSampler
 from skipsearch.drafters.exits import Exit, ThresholdExitSession
-from skipsearch.engine import draft_chain, draft_step
+from skipsearch.engine import draft_chain, draft_step, forward
 
 
 class SiblingRule(Protocol):
@@ -135,6 +136,23 @@ class SkipSession(DraftSession):
         if self.siblings is not None and scores.confidence is not None:
             n_siblings = [self.siblings.count_for(c) for c in scores.confidence.tolist()]
         return build_draft(ranked, None, n_siblings)
+
+    def continue_draft(
+        self, ctx: DecodeContext, tokens: Sequence[int], max_tokens: int
+    ) -> Draft | None:
+        if ctx.model.spec.is_recurrent:  # the state after tokens cannot be taken back
+            return None
+        rows = torch.cat([ctx.pending, ctx.pending.new_tensor([tokens])], dim=1)
+        n_before, n_read = ctx.cache.length, len(tokens)
+        plan = ctx.planner.plan_chain(n_before, n_read)
+        forward(ctx.model, rows[:, :-1], ctx.cache, plan, self.mask, last_only=True)
+        n_drafted = self._n_drafted
+        try:
+            ctx.cache.length += n_read
+            draft = self.draft(replace(ctx, pending=rows[:, -1:]), max_tokens)
+        finally:
+            ctx.cache.length, self._n_drafted = n_before, n_drafted
+        return None if draft is None else draft.main_path()
 
     def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
         n_accepted = sum(node <= self._n_drafted for node in accepted_nodes)

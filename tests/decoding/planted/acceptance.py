@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from skipsearch.decoding import acceptance, loop
+from skipsearch.decoding import acceptance, acceptor
 from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.skip.session import SkipSession
 from skipsearch.engine import DraftScores
@@ -32,7 +32,7 @@ def first_wrong_token_accepted() -> Iterator[None]:
         accepted = min(accepted + 1, len(drafted))
         return accepted, int(logits[accepted].argmax())
 
-    with patch.object(loop, "accept_greedy", accept):
+    with patch.object(acceptor, "accept_greedy", accept):
         yield
 
 
@@ -42,7 +42,7 @@ def correction_read_from_the_row_behind() -> Iterator[None]:
         accepted, _ = acceptance.accept_greedy(drafted, logits)
         return accepted, int(logits[-1].argmax())
 
-    with patch.object(loop, "accept_greedy", accept):
+    with patch.object(acceptor, "accept_greedy", accept):
         yield
 
 
@@ -65,7 +65,7 @@ def _swapped(
 @caught_by(check_sampling)
 def p_and_q_swapped() -> Iterator[None]:
     with (
-        patch.object(loop, "accept_sampled", _swapped),
+        patch.object(acceptor, "accept_sampled", _swapped),
         patch.object(acceptance, "accept_sampled", _swapped),
     ):
         yield

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from skipsearch.decoding import acceptance, loop
+from skipsearch.decoding import acceptance, acceptor, loop
 from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.loop import DecodeLoop
 from skipsearch.drafters import DecodeContext, Draft
@@ -158,5 +158,5 @@ def certain_token_kept_whatever_its_chance() -> Iterator[None]:
             return real(drafted, q, p, generator)
         return len(drafted), int(torch.multinomial(p[len(drafted)], 1, generator=generator))
 
-    with patch.object(loop, "accept_sampled", accept):
+    with patch.object(acceptor, "accept_sampled", accept):
         yield

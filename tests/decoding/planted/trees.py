@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from skipsearch.decoding import acceptance, loop, trees
+from skipsearch.decoding import acceptance, acceptor, loop, trees
 from skipsearch.engine import DraftScores
 from skipsearch.engine.sampler import TemperatureSampler
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
@@ -82,7 +82,7 @@ def any_sibling_of_a_right_token_stands() -> Iterator[None]:
         path[-1] = max(i for i, parent in enumerate(parents, 1) if parent == parents[path[-1] - 1])
         return path, following
 
-    with patch.object(loop, "accept_tree_greedy", accept):
+    with patch.object(acceptor, "accept_tree_greedy", accept):
         yield
 
 
@@ -101,7 +101,7 @@ def padding_taken_for_a_token() -> Iterator[None]:
             return [*path, len(parents)], int(logits[-1].argmax())
         return path, following
 
-    with patch.object(loop, "accept_tree_greedy", accept):
+    with patch.object(acceptor, "accept_tree_greedy", accept):
         yield
 
 
