@@ -29,7 +29,7 @@ class Matcher(Protocol):
         """Return how many of the tokens, in order, are legal. The state does not change."""
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Go on after tokens that are legal. Raises: DecodeError if one is not."""
+        """Read tokens that are legal. Raises: DecodeError if one is not."""
 
     def roll_back(self, n_tokens: int) -> None:
         """Return to the state before the last `n_tokens` tokens."""

@@ -151,18 +151,18 @@ def _drop_illegal(draft: Draft, tokens: Sequence[int], matcher: Matcher) -> Draf
     assert draft.parents is not None
     assert draft.n_main is not None
     paths: list[list[int]] = [[]]
-    kept, numbers = list[int](), {0: 0}  # indices of nodes; their old and new numbers
+    legal_nodes, numbers = list[int](), {0: 0}  # indices; old and new numbers
     for i, (token, parent) in enumerate(zip(tokens, draft.parents, strict=True)):
         paths.append([*paths[parent], token])
         if parent in numbers and matcher.count_legal(paths[-1]) == len(paths[-1]):
-            kept.append(i)
-            numbers[i + 1] = len(kept)
-    if not kept:
+            legal_nodes.append(i)
+            numbers[i + 1] = len(legal_nodes)
+    if not legal_nodes:
         return None
-    parents = tuple(numbers[draft.parents[i]] for i in kept)
-    n_main = sum(i < draft.n_main for i in kept)
-    chosen = draft.tokens[torch.tensor(kept, device=draft.tokens.device)]
-    if n_main == len(kept):  # a chain
+    parents = tuple(numbers[draft.parents[i]] for i in legal_nodes)
+    n_main = sum(i < draft.n_main for i in legal_nodes)
+    chosen = draft.tokens[torch.tensor(legal_nodes, device=draft.tokens.device)]
+    if n_main == len(legal_nodes):  # a chain
         return Draft(chosen, copied_from=draft.copied_from)
     return Draft(chosen, copied_from=draft.copied_from, parents=parents, n_main=n_main)
 

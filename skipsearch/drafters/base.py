@@ -170,7 +170,7 @@ class DraftSession:
     ) -> Draft | None:
         """Return a chain of up to `max_tokens` tokens after `tokens`, which a constraint forces.
 
-        None if there is none, or if this drafter cannot go on from tokens that may be rejected.
+        None if there is none, or if this drafter cannot continue tokens that may be rejected.
         `verified` is not called for such a round.
         """
         return None

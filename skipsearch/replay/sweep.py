@@ -107,10 +107,13 @@ def sweep(
 
 
 def sweep_lookups(
-    rounds: RoundTable, options: Sequence[LookupProposals], costs: Costs
+    rounds: RoundTable, options: Sequence[Sequence[LookupProposals]], costs: Costs
 ) -> np.ndarray:
-    """Return predicted decode seconds [options, prompts] of each lookup alone."""
-    fixed = [_LookupRounds(rounds, [proposals], costs) for proposals in options]
+    """Return predicted decode seconds [options, prompts] of recipes without a skip drafter.
+
+    options: of each, the proposals of its lookups in order.
+    """
+    fixed = [_LookupRounds(rounds, proposals, costs) for proposals in options]
     return _walk(
         rounds, np.stack([f.n_accepted for f in fixed]), np.stack([f.seconds for f in fixed])
     )

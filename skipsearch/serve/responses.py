@@ -207,7 +207,7 @@ class ChoiceDelta:
 
 
 def _message(choice: Choice) -> dict[str, Any]:
-    """Return the message of a chat's answer. Beside calls, empty content is null."""
+    """Return the message of a chat's answer. If there are calls, empty content is null."""
     calls = {"tool_calls": choice.tool_calls} if choice.tool_calls else {}
     content = (choice.text.strip() or None) if calls else choice.text
     return {"role": "assistant", "content": content, "refusal": None} | calls

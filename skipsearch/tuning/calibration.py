@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from skipsearch.constraints import compile_constraint
 from skipsearch.core.cost_model import Costs
 from skipsearch.drafters.trained.module_files import list_modules, make_reference
 from skipsearch.errors import ModuleError, SearchError
 from skipsearch.models.adapter import ModelAdapter
+from skipsearch.replay.forced_replay import ForcedReplay
 from skipsearch.replay.replay import RECURRENT_NOTE, Replay
 from skipsearch.replay.trained_replay import TrainedDraft, load_trained_draft
 from skipsearch.replay.workload import Workload
@@ -87,7 +89,20 @@ def build_replay_objective(
     )
     on_event(StageStarted("measuring the latency table"))
     costs = measure_task_costs(model, replay.context_lengths(), progress, on_event, remeasure)
-    return ReplayObjective(replay, costs, shapes)
+    return ReplayObjective(replay, costs, shapes, forced=_replay_forced(model, calibration, replay))
+
+
+def _replay_forced(
+    model: ModelAdapter, calibration: Workload, replay: Replay
+) -> ForcedReplay | None:
+    """Return the forced tokens of the texts; None if the task has no constraint."""
+    if calibration.constraint is None:
+        return None
+    spec = model.spec
+    compiled = compile_constraint(
+        calibration.constraint, model.tokenizer, spec.vocab_size, spec.eos_token_ids
+    )
+    return ForcedReplay(compiled, replay.continuations)
 
 
 def measure_task_costs(

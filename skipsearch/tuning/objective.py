@@ -20,6 +20,7 @@ from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.drafters.s3d.spec import DraftTree
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.models.adapter import ModelAdapter
+from skipsearch.replay.forced_replay import ForcedReplay
 from skipsearch.replay.lookup_replay import LookupProposals, LookupReplay, lookup_grid
 from skipsearch.replay.parallel_draft import DraftRanks, nodes_by_depth
 from skipsearch.replay.replay import PromptReplay, Replay
@@ -101,11 +102,14 @@ class ReplayObjective:
         costs: Costs,
         shapes: Sequence[str] = ("skip",),
         reading: Reading = READ_ALL,
+        forced: ForcedReplay | None = None,
     ):
         """Make an objective.
 
-        reading: what a draft pass reads. `replay` and `costs` are those of such drafts.
+        reading: what a draft pass reads. `replay` and `costs` are those of such drafts. forced: the
+        tokens that a constraint forces, which are drafted before every recipe.
         """
+        self.forced = forced
         self.replay, self.costs, self.reading = replay, costs, reading
         self.shapes = tuple(map(RecipeShape.parse, shapes))  # allowed shapes of a recipe
         self.max_draft = len(costs.verify) - 1
@@ -124,7 +128,9 @@ class ReplayObjective:
 
     def fresh_copy(self) -> ReplayObjective:
         """Return a copy for another search, without a best mask so far."""
-        return ReplayObjective(self.replay, self.costs, list(map(str, self.shapes)), self.reading)
+        return ReplayObjective(
+            self.replay, self.costs, list(map(str, self.shapes)), self.reading, self.forced
+        )
 
     def with_reading(
         self, reading: Reading, draft_model: ModelAdapter | None, costs: Costs
@@ -295,12 +301,24 @@ class ReplayObjective:
         """Predict the recipe that has this lookup alone."""
         assert self.lookup_replay is not None
         rounds = rounds_without_model(self.replay.continuations, self.replay.token_budgets)
-        proposals = self.lookup_replay(spec, rounds.prompt_indices)
-        return Candidate.from_prediction(
-            Recipe((spec,)),
-            simulate(rounds, None, None, self.costs, [proposals]),
-            self.plain_pass_s,
+        prediction = self.simulate_recipe(
+            rounds, None, None, self.costs, self.propose_lookups((spec,), rounds)
         )
+        return Candidate.from_prediction(Recipe((spec,)), prediction, self.plain_pass_s)
+
+    def simulate_recipe(
+        self,
+        rounds: RoundTable,
+        mask: SkipMask | None,
+        policy: DraftPolicy | None,
+        costs: Costs,
+        proposals: Sequence[LookupProposals],
+    ) -> Prediction:
+        """Predict a recipe. Its counters have no entry for forced tokens."""
+        prediction = simulate(rounds, mask, policy, costs, proposals)
+        if self.forced is not None:
+            del prediction.stats.by_drafter[0]
+        return prediction
 
     def _rank_lookups(self) -> list[tuple[Lookup, float]]:
         """Return (setting, seconds per token) of each recipe of lookup alone, best first."""
@@ -308,7 +326,7 @@ class ReplayObjective:
             return []
         rounds = rounds_without_model(self.replay.continuations, self.replay.token_budgets)
         options = lookup_grid(self.max_draft)
-        proposals = [self.lookup_replay(spec, rounds.prompt_indices) for spec in options]
+        proposals = [self.propose_lookups((spec,), rounds) for spec in options]
         seconds = sweep_lookups(rounds, proposals, self.costs).sum(axis=1)
         return sorted(
             zip(options, (seconds / rounds.n_positions.sum()).tolist(), strict=True),
@@ -330,11 +348,15 @@ class ReplayObjective:
     def propose_lookups(
         self, lookups: Sequence[Lookup], rounds: RoundTable
     ) -> list[LookupProposals]:
-        """Return the proposals of each lookup at the positions of `rounds`."""
+        """Return the proposals of each lookup at the positions of `rounds`.
+
+        If there are forced tokens, they come first.
+        """
+        forced = [] if self.forced is None else [self.forced(rounds.prompt_indices)]
         if self.lookup_replay is None:
             assert not lookups
-            return []
-        return [self.lookup_replay(spec, rounds.prompt_indices) for spec in lookups]
+            return forced
+        return [*forced, *(self.lookup_replay(spec, rounds.prompt_indices) for spec in lookups)]
 
     def _predict_best(
         self,
@@ -375,7 +397,7 @@ class ReplayObjective:
         spec = make_spec(mask, policy) if make_spec else make_skip_spec(mask, policy, self.reading)
         return Candidate.from_prediction(
             Recipe((*lookups, spec)),
-            simulate(rounds, mask, policy, costs, proposals),
+            self.simulate_recipe(rounds, mask, policy, costs, proposals),
             self.plain_pass_s,
         )
 

@@ -23,7 +23,7 @@ from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner
 from skipsearch.replay.replay import Replay
 from skipsearch.replay.rounds import RoundTable, rounds_from_replay, rounds_without_model
-from skipsearch.replay.simulate import Prediction, simulate
+from skipsearch.replay.simulate import Prediction
 from skipsearch.replay.sweep import fine_policies, sweep
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.objective import ReplayObjective
@@ -136,7 +136,7 @@ class PerPromptObjective:
         """Predict one prompt. A mask that skips nothing drafts nothing."""
         rounds = self._rounds_of_prompt(prompt_index, mask)
         drafts = mask.n_skipped > 0
-        return simulate(
+        return self.objective.simulate_recipe(
             rounds,
             mask if drafts else None,
             policy if drafts else None,

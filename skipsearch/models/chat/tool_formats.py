@@ -1,7 +1,7 @@
 """The forms in which models write calls of tools: how to ask for them, how to read them.
 
-A chat template shows which form its model was trained on. A model whose template has no place for
-tools is told about them in a system message, in the form of Hermes.
+A chat template shows which form its model was trained on. If a template has no place for
+tools, a system message lists them, in the form of Hermes.
 """
 
 from __future__ import annotations
