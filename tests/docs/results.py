@@ -14,13 +14,32 @@ from skipsearch.report.theme import COLOURS, GAIN, INK, MUTED, themed_figure
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "recipes.svg"
 METHODS = sorted((ROOT / "docs" / "results").glob("methods-*.json"))
+RECIPE_FILES = ROOT / "docs" / "results"
 TASKS = {"pycode": "continue source code", "prose": "continue documentation"}
+# Names in the files of `recipes.py`, and what the tables call them.
 RECIPES = {
-    "skip alone": "skip",
+    "skip": "skip sub-layers alone",
     "lookup": "lookup",
-    "lookup,skip": "lookup, then skip",
+    "skip, reading less": "skip, reading less",
+    "lookup, then skip, reading less": "lookup, then skip, reading less",
     "bundled: adapted": "adapted (trained sub-layers)",
     "bundled: lookup,adapted": "lookup, then adapted",
+}
+UNTRAINED = ("skip", "lookup", "skip, reading less", "lookup, then skip, reading less")
+PRETRAINED = {
+    "bfloat16": "recipes-smollm2-bfloat16.json",
+    "Q4_1": "recipes-smollm2-q4_1.json",
+}  # weights of SmolLM2 -> file
+TASK_NAMES = {
+    "gsm8k": "GSM8K",
+    "humaneval": "HumanEval, greedy",
+    "chat": "`chat`",
+    "specbench-chat": "Spec-Bench: chat (MT-bench)",
+    "specbench-translation": "Spec-Bench: translation",
+    "specbench-summarization": "Spec-Bench: summarisation",
+    "specbench-qa": "Spec-Bench: questions",
+    "specbench-math_reasoning": "Spec-Bench: mathematics",
+    "specbench-rag": "Spec-Bench: RAG",
 }
 
 # Of `in_context.py`, with what the papers report, on other models, machines and text.
@@ -38,20 +57,19 @@ CHOSEN = {
 
 
 def recipes(task: str) -> dict[str, Any]:
-    """What `recipes.py --out` wrote."""
-    found: dict[str, Any] = json.loads(
-        (ROOT / "docs" / "results" / f"recipes-{task}.json").read_text("utf-8")
-    )
-    return found
+    """What `recipes.py --out` wrote of one task, with the embedded model."""
+    return of_tasks("recipes-demo.json")[task]
+
+
+def of_tasks(file: str) -> dict[str, dict[str, Any]]:
+    """The entries of a file of `recipes.py`, by task."""
+    found = json.loads((RECIPE_FILES / file).read_text("utf-8"))
+    return {entry["task"]: entry for entry in found["tasks"]}
 
 
 def measured(task: str) -> list[dict[str, Any]]:
-    """A row for each of RECIPES, in their order. Of the shape that `tune` chose, the recipe that
-    won its race on calibration prompts.
-    """
-    by_name = {row["name"]: row for row in recipes(task)["rows"]["all"]}
-    auto = by_name["auto"]
-    by_name[",".join(drafter["kind"] for drafter in auto["by_drafter"])] = auto
+    """A row for each of RECIPES, in their order."""
+    by_name = {row["name"]: row for row in recipes(task)["rows"]}
     return [by_name[name] for name in RECIPES]
 
 
@@ -72,7 +90,7 @@ def table() -> str:
     lines.append(
         "| plain | "
         + " | ".join(
-            f"{1e3 * recipes(task)['plain_ms_per_token']['mean']:.2f} ms a token" for task in TASKS
+            f"{recipes(task)['plain_ms_per_token']['mean']:.2f} ms a token" for task in TASKS
         )
         + " |"
     )
@@ -80,6 +98,47 @@ def table() -> str:
         lines.append(
             f"| {name} | " + " | ".join(speedup(by_task[task][k]) for task in TASKS) + " |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def pretrained() -> str:
+    """Recipes by task and weights, with a pretrained model."""
+    names = [RECIPES[name] for name in UNTRAINED]
+    lines = [
+        f"| task, weights | prompts | plain, ms a token | {' | '.join(names)} |",
+        "|---|---|---|" + "---|" * len(names),
+    ]
+    for weights, file in PRETRAINED.items():
+        for task, entry in of_tasks(file).items():
+            by_name = {row["name"]: row for row in entry["rows"]}
+            cells = [speedup(by_name[name]) if name in by_name else "–" for name in UNTRAINED]
+            plain = entry["plain_ms_per_token"]["mean"]
+            lines.append(
+                f"| {TASK_NAMES[task]}, {weights} | {entry['prompts']} | {plain:.2f} | "
+                f"{' | '.join(cells)} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def constraints() -> str:
+    """Decoding under a constraint: plain, with forced tokens, with all."""
+    entries = of_tasks("constrained-smollm2.json")
+    names = list(dict.fromkeys(row["name"] for entry in entries.values() for row in entry["rows"]))
+    lines = [
+        "| drafters | " + " | ".join(f"`{task}`" for task in entries) + " |",
+        "|---|" + "---|" * len(entries),
+        "| plain, under the constraint | "
+        + " | ".join(
+            f"{entry['plain_ms_per_token']['mean']:.2f} ms a token, the mask "
+            f"{entry['mask_us_per_token'] / 1e3:.2f}"
+            for entry in entries.values()
+        )
+        + " |",
+    ]
+    for name in names:
+        by_task = [{row["name"]: row for row in e["rows"]}.get(name) for e in entries.values()]
+        cells = ["–" if row is None else speedup(row) for row in by_task]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -136,7 +195,7 @@ def picture() -> str:
     import matplotlib
 
     with themed_figure() as figure_of, matplotlib.rc_context({"svg.hashsalt": "recipes"}):
-        figure = figure_of(figsize=(8.4, 2.5), layout="constrained")
+        figure = figure_of(figsize=(8.4, 2.9), layout="constrained")
         for place, task in enumerate(TASKS):
             axes = figure.add_subplot(1, len(TASKS), place + 1)
             rows = measured(task)
@@ -154,7 +213,7 @@ def picture() -> str:
                 )
             axes.axvline(1, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
             axes.set(
-                xlim=(0, 2.6),
+                xlim=(0, 2.9),
                 title=f"{task}: {TASKS[task]}",
                 xlabel="times as fast as plain decoding",
                 ylim=(len(rows) - 0.5, -0.5),

@@ -73,6 +73,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "engines": listed("engines"),
     "commands": commands,
     "recipes": results.table,
+    "pretrained": results.pretrained,
+    "constraints": results.constraints,
     "chosen": results.chosen,
     "long": results.long,
     **{path.stem: methods(path) for path in results.METHODS},
