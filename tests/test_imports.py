@@ -247,6 +247,7 @@ def test_module_names_are_unique() -> None:
 def test_the_exported_names_are_these_and_each_can_be_loaded() -> None:
     assert sorted(skipsearch.__all__) == [
         "Chunk",
+        "Constraint",
         "DecodeError",
         "DecodeStats",
         "Decoder",

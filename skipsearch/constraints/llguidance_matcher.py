@@ -127,7 +127,7 @@ class LLGuidanceMatcher:
         if self._matcher.is_error():
             raise self._error(self._matcher.get_error())
         bits = np.unpackbits(self._words.view(np.uint8), bitorder="little", count=len(mask))
-        mask[:] = bits
+        mask[:] = bits.view(bool)
         mask[self._eos] = self._matcher.is_accepting()
         if not mask.any():
             raise self._error("no token of this model may follow")

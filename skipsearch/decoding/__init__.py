@@ -24,7 +24,7 @@ Modules:
     conversation                  the turns of a chat
 """
 
-from skipsearch.decoding.acceptor import FORCED_KIND, make_masks
+from skipsearch.decoding.acceptor import FORCED_KIND, make_masks, mask_logits
 from skipsearch.decoding.batch import Batch, RunningRequest
 from skipsearch.decoding.decoder import Decoder
 from skipsearch.decoding.loop import Chunk, Generation
@@ -41,4 +41,5 @@ __all__ = [
     "RunningRequest",
     "Session",
     "make_masks",
+    "mask_logits",
 ]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from skipsearch.constraints import Matcher
 from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
-from skipsearch.decoding.processed import ConstraintProcessor, ProcessedAcceptance
+from skipsearch.decoding.processed import ConstraintProcessor, ProcessedAcceptance, mask_logits
 from skipsearch.decoding.stopping import StopCondition
 from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled
 from skipsearch.drafters import DecodeContext, Draft, DraftSession, PartialPass
@@ -63,8 +63,8 @@ class Acceptor:
             return None
         q = None if draft.probs is None else draft.probs[:n_legal]
         if q is not None:
-            legal = make_masks(matcher, tokens[: n_legal - 1], None, q.shape[1]).to(q.device)
-            q = torch.where(legal, q, 0)
+            masks = make_masks(matcher, tokens[: n_legal - 1], None, q.shape[1])
+            q = torch.where(torch.from_numpy(masks).to(q.device), q, 0)
             q = q / q.sum(dim=-1, keepdim=True)
         partial_pass = draft.partial_pass
         if partial_pass is not None:  # its rows: the pending token and all draft tokens but one
@@ -116,7 +116,7 @@ class Acceptor:
         if self.constraint is None:
             return logits
         masks = make_masks(self.constraint.matcher, tokens, parents, logits.shape[-1])
-        return logits.masked_fill(~masks.to(logits.device), -torch.inf)
+        return mask_logits(logits, masks)
 
     def _advance(self, tokens: Sequence[int]) -> None:
         if self.constraint is not None:
@@ -125,7 +125,7 @@ class Acceptor:
 
 def make_masks(
     matcher: Matcher, tokens: Sequence[int], parents: Sequence[int] | None, vocab_size: int
-) -> Tensor:
+) -> np.ndarray:
     """Return which tokens are legal after each row, bool [N + 1, V].
 
     Row 0 follows the emitted tokens, row i draft token i, in a chain or a tree with `parents` as in
@@ -143,7 +143,7 @@ def make_masks(
         if not matcher.has_ended:
             matcher.fill_mask(mask)
         matcher.roll_back(len(path))
-    return torch.from_numpy(masks)
+    return masks
 
 
 def _drop_illegal(draft: Draft, tokens: Sequence[int], matcher: Matcher) -> Draft | None:

@@ -134,6 +134,21 @@ class ProcessedAcceptance:
         self.ended = any([ends(token), self.on_token(self.ids, self.scores)])
 
 
+def mask_logits(logits: Tensor, masks: np.ndarray) -> Tensor:
+    """Return logits that are -inf where `masks` is False. Both are [N, V].
+
+    On a CPU, NumPy does so on the bits of the numbers: torch would wake its other threads twice,
+    which takes a tenth of a millisecond.
+    """
+    if logits.device.type != "cpu":
+        legal = torch.from_numpy(masks).to(logits.device)
+        return logits.masked_fill(~legal, -torch.inf)
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[logits.dtype.itemsize]
+    bits = logits.detach().contiguous().view(integer).numpy()
+    minus_infinity = torch.tensor(-torch.inf, dtype=logits.dtype).view(integer).numpy()
+    return torch.from_numpy(np.where(masks, bits, minus_infinity)).view(logits.dtype)
+
+
 class ConstraintProcessor:
     """The processor of a constraint: it rules out the tokens that may not follow.
 
@@ -146,9 +161,9 @@ class ConstraintProcessor:
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         """ids: [1, T]; scores: [1, V] -> [1, V]"""
         self.catch_up(ids)
-        mask = np.empty(scores.shape[-1], dtype=bool)
-        self.matcher.fill_mask(mask)
-        return scores.masked_fill(~torch.from_numpy(mask).to(scores.device), -torch.inf)
+        mask = np.empty(scores.shape, dtype=bool)
+        self.matcher.fill_mask(mask[0])
+        return mask_logits(scores, mask)
 
     def catch_up(self, ids: Tensor) -> None:
         """Read the tokens of `ids` [1, T] that were emitted since the last call."""

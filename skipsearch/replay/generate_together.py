@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from skipsearch.constraints import Matcher
 from skipsearch.core.constraint import Constraint
-from skipsearch.decoding import Decoder, Request, make_masks
+from skipsearch.decoding import Decoder, Request, mask_logits
 from skipsearch.decoding.acceptance import NOT_FINITE, accept_sampled, choose_greedy
 from skipsearch.decoding.stopping import StopCondition
 from skipsearch.engine import forward, no_grad
@@ -149,14 +150,12 @@ class _Chooser:
         are not numbers.
         """
         matchers = [self.matchers[text] for text in texts]
-        masks = [
-            torch.ones(1, logits.shape[1], dtype=torch.bool)
-            if matcher is None
-            else make_masks(matcher, [], None, logits.shape[1])
-            for matcher in matchers
-        ]
+        masks = np.ones((len(texts), logits.shape[1]), dtype=bool)
+        for mask, matcher in zip(masks, matchers, strict=True):
+            if matcher is not None:
+                matcher.fill_mask(mask)
         if any(matchers):
-            logits = logits.masked_fill(~torch.cat(masks).to(logits.device), -torch.inf)
+            logits = mask_logits(logits, masks)
         tokens = self._choose_legal(logits, texts)
         for matcher, token in zip(matchers, tokens, strict=True):
             if matcher is not None:

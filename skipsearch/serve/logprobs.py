@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.constraints import Matcher
-from skipsearch.decoding import make_masks
+from skipsearch.decoding import make_masks, mask_logits
 from skipsearch.engine import forward, no_grad
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner, round_slots
@@ -78,7 +78,7 @@ class LogprobScorer:
         scored = tokens[len(tokens) - n :]
         if is_answer and self.matcher is not None:
             masks = make_masks(self.matcher, scored[:-1], None, before.shape[1])
-            before = before.masked_fill(~masks.to(before.device), -torch.inf)
+            before = mask_logits(before, masks)
             self.matcher.advance(scored[: self.matcher.count_legal(scored)])
         before = before.log_softmax(dim=-1)
         values = before.gather(1, ids[0, -n:, None])[:, 0].tolist() if n else []

@@ -23,7 +23,7 @@ from options import loaded, options
 from recipes import format_interval, list_best_recipes, search
 
 from skipsearch.core.recipe import Recipe
-from skipsearch.decoding import Decoder, Request, make_masks
+from skipsearch.decoding import Decoder, Request, make_masks, mask_logits
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.workload import Workload, make_workload
 from skipsearch.tasks import Task, load_task
@@ -97,7 +97,7 @@ def measure_masks(model: ModelAdapter, workload: Workload, plain: Timings) -> fl
         for token in sample.generation.tokens:
             began = perf_counter()
             masks = make_masks(matcher, [], None, model.spec.vocab_size)
-            logits.masked_fill(~masks, -torch.inf)
+            mask_logits(logits, masks)
             matcher.advance([token])
             seconds += perf_counter() - began
             n_tokens += 1

@@ -121,7 +121,7 @@ def test_the_masks_of_a_tree_follow_each_nodes_own_path() -> None:
     for row, path in zip(masks, [(), (first,), (second,)], strict=True):
         legal = matcher.legal(path)
         if matcher.count_legal(path) == len(path):
-            assert set(row.nonzero().flatten().tolist()) == legal
+            assert set(row.nonzero()[0].tolist()) == legal
     assert matcher.tokens == []
 
 

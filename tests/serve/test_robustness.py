@@ -188,7 +188,7 @@ def test_what_cannot_be_carried_out_gets_its_status_and_a_sentence(
         (
             {
                 "messages": [{"role": "user", "content": "x"}],
-                "response_format": {"type": "json_object"},
+                "response_format": {"type": "xml"},
             },
             "response_format is",
         ),

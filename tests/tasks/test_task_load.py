@@ -24,8 +24,8 @@ DATA = (
 PAPERS = {"cnndm", "xsum", "humaneval", "gsm8k", "mtbench", "wmt14_de_en", "nq", "rag", "specbench"}
 
 
-def test_the_papers_tasks_and_three_of_our_own_come_with_skipsearch() -> None:
-    assert set(task_names()) == {"chat", "pycode", "prose"} | PAPERS
+def test_the_papers_tasks_and_four_of_our_own_come_with_skipsearch() -> None:
+    assert set(task_names()) == {"chat", "extract", "pycode", "prose"} | PAPERS
 
 
 @pytest.mark.parametrize("task", sorted(PAPERS))

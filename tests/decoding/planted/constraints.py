@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from unittest.mock import patch
 
+import numpy as np
 from helpers.toy_constraint import ToyMatcher
 from torch import Tensor
 
@@ -28,9 +29,9 @@ def the_state_of_a_rejected_token_stays() -> Iterator[None]:
 def a_row_has_the_mask_of_the_row_before() -> Iterator[None]:
     def late(
         matcher: Matcher, tokens: Sequence[int], parents: Sequence[int] | None, vocab_size: int
-    ) -> Tensor:
+    ) -> np.ndarray:
         masks = make_masks(matcher, tokens, parents, vocab_size)
-        masks[1:] = masks[:-1].clone()
+        masks[1:] = masks[:-1].copy()
         return masks
 
     with patch.object(acceptor, "make_masks", late):
