@@ -12,7 +12,7 @@ from typing import Any
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding.stopping import Detokenizer
 from skipsearch.decoding.tracing import Proposal
-from skipsearch.models.chat.call_reader import CallDelta, CallReader, SchemaCallReader
+from skipsearch.models.chat.call_reader import CallDelta, CallReader, SchemaCallReader, merge_deltas
 from skipsearch.serve.logprobs import TokenScore
 from skipsearch.serve.scheduler import RoundOutput
 
@@ -80,7 +80,7 @@ class Choice:
             if isinstance(self.calls, SchemaCallReader):
                 text = str(self.tokenizer.decode(chunk.tokens, skip_special_tokens=False))
             text, deltas = self.calls.feed(text, last=chunk.finish_reason is not None)
-            calls = [self._add_call_delta(delta) for delta in deltas]
+            calls = [self._add_call_delta(delta) for delta in merge_deltas(deltas)]
             if self.finish_reason == "stop" and self.tool_calls:
                 self.finish_reason = "tool_calls"
         self.text += text

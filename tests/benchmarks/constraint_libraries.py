@@ -16,6 +16,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import llguidance.hf
 import llguidance.numpy
 import xgrammar
 from llguidance import LLMatcher, LLTokenizer

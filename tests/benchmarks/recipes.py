@@ -4,7 +4,8 @@ For each task, the search of `tune` runs once. Then the best recipe of each shap
 decode the same hold-out prompts in turn:
 
     lookup               copies from the text alone
-    skip                 skips sub-layers and reads the others and the head completely
+    skip                 skips sub-layers and reads the others and the head completely; with
+                         `--masks-alone`, after a search of its own
     skip, reading less   fewer bits, fewer tokens of the vocabulary or fewer sub-layers
     lookup, then …       lookup first, then one of the two
 
@@ -39,13 +40,16 @@ from skipsearch.decoding import Decoder
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.profile import load_profile
+from skipsearch.replay.evidence import collect_evidence
 from skipsearch.replay.workload import Workload, make_workload
+from skipsearch.searchers import SearchProblem
 from skipsearch.tasks import Task, load_task
 from skipsearch.timing.interleaved import Timings, time_interleaved
 from skipsearch.tuning.calibration import Calibration, calibrate, load_trained_drafts
 from skipsearch.tuning.candidates import Candidate
-from skipsearch.tuning.driver import SearchOutcome, search_masks
+from skipsearch.tuning.driver import REFINED_MASKS, SearchOutcome, search_masks
 from skipsearch.tuning.events import Notice, ignore_event
+from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.settings import TuneSettings
 
 # Spec-Bench's file names a category for each question. The eight of MT-bench are one part.
@@ -107,8 +111,24 @@ def search(
     return calibration, outcome
 
 
-def list_best_recipes(calibration: Calibration, outcome: SearchOutcome) -> dict[str, Candidate]:
-    """Return the recipe of each shape that is predicted to be the fastest."""
+def search_masks_alone(calibration: Calibration, budget_s: float, seed: int) -> list[SkipMask]:
+    """Return the best masks of drafts that read the rest of the model completely."""
+    objective = calibration.objective.fresh_copy()
+    n_layers = objective.replay.model.spec.n_layers
+    evidence = collect_evidence(objective.replay, objective.costs)
+    problem = SearchProblem(n_layers, evidence=evidence, seed=seed)
+    alone = Search(problem, objective, None, (), ignore_event, perf_counter(), budget_s, None)
+    alone.run("auto")
+    return [trial.mask for trial in alone.best_trials(REFINED_MASKS)]
+
+
+def list_best_recipes(
+    calibration: Calibration, outcome: SearchOutcome, masks_alone: Sequence[SkipMask] = ()
+) -> dict[str, Candidate]:
+    """Return the recipe of each shape that is predicted to be the fastest.
+
+    masks_alone: those of `search_masks_alone`; (): no recipe skips sub-layers alone.
+    """
     everything, n_layers = calibration.objective, calibration.objective.replay.model.spec.n_layers
     masks = [trial.mask for trial in outcome.best]
     recipes = {"lookup": everything.best_lookup()}
@@ -116,7 +136,7 @@ def list_best_recipes(calibration: Calibration, outcome: SearchOutcome) -> dict[
         prefix = "lookup, then " if after_lookup else ""
         skipping = [
             everything.best_recipe(mask, after_lookup, fine=True)
-            for mask in masks
+            for mask in masks_alone
             if mask.n_skipped
         ]
         reading_less = [
@@ -302,6 +322,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, help="hold-out prompts of a task, all if not given")
     parser.add_argument("--max-new-tokens", type=int, help="instead of the task's own")
     parser.add_argument("--greedy", action="store_true", help="decode tasks that sample greedily")
+    parser.add_argument(
+        "--masks-alone", action="store_true", help="measure drafts that skip and read the rest, too"
+    )
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--also", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--predictions", type=int, default=0)
@@ -336,7 +359,10 @@ def run_task(model: ModelAdapter, task: Task, args: argparse.Namespace) -> dict[
     print(f"{task.name}: searched for {perf_counter() - started:.0f} s", flush=True)
     if args.predictions:
         return compare_predictions(model, calibration, outcome, args.predictions, args.seed)
-    recipes = list_best_recipes(calibration, outcome)
+    masks_alone = (
+        search_masks_alone(calibration, args.budget, args.seed) if args.masks_alone else ()
+    )
+    recipes = list_best_recipes(calibration, outcome, masks_alone)
     recipes |= list_trained_recipes(model, calibration, args.also)
     measured = measure(model, task, recipes, args.repeats, args.seed)
     print_table(measured)

@@ -25,7 +25,7 @@ RECIPES = {
     "bundled: adapted": "adapted (trained sub-layers)",
     "bundled: lookup,adapted": "lookup, then adapted",
 }
-UNTRAINED = ("skip", "lookup", "skip, reading less", "lookup, then skip, reading less")
+UNTRAINED = ("lookup", "skip, reading less", "lookup, then skip, reading less")
 PRETRAINED = {
     "bfloat16": "recipes-smollm2-bfloat16.json",
     "Q4_1": "recipes-smollm2-q4_1.json",

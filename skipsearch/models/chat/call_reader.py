@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,16 @@ class CallDelta:
     index: int
     name: str | None = None
     arguments: str = ""
+
+
+def merge_deltas(deltas: Sequence[CallDelta]) -> list[CallDelta]:
+    """Return one delta for each call: clients expect no call twice in one event."""
+    merged: dict[int, CallDelta] = {}
+    for delta in deltas:
+        first = merged.setdefault(delta.index, CallDelta(delta.index))
+        first.name = first.name or delta.name
+        first.arguments += delta.arguments
+    return list(merged.values())
 
 
 @dataclass
