@@ -20,7 +20,7 @@ from skipsearch.drafters import Draft
 from skipsearch.drafters.lookup.spec import Lookup
 
 from .checks import MASKS, PROMPTS, Drafting, assert_partly_accepted
-from .constraint_checks import EOS, check_constrained_greedy, check_constrained_law
+from .constraint_checks import EOS, check_constrained_greedy, check_constrained_law, masked_greedy
 from .schema_checks import DRAFTINGS_OF_SCHEMAS, check_schema, schemas, world
 
 
@@ -159,3 +159,20 @@ def test_that_holds_of_a_thousand_schemas(engine: str) -> None:
     world.cache_clear()
     assert_partly_accepted(total)
     print(f"\n{engine}: {cases} schemas, {total.drafted} drafted, {total.accepted} accepted")
+
+
+@pytest.mark.parametrize("engine", ["lean", "native"])
+def test_exact_decoding_and_sessions_follow_the_constraint(engine: str) -> None:
+    with use_engine(engine):
+        model, full = tiny_model_and_reference()
+    model, total = with_eos(model, EOS), DecodeStats()
+    rule = make_rule(6, VOCAB, EOS)
+    with constrained_by(rule, EOS):
+        for exact in (False, True):
+            recipe = Drafting(MASKS[0], 4, lookup=Lookup(min_match=1, draft_length=3)).recipe
+            session = Decoder(model, recipe, exact=exact).new_session()
+            for prompt in (PROMPTS[0], (*PROMPTS[0], 7, 8), PROMPTS[2]):
+                result = session.generate(prompt, 16)
+                assert result.tokens == masked_greedy(full, prompt, rule, 16, EOS)
+                total += result.stats
+    assert_partly_accepted(total)
