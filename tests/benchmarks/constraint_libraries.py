@@ -22,6 +22,7 @@ import xgrammar
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
+from skipsearch.constraints.llguidance_matcher import JSON_STYLE
 from skipsearch.engine import load_model
 
 SCHEMA: dict[str, Any] = {
@@ -36,7 +37,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 TEXTS = [
-    json.dumps({"name": name, "kind": kind, "year": year, "authors": authors})
+    json.dumps({"name": name, "kind": kind, "year": year, "authors": authors}, ensure_ascii=False)
     for name, kind, year, authors in [
         ("a parser of dates", "library", 1998, ["Ada", "Grace"]),
         ("Häuser & Gärten", "server", 2026, []),
@@ -66,7 +67,7 @@ def time_us(function: Callable[[], object]) -> float:
 
 def measure_llguidance(table: TokenTable, texts: Sequence[Sequence[int]]) -> dict[str, float]:
     prepared = LLTokenizer(TokenizerWrapper(table), len(table.tokens))
-    grammar = LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False})
+    grammar = LLMatcher.grammar_from_json_schema(SCHEMA, JSON_STYLE)
     mask = llguidance.numpy.allocate_token_bitmask(1, len(table.tokens))
     times: dict[str, list[float]] = {"compile": [], "mask": [], "roll back": [], "forced": []}
     forced = 0
