@@ -46,6 +46,12 @@ ANSWERS: list[tuple[ToolFormat, str, str, Calls]] = [
     ),
     (HERMES, "a < b, <tool and </tool_call>", "a < b, <tool and </tool_call>", {}),
     (HERMES, "<tool_call>\nno JSON\n</tool_call>", "<tool_call>\nno JSON\n</tool_call>", {}),
+    (
+        HERMES,
+        '<tool_call>{"name": "\\q", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "\\q", "arguments": {}}</tool_call>',
+        {},
+    ),
     (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1', "", {0: ("f", '{"a": 1')}),
     (HERMES, '<tool_call>{"name": "f", "arguments": {}}', "", {0: ("f", "{}")}),
     (LLAMA_3, '{"name": "f", "parameters": {"a": 1}}', "", {0: ("f", '{"a": 1}')}),

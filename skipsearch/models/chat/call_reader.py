@@ -11,6 +11,12 @@ from typing import Any
 from skipsearch.models.chat.tool_formats import ToolFormat
 
 
+# The beginning of a call up to its arguments. A name has no escapes: those of tools never do.
+_CALL_HEAD = re.compile(
+    r'[\s\[,;]*\{\s*"name"\s*:\s*"([^"\\\n]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+
+
 @dataclass
 class CallDelta:
     """What a part of the text added to a call.
@@ -104,13 +110,9 @@ class CallReader:
         if self._closing:
             return self._read_closing(last)
         if self._arguments is None:
-            head = re.match(
-                r'[\s\[,;]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"'
-                r"\s*:\s*(?=\{)",
-                self._buffer,
-            )
+            head = _CALL_HEAD.match(self._buffer)
             if head is not None:
-                self._begin_call(json.loads(head[1]))
+                self._begin_call(head[1])
                 self._arguments, self._buffer = _JSONEnd(), self._buffer[head.end() :]
             elif (call := self._complete_call()) is not None:
                 self._begin_call(call[0])
