@@ -10,7 +10,6 @@ from typing import Any
 
 from skipsearch.models.chat.tool_formats import ToolFormat
 
-
 # The beginning of a call up to its arguments. A name has no escapes: those of tools never do.
 _CALL_HEAD = re.compile(
     r'[\s\[,;]*\{\s*"name"\s*:\s*"([^"\\\n]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
