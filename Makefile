@@ -40,7 +40,7 @@ real: .venv/installed
 
 real-short: .venv/installed
 	$(BIN)/python tools/real_model.py --fetch-only
-	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m real tests/test_real_model.py
+	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m real tests/test_real_model.py tests/test_real_clients.py
 
 test: .venv/installed
 	$(BIN)/ruff check .
