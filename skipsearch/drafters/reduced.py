@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from skipsearch.core.reading import Reading
-from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession, TokenSampler
+from skipsearch.drafters.base import (
+    DecodeContext,
+    Draft,
+    Drafter,
+    DraftSession,
+    StatefulDrafter,
+    TokenSampler,
+)
 from skipsearch.engine import LayerTap
 from skipsearch.engine.draft_model import DraftModel, make_draft_model
 from skipsearch.errors import MaskError
@@ -24,8 +32,10 @@ def reduce_reading(drafter: Drafter, model: ModelAdapter, reading: Reading) -> D
     """
     if reading.is_everything:
         return drafter
+    learns = isinstance(drafter, StatefulDrafter)
     try:
-        return ReducedDrafter(drafter, make_draft_model(model, reading))
+        draft_model = make_draft_model(model, reading)
+        return (LearningReducedDrafter if learns else ReducedDrafter)(drafter, draft_model)
     except ValueError as error:
         raise MaskError(f"{error}; was this vocabulary made for another model?") from None
 
@@ -38,6 +48,22 @@ class ReducedDrafter:
 
     def new_session(self) -> ReducedSession:
         return ReducedSession(self.drafter.new_session(), self.draft_model)
+
+
+class LearningReducedDrafter(ReducedDrafter):
+    """A reduced drafter whose own drafter learns from request to request."""
+
+    drafter: StatefulDrafter  # type: ignore[assignment]
+
+    @property
+    def is_learning(self) -> bool:
+        return self.drafter.is_learning
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.drafter.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.drafter.load_state_dict(state)
 
 
 class ReducedSession(DraftSession):

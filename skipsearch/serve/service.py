@@ -272,7 +272,7 @@ class Service:
         wanted = request.constraint
         if use is None:
             return self._compile(wanted, "response_format")
-        if wanted is not None and wanted.json_schema is None and use.choice == "auto":
+        if wanted is not None and wanted.json_schema is None and not use.required:
             raise APIError(
                 400,
                 f"response_format is {wanted} and the answer may also call tools, for which it is "

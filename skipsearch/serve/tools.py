@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skipsearch.core.constraint import Constraint
@@ -37,22 +37,19 @@ Tool = dict[str, Any]
 class ToolUse:
     """The tools of a request.
 
-    choice: "auto", "required", or the name of the tool that must be called. parallel: whether there
-    may be several calls.
+    required: whether the answer must be calls. only: the one tool that may be called; None: any.
+    parallel: whether there may be several calls.
     """
 
-    tools: tuple[Tool, ...] = ()
-    choice: str = "auto"
+    tools: tuple[Tool, ...]
+    required: bool = False
+    only: str | None = None
     parallel: bool = True
 
     @property
     def called_tools(self) -> tuple[Tool, ...]:
         """The tools that the answer may call."""
-        return tuple(
-            tool
-            for tool in self.tools
-            if self.choice in ("auto", "required") or tool["function"]["name"] == self.choice
-        )
+        return tuple(tool for tool in self.tools if self.only in (None, tool["function"]["name"]))
 
     @property
     def in_prompt(self) -> list[Tool]:
@@ -71,9 +68,8 @@ class ToolUse:
             else {"function": tool["function"] | {"parameters": ANY_OBJECT}}
             for tool in self.called_tools
         ]
-        if self.choice != "auto":
-            several = self.parallel and self.choice == "required"
-            return call_constraint(tools, form, several=several)
+        if self.required:
+            return call_constraint(tools, form, several=self.parallel and self.only is None)
         if answer_schema is not None:
             return call_constraint(tools, form, several=self.parallel, answer_schema=answer_schema)
         is_strict = any(tool["function"].get("strict") for tool in self.tools)
@@ -95,23 +91,16 @@ def read_tools(tools: Sequence[Any], choice: Any, parallel: bool | None) -> Tool
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise APIError(400, f"two tools have the name {twice}: rename one", "tools")
-    chosen = _read_choice(choice, names)
-    if not tools or chosen == "none":
-        return None
-    return ToolUse(tuple(tools), chosen, parallel is not False)
-
-
-def _read_choice(choice: Any, names: Sequence[str]) -> str:
-    """Return "auto", "none", "required" or the name of a tool. Raises: APIError 400."""
+    use = ToolUse(tuple(tools), parallel=parallel is not False)
     if choice in (None, "auto", "none"):
-        return choice or "auto"
+        return None if choice == "none" or not tools else use
     if choice == "required" and names:
-        return "required"
+        return replace(use, required=True)
     if isinstance(choice, dict) and choice.get("type") == "function":
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
         if isinstance(name, str) and name in names:
-            return name
+            return replace(use, required=True, only=name)
     raise APIError(
         400,
         f'tool_choice is {json.dumps(choice)[:80]}; it is "auto", "none", or, with tools, '

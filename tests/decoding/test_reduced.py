@@ -7,8 +7,11 @@ from helpers.tiny import LAYERS, tiny_model_and_reference, use_engine
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Reading
-from skipsearch.core.recipe import Siblings
-from skipsearch.decoding import Request
+from skipsearch.core.recipe import Recipe, Siblings
+from skipsearch.core.stats import DecodeStats
+from skipsearch.decoding import Decoder, Request
+from skipsearch.drafters.exits.fixed import Fixed
+from skipsearch.drafters.swift.spec import SWIFT
 
 from .checks import FEW_TOKENS, PROMPTS, Drafting, assert_partly_accepted
 from .reduced_checks import REDUCED, check_known_tokens, check_reduced_greedy, check_reduced_law
@@ -32,6 +35,23 @@ def test_sampled_texts_have_the_full_models_probabilities(warp: Warp) -> None:
 
 def test_siblings_from_a_part_of_the_vocabulary_leave_the_distribution_unchanged() -> None:
     check_reduced_law(siblings=Siblings(below=1.0, most=1))
+
+
+@pytest.mark.parametrize("engine", ["hf", "native"])
+def test_a_drafter_that_learns_its_mask_reads_less_and_keeps_its_state(engine: str) -> None:
+    with use_engine(engine):
+        model, full = tiny_model_and_reference()
+    spec = SWIFT(skip_ratio=0.3, window=4, draft_length=4, exit=Fixed(), vocabulary=FEW_TOKENS)
+    decoder, total = Decoder(model, Recipe((spec,))), DecodeStats()
+    assert decoder.is_learning
+    for prompt in PROMPTS:
+        result = decoder.generate(prompt, 16)
+        assert result.tokens == full.greedy(prompt, 16)
+        total += result.stats
+    assert_partly_accepted(total)
+    other = Decoder(model, Recipe((spec,)))
+    other.load_state_dict(decoder.state_dict())
+    assert other.state_dict() == decoder.state_dict()
 
 
 @pytest.mark.parametrize("weights", ["stored", "int4"])

@@ -104,8 +104,9 @@ def test_lookups_before_the_skip_drafter_are_walked_as_the_simulator_walks_them(
     np.testing.assert_allclose(
         sweep(rounds, MASK, policies, COSTS, before), one_by_one(replayed, policies, before)
     )
-    alone = [simulate(rounds, None, None, COSTS, [copied]).seconds for copied in before]
-    np.testing.assert_allclose(sweep_lookups(rounds, before, COSTS), np.stack(alone))
+    options = [*([copied] for copied in before), before]  # each alone, and one after the other
+    walked = [simulate(rounds, None, None, COSTS, option).seconds for option in options]
+    np.testing.assert_allclose(sweep_lookups(rounds, options, COSTS), np.stack(walked))
 
 
 def test_probabilities_of_acceptance_become_coins_that_every_mask_shares() -> None:

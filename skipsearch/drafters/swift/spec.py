@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from skipsearch.core.recipe import DrafterInfo, DrafterSpec
+from skipsearch.core.recipe import DrafterInfo, ReadingSpec
 from skipsearch.core.schema_types import (
     Fraction,
     FrozenModel,
@@ -70,7 +70,7 @@ class InitialMask(FrozenModel):
     mlp: Layers = Field(description="layers whose MLP is skipped, 0..n_layers-1, ascending")
 
 
-class SWIFT(DrafterSpec):
+class SWIFT(ReadingSpec):
     """Searches its mask during decoding.
 
     Every few rounds, another mask with the same number of skipped sub-layers is tried on the latest
@@ -131,9 +131,10 @@ class SWIFT(DrafterSpec):
     exit: AnyExit
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
+        from skipsearch.drafters.reduced import reduce_reading
         from skipsearch.drafters.swift.session import SWIFTDrafter
 
-        return SWIFTDrafter(self, model)
+        return reduce_reading(SWIFTDrafter(self, model), model, self.reading)
 
     @property
     def scratch_slots(self) -> int:
@@ -145,5 +146,5 @@ class SWIFT(DrafterSpec):
         return (
             f"swift{' as published' if self.faithful else ''} skips {self.skip_ratio:.0%}, "
             f"tries masks on {self.window} tokens{every}, "
-            f"{self.exit}, up to {self.draft_length}{tree}"
+            f"{self.exit}, up to {self.draft_length}{self.format_reading()}{tree}"
         )
