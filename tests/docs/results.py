@@ -26,7 +26,10 @@ RECIPES = {
     "bundled: lookup,adapted": "lookup, then adapted",
 }
 UNTRAINED = ("lookup", "skip, reading less", "lookup, then skip, reading less")
-PRETRAINED = {"bfloat16": "recipes-smollm2-bfloat16.json"}  # weights of SmolLM2 -> file
+PRETRAINED = {
+    "bfloat16": "recipes-smollm2-bfloat16.json",
+    "Q4_1": "recipes-smollm2-q4_1.json",
+}  # weights of SmolLM2 -> file
 TASK_NAMES = {
     "gsm8k": "GSM8K",
     "humaneval": "HumanEval, greedy",
