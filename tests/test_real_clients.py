@@ -8,9 +8,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,35 +60,17 @@ class Event(BaseModel):
     visitors: int = Field(ge=0, le=5000)
 
 
-@contextmanager
-def served() -> Iterator[str]:
-    """A server in a thread; yields its address."""
-    import uvicorn
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    from helpers.served import served
 
-    from skipsearch.serve.app import build_app
     from skipsearch.serve.auth import APIKeys
     from skipsearch.serve.limits import Limits
     from skipsearch.serve.service import Service
 
     model = ss.load_model(str(FILE), engine="native", dtype="bfloat16")
     decoder = Decoder(model, Recipe((Lookup(min_match=2, draft_length=4),)))
-    service = Service(decoder, APIKeys([]), Limits(), MODEL)
-    server = uvicorn.Server(uvicorn.Config(build_app(service), port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(0.05)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with served() as address:
+    with served(Service(decoder, APIKeys([]), Limits(), MODEL)) as address:
         yield address
 
 

@@ -12,16 +12,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 from llguidance.hf import from_tokenizer
 
-from skipsearch.core.constraint import Constraint
+from skipsearch.core.constraint import JSON_STYLE, Constraint
 from skipsearch.errors import DecodeError
 
-# One way to write white space: as Python's json.dumps does, which models have seen most.
-JSON_STYLE: Any = {  # the library's JsonCompileOptions
-
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
 # These limits end what takes more than about a second or 100 MB: states take 1 to 2 kB each.
 LIMITS = LLParserLimits(
     max_items_in_row=2000,
@@ -33,10 +26,29 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 MAX_ERROR_CHARACTERS = 200
-_tokenizers: WeakKeyDictionary[Any, dict[tuple[int, tuple[int, ...]], LLTokenizer]] = (
+MAX_COMPILED = 64  # constraints of a tokenizer whose compiled form is remembered
+_tokenizers: WeakKeyDictionary[Any, dict[tuple[int, tuple[int, ...]], _PreparedTokenizer]] = (
     WeakKeyDictionary()
 )
 _lock = Lock()
+
+
+class _PreparedTokenizer:
+    """The library's form of a tokenizer, and the constraints that were compiled for it last.
+
+    A server compiles a constraint when it checks a request, and needs it again in the thread that
+    decodes, where compiling would let other requests wait.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer):
+        self.tokenizer = tokenizer
+        self.compiled: dict[Constraint, LLGuidanceConstraint] = {}  # the latest one last
+
+    def remember(self, compiled: LLGuidanceConstraint) -> None:
+        with _lock:
+            self.compiled[compiled.constraint] = compiled
+            while len(self.compiled) > MAX_COMPILED:
+                del self.compiled[next(iter(self.compiled))]
 
 
 def compile_with_llguidance(
@@ -44,11 +56,14 @@ def compile_with_llguidance(
 ) -> LLGuidanceConstraint:
     """Compile a constraint. Arguments and errors are those of `compile_constraint`."""
     prepared = _prepare_tokenizer(tokenizer, vocab_size, eos_ids)
+    if (known := prepared.compiled.get(constraint)) is not None:
+        return known
     try:
         if constraint.json_schema is not None:
             own_style = "x-guidance" in constraint.json_schema
             grammar = LLMatcher.grammar_from_json_schema(
-                constraint.json_schema, defaults=None if own_style else JSON_STYLE
+                constraint.json_schema,
+                defaults=None if own_style else JSON_STYLE,  # type: ignore[arg-type]
             )
         elif constraint.regex is not None:
             grammar = LLMatcher.grammar_from_regex(constraint.regex)
@@ -56,23 +71,28 @@ def compile_with_llguidance(
             grammar = LLMatcher.grammar_from_lark(any_to_lark(constraint.text))
     except Exception as error:  # the library's converters raise errors of many classes
         raise _not_supported(constraint, str(error)) from None
-    matcher = LLMatcher(prepared, grammar, log_level=0, limits=LIMITS)
+    matcher = LLMatcher(prepared.tokenizer, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise _not_supported(constraint, matcher.get_error())
     compiled = LLGuidanceConstraint(constraint, matcher, vocab_size, eos_ids)
     # A constraint that no token satisfies must be refused before the prefill.
     compiled.new_matcher().fill_mask(np.empty(vocab_size, dtype=bool))
+    prepared.remember(compiled)
     return compiled
 
 
-def _prepare_tokenizer(tokenizer: Any, vocab_size: int, eos_ids: tuple[int, ...]) -> LLTokenizer:
+def _prepare_tokenizer(
+    tokenizer: Any, vocab_size: int, eos_ids: tuple[int, ...]
+) -> _PreparedTokenizer:
     """Return the library's form of a tokenizer, which all constraints share."""
     with _lock:
         prepared = _tokenizers.setdefault(tokenizer, {})
         key = vocab_size, eos_ids
         if key not in prepared:
             try:
-                prepared[key] = from_tokenizer(tokenizer, vocab_size, list(eos_ids))
+                prepared[key] = _PreparedTokenizer(
+                    from_tokenizer(tokenizer, vocab_size, list(eos_ids))
+                )
             except (ValueError, RuntimeError) as error:
                 raise DecodeError(
                     f"constraints need a fast tokenizer, and this model's "

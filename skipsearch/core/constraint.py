@@ -13,6 +13,9 @@ from skipsearch.core.schema_types import FrozenModel, broken_rule, is_none
 # (Geng et al. 2025) have about 100,000 characters.
 MAX_CONSTRAINT_CHARACTERS = 200_000
 MAX_SCHEMA_DEPTH = 64  # nested lists and objects
+# One way to write white space: as Python's json.dumps does, which models have seen most. The names
+# are those of llguidance's options.
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Constraint(FrozenModel):

@@ -136,13 +136,19 @@ def make_masks(
     paths: list[list[int]] = [[]]
     for i, token in enumerate(tokens):
         paths.append([*paths[i if parents is None else parents[i]], token])
+    read: list[int] = []  # what the matcher has read of a path: a chain is read once
     for mask, path in zip(masks, paths, strict=True):
-        if matcher.count_legal(path) < len(path):
-            continue
-        matcher.advance(path)
-        if not matcher.has_ended:
-            matcher.fill_mask(mask)
-        matcher.roll_back(len(path))
+        pairs = enumerate(zip(read, path, strict=False))
+        n_shared = next((i for i, (a, b) in pairs if a != b), min(len(read), len(path)))
+        matcher.roll_back(len(read) - n_shared)
+        rest = path[n_shared:]
+        is_legal = matcher.count_legal(rest) == len(rest)
+        read = path if is_legal else path[:n_shared]
+        if is_legal:
+            matcher.advance(rest)
+            if not matcher.has_ended:
+                matcher.fill_mask(mask)
+    matcher.roll_back(len(read))
     return masks
 
 

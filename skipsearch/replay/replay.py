@@ -98,28 +98,10 @@ class Replay:
             (max_new_tokens if context is None else min(max_new_tokens, context - len(p))) - 1
             for p in prompt_ids
         ]
-        if model.spec.ragged_batches:
-            self.continuations = generate_continuations(
-                model,
-                prompt_ids,
-                max_new_tokens,
-                end_on_repeat,
-                progress,
-                sampling,
-                seed,
-                constraint,
-            )
-        else:
-            self.continuations = continue_in_turn(
-                model,
-                prompt_ids,
-                max_new_tokens,
-                end_on_repeat,
-                progress,
-                sampling,
-                seed,
-                constraint,
-            )
+        generate = generate_continuations if model.spec.ragged_batches else continue_in_turn
+        self.continuations = generate(
+            model, prompt_ids, max_new_tokens, end_on_repeat, progress, sampling, seed, constraint
+        )
         if not any(len(generated) > 1 for generated in self.continuations):
             raise SearchError(
                 "the model ends every calibration prompt with its first token, so there is nothing "

@@ -22,7 +22,7 @@ import xgrammar
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
-from skipsearch.constraints.llguidance_matcher import JSON_STYLE
+from skipsearch.core.constraint import JSON_STYLE
 from skipsearch.engine import load_model
 
 SCHEMA: dict[str, Any] = {

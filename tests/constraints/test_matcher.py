@@ -129,6 +129,15 @@ def test_states_of_one_constraint_are_independent() -> None:
     assert legal_tokens(second) == {EOS}
 
 
+def test_a_constraint_is_compiled_once_for_a_tokenizer() -> None:
+    """The thread that decodes must not compile what the check of the request compiled."""
+    first, second = (
+        compile_constraint(Constraint(json_schema=dict(SCHEMA)), tokenizer(), VOCAB, (EOS,))
+        for _ in range(2)
+    )
+    assert first is second
+
+
 def test_an_illegal_token_is_an_error_in_one_sentence() -> None:
     matcher = start()
     with pytest.raises(DecodeError, match="cannot be followed further"):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
 import jsonschema
 import pytest
-import uvicorn
 from fastapi.testclient import TestClient
+from helpers.served import served
 from helpers.threads import one_thread
 from openai import OpenAI
 from pydantic import BaseModel
@@ -78,27 +76,11 @@ def client() -> Iterator[TestClient]:
         yield client
 
 
-@contextmanager
-def served() -> Iterator[OpenAI]:
-    """A server in a thread, and openai's own client of it."""
-    config = uvicorn.Config(build_app(make_service()), port=0, log_level="error")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(0.05)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 @pytest.fixture(scope="module")
 def openai_client() -> Iterator[OpenAI]:
-    with served() as client:
-        yield client
+    """openai's own client of a server."""
+    with served(make_service()) as address:
+        yield OpenAI(base_url=address, api_key="none", max_retries=0)
 
 
 def ask(client: TestClient, **more: Any) -> Any:

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skipsearch.core.constraint import Constraint
+from skipsearch.core.constraint import JSON_STYLE, Constraint
 
 Tool = Mapping[str, Any]  # as in OpenAI's field `tools`
 Turn = dict[str, Any]
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MAX_CALLS = 16  # of one answer that must call tools; a small model may not find an end
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
