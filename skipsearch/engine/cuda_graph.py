@@ -10,7 +10,8 @@ their first slot and, for a tree, the position of each token and the keys that i
 captured pass writes to the buffers of one cache, so it belongs to that cache and is released with
 it.
 
-On a CPU, the same code runs directly, so shapes, padding and buffers are tested without a GPU.
+On a CPU, the same code runs directly and writes its logits to one buffer, as a replay does, so
+shapes, padding and buffers are tested without a GPU.
 """
 
 from __future__ import annotations
@@ -238,6 +239,7 @@ class _CapturedPass:
             None if is_chain else torch.zeros(1, 1, rows, keys, dtype=torch.bool, device=device)
         )
         self.replay: Callable[[], Any] | None = None
+        self.cpu_logits: Tensor | None = None
 
     def __call__(self, tokens: Tensor, cache: KVCache, plan: PassPlan) -> Any:
         """Run the pass; return the value of `epilogue`, or logits [1, rows, V].
@@ -257,7 +259,11 @@ class _CapturedPass:
             )
             self.mask_buffer[:, :, :n_tokens, : plan.n_keys].copy_(plan.mask)
         if not self.tokens.is_cuda:
-            return self._run_body(cache)
+            result = self._run_body(cache)
+            if self.epilogue is not None:
+                return result
+            self.cpu_logits = result if self.cpu_logits is None else self.cpu_logits.copy_(result)
+            return self.cpu_logits
         if self.replay is None:  # the warm-up runs write the K/V of the current pass
             self.replay = _capture(lambda: self._run_body(cache))
         return self.replay()

@@ -39,7 +39,8 @@ from skipsearch.errors import ModelError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.fused.fused_adapter import FusedAdapter
-from skipsearch.models.fused.linear import pack_linear
+from skipsearch.models.fused.int4_linear import can_pack_int4, pack_int4
+from skipsearch.models.fused.linear import Linear, pack_linear
 from skipsearch.models.head_rows import HeadRows, TorchHeadRows, fill_up
 from skipsearch.models.weight_overlay import SUBLAYER_KINDS, get_sublayer_weights
 
@@ -68,6 +69,9 @@ class DraftModel:
 
 def list_draft_weights(model: ModelAdapter) -> tuple[DraftWeights, ...]:
     """Return the formats in which a draft of this model can be faster than as it is stored."""
+    base = model.fused_model if isinstance(model, GraphAdapter) else model
+    if isinstance(base, FusedAdapter) and can_pack_int4(base.layers[0][1].down):
+        return ("stored", "int4")
     if not isinstance(model, NativeAdapter):
         return ("stored",)
     return tuple(
@@ -159,14 +163,27 @@ def _round(model: ModelAdapter, bits: int) -> ModelAdapter:
     base = model.fused_model if isinstance(model, GraphAdapter) else model
     if not isinstance(base, HFAdapter | FusedAdapter):
         raise _no_draft_copy(model)
-    weight, bias = _head_of(model)
-    rounded = {
+    if isinstance(base, FusedAdapter):
+        rounded = base.with_matrices(partial(_round_matrix, bits=bits))
+        return GraphAdapter(rounded) if isinstance(model, GraphAdapter) else rounded
+    weights = {
         name: round_weight(weight, bits) if weight.dim() == 2 else weight
         for layer in range(model.spec.n_layers)
         for kind in SUBLAYER_KINDS
         for name, weight in get_sublayer_weights(base, layer, kind).items()
     }
-    return _with_rounded_head(overlay_weights(model, rounded), round_weight(weight, bits), bias)
+    weight, bias = _head_of(model)
+    head = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    head.weight = nn.Parameter(round_weight(weight, bits), requires_grad=False)
+    if bias is not None:
+        head.bias = nn.Parameter(bias, requires_grad=False)
+    return _with_head(overlay_weights(model, weights), head)
+
+
+def _round_matrix(matrix: Linear, bits: int) -> Linear:
+    if bits == BITS_OF_WEIGHTS["int4"] and can_pack_int4(matrix):
+        return pack_int4(matrix)
+    return pack_linear(round_weight(matrix.to_dense(), bits), matrix.bias)
 
 
 def _stored_bits(model: NativeAdapter) -> float:
@@ -213,27 +230,18 @@ def _with_head_rows(model: ModelAdapter, rows: HeadRows) -> ModelAdapter:
         assert isinstance(rows, PanelHeadRows)
         return model.with_head_rows(rows)
     assert isinstance(rows, TorchHeadRows)
-    return _with_head(model, rows, rows)
+    return _with_head(model, rows)
 
 
-def _with_rounded_head(model: ModelAdapter, weight: Tensor, bias: Tensor | None) -> ModelAdapter:
-    """Return a model that torch runs, with another weight [V, H] in its head."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias, requires_grad=False)
-    return _with_head(model, pack_linear(weight, bias), linear)
-
-
-def _with_head(model: ModelAdapter, fused_head: Any, module: Any) -> ModelAdapter:
-    """Return a model that torch runs, with another head: for fused weights, or as a module."""
+def _with_head(model: ModelAdapter, head: Any) -> ModelAdapter:
+    """Return a model that torch runs, with another head: a `Linear`, or a module."""
     base = copy.copy(model.fused_model if isinstance(model, GraphAdapter) else model)
     if isinstance(base, FusedAdapter):
-        base.unembed = fused_head
+        base.unembed = head
         return base
     assert isinstance(base, HFAdapter)
     old = _find_linear_head(base)
-    steps = [module if step is old else step for step in base._parts.head_steps]
+    steps = [head if step is old else step for step in base._parts.head_steps]
     base._parts = replace(base._parts, head_steps=steps)
     return base
 

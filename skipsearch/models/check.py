@@ -323,7 +323,7 @@ class _CheckRun:
             model.pass_runner is not None
             and (logits := model.pass_runner.run(tokens, cache, plan, mask, False)) is not None
         ):
-            return logits[0]
+            return logits[0].clone()  # the next pass of an engine may overwrite them
         return self._run_layer_loop(tokens, cache, plan, mask)
 
     def _run_layer_loop(

@@ -24,10 +24,8 @@ from skipsearch.tasks import load_task
 from .checks import assert_partly_accepted
 
 MASK = SkipMask(20, attn=(2, 4, 5, 7, 9, 11, 13), mlp=(3, 6, 8, 10, 12))
-TOKENS = {
-    "cuda": (24, 440),
-    "cpu": (2, 40),
-}  # prompts, and tokens after each: more than 10,000 on a GPU
+N_PROMPTS = {"hf": 2, "lean": 8, "graph": 24}  # on a GPU: by how fast the engine writes
+N_TOKENS = {"cuda": 440, "cpu": 40}  # after each prompt; graph writes more than 10,000 on a GPU
 
 
 @pytest.fixture(
@@ -55,14 +53,14 @@ def demo(device: str, dtype: str, engine: str, quantization: str | None = None) 
 def assert_drafts_change_nothing(
     model: ModelAdapter, device: str, exact: bool, exit_kind: str = "fixed"
 ) -> None:
-    prompts, most = TOKENS[device]
+    prompts, n_tokens = (N_PROMPTS[model.spec.engine] if device == "cuda" else 2, N_TOKENS[device])
     plain = Decoder(model, exact=exact)
     drafting = Decoder(model, MASK, draft_length=5, exit_policy=make_exit(exit_kind), exact=exact)
     total, written = DecodeStats(), 0
     for prompt in load_task("pycode").calibration[:prompts]:
         ids = list(model.tokenizer(prompt.text).input_ids)[-60:]
-        expected = plain.generate(ids, most, ignore_eos=True).tokens
-        drafted = drafting.generate(ids, most, ignore_eos=True)
+        expected = plain.generate(ids, n_tokens, ignore_eos=True).tokens
+        drafted = drafting.generate(ids, n_tokens, ignore_eos=True)
         assert drafted.tokens == expected, prompt.id
         total, written = total + drafted.stats, written + len(expected)
     assert_partly_accepted(total)
@@ -83,14 +81,14 @@ def test_in_float32_drafts_change_no_token(engine: str, device: str, exit_kind: 
 def test_in_float32_every_engine_writes_the_unmodified_models_text(
     engine: str, device: str
 ) -> None:
-    prompts, most = TOKENS[device]
-    for prompt in load_task("pycode").calibration[: min(prompts, 6)]:
+    n_tokens = N_TOKENS[device]
+    for prompt in load_task("pycode").calibration[:2]:
         ids = list(demo(device, "float32", "hf").tokenizer(prompt.text).input_ids)[-60:]
         expected = (
-            Decoder(demo(device, "float32", "hf")).generate(ids, most, ignore_eos=True).tokens
+            Decoder(demo(device, "float32", "hf")).generate(ids, n_tokens, ignore_eos=True).tokens
         )
         assert (
-            Decoder(demo(device, "float32", engine)).generate(ids, most, ignore_eos=True).tokens
+            Decoder(demo(device, "float32", engine)).generate(ids, n_tokens, ignore_eos=True).tokens
             == expected
         )
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import BITS_OF_WEIGHTS, DraftWeights, Reading, Vocabulary
-from skipsearch.engine import forward, no_grad
+from skipsearch.engine import forward, load_model, no_grad
 from skipsearch.engine.draft_model import (
     can_restrict_head,
     get_draft_copy,
@@ -31,11 +31,13 @@ from skipsearch.engine.draft_model import (
     release_draft_copies,
 )
 from skipsearch.engine.engines import wrap_engine
-from skipsearch.engine.native.blocks import round_weight
+from skipsearch.engine.native.blocks import quantize, round_weight, split_blocks
 from skipsearch.errors import ModelError
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.families.table import family_of
 from skipsearch.models.fused.fused_adapter import fuse_model
+from skipsearch.models.fused.int4_linear import pack_int4, round_to_int4
+from skipsearch.models.fused.linear import PlainLinear
 from skipsearch.models.kv_cache import Planner
 
 pytestmark = pytest.mark.xdist_group("native")
@@ -127,6 +129,36 @@ def test_a_copy_computes_with_rounded_matrices(weights: DraftWeights, tied: bool
         assert (
             float((copied - expected).abs().max()) < (0.2 if engine == "native" else 1e-3) * scale
         )
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (48, 64), (16, 256)])
+def test_matrices_in_4_bits_are_packed_for_torch_by_the_same_rule(shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weight[0, :32] = 0
+    numbers, scales = round_to_int4(weight)
+    own_numbers, own_scales = split_blocks(quantize(weight, 4))
+    assert torch.equal(numbers, own_numbers.flatten(1).int())
+    assert torch.equal(scales, own_scales.float())
+    bias = torch.ones(shape[0], dtype=torch.bfloat16)
+    matrix = pack_int4(PlainLinear(weight, bias))
+    assert torch.equal(matrix.to_dense(), round_weight(weight, 4))
+    assert matrix.nbytes < weight.nbytes / 2.5
+    x = torch.randn(3, shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
+    expected = PlainLinear(matrix.to_dense(), bias)(x)
+    assert torch.allclose(matrix(x), expected, atol=0.05, rtol=0.02)
+    hidden = torch.ones_like(expected)
+    assert torch.allclose(matrix.add_to(hidden, x), expected + 1, atol=0.1, rtol=0.02)
+    assert torch.equal(hidden, torch.ones_like(hidden))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["lean", "graph"])
+def test_on_a_gpu_a_copy_in_4_bits_has_its_own_kernel(engine: str) -> None:
+    model = load_model("demo", device="cuda", dtype="bfloat16", engine=engine)
+    assert list_draft_weights(model) == ("stored", "int4")
+    copied = get_draft_copy(model, "int4")
+    assert copied.read_bytes < 0.4 * model.read_bytes
+    assert type(copied) is type(model)
 
 
 def hf_copy(hf: torch.nn.Module) -> torch.nn.Module:

@@ -63,7 +63,7 @@ FORMAT_OF_BITS = {bits: BLOCK_FORMATS[f"q{bits}_0"] for bits in (8, 6, 5, 4)}
 
 
 def quantize(weight: Tensor, bits: int, library: NativeLibrary | None = None) -> Tensor:
-    """Round weights [out, in] to blocks, bytes [out, groups, UNPACKED_BYTES].
+    """Round weights [out, in] to blocks, bytes [out, groups, UNPACKED_BYTES] on the CPU.
 
     With 8 bits, the scale of a block is its largest magnitude over 127. With fewer bits, a first
     scale makes the weight of the largest magnitude the lowest number. A few scales close to it are
@@ -71,7 +71,7 @@ def quantize(weight: Tensor, bits: int, library: NativeLibrary | None = None) ->
     bits: a key of FORMAT_OF_BITS. library: None: load it, or build it.
     Raises: ModelError if the library cannot be built.
     """
-    groups = F.pad(weight.float(), (0, -weight.shape[1] % GROUP_SIZE)).contiguous()
+    groups = F.pad(weight.cpu().float(), (0, -weight.shape[1] % GROUP_SIZE)).contiguous()
     shape = (len(groups), groups.shape[1] // GROUP_SIZE, UNPACKED_BYTES)
     blocks = torch.empty(shape, dtype=torch.uint8)
     (library or load_or_build()).quantize_blocks(
@@ -97,7 +97,7 @@ def round_weight(weight: Tensor, bits: int) -> Tensor:
     """Return a matrix [out, in] after rounding to `bits` bits, in its own dtype."""
     rows = max(1, CHUNK_WEIGHTS // weight.shape[1])
     parts = [
-        dequantize(quantize(part, bits), bits).flatten(1)[:, : weight.shape[1]].to(weight.dtype)
+        dequantize(quantize(part, bits), bits).flatten(1)[:, : weight.shape[1]].to(weight)
         for part in weight.split(rows)
     ]
     return torch.cat(parts)

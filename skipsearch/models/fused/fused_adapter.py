@@ -7,6 +7,7 @@ therefore fused only on request.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -134,10 +135,8 @@ class FusedAdapter:
         def unpack(matrix: Linear) -> Linear:
             return matrix.unpack() if isinstance(matrix, StoredFusedLinear) else matrix
 
-        for i, (attention, mlp) in enumerate(self.layers):
-            attention = replace(attention, qkv=unpack(attention.qkv), out=unpack(attention.out))
-            mlp = replace(mlp, gate_up=unpack(mlp.gate_up), down=unpack(mlp.down))
-            self.layers[i] = attention, mlp
+        for i, layer in enumerate(self.layers):
+            self.layers[i] = _convert_layer(layer, unpack)
         if not isinstance(self._embedding, StoredEmbedding):
             self.unembed = unpack(self.unembed)
             return
@@ -149,6 +148,16 @@ class FusedAdapter:
             if shares_table
             else unpack(self.unembed)
         )
+
+    def with_matrices(self, convert: Callable[[Linear], Linear]) -> FusedAdapter:
+        """Return a variant with all matrices of the layers and of the head converted.
+
+        Norms, embedding and tables are shared.
+        """
+        variant = copy.copy(self)
+        variant.layers = [_convert_layer(layer, convert) for layer in self.layers]
+        variant.unembed = convert(self.unembed)
+        return variant
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         self.prepare(capacity)
@@ -193,6 +202,16 @@ class FusedAdapter:
             self.prepare(plan.n_keys)
             shared = self._latest.inputs = PassInputs(plan, self.rotary_tables, self.causal_masks)
         return shared
+
+
+def _convert_layer(
+    layer: tuple[Attention, MLP], convert: Callable[[Linear], Linear]
+) -> tuple[Attention, MLP]:
+    attention, mlp = layer
+    return (
+        replace(attention, qkv=convert(attention.qkv), out=convert(attention.out)),
+        replace(mlp, gate_up=convert(mlp.gate_up), down=convert(mlp.down)),
+    )
 
 
 def fuse_model(
