@@ -7,6 +7,7 @@ comparison stays on the CPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from helpers.tiny import tiny_model_and_reference, use_engine
 
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits import make_exit
-from skipsearch.errors import ModelError
+from skipsearch.errors import DecodeError, ModelError
 
 from .checks import MASKS, PROMPTS
 from .planted import BUGS, CHECKS, Check
@@ -40,6 +41,19 @@ OF_RESUMING = (
     "verification_resumes_a_layer_too_late",
     "siblings_skip_the_layers_below_the_exit",
 )
+# They read slots of a plan on the host, which a captured pass cannot.
+READING_SLOTS = ("stale_kv_at_accepted_positions", "full_model_kv_missing")
+
+
+@contextmanager
+def skipped_if_exact_passes_are_refused(device: str) -> Iterator[None]:
+    """On a GPU, the bits of a row may depend on its pass, and then `exact` is refused."""
+    try:
+        yield
+    except DecodeError as error:
+        if device != "cuda" or "exact decoding is not possible" not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture(
@@ -68,20 +82,27 @@ def test_the_model_is_on_the_device(device: str) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_a_check_passes(check: Check, engine: str) -> None:
+def test_a_check_passes(check: Check, engine: str, device: str) -> None:
     if engine != "hf" and check.__name__ in OF_MODULES:
         pytest.skip("of the engine hf")
-    check()
+    with skipped_if_exact_passes_are_refused(device):
+        check()
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_check_fails_while_the_bug_is_planted(bug: str, engine: str) -> None:
+def test_a_check_fails_while_the_bug_is_planted(bug: str, engine: str, device: str) -> None:
     plant, check = BUGS[bug]
     if engine != "hf" and check.__name__ in OF_MODULES:
         pytest.skip("of the engine hf")
     if engine == "graph" and bug in OF_RESUMING:
         pytest.skip("of engines that resume a pass")
-    with plant(), pytest.raises((AssertionError, ModelError)):
+    if (engine, device) == ("graph", "cuda") and bug in READING_SLOTS:
+        pytest.skip("it reads slots, which a captured pass cannot")
+    with (
+        skipped_if_exact_passes_are_refused(device),
+        plant(),
+        pytest.raises((AssertionError, ModelError)),
+    ):
         check()
 
 

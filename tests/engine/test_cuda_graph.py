@@ -340,8 +340,10 @@ PROMPT = "def parse_arguments(argv=None):\n"
 def test_on_a_gpu_another_mask_is_recorded_in_well_under_a_second() -> None:
     model = load_model("demo", device="cuda", dtype="bfloat16", engine="graph")
     prompt = list(model.tokenizer(PROMPT).input_ids)
-    Decoder(model, DEMO_MASK).generate(prompt, 40, ignore_eos=True)
-    started = perf_counter()
-    Decoder(model, SkipMask(20, attn=(3,), mlp=(4,))).generate(prompt, 8, ignore_eos=True)
-    print(f"a new mask and eight tokens: {perf_counter() - started:.3f} s")
-    assert recorded(model)  # type: ignore[arg-type]
+    masks = (DEMO_MASK, SkipMask(20, attn=(3,), mlp=(4,)))
+    decoders = [Decoder(model, mask) for mask in masks]  # captures go with a decoder's cache
+    for decoder in decoders:
+        started = perf_counter()
+        decoder.generate(prompt, 8, ignore_eos=True)
+        print(f"a new mask and eight tokens: {perf_counter() - started:.3f} s")
+    assert {key[0] for key in recorded(model)} >= set(masks)  # type: ignore[arg-type]

@@ -1,9 +1,10 @@
-"""Additive causal masks of chain passes, as views of a cached buffer.
+"""Additive causal masks of chain passes, as views (on a GPU, copies) of a cached buffer.
 
-No computation of a pass therefore grows with the context. Row i of a pass of T rows attends to all
-slots up to its own, or to the last `window` of them. The pattern shifts with the first slot of the
-pass, so one buffer serves every first slot. Before the columns of the pass itself, the buffer has
-as many columns as the cache has slots; after them, it has some hidden columns.
+On a CPU, no computation of a pass therefore grows with the context. Row i of a pass of T rows
+attends to all slots up to its own, or to the last `window` of them. The pattern shifts with the
+first slot of the pass, so one buffer serves every first slot. Before the columns of the pass
+itself, the buffer has as many columns as the cache has slots; after them, it has some hidden
+columns.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ class CausalMaskCache:
         if buffer is None:
             buffer = self._make_mask(rows, capacity, MAX_HIDDEN_KEYS, window)
             self._cached[capacity, rows, window] = buffer
-        return buffer.narrow(-1, capacity - plan.first_slot, keys)
+        mask = buffer.narrow(-1, capacity - plan.first_slot, keys)
+        # CUDA kernels read 16 bytes at once, so a mask must not begin in between.
+        return (
+            mask if mask.device.type == "cpu" else mask.clone(memory_format=torch.contiguous_format)
+        )
 
     def _make_mask(self, n_rows: int, n_before: int, n_after: int, window: int | None) -> Tensor:
         rows = torch.arange(n_before, n_before + n_rows, device=self.device)[:, None]
