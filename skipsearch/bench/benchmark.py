@@ -27,6 +27,7 @@ class DrafterRow:
 
     share: fraction of the rounds in which this drafter drafted.
     copied: accepted tokens that it copied from the prompt.
+    acceptance_by_position: acceptance rate at each position of its drafts.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class DrafterRow:
     accepted: int
     alpha: float | None
     copied: int
+    acceptance_by_position: list[float]
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,7 @@ def _drafter_rows(system: System, stats: DecodeStats) -> list[DrafterRow]:
             counts.accepted,
             counts.alpha,
             counts.copied,
+            counts.acceptance_by_position,
         )
         for spec, counts in zip(drafters, stats.by_drafter, strict=True)
     ]

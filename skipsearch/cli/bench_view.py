@@ -23,6 +23,7 @@ HEADINGS = (
     "predict",
     "loop: share of the time outside model passes",
 )
+POSITIONS_SHOWN = 8  # of a draft
 ROWS_SHOWN = (2, 3, 4, 6, 8, 12, 16)
 
 
@@ -72,6 +73,15 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
         )
     console.print(table)
     _print_drafters(console, rows)
+    by_position = {
+        f"{r.system}, {d.kind}": {
+            str(i): f"{rate:.2f}"
+            for i, rate in enumerate(d.acceptance_by_position[:POSITIONS_SHOWN], 1)
+        }
+        for r in rows
+        for d in r.by_drafter
+    }
+    _print_breakdown(console, "position", by_position, "α")
     _print_breakdown(
         console,
         "context",
@@ -190,7 +200,7 @@ def _print_drafters(console: Terminal, rows: Sequence[BenchRow]) -> None:
 def _print_breakdown(
     console: Terminal, what: str, cells: dict[str, dict[str, str]], unit: str
 ) -> None:
-    """Print a table of one figure by context length or by category; nothing if it has no column."""
+    """Print a table of one figure by context, category or position; nothing if it is empty."""
     columns = list(dict.fromkeys(c for row in cells.values() for c in row))
     if not columns:
         return

@@ -131,6 +131,8 @@ class DrafterStats:
     copied: accepted tokens that it copied from the prompt.
     siblings: tokens that were verified as alternatives of draft tokens; an accepted one counts in
         `accepted`.
+    reached_at, accepted_at: for each position of a draft, rounds whose tokens before it were all
+        accepted, and rounds in which it was accepted too.
     """
 
     rounds: int = 0
@@ -141,6 +143,8 @@ class DrafterStats:
     siblings: int = 0
     draft_seconds: float = field(default=0.0, compare=False)
     verify_seconds: float = field(default=0.0, compare=False)
+    reached_at: list[int] = field(default_factory=list, compare=False)
+    accepted_at: list[int] = field(default_factory=list, compare=False)
 
     def add_round(
         self,
@@ -157,16 +161,33 @@ class DrafterStats:
         self.rejecting_rounds += rejected
         self.copied += n_copied
         self.siblings += n_siblings
+        self.reached_at = _add(self.reached_at, [1] * min(n_drafted, n_accepted + 1))
+        self.accepted_at = _add(self.accepted_at, [1] * n_accepted)
 
     @property
     def alpha(self) -> float | None:
         """The acceptance rate, as in `acceptance_rate`."""
         return acceptance_rate(self.accepted, self.rejecting_rounds)
 
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """The acceptance rate at each position of a draft.
+
+        Only rounds whose tokens before that position were all accepted count.
+        """
+        return [a / n for a, n in zip_longest(self.accepted_at, self.reached_at, fillvalue=0)]
+
     def __add__(self, other: DrafterStats) -> DrafterStats:
         return DrafterStats(
-            *(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__)
+            *(_add(getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__)
         )
+
+
+def _add(a: Any, b: Any) -> Any:
+    """Return the sum of two numbers, or of two lists position by position."""
+    if isinstance(a, list):
+        return [x + y for x, y in zip_longest(a, b, fillvalue=0)]
+    return a + b
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from skipsearch.serve.responses import (
     count_usage,
     encode,
     encode_event,
+    report_drafting,
     summarise_decoding,
 )
 from skipsearch.serve.service import ActiveRequest, Service
@@ -303,9 +304,9 @@ async def _stream_response(active: ActiveRequest) -> AsyncIterator[bytes]:
                 envelope.wrap([], True, skipsearch={"figures": summarise_decoding(active.choices)})
             )
         if http_request.include_usage:
-            yield encode_event(
-                envelope.wrap([], True, usage=count_usage(active.choices, active.prompt_tokens))
-            )
+            usage = count_usage(active.choices, active.prompt_tokens)
+            drafting = report_drafting(active.choices, active.prompt_tokens)
+            yield encode_event(envelope.wrap([], True, usage=usage, **drafting))
         yield DONE
     finally:
         active.cancel()

@@ -181,6 +181,7 @@ class BaseRequest(_RequestModel):
         | None
     ) = None
     response_format: dict[str, Any] | None = None
+    speculative: Annotated[bool, Field(strict=True)] | None = None  # false decodes plainly
     skipsearch: SkipsearchOptions = SkipsearchOptions()
 
     @model_validator(mode="before")
@@ -254,6 +255,11 @@ class BaseRequest(_RequestModel):
         return (
             (*penalties, MinP(self.min_p, temperature)) if self.min_p and temperature else penalties
         )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the answers are decoded without drafting."""
+        return self.speculative is False or self.skipsearch.profile == "none"
 
     @property
     def constraint(self) -> Constraint | None:

@@ -6,10 +6,11 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from time import time
 from typing import Any
 
-from skipsearch.core.stats import DecodeStats
+from skipsearch.core.stats import DecodeStats, DrafterStats
 from skipsearch.decoding.stopping import Detokenizer
 from skipsearch.decoding.tracing import Proposal
 from skipsearch.models.chat.call_reader import CallDelta, CallReader, SchemaCallReader, merge_deltas
@@ -219,7 +220,7 @@ def count_usage(choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]
     prompt_tokens: tokens of its prompts, each counted once.
     """
     generated = sum(choice.n_tokens for choice in choices)
-    stats = sum((choice.stats for choice in choices if choice.stats is not None), DecodeStats())
+    stats = sum_stats(choices)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": generated,
@@ -232,9 +233,53 @@ def count_usage(choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]
     }
 
 
+def sum_stats(choices: Sequence[Choice]) -> DecodeStats:
+    """Return the statistics of all answers together."""
+    return sum((choice.stats for choice in choices if choice.stats is not None), DecodeStats())
+
+
+def report_drafting(choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]:
+    """Return what drafting did, in the fields of vLLM (`metrics`) and llama.cpp (`timings`).
+
+    Source: vLLM's per-request metrics of speculative decoding; llama.cpp's `llama-server`.
+    """
+    stats = sum_stats(choices)
+    drafter = sum(stats.by_drafter, DrafterStats())
+    at_least = [drafter.rounds, *drafter.accepted_at, 0]
+    predicted_ms, prompt_ms = 1e3 * stats.decode_seconds, 1e3 * stats.prefill_seconds
+    read_tokens = prompt_tokens - min(stats.cached_tokens, prompt_tokens)
+    return {
+        "metrics": {
+            "speculative_decoding": {
+                "num_spec_steps": drafter.rounds,
+                "num_draft_tokens": drafter.drafted,
+                "num_accepted_draft_tokens": drafter.accepted,
+                "draft_acceptance_rate": _ratio(drafter.accepted, drafter.drafted),
+                "mean_acceptance_length": _ratio(drafter.accepted + drafter.rounds, drafter.rounds),
+                "acceptance_histogram": [a - b for a, b in pairwise(at_least)],
+            }
+        },
+        "timings": {
+            "cache_n": prompt_tokens - read_tokens,
+            "prompt_n": read_tokens,
+            "prompt_ms": prompt_ms,
+            "prompt_per_second": _ratio(1e3 * read_tokens, prompt_ms),
+            "predicted_n": stats.tokens,
+            "predicted_ms": predicted_ms,
+            "predicted_per_second": _ratio(1e3 * stats.round_tokens, predicted_ms),
+            "draft_n": drafter.drafted,
+            "draft_n_accepted": drafter.accepted,
+        },
+    }
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
 def summarise_decoding(choices: Sequence[Choice]) -> dict[str, Any]:
     """Return the statistics of how a request was decoded."""
-    stats = sum((choice.stats for choice in choices if choice.stats is not None), DecodeStats())
+    stats = sum_stats(choices)
     pace = stats.seconds_per_token
     return {
         "tau": stats.tau,
@@ -341,4 +386,5 @@ class ResponseBuilder:
             False,
             usage=count_usage(choices, prompt_tokens),
             skipsearch=summarise_decoding(choices),
+            **report_drafting(choices, prompt_tokens),
         )

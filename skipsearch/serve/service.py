@@ -102,7 +102,7 @@ class ActiveRequest:
                         prompt.ids,
                         tenant,
                         self._make_deliver(choice),
-                        plain=http_request.skipsearch.profile == "none",
+                        plain=http_request.is_plain,
                         n_top=top if scored else None,
                         echo=bool(prompt.echo),
                     )

@@ -164,8 +164,8 @@ def test_each_drafter_of_a_recipe_has_its_own_figures() -> None:
 def test_drafters_are_shown_where_a_recipe_has_several(capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = run_benchmark([Fake("plain", 0.004)], REQUESTS, repeats=1)
     one, other = (
-        DrafterRow("lookup", 0.25, 5, 20, 10, 0.8, 4),
-        DrafterRow("skip", 0.5, 10, 30, 24, 0.9, 0),
+        DrafterRow("lookup", 0.25, 5, 20, 10, 0.8, 4, [0.75, 0.5]),
+        DrafterRow("skip", 0.5, 10, 30, 24, 0.9, 0, []),
     )
     print_rows(Terminal(width=160), [replace(row, system="alone", by_drafter=[one])])
     assert "of rounds" not in capsys.readouterr().out
@@ -173,6 +173,7 @@ def test_drafters_are_shown_where_a_recipe_has_several(capsys: pytest.CaptureFix
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["recipe", "lookup", "25", "%", "20", "0.80", "50", "%", "40", "%"] in shown
     assert ["skip", "50", "%", "30", "0.90", "80", "%"] in shown
+    assert ["recipe,", "lookup", "0.75", "0.50"] in shown
 
 
 def test_what_a_token_reads_is_every_matrix_once_and_the_keys_and_values_before_it() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import (
     DecodeStats,
+    DrafterStats,
     Trial,
     best_draft_length,
     bootstrap_ratio,
@@ -230,3 +231,16 @@ def test_a_trials_speedup_is_that_over_its_own_baseline_or_unknown() -> None:
     assert Trial(mask, 0.02, baseline_seconds_per_token=0.03).speedup == pytest.approx(1.5)
     assert Trial(mask, 0.02).speedup is None
     assert Trial(mask, math.inf, baseline_seconds_per_token=0.03).speedup is None
+
+
+def test_acceptance_is_counted_by_position() -> None:
+    first, second = DrafterStats(), DrafterStats()
+    first.add_round(3, 1, rejected=True)  # the second token was rejected, the third not judged
+    first.add_round(2, 2, rejected=False)
+    second.add_round(1, 0, rejected=True)
+    assert (first.reached_at, first.accepted_at) == ([2, 2], [2, 1])
+    stats = DecodeStats(by_drafter=[first]) + DecodeStats(by_drafter=[first, second])
+    assert stats.by_drafter[0].reached_at == [4, 4]
+    total = sum(stats.by_drafter, DrafterStats())
+    assert total.acceptance_by_position == [4 / 5, 2 / 4]
+    assert DrafterStats().acceptance_by_position == []

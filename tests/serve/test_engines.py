@@ -56,6 +56,38 @@ def expected(full: FullModel, text: str, tokens: int) -> str:
     )
 
 
+def test_an_answer_reports_its_drafts_in_the_fields_of_vllm_and_llama_cpp() -> None:
+    with use_engine("hf"):
+        model, _ = world()
+    service = Service(Decoder(model, RECIPE), APIKeys([]), Limits(), "tiny")
+    asked = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+    with TestClient(build_app(service)) as client:
+        answer = client.post("/v1/completions", json=asked).json()
+        streamed = asked | {"stream": True, "stream_options": {"include_usage": True}}
+        lines = client.post("/v1/completions", json=streamed).text.splitlines()
+        plain = client.post("/v1/completions", json=asked | {"speculative": False}).json()
+        wrong = client.post("/v1/completions", json=asked | {"speculative": "no"})
+    drafting, timings = answer["metrics"]["speculative_decoding"], answer["timings"]
+    counts = answer["skipsearch"]
+    histogram = drafting["acceptance_histogram"]
+    assert timings["draft_n"] == drafting["num_draft_tokens"] == counts["drafted"]
+    assert timings["draft_n_accepted"] == drafting["num_accepted_draft_tokens"]
+    assert 0 < counts["accepted"] < counts["drafted"]
+    assert sum(histogram) == drafting["num_spec_steps"]
+    assert sum(n * rounds for n, rounds in enumerate(histogram)) == counts["accepted"]
+    assert drafting["mean_acceptance_length"] == 1 + counts["accepted"] / sum(histogram)
+    assert timings["predicted_n"] == answer["usage"]["completion_tokens"]
+    assert timings["prompt_n"] + timings["cache_n"] == answer["usage"]["prompt_tokens"]
+    events = [line.removeprefix("data: ") for line in lines if line]
+    last = json.loads(events[-2])
+    assert last["metrics"] == answer["metrics"]
+    assert last["timings"]["draft_n"] == timings["draft_n"]
+    assert plain["metrics"]["speculative_decoding"]["mean_acceptance_length"] is None
+    assert plain["timings"]["draft_n"] == 0
+    assert wrong.status_code == 400
+    assert "speculative" in wrong.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_a_server_answers_with_plain_decodings_tokens(engine: str, together: bool) -> None:
     model, full = world()
@@ -70,12 +102,13 @@ def test_a_server_answers_with_plain_decodings_tokens(engine: str, together: boo
         plain = client.post(
             "/v1/completions", json=asked | {"skipsearch": {"profile": "none"}}
         ).json()
-        for answer in (drafted, plain):
+        switched_off = client.post("/v1/completions", json=asked | {"speculative": False}).json()
+        for answer in (drafted, plain, switched_off):
             assert [choice["text"] for choice in answer["choices"]] == [
                 expected(full, text, 40) for text in asked["prompt"]
             ]
         assert 0 < drafted["skipsearch"]["accepted"] < drafted["skipsearch"]["drafted"]
-        assert plain["skipsearch"]["drafted"] == 0
+        assert plain["skipsearch"]["drafted"] == switched_off["skipsearch"]["drafted"] == 0
         chat = {
             "messages": [{"role": "user", "content": "say it"}],
             "max_tokens": 30,
