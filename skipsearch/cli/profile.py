@@ -77,6 +77,7 @@ def show(file: File, as_json: Json = False) -> None:
     """
     from skipsearch.profile import load_profile
     from skipsearch.profile.canonical import to_plain_data
+    from skipsearch.profile.other_engines import list_other_engine_commands
     from skipsearch.profile.show import describe_profile, draw_mask, explain_terms
 
     profile = load_profile(file)
@@ -89,6 +90,10 @@ def show(file: File, as_json: Json = False) -> None:
     if profile.mask.n_skipped:
         out.print()
         out.print(draw_mask(profile.mask))
+    if commands := list_other_engine_commands(profile):
+        out.print("\nThe same lookup in other engines, whose speed was not measured:", style="dim")
+        for command in commands:
+            out.print(f"    {command}")
 
 
 @app.command(short_help="Check a profile, or every profile of a repository.")
