@@ -91,7 +91,8 @@ def show(file: File, as_json: Json = False) -> None:
         out.print()
         out.print(draw_mask(profile.mask))
     if commands := list_other_engine_commands(profile):
-        out.print("\nThe same lookup in other engines, whose speed was not measured:", style="dim")
+        out.print()
+        out.print("The same lookup in other engines, whose speed was not measured:", style="dim")
         for command in commands:
             out.print(f"    {command}")
 
