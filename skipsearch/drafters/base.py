@@ -18,7 +18,7 @@ share no mutable state. This drafter always repeats the last token:
         def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
             return Draft(ctx.pending[0].repeat(max_tokens))
 
-Its line in `recipe.DRAFTERS` names its file; CONTRIBUTING.md shows every step. Loading a profile
+Its line in `recipe.DRAFTERS` names its file; docs/extending.md shows every step. Loading a profile
 must not import torch. A drafter that needs torch therefore has its settings in `spec.py` and the
 rest in `session.py`, which `build` imports."""
 

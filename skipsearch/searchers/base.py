@@ -4,7 +4,7 @@ Optuna).
 Searchers never access the model. A searcher is built from a `SearchProblem`: the number of layers,
 what may be skipped, and what was measured beforehand, as plain numbers. The driver asks for a mask,
 judges it and tells the trial, until its budget ends or `ask` returns None. This searcher skips the
-first unit, then the first two, and so on (CONTRIBUTING.md has the full walkthrough):
+first unit, then the first two, and so on (docs/extending.md has the full walkthrough):
 
     class Growing:
         def __init__(self, problem: SearchProblem):

@@ -3,7 +3,7 @@
 A policy is a frozen `Exit`: its settings, as a profile stores them. `begin()` returns the state of
 one request. An adaptive policy stores what it learns in this state, so requests do not change each
 other's drafts. A policy without state returns itself. This policy has a state within each round
-(CONTRIBUTING.md shows every step):
+(docs/extending.md shows every step):
 
     class Joint(Exit):
         kind: Literal["joint"] = "joint"

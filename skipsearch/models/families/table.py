@@ -1,6 +1,7 @@
 """The table of families: the modules of a Hugging Face model, and how its layers combine them.
 
-A new family needs one row, keyed by the `model_type` of its config; CONTRIBUTING.md has the steps.
+A new family needs one row, keyed by the `model_type` of its config;
+docs/extending.md has the steps.
 If a path cannot express something, a small named function does.
 """
 
