@@ -16,7 +16,7 @@ from pathlib import Path
 from skipsearch.bench.method_table import MethodRow, to_markdown
 from skipsearch.cli.list_command import list_entries
 
-from . import results
+from . import reference, results
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -72,6 +72,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "searchers": listed("searchers"),
     "engines": listed("engines"),
     "commands": commands,
+    "profile-keys": reference.profile_keys,
+    "python-names": reference.python_names,
     "recipes": results.table,
     "pretrained": results.pretrained,
     "constraints": results.constraints,
