@@ -12,7 +12,7 @@ from typing import Any
 from skipsearch.report.theme import COLOURS, GAIN, INK, MUTED, themed_figure
 
 ROOT = Path(__file__).parents[2]
-PICTURE = ROOT / "docs" / "pictures" / "recipes.svg"
+PICTURES = ROOT / "docs" / "pictures"
 METHODS = sorted((ROOT / "docs" / "results").glob("methods-*.json"))
 RECIPE_FILES = ROOT / "docs" / "results"
 TASKS = {"pycode": "continue source code", "prose": "continue documentation"}
@@ -40,6 +40,12 @@ TASK_NAMES = {
     "specbench-qa": "Spec-Bench: questions",
     "specbench-math_reasoning": "Spec-Bench: mathematics",
     "specbench-rag": "Spec-Bench: RAG",
+}
+PICTURED = {
+    "gsm8k": "GSM8K",
+    "humaneval": "HumanEval",
+    "specbench-chat": "MT-bench chat",
+    "specbench-summarization": "summaries",
 }
 
 # Of `in_context.py`, with what the papers report, on other models, machines and text.
@@ -191,14 +197,38 @@ def long() -> str:
 
 
 def picture() -> str:
-    """The same as bars, an SVG that follows light and dark."""
+    """The embedded model's table as bars."""
+    panels = {f"{task}: {what}": measured(task) for task, what in TASKS.items()}
+    return draw_bars(panels, list(RECIPES.values()), figsize=(8.4, 2.9), most=2.9)
+
+
+def pretrained_picture() -> str:
+    """The gains of a pretrained model on four tasks, as bars."""
+    entries = of_tasks(PRETRAINED["bfloat16"])
+    panels = {}
+    for task, title in PICTURED.items():
+        by_name = {row["name"]: row for row in entries[task]["rows"]}
+        panels[title] = [by_name[name] for name in UNTRAINED]
+    labels = [RECIPES[name].replace(", reading", ",\nreading") for name in UNTRAINED]
+    return draw_bars(panels, labels, figsize=(8.4, 1.9), most=2.6)
+
+
+def draw_bars(
+    panels: dict[str, list[dict[str, Any]]],
+    labels: list[str],
+    figsize: tuple[float, float],
+    most: float,
+) -> str:
+    """Speedups as bars, an SVG that follows light and dark.
+
+    panels: rows by title. labels: one for each row. most: the end of the axis.
+    """
     import matplotlib
 
     with themed_figure() as figure_of, matplotlib.rc_context({"svg.hashsalt": "recipes"}):
-        figure = figure_of(figsize=(8.4, 2.9), layout="constrained")
-        for place, task in enumerate(TASKS):
-            axes = figure.add_subplot(1, len(TASKS), place + 1)
-            rows = measured(task)
+        figure = figure_of(figsize=figsize, layout="constrained")
+        for place, (title, rows) in enumerate(panels.items()):
+            axes = figure.add_subplot(1, len(panels), place + 1)
             for k, row in enumerate(rows):
                 mean, low, high = (row["speedup"][key] for key in ("mean", "low", "high"))
                 axes.barh([k], [mean], height=0.62, color=GAIN, alpha=0.85)
@@ -212,19 +242,11 @@ def picture() -> str:
                     fontweight="bold",
                 )
             axes.axvline(1, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
-            axes.set(
-                xlim=(0, 2.9),
-                title=f"{task}: {TASKS[task]}",
-                xlabel="times as fast as plain decoding",
-                ylim=(len(rows) - 0.5, -0.5),
-            )
-            axes.set_yticks(
-                range(len(rows)),
-                list(RECIPES.values()) if not place else [""] * len(rows),
-                color=INK,
-            )
+            axes.set(xlim=(0, most), title=title, ylim=(len(rows) - 0.5, -0.5))
+            axes.set_yticks(range(len(rows)), labels if not place else [""] * len(rows), color=INK)
             axes.tick_params(left=False)
             axes.spines["left"].set_visible(False)
+        figure.supxlabel("times as fast as plain decoding", fontsize="medium")
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     svg = file.getvalue()

@@ -81,6 +81,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "long": results.long,
     **{path.stem: methods(path) for path in results.METHODS},
 }
+PICTURES = {"recipes.svg": results.picture, "pretrained.svg": results.pretrained_picture}
 
 
 def filled(text: str) -> str:
@@ -98,4 +99,5 @@ def filled(text: str) -> str:
 if __name__ == "__main__":
     for page in PAGES:
         page.write_text(filled(page.read_text("utf-8")), "utf-8")
-    results.PICTURE.write_text(results.picture(), "utf-8")
+    for file, draw in PICTURES.items():
+        (results.PICTURES / file).write_text(draw(), "utf-8")

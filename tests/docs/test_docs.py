@@ -16,7 +16,7 @@ from skipsearch.profile import load_profile
 
 from . import results
 from .results import METHODS
-from .tables import BLOCK, PAGES, ROOT, TABLES, filled
+from .tables import BLOCK, PAGES, PICTURES, ROOT, TABLES, filled
 
 FOLDERS = ("profiles", "calibration_data", "docs", "tests", "skipsearch")
 EVERY = sorted(
@@ -99,11 +99,21 @@ def test_what_github_reads_is_yaml_with_a_title(path: str) -> None:
     assert found.get("title") or (found["name"] and found["description"] and found["body"])
 
 
-def test_the_bar_chart_shows_the_figures_of_the_table_in_light_and_dark() -> None:
-    drawn = results.PICTURE.read_text("utf-8")
-    for task in results.TASKS:
-        for row in results.measured(task):
-            assert f">{row['speedup']['mean']:.2f}×<" in drawn
+@pytest.mark.parametrize("file", PICTURES)
+def test_a_bar_chart_shows_the_figures_of_its_table_in_light_and_dark(file: str) -> None:
+    drawn = (results.PICTURES / file).read_text("utf-8")
+    entries = results.of_tasks(results.PRETRAINED["bfloat16"])
+    rows = {
+        "recipes.svg": [row for task in results.TASKS for row in results.measured(task)],
+        "pretrained.svg": [
+            row
+            for task in results.PICTURED
+            for row in entries[task]["rows"]
+            if row["name"] in results.UNTRAINED
+        ],
+    }[file]
+    for row in rows:
+        assert f">{row['speedup']['mean']:.2f}×<" in drawn
     assert "prefers-color-scheme: dark" in drawn
     assert "#1f2328" not in drawn.partition("</style>")[2], "every colour follows the scheme"
 
