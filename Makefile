@@ -33,7 +33,7 @@ gpu: .venv/installed
 demo: .venv/installed
 	@mkdir -p $(DEMO)
 	$(BIN)/skipsearch tune --model demo --task pycode --budget 30s --threads 1 --out $(DEMO)/profile.yaml --force
-	$(BIN)/skipsearch decode --profile $(DEMO)/profile.yaml --prompt 'def parse_arguments(argv=None):' --max-new-tokens 24 --check
+	$(BIN)/skipsearch decode --profile $(DEMO)/profile.yaml --prompt 'def parse_arguments(argv=None):' --max-new-tokens 96 --end-on-repeat 8 --side-by-side
 
 real: .venv/installed
 	$(BIN)/python tools/real_model.py

@@ -132,6 +132,13 @@ def decode(
             "may fall otherwise, in 16 bits now and then.",
         ),
     ] = False,
+    side_by_side: Annotated[
+        bool,
+        typer.Option(
+            "--side-by-side",
+            help="Decode a prompt plainly and with the profile, and play both at once.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Example: skipsearch decode --profile my-profile.yaml --prompt "def main(argv=None):"
@@ -154,11 +161,17 @@ def decode(
         "--check compares greedy tokens; at a temperature above 0 two runs draw different ones",
     )
     require_usage(
+        not side_by_side or (prompt is not None and not as_json and temperature == 0),
+        "--side-by-side plays one greedy text: give --prompt TEXT, and leave --json and "
+        "--temperature out",
+    )
+    require_usage(
         task == ANY or profile == "auto",
         "--task says which profile to look for: give it with --profile auto",
     )
     require_model(profile, model)
-    from skipsearch.cli.consoles import err
+    from skipsearch.cli.consoles import err, out
+    from skipsearch.cli.side_by_side import record_in_turns, show_side_by_side
     from skipsearch.decoding import Decoder
     from skipsearch.engine.sampler import SamplingParams
     from skipsearch.errors import ModelError
@@ -184,7 +197,8 @@ def decode(
             ]
         )
     decoder = make_decoder(adapter, loaded, exact, lookup_history)
-    plain = Decoder(adapter, exact=exact, draft_forced=False) if check else None
+    is_compared = check or side_by_side
+    plain = Decoder(adapter, exact=exact, draft_forced=False) if is_compared else None
     warn(decoder.warnings)
     warn_about_verdict(loaded)
     options = {
@@ -200,6 +214,12 @@ def decode(
     if plain is not None:  # warm up both, so that neither is timed with start-up costs
         for either in (decoder, plain):
             either.generate([0, 0], 16, ignore_eos=True)
+    if side_by_side and plain is not None:
+        kinds = [spec.kind for spec in decoder.recipe.drafters]
+        ids = _encode(adapter, *next(iter(requests)), chat, max_new_tokens)
+        plain_run, drafted_run = record_in_turns([plain, decoder], ids, options)
+        show_side_by_side(out, plain_run, drafted_run, kinds)
+        return
     differing = 0
     for name, text in requests:
         differing += _decode_one(
@@ -247,6 +267,41 @@ def _read_requests(prompt: str | None, prompts: Path | None) -> Iterable[NamedPr
     )
 
 
+def _encode(
+    model: ModelAdapter,
+    name: str,
+    prompt: str | list[dict[str, str]],
+    chat: bool,
+    max_new_tokens: int,
+) -> list[int]:
+    """Return the token ids of a request, and warn if the context has too little room after them.
+
+    Raises: ModelError for a model without a tokenizer.
+    """
+    from skipsearch.errors import ModelError
+    from skipsearch.models.chat.chat_text import encode_chat, encode_prompt
+
+    if model.tokenizer is None:
+        raise ModelError(
+            f"{model.spec.id} has no tokenizer, so it takes token ids only: use Decoder.generate "
+            "from Python"
+        )
+    ids = (
+        encode_prompt(model.tokenizer, prompt, chat=chat)
+        if isinstance(prompt, str)
+        else encode_chat(model.tokenizer, prompt)
+    )
+    capacity = None if model.spec.context_length is None else model.spec.context_length - len(ids)
+    if capacity is not None and 0 < capacity < max_new_tokens:
+        warn(
+            [
+                f"{name}: {max_new_tokens} tokens were asked for, and after this prompt "
+                f"{model.spec.id} has room for {capacity}"
+            ]
+        )
+    return ids
+
+
 def _decode_one(
     model: ModelAdapter,
     decoder: Decoder,
@@ -265,28 +320,9 @@ def _decode_one(
     from skipsearch.cli.consoles import print_json
     from skipsearch.decoding import FORCED_KIND
     from skipsearch.engine import is_batch_invariant
-    from skipsearch.errors import ModelError
-    from skipsearch.models.chat.chat_text import encode_chat, encode_prompt
     from skipsearch.timing.interleaved import find_first_divergence
 
-    if model.tokenizer is None:
-        raise ModelError(
-            f"{model.spec.id} has no tokenizer, so it takes token ids only: use Decoder.generate "
-            "from Python"
-        )
-    ids = (
-        encode_prompt(model.tokenizer, prompt, chat=chat)
-        if isinstance(prompt, str)
-        else encode_chat(model.tokenizer, prompt)
-    )
-    capacity = None if model.spec.context_length is None else model.spec.context_length - len(ids)
-    if capacity is not None and 0 < capacity < options["max_new_tokens"]:
-        warn(
-            [
-                f"{name}: {options['max_new_tokens']} tokens were asked for, and after this prompt "
-                f"{model.spec.id} has room for {capacity}"
-            ]
-        )
+    ids = _encode(model, name, prompt, chat, options["max_new_tokens"])
     result = (
         decoder.generate(ids, **options)
         if as_json
