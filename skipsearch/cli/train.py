@@ -256,6 +256,54 @@ def s3d(
     )
 
 
+@app.command(short_help="A head that reads the model's last hidden state.")
+def mtp(
+    model: Model,
+    out: Out,
+    task: TaskName = None,
+    data: Data = None,
+    self_generated: SelfGenerated = False,
+    vocabulary: Annotated[
+        int,
+        typer.Option(min=0, help="How many tokens the head is trained to draft. 0: all of them."),
+    ] = 8000,
+    budget: Budget = None,
+    steps: Steps = None,
+    batch_size: BatchSize = 16,
+    draft_tokens: DraftTokens = 3,
+    learning_rate: LearningRate = 1e-3,
+    temperature: TextTemperature = 1.0,
+    tokens: Tokens = 400_000,
+    data_license: DataLicense = "not stated",
+    extra_memory: ExtraMemory = "25%",
+    device: Device = "auto",
+    dtype: PassDtype = "auto",
+    threads: Threads = None,
+    seed: Seed = 0,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: skipsearch train mtp --model demo --task pycode --out modules/
+
+    Train a head of one layer, which drafts from the model's last hidden state."""
+
+    def plan(adapter: ModelAdapter, text: Corpus, on_event: TrainListener) -> TrainingPlan:
+        from skipsearch.training.driver import plan_mtp
+
+        return plan_mtp(adapter, text, vocabulary, draft_tokens, on_event)
+
+    run_training(
+        plan,
+        TextOptions(task, data, self_generated, temperature, tokens, data_license),
+        RunOptions(out, budget, steps, batch_size, learning_rate, extra_memory, seed, force, 1),
+        model,
+        device,
+        dtype,
+        threads,
+        as_json,
+    )
+
+
 def _mask_from_profile(profile: Path | None) -> SkipMask | None:
     """Return the mask of a profile to train. Raises: ModuleError if it skips nothing."""
     from skipsearch.errors import ModuleError

@@ -41,6 +41,7 @@ class RunOptions:
     extra_memory: str
     seed: int
     force: bool
+    steps_per_teacher_pass: int = 3
 
 
 def run_training(
@@ -81,6 +82,7 @@ def run_training(
             batch_size=options.batch_size,
             learning_rate=options.learning_rate,
             seed=options.seed,
+            steps_per_teacher_pass=options.steps_per_teacher_pass,
             temperature=max(TrainSettings.temperature, sampled),
         ),
         options.steps,

@@ -24,7 +24,8 @@ from skipsearch.tuning.events import StageProgress, StageStarted
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
 MAX_CHARACTERS = 400_000_000
-GENERATE_BATCH = {"cpu": 64, "cuda": 512}  # texts that the model generates at once
+GENERATE_BATCH = {"cpu": 64, "cuda": 1024}  # texts that the model generates at once
+BEGINNING_SHARE = 3  # quarters of a window that a prompt may take
 WINDOW_TOKENS = 256  # tokens of a window, or half of the model's context if that is less
 VALIDATION_ONE_IN = 16  # one window in this many is for validation
 MAX_VALIDATION_WINDOWS = 64
@@ -61,40 +62,36 @@ def read_corpus(
     """
     spec = model.spec
     length = min(WINDOW_TOKENS, (spec.context_length or 2 * WINDOW_TOKENS) // 2)
-    sources = []
+    windows, sources = torch.empty(0, length, dtype=torch.int32), list[str]()
+    longest = BEGINNING_SHARE * length // 4
     if data:
         on_event(StageStarted("reading text"))
         texts = [text for path in data for text in read_documents(path)]
         if task is not None:
             _refuse_holdout(task, texts)
         windows = token_windows(model.tokenizer, texts, length, spec.eos_token_ids)
+        beginnings = list_beginnings(model.tokenizer, texts, longest, length)
         sources.append(", ".join(path.name for path in data))
     elif task is not None:
         prompts = make_workload(model, task, task.calibration).prompt_ids
-        start = min(length // 2, max(map(len, prompts)))
-        windows = torch.tensor(
-            [prompt[-start:] for prompt in prompts if len(prompt) >= start], dtype=torch.int32
-        )
+        beginnings = [prompt[-longest:] for prompt in prompts]
         sources.append(f"calibration prompts of task {task.name}")
     else:
-        first = spec.eos_token_ids[0] if spec.eos_token_ids else 0
-        windows = torch.full((max(1, n_tokens // length), 1), first, dtype=torch.int32)
+        beginnings = [spec.eos_token_ids[:1] or (0,)]
     if self_generated or not data:
         on_event(StageStarted("the model writes text for itself"))
         n_texts = max(1, n_tokens // length)
-        beginnings = windows[:, : length // 2]
-        n_repeats = max(1, -(-n_tokens // (length * len(beginnings))))
-        beginnings = _shuffle(beginnings.repeat(n_repeats, 1)[:n_texts], seed)
+        order = torch.randperm(n_texts, generator=torch.Generator().manual_seed(seed))
         written = generate_corpus(
             model,
-            beginnings,
+            [beginnings[i % len(beginnings)] for i in order.tolist()],
             length,
             temperature,
             seed,
             lambda done, total: on_event(StageProgress(done, total)),
         )
         sources.append(f"continued by {spec.id} itself at temperature {temperature:g}")
-        windows = torch.cat([windows, written]) if data else written
+        windows = torch.cat([windows, written])
     if len(windows) < 2:
         raise ModuleError(
             f"the text fills {len(windows)} window of {length} tokens, and one is kept aside: give "
@@ -200,30 +197,57 @@ def token_windows(
     return tokens[: count * length].view(count, length)
 
 
+def list_beginnings(
+    tokenizer: Any, texts: Iterable[str], longest: int, length: int
+) -> list[Sequence[int]]:
+    """Return beginnings that a model continues up to `length` tokens.
+
+    A text of at most `longest` tokens, such as a prompt, is one beginning. A longer text is cut
+    into pieces of `length` tokens, and the first half of each piece is a beginning.
+    """
+    beginnings = list[Sequence[int]]()
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        if 0 < len(ids) <= longest:
+            beginnings.append(ids)
+        else:
+            pieces = (ids[start : start + length // 2] for start in range(0, len(ids), length))
+            beginnings += [piece for piece in pieces if len(piece) == length // 2]
+    return beginnings
+
+
 @no_grad
 def generate_corpus(
     model: ModelAdapter,
-    prompts: Tensor,
+    prompts: Sequence[Sequence[int]],
     length: int,
     temperature: float,
     seed: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tensor:
-    """Return the model's continuations [N, length] of prompts [N, P], P < length.
+    """Return the model's continuations [N, length] of prompts of fewer tokens, in any order.
 
+    Prompts of similar lengths are continued together. A text runs on after an end of sequence.
     temperature: the sampling temperature; 0 is greedy.
     """
-    random, texts = torch.Generator(model.spec.device).manual_seed(seed), list[Tensor]()
-    for part in prompts.split(GENERATE_BATCH.get(model.spec.device.type, GENERATE_BATCH["cpu"])):
-        batch, start = part.shape
-        cache, planner = model.new_cache(batch, length), Planner(length, model.spec.device)
-        rows = part.long().to(model.spec.device)
-        logits = forward(model, rows, cache, planner.plan_chain(0, start, batch), last_only=True)
-        for slot in range(start, length):
-            token = _sample_token(logits[:, -1], temperature, random)
-            rows = torch.cat([rows, token], dim=1)
+    device = model.spec.device
+    random, texts = torch.Generator(device).manual_seed(seed), list[Tensor]()
+    ordered = sorted(prompts, key=len)
+    n_rows = GENERATE_BATCH.get(device.type, GENERATE_BATCH["cpu"])
+    for part in (ordered[i : i + n_rows] for i in range(0, len(ordered), n_rows)):
+        shortest = len(part[0])
+        cache, planner = model.new_cache(len(part), length), Planner(length, device)
+        rows = torch.tensor([[*p, *[0] * (length - len(p))] for p in part], device=device)
+        lengths = torch.tensor([[len(p)] for p in part], device=device)
+        start_plan = planner.plan_chain(0, shortest, len(part))
+        logits = forward(model, rows[:, :shortest], cache, start_plan, last_only=True)
+        for slot in range(shortest, length):
+            drawn = _sample_token(logits[:, -1], temperature, random)
+            # A longer prompt is read token by token.
+            token = torch.where(lengths > slot, rows[:, slot : slot + 1], drawn)
+            rows[:, slot : slot + 1] = token
             if slot + 1 < length:
-                logits = forward(model, token, cache, planner.plan_chain(slot, 1, batch))
+                logits = forward(model, token, cache, planner.plan_chain(slot, 1, len(part)))
         texts.append(rows.to("cpu", torch.int32))
         progress(sum(map(len, texts)), len(prompts))
     return torch.cat(texts)

@@ -24,7 +24,11 @@ from skipsearch.core.machine import describe_machine
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.sizes import parse_bytes
 from skipsearch.drafters.trained.card import ModuleCard, TrainingRecord
-from skipsearch.drafters.trained.module_files import hash_module_file, make_reference
+from skipsearch.drafters.trained.module_files import (
+    hash_module_file,
+    make_reference,
+    read_module_header,
+)
 from skipsearch.drafters.trained.module_weights import (
     apply_module,
     check_card,
@@ -42,6 +46,7 @@ from skipsearch.replay.trained_replay import load_trained_draft
 from skipsearch.training.corpus import Corpus
 from skipsearch.training.distill_batch import max_head_rows
 from skipsearch.training.distributed import SINGLE_PROCESS, ProcessGroup
+from skipsearch.training.draft_head_student import DraftHeadStudent, choose_vocabulary
 from skipsearch.training.mask_selection import prune_mask, select_mask
 from skipsearch.training.students import (
     AdaptedStudent,
@@ -223,6 +228,25 @@ def plan_s3d(
     return TrainingPlan(S3DStudent(_require_hf(model), mask, draft_tokens, rank, seed))
 
 
+def plan_mtp(
+    model: ModelAdapter,
+    corpus: Corpus,
+    vocabulary_size: int = 8000,
+    draft_tokens: int = 3,
+    on_event: TrainListener = lambda event: None,
+) -> TrainingPlan:
+    """Plan to train a draft head.
+
+    vocabulary_size: tokens that the head is trained to draft; 0: all. draft_tokens: draft steps
+    that it is trained on. Raises: ModuleError, ModelError.
+    """
+    base = _require_hf(model)
+    vocabulary = choose_vocabulary(corpus.windows, vocabulary_size, model.spec.vocab_size)
+    on_event(StageStarted("fitting the head's projection"))
+    student = DraftHeadStudent(base, corpus.windows, vocabulary, draft_tokens)
+    return TrainingPlan(student)
+
+
 def train(
     plan: TrainingPlan,
     corpus: Corpus,
@@ -253,6 +277,7 @@ def train(
     processes.wait_for_all()
     trainer = Trainer(student, corpus.windows, settings, processes)
     before = measure_agreement(student, corpus)
+    _report_depths(student, corpus, "before", on_event)
     on_event(
         StageStarted(
             f"training {sum(p.numel() for p in trainer.parameters.values()) / 1e6:.3g} M values"
@@ -276,6 +301,7 @@ def train(
         after=measure_agreement(student, corpus),
     )
     card = ModuleCard(**student.card, base=make_base(model.spec), trained=trained)
+    _report_depths(student, corpus, "after", on_event)
     path = out / student.file_name
     save_module(path, card, trainer.export_tensors())
     checkpoint.unlink(missing_ok=True)
@@ -296,6 +322,15 @@ def measure_agreement(student: Student, corpus: Corpus) -> float:
         return round(token_agreement(student, corpus.validation, max_head_rows(student.model)), 4)
 
 
+def _report_depths(student: Student, corpus: Corpus, moment: str, on_event: TrainListener) -> None:
+    """Report the acceptance of each draft step of a draft head."""
+    if isinstance(student, DraftHeadStudent):
+        with make_autocast(student.model):
+            alpha = student.measure_alpha_by_depth(corpus.validation)
+        by_depth = ", ".join(f"{value:.3f}" for value in alpha)
+        on_event(Notice(f"α of draft steps 1 to {len(alpha)}, {moment} the training: {by_depth}"))
+
+
 def _replay_alpha(
     model: ModelAdapter, path: Path, mask: SkipMask, corpus: Corpus
 ) -> tuple[float | None, float | None]:
@@ -303,6 +338,8 @@ def _replay_alpha(
 
     An untrained early exit drafts with the head alone, without an adapter.
     """
+    if read_module_header(path).card.kind == "mtp":
+        return None, None
     prompts = [row[: len(row) // 2].tolist() for row in corpus.validation[:REPLAY_PROMPTS]]
     try:
         replay = Replay(model, prompts, REPLAY_TOKENS, 6)

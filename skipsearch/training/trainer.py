@@ -245,14 +245,15 @@ class Trainer:
         hidden, targets = self.student.run_draft(teacher_output, offset)
         flat = hidden.detach().flatten(0, 1).requires_grad_()
         tokens = targets.tokens.flatten(0, 1)
+        # A row without any target, whose probabilities are all 0, has no loss.
         shares = (targets.probs.flatten(0, 1).log() / self.settings.temperature).softmax(dim=-1)
+        shares = shares.nan_to_num()
         total, n_agreeing, max_rows = 0.0, 0, max_head_rows(self.student.model)
         for start in range(0, len(flat), max_rows):
             logits = self.student.head(flat[None, start : start + max_rows])[0].float()
-            taught = logits.gather(-1, tokens[start : start + max_rows])
-            loss = (
-                logits.logsumexp(dim=-1) - (shares[start : start + max_rows] * taught).sum(dim=-1)
-            ).sum() / len(flat)
+            taught = logits.gather(-1, tokens[start : start + max_rows].clamp(min=0))
+            unlikelihood = logits.logsumexp(dim=-1, keepdim=True) - taught
+            loss = (shares[start : start + max_rows] * unlikelihood).sum() / len(flat)
             loss.backward()
             total += float(loss.detach())
             n_agreeing += int((logits.argmax(dim=-1) == tokens[start : start + max_rows, 0]).sum())

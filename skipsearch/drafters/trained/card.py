@@ -66,6 +66,7 @@ FORMS = {
     "adapted": ("copy", "lora"),
     "kangaroo": ("attention", "layer"),
     "s3d": ("embeddings", "lora"),
+    "mtp": ("layer",),
 }
 ExitLayer = Annotated[int, Field(ge=1, le=1023)]
 
@@ -75,10 +76,11 @@ class ModuleCard(FrozenModel):
 
     Forms of `adapted`: `copy`, trained copies of the sub-layers' weights; `lora`, low-rank updates
     of rank `rank`. Forms of `kangaroo`: `attention`, an attention sub-layer and a norm; `layer`,
-    also an MLP. Forms of `s3d`: `embeddings` alone; `lora`, also low-rank updates.
+    also an MLP. Forms of `s3d`: `embeddings` alone; `lora`, also low-rank updates. `mtp` has the
+    form `layer`, and its mask keeps the model's last layer, from which the head begins.
     """
 
-    kind: Literal["adapted", "kangaroo", "s3d"]
+    kind: Literal["adapted", "kangaroo", "s3d", "mtp"]
     base: TrainedFor
     attn: Layers = Field(description="layers whose attention the draft skips")
     mlp: Layers = Field(description="layers whose MLP the draft skips")

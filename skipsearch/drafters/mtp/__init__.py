@@ -1,0 +1,1 @@
+"""Draft with a trained head that reads the last hidden state and the next token."""
