@@ -230,10 +230,10 @@ def _read_tokenizer(file: GGUFFile, config: Any) -> Any:
         )
     try:
         from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
-    except ImportError:
+    except ImportError as error:
         raise ModelError(
-            "the tokenizer of a GGUF file needs transformers 5.17 or newer: pip install --upgrade "
-            "transformers"
+            "the tokenizer of a GGUF file is read by transformers 5.17 or newer, and this part of "
+            f"it cannot be imported ({first_line_of(error)}): pip install --upgrade transformers"
         ) from None
     try:
         with silence_transformers(), panics_as_errors():
