@@ -274,7 +274,7 @@ def _encode(
     chat: bool,
     max_new_tokens: int,
 ) -> list[int]:
-    """Return the token ids of a request, and warn if the context has too little room after them.
+    """Return the token ids of a request, and warn if the answer may not fit into the context.
 
     Raises: ModelError for a model without a tokenizer.
     """
