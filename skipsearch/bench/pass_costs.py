@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from skipsearch.bench.llama_cpp import LlamaCpp
+from skipsearch.core.reading import Reading
 from skipsearch.engine.draft_model import (
     can_restrict_head,
+    list_draft_experts,
     list_draft_weights,
     release_draft_copies,
 )
@@ -75,16 +77,21 @@ def measure_cost_table(models: Sequence[ModelAdapter], context: int) -> list[Cos
 
 def _measure_formats(model: ModelAdapter, context: int) -> dict[str, float]:
     """Return β of drafts that read less, by what they read; {} if the engine has no such drafts."""
-    formats, vocab_size = list_draft_weights(model), model.spec.vocab_size
+    formats = [
+        *(Reading(weights) for weights in list_draft_weights(model)),
+        *(Reading(experts=count) for count in list_draft_experts(model)),
+    ]
+    vocab_size = model.spec.vocab_size
     if len(formats) == 1 and not can_restrict_head(model):
         return {}
     betas: dict[str, float] = {}
-    for weights, costs in measure_format_costs(model, context, formats).items():
+    for reading, costs in measure_format_costs(model, context, formats).items():
         step = costs.sublayers + costs.overhead  # with a small head
         if can_restrict_head(model) and vocab_size > SMALL_HEAD_ROWS:
-            betas[f"{weights}, {SMALL_HEAD_ROWS} tokens"] = step
+            name = "stored" if reading.is_everything else str(reading)
+            betas[f"{name}, {SMALL_HEAD_ROWS} tokens"] = step
             step += costs.head_row * (vocab_size - SMALL_HEAD_ROWS)
-        if weights != "stored":
-            betas[weights] = step
+        if not reading.is_everything:
+            betas[str(reading)] = step
     release_draft_copies(model, ())
     return dict(sorted(betas.items(), key=lambda pair: -pair[1]))

@@ -148,6 +148,7 @@ def _check_demo() -> str:
 
 def _check_draft_formats() -> str:
     """Return β of drafts of the embedded model in each number format on this machine."""
+    from skipsearch.core.reading import READ_ALL, Reading
     from skipsearch.engine import load_model
     from skipsearch.engine.draft_model import list_draft_weights, release_draft_copies
     from skipsearch.timing.reading_costs import measure_format_costs
@@ -156,13 +157,13 @@ def _check_draft_formats() -> str:
     formats = list_draft_weights(model)
     if len(formats) == 1:
         return "drafts in fewer bits need the engine native, which `tune` builds"
-    costs = measure_format_costs(model, 64, formats)
+    costs = measure_format_costs(model, 64, [Reading(weights) for weights in formats])
     release_draft_copies(model, ())
-    whole = costs["stored"].sublayers + costs["stored"].overhead
+    whole = costs[READ_ALL].sublayers + costs[READ_ALL].overhead
     betas = ", ".join(
-        f"{weights} {(c.sublayers + c.overhead) / whole:.2f}"
-        for weights, c in costs.items()
-        if weights != "stored"
+        f"{reading} {(c.sublayers + c.overhead) / whole:.2f}"
+        for reading, c in costs.items()
+        if not reading.is_everything
     )
     return f"a draft step over one in {model.spec.dtype_name}, embedded model: {betas}"
 

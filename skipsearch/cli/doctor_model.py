@@ -38,12 +38,23 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
         "engine": _describe_engine(model),
         "memory": f"{model.weight_bytes / 2**20:,.0f} MiB of weights, "
         f"{model.read_bytes / 2**20:,.0f} MiB of them read for each token",
+        **_describe_experts(model),
         "context": f"{model.spec.context_length:,} tokens"
         if model.spec.context_length
         else "it names none",
         "chat template": _describe_template(model),
         "next": f"skipsearch tune --model {model_name} --task pycode, or your own prompts.jsonl",
     }
+
+
+def _describe_experts(model: ModelAdapter) -> dict[str, str]:
+    """Return a line about the experts of a model; {} if it has none."""
+    from skipsearch.models.families.unmodified import experts_of
+
+    if (experts := experts_of(model)) is None:
+        return {}
+    share = model.read_bytes / model.weight_bytes
+    return {"experts": f"it {experts}, and {100 * share:.0f} % of its weights"}
 
 
 def _describe_engine(model: ModelAdapter) -> str:

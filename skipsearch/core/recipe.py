@@ -27,7 +27,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import READ_ALL, DraftWeights, Reading, Vocabulary, is_stored
+from skipsearch.core.reading import (
+    MAX_EXPERTS,
+    READ_ALL,
+    DraftWeights,
+    Reading,
+    Vocabulary,
+    is_stored,
+)
 from skipsearch.core.registry import resolve_name
 from skipsearch.core.schema_types import Fraction, FrozenModel, ModuleRef, is_none
 from skipsearch.errors import DecodeError, SkipSearchError
@@ -160,10 +167,16 @@ class ReadingSpec(DrafterSpec):
         description="tokens that the draft can propose, besides those of the request; left out: "
         "all",
     )
+    experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="experts that a token reads in each layer, fewer than the model's own number; "
+        "left out: as many",
+    )
 
     @property
     def reading(self) -> Reading:
-        return Reading(self.weights, self.vocabulary)
+        return Reading(self.weights, self.vocabulary, self.experts)
 
     def format_reading(self) -> str:
         """Return `, int8, 4,213 tokens of the vocabulary`; "" if a draft reads all of the model."""

@@ -1,4 +1,4 @@
-"""Run a drafter on a model that reads less: fewer bits, or a head for fewer tokens."""
+"""Run a drafter on a model that reads less: fewer bits, fewer experts, or a smaller head."""
 
 from __future__ import annotations
 

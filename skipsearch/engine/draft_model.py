@@ -1,4 +1,4 @@
-"""Models that read less: weights in fewer bits, and a head for some tokens only.
+"""Models that read less: weights in fewer bits, fewer experts, and a head for some tokens only.
 
 They are for draft passes. They share embedding, norms and cache layout with the verifying model, so
 a draft reads the exact K/V of all committed tokens. Its own K/V are in the slots of drafted tokens,
@@ -7,7 +7,7 @@ which the verify pass overwrites.
 Weights are rounded to the nearest number, in groups of 32 inputs with one scale each, by
 `engine.native.blocks.quantize`. The copy depends on the stored weights alone.
 Sources: ML-SpecQD (arXiv 2503.13565) and QuantSpec (2502.10424) for drafts in fewer bits, FR-Spec
-(2502.14856) for the vocabulary.
+(2502.14856) for the vocabulary; ik_llama.cpp runs fewer experts in all passes (`-ser`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from skipsearch.core.reading import BITS_OF_WEIGHTS, DRAFT_WEIGHTS, DraftWeights, Reading
+from skipsearch.core.reading import (
+    BITS_OF_WEIGHTS,
+    DRAFT_WEIGHTS,
+    DraftWeights,
+    Reading,
+    format_experts,
+)
 from skipsearch.engine.cuda_graph import GraphAdapter
 from skipsearch.engine.native import NativeAdapter
 from skipsearch.engine.native.blocks import round_weight
@@ -37,16 +43,19 @@ from skipsearch.engine.native.structs import PANEL_ROWS
 from skipsearch.engine.on_same_engine import overlay_weights
 from skipsearch.errors import ModelError
 from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.experts import with_fewer_experts
 from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.models.families.unmodified import experts_of
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.fused.int4_linear import can_pack_int4, pack_int4
 from skipsearch.models.fused.linear import Linear, pack_linear
+from skipsearch.models.generic.generic_adapter import GenericAdapter
 from skipsearch.models.head_rows import HeadRows, TorchHeadRows, fill_up
 from skipsearch.models.weight_overlay import SUBLAYER_KINDS, get_sublayer_weights
 
 # Bytes of a weight in blocks: `bits` / 8, and a scale of two bytes for 32 weights.
 SCALE_BITS = 0.5
-_copies: WeakKeyDictionary[Any, dict[str, ModelAdapter]] = WeakKeyDictionary()
+_copies: WeakKeyDictionary[Any, dict[tuple[str, int | None], ModelAdapter]] = WeakKeyDictionary()
 _copying = threading.Lock()
 
 
@@ -100,8 +109,8 @@ def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:
     Raises: ModelError if this model or its engine has no such draft; ValueError for a token outside
     the vocabulary; MemoryError.
     """
-    drafting = get_draft_copy(model, reading.weights)
-    nbytes = 0 if drafting is model else _copy_bytes(drafting)
+    nbytes = 0 if reading.bits is None else _copy_bytes(get_draft_copy(model, reading.weights))
+    drafting = get_draft_copy(model, reading.weights, reading.experts)
     if reading.vocabulary is None:
         return DraftModel(drafting, None, nbytes)
     multiple = PANEL_ROWS if isinstance(model, NativeAdapter) else 1
@@ -118,33 +127,44 @@ def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:
     return DraftModel(drafting, new_head, nbytes + rows.nbytes)
 
 
-def get_draft_copy(model: ModelAdapter, weights: DraftWeights) -> ModelAdapter:
-    """Return the model with rounded weights, head included; all drafts of the model share it.
+def get_draft_copy(
+    model: ModelAdapter, weights: DraftWeights, experts: int | None = None
+) -> ModelAdapter:
+    """Return the model with rounded weights, head included, and with fewer experts for a token.
 
+    All drafts of the model share it. experts: None: as many as the model has.
     Raises: ModelError; MemoryError.
     """
+    if experts is not None:
+        rounded = get_draft_copy(model, weights)
+        with _copying:
+            copies = _copies.setdefault(model, {})
+            if (weights, experts) not in copies:
+                copies[weights, experts] = _reduce_experts(rounded, experts)
+            return copies[weights, experts]
     if weights == "stored":
         return model
     with _copying:
         copies = _copies.setdefault(model, {})
-        if weights not in copies:
-            copies[weights] = _round(model, BITS_OF_WEIGHTS[weights])
-        return copies[weights]
+        if (weights, None) not in copies:
+            copies[weights, None] = _round(model, BITS_OF_WEIGHTS[weights])
+        return copies[weights, None]
 
 
 def release_draft_copies(model: ModelAdapter, used: Collection[str]) -> None:
     """Forget the copies of a model in formats that are not in `used`."""
     with _copying:
         copies = _copies.get(model, {})
-        for weights in set(copies).difference(used):
-            del copies[weights]
+        for weights, experts in list(copies):
+            if weights not in used:
+                del copies[weights, experts]
 
 
 def estimate_draft_bytes(model: ModelAdapter, reading: Reading) -> int:
     """Return about how many bytes drafts take besides the model's own."""
     hidden, vocab_size = model.spec.hidden_size, model.spec.vocab_size
     stored_bits = 8.0 * model.spec.dtype.itemsize
-    layer_bytes = model.read_bytes - hidden * vocab_size * stored_bits / 8
+    layer_bytes = model.read_bytes + _unread_bytes(model) - hidden * vocab_size * stored_bits / 8
     if isinstance(model, NativeAdapter):
         layer_bytes = model.read_bytes - model.fused_model.unembed.nbytes
         stored_bits = _stored_bits(model)
@@ -154,6 +174,42 @@ def estimate_draft_bytes(model: ModelAdapter, reading: Reading) -> int:
     if reading.vocabulary is not None:
         rows += len(reading.vocabulary.token_ids())
     return int(copied + rows * hidden * bits / 8)
+
+
+def list_draft_experts(model: ModelAdapter) -> tuple[int, ...]:
+    """Return the numbers of experts that a draft of this model can run for a token, the most first.
+
+    These are a half, a quarter, … of the model's own number; () for a model without experts.
+    """
+    experts = experts_of(model)
+    count = 0 if experts is None else experts.per_token
+    return tuple(count >> n for n in range(1, count.bit_length()))
+
+
+def _reduce_experts(model: ModelAdapter, count: int) -> ModelAdapter:
+    """Return the model with `count` experts for a token. Raises: ModelError."""
+    experts, name = experts_of(model), model.spec.id
+    if experts is None or not isinstance(model, HFAdapter | GenericAdapter):
+        raise ModelError(
+            f"a draft cannot run {format_experts(count)}: {name} is a {model.spec.family} model "
+            "without experts, or with experts that skipsearch does not know; remove `experts`"
+        )
+    if count >= experts.per_token:
+        raise ModelError(
+            f"a draft with {format_experts(count)} leaves none out: {name} itself {experts}; "
+            + (f"write 1 to {experts.per_token - 1}, or " if experts.per_token > 1 else "")
+            + "remove `experts`"
+        )
+    if isinstance(model, GenericAdapter):
+        # `attach` holds the module by a weak proxy; a method of it has the module itself.
+        module = with_fewer_experts(model.model.forward.__self__, count)  # type: ignore[attr-defined]
+        return GenericAdapter(module, model.spec, model.tokenizer)
+    variant = copy.copy(model)
+    variant._layers = [
+        replace(layer, mlp=replace(layer.mlp, run=with_fewer_experts(layer.mlp.run, count)))
+        for layer in model._layers
+    ]
+    return variant
 
 
 def _round(model: ModelAdapter, bits: int) -> ModelAdapter:
@@ -193,10 +249,16 @@ def _stored_bits(model: NativeAdapter) -> float:
     return 8 * sum(matrix.nbytes for matrix in matrices) / n_weights
 
 
+def _unread_bytes(model: ModelAdapter) -> int:
+    """Return the bytes of the experts that a pass over one row does not read."""
+    experts = experts_of(model)
+    return 0 if experts is None else experts.unread_bytes
+
+
 def _copy_bytes(copied: ModelAdapter) -> int:
     """Return the bytes of a copy's own matrices."""
     if not isinstance(copied, NativeAdapter):
-        return copied.read_bytes
+        return copied.read_bytes + _unread_bytes(copied)
     matrices = [*list_layer_matrices(copied), copied.fused_model.unembed]
     return sum(matrix.nbytes for matrix in matrices)
 

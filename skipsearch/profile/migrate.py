@@ -125,7 +125,7 @@ def _from_2(old: Mapping[str, Any]) -> dict[str, Any]:
     """Migrate version 2, whose drafts read all bits and all tokens, to version 3."""
     for key in ("drafters", "lost"):
         for i, drafter in enumerate(old[key]):
-            later = [name for name in ("weights", "vocabulary") if name in drafter]
+            later = [name for name in ("weights", "vocabulary", "experts") if name in drafter]
             if later:
                 raise ProfileError(
                     f"it says schema_version 2 but has {key}[{i}].{later[0]}, which version 2 did "

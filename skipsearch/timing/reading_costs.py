@@ -1,16 +1,16 @@
-"""Measure what drafts cost that read fewer bits or fewer rows of the head."""
+"""Measure what drafts cost that read fewer bits, fewer experts or fewer rows of the head."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
 from skipsearch.core.cost_model import Costs, ReadingCosts
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import DraftWeights, Reading, Vocabulary
+from skipsearch.core.reading import READ_ALL, Reading, Vocabulary
 from skipsearch.drafters.reduced import HeadRowsSampler
 from skipsearch.engine import no_grad
 from skipsearch.engine.draft_model import can_restrict_head, get_draft_copy, make_draft_model
@@ -26,7 +26,9 @@ WARM_UP_SWEEPS = 1
 
 @dataclass(frozen=True)
 class FormatCosts:
-    """What draft steps in one number format cost, in units of a plain draft step.
+    """What draft steps in one number format, or with fewer experts, cost.
+
+    Unit: a plain draft step.
 
     sublayers: of all sub-layers together. overhead: of a step without sub-layers, with a head of
     `SMALL_HEAD_ROWS` rows. head_row: of a further row of the head. first, cold: as in `Costs`.
@@ -42,12 +44,12 @@ class FormatCosts:
 def measure_format_costs(
     model: ModelAdapter,
     context: int,
-    formats: Sequence[DraftWeights],
+    formats: Sequence[Reading],
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[DraftWeights, FormatCosts]:
-    """Measure draft steps in each number format, after `context` tokens of text.
+) -> dict[Reading, FormatCosts]:
+    """Measure draft steps in each format, after `context` tokens of text.
 
-    All formats are timed in turn, in rounds as in decoding: draft steps, then a verify pass.
+    formats: readings without a vocabulary, of which the first is `READ_ALL`. All formats are timed in turn, in rounds as in decoding: draft steps, then a verify pass.
     Raises: ModelError; MemoryError.
     """
     n, vocab_size = model.spec.n_layers, model.spec.vocab_size
@@ -55,80 +57,85 @@ def measure_format_costs(
     small = min(SMALL_HEAD_ROWS, vocab_size)
     heads = [small, vocab_size] if can_restrict_head(model) and small < vocab_size else [vocab_size]
     timers = {
-        (weights, rows): _time_with(timer, model, weights, rows)
-        for weights in formats
+        (reading, rows): _time_with(timer, model, reading, rows)
+        for reading in formats
         for rows in heads
     }
     masks = {"none": SkipMask(n), "all": SkipMask.from_layers(n, range(n))}
-    times: dict[tuple[DraftWeights, int, str], list[tuple[float, ...]]] = {}
+    times: dict[tuple[Reading, int, str], list[tuple[float, ...]]] = {}
     for sweep in range(WARM_UP_SWEEPS + REPEATS):
         progress(sweep, WARM_UP_SWEEPS + REPEATS)
-        for (weights, rows), reduced in timers.items():
+        for (reading, rows), reduced in timers.items():
             for name, mask in masks.items():
                 round_s = no_grad(reduced.time_round)(mask, VERIFIED_TOKENS)
                 if sweep >= WARM_UP_SWEEPS:
-                    times.setdefault((weights, rows, name), []).append(round_s)
+                    times.setdefault((reading, rows, name), []).append(round_s)
     return _fit_formats(times, formats, heads)
 
 
-def _time_with(
-    timer: RoundTimer, model: ModelAdapter, weights: DraftWeights, rows: int
-) -> RoundTimer:
-    """Return a timer for drafts with these weights and a head of `rows` rows."""
+def _time_with(timer: RoundTimer, model: ModelAdapter, reading: Reading, rows: int) -> RoundTimer:
+    """Return a timer for drafts that read this, with a head of `rows` rows."""
     if rows == model.spec.vocab_size:
-        return timer.with_draft(get_draft_copy(model, weights), GreedySampler())
+        draft = get_draft_copy(model, reading.weights, reading.experts)
+        return timer.with_draft(draft, GreedySampler())
     vocabulary = Vocabulary(lowest=rows, tokens="")
-    draft_model = make_draft_model(model, Reading(weights, vocabulary))
+    draft_model = make_draft_model(model, replace(reading, vocabulary=vocabulary))
     assert draft_model.new_head is not None
     head = draft_model.new_head()
     return timer.with_draft(draft_model.restrict(head), HeadRowsSampler(GreedySampler(), head))
 
 
 def _fit_formats(
-    times: Mapping[tuple[DraftWeights, int, str], Sequence[tuple[float, ...]]],
-    formats: Sequence[DraftWeights],
+    times: Mapping[tuple[Reading, int, str], Sequence[tuple[float, ...]]],
+    formats: Sequence[Reading],
     heads: Sequence[int],
-) -> dict[DraftWeights, FormatCosts]:
+) -> dict[Reading, FormatCosts]:
     """Return the costs from (first step, call, later step, verify pass) of each round."""
 
-    def later(weights: DraftWeights, rows: int, mask: str) -> float:
-        return median(later_s for _, _, later_s, _ in times[weights, rows, mask])
+    def later(reading: Reading, rows: int, mask: str) -> float:
+        return median(later_s for _, _, later_s, _ in times[reading, rows, mask])
 
     small, whole = heads[0], heads[-1]
-    unit = later("stored", whole, "none")
-    verify_s = median(verify for *_, verify in times["stored", whole, "none"])
-    costs: dict[DraftWeights, FormatCosts] = {}
-    for weights in formats:
-        step, overhead = later(weights, small, "none"), later(weights, small, "all")
+    unit = later(READ_ALL, whole, "none")
+    verify_s = median(verify for *_, verify in times[READ_ALL, whole, "none"])
+    costs: dict[Reading, FormatCosts] = {}
+    for reading in formats:
+        step, overhead = later(reading, small, "none"), later(reading, small, "all")
         overhead = min(overhead, step)
-        more_head = later(weights, whole, "none") - step
-        rounds = times[weights, small, "none"]
+        more_head = later(reading, whole, "none") - step
+        rounds = times[reading, small, "none"]
         first = median(first_s - call for first_s, call, _, _ in rounds) / max(step, 1e-9) - 1
         cold = median(verify for *_, verify in rounds) / verify_s - 1
-        costs[weights] = FormatCosts(
+        costs[reading] = FormatCosts(
             (step - overhead) / unit,
             overhead / unit,
             max(0.0, more_head) / unit / max(1, whole - small),
             max(0.0, first),
-            max(0.0, cold) if weights != "stored" else 0.0,
+            max(0.0, cold) if reading.bits is not None else 0.0,
         )
     return costs
 
 
 def price_reading(
-    costs: Costs, formats: Mapping[DraftWeights, FormatCosts], reading: Reading, vocab_size: int
+    costs: Costs, formats: Mapping[Reading, FormatCosts], reading: Reading, vocab_size: int
 ) -> Costs:
-    """Return the costs of drafts that read what `reading` says. costs: those of the model."""
+    """Return the costs of drafts that read what `reading` says. costs: those of the model.
+
+    Fewer experts make MLPs cheaper, fewer bits all sub-layers.
+    """
     if reading.is_everything:
         return costs
-    measured, total = formats[reading.weights], sum(costs.sublayers)
+    measured, total = formats[replace(reading, vocabulary=None)], sum(costs.sublayers)
     step = costs.overhead + total  # a draft step with nothing skipped
     rows = vocab_size if reading.vocabulary is None else len(reading.vocabulary.token_ids())
     extra_rows = max(0, rows - min(SMALL_HEAD_ROWS, vocab_size))
-    scale = measured.sublayers * step / total if total else 0.0
+    scales = np.full(len(costs.sublayers), measured.sublayers * step / total if total else 0.0)
+    if reading.experts is not None and (mlps := sum(costs.sublayers[1::2])):
+        saved = (1 - scales[0]) * total
+        scales[::2], scales[1::2] = 1.0, max(0.0, 1 - saved / mlps)
     shares_weights = reading.weights == "stored"
     return ReadingCosts(
-        tuple((np.array(costs.sublayers) * scale).tolist()),
+        tuple((np.array(costs.sublayers) * scales).tolist()),
         (measured.overhead + extra_rows * measured.head_row) * step,
         costs.verify,
         costs.first if shares_weights else measured.first,

@@ -1,15 +1,15 @@
-"""Choose what drafts read: the number format of their weights, and the tokens of their head.
+"""Choose what drafts read: number format of weights, experts, and tokens of the head.
 
 Each combination is judged with the same mask, by replay and by its measured costs. Masks are then
 searched with the best combination. Afterwards, the best mask is judged with every combination
-again, so format, vocabulary and mask are searched together, in turn.
+again, so format, experts, vocabulary and mask are searched together, in turn.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skipsearch.core.mask import SkipMask
@@ -18,6 +18,7 @@ from skipsearch.engine.draft_model import (
     can_restrict_head,
     estimate_draft_bytes,
     get_draft_copy,
+    list_draft_experts,
     list_draft_weights,
 )
 from skipsearch.models.adapter import ModelAdapter
@@ -63,6 +64,7 @@ class JudgedReading:
         return {
             "weights": self.reading.weights,
             "tokens": None if vocabulary is None else len(vocabulary.token_ids()),
+            "experts": self.reading.experts,
             "alpha": self.alpha,
             "beta": self.beta,
             "speedup": self.candidate.predicted_speedup,
@@ -78,7 +80,7 @@ class JudgedReading:
 
 
 class ReadingSearch:
-    """The combinations of number format and vocabulary that drafts of a model may read."""
+    """The combinations of number format, experts and vocabulary that drafts may read."""
 
     def __init__(
         self,
@@ -94,13 +96,16 @@ class ReadingSearch:
         """
         self.base, self.on_event = base, on_event
         self.model = base.replay.model
-        self.weights = _affordable_formats(self.model, memory_limit, on_event)
+        self.formats = [
+            *(Reading(w) for w in _affordable_formats(self.model, memory_limit, on_event)),
+            *(Reading(experts=count) for count in list_draft_experts(self.model)),
+        ]
         self.vocabularies = list(_list_vocabularies(self.model, base.replay.continuations))
-        self.costs: Mapping[DraftWeights, FormatCosts] = {}
-        if len(self.weights) > 1 or len(self.vocabularies) > 1:
-            on_event(StageStarted("measuring drafts in fewer bits and with fewer tokens"))
+        self.costs: Mapping[Reading, FormatCosts] = {}
+        if len(self.formats) > 1 or len(self.vocabularies) > 1:
+            on_event(StageStarted("measuring drafts that read less"))
             self.costs = measure_format_costs(
-                self.model, context, self.weights, make_progress_callback(on_event)
+                self.model, context, self.formats, make_progress_callback(on_event)
             )
 
     def objective_for(self, reading: Reading) -> ReplayObjective:
@@ -108,9 +113,14 @@ class ReadingSearch:
         if reading.is_everything:
             return self.base
         vocab_size = self.model.spec.vocab_size
-        copied = None if reading.bits is None else get_draft_copy(self.model, reading.weights)
+        copied = self._copy_for(reading)
         costs = price_reading(self.base.costs, self.costs, reading, vocab_size)
         return self.base.with_reading(reading, copied, costs)
+
+    def _copy_for(self, reading: Reading) -> ModelAdapter | None:
+        """Return the model that drafts with its whole head; None: the verifying model."""
+        copied = get_draft_copy(self.model, reading.weights, reading.experts)
+        return None if copied is self.model else copied
 
     def judge(self, mask: SkipMask) -> list[JudgedReading]:
         """Judge a mask with each combination; return them from the fastest to the slowest."""
@@ -118,16 +128,13 @@ class ReadingSearch:
         if not self.costs:
             return judged
         progress = make_progress_callback(self.on_event)
-        for done, weights in enumerate(self.weights):
-            progress(done, len(self.weights))
+        for done, read in enumerate(self.formats):
+            progress(done, len(self.formats))
             by_vocabulary = self.base.replay.judge(
-                mask,
-                self.vocabularies,
-                JUDGED_PROMPTS,
-                draft_model=None if weights == "stored" else get_draft_copy(self.model, weights),
+                mask, self.vocabularies, JUDGED_PROMPTS, draft_model=self._copy_for(read)
             )
             for vocabulary, replayed in zip(self.vocabularies, by_vocabulary, strict=True):
-                reading = Reading(weights, vocabulary)
+                reading = replace(read, vocabulary=vocabulary)
                 if mask.n_skipped or not reading.is_everything:
                     judged.append(self._judge_one(mask, reading, replayed))
         return sorted(judged, key=lambda j: -(j.candidate.predicted_speedup or 0.0))
@@ -173,7 +180,7 @@ def find_other_readings(
     """
     if not readings.costs:
         return []
-    on_event(StageStarted("trying the best masks with other number formats and vocabularies"))
+    on_event(StageStarted("trying the best masks with drafts that read something else"))
     masks = dict.fromkeys((mask, SkipMask(mask.n_layers)))
     judged = [(one, tried) for tried in masks for one in readings.judge(tried)]
     judged = [(one, tried) for one, tried in judged if one.reading != searched]
@@ -189,13 +196,16 @@ def _dump_reading(reading: Reading) -> dict[str, Any]:
     return {
         "weights": reading.weights,
         "vocabulary": None if vocabulary is None else vocabulary.model_dump(mode="json"),
+        "experts": reading.experts,
     }
 
 
 def _read_reading(data: dict[str, Any]) -> Reading:
     vocabulary = data["vocabulary"]
     return Reading(
-        data["weights"], None if vocabulary is None else Vocabulary.model_validate(vocabulary)
+        data["weights"],
+        None if vocabulary is None else Vocabulary.model_validate(vocabulary),
+        data.get("experts"),
     )
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from unittest.mock import patch
 
 import pytest
 from helpers.tiny import LAYERS, tiny_model_and_reference, use_engine
+from helpers.tiny_experts import tiny_experts
 from pydantic import TypeAdapter
 
 from skipsearch.core.cost_model import Costs, ReadingCosts
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import DraftWeights, Reading, Vocabulary
+from skipsearch.core.reading import Reading, Vocabulary
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.errors import SearchError
+from skipsearch.models import adapt
 from skipsearch.replay.replay import Replay
 from skipsearch.report.recorded import StoredReading
 from skipsearch.timing.reading_costs import FormatCosts, price_reading
@@ -26,15 +28,15 @@ from skipsearch.tuning.settings import parse_draft_memory
 from .small_search import COSTS
 
 pytestmark = pytest.mark.xdist_group("native")
-PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7))
+PROMPTS = ((5, 17, 40, 3), (0,), (40, 2, 2, 31, 8, 44, 21, 13, 7))
 NOTHING = SkipMask(LAYERS)
 # A draft step in int8 takes half of the time, in int4 a quarter; the rest is nearly free.
-FORMATS: dict[DraftWeights, FormatCosts] = {
-    "stored": FormatCosts(0.9, 0.1, 0.0, 0.0, 0.0),
-    "int8": FormatCosts(0.45, 0.05, 0.0, 0.0, 0.1),
-    "int6": FormatCosts(0.4, 0.05, 0.0, 0.0, 0.1),
-    "int5": FormatCosts(0.4, 0.05, 0.0, 0.0, 0.1),
-    "int4": FormatCosts(0.2, 0.05, 0.0, 0.0, 0.1),
+FORMATS: dict[Reading, FormatCosts] = {
+    Reading("stored"): FormatCosts(0.9, 0.1, 0.0, 0.0, 0.0),
+    Reading("int8"): FormatCosts(0.45, 0.05, 0.0, 0.0, 0.1),
+    Reading("int6"): FormatCosts(0.4, 0.05, 0.0, 0.0, 0.1),
+    Reading("int5"): FormatCosts(0.4, 0.05, 0.0, 0.0, 0.1),
+    Reading("int4"): FormatCosts(0.2, 0.05, 0.0, 0.0, 0.1),
 }
 
 
@@ -90,7 +92,7 @@ def test_a_memory_limit_leaves_out_copies(objective: ReplayObjective, limit: int
     events: list[TuneEvent] = []
     search = ReadingSearch(objective, 16, events.append, limit)
     left_out = [e for e in events if isinstance(e, Notice) and "left out" in e.sentence]
-    assert (search.weights == ["stored"]) == (limit == 0)
+    assert (search.formats == [Reading()]) == (limit == 0)
     assert len(left_out) == (4 if limit == 0 else 0)
     if limit == 0:
         assert search.judge(NOTHING) == []
@@ -125,22 +127,49 @@ def test_a_resumed_search_reads_what_it_read_before(objective: ReplayObjective) 
 def test_costs_are_those_of_the_format_and_of_the_rows_of_the_head() -> None:
     costs = Costs((2.0, 1.0), 1.0, (4.0, 4.4), cold=0.5)
     formats = {
-        "stored": FormatCosts(0.75, 0.05, 1e-5, 0.0, 0.0),
-        "int8": FormatCosts(0.3, 0.1, 1e-5, 0.2, 0.1),
+        Reading("stored"): FormatCosts(0.75, 0.05, 1e-5, 0.0, 0.0),
+        Reading("int8"): FormatCosts(0.3, 0.1, 1e-5, 0.2, 0.1),
     }
     few = Vocabulary(lowest=11_024, tokens="")
-    stored = price_reading(costs, formats, Reading(vocabulary=few), 50_000)  # type: ignore[arg-type]
+    stored = price_reading(costs, formats, Reading(vocabulary=few), 50_000)
     # 10,000 rows more than the small head whose cost was measured
     assert stored.overhead == pytest.approx((0.05 + 0.1) * 4)
     assert sum(stored.sublayers) == pytest.approx(3.0)
     assert stored.verify == costs.verify
-    int8 = price_reading(costs, formats, Reading("int8", few), 50_000)  # type: ignore[arg-type]
+    int8 = price_reading(costs, formats, Reading("int8", few), 50_000)
     assert sum(int8.sublayers) == pytest.approx(1.2)
     assert int8.sublayers[0] == pytest.approx(2 * int8.sublayers[1])
     assert isinstance(int8, ReadingCosts)
     assert int8.skipped_share(SkipMask(1)) == 1
     assert 0 < stored.skipped_share(SkipMask(1)) < 1
-    assert price_reading(costs, formats, Reading(), 50_000) is costs  # type: ignore[arg-type]
+    assert price_reading(costs, formats, Reading(), 50_000) is costs
+
+
+def test_fewer_experts_make_mlps_cheaper_and_nothing_else() -> None:
+    costs = Costs((1.0, 4.0, 1.0, 2.0), 2.0, (10.0, 12.0))
+    formats = {Reading(experts=1): FormatCosts(0.5, 0.2, 0.0, 0.0, 0.0)}
+    priced = price_reading(costs, formats, Reading(experts=1), 1000)
+    assert priced.sublayers == pytest.approx((1.0, 2.0, 1.0, 1.0))
+    assert priced.overhead == pytest.approx(2.0)
+
+
+def test_the_number_of_experts_is_searched() -> None:
+    def measure(model: object, context: int, formats: Sequence[Reading], _: object) -> object:
+        return {one: FormatCosts(0.9 / ((one.experts and 4) or 1), 0.1, 0, 0, 0) for one in formats}
+
+    with patch.object(readings, "measure_format_costs", measure):
+        replay = Replay(adapt(tiny_experts("olmoe")), PROMPTS, 24, end_on_repeat=None)
+        costs = Costs((1.0,) * 6, 0.1, tuple(6.1 + n / 10 for n in range(9)))
+        objective = ReplayObjective(replay, costs, ["skip"])
+        search, study = ReadingSearch(objective, 16, lambda event: None), Attributes()
+        assert search.formats == [Reading(), Reading(experts=1)]
+        chosen = choose_reading(search, study, 3, lambda event: None)  # type: ignore[arg-type]
+        assert chosen == Reading(experts=1)
+        assert choose_reading(search, study, 3, lambda event: None) == chosen  # type: ignore[arg-type]
+        (record,) = TypeAdapter(tuple[StoredReading, ...]).validate_python(study.stored["readings"])
+        assert str(record) == "stored, 1 expert a token"
+        recipe = search.objective_for(chosen).best_recipe(SkipMask(3)).recipe
+        assert recipe.drafters[-1].reading == chosen
 
 
 @pytest.mark.parametrize(("text", "n_bytes"), [("2GB", 2 * 10**9), ("0", 0), ("1.5MiB", 1572864)])

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from skipsearch.models.experts import Experts, find_experts
+
 
 class UnmodifiedModel:
     """An adapter over an unmodified model, which its owner may still use."""
@@ -31,4 +33,11 @@ class UnmodifiedModel:
     def read_bytes(self) -> int:
         model: Any = self.model
         table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        return self.weight_bytes - (0 if table is head else int(table.nbytes))
+        experts = find_experts(model)
+        unread = 0 if experts is None else experts.unread_bytes
+        return self.weight_bytes - unread - (0 if table is head else int(table.nbytes))
+
+
+def experts_of(model: object) -> Experts | None:
+    """Return the experts of a model adapter; None if it has none that are known."""
+    return find_experts(model.model) if isinstance(model, UnmodifiedModel) else None

@@ -1,0 +1,106 @@
+"""Drafts that run fewer experts leave the full model's text as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from helpers.tiny import FullModel
+from helpers.tiny_experts import EXPERT_FAMILIES, tiny_experts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import Reading, Vocabulary
+from skipsearch.core.recipe import Recipe, Siblings
+from skipsearch.core.stats import DecodeStats
+from skipsearch.decoding import Decoder, Request
+from skipsearch.drafters.exits import make_exit
+from skipsearch.drafters.skip.spec import Skip
+from skipsearch.engine import draft_model
+from skipsearch.models import adapt
+from skipsearch.models.experts import with_fewer_experts
+
+from .checks import Drafting, assert_partly_accepted, check_greedy
+from .enumeration_checks import check_law
+from .sampling_checks import Warp
+
+LAYERS = 3
+PROMPTS = ((1, 2, 3), (7,), (40, 5, 5, 40, 9, 2, 11))
+ALL = SkipMask(LAYERS)
+DRAFTINGS = (
+    Drafting(ALL, 5, reading=Reading(experts=1)),
+    Drafting(ALL, 7, reading=Reading(experts=2)),
+    Drafting(ALL, 4, siblings=Siblings(below=0.9, most=2), reading=Reading(experts=1)),
+    Drafting(SkipMask(LAYERS, (1,), (2,)), 3, reading=Reading(experts=2)),
+)
+
+
+def check_fewer_experts(family: str, draftings: Sequence[Drafting] = DRAFTINGS) -> DecodeStats:
+    """Check greedy text; some drafts must be accepted and some rejected."""
+    world = adapt(tiny_experts(family)), FullModel(tiny_experts(family))
+    total = check_greedy(draftings, [(prompt, 16) for prompt in PROMPTS], world)
+    assert_partly_accepted(total)
+    return total
+
+
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_greedy_tokens_are_the_full_models_own(family: str) -> None:
+    check_fewer_experts(family)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe"])
+def test_the_check_fails_if_the_verify_pass_runs_the_experts_of_the_draft(family: str) -> None:
+    def in_place(module: Any, per_token: int) -> Any:
+        for part in module.modules():
+            if hasattr(part, "top_k"):
+                part.top_k = per_token
+        return module
+
+    with patch.object(draft_model, "with_fewer_experts", in_place), pytest.raises(AssertionError):
+        check_fewer_experts(family, DRAFTINGS[:1])
+    assert draft_model.with_fewer_experts is with_fewer_experts
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe"])
+def test_sampled_texts_have_the_full_models_probabilities(family: str) -> None:
+    hf = tiny_experts(family, vocab=6, layers=2)
+    skip = Skip.from_mask(SkipMask(2), 2, make_exit("fixed"), None, Reading(experts=1))
+    law = check_law(
+        Decoder(adapt(hf), Recipe((skip,))), FullModel(hf), (1, 4), 3, Warp(1.3, top_k=3)
+    )
+    assert 0 < law.accepted < law.drafted
+
+
+@given(data=st.data())
+@settings(max_examples=8, deadline=None)
+def test_fuzz(data: st.DataObject) -> None:
+    family = data.draw(st.sampled_from(["mixtral", "qwen3_moe", "olmoe"]))
+    seed = data.draw(st.integers(0, 3))
+    layers = st.lists(st.integers(0, LAYERS - 1), max_size=2, unique=True)
+    drafting = Drafting(
+        SkipMask(LAYERS, tuple(data.draw(layers)), tuple(data.draw(layers))),
+        data.draw(st.integers(1, 8)),
+        data.draw(st.sampled_from(["fixed", "confidence"])),
+        reading=Reading(
+            vocabulary=data.draw(st.sampled_from([None, Vocabulary(lowest=20, tokens="30-40")])),
+            experts=data.draw(st.integers(1, 2)),
+        ),
+    )
+    if drafting.reading.vocabulary is not None and family == "olmoe":
+        return  # a part of the head needs a family of the table
+    prompt = tuple(data.draw(st.lists(st.integers(0, 47), min_size=1, max_size=8)))
+    world = adapt(tiny_experts(family, seed)), FullModel(tiny_experts(family, seed))
+    check_greedy([drafting], [(prompt, 12)], world)
+
+
+def test_requests_of_a_batch_get_the_full_models_own_tokens() -> None:
+    model, full = adapt(tiny_experts("mixtral")), FullModel(tiny_experts("mixtral"))
+    results = DRAFTINGS[3].decoder(model).generate_batch([Request(p, 12) for p in PROMPTS])
+    assert [r.tokens for r in results] == [full.greedy(prompt, 12) for prompt in PROMPTS]
+    total = results[0].stats
+    for result in results[1:]:
+        total += result.stats
+    assert_partly_accepted(total)

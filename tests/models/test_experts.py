@@ -1,0 +1,114 @@
+"""Experts: how many a model has, which of them each row reads, and copies that run fewer."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from threading import Thread
+
+import pytest
+import torch
+from helpers.tiny import tiny_llama
+from helpers.tiny_experts import EXPERT_FAMILIES, tiny_experts
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from skipsearch.core.reading import Reading
+from skipsearch.engine import forward, no_grad
+from skipsearch.engine.draft_model import get_draft_copy, list_draft_experts, make_draft_model
+from skipsearch.errors import ModelError
+from skipsearch.models import ModelAdapter, adapt
+from skipsearch.models.experts import FAMILIES, find_experts, record_experts, with_fewer_experts
+from skipsearch.models.families.unmodified import experts_of
+from skipsearch.models.kv_cache import Planner
+
+from .every_class import build
+
+TEXT = torch.tensor([[5, 17, 40, 3, 22, 5]])
+
+
+@no_grad
+def logits_of(model: ModelAdapter) -> torch.Tensor:
+    cache, planner = model.new_cache(1, 6), Planner(6, torch.device("cpu"))
+    return forward(model, TEXT, cache, planner.plan_chain(0, 6))
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_routers_of_each_family_choose_as_many_experts_as_they_say(family: str) -> None:
+    assert family in CONFIG_MAPPING
+    model = build(family)
+    experts = find_experts(model)
+    assert experts is not None
+    assert (experts.n_experts, experts.per_token) == (4, 2)
+    for module, per_token in ((model, 2), (with_fewer_experts(model, 1), 1)):
+        with record_experts(module) as chosen:
+            module(input_ids=TEXT)
+        assert len(chosen) == experts.n_layers
+        assert all(rows.shape == (6, per_token) and rows.dtype == torch.int64 for rows in chosen)
+
+
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_a_copy_runs_fewer_experts_and_shares_all_weights(family: str) -> None:
+    hf = tiny_experts(family)
+    model = adapt(hf)
+    before, draft = logits_of(model), get_draft_copy(adapt(hf), "stored", 2)
+    hf_again = tiny_experts(family, per_token=2)
+    assert torch.allclose(logits_of(draft), logits_of(adapt(hf_again)), atol=1e-12)
+    assert not torch.allclose(before, logits_of(draft), atol=1e-3)
+    assert torch.equal(before, logits_of(model))
+    assert make_draft_model(model, Reading(experts=1)).nbytes == 0
+    assert list_draft_experts(model) == (1,)
+
+
+def test_recording_changes_no_logits_and_ignores_other_threads() -> None:
+    model = adapt(tiny_experts("olmoe"))
+    before = logits_of(model)
+    with record_experts(model.model) as chosen:  # type: ignore[attr-defined]
+        assert torch.equal(logits_of(model), before)
+        thread = Thread(target=logits_of, args=(model,))
+        thread.start()
+        thread.join()
+    assert len(chosen) == 3
+    logits_of(model)
+    assert len(chosen) == 3
+
+
+def test_bytes_that_a_row_reads() -> None:
+    hf = tiny_experts("mixtral")
+    experts, model = find_experts(hf), adapt(hf)
+    assert experts is not None
+    assert str(experts) == "reads 3 of 6 experts a token"
+    assert experts.expert_bytes == 8 * 3 * 32 * 32
+    assert experts.read_per_row == 9
+    table = hf.get_input_embeddings().weight.nbytes
+    assert model.read_bytes == model.weight_bytes - table - 3 * 3 * experts.expert_bytes
+    assert experts_of(adapt(tiny_llama())) is None
+    assert list_draft_experts(adapt(tiny_llama())) == ()
+
+
+@pytest.mark.parametrize(
+    ("count", "sentence"),
+    [
+        (3, "leaves none out: .* itself reads 3 of 6 experts a token; write 1 to 2, or remove"),
+        (7, "a draft with 7 experts a token leaves none out"),
+    ],
+)
+def test_a_copy_with_as_many_experts_is_refused(count: int, sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        make_draft_model(adapt(tiny_experts("mixtral")), Reading(experts=count))
+
+
+def test_a_model_without_experts_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"cannot run 1 expert a token: .* without experts"):
+        make_draft_model(adapt(tiny_llama()), Reading(experts=1))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe"])
+def test_a_weakly_held_model_can_have_a_copy(family: str) -> None:
+    hf = tiny_experts(family)
+    model = adapt(hf)
+    model.hold_weakly()  # type: ignore[attr-defined]
+    assert logits_of(get_draft_copy(model, "stored", 1)).shape == (1, 6, 48)
+    watched = weakref.ref(hf)
+    del hf, model
+    gc.collect()
+    assert watched() is None
