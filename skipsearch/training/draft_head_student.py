@@ -1,9 +1,9 @@
 """The student of a draft head, and the least-squares fit that it starts from.
 
-A text is drafted from every position at once. Depth 1 reads the full model's hidden states, in one
-pass over the text. Depth d reads the output of depth d − 1 at the position before. Its row j attends
-to the keys that decoding has in that step: those of depth 1 up to position j − d + 1, and those of
-the depths 2 … d − 1 that the same round made, and itself.
+A text is drafted from every position at once. Depth 0 reads the full model's hidden states, in one
+pass over the text. Depth d reads the output of depth d − 1 at the position before. Its row j
+attends to the keys that decoding has in that step: those of depth 0 up to position j − d, those of
+depths 1 … d − 1 that the same round made, and itself.
 
 The teacher's output does not change, so it is computed once for each text, as far as memory allows.
 Sources: DeepSeek-V3 (arXiv 2412.19437), section 2.2; FastMTP (2509.18362), section 3.
@@ -193,8 +193,8 @@ class DraftHeadStudent:
         n_rows = texts.shape[1] - 1
         accepted = torch.zeros(self.draft_length)
         reached_count = torch.zeros(self.draft_length)
-        for part in texts.split(16):
-            output = self.run_teacher(part.long().to(self.model.spec.device), 1)
+        for batch in texts.split(16):
+            output = self.run_teacher(batch.long().to(self.model.spec.device), 1)
             hidden, targets = self.run_draft(output, 0)
             rows, max_rows = hidden.flatten(0, 1), max_head_rows(self.model)
             choice = torch.cat(

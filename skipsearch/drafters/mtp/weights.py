@@ -4,8 +4,8 @@
     y_i = layer(x_0, …, x_i)                         a decoder layer with its own K/V
     logits of t_{i+2} = head(norm(y_i))              the model's embedding and head
 
-The next draft step reads y_i in place of h_{i+1}, which no pass has computed yet. After a round, the
-K/V of accepted tokens are computed again from the full model's hidden states. A draft step thus
+The next draft step reads y_i in place of h_{i+1}, which no pass has computed yet. After a round,
+the K/V of accepted tokens are computed again from the full model's hidden states. A draft step thus
 attends to exact rows of all committed tokens and to the draft's own rows after them.
 Sources: DeepSeek-V3 (arXiv 2412.19437), equations 21 to 23; FastMTP (2509.18362) for one head that
 all steps share.
