@@ -24,6 +24,7 @@ from skipsearch.drafters.mtp.weights import (
     LAYER_PREFIX,
     PROJECTION,
     InputMix,
+    plan_depth,
 )
 from skipsearch.engine import no_grad, run_layers
 from skipsearch.engine.draft_model import can_restrict_head, make_draft_model
@@ -95,7 +96,7 @@ class DraftHeadStudent:
         adapter = weight_overlay.append_layer(model, n - 1)
         assert isinstance(adapter, HFAdapter)
         sublayers = [(n, kind) for kind in weight_overlay.SUBLAYER_KINDS]
-        self.parameters = {
+        self.parameters: dict[str, nn.Parameter] = {
             LAYER_PREFIX + name.partition(".")[2]: parameter
             for name, parameter in make_trainable(adapter, sublayers, None, 0)
         }
@@ -124,7 +125,14 @@ class DraftHeadStudent:
             "vocabulary": None if vocabulary is None else vocabulary.model_dump(),
         }
         skipped = tuple(range(n - 1))
-        self.card = {"kind": "mtp", "form": "layer", "attn": skipped, "mlp": skipped, "rank": None}
+        self.card = {
+            "kind": "mtp",
+            "form": "layer",
+            "attn": skipped,
+            "mlp": skipped,
+            "rank": None,
+            "vocabulary": vocabulary,
+        }
         self.file_name = "mtp.safetensors"
         n_values = sum(parameter.numel() for parameter in self.parameters.values())
         self.extra_bytes = n_values * model.spec.dtype.itemsize
@@ -259,28 +267,3 @@ class DraftHeadStudent:
             cross += (inputs.T @ wanted).double()
         gram += RIDGE * gram.diagonal().mean() * identity.double()
         return torch.linalg.solve(gram, cross).T.contiguous()
-
-
-def plan_depth(n_rows: int, depth: int, device: torch.device) -> PassPlan:
-    """Plan the pass of a depth over the rows `depth` … n_rows − 1 of a text.
-
-    The keys are those of depth 0, then those of each later depth, the rows of a depth in order. Row
-    j attends to the keys of depth 0 up to j − depth, and to one key of each later depth k, at
-    position j − depth + k.
-    """
-    row = torch.arange(depth, n_rows, device=device)[:, None]
-    visible, positions = list[Tensor](), list[Tensor]()
-    for k in range(depth + 1):
-        keys = torch.arange(k, n_rows, device=device)[None]
-        visible.append(keys <= row - depth if k == 0 else keys == row - depth + k)
-        positions.append(keys)
-    mask = torch.cat(visible, dim=1)[None, None]
-    return PassPlan(
-        row.T,
-        row.T,
-        mask.shape[-1],
-        None if depth == 0 else mask,
-        0 if depth == 0 else None,
-        is_chain=depth == 0,
-        key_positions=None if depth == 0 else torch.cat(positions, dim=1),
-    )
