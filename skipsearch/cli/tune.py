@@ -42,9 +42,9 @@ def tune(
         typer.Option(
             help="Which drafters to consider. lookup copies from the text so far; skip runs the "
             "model with fewer bits, fewer tokens of its vocabulary or fewer sub-layers; adapted, "
-            "kangaroo and s3d are trained (see --modules); clasp, asd and swift choose masks while "
-            "decoding. lookup,skip asks lookup first; lookup goes before any of the others too. "
-            "auto: lookup; skip; lookup,skip; what is in --modules."
+            "kangaroo, s3d and mtp are trained (see --modules); clasp, asd and swift choose masks "
+            "while decoding. lookup,skip asks lookup first; lookup goes before any of the others "
+            "too. auto: lookup; skip; lookup,skip; what is in --modules."
         ),
     ] = "auto",
     modules: Annotated[

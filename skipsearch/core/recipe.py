@@ -53,6 +53,7 @@ DRAFTERS: dict[str, str] = {
     "swift": "skipsearch.drafters.swift.spec:SWIFT",
     "kangaroo": "skipsearch.drafters.kangaroo.spec:Kangaroo",
     "s3d": "skipsearch.drafters.s3d.spec:S3D",
+    "mtp": "skipsearch.drafters.mtp.spec:Mtp",
 }
 # To add one: a file in drafters/exits/ and a line here.
 EXITS: dict[str, str] = {

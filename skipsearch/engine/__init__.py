@@ -29,6 +29,7 @@ from skipsearch.engine.batch_invariant import (
 from skipsearch.engine.batched_pass import PassRequest, run_batched
 from skipsearch.engine.engines import ENGINES, canonical_name, is_native_allowed, switch_engine
 from skipsearch.engine.forward import (
+    LayerInputTap,
     LayerTap,
     MidLayerTap,
     can_start_midway,
@@ -52,6 +53,7 @@ __all__ = [
     "EXACT_ROWS",
     "DraftScores",
     "EngineChoice",
+    "LayerInputTap",
     "LayerTap",
     "MidLayerTap",
     "PassRequest",

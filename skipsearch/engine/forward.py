@@ -20,6 +20,17 @@ MidLayerTap = Callable[[Tensor], None]  # observes the state between attention a
 LayerTap = Callable[[int, Tensor], MidLayerTap | None]  # observes the input of a layer
 
 
+class LayerInputTap:
+    """A tap that captures the input of one layer, [1, rows, H]. Layer n_layers: of the head."""
+
+    def __init__(self, layer: int, n_rows: int, captured: list[Tensor]):
+        self.layers, self.n_rows, self.captured = (layer,), n_rows, captured
+
+    def __call__(self, layer: int, hidden: Tensor) -> None:
+        if layer in self.layers:
+            self.captured.append(hidden[:, : self.n_rows])
+
+
 def no_grad(function: F) -> F:
     """Decorate a function to run without autograd.
 

@@ -10,20 +10,25 @@ import torch
 
 from skipsearch.core.cost_model import Costs, ResumedVerifyCosts
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import READ_ALL, Reading
 from skipsearch.core.recipe import DrafterSpec
 from skipsearch.core.schema_types import ModuleRef
 from skipsearch.drafters.adapted.spec import Adapted
 from skipsearch.drafters.exits import DraftPolicy
 from skipsearch.drafters.kangaroo.spec import Kangaroo
 from skipsearch.drafters.kangaroo.weights import EarlyExitDraft, load_early_exit, predict_text
+from skipsearch.drafters.mtp.spec import Mtp
+from skipsearch.drafters.mtp.weights import load_draft_head
 from skipsearch.drafters.s3d.spec import S3D, DraftTree
 from skipsearch.drafters.s3d.weights import load_multi_token
 from skipsearch.drafters.trained.module_files import find_module_file, read_module_header
 from skipsearch.drafters.trained.module_weights import load_drafting_model
 from skipsearch.engine import can_start_midway, forward, no_grad
+from skipsearch.engine.draft_model import can_restrict_head
 from skipsearch.engine.sampler import TemperatureSampler
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner
+from skipsearch.replay.draft_head_replay import replay_draft_head
 from skipsearch.replay.parallel_draft import DraftRanks, replay_parallel_draft
 from skipsearch.replay.replay import (
     PromptReplay,
@@ -52,6 +57,7 @@ class TrainedDraft:
     adjust_costs: Callable[[Costs], Costs] = _same_costs  # from the costs of `mask`
     # Ranks of a parallel draft (S3D); None: the drafter makes one pass per token.
     rank_drafts: Callable[[Replay], DraftRanks] | None = None
+    reading: Reading = READ_ALL  # what a draft pass reads, besides what the mask skips
 
     def measure_alpha(self, replay: Replay) -> float:
         """Return the share of positions whose first draft token is the full model's."""
@@ -100,6 +106,25 @@ def load_trained_draft(
                 attn=mask.attn, mlp=mask.mlp, draft_length=policy.draft_length, module=ref
             ),
             rank_drafts=lambda replay: replay_parallel_draft(replay, at_once),
+        )
+    if card.kind == "mtp":
+        head, vocabulary = load_draft_head(model, ref, folders), card.vocabulary
+        if vocabulary is not None and not can_restrict_head(head.adapter):
+            vocabulary = None
+        return TrainedDraft(
+            card.kind,
+            ref,
+            mask,
+            lambda replay: replay_draft_head(replay, head, vocabulary),
+            lambda policy: Mtp(
+                draft_length=policy.draft_length,
+                exit=policy.exit,
+                siblings=policy.siblings,
+                vocabulary=vocabulary,
+                module=ref,
+            ),
+            True,
+            reading=Reading(vocabulary=vocabulary),
         )
     draft = load_drafting_model(model, ref, folders)
     return TrainedDraft(

@@ -203,7 +203,7 @@ def list_beginnings(
     """Return beginnings that a model continues up to `length` tokens.
 
     A text of at most `longest` tokens, such as a prompt, is one beginning. A longer text is cut
-    into pieces of `length` tokens, and the first half of each piece is a beginning.
+    into parts of `length` tokens, and the first half of each part is a beginning.
     """
     beginnings = list[Sequence[int]]()
     for text in texts:
@@ -211,8 +211,8 @@ def list_beginnings(
         if 0 < len(ids) <= longest:
             beginnings.append(ids)
         else:
-            pieces = (ids[start : start + length // 2] for start in range(0, len(ids), length))
-            beginnings += [piece for piece in pieces if len(piece) == length // 2]
+            parts = (ids[start : start + length // 2] for start in range(0, len(ids), length))
+            beginnings += [part for part in parts if len(part) == length // 2]
     return beginnings
 
 

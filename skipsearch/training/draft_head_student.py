@@ -1,9 +1,9 @@
 """The student of a draft head, and the least-squares fit that it starts from.
 
-A text is drafted from every position at once. Depth 1 reads the full model's hidden states, in one
-pass over the text. Depth d reads the output of depth d − 1 at the position before. Its row j attends
-to the keys that decoding has in that step: those of depth 1 up to position j − d + 1, and those of
-the depths 2 … d − 1 that the same round made, and itself.
+A text is drafted from every position at once. Depth 0 reads the full model's hidden states, in one
+pass over the text. Depth d reads the output of depth d − 1 at the position before. Its row j
+attends to the keys that decoding has in that step: those of depth 0 up to position j − d, those of
+depths 1 … d − 1 that the same round made, and itself.
 
 The teacher's output does not change, so it is computed once for each text, as far as memory allows.
 Sources: DeepSeek-V3 (arXiv 2412.19437), section 2.2; FastMTP (2509.18362), section 3.
@@ -24,6 +24,7 @@ from skipsearch.drafters.mtp.weights import (
     LAYER_PREFIX,
     PROJECTION,
     InputMix,
+    plan_depth,
 )
 from skipsearch.engine import no_grad, run_layers
 from skipsearch.engine.draft_model import can_restrict_head, make_draft_model
@@ -95,7 +96,7 @@ class DraftHeadStudent:
         adapter = weight_overlay.append_layer(model, n - 1)
         assert isinstance(adapter, HFAdapter)
         sublayers = [(n, kind) for kind in weight_overlay.SUBLAYER_KINDS]
-        self.parameters = {
+        self.parameters: dict[str, nn.Parameter] = {
             LAYER_PREFIX + name.partition(".")[2]: parameter
             for name, parameter in make_trainable(adapter, sublayers, None, 0)
         }
@@ -124,7 +125,14 @@ class DraftHeadStudent:
             "vocabulary": None if vocabulary is None else vocabulary.model_dump(),
         }
         skipped = tuple(range(n - 1))
-        self.card = {"kind": "mtp", "form": "layer", "attn": skipped, "mlp": skipped, "rank": None}
+        self.card = {
+            "kind": "mtp",
+            "form": "layer",
+            "attn": skipped,
+            "mlp": skipped,
+            "rank": None,
+            "vocabulary": vocabulary,
+        }
         self.file_name = "mtp.safetensors"
         n_values = sum(parameter.numel() for parameter in self.parameters.values())
         self.extra_bytes = n_values * model.spec.dtype.itemsize
@@ -193,8 +201,8 @@ class DraftHeadStudent:
         n_rows = texts.shape[1] - 1
         accepted = torch.zeros(self.draft_length)
         reached_count = torch.zeros(self.draft_length)
-        for part in texts.split(16):
-            output = self.run_teacher(part.long().to(self.model.spec.device), 1)
+        for batch in texts.split(16):
+            output = self.run_teacher(batch.long().to(self.model.spec.device), 1)
             hidden, targets = self.run_draft(output, 0)
             rows, max_rows = hidden.flatten(0, 1), max_head_rows(self.model)
             choice = torch.cat(
@@ -259,28 +267,3 @@ class DraftHeadStudent:
             cross += (inputs.T @ wanted).double()
         gram += RIDGE * gram.diagonal().mean() * identity.double()
         return torch.linalg.solve(gram, cross).T.contiguous()
-
-
-def plan_depth(n_rows: int, depth: int, device: torch.device) -> PassPlan:
-    """Plan the pass of a depth over the rows `depth` … n_rows − 1 of a text.
-
-    The keys are those of depth 0, then those of each later depth, the rows of a depth in order. Row
-    j attends to the keys of depth 0 up to j − depth, and to one key of each later depth k, at
-    position j − depth + k.
-    """
-    row = torch.arange(depth, n_rows, device=device)[:, None]
-    visible, positions = list[Tensor](), list[Tensor]()
-    for k in range(depth + 1):
-        keys = torch.arange(k, n_rows, device=device)[None]
-        visible.append(keys <= row - depth if k == 0 else keys == row - depth + k)
-        positions.append(keys)
-    mask = torch.cat(visible, dim=1)[None, None]
-    return PassPlan(
-        row.T,
-        row.T,
-        mask.shape[-1],
-        None if depth == 0 else mask,
-        0 if depth == 0 else None,
-        is_chain=depth == 0,
-        key_positions=None if depth == 0 else torch.cat(positions, dim=1),
-    )

@@ -24,11 +24,7 @@ from skipsearch.core.machine import describe_machine
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.sizes import parse_bytes
 from skipsearch.drafters.trained.card import ModuleCard, TrainingRecord
-from skipsearch.drafters.trained.module_files import (
-    hash_module_file,
-    make_reference,
-    read_module_header,
-)
+from skipsearch.drafters.trained.module_files import hash_module_file, make_reference
 from skipsearch.drafters.trained.module_weights import (
     apply_module,
     check_card,
@@ -338,8 +334,6 @@ def _replay_alpha(
 
     An untrained early exit drafts with the head alone, without an adapter.
     """
-    if read_module_header(path).card.kind == "mtp":
-        return None, None
     prompts = [row[: len(row) // 2].tolist() for row in corpus.validation[:REPLAY_PROMPTS]]
     try:
         replay = Replay(model, prompts, REPLAY_TOKENS, 6)

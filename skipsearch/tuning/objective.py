@@ -35,6 +35,7 @@ from skipsearch.replay.sweep import (
     sweep_lookups,
 )
 from skipsearch.replay.trained_replay import TrainedDraft
+from skipsearch.timing.reading_costs import measure_format_costs, price_reading
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.recipe_shape import LOOKUP_SKIP, SKIP, RecipeShape
 
@@ -251,6 +252,10 @@ class ReplayObjective:
         if draft.rank_drafts is not None:
             return self._best_parallel_draft(draft, draft.rank_drafts(self.replay), options)
         rounds, costs = draft.replay_rounds(self.replay), draft.adjust_costs(self.costs)
+        if not draft.reading.is_everything:
+            model, context = self.replay.model, self.replay.context_lengths()[1]
+            formats = measure_format_costs(model, context, [draft.reading.weights])
+            costs = price_reading(costs, formats, draft.reading, model.spec.vocab_size)
         coarse = self._predict_best(
             rounds, draft.mask, self.coarse_policies, options, make_spec, costs=costs
         ).recipe

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 # Drafters that choose their masks during decoding. `auto` leaves them out.
 ONLINE_DRAFTERS = ("clasp", "asd", "swift")
 # Drafters that need a module. `auto` tries those that a folder of modules has.
-TRAINED_DRAFTERS = ("adapted", "kangaroo", "s3d")
+TRAINED_DRAFTERS = ("adapted", "kangaroo", "s3d", "mtp")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from helpers.modules import (
     save_s3d,
     small_kangaroo,
     small_module,
+    small_mtp,
     small_s3d,
 )
 from helpers.properties import with_examples
@@ -42,6 +43,7 @@ from .kangaroo_checks import (
     check_kangaroo_siblings,
     check_kangaroo_side_by_side,
 )
+from .mtp_checks import check_mtp_drafts, check_mtp_siblings
 from .s3d_checks import TREE, check_s3d_drafts, check_s3d_tree_sampling, check_s3d_trees
 from .sampling_checks import Warp, check_sampling
 from .trained_checks import (
@@ -49,6 +51,7 @@ from .trained_checks import (
     check_enumerated,
     check_every_prompt,
     check_kangaroo_committed,
+    check_mtp_committed,
     check_s3d_committed,
     small_specs,
 )
@@ -62,6 +65,9 @@ CHECKS = (
     check_kangaroo_siblings,
     check_kangaroo_side_by_side,
     check_kangaroo_committed,
+    check_mtp_drafts,
+    check_mtp_siblings,
+    check_mtp_committed,
     check_s3d_drafts,
     check_s3d_trees,
     check_s3d_committed,
@@ -72,6 +78,7 @@ trained = st.sampled_from([0.0, 0.1, 0.5, 30.0]).flatmap(
             small_module(noise),
             small_kangaroo("attention", noise),
             small_kangaroo("layer", noise),
+            small_mtp(noise),
             small_s3d(),
             small_s3d(2),
         ]
@@ -168,9 +175,11 @@ def test_that_holds_of_thousands_of_requests(engine: str) -> None:
     assert set(found) == {
         "adapted",
         "kangaroo",
+        "mtp",
         "s3d",
         "lookup,adapted",
         "lookup,kangaroo",
+        "lookup,mtp",
         "lookup,s3d",
     }
     for shape, total in sorted(found.items()):
@@ -183,7 +192,7 @@ def test_that_holds_of_thousands_of_requests(engine: str) -> None:
     print(f"\n{engine}: {sum(total.requests for total in found.values())} requests, none wrong")
 
 
-@pytest.mark.parametrize("name", ["adapted", "kangaroo", "s3d", "s3d, tree"])
+@pytest.mark.parametrize("name", ["adapted", "kangaroo", "mtp", "s3d", "s3d, tree"])
 def test_every_text_has_the_full_models_own_probability(name: str) -> None:
     for found in (*check_enumerated([name]), *check_enumerated([name], Warp(1.5), 3)):
         assert found.ways > len(found.texts), "several ways lead to a text"
@@ -223,7 +232,7 @@ def test_that_holds_without_limits_of_drafts_of_two_tokens(name: str, engine: st
 
 @pytest.mark.parametrize(
     "spec",
-    [small_module(0.1, 4), small_kangaroo("attention", 0.1, 4), small_s3d(2)],
+    [small_module(0.1, 4), small_kangaroo("attention", 0.1, 4), small_mtp(0.1, 4), small_s3d(2)],
     ids=lambda spec: spec.kind,
 )
 def test_exact_passes_verify_their_drafts_too(spec: DrafterSpec) -> None:

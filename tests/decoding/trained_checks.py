@@ -18,12 +18,14 @@ from helpers.modules import (
     noisy_low_rank_changes,
     save_adapted,
     save_kangaroo,
+    save_mtp,
     save_s3d,
     small_kangaroo,
     small_module,
+    small_mtp,
     small_s3d,
 )
-from helpers.tiny import model_and_reference, tiny_llama, tiny_model_and_reference
+from helpers.tiny import model_and_reference, tiny_llama, tiny_model_and_reference, use_engine
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import DrafterSpec, Recipe, Siblings
@@ -70,6 +72,9 @@ def small_specs() -> dict[str, DrafterSpec]:
     every["kangaroo, layer"] = save_kangaroo(
         model, 1, "layer", 0.3, "few-early-layer.safetensors", 2
     )
+    with use_engine("hf"):
+        unmodified, _ = model_and_reference(SMALL)
+        every["mtp"] = save_mtp(unmodified, "few-mtp.safetensors", 0.3, 2)
     every["s3d"] = save_s3d(
         model, SkipMask(3, (1,), (1,)), 1, "few-at-once.safetensors", 2, seed=-5
     )
@@ -257,3 +262,12 @@ def check_kangaroo_committed() -> DecodeStats:
 
 def check_s3d_committed() -> DecodeStats:
     return check_committed([small_s3d(2), small_s3d().model_copy(update={"tree": BRANCHING})])
+
+
+def check_mtp_committed() -> DecodeStats:
+    return check_committed(
+        [
+            small_mtp(0.1, 4),
+            small_mtp(0.1, 4).model_copy(update={"siblings": Siblings(below=0.7, most=2)}),
+        ]
+    )

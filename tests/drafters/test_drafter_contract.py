@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.drafting import begin_session, decoder_with
-from helpers.modules import module_folder, small_kangaroo, small_module, small_s3d
+from helpers.modules import module_folder, small_kangaroo, small_module, small_mtp, small_s3d
 from helpers.tiny import VOCAB, FullModel, tiny_model_and_reference
 from torch import Tensor
 
@@ -39,6 +39,7 @@ SPECS: dict[str, DrafterSpec] = {
     "swift": SWIFT(draft_length=12, exit=Fixed()),
     "kangaroo": small_kangaroo(),
     "s3d": small_s3d(draft_tokens=12),
+    "mtp": small_mtp(),
 }
 CAPACITY = 64
 PROMPT = [

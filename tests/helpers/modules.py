@@ -20,6 +20,7 @@ from skipsearch.drafters.exits.exit_base import Exit
 from skipsearch.drafters.exits.fixed import Fixed
 from skipsearch.drafters.kangaroo.spec import Kangaroo
 from skipsearch.drafters.kangaroo.weights import make_untrained_adapter
+from skipsearch.drafters.mtp.spec import Mtp
 from skipsearch.drafters.s3d.spec import S3D
 from skipsearch.drafters.s3d.weights import MASK_EMBEDDINGS
 from skipsearch.drafters.trained.card import ModuleCard, TrainingRecord
@@ -27,6 +28,8 @@ from skipsearch.drafters.trained.module_files import make_reference
 from skipsearch.drafters.trained.module_weights import make_base, save_module
 from skipsearch.engine.on_same_engine import base_adapter
 from skipsearch.models import ModelAdapter, weight_overlay
+from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.training.draft_head_student import DraftHeadStudent
 
 SMALL_MASK = SkipMask(LAYERS, (1, 3), (0, 2))
 TRAINED_CARD = TrainingRecord(
@@ -202,6 +205,37 @@ def small_kangaroo(
     return save_kangaroo(
         model, 2, form, noise, f"kangaroo-{form}-{noise:g}.safetensors", draft_length, policy
     )
+
+
+def save_mtp(
+    model: ModelAdapter, name: str, noise: float = 0.1, draft_length: int = 4, seed: int = 0
+) -> Mtp:
+    """The spec of a draft head that was fitted to random text, and moved a little at random."""
+    base = base_adapter(model)
+    assert isinstance(base, HFAdapter)
+    random = torch.Generator().manual_seed(seed)
+    texts = torch.randint(model.spec.vocab_size, (32, 24), generator=random)
+    student = DraftHeadStudent(base, texts)
+    tensors = {
+        key: _add_noise(parameter.detach().to(model.spec.dtype), noise, random)
+        for key, parameter in sorted(student.parameters.items())
+    }
+    card = ModuleCard(**student.card, base=make_base(model.spec), trained=TRAINED_CARD)
+    save_module(module_folder() / name, card, tensors)
+    return Mtp(
+        draft_length=draft_length, exit=Fixed(), module=make_reference(module_folder() / name, name)
+    )
+
+
+@cache
+def small_mtp(noise: float = 0.1, draft_length: int = 12, threshold: float | None = None) -> Mtp:
+    """A draft head of `small_world`'s model."""
+    with use_engine("hf"):
+        model, _ = tiny_model_and_reference()
+        spec = save_mtp(model, f"mtp-{noise:g}.safetensors", noise, draft_length)
+    if threshold is None:
+        return spec
+    return spec.model_copy(update={"exit": Confidence(threshold=threshold)})
 
 
 def save_s3d(

@@ -20,6 +20,7 @@ from skipsearch.drafters.exits.confidence import Confidence
 from skipsearch.drafters.exits.fixed import Fixed
 from skipsearch.drafters.kangaroo.spec import Kangaroo
 from skipsearch.drafters.lookup.spec import Lookup
+from skipsearch.drafters.mtp.spec import Mtp
 from skipsearch.drafters.s3d.spec import S3D
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.drafters.swift.spec import SWIFT, InitialMask, SiblingSchedule
@@ -64,6 +65,13 @@ KANGAROO = Kangaroo(
     draft_length=6,
     exit=Confidence(threshold=0.6),
     module=ModuleRef(file="kangaroo-3.safetensors", sha256="6c" * 32, parameters=147840),
+)
+
+MTP = Mtp(
+    draft_length=4,
+    exit=Confidence(threshold=0.4),
+    vocabulary=Vocabulary(lowest=4000, tokens="4100-4200 9000"),
+    module=ModuleRef(file="mtp.safetensors", sha256="7d" * 32, parameters=4208832),
 )
 
 S3D_DRAFT = S3D(
@@ -187,6 +195,7 @@ def every() -> Profile:
                 ADAPTED,
                 KANGAROO,
                 S3D_DRAFT,
+                MTP,
             )
         }
     )

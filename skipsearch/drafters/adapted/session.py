@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
+from skipsearch.engine import LayerTap
 from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.kv_cache import KVCache, PassPlan
 
 
 class OnModelDrafter:
@@ -27,6 +29,12 @@ class OnModelSession(DraftSession):
 
     def __init__(self, session: DraftSession, model: ModelAdapter):
         self.session, self.model = session, model
+        self.observes_hidden = session.observes_hidden  # type: ignore[misc]
+
+    def tap(
+        self, model: ModelAdapter, cache: KVCache, plan: PassPlan, n_rows: int
+    ) -> LayerTap | None:
+        return self.session.tap(model, cache, plan, n_rows)
 
     def begin(self, ctx: DecodeContext) -> None:
         self.session.begin(ctx)
@@ -36,3 +44,6 @@ class OnModelSession(DraftSession):
 
     def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
         self.session.verified(ctx, accepted_nodes)
+
+    def committed(self, ctx: DecodeContext, accepted_rows: Sequence[int]) -> None:
+        self.session.committed(ctx, accepted_rows)

@@ -16,7 +16,7 @@ from skipsearch.drafters.exits import Exit
 from skipsearch.drafters.kangaroo.spec import Kangaroo
 from skipsearch.drafters.kangaroo.weights import EarlyExitDraft, load_early_exit
 from skipsearch.drafters.skip.session import SharedExit, build_draft
-from skipsearch.engine import LayerTap, can_start_midway
+from skipsearch.engine import LayerInputTap, LayerTap, can_start_midway
 from skipsearch.errors import ModuleError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan
@@ -154,17 +154,6 @@ class KangarooSession(DraftSession):
         return draft
 
 
-class _LayerInputTap:
-    """A tap that captures the input of one layer, [1, rows, H]."""
-
-    def __init__(self, layer: int, n_rows: int, captured: list[Tensor]):
-        self.layers, self.n_rows, self.captured = (layer,), n_rows, captured
-
-    def __call__(self, layer: int, hidden: Tensor) -> None:
-        if layer in self.layers:
-            self.captured.append(hidden[:, : self.n_rows])
-
-
 class ResumingSession(KangarooSession):
     """A session that drafts with the model's cache. Verification begins at the exit layer.
 
@@ -184,7 +173,7 @@ class ResumingSession(KangarooSession):
     def tap(
         self, model: ModelAdapter, cache: KVCache, plan: PassPlan, n_rows: int
     ) -> LayerTap | None:
-        return _LayerInputTap(self.early_exit_draft.exit_layer, n_rows, self._tapped)
+        return LayerInputTap(self.early_exit_draft.exit_layer, n_rows, self._tapped)
 
     def begin(self, ctx: DecodeContext) -> None:
         super().begin(ctx)

@@ -4,8 +4,8 @@
     y_i = layer(x_0, …, x_i)                         a decoder layer with its own K/V
     logits of t_{i+2} = head(norm(y_i))              the model's embedding and head
 
-The next draft step reads y_i in place of h_{i+1}, which no pass has computed yet. After a round, the
-K/V of accepted tokens are computed again from the full model's hidden states. A draft step thus
+The next draft step reads y_i in place of h_{i+1}, which no pass has computed yet. After a round,
+the K/V of accepted tokens are computed again from the full model's hidden states. A draft step thus
 attends to exact rows of all committed tokens and to the draft's own rows after them.
 Sources: DeepSeek-V3 (arXiv 2412.19437), equations 21 to 23; FastMTP (2509.18362) for one head that
 all steps share.
@@ -28,7 +28,7 @@ from skipsearch.engine.on_same_engine import base_adapter, on_same_engine
 from skipsearch.errors import ModelError, ModuleError
 from skipsearch.models import weight_overlay
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.kv_cache import KVCache
+from skipsearch.models.kv_cache import KVCache, PassPlan
 
 # Names of tensors in a module file; after the prefix, the names of `models.weight_overlay` follow.
 LAYER_PREFIX = "layer."
@@ -117,3 +117,29 @@ def build_draft_head(
         ) from None
     placed = (tensors[key].to(model.spec.device, model.spec.dtype) for key in shapes)
     return DraftHead(model, on_same_engine(model, adapter), InputMix(*placed))
+
+
+def plan_depth(n_rows: int, depth: int, device: torch.device, first: int = 0) -> PassPlan:
+    """Plan the pass of draft step `depth`, from 0, of the rounds that start at rows of a text.
+
+    The rows of depth 0 are 0 … n_rows − 1. Rounds start at the rows from `first` on. Depth d has
+    the rows first + d … n_rows − 1. The keys of a depth follow those of the depth before. Row j
+    attends to the keys of depth 0 up to row j − depth, and to one key of each later depth k, that
+    of row j − depth + k: these are the keys that decoding has in this step.
+    """
+    starts = [0, *(first + k for k in range(1, depth + 1))]  # first row of each depth
+    row = torch.arange(starts[-1], n_rows, device=device)[:, None]
+    keys = [torch.arange(start, n_rows, device=device)[None] for start in starts]
+    visible = [keys[0] <= row - depth]
+    visible += [keys[k] == row - depth + k for k in range(1, depth + 1)]
+    n_keys, is_chain = sum(k.shape[1] for k in keys), depth == 0
+    slots = torch.arange(n_keys - len(row), n_keys, device=device)[None]
+    return PassPlan(
+        row.T.contiguous(),
+        slots,
+        n_keys,
+        None if is_chain else torch.cat(visible, dim=1)[None, None],
+        n_keys - len(row),
+        is_chain,
+        None if is_chain else torch.cat(keys, dim=1),
+    )

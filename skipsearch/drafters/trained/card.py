@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import Vocabulary
 from skipsearch.core.schema_types import (
     Count,
     Date,
@@ -20,6 +21,7 @@ from skipsearch.core.schema_types import (
     Sha256,
     Text,
     broken_rule,
+    is_none,
 )
 from skipsearch.errors import MaskError
 
@@ -89,6 +91,11 @@ class ModuleCard(FrozenModel):
     exit_layer: ExitLayer | None = Field(
         default=None,
         description="of `kangaroo`: the first layer that the draft does not run; else null",
+    )
+    vocabulary: Vocabulary | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="of `mtp`: the tokens that the head was trained to draft; left out: all",
     )
     trained: TrainingRecord
 

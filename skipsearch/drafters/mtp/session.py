@@ -1,0 +1,128 @@
+"""Draft with a head that reads the last hidden state and the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skipsearch.core.recipe import Siblings
+from skipsearch.drafters.adapted.session import OnModelDrafter
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
+from skipsearch.drafters.exits import Exit
+from skipsearch.drafters.mtp.spec import Mtp
+from skipsearch.drafters.mtp.weights import DraftHead, load_draft_head
+from skipsearch.drafters.reduced import reduce_reading
+from skipsearch.drafters.skip.session import SharedExit, build_draft
+from skipsearch.engine import LayerInputTap, LayerTap
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.kv_cache import KVCache, PassPlan
+
+
+def make_mtp_drafter(spec: Mtp, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
+    """Make the drafter from the file of trained weights that these settings name.
+
+    Raises: ModuleError if the file is missing, damaged, or made for another model; MaskError for a
+    token outside the vocabulary.
+    """
+    head = load_draft_head(model, spec.module, folders)
+    drafter = MtpDrafter(head, spec.exit, spec.siblings)
+    if spec.reading.is_everything:
+        return OnModelDrafter(drafter, head.adapter)
+    return reduce_reading(drafter, head.adapter, spec.reading)
+
+
+class MtpDrafter:
+    """A drafter that runs a draft head. The model of its context is the head's adapter."""
+
+    def __init__(self, head: DraftHead, exit_policy: Exit, siblings: Siblings | None = None):
+        self.head, self.exit, self.siblings = head, SharedExit(exit_policy), siblings
+
+    def new_session(self) -> MtpSession:
+        reads_confidence = self.exit.policy.reads_confidence
+        return MtpSession(self.head, self.exit.begin(), reads_confidence, self.siblings)
+
+
+class MtpSession(DraftSession):
+    """A session that drafts one request, with a cache of its own for the head's K/V.
+
+    Row i of the head reads the hidden state of token i and token i + 1, and is in slot i. Hidden
+    states of committed tokens are captured from the prefill and from verify passes, whichever
+    drafter drafted them. The head reads them at the next draft, and then writes over the K/V that
+    an earlier draft left in these slots.
+    """
+
+    observes_hidden = True
+    cache: KVCache
+
+    def __init__(
+        self, head: DraftHead, exit_session: Any, reads_confidence: bool, siblings: Siblings | None
+    ):
+        self.head, self.exit = head, exit_session
+        self.reads_confidence, self.siblings = reads_confidence, siblings
+        self._tapped: list[Tensor] = []  # [1, rows, H], of the current pass
+        self._unread: list[Tensor] = []  # [1, rows, H], of committed tokens after those in `cache`
+        self._n_read = 0  # slots of `cache` with the rows of committed tokens
+        self._n_drafted = 0
+
+    def tap(
+        self, model: ModelAdapter, cache: KVCache, plan: PassPlan, n_rows: int
+    ) -> LayerTap | None:
+        return LayerInputTap(model.spec.n_layers, n_rows, self._tapped)
+
+    def begin(self, ctx: DecodeContext) -> None:
+        self.cache = self.head.new_cache(ctx.cache.capacity)
+        self._unread, self._tapped = [torch.cat(self._tapped, dim=1)], []
+
+    def committed(self, ctx: DecodeContext, accepted_rows: Sequence[int]) -> None:
+        self._unread.append(torch.cat(self._tapped, dim=1)[:, [0, *accepted_rows]])
+        self._tapped = []
+
+    def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
+        sampler = ctx.sampler if self.siblings is None else ctx.sampler.top(1 + self.siblings.most)
+        reads_confidence = self.reads_confidence or self.siblings is not None
+        tokens, probs, n_siblings = list[Tensor](), list[Tensor](), list[int]()
+        hidden = self._read_committed(ctx)
+        for n in range(max_tokens):
+            scores = sampler.score(ctx.model.head(hidden)[:, -1], reads_confidence)
+            ranked, q = sampler.draw(scores)  # [1, 1 + siblings]
+            tokens.append(ranked)
+            n_siblings.append(0)
+            if q is not None:
+                probs.append(q)
+            if scores.confidence is not None:
+                confidence = float(scores.confidence)
+                if self.siblings is not None:
+                    n_siblings[-1] = self.siblings.count_for(confidence)
+                if self.reads_confidence and self.exit.should_stop(confidence, n + 1):
+                    break
+            if n + 1 < max_tokens:
+                hidden = self._run_rows(ctx, hidden, ranked[:, :1], self._n_read + n)
+        self._n_drafted = len(tokens)
+        return build_draft(torch.cat(tokens), torch.cat(probs) if probs else None, n_siblings)
+
+    def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
+        n_accepted = sum(node <= self._n_drafted for node in accepted_nodes)
+        self.exit.observe(n_accepted, self._n_drafted)
+
+    def _read_committed(self, ctx: DecodeContext) -> Tensor:
+        """Run the rows of committed tokens that the head has not read; return the last, [1, 1, H].
+
+        If earlier tokens were in the model's cache already, no pass showed their hidden states, and
+        the head's text begins after them.
+        """
+        hidden, self._unread = torch.cat(self._unread, dim=1), []
+        n_rows = hidden.shape[1]
+        tokens = ctx.pending.new_tensor([ctx.history[-n_rows:]])
+        hidden = self._run_rows(ctx, hidden, tokens, self._n_read)
+        self._n_read += n_rows
+        return hidden[:, -1:]
+
+    def _run_rows(self, ctx: DecodeContext, hidden: Tensor, tokens: Tensor, slot: int) -> Tensor:
+        """Run the head's layer. hidden: [1, R, H]. tokens: [1, R], each after its hidden state."""
+        plan = ctx.planner.plan_chain(slot, tokens.shape[1])
+        x = self.head.mix(self.head.model.embed(tokens, plan.positions), hidden)
+        return ctx.model.block(self.head.layer, x, self.cache, plan)

@@ -1,0 +1,74 @@
+"""`mtp`: a trained head drafts from the model's last hidden state and the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import Reading, Vocabulary
+from skipsearch.core.recipe import DrafterInfo, DrafterSpec, Siblings
+from skipsearch.core.schema_types import ModuleRef, is_none
+from skipsearch.drafters.skip.spec import AnyExit
+
+if TYPE_CHECKING:
+    from skipsearch.drafters.base import Drafter
+    from skipsearch.models.adapter import ModelAdapter
+
+
+class Mtp(DrafterSpec):
+    """Drafts with a head of one layer, which reads the output of the model's last layer.
+
+    The head drafts token by token. Each step reads the output of the step before, until the exit
+    policy ends the draft. Sources: DeepSeek-V3 (arXiv 2412.19437), section 2.2; FastMTP
+    (2509.18362).
+    """
+
+    kind: Literal["mtp"] = "mtp"
+    info = DrafterInfo(
+        "DeepSeek-V3 (2024), FastMTP (2025)",
+        "a head that `train mtp` makes",
+        "lookup before it; siblings",
+    )
+    exit: AnyExit
+    siblings: Siblings | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="verified beside unsure tokens; left out: none",
+    )
+    vocabulary: Vocabulary | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="tokens that the draft can propose, besides those of the request; left out: "
+        "all",
+    )
+    module: ModuleRef = Field(description="the trained head")
+
+    @property
+    def modules(self) -> tuple[ModuleRef, ...]:
+        return (self.module,)
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(vocabulary=self.vocabulary)
+
+    def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
+        from skipsearch.drafters.mtp.session import make_mtp_drafter
+
+        return make_mtp_drafter(self, model, module_folders)
+
+    def mask(self, n_layers: int) -> SkipMask:
+        """Return the mask whose draft pass costs as much as the head: it keeps the last layer."""
+        return SkipMask.from_layers(n_layers, range(n_layers - 1))
+
+    @property
+    def scratch_slots(self) -> int:
+        return self.draft_length * self.siblings.most if self.siblings else 0
+
+    def __str__(self) -> str:
+        siblings = f", {self.siblings}" if self.siblings else ""
+        reading = "" if self.reading.is_everything else f", {self.reading}"
+        return f"mtp{reading}, {self.exit}, up to {self.draft_length}{siblings}"

@@ -1,0 +1,111 @@
+"""Replay a draft head from every position of the texts, step by step as rounds draft.
+
+A step of every round is one pass. Its rows attend to the keys that decoding has in that step
+(`plan_depth`), so the replay is exact for each step that an accepted draft makes. After a wrong
+token, a round would read that token, and replay reads the text's instead. This affects confidences
+of rejected tokens alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from skipsearch.core.reading import Vocabulary
+from skipsearch.drafters.mtp.weights import DraftHead, plan_depth
+from skipsearch.engine import no_grad, run_layers
+from skipsearch.engine.sampler import TemperatureSampler
+from skipsearch.models.kv_cache import KVCache, Planner
+from skipsearch.replay.replay import Replay, accept_probability, greedy_token, token_ranks
+from skipsearch.replay.rounds import RoundTable
+
+MAX_STEPS = 8  # draft steps that are replayed
+_SEED = 0
+
+
+@no_grad
+def replay_draft_head(
+    replay: Replay, head: DraftHead, vocabulary: Vocabulary | None = None
+) -> RoundTable:
+    """Return the rounds of a draft head. vocabulary: the tokens that it can draft; None: all."""
+    random = np.random.default_rng(_SEED)
+    parts = [
+        _replay_prompt(replay, head, index, vocabulary, random)
+        for index, text in enumerate(replay.continuations)
+        if len(text) > 1
+    ]
+    lengths = np.array([len(part[0]) for part in parts])
+    indices = tuple(i for i, text in enumerate(replay.continuations) if len(text) > 1)
+    budgets = [replay.token_budgets[i] for i in indices]
+    accepted_len, rank_at_mismatch, confidence = (
+        np.concatenate(columns) for columns in zip(*parts, strict=True)
+    )
+    return RoundTable(
+        accepted_len,
+        rank_at_mismatch,
+        confidence,
+        np.concatenate(
+            [budget - 1 - np.arange(n) for budget, n in zip(budgets, lengths, strict=True)]
+        ),
+        np.concatenate([n - np.arange(n) for n in lengths]),
+        np.cumsum(lengths) - lengths,
+        lengths,
+        prompt_indices=indices,
+    )
+
+
+def _replay_prompt(
+    replay: Replay,
+    head: DraftHead,
+    prompt_index: int,
+    vocabulary: Vocabulary | None,
+    random: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (accepted length [A], rank at the first mismatch [A], confidence [A, steps])."""
+    model, device = head.model, head.model.spec.device
+    prompt, text = list(replay.prompt_ids[prompt_index]), replay.continuations[prompt_index]
+    n_rounds = len(text) - 1
+    tokens = torch.tensor([[*prompt, *text[:-1]]], device=device)
+    n_rows, first = tokens.shape[1] - 1, len(prompt) - 1  # the first row that drafts
+    plan = Planner(n_rows + 1, device).plan_chain(0, n_rows + 1)
+    states = run_layers(
+        model, model.embed(tokens, plan.positions), model.new_cache(1, n_rows + 1), plan
+    )
+    target_probs = None
+    if not replay.sampling.is_greedy:
+        sampler = TemperatureSampler(replay.sampling, torch.Generator(device))
+        target_probs = sampler.warp_to_probs(model.head(states)[0, len(prompt) :])
+    first_use = None if vocabulary is None else replay._first_uses([prompt_index], vocabulary)[0]
+    n_steps = min(MAX_STEPS, n_rounds)
+    hidden, cache = states[:, :-1], KVCache(head.layer + 1, 1, n_rows + n_steps * n_rounds)
+    head.new_cache(cache.capacity)
+    right = np.zeros((n_rounds, n_steps), dtype=bool)
+    ranks = np.zeros((n_rounds, n_steps), dtype=int)
+    confidence = np.ones((n_rounds, n_steps))
+    for depth in range(n_steps):
+        start = first + depth if depth else 0
+        plan = plan_depth(n_rows, depth, device, first)
+        x = head.mix(model.embed(tokens[:, start + 1 :], plan.positions), hidden)
+        hidden = head.adapter.block(head.layer, x, cache, plan)
+        if depth == 0:
+            hidden = hidden[:, first:]
+        logits = head.adapter.head(hidden)[0]  # of the rounds 0 … n_rounds − depth − 1
+        if first_use is not None:
+            rounds = torch.arange(len(logits), device=device)
+            logits = logits.masked_fill(first_use > rounds[:, None], float("-inf"))
+        labels = torch.tensor(text[1 + depth :], device=device)
+        known = slice(0, len(labels))
+        if target_probs is None:
+            token, top = greedy_token(logits)
+            right[known, depth] = (token == labels).cpu().numpy()
+            ranks[known, depth] = token_ranks(labels, logits).cpu().numpy()
+        else:
+            q = sampler.warp_to_probs(logits)
+            p, top = target_probs[depth:].gather(1, labels[:, None])[:, 0], q.amax(dim=-1)
+            accept = accept_probability(q.gather(1, labels[:, None])[:, 0], p).cpu().numpy()
+            right[known, depth] = random.random(len(labels)) < accept
+        confidence[known, depth] = top.float().cpu().numpy()
+        hidden = hidden[:, :-1]
+    accepted_len = right.cumprod(axis=1).sum(axis=1)
+    at_mismatch = np.append(ranks, np.zeros((n_rounds, 1), dtype=int), axis=1)
+    return accepted_len, at_mismatch[np.arange(n_rounds), accepted_len], confidence
