@@ -254,8 +254,9 @@ class ReplayObjective:
         rounds, costs = draft.replay_rounds(self.replay), draft.adjust_costs(self.costs)
         if not draft.reading.is_everything:
             model, context = self.replay.model, self.replay.context_lengths()[1]
-            formats = measure_format_costs(model, context, [draft.reading.weights])
-            costs = price_reading(costs, formats, draft.reading, model.spec.vocab_size)
+            formats = dict.fromkeys((READ_ALL, replace(draft.reading, vocabulary=None)))
+            format_costs = measure_format_costs(model, context, list(formats))
+            costs = price_reading(costs, format_costs, draft.reading, model.spec.vocab_size)
         coarse = self._predict_best(
             rounds, draft.mask, self.coarse_policies, options, make_spec, costs=costs
         ).recipe
