@@ -49,7 +49,8 @@ def measure_format_costs(
 ) -> dict[Reading, FormatCosts]:
     """Measure draft steps in each format, after `context` tokens of text.
 
-    formats: readings without a vocabulary, of which the first is `READ_ALL`. All formats are timed in turn, in rounds as in decoding: draft steps, then a verify pass.
+    formats: readings without a vocabulary, of which the first is `READ_ALL`. All formats are timed
+    in turn, in rounds as in decoding: draft steps, then a verify pass.
     Raises: ModelError; MemoryError.
     """
     n, vocab_size = model.spec.n_layers, model.spec.vocab_size
@@ -142,6 +143,8 @@ def price_reading(
         costs.cold if shares_weights else measured.cold,
         costs.call,
         costs.curve if shares_weights else 1.0,
+        expert_s=costs.expert_s,
+        experts=costs.experts,
         plain_pass=step,
         shares_weights=shares_weights,
     )
