@@ -34,6 +34,9 @@ class CostRow:
     v: times of passes over 2 … 16 tokens over that of a plain pass.
     beta_formats: time of a draft step with nothing skipped over that of a plain pass, by number
     format and rows of the head: `int8`, `int8, 1024 tokens`.
+    experts: distinct experts that passes over 1 … 16 tokens read, all layers together, on average
+    over text; () for a model without experts.
+    expert_share: time of reading one more expert over that of a plain pass.
     """
 
     engine: str
@@ -43,6 +46,8 @@ class CostRow:
     beta_half: float | None
     v: tuple[float, ...]
     beta_formats: dict[str, float] = field(default_factory=dict)
+    experts: tuple[float, ...] = ()
+    expert_share: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,6 +75,8 @@ def measure_cost_table(models: Sequence[ModelAdapter], context: int) -> list[Cos
                 half / one,
                 tuple(x / one for x in costs.verify[1:]),
                 _measure_formats(model, context),
+                costs.experts,
+                costs.expert_s / one,
             )
         )
     return rows

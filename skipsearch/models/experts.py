@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 # Families whose routers return (…, indices of the chosen experts [rows, top_k]).
@@ -98,6 +100,35 @@ def record_experts(model: Any) -> Iterator[list[Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def pack_experts(recorded: Sequence[Tensor], n_experts: int) -> np.ndarray:
+    """Return the experts that each row reads as bit sets, uint8 [rows, layers, bytes].
+
+    recorded: the tensors [rows, k] of one pass, one for each layer.
+    """
+    sets = [
+        torch.zeros(len(chosen), n_experts, dtype=torch.bool, device=chosen.device)
+        .scatter_(1, chosen, value=True)
+        .cpu()
+        .numpy()
+        for chosen in recorded
+    ]
+    return np.packbits(np.stack(sets, axis=1), axis=-1)
+
+
+def count_distinct_experts(sets: np.ndarray, max_rows: int) -> np.ndarray:
+    """Return how many experts a pass over the rows a … a + n reads, int32 [rows, max_rows].
+
+    sets: bit sets from `pack_experts`. Column n is for n + 1 rows; all layers are added up. Rows
+    after the last one read nothing.
+    """
+    union, counts = sets.copy(), np.zeros((len(sets), max_rows), dtype=np.int32)
+    for n in range(max_rows):
+        if n:
+            union[: max(0, len(sets) - n)] |= sets[n:]
+        counts[:, n] = np.bitwise_count(union).sum(axis=(1, 2))
+    return counts
 
 
 def with_fewer_experts(module: Any, per_token: int) -> Any:

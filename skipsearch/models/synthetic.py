@@ -1,8 +1,11 @@
 """Models of a given shape with random weights, to measure speed without the real weights.
 
 The names are `synthetic:llama-2-13b` or `synthetic:LAYERSxWIDTH`, such as `synthetic:24x512`. An
-optional `@VOCABULARY` follows, the number of tokens, and an optional `/SIZE`: the size of all
-residual branches together, relative to the embedding. A draft that skips branches predicts the full
+optional `@VOCABULARY` follows, the number of tokens, an optional `+EXPERTSxCHOSEN`, such as
+`synthetic:16x1024+32x4`, and an optional `/SIZE`: the size of all residual branches together,
+relative to the embedding. With experts, the shape is Mixtral's: each layer has so many MLPs, whose
+widths together make up the MLP of a Llama `CHOSEN` at a time, and random routers choose by the
+text. A draft that skips branches predicts the full
 model's token more often if SIZE is small. Without half of the branches, it does so almost always at
 1 and hardly ever at 8."""
 
@@ -27,7 +30,7 @@ MAX_VOCAB_SIZE = 2**20
 
 @dataclass(frozen=True)
 class SyntheticShape:
-    """The shape of a Llama model."""
+    """The shape of a Llama model, or of a Mixtral model if it has experts."""
 
     n_layers: int
     hidden_size: int
@@ -36,6 +39,8 @@ class SyntheticShape:
     n_kv_heads: int
     vocab_size: int
     context_length: int
+    n_experts: int = 0
+    experts_per_token: int = 0
 
 
 SHAPES = {
@@ -54,6 +59,7 @@ def is_synthetic(name: str) -> bool:
 def parse_synthetic_name(name: str) -> tuple[SyntheticShape, float]:
     """Return shape and branch scale. Raises: ModelError."""
     sized_name, _, size = name.removeprefix(PREFIX).partition("/")
+    sized_name, _, experts = sized_name.partition("+")
     shape_name, _, vocabulary = sized_name.partition("@")
     match = re.fullmatch(r"(\d{1,3})x(\d{2,5})", shape_name)
     if shape_name not in SHAPES and match is None:
@@ -80,7 +86,22 @@ def parse_synthetic_name(name: str) -> tuple[SyntheticShape, float]:
         if match is None
         else _scaled_llama_shape(name, int(match[1]), int(match[2]))
     )
+    if experts:
+        shape = _add_experts(name, shape, experts)
     return (replace(shape, vocab_size=int(vocabulary)) if vocabulary else shape), branch_scale
+
+
+def _add_experts(name: str, shape: SyntheticShape, text: str) -> SyntheticShape:
+    """Split the MLP of a shape into experts. text: such as `32x4`. Raises: ModelError."""
+    match = re.fullmatch(r"(\d{1,3})x(\d{1,3})", text)
+    n_experts, per_token = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= per_token <= n_experts:
+        raise ModelError(
+            f"{name}: its experts are {text[:40]!r}; write their number and how many a token "
+            "reads, such as +32x4"
+        )
+    width = max(1, round(shape.intermediate_size / per_token / 32)) * 32
+    return replace(shape, intermediate_size=width, n_experts=n_experts, experts_per_token=per_token)
 
 
 def _scaled_llama_shape(name: str, n_layers: int, hidden_size: int) -> SyntheticShape:
@@ -107,14 +128,22 @@ def _scaled_llama_shape(name: str, n_layers: int, hidden_size: int) -> Synthetic
 def list_synthetic_tensors(shape: SyntheticShape) -> list[StoredTensor]:
     """Return one tensor with the size of all matrices, for the check of memory."""
     width, kv_width = shape.hidden_size, shape.hidden_size // shape.n_heads * shape.n_kv_heads
-    layer = 2 * width * width + 2 * width * kv_width + 3 * width * shape.intermediate_size
+    mlps = max(1, shape.n_experts) * 3 * width * shape.intermediate_size
+    layer = 2 * width * width + 2 * width * kv_width + mlps
     return [StoredTensor("model", (shape.n_layers * layer + 2 * width * shape.vocab_size,), None)]
 
 
 def make_synthetic_config(shape: SyntheticShape) -> Any:
-    from transformers import LlamaConfig
+    from transformers import LlamaConfig, MixtralConfig
 
-    return LlamaConfig(
+    experts = {
+        "num_local_experts": shape.n_experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "sliding_window": None,
+    }
+    make = MixtralConfig if shape.n_experts else LlamaConfig
+    return make(
+        **(experts if shape.n_experts else {}),
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -171,7 +200,7 @@ def _fill_weights(model: nn.Module, branch_scale: float, shape: SyntheticShape) 
         else:
             branch = (
                 branch_scale * shape.n_layers**-0.5
-                if name.endswith(("o_proj.weight", "down_proj.weight"))
+                if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj"))
                 else 1.0
             )
-            weight.mul_(branch * weight.shape[1] ** -0.5)
+            weight.mul_(branch * weight.shape[-1] ** -0.5)

@@ -61,6 +61,7 @@ class SimulatedRound:
     drafter_index: int  # position of the drafter in the recipe
     n_drafted: int  # draft tokens; 0: no drafter proposed any
     n_siblings: int = 0  # further tokens that were verified
+    position: int = 0  # at which it starts, in the round table
 
 
 def simulate_rounds(
@@ -152,7 +153,7 @@ def simulate_rounds(
                 )
             if guard:
                 guard.record_round(drafter if drafted else None, drafted, accepted, siblings)
-            prompt_rounds.append(SimulatedRound(drafter, drafted, siblings))
+            prompt_rounds.append(SimulatedRound(drafter, drafted, siblings, position))
             stats.rounds += 1
             stats.drafted += drafted
             stats.accepted += accepted
@@ -182,10 +183,13 @@ def simulate(
         *([costs.tree_round_seconds(None, rounds.longest_draft, 0)] * len(lookup_proposals)),
         costs.tree_round_seconds(mask, rounds.longest_draft, most),
     ]
-    seconds = [
-        sum(cost[r.drafter_index][r.n_siblings][r.n_drafted] for r in of_prompt)
-        for of_prompt in drafts
-    ]
+    for_experts = rounds.expert_seconds(costs).tolist()
+
+    def round_seconds(r: SimulatedRound) -> float:
+        experts_s: float = for_experts[r.position][r.n_drafted]
+        return cost[r.drafter_index][r.n_siblings][r.n_drafted] + experts_s
+
+    seconds = [sum(map(round_seconds, of_prompt)) for of_prompt in drafts]
     stats.decode_seconds = float(sum(seconds))
     for of_prompt in drafts:
         for r in of_prompt:
@@ -196,9 +200,7 @@ def simulate(
                     else 0.0
                 )
                 stats.by_drafter[r.drafter_index].draft_seconds += drafting
-                stats.by_drafter[r.drafter_index].verify_seconds += (
-                    cost[r.drafter_index][r.n_siblings][r.n_drafted] - drafting
-                )
+                stats.by_drafter[r.drafter_index].verify_seconds += round_seconds(r) - drafting
     return Prediction(stats, np.array(seconds), rounds.n_positions, rounds.prompt_indices)
 
 

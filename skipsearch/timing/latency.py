@@ -27,7 +27,14 @@ from skipsearch.drafters.base import TokenSampler
 from skipsearch.engine import draft_chain, draft_step, forward, no_grad
 from skipsearch.engine.sampler import GreedySampler
 from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.families.unmodified import experts_of
 from skipsearch.models.kv_cache import Planner
+from skipsearch.timing.text_windows import (
+    average_experts,
+    fit_expert_time,
+    list_windows,
+    write_text,
+)
 
 WARM_UP_SWEEPS = 1  # uncounted sweeps through all masks, in which memory and clocks settle
 CONSECUTIVE_STEPS = 2  # draft steps after the first of a round, and plain passes in a row
@@ -99,16 +106,25 @@ def measure_latency(
     layer_times: list[np.ndarray] = []  # [2L] by repeat
     # (first step, call, later step) of each round, by mask
     drafts: list[list[tuple[float, float, float]]] = [[] for _ in masks_run]
-    verified: list[tuple[SkipMask, int, float]] = []  # (mask, drafted tokens, time)
+    # (mask, drafted tokens, experts read, time)
+    verified: list[tuple[SkipMask, int, int, float]] = []
     for sweep in islice(sweeps, 2 * repeats):
-        runs = [(i, drafted, rounds.time_round(masks_run[i], drafted)) for i, drafted in sweep]
+        runs = [
+            (
+                i,
+                drafted,
+                rounds.time_round(masks_run[i], drafted),
+                rounds.count_experts(1 + drafted),
+            )
+            for i, drafted in sweep
+        ]
         sublayer_s = rounds.time_sublayers()
         plain.append([rounds.time_plain() for _ in range(PLAIN_RUNS)])
         pace = median(plain[-2] + plain[-1])
         layer_times.append(np.array(sublayer_s) / pace)
-        for i, drafted, (*draft, verify) in runs:
+        for i, drafted, (*draft, verify), n_experts in runs:
             drafts[i].append(tuple(part / pace for part in draft))  # type: ignore[arg-type]
-            verified.append((masks_run[i], drafted, verify / pace))
+            verified.append((masks_run[i], drafted, n_experts, verify / pace))
     # [masks] each
     firsts, calls, steps = np.array([np.median(times, axis=0) for times in drafts]).T
     call = float(np.median(calls))
@@ -128,14 +144,17 @@ def measure_latency(
     sublayers = np.stack(kinds, axis=1).ravel()
     # In units of a plain pass.
     relative_costs = Costs(tuple(sublayers.tolist()), overhead, verify=(), curve=curve)
-    cold, warm = _fit_cold_penalty(
-        *(
-            np.array(column)
-            for column in zip(
-                *((relative_costs.skipped_share(m), *rest) for m, *rest in verified), strict=True
-            )
+    experts = average_experts(rounds.windows)
+    shares_skipped, lengths, experts_read, times = (
+        np.array(column)
+        for column in zip(
+            *((relative_costs.skipped_share(m), *rest) for m, *rest in verified), strict=True
         )
     )
+    expert_time = fit_expert_time(lengths, experts_read, times)
+    if experts:  # as if each pass had read the experts of average text
+        times = times - expert_time * (experts_read - np.array(experts)[lengths])
+    cold, warm = _fit_cold_penalty(shares_skipped, lengths, times)
     first = float(np.median(firsts / (calls + steps))) - 1
     plain_times = [s for block in plain for s in block]
     plain_s = median(plain_times)
@@ -147,6 +166,8 @@ def measure_latency(
         cold,
         plain_s * call,
         curve,
+        plain_s * expert_time,
+        experts[: max_draft + 1],
     )
     low, high = np.quantile(plain_times, (0.25, 0.75))
     errors = tuple(
@@ -237,7 +258,11 @@ class RoundTimer:
         self.context = context
         capacity = context + longest
         self.cache, self.planner = model.new_cache(1, capacity), Planner(capacity, self.device)
-        self.tokens = torch.zeros(1, capacity, dtype=torch.long, device=self.device)
+        if experts_of(model) is None:
+            self.tokens = torch.zeros(1, capacity, dtype=torch.long, device=self.device)
+        else:  # which experts are read depends on the text
+            text = write_text(model)
+            self.tokens = text.repeat(1, -(-capacity // text.shape[1]))
         forward(
             model,
             self.tokens[:, :context],
@@ -246,6 +271,8 @@ class RoundTimer:
             last_only=True,
         )
         self.cache.length = context
+        self.windows = list_windows(model, self.tokens, self.cache, self.planner, 1 + max_draft)
+        self.window = 0  # of the next verify pass
         self.drafts_in_one_call = (
             draft_chain(
                 model,
@@ -283,6 +310,7 @@ class RoundTimer:
         Returns the seconds of (the first step including its call, the call alone, a later step, the
         verify pass). The call alone is 0 for engines that need a call for each step.
         """
+        self.window = (self.window + 1) % len(self.windows)
         first, call = self._time(lambda: self._run_draft(mask)), 0.0
         if self.drafts_in_one_call:
             single_step, several_steps = (
@@ -294,6 +322,11 @@ class RoundTimer:
         else:
             later = self._time(lambda: self._run_draft(mask), CONSECUTIVE_STEPS)
         return first, call, later, self._time(lambda: self._run_full_pass(1 + length))
+
+    def count_experts(self, rows: int) -> int:
+        """Return how many experts the verify pass of the latest round read; 0 without experts."""
+        counts = self.windows[self.window].n_experts
+        return counts[rows - 1] if counts else 0
 
     @no_grad
     def time_sublayers(self) -> list[float]:
@@ -311,13 +344,11 @@ class RoundTimer:
         ]
 
     def _run_full_pass(self, rows: int) -> None:
+        tokens = self.windows[self.window].tokens[:, :rows]
         logits = forward(
-            self.model,
-            self.tokens[:, :rows],
-            self.cache,
-            self.planner.plan_chain(self.context, rows),
+            self.model, tokens, self.cache, self.planner.plan_chain(self.context, rows)
         )
-        accept_greedy(self.tokens[0, 1:rows], logits[0])
+        accept_greedy(tokens[0, 1:], logits[0])
 
     def _run_draft(self, mask: SkipMask, steps: int = 1) -> None:
         """Run draft steps. steps: more than 1 only if the engine drafts in one call."""

@@ -30,7 +30,7 @@ from skipsearch.timing.latency import (
 N_CHECKED_MASKS = 20
 SIDE_CONTEXT_REPEATS = 1
 # Version of the measurement. If it changes, cached tables are measured again.
-FORMAT = "calls"
+FORMAT = "experts"
 MAX_MEDIAN_ERROR = 0.1  # relative error of a draft step
 MAX_SPEED_CHANGE = 0.2  # relative, of a plain pass; else a cached table is stale
 # Quartile range of a plain pass over its median. With more noise, a change of speed is not
@@ -62,14 +62,19 @@ class LatencyTable:
             )
 
         costs = [m.costs for m in self.entries]
-        overhead, *rest = interpolate(
-            [[c.overhead, c.first, c.cold, c.call, c.curve] for c in costs]
+        overhead, first, cold, call, curve, expert_s = interpolate(
+            [[c.overhead, c.first, c.cold, c.call, c.curve, c.expert_s] for c in costs]
         )
         return Costs(
             interpolate([c.sublayers for c in costs]),
             overhead,
             interpolate([c.verify for c in costs]),
-            *rest,
+            first,
+            cold,
+            call,
+            curve,
+            expert_s,
+            interpolate([c.experts for c in costs]),
         )
 
     @property
@@ -215,7 +220,7 @@ def _is_plausible(entry: LatencyEntry) -> bool:
     costs = entry.costs
     parts, extra = (
         (*costs.sublayers, costs.overhead),
-        (costs.first, costs.cold, costs.call, costs.curve - 1),
+        (costs.first, costs.cold, costs.call, costs.curve - 1, costs.expert_s, *costs.experts),
     )
     if not np.isfinite((*parts, *costs.verify, *extra, entry.spread, *entry.errors)).all():
         return False

@@ -143,6 +143,8 @@ def price_reading(
         costs.cold if shares_weights else measured.cold,
         costs.call,
         costs.curve if shares_weights else 1.0,
+        expert_s=costs.expert_s,
+        experts=costs.experts,
         plain_pass=step,
         shares_weights=shares_weights,
     )

@@ -306,7 +306,7 @@ class ReplayObjective:
     def predict_lookup(self, spec: Lookup) -> Candidate:
         """Predict the recipe that has this lookup alone."""
         assert self.lookup_replay is not None
-        rounds = rounds_without_model(self.replay.continuations, self.replay.token_budgets)
+        rounds = self._rounds_without_model()
         prediction = self.simulate_recipe(
             rounds, None, None, self.costs, self.propose_lookups((spec,), rounds)
         )
@@ -326,11 +326,18 @@ class ReplayObjective:
             del prediction.stats.by_drafter[0]
         return prediction
 
+    def _rounds_without_model(self) -> RoundTable:
+        """Return the round table of recipes of lookup alone."""
+        replay = self.replay
+        return rounds_without_model(
+            replay.continuations, replay.token_budgets, replay.batches.experts_read
+        )
+
     def _rank_lookups(self) -> list[tuple[Lookup, float]]:
         """Return (setting, seconds per token) of each recipe of lookup alone, best first."""
         if self.lookup_replay is None:
             return []
-        rounds = rounds_without_model(self.replay.continuations, self.replay.token_budgets)
+        rounds = self._rounds_without_model()
         options = lookup_grid(self.max_draft)
         proposals = [self.propose_lookups((spec,), rounds) for spec in options]
         seconds = sweep_lookups(rounds, proposals, self.costs).sum(axis=1)

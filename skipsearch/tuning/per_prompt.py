@@ -151,9 +151,11 @@ class PerPromptObjective:
                     self._single_replays[prompt_index] = self.replay.single_prompt(prompt_index)
                 rounds = rounds_from_replay(self._single_replays[prompt_index](mask))
             else:
+                counts = self.replay.batches.experts_read.get(prompt_index)
                 rounds = rounds_without_model(
                     [self.replay.continuations[prompt_index]],
                     [self.replay.token_budgets[prompt_index]],
+                    None if counts is None else {0: counts},
                 )
             self._rounds[prompt_index, mask] = replace(rounds, prompt_indices=(prompt_index,))
         return self._rounds[prompt_index, mask]

@@ -93,3 +93,12 @@ def test_a_model_that_is_refused_says_why_and_fails(
     status, found = looked_at(capsys, monkeypatch, tmp_path)
     assert (status, found["healthy"]) == (1, False)
     assert "an encoder feeds its decoder" in found["model"]
+
+
+def test_a_mixture_of_experts_says_what_a_token_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_hf_model("mixtral").save_pretrained(tmp_path / "mixtral")
+    found = looked_at(capsys, monkeypatch, tmp_path / "mixtral")[1]
+    assert found["experts"].startswith("it reads 2 of 4 experts a token, and ")
+    assert "experts" not in looked_at(capsys, monkeypatch, "demo")[1]

@@ -13,6 +13,7 @@ from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits import make_exit
 from skipsearch.errors import ModelError
 from skipsearch.models import load_adapter, synthetic
+from skipsearch.models.families.unmodified import experts_of, record_experts_of
 
 HALF = SkipMask(8, attn=(0, 2, 4, 6), mlp=(1, 3, 5, 7))
 
@@ -48,6 +49,24 @@ def test_it_has_the_shape_that_its_name_says() -> None:
         "synthetic:3x64",
         None,
     )
+
+
+def test_a_shape_with_experts_is_a_mixtral_whose_routers_follow_the_text() -> None:
+    model = load_adapter("synthetic:2x128@500+6x2/4", device="cpu", dtype="float32")
+    experts = experts_of(model)
+    assert experts is not None
+    assert (experts.n_experts, experts.per_token, experts.n_layers) == (6, 2, 2)
+    assert model.spec.family == "mixtral"
+    text = torch.arange(40)[None]
+    with record_experts_of(model) as chosen:
+        model.model(input_ids=text)  # type: ignore[attr-defined]
+    assert all(len(set(layer.flatten().tolist())) > 2 for layer in chosen)
+
+
+@pytest.mark.parametrize("experts", ["4", "2x4", "0x0", "ax2", "4x0"])
+def test_other_forms_of_experts_are_refused(experts: str) -> None:
+    with pytest.raises(ModelError, match=r"write their number and how many a token reads"):
+        load_adapter(f"synthetic:2x128+{experts}", device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from skipsearch.models.experts import Experts, find_experts
+from skipsearch.models.experts import Experts, find_experts, record_experts
 
 
 class UnmodifiedModel:
@@ -41,3 +42,13 @@ class UnmodifiedModel:
 def experts_of(model: object) -> Experts | None:
     """Return the experts of a model adapter; None if it has none that are known."""
     return find_experts(model.model) if isinstance(model, UnmodifiedModel) else None
+
+
+def record_experts_of(model: object) -> AbstractContextManager[list[Tensor]]:
+    """Record the experts that rows read, as `record_experts` does; [] for a model without experts.
+
+    model: an adapter.
+    """
+    if isinstance(model, UnmodifiedModel) and experts_of(model) is not None:
+        return record_experts(model.model)
+    return nullcontext(list[Tensor]())
