@@ -103,7 +103,8 @@ class DraftHeadStudent:
         for name, parameter in weight_overlay.get_final_norm(adapter).items():
             assert isinstance(parameter, nn.Parameter)
             parameter.data = parameter.data.to(wide)
-            self.parameters[name] = parameter.requires_grad_()
+            parameter.requires_grad_()
+            self.parameters[name] = parameter
         ones = torch.ones(width, dtype=wide, device=model.spec.device)
         self._cached: dict[tuple[int, bytes], tuple[Tensor, ...]] = {}
         self._cache_bytes = int(CACHE_FRACTION * free_memory(model.spec.device))
