@@ -67,6 +67,7 @@ PUBLISHED_SPEEDUPS = {
     "swift": "1.41× (13B), 1.48× (70B)",
     "kangaroo": "1.50× (7B), 1.44× (13B)",
     "s3d": "1.76× (7B int8)",
+    "mtp": "2.03× (FastMTP)",
 }
 
 

@@ -43,6 +43,8 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
         if model.spec.context_length
         else "it names none",
         "chat template": _describe_template(model),
+        "draft head": "`skipsearch train mtp` makes one, in 10 to 30 minutes for a small model; "
+        "heads in a checkpoint are not read",
         "next": f"skipsearch tune --model {model_name} --task pycode, or your own prompts.jsonl",
     }
 

@@ -134,8 +134,9 @@ def run_training(
         )
         return
     trained = result.card.trained
-    if before is not None and after is not None:
-        out.print(f"α by replay, on validation text: {before:.3f} before, {after:.3f} after")
+    if after is not None:
+        first = "" if before is None else f"{before:.3f} before, "
+        out.print(f"α by replay, on validation text: {first}{after:.3f} after")
     out.print(
         f"{trained.steps} steps in {trained.seconds:.0f} s; share of all rows that name the "
         f"model's token: {trained.before:.3f} "

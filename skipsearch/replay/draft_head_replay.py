@@ -17,9 +17,8 @@ from skipsearch.engine import no_grad, run_layers
 from skipsearch.engine.sampler import TemperatureSampler
 from skipsearch.models.kv_cache import KVCache, Planner
 from skipsearch.replay.replay import Replay, accept_probability, greedy_token, token_ranks
-from skipsearch.replay.rounds import RoundTable
+from skipsearch.replay.rounds import MAX_ROUND_DRAFT, RoundTable
 
-MAX_STEPS = 8  # draft steps that are replayed
 _SEED = 0
 
 
@@ -76,12 +75,12 @@ def _replay_prompt(
         sampler = TemperatureSampler(replay.sampling, torch.Generator(device))
         target_probs = sampler.warp_to_probs(model.head(states)[0, len(prompt) :])
     first_use = None if vocabulary is None else replay._first_uses([prompt_index], vocabulary)[0]
-    n_steps = min(MAX_STEPS, n_rounds)
+    n_steps = min(MAX_ROUND_DRAFT, n_rounds)
     hidden, cache = states[:, :-1], KVCache(head.layer + 1, 1, n_rows + n_steps * n_rounds)
     head.new_cache(cache.capacity)
-    right = np.zeros((n_rounds, n_steps), dtype=bool)
-    ranks = np.zeros((n_rounds, n_steps), dtype=int)
-    confidence = np.ones((n_rounds, n_steps))
+    right = np.zeros((n_rounds, MAX_ROUND_DRAFT), dtype=bool)
+    ranks = np.zeros((n_rounds, MAX_ROUND_DRAFT), dtype=int)
+    confidence = np.ones((n_rounds, MAX_ROUND_DRAFT))
     for depth in range(n_steps):
         start = first + depth if depth else 0
         plan = plan_depth(n_rows, depth, device, first)

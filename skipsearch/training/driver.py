@@ -332,7 +332,8 @@ def _replay_alpha(
 ) -> tuple[float | None, float | None]:
     """Return (α of the untrained mask, α of the module), both by replay.
 
-    An untrained early exit drafts with the head alone, without an adapter.
+    An untrained early exit drafts with the head alone, without an adapter. A draft head has no
+    untrained mask.
     """
     prompts = [row[: len(row) // 2].tolist() for row in corpus.validation[:REPLAY_PROMPTS]]
     try:
@@ -340,7 +341,8 @@ def _replay_alpha(
     except SearchError:  # the model ends every continuation after one token
         return None, None
     draft = load_trained_draft(model, make_reference(path, path.name), [path.parent])
-    return replay.measure_acceptance(mask), draft.measure_alpha(replay)
+    before = None if draft.kind == "mtp" else replay.measure_acceptance(mask)
+    return before, draft.measure_alpha(replay)
 
 
 def _require_hf(model: ModelAdapter) -> HFAdapter:

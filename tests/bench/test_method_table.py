@@ -52,6 +52,7 @@ def test_every_method_takes_part_and_no_token_changes(tmp_path: Path) -> None:
         "skip",
         "kangaroo",
         "s3d",
+        "mtp",
     }, "every kind that needs no module"
     assert all(row.identical == row.prompts == 3 for row in rows)
     assert rows[0].speedup.mean == 1

@@ -109,6 +109,7 @@ def test_the_version_is_told(capsys, monkeypatch) -> None:
         ["train", "adapted"],
         ["train", "kangaroo"],
         ["train", "s3d"],
+        ["train", "mtp"],
         ["export"],
         ["report"],
         ["list"],
@@ -142,6 +143,7 @@ def test_every_help_starts_with_an_example_and_no_flag_asks_for_a_value(
         "train adapted",
         "train kangaroo",
         "train s3d",
+        "train mtp",
     ],
 )
 def test_the_help_of_a_door_is_the_golden_file(capsys, monkeypatch, command: str) -> None:

@@ -190,8 +190,8 @@ def every() -> Profile:
         update={
             "drafters": (
                 Lookup(min_match=3, draft_length=5),
-                *skips,
                 beside,
+                *skips[1:],
                 ADAPTED,
                 KANGAROO,
                 S3D_DRAFT,

@@ -1,0 +1,37 @@
+"""Replay of draft heads, compared with rounds that start at every position."""
+
+from __future__ import annotations
+
+import torch
+from decoding.mtp_checks import by_definition
+from helpers.modules import module_folder, small_mtp
+from helpers.tiny import tiny_model_and_reference
+
+from skipsearch.drafters.mtp.weights import load_draft_head
+from skipsearch.replay.draft_head_replay import replay_draft_head
+from skipsearch.replay.replay import Replay
+
+STEPS = 4
+
+
+@torch.no_grad()
+def test_every_round_accepts_what_the_definition_drafts() -> None:
+    model, full = tiny_model_and_reference()
+    spec = small_mtp(0.1)
+    prompts = [(5, 17, 40, 3), (9, 2)]
+    replay = Replay(model, prompts, 12, None)
+    rounds = replay_draft_head(replay, load_draft_head(model, spec.module, [module_folder()]))
+    expected = []
+    for prompt, text in zip(prompts, replay.continuations, strict=True):
+        for start in range(len(text) - 1):
+            drafted = list[int]()
+            following = text[start + 1 : start + 1 + STEPS]
+            for token in following:
+                known = [*prompt, *text[: start + 1]]
+                drafted.append(int(by_definition(full, spec, known, drafted).argmax()))
+                if drafted[-1] != token:
+                    break
+            expected.append(sum(map(int.__eq__, drafted, following)))
+    assert rounds.accepted_len.clip(max=STEPS).tolist() == expected
+    assert sum(expected) > 0
+    assert 0 in expected

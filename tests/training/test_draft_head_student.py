@@ -1,0 +1,57 @@
+"""The rows on which a draft head is trained are those that decoding computes."""
+
+from __future__ import annotations
+
+import torch
+from decoding.mtp_checks import by_definition
+from helpers.modules import save_mtp
+from helpers.tiny import VOCAB, tiny_model_and_reference
+
+from skipsearch.core.reading import Vocabulary
+from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.training.draft_head_student import DraftHeadStudent, choose_vocabulary
+
+LENGTH = 7
+
+
+@torch.no_grad()
+def test_every_row_is_what_a_round_drafts_there() -> None:
+    model, full = tiny_model_and_reference()
+    assert isinstance(model, HFAdapter)
+    random = torch.Generator().manual_seed(0)
+    texts = torch.randint(VOCAB, (32, 24), generator=random)  # those of `save_mtp`
+    student, spec = DraftHeadStudent(model, texts), save_mtp(model, "rows.safetensors", 0.0)
+    some = texts[:2, :LENGTH]
+    hidden, targets = student.run_draft(student.run_teacher(some, 4), 0)
+    logits, row = student.head(hidden), 0
+    for depth in range(3):
+        for j in range(depth, LENGTH - 1):
+            for b, text in enumerate(some.tolist()):
+                start = j - depth + 2  # tokens that are known when the round starts
+                expected = by_definition(full, spec, text[:start], text[start : j + 2])
+                assert torch.allclose(logits[b, row], expected, rtol=0, atol=1e-6), (depth, j)
+                following = full.hf(torch.tensor([text[: j + 2]])).logits[0, -1]
+                assert int(targets.tokens[b, row, 0]) == int(following.argmax())
+            row += 1
+    assert row == hidden.shape[1]
+
+
+def test_targets_outside_the_vocabulary_have_no_loss_and_no_agreement() -> None:
+    model, _ = tiny_model_and_reference()
+    assert isinstance(model, HFAdapter)
+    texts = torch.randint(VOCAB, (8, 16), generator=torch.Generator().manual_seed(1))
+    student = DraftHeadStudent(model, texts, Vocabulary(lowest=5, tokens=""))
+    hidden, targets = student.run_draft(student.run_teacher(texts, 3), 0)
+    assert student.head(hidden).shape[-1] == 5
+    missing = targets.tokens < 0
+    assert missing.any()
+    assert not targets.probs[missing].any()
+    assert int(targets.tokens.max()) < 5
+
+
+def test_a_vocabulary_has_the_frequent_tokens_and_low_ids() -> None:
+    texts = torch.tensor([[50, 50, 60, 60, 60, 70]])
+    found = choose_vocabulary(texts, 4, 100)
+    assert found is not None
+    assert found.token_ids() == (0, 1, 50, 60)
+    assert choose_vocabulary(texts, 0, 100) is None
