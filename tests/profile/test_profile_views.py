@@ -13,10 +13,10 @@ from rich.console import Console
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.errors import ProfileError
+from skipsearch.export.other_engines import list_other_engine_commands
 from skipsearch.profile import Interval, Profile, dump_profile, parse_profile
 from skipsearch.profile.compare import compare_profiles
 from skipsearch.profile.import_ import import_skip_sets
-from skipsearch.profile.other_engines import list_other_engine_commands
 from skipsearch.profile.paths import profile_path
 from skipsearch.profile.show import describe_profile, draw_mask
 
