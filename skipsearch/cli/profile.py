@@ -75,7 +75,7 @@ def show(file: File, as_json: Json = False) -> None:
 
     Describe a profile: its drafters, its mask and what was measured. --json prints its content.
     """
-    from skipsearch.export.other_engines import list_other_engine_commands
+    from skipsearch.cli.other_engines import list_other_engine_commands
     from skipsearch.profile import load_profile
     from skipsearch.profile.canonical import to_plain_data
     from skipsearch.profile.show import describe_profile, draw_mask, explain_terms

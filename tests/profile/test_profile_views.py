@@ -11,9 +11,9 @@ import pytest
 from profile_samples import lost, mixed, plain, speculate, unmeasured
 from rich.console import Console
 
+from skipsearch.cli.other_engines import list_other_engine_commands
 from skipsearch.core.mask import SkipMask
 from skipsearch.errors import ProfileError
-from skipsearch.export.other_engines import list_other_engine_commands
 from skipsearch.profile import Interval, Profile, dump_profile, parse_profile
 from skipsearch.profile.compare import compare_profiles
 from skipsearch.profile.import_ import import_skip_sets
