@@ -43,10 +43,19 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
         if model.spec.context_length
         else "it names none",
         "chat template": _describe_template(model),
-        "draft head": "`skipsearch train mtp` makes one, in 10 to 30 minutes for a small model; "
-        "heads in a checkpoint are not read",
+        "draft head": _describe_draft_head(model_name, model.spec.n_layers),
         "next": f"skipsearch tune --model {model_name} --task pycode, or your own prompts.jsonl",
     }
+
+
+def _describe_draft_head(model_name: str, n_layers: int) -> str:
+    """Return whether the checkpoint ships draft heads, and how to get one."""
+    from skipsearch.models.loading.shipped_heads import ships_draft_head
+
+    advice = "`skipsearch train mtp` makes one, in about 30 minutes for a small model on a CPU"
+    if ships_draft_head(model_name, n_layers):
+        return f"it ships MTP heads, which skipsearch does not read yet; {advice}"
+    return f"it ships none; {advice}"
 
 
 def _describe_experts(model: ModelAdapter) -> dict[str, str]:
