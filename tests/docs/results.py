@@ -30,6 +30,10 @@ PRETRAINED = {
     "bfloat16": "recipes-smollm2-bfloat16.json",
     "Q4_1": "recipes-smollm2-q4_1.json",
 }  # weights of SmolLM2 -> file
+DRAFT_HEAD = {
+    "bfloat16": "draft-head-smollm2-bfloat16.json",
+    "Q4_1": "draft-head-smollm2-q4_1.json",
+}  # the same, with a trained head
 TASK_NAMES = {
     "gsm8k": "GSM8K",
     "humaneval": "HumanEval, greedy",
@@ -122,6 +126,26 @@ def pretrained() -> str:
             lines.append(
                 f"| {TASK_NAMES[task]}, {weights} | {entry['prompts']} | {plain:.2f} | "
                 f"{' | '.join(cells)} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def draft_head() -> str:
+    """Recipes with a trained head, with a pretrained model, and those without one."""
+    names = [*UNTRAINED, "mtp: mtp", "mtp: lookup,mtp"]
+    heads = [RECIPES.get(name, name.partition(": ")[2].replace(",", ", then ")) for name in names]
+    lines = [
+        f"| task, weights | prompts | {' | '.join(heads)} | α of the head |",
+        "|---|---|" + "---|" * (len(names) + 1),
+    ]
+    for weights, file in DRAFT_HEAD.items():
+        for task, entry in of_tasks(file).items():
+            by_name = {row["name"]: row for row in entry["rows"]}
+            cells = [speedup(by_name[name]) if name in by_name else "–" for name in names]
+            alpha = by_name["mtp: mtp"]["alpha"]
+            lines.append(
+                f"| {TASK_NAMES[task]}, {weights} | {entry['prompts']} | {' | '.join(cells)} | "
+                f"{alpha:.2f} |"
             )
     return "\n".join(lines) + "\n"
 

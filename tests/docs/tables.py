@@ -76,6 +76,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "python-names": reference.python_names,
     "recipes": results.table,
     "pretrained": results.pretrained,
+    "draft-head": results.draft_head,
     "constraints": results.constraints,
     "chosen": results.chosen,
     "long": results.long,
