@@ -310,8 +310,13 @@ def test_the_first_drafter_that_proposes_something_drafts_the_round() -> None:
         rounds_from_replay([text]), DraftPolicy(1, spy), [first, second]
     )  # type: ignore[arg-type]
     assert drafts == [
-        [SimulatedRound(0, 2), SimulatedRound(1, 2), SimulatedRound(2, 1), SimulatedRound(2, 0)]
-    ], "at anchors 0, 2, 3 and 5, which has no room"
+        [
+            SimulatedRound(0, 2, position=0),
+            SimulatedRound(1, 2, position=2),
+            SimulatedRound(2, 1, position=3),
+            SimulatedRound(2, 0, position=5),
+        ]
+    ], "position 5 has no room"
     assert stats.by_drafter == [
         DrafterStats(1, 2, 1, 1),
         DrafterStats(1, 2, 0, 1),
