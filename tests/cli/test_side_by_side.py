@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 from helpers.command import run_in_process
+from helpers.profiles import write_demo_profile
 
-import skipsearch
 from skipsearch.cli.side_by_side import Recording, Round, show_side_by_side
 from skipsearch.cli.terminal import Terminal
 
-PROFILE = min(
-    (Path(skipsearch.__file__).parent / "demo" / "profiles" / "demo" / "pycode").glob("*.yaml")
-)
 PLAIN = Recording([1, 2, 3], [Round(0.0, None, "", "a"), Round(0.2, None, "", " b")])
 DRAFTED = Recording([1, 2, 3], [Round(0.0, None, "", "a"), Round(0.1, 1, " b\x1b", " c")])
 
@@ -49,10 +46,11 @@ def test_a_pipe_gets_the_text_and_the_times() -> None:
 
 
 def test_the_command_writes_plain_decodings_tokens(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    profile = write_demo_profile(tmp_path / "profile.yaml")
     status, out, err = run_in_process(
-        capsys, monkeypatch, "decode", "--profile", PROFILE, "--prompt", "def main(argv=None):",
+        capsys, monkeypatch, "decode", "--profile", profile, "--prompt", "def main(argv=None):",
         "--side-by-side", "--max-new-tokens", "40", "--engine", "lean", "--threads", "1",
     )  # fmt: skip
     assert status == 0, err
