@@ -33,7 +33,7 @@ from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 from skipsearch.models.memory import free_memory
 from skipsearch.training.distill_batch import TeacherTargets, compute_teacher_targets, max_head_rows
-from skipsearch.training.students import make_trainable
+from skipsearch.training.students import make_appended_layer_trainable
 
 CACHE_FRACTION = 0.25  # of the free memory, for the teacher's output
 TEACHER_TEXTS = 64  # texts that the teacher reads at once
@@ -95,16 +95,9 @@ class DraftHeadStudent:
         wide = torch.promote_types(model.spec.dtype, torch.float32)
         adapter = weight_overlay.append_layer(model, n - 1)
         assert isinstance(adapter, HFAdapter)
-        sublayers = [(n, kind) for kind in weight_overlay.SUBLAYER_KINDS]
-        self.parameters: dict[str, nn.Parameter] = {
-            LAYER_PREFIX + name.partition(".")[2]: parameter
-            for name, parameter in make_trainable(adapter, sublayers, None, 0)
-        }
-        for name, parameter in weight_overlay.get_final_norm(adapter).items():
-            assert isinstance(parameter, nn.Parameter)
-            parameter.data = parameter.data.to(wide)
-            parameter.requires_grad_()
-            self.parameters[name] = parameter
+        self.parameters = make_appended_layer_trainable(
+            adapter, n, weight_overlay.SUBLAYER_KINDS, LAYER_PREFIX
+        )
         ones = torch.ones(width, dtype=wide, device=model.spec.device)
         self._cached: dict[tuple[int, bytes], tuple[Tensor, ...]] = {}
         self._cache_bytes = int(CACHE_FRACTION * free_memory(model.spec.device))

@@ -5,7 +5,7 @@ The draft passes compute exactly what decoding computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -127,18 +127,11 @@ class KangarooStudent:
         self.model = model
         adapter = weight_overlay.append_layer(model, exit_layer)
         assert isinstance(adapter, HFAdapter)
-        n, wide = model.spec.n_layers, torch.promote_types(model.spec.dtype, torch.float32)
+        n = model.spec.n_layers
         self.early_exit_draft = EarlyExitDraft(model, adapter, exit_layer, form)
-        sublayers = [(n, kind) for kind in SUBLAYERS_BY_FORM[form]]
-        self.parameters = {
-            ADAPTER_PREFIX + name.partition(".")[2]: parameter
-            for name, parameter in make_trainable(adapter, sublayers, None, 0)
-        }
-        for name, parameter in weight_overlay.get_final_norm(adapter).items():
-            assert isinstance(parameter, nn.Parameter)
-            parameter.data = parameter.data.to(wide)
-            parameter.requires_grad_()
-            self.parameters[name] = parameter
+        self.parameters = make_appended_layer_trainable(
+            adapter, n, SUBLAYERS_BY_FORM[form], ADAPTER_PREFIX
+        )
         self.facts = {"kind": "kangaroo", "exit_layer": exit_layer, "form": form}
         skipped = tuple(range(exit_layer, n))
         self.card = self.facts | {"attn": skipped, "mlp": skipped, "rank": None}
@@ -260,6 +253,27 @@ def count_values(model: HFAdapter, sublayers: list[tuple[int, str]]) -> int:
         for i, kind in sublayers
         for weight in weight_overlay.get_sublayer_weights(model, i, kind).values()
     )
+
+
+def make_appended_layer_trainable(
+    adapter: HFAdapter, layer: int, kinds: Sequence[str], prefix: str
+) -> dict[str, nn.Parameter]:
+    """Make an appended layer and the final norm trainable; return the parameters by name.
+
+    adapter: from `weight_overlay.append_layer`. layer: number of the appended layer. kinds: its
+    sub-layers that are trained. prefix: of their names in a module file.
+    """
+    wide = torch.promote_types(adapter.spec.dtype, torch.float32)
+    parameters = {
+        prefix + name.partition(".")[2]: parameter
+        for name, parameter in make_trainable(adapter, [(layer, kind) for kind in kinds], None, 0)
+    }
+    for name, parameter in weight_overlay.get_final_norm(adapter).items():
+        assert isinstance(parameter, nn.Parameter)
+        parameter.data = parameter.data.to(wide)
+        parameter.requires_grad_()
+        parameters[name] = parameter
+    return parameters
 
 
 def make_trainable(
