@@ -45,7 +45,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Recording:
-    """A run of one decoder. n_tokens: tokens after the first one."""
+    """A run of one decoder."""
 
     tokens: list[int]
     rounds: list[Round]
@@ -119,6 +119,9 @@ def show_side_by_side(
     else:
         console.print_block(drafted.text_at(drafted.duration_s).plain)
     same = "the same tokens" if plain.tokens == drafted.tokens else "DIFFERENT tokens"
+    if not (plain.duration_s and drafted.duration_s):  # only the token of the prefill
+        console.print(f"one round alone, so there is nothing to compare: {same}")
+        return
     console.print(
         f"plain {1e3 * plain.duration_s:.0f} ms, with the profile {1e3 * drafted.duration_s:.0f} "
         f"ms: {plain.duration_s / drafted.duration_s:.2f} times as fast on this prompt, {same}"

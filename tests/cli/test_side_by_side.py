@@ -45,6 +45,12 @@ def test_a_pipe_gets_the_text_and_the_times() -> None:
     assert "DIFFERENT tokens" in file.getvalue()
 
 
+def test_one_token_has_no_time_to_compare() -> None:
+    file, one = io.StringIO(), Recording([1], [Round(0.0, None, "", "a")])
+    show_side_by_side(Terminal(file=file, width=200), one, one, ["skip"])
+    assert "nothing to compare: the same tokens" in file.getvalue()
+
+
 def test_the_command_writes_plain_decodings_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
