@@ -230,6 +230,8 @@ def cached_library() -> NativeLibrary | None:
 @cache
 def best_instruction_set() -> str:
     """Return the name of the last of `INSTRUCTION_SETS` that this processor supports."""
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return "neon"  # every Apple processor has these instructions, and no /proc/cpuinfo
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "ignore").splitlines()
     except OSError:

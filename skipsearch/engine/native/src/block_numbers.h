@@ -10,6 +10,8 @@ inline FloatVec load_halves(const uint8_t *from) {
     return (FloatVec)_mm512_cvtph_ps((__m256i)load_bits<HalfVec>(from));
 #elif defined(__F16C__)
     return (FloatVec)_mm256_cvtph_ps((__m128i)load_bits<HalfVec>(from));
+#elif defined(__aarch64__)
+    return (FloatVec)vcvt_f32_f16((float16x4_t)load_bits<HalfVec>(from));
 #else
     FloatVec values;
     for (int i = 0; i < LANES<float>; ++i)

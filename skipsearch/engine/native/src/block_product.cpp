@@ -5,10 +5,6 @@
 
 #include "block_numbers.h"
 
-#if defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
-#endif
-
 namespace {
 
 constexpr int64_t CHUNK_GROUPS = 8;   // groups that stay in the L1 cache while all rows use them
