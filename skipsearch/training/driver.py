@@ -54,7 +54,10 @@ from skipsearch.training.students import (
 from skipsearch.training.trainer import Trainer, TrainProgress, TrainSettings, make_autocast
 from skipsearch.tuning.events import Notice, StageProgress, StageStarted
 
-MASK_SELECTION_WINDOWS = 16  # windows on which a mask is chosen
+# Windows of text on which a mask is chosen, as many as have this many logits. Each of hundreds of
+# masks computes all of them.
+MIN_SELECTION_WINDOWS, MAX_SELECTION_WINDOWS = 4, 16
+MASK_SELECTION_LOGITS = 2**25
 DRAFT_ONE_IN = 8  # a chosen mask keeps one sub-layer in this many
 REPLAY_PROMPTS, REPLAY_TOKENS = 24, 48  # prompts, and tokens after each
 CHECKPOINT = "training.pt"
@@ -128,7 +131,7 @@ def plan_adapted(
         on_event(StageStarted(f"choosing {count} sub-layers to keep"))
         mask = select_mask(
             model,
-            corpus.validation[:MASK_SELECTION_WINDOWS],
+            _take_selection_windows(corpus, model.spec.vocab_size),
             count,
             lambda done, total: on_event(StageProgress(done, total)),
         )
@@ -139,6 +142,12 @@ def plan_adapted(
         return TrainingPlan(student)
     student.load_weights(tensors, hash_module_file(init_from))
     return TrainingPlan(student, f"from {init_from.name} on: ")
+
+
+def _take_selection_windows(corpus: Corpus, vocab_size: int) -> Tensor:
+    """Return the validation windows [N, T] on which masks are compared."""
+    count = MASK_SELECTION_LOGITS // (corpus.validation.shape[1] * vocab_size)
+    return corpus.validation[: max(MIN_SELECTION_WINDOWS, min(MAX_SELECTION_WINDOWS, count))]
 
 
 def _resume_from(
@@ -178,7 +187,7 @@ def _resume_from(
             base,
             apply_module(base, card, tensors, str(init_from)),
             mask,
-            corpus.validation[:MASK_SELECTION_WINDOWS],
+            _take_selection_windows(corpus, base.spec.vocab_size),
             draft_sublayers,
             draft_tokens,
             lambda done, total: on_event(StageProgress(done, total)),
