@@ -33,7 +33,11 @@ from skipsearch.replay.workload import Workload, make_workload
 from skipsearch.searchers import SearchProblem
 from skipsearch.tasks.task import Task
 from skipsearch.timing.interleaved import Timings, time_interleaved
-from skipsearch.tuning.calibration import build_replay_objective, load_trained_drafts
+from skipsearch.tuning.calibration import (
+    build_replay_objective,
+    load_shipped_drafts,
+    load_trained_drafts,
+)
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.events import StageProgress, StageStarted, TuneListener
 from skipsearch.tuning.objective import MAX_DRAFT, ReplayObjective
@@ -161,7 +165,12 @@ def compare_methods(
         on_event(StageStarted(f"racing settings of {kind}"))
         fastest, _ = race_candidates(model, calibration, racing, seed, on_event, ONLINE_RACE_RUNGS)
         chosen[kind] = (fastest, fastest.recipe.drafters[-1].info.requires)
+    for draft in load_shipped_drafts(model, on_event):
+        alone = objective.best_trained(draft, after_lookup=False)
+        chosen["mtp (shipped)"] = (alone, "a head that the model ships")
+        everything += [alone, objective.best_trained(draft, after_lookup=True)]
     for folder, draft in trained:
+        assert draft.ref is not None  # it is from a folder
         card = read_module_header(find_module_file(draft.ref, [folder])).card
         needs = (
             f"{card.trained.seconds / 60:.0f} min of training, "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from skipsearch.models.adapter import ModelAdapter
+    from skipsearch.models.adapter import ModelAdapter, ModelSpec
 
 NATIVE = "native (C++, built once for this CPU)"
 
@@ -43,19 +43,21 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
         if model.spec.context_length
         else "it names none",
         "chat template": _describe_template(model),
-        "draft head": _describe_draft_head(model_name, model.spec.n_layers),
+        "draft head": _describe_draft_head(model_name, model.spec),
         "next": f"skipsearch tune --model {model_name} --task pycode, or your own prompts.jsonl",
     }
 
 
-def _describe_draft_head(model_name: str, n_layers: int) -> str:
+def _describe_draft_head(model_name: str, spec: ModelSpec) -> str:
     """Return whether the checkpoint ships draft heads, and how to get one."""
-    from skipsearch.models.loading.shipped_heads import ships_draft_head
+    from skipsearch.models.loading.shipped_heads import can_load_head, ships_draft_head
 
-    advice = "`skipsearch train mtp` makes one, in about 30 minutes for a small model on a CPU"
-    if ships_draft_head(model_name, n_layers):
-        return f"it ships MTP heads, which skipsearch does not read yet; {advice}"
-    return f"it ships none; {advice}"
+    if not ships_draft_head(model_name, spec.n_layers):
+        advice = "`skipsearch train mtp` makes one, in about 30 minutes for a small model on a CPU"
+        return f"it ships none; {advice}"
+    if can_load_head(spec.family):
+        return "it ships MTP heads: `tune` weighs the first with all other drafts"
+    return f"it ships MTP heads, which skipsearch does not read for {spec.family} models"
 
 
 def _describe_experts(model: ModelAdapter) -> dict[str, str]:

@@ -42,6 +42,11 @@ class Costs:
     expert_s: float = 0.0
     experts: tuple[float, ...] = ()
 
+    @property
+    def plain_step_seconds(self) -> float:
+        """Seconds of a draft step of the whole model as it is stored."""
+        return self.overhead + sum(self.sublayers)
+
     def draft_step_seconds(self, mask: SkipMask) -> float:
         """Return the seconds of one draft step under `mask`, the first of a round excepted."""
         return self.step_seconds(
@@ -64,7 +69,7 @@ class Costs:
 
     def skipped_share(self, mask: SkipMask) -> float:
         """Return the fraction of a plain pass's time that a draft pass under `mask` saves."""
-        total = self.overhead + sum(self.sublayers)
+        total = self.plain_step_seconds
         return 1 - self.draft_step_seconds(mask) / total if total else 0.0
 
     def round_seconds(self, mask: SkipMask | None, max_draft: int) -> tuple[float, ...]:
@@ -165,10 +170,13 @@ class ReadingCosts(Costs):
     plain_pass: float = 0.0
     shares_weights: bool = True
 
+    @property
+    def plain_step_seconds(self) -> float:
+        return self.plain_pass
+
     def skipped_share(self, mask: SkipMask) -> float:
-        if not self.shares_weights:
-            return 1.0  # nothing that verification reads was just read
-        return 1 - self.draft_step_seconds(mask) / self.plain_pass if self.plain_pass else 0.0
+        # Of a copy, nothing that verification reads was just read.
+        return super().skipped_share(mask) if self.shares_weights else 1.0
 
 
 @dataclass(frozen=True)
@@ -192,8 +200,7 @@ class ResumedVerifyCosts(Costs):
         """
         return cls(
             **_base_fields(costs),
-            share_below_exit=sum(costs.sublayers[: 2 * exit_layer])
-            / (costs.overhead + sum(costs.sublayers)),
+            share_below_exit=sum(costs.sublayers[: 2 * exit_layer]) / costs.plain_step_seconds,
         )
 
     def draft_seconds(self, mask: SkipMask, n_tokens: int) -> float:

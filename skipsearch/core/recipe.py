@@ -67,6 +67,16 @@ DraftLength = Annotated[
 ]
 
 
+DraftVocabulary = Annotated[
+    Vocabulary | None,
+    Field(
+        exclude_if=is_none,
+        description="tokens that the draft can propose, besides those of the request; left out: "
+        "all",
+    ),
+]
+
+
 class Siblings(FrozenModel):
     """A rule for siblings: tokens that are verified together with a draft token.
 
@@ -149,6 +159,10 @@ class DrafterSpec(FrozenModel):
         """
         return 0
 
+    def format_reading(self) -> str:
+        """Return `, int8, 4,213 tokens of the vocabulary`; "" if a draft reads all of the model."""
+        return "" if self.reading.is_everything else f", {self.reading}"
+
     def __str__(self) -> str:
         """Return `lookup, up to 8`."""
         return f"{self.kind}, up to {self.draft_length}"
@@ -162,12 +176,7 @@ class ReadingSpec(DrafterSpec):
         exclude_if=is_stored,
         description="number format of the draft's weights; left out: stored, as the model has them",
     )
-    vocabulary: Vocabulary | None = Field(
-        default=None,
-        exclude_if=is_none,
-        description="tokens that the draft can propose, besides those of the request; left out: "
-        "all",
-    )
+    vocabulary: DraftVocabulary = None
     experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] | None = Field(
         default=None,
         exclude_if=is_none,
@@ -178,10 +187,6 @@ class ReadingSpec(DrafterSpec):
     @property
     def reading(self) -> Reading:
         return Reading(self.weights, self.vocabulary, self.experts)
-
-    def format_reading(self) -> str:
-        """Return `, int8, 4,213 tokens of the vocabulary`; "" if a draft reads all of the model."""
-        return "" if self.reading.is_everything else f", {self.reading}"
 
 
 @dataclass(frozen=True)

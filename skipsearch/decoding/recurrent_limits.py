@@ -28,11 +28,12 @@ def check_recurrent_limits(
             "there is no exact mode for it: leave that out"
         )
     for settings, drafter in drafters:
-        if drafter.new_session().observes_hidden:
+        session = drafter.new_session()
+        if session.observes_hidden and not session.observes_last_hidden_only:
             raise DecodeError(
                 f"{settings.kind} reads hidden states while it decodes, and {spec.id}, whose "
                 "layers keep a recurrent state, "
-                "shows none: draft with skip or lookup"
+                "shows only the last: draft with skip or lookup"
             )
         if settings.scratch_slots:
             raise DecodeError(

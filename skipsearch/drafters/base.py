@@ -142,6 +142,8 @@ class DraftSession:
     # Whether the session reads hidden states of the full model. If not, `tap` and `committed` are
     # not called.
     observes_hidden: ClassVar[bool] = False
+    # Whether it reads the last layer's output alone, which a model with recurrent layers has too.
+    observes_last_hidden_only: ClassVar[bool] = False
     # Whether it chooses its mask from hidden states. The time for the choice is counted separately.
     selects_mask: ClassVar[bool] = False
 

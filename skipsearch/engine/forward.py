@@ -12,7 +12,13 @@ from torch import Tensor
 from skipsearch.core.mask import SkipMask
 from skipsearch.engine.shared_cache import RowCache
 from skipsearch.errors import ModelError
-from skipsearch.models.adapter import DraftScorer, DraftScores, LayerRunner, ModelAdapter
+from skipsearch.models.adapter import (
+    DraftScorer,
+    DraftScores,
+    HiddenRunner,
+    LayerRunner,
+    ModelAdapter,
+)
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -225,10 +231,16 @@ def run_layer_loop(
     states [B, T, H].
     Returns: logits [B, T, V], or [B, 1, V] with last_only.
     Raises: ModelError for a model with recurrent layers, because a layer loop does not advance
-    their states.
+    their states. A tap of the head's input alone is possible.
     """
     n_layers = model.spec.n_layers
     if model.spec.is_recurrent:
+        taps_head = tap is not None and set(_tapped_layers(tap) or ()) == {n_layers}
+        if taps_head and first_layer == 0 and isinstance(model, HiddenRunner):
+            assert tap is not None
+            logits, hidden = model.run_with_hidden(tokens_or_hidden, cache, plan, mask, last_only)
+            tap(n_layers, hidden)
+            return logits
         raise ModelError(
             f"the layers of {model.spec.id} keep a recurrent state, and only whole passes "
             "advance it: draft with skip or lookup"

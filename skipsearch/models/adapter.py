@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -107,6 +107,16 @@ class LayerRunner(Protocol):
         tokens_or_hidden: hidden states [B, T, H], or token ids [B, T] if `first_layer` is 0.
         Returns hidden states [B, T, H]; with the head, logits [B, T, V], or [B, 1, V] if
         `last_only`."""
+
+
+@runtime_checkable
+class HiddenRunner(Protocol):
+    """A model that can only run whole passes, and shows the input of its head."""
+
+    def run_with_hidden(
+        self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Run a pass as `PassRunner.run` does; return (logits, input of the head [B, T, H])."""
 
 
 class PassRunner(Protocol):

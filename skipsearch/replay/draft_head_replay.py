@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from skipsearch.core.reading import Vocabulary
 from skipsearch.drafters.mtp.weights import DraftHead, plan_depth
-from skipsearch.engine import no_grad, run_layers
+from skipsearch.engine import LayerInputTap, forward, no_grad
 from skipsearch.engine.sampler import TemperatureSampler
-from skipsearch.models.kv_cache import KVCache, Planner
+from skipsearch.models.kv_cache import Planner
 from skipsearch.replay.replay import Replay, accept_probability, greedy_token, token_ranks
 from skipsearch.replay.rounds import MAX_ROUND_DRAFT, RoundTable
 
@@ -66,32 +67,36 @@ def _replay_prompt(
     n_rounds = len(text) - 1
     tokens = torch.tensor([[*prompt, *text[:-1]]], device=device)
     n_rows, first = tokens.shape[1] - 1, len(prompt) - 1  # the first row that drafts
-    plan = Planner(n_rows + 1, device).plan_chain(0, n_rows + 1)
-    states = run_layers(
-        model, model.embed(tokens, plan.positions), model.new_cache(1, n_rows + 1), plan
+    plan, tapped = Planner(n_rows + 1, device).plan_chain(0, n_rows + 1), list[Tensor]()
+    is_greedy = replay.sampling.is_greedy
+    full_logits = forward(
+        model,
+        tokens,
+        model.new_cache(1, n_rows + 1),
+        plan,
+        last_only=is_greedy,
+        tap=LayerInputTap(model.spec.n_layers, n_rows + 1, tapped),
     )
     target_probs = None
-    if not replay.sampling.is_greedy:
+    if not is_greedy:
         sampler = TemperatureSampler(replay.sampling, torch.Generator(device))
-        target_probs = sampler.warp_to_probs(model.head(states)[0, len(prompt) :])
-    first_use = None if vocabulary is None else replay._first_uses([prompt_index], vocabulary)[0]
+        target_probs = sampler.warp_to_probs(full_logits[0, len(prompt) :])
+    states = head.read_states(torch.cat(tapped, dim=1))
     n_steps = min(MAX_ROUND_DRAFT, n_rounds)
-    hidden, cache = states[:, :-1], KVCache(head.layer + 1, 1, n_rows + n_steps * n_rounds)
-    head.new_cache(cache.capacity)
+    hidden, cache = states[:, :-1], head.new_cache(n_rows + n_steps * n_rounds)
     right = np.zeros((n_rounds, MAX_ROUND_DRAFT), dtype=bool)
     ranks = np.zeros((n_rounds, MAX_ROUND_DRAFT), dtype=int)
     confidence = np.ones((n_rounds, MAX_ROUND_DRAFT))
     for depth in range(n_steps):
         start = first + depth if depth else 0
         plan = plan_depth(n_rows, depth, device, first)
-        x = head.mix(model.embed(tokens[:, start + 1 :], plan.positions), hidden)
-        hidden = head.adapter.block(head.layer, x, cache, plan)
+        hidden = head.run(hidden, tokens[:, start + 1 :], cache, plan)
         if depth == 0:
             hidden = hidden[:, first:]
-        logits = head.adapter.head(hidden)[0]  # of the rounds 0 … n_rounds − depth − 1
-        if first_use is not None:
-            rounds = torch.arange(len(logits), device=device)
-            logits = logits.masked_fill(first_use > rounds[:, None], float("-inf"))
+        # Of the rounds 0 … n_rounds − depth − 1.
+        logits = head.compute_logits(head.adapter, hidden)[0]
+        rounds = torch.arange(len(logits), device=device)
+        [logits] = replay.mask_unknown_tokens(logits, prompt_index, rounds, [vocabulary])
         labels = torch.tensor(text[1 + depth :], device=device)
         known = slice(0, len(labels))
         if target_probs is None:

@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from skipsearch.core.reading import Vocabulary
 from skipsearch.drafters.s3d.spec import DraftTree
 from skipsearch.drafters.s3d.weights import MultiTokenDraft
 from skipsearch.engine import forward, no_grad, run_layers
 from skipsearch.errors import SearchError
-from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner
 from skipsearch.replay.replay import MAX_RANK, Replay, token_ranks
 from skipsearch.replay.rounds import MAX_ROUND_DRAFT, RoundTable
@@ -124,27 +124,30 @@ def nodes_by_depth(tree: DraftTree) -> tuple[int, ...]:
 
 
 @no_grad
-def replay_parallel_draft(replay: Replay, draft: MultiTokenDraft) -> DraftRanks:
-    """Run the draft from every position of every text. Raises: SearchError for sampled texts."""
+def replay_parallel_draft(
+    replay: Replay, draft: MultiTokenDraft, vocabularies: Sequence[Vocabulary | None] = (None,)
+) -> list[DraftRanks]:
+    """Run the draft from every position of every text; return its ranks with each vocabulary.
+
+    Raises: SearchError for sampled texts.
+    """
     if not replay.sampling.is_greedy:
         raise SearchError(
             "s3d is replayed on greedy text and this task samples: race it, or tune without s3d "
             "modules"
         )
     ranks, max_draft, tokens_left, lengths, prompt_indices = (
-        list[np.ndarray](),
+        list[list[np.ndarray]](),  # by text, then by vocabulary
         list[int](),
         list[int](),
         list[int](),
         list[int](),
     )
-    for prompt_index, (prompt, text) in enumerate(
-        zip(replay.prompt_ids, replay.continuations, strict=True)
-    ):
+    for prompt_index, text in enumerate(replay.continuations):
         count = len(text) - 1
         if count < 1:
             continue
-        ranks.append(_rank_drafts(replay.model, draft, prompt, text))
+        ranks.append(_rank_drafts(replay, draft, prompt_index, vocabularies))
         max_draft += [
             replay.token_budgets[prompt_index] - 1 - position for position in range(count)
         ]
@@ -152,24 +155,32 @@ def replay_parallel_draft(replay: Replay, draft: MultiTokenDraft) -> DraftRanks:
         lengths.append(count)
         prompt_indices.append(prompt_index)
     ends = np.cumsum(lengths)
-    return DraftRanks(
-        np.concatenate(ranks),
-        np.array(max_draft),
-        np.array(tokens_left),
-        ends - lengths,
-        np.array(lengths),
-        tuple(prompt_indices),
-    )
+    return [
+        DraftRanks(
+            np.concatenate(of_vocabulary),
+            np.array(max_draft),
+            np.array(tokens_left),
+            ends - lengths,
+            np.array(lengths),
+            tuple(prompt_indices),
+        )
+        for of_vocabulary in zip(*ranks, strict=True)
+    ]
 
 
 def _rank_drafts(
-    model: ModelAdapter, draft: MultiTokenDraft, prompt: Sequence[int], text: Sequence[int]
-) -> np.ndarray:
-    """Return the ranks [positions, rows] of the draft passes that start at each token but the last.
+    replay: Replay,
+    draft: MultiTokenDraft,
+    prompt_index: int,
+    vocabularies: Sequence[Vocabulary | None],
+) -> list[np.ndarray]:
+    """Return the ranks [positions, rows] of the draft passes that start at each token but the last,
+    with each vocabulary.
 
     A single pass over the text computes all of them.
     """
-    device, rows = model.spec.device, draft.max_tokens
+    model, device, rows = replay.model, replay.model.spec.device, draft.max_tokens
+    prompt, text = replay.prompt_ids[prompt_index], replay.continuations[prompt_index]
     tokens, n_positions = [*prompt, *text], len(text) - 1
     planner = Planner(len(tokens) + n_positions * rows, device)
     cache = model.new_cache(1, planner.capacity)
@@ -198,6 +209,14 @@ def _rank_drafts(
         torch.arange(n_positions, device=device)[:, None] + torch.arange(rows, device=device)
         >= n_positions
     )
-    rank = token_ranks(following.flatten(), draft.model.head(states)[0]).view(n_positions, rows)
-    ranks: np.ndarray = torch.where(ended, MAX_RANK, rank).cpu().numpy()
-    return ranks
+    by_vocabulary = replay.mask_unknown_tokens(
+        draft.model.head(states)[0], prompt_index, group, vocabularies
+    )
+    return [
+        token_ranks(following.flatten(), logits)
+        .view(n_positions, rows)
+        .masked_fill(ended, MAX_RANK)
+        .cpu()
+        .numpy()
+        for logits in by_vocabulary
+    ]

@@ -14,7 +14,7 @@ min(p(y), q(y)) / p(y) = min(1, q(y) / p(y)).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -258,22 +258,45 @@ class Replay:
                     )
                     masked = logits.masked_fill(is_missing, float("-inf"))
                 target_probs = None if b.target_probs is None else b.target_probs[chunk]
-                of_vocabulary.append(self._judge_logits(masked, labels[chunk], target_probs))
+                of_vocabulary.append(self.judge_logits(masked, labels[chunk], target_probs))
         return [
             (torch.cat(acceptance), torch.cat(confidence), torch.cat(rank))
             for acceptance, confidence, rank in (zip(*parts, strict=True) for parts in judged)
         ]
 
-    def _judge_logits(
+    def judge_logits(
         self, logits: Tensor, labels: Tensor, target_probs: Tensor | None
     ) -> Judgement:
-        """Return (acceptance, confidence, rank) of logits [N, V]. labels: [N], the next tokens."""
+        """Return (acceptance, confidence, rank) of a draft's logits [N, V].
+
+        labels: [N], the next tokens. target_probs: [N], the full model's probabilities of them, if
+        the text was sampled.
+        """
         if target_probs is None or self.batches.sampler is None:
             token, top = greedy_token(logits)
             return token == labels, top, token_ranks(labels, logits)
         q = self.batches.sampler.warp_to_probs(logits)
         acceptance = accept_probability(q.gather(1, labels[:, None])[:, 0], target_probs)
         return acceptance, q.amax(dim=-1), labels
+
+    def mask_unknown_tokens(
+        self,
+        logits: Tensor,
+        prompt_index: int,
+        rounds: Tensor,
+        vocabularies: Sequence[Vocabulary | None],
+    ) -> Iterator[Tensor]:
+        """Yield logits [N, V] for each vocabulary, without those of tokens that it does not have.
+
+        rounds: [N], the generated token after which the draft of each row begins. The tokens of a
+        prompt and of the text up to there count as known.
+        """
+        for vocabulary in vocabularies:
+            if vocabulary is None:
+                yield logits
+            else:
+                first_use = self._first_uses([prompt_index], vocabulary)[0]
+                yield logits.masked_fill(first_use > rounds[:, None], float("-inf"))
 
     def _first_uses(self, prompt_indices: Sequence[int], vocabulary: Vocabulary) -> Tensor:
         """Return from which generated token on each token can be drafted, [prompts, V].
@@ -322,7 +345,9 @@ def token_ranks(tokens: Tensor, logits: Tensor) -> Tensor:
 
     tokens: [...]. logits: [..., V]. Returns [...].
     """
-    return (logits > logits.gather(-1, tokens[..., None])).sum(dim=-1).clamp(max=MAX_RANK)
+    own = logits.gather(-1, tokens[..., None])
+    ranks = (logits > own).sum(dim=-1).clamp(max=MAX_RANK)
+    return ranks.masked_fill(own[..., 0] == float("-inf"), MAX_RANK)  # it cannot be drafted
 
 
 def greedy_token(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,37 +7,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from skipsearch.core.cost_model import Costs, ResumedVerifyCosts
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import READ_ALL, Reading
+from skipsearch.core.reading import Vocabulary
 from skipsearch.core.recipe import DrafterSpec
 from skipsearch.core.schema_types import ModuleRef
 from skipsearch.drafters.adapted.spec import Adapted
 from skipsearch.drafters.exits import DraftPolicy
 from skipsearch.drafters.kangaroo.spec import Kangaroo
 from skipsearch.drafters.kangaroo.weights import EarlyExitDraft, load_early_exit, predict_text
+from skipsearch.drafters.mtp.shipped import load_head_of
 from skipsearch.drafters.mtp.spec import Mtp
-from skipsearch.drafters.mtp.weights import load_draft_head
+from skipsearch.drafters.mtp.weights import DraftHead, load_draft_head
 from skipsearch.drafters.s3d.spec import S3D, DraftTree
 from skipsearch.drafters.s3d.weights import load_multi_token
 from skipsearch.drafters.trained.module_files import find_module_file, read_module_header
 from skipsearch.drafters.trained.module_weights import load_drafting_model
 from skipsearch.engine import can_start_midway, forward, no_grad
 from skipsearch.engine.draft_model import can_restrict_head
-from skipsearch.engine.sampler import TemperatureSampler
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner
 from skipsearch.replay.draft_head_replay import replay_draft_head
 from skipsearch.replay.parallel_draft import DraftRanks, replay_parallel_draft
-from skipsearch.replay.replay import (
-    PromptReplay,
-    Replay,
-    accept_probability,
-    greedy_token,
-    token_ranks,
-)
+from skipsearch.replay.replay import PromptReplay, Replay
 from skipsearch.replay.rounds import RoundTable, rounds_from_replay
+
+Vocabularies = Sequence[Vocabulary | None]
 
 
 def _same_costs(costs: Costs) -> Costs:
@@ -46,22 +43,24 @@ def _same_costs(costs: Costs) -> Costs:
 
 @dataclass(frozen=True)
 class TrainedDraft:
-    """A module whose drafts can be replayed."""
+    """A module whose drafts can be replayed, with each of several vocabularies."""
 
     kind: str  # of its drafter
-    ref: ModuleRef
+    ref: ModuleRef | None  # None: a head that the model ships
     mask: SkipMask  # a draft pass costs as much as with this mask
-    replay_rounds: Callable[[Replay], RoundTable]
-    make_spec: Callable[[DraftPolicy], DrafterSpec]
+    replay_rounds: Callable[[Replay, Vocabularies], list[RoundTable]]
+    make_spec: Callable[[DraftPolicy, Vocabulary | None], DrafterSpec]
     allows_siblings: bool = False
     adjust_costs: Callable[[Costs], Costs] = _same_costs  # from the costs of `mask`
     # Ranks of a parallel draft (S3D); None: the drafter makes one pass per token.
-    rank_drafts: Callable[[Replay], DraftRanks] | None = None
-    reading: Reading = READ_ALL  # what a draft pass reads, besides what the mask skips
+    rank_drafts: Callable[[Replay, Vocabularies], list[DraftRanks]] | None = None
+    # The vocabulary that it was trained to draft; None: any, all tokens included.
+    vocabulary: Vocabulary | None = None
 
     def measure_alpha(self, replay: Replay) -> float:
         """Return the share of positions whose first draft token is the full model's."""
-        return float((self.replay_rounds(replay).accepted_len > 0).mean())
+        [rounds] = self.replay_rounds(replay, [self.vocabulary])
+        return float((rounds.accepted_len > 0).mean())
 
 
 def load_trained_draft(
@@ -79,12 +78,16 @@ def load_trained_draft(
             card.kind,
             ref,
             costing,
-            lambda replay: rounds_from_replay(replay_kangaroo(replay, early)),
-            lambda policy: Kangaroo(
+            lambda replay, vocabularies: [
+                rounds_from_replay(replayed)
+                for replayed in replay_kangaroo(replay, early, vocabularies)
+            ],
+            lambda policy, vocabulary: Kangaroo(
                 exit_layer=exit_layer,
                 draft_length=policy.draft_length,
                 exit=policy.exit,
                 siblings=policy.siblings,
+                vocabulary=vocabulary,
                 module=ref,
             ),
             True,
@@ -101,48 +104,80 @@ def load_trained_draft(
             card.kind,
             ref,
             mask,
-            lambda replay: replay_parallel_draft(replay, at_once).to_rounds(chain),
-            lambda policy: S3D(
-                attn=mask.attn, mlp=mask.mlp, draft_length=policy.draft_length, module=ref
+            lambda replay, vocabularies: [
+                ranks.to_rounds(chain)
+                for ranks in replay_parallel_draft(replay, at_once, vocabularies)
+            ],
+            lambda policy, vocabulary: S3D(
+                attn=mask.attn,
+                mlp=mask.mlp,
+                draft_length=policy.draft_length,
+                vocabulary=vocabulary,
+                module=ref,
             ),
-            rank_drafts=lambda replay: replay_parallel_draft(replay, at_once),
+            rank_drafts=lambda replay, vocabularies: replay_parallel_draft(
+                replay, at_once, vocabularies
+            ),
         )
     if card.kind == "mtp":
         head, vocabulary = load_draft_head(model, ref, folders), card.vocabulary
         if vocabulary is not None and not can_restrict_head(head.adapter):
             vocabulary = None
-        return TrainedDraft(
-            card.kind,
-            ref,
-            mask,
-            lambda replay: replay_draft_head(replay, head, vocabulary),
-            lambda policy: Mtp(
-                draft_length=policy.draft_length,
-                exit=policy.exit,
-                siblings=policy.siblings,
-                vocabulary=vocabulary,
-                module=ref,
-            ),
-            True,
-            reading=Reading(vocabulary=vocabulary),
-        )
+        return _make_mtp_draft(head, ref, mask, vocabulary)
     draft = load_drafting_model(model, ref, folders)
     return TrainedDraft(
         card.kind,
         ref,
         mask,
-        lambda replay: rounds_from_replay(replay(mask, draft_model=draft)),
-        lambda policy: Adapted.from_module(
-            mask, policy.draft_length, policy.exit, ref, policy.siblings
+        lambda replay, vocabularies: [
+            rounds_from_replay(replayed)
+            for replayed in replay.judge(mask, vocabularies, draft_model=draft)
+        ],
+        lambda policy, vocabulary: Adapted.from_module(
+            mask, policy.draft_length, policy.exit, ref, policy.siblings, vocabulary
         ),
         True,
     )
 
 
+def load_shipped_draft(model: ModelAdapter) -> TrainedDraft:
+    """Load the head that a model ships. Raises: ModuleError if it ships none that can be loaded."""
+    n = model.spec.n_layers
+    # A step costs about as much as the last layer.
+    return _make_mtp_draft(load_head_of(model), None, SkipMask.from_layers(n, range(n - 1)))
+
+
+def _make_mtp_draft(
+    head: DraftHead, ref: ModuleRef | None, mask: SkipMask, vocabulary: Vocabulary | None = None
+) -> TrainedDraft:
+    return TrainedDraft(
+        "mtp",
+        ref,
+        mask,
+        lambda replay, vocabularies: [
+            replay_draft_head(replay, head, vocabulary) for vocabulary in vocabularies
+        ],
+        lambda policy, vocabulary: Mtp(
+            draft_length=policy.draft_length,
+            exit=policy.exit,
+            siblings=policy.siblings,
+            vocabulary=vocabulary,
+            module=ref,
+        ),
+        True,
+        vocabulary=vocabulary,
+    )
+
+
 @no_grad
-def replay_kangaroo(replay: Replay, early_exit_draft: EarlyExitDraft) -> list[PromptReplay]:
-    """Replay Kangaroo. It is exact, because hidden states up to the exit are the full model's."""
-    replays = []
+def replay_kangaroo(
+    replay: Replay, early_exit_draft: EarlyExitDraft, vocabularies: Vocabularies = (None,)
+) -> list[list[PromptReplay]]:
+    """Replay Kangaroo with each vocabulary.
+
+    The replay is exact, because hidden states up to the exit are the full model's.
+    """
+    replays: list[list[PromptReplay]] = [[] for _ in vocabularies]
     for prompt_index, (prompt, text) in enumerate(
         zip(replay.prompt_ids, replay.continuations, strict=True)
     ):
@@ -151,32 +186,32 @@ def replay_kangaroo(replay: Replay, early_exit_draft: EarlyExitDraft) -> list[Pr
         input_ids = [*prompt, *text[:-1]]
         logits = predict_text(early_exit_draft, input_ids)[len(prompt) :]
         labels = torch.tensor(text[1:], device=logits.device)
-        if replay.sampling.is_greedy:
-            token, confidence = greedy_token(logits)
-            acceptance, rank = token == labels, token_ranks(labels, logits).cpu().numpy()
-        else:
-            sampler = TemperatureSampler(replay.sampling, torch.Generator(logits.device))
-            full = forward(
-                replay.model,
-                torch.tensor([input_ids], device=logits.device),
-                replay.model.new_cache(1, len(input_ids)),
-                Planner(len(input_ids), logits.device).plan_chain(0, len(input_ids)),
-            )[0, len(prompt) :]
-            q, p = (
-                sampler.warp_to_probs(of).gather(1, labels[:, None])[:, 0] for of in (logits, full)
+        p = None if replay.sampling.is_greedy else _full_probs(replay, input_ids, labels)
+        rounds = torch.arange(len(logits), device=logits.device)
+        by_vocabulary = replay.mask_unknown_tokens(logits, prompt_index, rounds, vocabularies)
+        for masked, of_vocabulary in zip(by_vocabulary, replays, strict=True):
+            acceptance, confidence, rank = replay.judge_logits(masked, labels, p)
+            of_vocabulary.append(
+                PromptReplay(
+                    acceptance.cpu().numpy(),
+                    confidence.cpu().numpy(),
+                    replay.token_budgets[prompt_index],
+                    prompt_index,
+                    rank.cpu().numpy() if replay.sampling.is_greedy else None,
+                )
             )
-            acceptance, confidence, rank = (
-                accept_probability(q, p),
-                sampler.warp_to_probs(logits).amax(dim=-1),
-                None,
-            )
-        replays.append(
-            PromptReplay(
-                acceptance.cpu().numpy(),
-                confidence.cpu().numpy(),
-                replay.token_budgets[prompt_index],
-                prompt_index,
-                rank,
-            )
-        )
     return replays
+
+
+def _full_probs(replay: Replay, input_ids: Sequence[int], labels: Tensor) -> Tensor:
+    """Return the full model's probability of each label, [N], at the last N tokens of a text."""
+    planner = Planner(len(input_ids), labels.device)
+    logits = forward(
+        replay.model,
+        torch.tensor([input_ids], device=labels.device),
+        replay.model.new_cache(1, len(input_ids)),
+        planner.plan_chain(0, len(input_ids)),
+    )[0, -len(labels) :]
+    sampler = replay.batches.sampler
+    assert sampler is not None  # the text was sampled
+    return sampler.warp_to_probs(logits).gather(1, labels[:, None])[:, 0]

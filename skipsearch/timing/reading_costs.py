@@ -11,7 +11,7 @@ import numpy as np
 from skipsearch.core.cost_model import Costs, ReadingCosts
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import READ_ALL, Reading, Vocabulary
-from skipsearch.drafters.reduced import HeadRowsSampler
+from skipsearch.drafters.draft_model_session import HeadRowsSampler
 from skipsearch.engine import no_grad
 from skipsearch.engine.draft_model import can_restrict_head, get_draft_copy, make_draft_model
 from skipsearch.engine.sampler import GreedySampler

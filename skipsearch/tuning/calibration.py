@@ -8,12 +8,13 @@ from pathlib import Path
 
 from skipsearch.constraints import compile_constraint
 from skipsearch.core.cost_model import Costs
+from skipsearch.drafters.mtp.shipped import ships_loadable_head
 from skipsearch.drafters.trained.module_files import list_modules, make_reference
 from skipsearch.errors import ModuleError, SearchError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.forced_replay import ForcedReplay
 from skipsearch.replay.replay import RECURRENT_NOTE, Replay
-from skipsearch.replay.trained_replay import TrainedDraft, load_trained_draft
+from skipsearch.replay.trained_replay import TrainedDraft, load_shipped_draft, load_trained_draft
 from skipsearch.replay.workload import Workload
 from skipsearch.timing.latency_table import load_or_measure_latency_table, main_context
 from skipsearch.tuning.events import (
@@ -141,19 +142,35 @@ def measure_task_costs(
 def load_needed_modules(
     model: ModelAdapter, settings: TuneSettings, on_event: TuneListener
 ) -> list[TrainedDraft]:
-    """Load the modules that fit the model. Returns [] if the settings name no folder.
+    """Load the modules that fit the model, and the draft head that the model ships.
 
     Raises: ModuleError if no module fits; SearchError if the settings choose a trained drafter and
     no module is of its kind.
     """
     trained = load_trained_drafts(model, settings.modules, on_event) if settings.modules else []
     kind = settings.kind
+    if settings.drafters == "auto" or kind == "mtp":
+        trained += load_shipped_drafts(model, on_event)
     if kind in TRAINED_DRAFTERS and not any(draft.kind == kind for draft in trained):
+        where = f"no module in {settings.modules} is of the kind {kind}"
+        if settings.modules is None:
+            where = f"{model.spec.id} ships no draft head that skipsearch can load"
         raise SearchError(
-            f"--drafters {settings.drafters}: no module in {settings.modules} is of the kind "
-            f"{kind}; `skipsearch train {kind}` makes one"
+            f"--drafters {settings.drafters}: {where}; `skipsearch train {kind}` makes one, and "
+            "--modules names its folder"
         )
     return trained
+
+
+def load_shipped_drafts(model: ModelAdapter, on_event: TuneListener) -> list[TrainedDraft]:
+    """Return the draft of the head that a model ships; [] if it ships none."""
+    if not ships_loadable_head(model):
+        return []
+    try:
+        return [load_shipped_draft(model)]
+    except ModuleError as error:
+        on_event(Notice(f"left out: {error}"))
+        return []
 
 
 def load_trained_drafts(

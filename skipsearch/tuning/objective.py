@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from math import sqrt
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from skipsearch.core.cost_model import Costs, OnePassDraftCosts
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import READ_ALL, Reading
+from skipsearch.core.reading import READ_ALL, Reading, Vocabulary
 from skipsearch.core.recipe import DrafterSpec, Recipe
+from skipsearch.core.schema_types import ModuleRef
 from skipsearch.core.stats import Trial
 from skipsearch.drafters.exits import DraftPolicy
 from skipsearch.drafters.lookup.spec import Lookup
@@ -34,10 +35,13 @@ from skipsearch.replay.sweep import (
     sweep,
     sweep_lookups,
 )
-from skipsearch.replay.trained_replay import TrainedDraft
-from skipsearch.timing.reading_costs import measure_format_costs, price_reading
+from skipsearch.replay.trained_replay import TrainedDraft, Vocabularies
+from skipsearch.timing.reading_costs import FormatCosts, measure_format_costs, price_reading
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.recipe_shape import LOOKUP_SKIP, SKIP, RecipeShape
+from skipsearch.tuning.vocabularies import list_vocabularies
+
+T = TypeVar("T")
 
 MAX_DRAFT = 12  # Draft & Verify's K
 RUNG_STRIDES = (
@@ -126,6 +130,9 @@ class ReplayObjective:
             else None
         )
         self.ranked_lookups = self._rank_lookups()
+        # By module: (rounds or ranks, vocabulary) of each replay.
+        self._trained_replays: dict[ModuleRef | None, list[tuple[Any, Vocabulary | None]]] = {}
+        self._head_costs: dict[Reading, FormatCosts] | None = None
 
     def fresh_copy(self) -> ReplayObjective:
         """Return a copy for another search, without a best mask so far."""
@@ -247,49 +254,81 @@ class ReplayObjective:
         options = self.list_lookups(after_lookup)
 
         def make_spec(_: SkipMask, policy: DraftPolicy) -> DrafterSpec:
-            return draft.make_spec(policy)
+            return draft.make_spec(policy, None)
 
         if draft.rank_drafts is not None:
-            return self._best_parallel_draft(draft, draft.rank_drafts(self.replay), options)
-        rounds, costs = draft.replay_rounds(self.replay), draft.adjust_costs(self.costs)
-        if not draft.reading.is_everything:
-            model, context = self.replay.model, self.replay.context_lengths()[1]
-            formats = dict.fromkeys((READ_ALL, replace(draft.reading, vocabulary=None)))
-            format_costs = measure_format_costs(model, context, list(formats))
-            costs = price_reading(costs, format_costs, draft.reading, model.spec.vocab_size)
-        coarse = self._predict_best(
-            rounds, draft.mask, self.coarse_policies, options, make_spec, costs=costs
-        ).recipe
+            return min(
+                (
+                    self._best_parallel_draft(draft, ranks, vocabulary, options)
+                    for ranks, vocabulary in self._replay_trained(draft, draft.rank_drafts)
+                ),
+                key=lambda candidate: candidate.seconds_per_token,
+            )
+        best: tuple[Candidate, RoundTable, Vocabulary | None] | None = None
+        for rounds, vocabulary in self._replay_trained(draft, draft.replay_rounds):
+            costs = draft.adjust_costs(self._price_vocabulary(vocabulary))
+            coarse = self._predict_best(
+                rounds, draft.mask, self.coarse_policies, options, make_spec, costs=costs
+            )
+            if best is None or coarse.seconds_per_token < best[0].seconds_per_token:
+                best = coarse, rounds, vocabulary
+        assert best is not None
+        coarse, rounds, vocabulary = best
         return self._predict_best(
             rounds,
             draft.mask,
             fine_policies(self.max_draft),
-            [_lookups_of(coarse)],
-            make_spec,
+            [_lookups_of(coarse.recipe)],
+            lambda _, policy: draft.make_spec(policy, vocabulary),
             siblings and draft.allows_siblings,
-            costs,
+            draft.adjust_costs(self._price_vocabulary(vocabulary)),
         )
+
+    def _replay_trained(
+        self, draft: TrainedDraft, replay: Callable[[Replay, Vocabularies], list[T]]
+    ) -> list[tuple[T, Vocabulary | None]]:
+        """Return the replay of a trained draft with each vocabulary that it may have."""
+        if draft.ref not in self._trained_replays:
+            vocabularies: list[Vocabulary | None] = [draft.vocabulary]
+            if draft.vocabulary is None:
+                vocabularies = list(list_vocabularies(self.replay.model, self.replay.continuations))
+            replayed = replay(self.replay, vocabularies)
+            self._trained_replays[draft.ref] = list(zip(replayed, vocabularies, strict=True))
+        return self._trained_replays[draft.ref]
+
+    def _price_vocabulary(self, vocabulary: Vocabulary | None) -> Costs:
+        """Return the costs of drafts of the stored weights that have this vocabulary."""
+        if vocabulary is None:
+            return self.costs
+        model = self.replay.model
+        if self._head_costs is None:
+            context = self.replay.context_lengths()[1]
+            self._head_costs = measure_format_costs(model, context, [READ_ALL])
+        reading = Reading(vocabulary=vocabulary)
+        return price_reading(self.costs, self._head_costs, reading, model.spec.vocab_size)
 
     def _best_parallel_draft(
         self,
         draft: TrainedDraft,
         draft_ranks: DraftRanks,
+        vocabulary: Vocabulary | None,
         lookup_options: Sequence[tuple[Lookup, ...]],
     ) -> Candidate:
         """Return the best recipe among chains of every length and trees.
 
         A tree is chosen only if it is faster than the best chain by the factor MIN_SIBLING_GAIN.
         """
+        costs = self._price_vocabulary(vocabulary)
 
         def predict(tree: DraftTree, is_chain: bool) -> Candidate:
-            stored_tree = None if is_chain else tree
+            update = {"tree": None if is_chain else tree}
             return self._predict_best(
                 draft_ranks.to_rounds(tree),
                 draft.mask,
                 [DraftPolicy(max(tree.depths))],
                 lookup_options,
-                lambda _, policy: draft.make_spec(policy).model_copy(update={"tree": stored_tree}),
-                costs=OnePassDraftCosts.from_costs(self.costs, nodes_by_depth(tree)),
+                lambda _, policy: draft.make_spec(policy, vocabulary).model_copy(update=update),
+                costs=OnePassDraftCosts.from_costs(costs, nodes_by_depth(tree)),
             )
 
         candidates, times = list[Candidate](), list[float]()

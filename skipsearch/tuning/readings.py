@@ -7,15 +7,13 @@ again, so format, experts, vocabulary and mask are searched together, in turn.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import READ_ALL, DraftWeights, Reading, Vocabulary
 from skipsearch.engine.draft_model import (
-    can_restrict_head,
     estimate_draft_bytes,
     get_draft_copy,
     list_draft_experts,
@@ -26,22 +24,14 @@ from skipsearch.models.loading.placement import in_gb
 from skipsearch.models.memory import free_memory
 from skipsearch.replay.replay import PromptReplay
 from skipsearch.replay.rounds import rounds_from_replay
-from skipsearch.timing.reading_costs import (
-    SMALL_HEAD_ROWS,
-    FormatCosts,
-    measure_format_costs,
-    price_reading,
-)
+from skipsearch.timing.reading_costs import FormatCosts, measure_format_costs, price_reading
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.events import Notice, StageStarted, TuneListener, make_progress_callback
 from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.study import StudyStore
+from skipsearch.tuning.vocabularies import list_vocabularies
 
 JUDGED_PROMPTS = 32  # on which every combination is judged
-LOWEST_IDS = (0, 1024, 4096, 16384)  # of a vocabulary; the first has the calibration tokens alone
-MAX_CALIBRATION_TOKENS = 4000  # the most frequent ones
-MIN_VOCABULARY = 2 * SMALL_HEAD_ROWS  # tokens; the head of a smaller one costs next to nothing
-MAX_VOCABULARY_SHARE = 0.5  # of the model's tokens; a larger vocabulary is not judged
 SHOWN_READINGS = 3
 OTHER_FINALISTS = 2  # recipes in the race whose drafts read something else
 READING_ATTR = "reading"  # of a study
@@ -100,7 +90,7 @@ class ReadingSearch:
             *(Reading(w) for w in _affordable_formats(self.model, memory_limit, on_event)),
             *(Reading(experts=count) for count in list_draft_experts(self.model)),
         ]
-        self.vocabularies = list(_list_vocabularies(self.model, base.replay.continuations))
+        self.vocabularies = list(list_vocabularies(self.model, base.replay.continuations))
         self.costs: Mapping[Reading, FormatCosts] = {}
         if len(self.formats) > 1 or len(self.vocabularies) > 1:
             on_event(StageStarted("measuring drafts that read less"))
@@ -236,18 +226,3 @@ def _affordable_formats(
             )
         )
     return formats[::-1]
-
-
-def _list_vocabularies(
-    model: ModelAdapter, continuations: Sequence[Sequence[int]]
-) -> Iterator[Vocabulary | None]:
-    """Yield the vocabularies to judge; None: all tokens."""
-    yield None
-    if model.spec.vocab_size < MIN_VOCABULARY or not can_restrict_head(model):
-        return
-    counts = Counter(token for text in continuations for token in set(text))
-    frequent = [token for token, _ in counts.most_common(MAX_CALIBRATION_TOKENS)]
-    for lowest in LOWEST_IDS:
-        vocabulary = Vocabulary.from_ids(frequent, lowest)
-        if len(vocabulary.token_ids()) <= MAX_VOCABULARY_SHARE * model.spec.vocab_size:
-            yield vocabulary

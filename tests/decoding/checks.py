@@ -15,6 +15,7 @@ from itertools import zip_longest
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from helpers.byte_tokenizer import byte_tokenizer
 from helpers.tiny import LAYERS, FullModel, tiny_model_and_reference, with_eos, with_tokenizer
 
@@ -26,7 +27,10 @@ from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits import make_exit
 from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.drafters.skip.spec import Skip
+from skipsearch.engine.native import NativeAdapter
+from skipsearch.engine.native.structs import PANEL_ROWS
 from skipsearch.models import ModelAdapter
+from skipsearch.models.head_rows import fill_up
 from skipsearch.models.kv_cache import PassPlan, Planner
 
 MASKS = (
@@ -44,6 +48,20 @@ PROMPTS = (
 
 
 FEW_TOKENS = Vocabulary(lowest=5, tokens="9 12-20 33 50-60")
+
+
+def restrict_logits(
+    logits: torch.Tensor, model: ModelAdapter, vocabulary: Vocabulary | None, history: Sequence[int]
+) -> torch.Tensor:
+    """Return logits [..., V] of a draft that knows a vocabulary and the tokens of a text only."""
+    if vocabulary is None:
+        return logits
+    multiple = PANEL_ROWS if isinstance(model, NativeAdapter) else 1
+    known = fill_up(vocabulary.token_ids(), model.spec.vocab_size, multiple)
+    is_unknown = torch.ones(logits.shape[-1], dtype=torch.bool)
+    is_unknown[[*known, *history]] = False
+    return logits.masked_fill(is_unknown, float("-inf"))
+
 
 # --- greedy
 

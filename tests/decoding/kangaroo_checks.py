@@ -15,6 +15,7 @@ from helpers.modules import module_folder, small_kangaroo
 from helpers.tiny import FullModel, tiny_model_and_reference
 from torch import Tensor
 
+from skipsearch.core.reading import Vocabulary
 from skipsearch.core.recipe import Recipe, Siblings
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
@@ -23,7 +24,7 @@ from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.drafters.trained.module_weights import load_module
 from skipsearch.models.families.hf_adapter import HFAdapter
 
-from .checks import PROMPTS
+from .checks import FEW_TOKENS, PROMPTS, restrict_logits
 from .count_checks import recorded
 
 UNSURE = 0.6
@@ -59,7 +60,9 @@ def by_definition(full: FullModel, spec: Kangaroo, text: list[int]) -> Tensor:
 
 @torch.no_grad()
 def check_kangaroo_drafts(
-    forms: tuple[str, ...] = ("attention", "layer"), siblings: Siblings | None = None
+    forms: tuple[str, ...] = ("attention", "layer"),
+    siblings: Siblings | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> DecodeStats:
     """Check that every draft is that of the definition, alone and after lookup.
 
@@ -68,7 +71,8 @@ def check_kangaroo_drafts(
     model, full = tiny_model_and_reference()
     total = DecodeStats()
     for form in forms:
-        spec = small_kangaroo(form, 0.1, 5, UNSURE).model_copy(update={"siblings": siblings})
+        settings = {"siblings": siblings, "vocabulary": vocabulary}
+        spec = small_kangaroo(form, 0.1, 5, UNSURE).model_copy(update=settings)
         for recipe in (Recipe((spec,)), Recipe((LOOKUP, spec))):
             stats, rounds = recorded(model, full, recipe, PROMPTS[:3], 20, [module_folder()])
             total += stats
@@ -76,6 +80,7 @@ def check_kangaroo_drafts(
                 expected, beside = list[int](), list[int]()
                 while len(expected) < found.most:
                     logits = by_definition(full, spec, [*found.history, *expected])
+                    logits = restrict_logits(logits, model, vocabulary, found.history)
                     first, *others = logits.topk(
                         1 + (siblings.most if siblings else 0)
                     ).indices.tolist()
@@ -94,6 +99,11 @@ def check_kangaroo_siblings() -> DecodeStats:
     total = check_kangaroo_drafts(("attention",), Siblings(below=0.9, most=3))
     assert total.accepted > 0
     return total
+
+
+def check_kangaroo_restricted() -> DecodeStats:
+    """Check drafts that know a vocabulary and the tokens of the text only."""
+    return check_kangaroo_drafts(("attention",), vocabulary=FEW_TOKENS)
 
 
 def check_kangaroo_passes() -> None:

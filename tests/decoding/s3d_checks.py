@@ -15,19 +15,20 @@ from helpers.tiny import VOCAB, FullModel, tiny_llama, tiny_model_and_reference
 from torch import Tensor
 
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import Vocabulary
 from skipsearch.core.recipe import Recipe
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
 from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.drafters.s3d.spec import S3D, DraftTree
-from skipsearch.drafters.s3d.weights import MASK_EMBEDDINGS
+from skipsearch.drafters.s3d.weights import MASK_EMBEDDINGS, load_multi_token
 from skipsearch.drafters.trained.module_weights import load_module
 from skipsearch.engine import forward, run_layers
 from skipsearch.models import adapt
 from skipsearch.models.kv_cache import Planner
 
-from .checks import PROMPTS
+from .checks import FEW_TOKENS, PROMPTS, restrict_logits
 from .count_checks import recorded
 from .sampling_checks import Warp, check_sampling
 
@@ -41,7 +42,7 @@ LOOKUP = Lookup(min_match=1, draft_length=3)
 def by_definition(spec: S3D, text: list[int], rows: int) -> Tensor:
     """Return the draft's logits [rows, V] after a text, one row after another."""
     model, _ = tiny_model_and_reference()
-    drafting = spec.build(model, [module_folder()]).multi_token_draft.model  # type: ignore[attr-defined]
+    drafting = load_multi_token(model, spec.module, [module_folder()]).model
     unknown = load_module(module_folder() / spec.module.file)[1][MASK_EMBEDDINGS].to(
         model.spec.device
     )
@@ -68,10 +69,10 @@ def by_definition(spec: S3D, text: list[int], rows: int) -> Tensor:
                 )
             )[0, 0]
         )
-    return torch.stack(found)
+    return restrict_logits(torch.stack(found), model, spec.vocabulary, text)
 
 
-def check_s3d_drafts() -> DecodeStats:
+def check_s3d_drafts(vocabulary: Vocabulary | None = None) -> DecodeStats:
     """Check that every draft is that of the definition, with low-rank updates and without.
 
     It drafts alone and after lookup.
@@ -79,7 +80,7 @@ def check_s3d_drafts() -> DecodeStats:
     model, full = tiny_model_and_reference()
     total = DecodeStats()
     for rank in (None, 2):
-        spec = small_s3d(rank)
+        spec = small_s3d(rank).model_copy(update={"vocabulary": vocabulary})
         for recipe in (Recipe((spec,)), Recipe((LOOKUP, spec))):
             stats, rounds = recorded(model, full, recipe, PROMPTS[:3], 18, [module_folder()])
             total += stats
@@ -90,6 +91,11 @@ def check_s3d_drafts() -> DecodeStats:
                 assert found.chain == expected, (rank, recipe.shape)
     assert 0 < total.accepted < total.drafted
     return total
+
+
+def check_s3d_restricted() -> DecodeStats:
+    """Check drafts that know a vocabulary and the tokens of the text only."""
+    return check_s3d_drafts(FEW_TOKENS)
 
 
 def check_s3d_trees() -> DecodeStats:
@@ -138,10 +144,11 @@ def check_s3d_tree_sampling() -> DecodeStats:
 class Named(DraftSession):
     """A drafter that checks that tokens and distributions are of the model's vocabulary."""
 
-    def __init__(self, inner: Any):
-        self.inner, self.looked = inner, 0
+    def __init__(self, drafter: Any):
+        self.drafter, self.looked = drafter, 0
 
     def new_session(self) -> Named:
+        self.inner = self.drafter.new_session()
         return self
 
     def draft(self, ctx: DecodeContext, most: int) -> Draft | None:

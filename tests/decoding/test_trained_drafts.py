@@ -27,6 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import Vocabulary
 from skipsearch.core.recipe import DrafterSpec, Recipe, Siblings
 from skipsearch.core.stats import DecodeStats, DrafterCost
 from skipsearch.decoding import Decoder
@@ -36,15 +37,22 @@ from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.models import adapt
 
 from .adapted_checks import check_adapted, check_adapted_drafts, check_adapted_sampling
-from .checks import PROMPTS, assert_partly_accepted
+from .checks import FEW_TOKENS, PROMPTS, assert_partly_accepted
 from .kangaroo_checks import (
     check_kangaroo_drafts,
     check_kangaroo_passes,
+    check_kangaroo_restricted,
     check_kangaroo_siblings,
     check_kangaroo_side_by_side,
 )
 from .mtp_checks import check_mtp_drafts, check_mtp_siblings
-from .s3d_checks import TREE, check_s3d_drafts, check_s3d_tree_sampling, check_s3d_trees
+from .s3d_checks import (
+    TREE,
+    check_s3d_drafts,
+    check_s3d_restricted,
+    check_s3d_tree_sampling,
+    check_s3d_trees,
+)
 from .sampling_checks import Warp, check_sampling
 from .trained_checks import (
     check_adapted_committed,
@@ -62,6 +70,7 @@ CHECKS = (
     check_adapted_drafts,
     check_adapted_committed,
     check_kangaroo_drafts,
+    check_kangaroo_restricted,
     check_kangaroo_siblings,
     check_kangaroo_side_by_side,
     check_kangaroo_committed,
@@ -69,6 +78,7 @@ CHECKS = (
     check_mtp_siblings,
     check_mtp_committed,
     check_s3d_drafts,
+    check_s3d_restricted,
     check_s3d_trees,
     check_s3d_committed,
 )
@@ -123,13 +133,23 @@ def fuzzed(times: int) -> dict[str, Fuzz]:
     model, full = tiny_model_and_reference()
 
     @with_examples(times)
-    @given(trained, st.integers(1, 6), exits, lookups, siblings, st.booleans(), requests)
+    @given(
+        trained,
+        st.integers(1, 6),
+        exits,
+        lookups,
+        siblings,
+        st.sampled_from([None, FEW_TOKENS]),
+        st.booleans(),
+        requests,
+    )
     def holds(
         spec: DrafterSpec,
         length: int,
         policy: object,
         lookup: Lookup | None,
         siblings: Siblings | None,
+        vocabulary: Vocabulary | None,
         guarded: bool,
         several: list[tuple[tuple[int, ...], int]],
     ) -> None:
@@ -138,7 +158,8 @@ def fuzzed(times: int) -> dict[str, Fuzz]:
             if spec.kind == "s3d"
             else {"exit": policy, "siblings": siblings}
         )
-        drafter = spec.model_copy(update={"draft_length": length} | more)
+        more |= {"draft_length": length, "vocabulary": vocabulary}
+        drafter = spec.model_copy(update=more)
         recipe = Recipe((drafter,) if lookup is None else (lookup, drafter))
         prices = [DrafterCost(0.4, 1.2, 3.0, 0.1)] * len(recipe.drafters) if guarded else ()
         decoder = Decoder(model, recipe, drafter_costs=prices, module_folders=[module_folder()])

@@ -28,6 +28,7 @@ from helpers.modules import (
 from helpers.tiny import model_and_reference, tiny_llama, tiny_model_and_reference, use_engine
 
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import Vocabulary
 from skipsearch.core.recipe import DrafterSpec, Recipe, Siblings
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
@@ -47,6 +48,7 @@ FEW = 3  # tokens of the vocabulary whose texts are enumerated
 PROMPT = (2, 0, 2, 0)  # of which lookup copies
 SMALL = partial(tiny_llama, 3, vocab=FEW, hidden=16, layers=3)
 BRANCHING = DraftTree(parents=(0, 1, 0), ranks=(0, 0, 1))
+UNKNOWN_1 = Vocabulary(lowest=0, tokens="0")  # token 2 is in the prompt, token 1 in no draft
 ALL = Siblings(below=1.0, most=1)
 OF_TWO = Warp(
     1.3, top_k=2
@@ -81,10 +83,17 @@ def small_specs() -> dict[str, DrafterSpec]:
     for kind in ("adapted", "kangaroo"):
         every[f"{kind}, siblings"] = every[kind].model_copy(update={"siblings": ALL})
     every["s3d, tree"] = every["s3d"].model_copy(update={"tree": BRANCHING})
+    for kind in ("adapted", "kangaroo", "s3d", "s3d, tree"):
+        every[f"{kind}, few tokens"] = every[kind].model_copy(update={"vocabulary": UNKNOWN_1})
     return every
 
 
-BRIEF = ("adapted", "kangaroo", "s3d, tree")  # that every run of the tests looks at
+BRIEF = (
+    "adapted",
+    "kangaroo",
+    "s3d, tree",
+    "s3d, tree, few tokens",
+)  # that every run of the tests looks at
 
 
 def check_enumerated(names: Iterable[str], warp: Warp = OF_TWO, length: int = 4) -> list[Law]:
@@ -173,8 +182,9 @@ class ComparedSession:
             assert torch.allclose(mine, theirs, rtol=0, atol=1e-6), (
                 "what is committed is what a fresh prefill writes"
             )
-        if isinstance(self.inner, KangarooSession):
-            self.adapters_kv(self.inner, ctx.history[:n])
+        drafting = getattr(self.inner, "session", self.inner)
+        if isinstance(drafting, KangarooSession):
+            self.adapters_kv(drafting, ctx.history[:n])
         before = kv(ctx.cache, n)
         draft = self.inner.draft(ctx, most)
         assert all(map(torch.equal, before, kv(ctx.cache, n))), (

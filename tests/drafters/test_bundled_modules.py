@@ -53,7 +53,9 @@ def test_each_fits_the_embedded_model_says_where_it_comes_from_and_drafts_lossle
         "right more often than the mask without it"
     )
     decoder, plain = (
-        Decoder(model, Recipe((draft.make_spec(DraftPolicy(4)),)), module_folders=[path.parent]),
+        Decoder(
+            model, Recipe((draft.make_spec(DraftPolicy(4), None),)), module_folders=[path.parent]
+        ),
         Decoder(model),
     )
     found = decoder.generate(prompts[0], 24)

@@ -131,7 +131,7 @@ def test_a_recipe_that_names_it_by_its_hash_is_refused_too(change: str, tmp_path
     model, module = load_model("demo", "cpu", "float32", engine="lean"), MODULES[0]
     [good] = load_trained_drafts(model, module.parent, lambda event: None)
     path = mangled(module, tmp_path, change)
-    spec = good.make_spec(DraftPolicy(4)).model_copy(
+    spec = good.make_spec(DraftPolicy(4), None).model_copy(
         update={"module": ModuleRef(file=path.name, sha256=hash_module_file(path), parameters=1)}
     )
     with pytest.raises(ModuleError) as error:

@@ -7,6 +7,7 @@ import torch
 from decoding.kangaroo_checks import (
     by_definition,
     check_kangaroo_drafts,
+    check_kangaroo_restricted,
     check_kangaroo_side_by_side,
 )
 from decoding.training_checks import check_kangaroo_rows
@@ -19,6 +20,7 @@ from helpers.modules import (
 )
 from helpers.tiny import LAYERS, FullModel, tiny_llama, tiny_model_and_reference, use_engine
 
+from skipsearch.core.reading import Vocabulary
 from skipsearch.core.recipe import Recipe
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
@@ -63,6 +65,7 @@ def test_every_engine_computes_the_adapter_that_the_definition_names(
 def test_drafts_follow_the_definition_on_every_engine(engine: str) -> None:
     with use_engine(engine):
         check_kangaroo_drafts(("attention",))
+        check_kangaroo_restricted()
         check_kangaroo_side_by_side()
 
 
@@ -120,13 +123,34 @@ def test_replay_counts_what_decoding_counts(threshold: float) -> None:
         total += decoder.generate(prompt, 24, end_on_repeat=6).stats
     draft = load_trained_draft(model, spec.module, [module_folder()])
     found, _ = walk_rounds(
-        draft.replay_rounds(replay), DraftPolicy(4, Confidence(threshold=threshold))
+        draft.replay_rounds(replay, [None])[0], DraftPolicy(4, Confidence(threshold=threshold))
     )
     assert found.accepted == total.accepted
     assert found.rounds == total.rounds
     if threshold == 0.0:  # drafts wasted behind a mismatch are estimated where a policy reads them
         assert found.drafted == total.drafted
-    assert draft.make_spec(DraftPolicy(4, Confidence(threshold=threshold))) == spec
+    assert draft.make_spec(DraftPolicy(4, Confidence(threshold=threshold)), None) == spec
+
+
+def test_replay_with_a_vocabulary_counts_what_rounds_of_one_token_draft() -> None:
+    """A longer round does not know its own tokens; replay counts them as known."""
+    model, _ = tiny_model_and_reference()
+    vocabulary, total = Vocabulary(lowest=30, tokens=""), DecodeStats()
+    spec = small_kangaroo("attention", 0.1, 1).model_copy(update={"vocabulary": vocabulary})
+    decoder = Decoder(model, Recipe((spec,)), module_folders=[module_folder()])
+    for prompt in PROMPTS:
+        total += decoder.generate(prompt, 24, end_on_repeat=6).stats
+    draft = load_trained_draft(model, spec.module, [module_folder()])
+    replay = Replay(model, PROMPTS, 24, 6)
+    with_all, with_few = draft.replay_rounds(replay, [None, vocabulary])
+    counted, _ = walk_rounds(with_few, DraftPolicy(1))
+    assert (counted.rounds, counted.drafted, counted.accepted) == (
+        total.rounds,
+        total.drafted,
+        total.accepted,
+    )
+    assert 0 < counted.accepted < counted.drafted
+    assert with_few.accepted_len.sum() < with_all.accepted_len.sum()
 
 
 def test_a_row_of_training_is_what_decoding_drafts_from() -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from decoding.s3d_checks import TREE, by_definition, check_s3d_drafts, check_s3d_names_tokens
+from decoding.s3d_checks import (
+    TREE,
+    by_definition,
+    check_s3d_drafts,
+    check_s3d_names_tokens,
+    check_s3d_restricted,
+)
 from decoding.training_checks import MIDDLE as MASK
 from decoding.training_checks import check_s3d_rows, model_here
 from decoding.training_checks import s3d_card as card
@@ -15,6 +21,7 @@ from pydantic import ValidationError
 
 from skipsearch.core.cost_model import Costs, OnePassDraftCosts
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import Vocabulary
 from skipsearch.core.recipe import Recipe
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
@@ -37,6 +44,7 @@ PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
 def test_drafts_follow_the_definition_on_every_engine(engine: str) -> None:
     with use_engine(engine):
         check_s3d_drafts()
+        check_s3d_restricted()
 
 
 def test_one_row_of_a_model_that_skips_nothing_is_the_model() -> None:
@@ -86,9 +94,11 @@ def test_training_teaches_the_embeddings_and_leaves_the_model_alone(rank: int | 
         assert torch.equal(weight, before[name]), name
 
 
+@pytest.mark.parametrize("vocabulary", [None, Vocabulary(lowest=40, tokens="")])
 @pytest.mark.parametrize("length", [1, 3, 4])
-def test_replay_counts_what_decoding_counts(length: int) -> None:
-    model, spec, total = model_here(), small_s3d(), DecodeStats()
+def test_replay_counts_what_decoding_counts(length: int, vocabulary: Vocabulary | None) -> None:
+    model, total = model_here(), DecodeStats()
+    spec = small_s3d().model_copy(update={"vocabulary": vocabulary})
     decoder = Decoder(
         model,
         Recipe((spec.model_copy(update={"draft_length": length}),)),
@@ -98,14 +108,14 @@ def test_replay_counts_what_decoding_counts(length: int) -> None:
         total += decoder.generate(prompt, 24, end_on_repeat=6).stats
     draft = load_trained_draft(model, spec.module, [module_folder()])
     found, _ = simulate_rounds(
-        draft.replay_rounds(Replay(model, PROMPTS, 24, 6)), DraftPolicy(length)
+        draft.replay_rounds(Replay(model, PROMPTS, 24, 6), [vocabulary])[0], DraftPolicy(length)
     )
     assert (found.rounds, found.drafted, found.accepted) == (
         total.rounds,
         total.drafted,
         total.accepted,
     )
-    assert draft.make_spec(DraftPolicy(4)) == spec
+    assert draft.make_spec(DraftPolicy(4), vocabulary) == spec
     assert draft.rank_drafts is not None
 
 
@@ -119,14 +129,14 @@ def test_replay_counts_what_decoding_with_a_tree_counts(length: int) -> None:
     found, _ = simulate_rounds(
         replay_parallel_draft(
             Replay(model, PROMPTS, 24, 6), load_multi_token(model, spec.module, [module_folder()])
-        ).to_rounds(TREE),
+        )[0].to_rounds(TREE),
         DraftPolicy(length),
     )
     assert (found.rounds, found.accepted) == (total.rounds, total.accepted)
     chain, _ = simulate_rounds(
         replay_parallel_draft(
             Replay(model, PROMPTS, 24, 6), load_multi_token(model, spec.module, [module_folder()])
-        ).to_rounds(CHAIN),
+        )[0].to_rounds(CHAIN),
         DraftPolicy(length),
     )
     assert found.accepted / found.rounds > chain.accepted / chain.rounds, (

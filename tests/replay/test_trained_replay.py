@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
-from helpers.modules import SMALL_MASK, module_folder, small_module
+from helpers.modules import SMALL_MASK, module_folder, small_kangaroo, small_module, small_s3d
 from helpers.tiny import tiny_model_and_reference
 from tuning.small_search import COSTS
 
 from replay.exact_replay import ExactReplay
-from skipsearch.core.recipe import Recipe
+from skipsearch.core.reading import READ_ALL, Vocabulary
+from skipsearch.core.recipe import DrafterSpec, Recipe
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.adapted.spec import Adapted
@@ -18,6 +21,8 @@ from skipsearch.drafters.trained.module_weights import load_drafting_model
 from skipsearch.models import ModelAdapter
 from skipsearch.replay.replay import Replay
 from skipsearch.replay.trained_replay import TrainedDraft, load_trained_draft
+from skipsearch.timing.reading_costs import FormatCosts
+from skipsearch.tuning import objective as objective_module
 from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.recipe_shape import RECIPE_SHAPES
 
@@ -43,7 +48,7 @@ def test_exact_replay_counts_what_decoding_with_the_module_counts(
 ) -> None:
     model, (draft, drafting), policy = replay.model, trained(noise), DraftPolicy(4)
     decoder, total = (
-        Decoder(model, Recipe((draft.make_spec(policy),)), module_folders=[module_folder()]),
+        Decoder(model, Recipe((draft.make_spec(policy, None),)), module_folders=[module_folder()]),
         DecodeStats(),
     )
     for prompt in PROMPTS:
@@ -82,3 +87,31 @@ def test_the_best_recipes_of_a_module_are_of_the_shape_asked_for_and_name_it(
         assert isinstance(recipe.drafters[-1], Adapted)
         assert recipe.modules == (draft.ref,)
         assert recipe.mask(SMALL_MASK.n_layers) == SMALL_MASK
+
+
+@pytest.mark.parametrize(
+    "spec", [small_module(0.1, 4), small_kangaroo(), small_s3d()], ids=lambda spec: spec.kind
+)
+@pytest.mark.parametrize("covers_text", [True, False])
+def test_the_best_recipe_has_a_vocabulary_if_that_is_predicted_to_pay(
+    replay: Replay, spec: DrafterSpec, covers_text: bool
+) -> None:
+    [ref] = spec.modules
+    draft = load_trained_draft(replay.model, ref, [module_folder()])
+    text = {token for text in replay.continuations for token in text}
+    unused = set(range(64)) - text - {token for prompt in PROMPTS for token in prompt}
+    few = Vocabulary(lowest=64, tokens="") if covers_text else Vocabulary.from_ids(unused)
+    # Of a plain step, without the whole head: half, or all of it.
+    share = 0.5 if covers_text else 1.0
+    costs = {READ_ALL: FormatCosts(0.9 * share, 0.1 * share, 0.0, 0.0, 0.0)}
+    objective = ReplayObjective(replay, COSTS, (*RECIPE_SHAPES["auto"], spec.kind))
+    with (
+        patch.object(objective_module, "list_vocabularies", lambda *_: iter([None, few])),
+        patch.object(objective_module, "measure_format_costs", lambda *_: costs),
+    ):
+        best = objective.best_trained(draft, after_lookup=False)
+        [(whole, _), (restricted, _)] = objective._trained_replays[ref]
+    assert best.recipe.drafters[-1].reading.vocabulary == (few if covers_text else None)
+    if spec.kind != "s3d":
+        accepted = restricted.accepted_len.mean() / whole.accepted_len.mean()
+        assert accepted == 1 if covers_text else accepted < 1

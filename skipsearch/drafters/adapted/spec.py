@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from skipsearch.core.mask import SkipMask, format_sublayer_count
+from skipsearch.core.reading import Vocabulary
 from skipsearch.core.recipe import DrafterInfo, Siblings
 from skipsearch.core.schema_types import ModuleRef
 from skipsearch.drafters.exits import Exit
@@ -39,6 +40,7 @@ class Adapted(Skip):
         exit_policy: Exit,
         module: ModuleRef,
         siblings: Siblings | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> Adapted:
         """Return the settings that draft under a mask with the weights of a module."""
         return cls(
@@ -47,6 +49,7 @@ class Adapted(Skip):
             draft_length=draft_length,
             exit=exit_policy,
             siblings=siblings,
+            vocabulary=vocabulary,
             module=module,
         )
 
@@ -55,16 +58,13 @@ class Adapted(Skip):
         return (self.module,)
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
-        from skipsearch.drafters.adapted.session import OnModelDrafter
-        from skipsearch.drafters.reduced import reduce_reading
+        from skipsearch.drafters.draft_model_session import draft_with
         from skipsearch.drafters.skip.session import SkipDrafter
         from skipsearch.drafters.trained.module_weights import load_drafting_model
 
         skip = SkipDrafter(self.mask(model.spec.n_layers), self.exit, self.siblings)
         drafting_model = load_drafting_model(model, self.module, module_folders)
-        if self.reading.is_everything:
-            return OnModelDrafter(skip, drafting_model)
-        return reduce_reading(skip, drafting_model, self.reading)
+        return draft_with(skip, drafting_model, self.reading)
 
     def __str__(self) -> str:
         skipped = format_sublayer_count(len(self.attn) + len(self.mlp))

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from skipsearch.core.recipe import Siblings
-from skipsearch.drafters.base import DecodeContext, Draft, DraftSession, PartialPass
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession, PartialPass
+from skipsearch.drafters.draft_model_session import draft_with
 from skipsearch.drafters.exits import Exit
 from skipsearch.drafters.kangaroo.spec import Kangaroo
 from skipsearch.drafters.kangaroo.weights import EarlyExitDraft, load_early_exit
@@ -22,13 +23,11 @@ from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan
 
 
-def make_kangaroo_drafter(
-    spec: Kangaroo, model: ModelAdapter, folders: Sequence[Path]
-) -> KangarooDrafter:
+def make_kangaroo_drafter(spec: Kangaroo, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
     """Make the drafter from the file of trained weights that these settings name.
 
-    Raises: MaskError if the model has no such exit layer; ModuleError if the file is missing,
-    damaged, or made for another model or exit.
+    Raises: MaskError if the model has no such exit layer, or for a token outside the vocabulary;
+    ModuleError if the file is missing, damaged, or made for another model or exit.
     """
     spec.mask(model.spec.n_layers)
     early_exit_draft = load_early_exit(model, spec.module, folders)
@@ -38,11 +37,14 @@ def make_kangaroo_drafter(
             f"{early_exit_draft.exit_layer}, and the recipe leaves the model "
             f"at layer {spec.exit_layer}"
         )
-    return KangarooDrafter(early_exit_draft, spec.exit, spec.siblings, can_start_midway(model))
+    drafter = KangarooDrafter(early_exit_draft, spec.exit, spec.siblings, can_start_midway(model))
+    return draft_with(drafter, early_exit_draft.adapter, spec.reading)
 
 
 class KangarooDrafter:
     """A drafter that runs the model up to an early layer, then an adapter.
+
+    The model of its context is the adapter.
 
     resumes: verify drafts from the exit layer on, because the draft has run the layers below it. An
     engine that can only run whole passes verifies from layer 0.
@@ -102,7 +104,10 @@ class KangarooSession(DraftSession):
         for n in range(max_tokens):
             n_rows = features.shape[1]
             logits = self.early_exit_draft.compute_last_logits(
-                features, self.cache, ctx.planner.plan_chain(start + n + 1 - n_rows, n_rows)
+                ctx.model,
+                features,
+                self.cache,
+                ctx.planner.plan_chain(start + n + 1 - n_rows, n_rows),
             )
             scores = sampler.score(logits, reads_confidence)
             ranked, q = sampler.draw(scores)  # [1, 1 + siblings]

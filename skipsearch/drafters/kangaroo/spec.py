@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.recipe import DrafterInfo, DrafterSpec, Siblings
+from skipsearch.core.reading import Reading
+from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftVocabulary, Siblings
 from skipsearch.core.schema_types import ModuleRef, is_none
 from skipsearch.drafters.skip.spec import AnyExit
 
@@ -44,11 +45,16 @@ class Kangaroo(DrafterSpec):
         exclude_if=is_none,
         description="verified beside unsure tokens; left out: none",
     )
+    vocabulary: DraftVocabulary = None
     module: ModuleRef = Field(description="the trained adapter")
 
     @property
     def modules(self) -> tuple[ModuleRef, ...]:
         return (self.module,)
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(vocabulary=self.vocabulary)
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
         from skipsearch.drafters.kangaroo.session import make_kangaroo_drafter
@@ -71,5 +77,6 @@ class Kangaroo(DrafterSpec):
     def __str__(self) -> str:
         siblings = f", {self.siblings}" if self.siblings else ""
         return (
-            f"kangaroo at layer {self.exit_layer}, {self.exit}, up to {self.draft_length}{siblings}"
+            f"kangaroo at layer {self.exit_layer}{self.format_reading()}, {self.exit}, up to "
+            f"{self.draft_length}{siblings}"
         )

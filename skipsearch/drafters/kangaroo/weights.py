@@ -64,12 +64,17 @@ class EarlyExitDraft:
     def head(self, h: Tensor) -> Tensor:
         return self.adapter.head(h)
 
-    def compute_last_logits(self, features: Tensor, cache: KVCache, plan: PassPlan) -> Tensor:
-        """Return the logits [1, V] at the last row of features [1, T, H]."""
+    def compute_last_logits(
+        self, adapter: ModelAdapter, features: Tensor, cache: KVCache, plan: PassPlan
+    ) -> Tensor:
+        """Return the logits [1, rows of the head] at the last row of features [1, T, H].
+
+        adapter: that of this draft, or the same with fewer rows of the head.
+        """
         n = self.model.spec.n_layers
-        if (run := get_layer_runner(self.adapter)) is not None:
+        if (run := get_layer_runner(adapter)) is not None:
             return run(features, cache, plan, self._adapter_mask, n, n + 1, True, True)[:, -1]
-        return self.head(self.run_adapter(features, cache, plan)[:, -1:])[:, -1]
+        return adapter.head(self.run_adapter(features, cache, plan)[:, -1:])[:, -1]
 
 
 def load_early_exit(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]) -> EarlyExitDraft:

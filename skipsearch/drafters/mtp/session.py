@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from skipsearch.core.recipe import Siblings
-from skipsearch.drafters.adapted.session import OnModelDrafter
 from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
+from skipsearch.drafters.draft_model_session import draft_with
 from skipsearch.drafters.exits import Exit
+from skipsearch.drafters.mtp.shipped import load_head_of
 from skipsearch.drafters.mtp.spec import Mtp
 from skipsearch.drafters.mtp.weights import DraftHead, load_draft_head
-from skipsearch.drafters.reduced import reduce_reading
 from skipsearch.drafters.skip.session import SharedExit, build_draft
 from skipsearch.engine import LayerInputTap, LayerTap
 from skipsearch.models.adapter import ModelAdapter
@@ -25,14 +25,14 @@ from skipsearch.models.kv_cache import KVCache, PassPlan
 def make_mtp_drafter(spec: Mtp, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
     """Make the drafter from the file of trained weights that these settings name.
 
-    Raises: ModuleError if the file is missing, damaged, or made for another model; MaskError for a
-    token outside the vocabulary.
+    If they name none, it drafts with the head that the model ships.
+    Raises: ModuleError if the file is missing, damaged, or made for another model, or if the model
+    ships no head; MaskError for a token outside the vocabulary.
     """
-    head = load_draft_head(model, spec.module, folders)
+    ref = spec.module
+    head = load_head_of(model) if ref is None else load_draft_head(model, ref, folders)
     drafter = MtpDrafter(head, spec.exit, spec.siblings)
-    if spec.reading.is_everything:
-        return OnModelDrafter(drafter, head.adapter)
-    return reduce_reading(drafter, head.adapter, spec.reading)
+    return draft_with(drafter, head.adapter, spec.reading)
 
 
 class MtpDrafter:
@@ -55,7 +55,7 @@ class MtpSession(DraftSession):
     an earlier draft left in these slots.
     """
 
-    observes_hidden = True
+    observes_hidden = observes_last_hidden_only = True
     cache: KVCache
 
     def __init__(
@@ -75,11 +75,10 @@ class MtpSession(DraftSession):
 
     def begin(self, ctx: DecodeContext) -> None:
         self.cache = self.head.new_cache(ctx.cache.capacity)
-        self._unread, self._tapped = [torch.cat(self._tapped, dim=1)], []
+        self._unread = [self._take_tapped()]
 
     def committed(self, ctx: DecodeContext, accepted_rows: Sequence[int]) -> None:
-        self._unread.append(torch.cat(self._tapped, dim=1)[:, [0, *accepted_rows]])
-        self._tapped = []
+        self._unread.append(self._take_tapped()[:, [0, *accepted_rows]])
 
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
         sampler = ctx.sampler if self.siblings is None else ctx.sampler.top(1 + self.siblings.most)
@@ -87,7 +86,8 @@ class MtpSession(DraftSession):
         tokens, probs, n_siblings = list[Tensor](), list[Tensor](), list[int]()
         hidden = self._read_committed(ctx)
         for n in range(max_tokens):
-            scores = sampler.score(ctx.model.head(hidden)[:, -1], reads_confidence)
+            logits = self.head.compute_logits(ctx.model, hidden)[:, -1]
+            scores = sampler.score(logits, reads_confidence)
             ranked, q = sampler.draw(scores)  # [1, 1 + siblings]
             tokens.append(ranked)
             n_siblings.append(0)
@@ -124,5 +124,9 @@ class MtpSession(DraftSession):
     def _run_rows(self, ctx: DecodeContext, hidden: Tensor, tokens: Tensor, slot: int) -> Tensor:
         """Run the head's layer. hidden: [1, R, H]. tokens: [1, R], each after its hidden state."""
         plan = ctx.planner.plan_chain(slot, tokens.shape[1])
-        x = self.head.mix(self.head.model.embed(tokens, plan.positions), hidden)
-        return ctx.model.block(self.head.layer, x, self.cache, plan)
+        return self.head.run(hidden, tokens, self.cache, plan)
+
+    def _take_tapped(self) -> Tensor:
+        """Return what the head reads of the latest pass, [1, rows, H], and forget the pass."""
+        tapped, self._tapped = self._tapped, []
+        return self.head.read_states(torch.cat(tapped, dim=1))

@@ -1,4 +1,4 @@
-"""`mtp`: a trained head drafts from the model's last hidden state and the next token."""
+"""`mtp`: a head drafts from the model's last hidden state and the next token."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import Reading, Vocabulary
-from skipsearch.core.recipe import DrafterInfo, DrafterSpec, Siblings
+from skipsearch.core.reading import Reading
+from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftVocabulary, Siblings
 from skipsearch.core.schema_types import ModuleRef, is_none
 from skipsearch.drafters.skip.spec import AnyExit
 
@@ -30,7 +30,7 @@ class Mtp(DrafterSpec):
     kind: Literal["mtp"] = "mtp"
     info = DrafterInfo(
         "DeepSeek-V3 (2024), FastMTP (2025)",
-        "a head that `train mtp` makes",
+        "a head that the model ships, or that `train mtp` makes",
         "lookup before it; siblings",
     )
     exit: AnyExit
@@ -39,17 +39,16 @@ class Mtp(DrafterSpec):
         exclude_if=is_none,
         description="verified beside unsure tokens; left out: none",
     )
-    vocabulary: Vocabulary | None = Field(
+    vocabulary: DraftVocabulary = None
+    module: ModuleRef | None = Field(
         default=None,
         exclude_if=is_none,
-        description="tokens that the draft can propose, besides those of the request; left out: "
-        "all",
+        description="the trained head; left out: the one that the model ships",
     )
-    module: ModuleRef = Field(description="the trained head")
 
     @property
     def modules(self) -> tuple[ModuleRef, ...]:
-        return (self.module,)
+        return () if self.module is None else (self.module,)
 
     @property
     def reading(self) -> Reading:
@@ -70,5 +69,4 @@ class Mtp(DrafterSpec):
 
     def __str__(self) -> str:
         siblings = f", {self.siblings}" if self.siblings else ""
-        reading = "" if self.reading.is_everything else f", {self.reading}"
-        return f"mtp{reading}, {self.exit}, up to {self.draft_length}{siblings}"
+        return f"mtp{self.format_reading()}, {self.exit}, up to {self.draft_length}{siblings}"

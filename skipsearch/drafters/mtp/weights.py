@@ -1,4 +1,4 @@
-"""A draft head: one decoder layer over the full model's last hidden states and the next tokens.
+"""Draft heads: one decoder layer over the full model's last hidden states and the next tokens.
 
     x_i = P [norm_e(embed(t_{i+1})); norm_h(h_i)]    h_i: output of the last layer at token t_i
     y_i = layer(x_0, …, x_i)                         a decoder layer with its own K/V
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -57,11 +58,41 @@ class InputMix:
         return F.linear(both, self.projection)
 
 
-class DraftHead:
+class DraftHead(Protocol):
     """A draft head on a model.
 
-    model: embeds tokens. adapter: the model with the head's layer as one more layer, and the head's
-    norm as its final norm (`weight_overlay.append_layer`).
+    model: the full model. adapter: the model whose `head` computes the logits of a step; drafts may
+    restrict its vocabulary.
+    """
+
+    model: ModelAdapter
+    adapter: ModelAdapter
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """Return a cache for the head's K/V of one text."""
+
+    def read_states(self, hidden: Tensor) -> Tensor:
+        """Return what the head reads of the last layer's output, [B, T, H] -> [B, T, H]."""
+
+    def run(self, hidden: Tensor, tokens: Tensor, cache: KVCache, plan: PassPlan) -> Tensor:
+        """Run the head's layer.
+
+        hidden: [B, T, H], from `read_states` or from the step before. tokens: [B, T], each after
+        its hidden state. Returns the states [B, T, H] of the next step.
+        """
+
+    def compute_logits(self, adapter: ModelAdapter, hidden: Tensor) -> Tensor:
+        """Return the logits of a step from the states that `run` returned.
+
+        adapter: that of this head, or the same with fewer rows of the head.
+        """
+
+
+class TrainedHead:
+    """A head that `train mtp` made.
+
+    adapter: the model with the head's layer as one more layer, and the head's norm as its final
+    norm (`weight_overlay.append_layer`).
     """
 
     def __init__(self, model: ModelAdapter, adapter: ModelAdapter, mix: InputMix):
@@ -69,12 +100,21 @@ class DraftHead:
         self.layer = model.spec.n_layers  # the number of the appended layer
 
     def new_cache(self, capacity: int) -> KVCache:
-        """Return a cache for the head's K/V of one text."""
         self.model.new_cache(1, capacity)  # extends rotary tables and masks to `capacity`
         return KVCache(self.layer + 1, 1, capacity)
 
+    def read_states(self, hidden: Tensor) -> Tensor:
+        return hidden
 
-def load_draft_head(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]) -> DraftHead:
+    def run(self, hidden: Tensor, tokens: Tensor, cache: KVCache, plan: PassPlan) -> Tensor:
+        x = self.mix(self.model.embed(tokens, plan.positions), hidden)
+        return self.adapter.block(self.layer, x, cache, plan)
+
+    def compute_logits(self, adapter: ModelAdapter, hidden: Tensor) -> Tensor:
+        return adapter.head(hidden)
+
+
+def load_draft_head(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]) -> TrainedHead:
     """Load the head of a module.
 
     Raises: ModuleError for a file that is missing, damaged, or made for another model."""
@@ -83,7 +123,7 @@ def load_draft_head(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]
 
 def build_draft_head(
     model: ModelAdapter, card: ModuleCard, tensors: Mapping[str, Tensor], name: str
-) -> DraftHead:
+) -> TrainedHead:
     """Build the head from tensors that were read already. name: their file's name, for errors.
 
     Raises: ModuleError for tensors that do not fit the model.
@@ -116,7 +156,7 @@ def build_draft_head(
             f"{name}: this module does not fit {model.spec.id}: {error}; train one for this model"
         ) from None
     placed = (tensors[key].to(model.spec.device, model.spec.dtype) for key in shapes)
-    return DraftHead(model, on_same_engine(model, adapter), InputMix(*placed))
+    return TrainedHead(model, on_same_engine(model, adapter), InputMix(*placed))
 
 
 def plan_depth(n_rows: int, depth: int, device: torch.device, first: int = 0) -> PassPlan:

@@ -8,28 +8,34 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from skipsearch.drafters.base import DecodeContext, Draft, DraftSession
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
+from skipsearch.drafters.draft_model_session import draft_with
 from skipsearch.drafters.s3d.spec import S3D, DraftTree
 from skipsearch.drafters.s3d.weights import MultiTokenDraft, load_multi_token
 from skipsearch.errors import ModuleError
 from skipsearch.models.adapter import ModelAdapter
 
 
-def make_s3d_drafter(spec: S3D, model: ModelAdapter, folders: Sequence[Path]) -> S3DDrafter:
+def make_s3d_drafter(spec: S3D, model: ModelAdapter, folders: Sequence[Path]) -> Drafter:
     """Make the drafter from the file of trained weights that these settings name.
 
-    Raises: ModuleError if the file is missing, damaged, or made for another model or mask.
+    Raises: ModuleError if the file is missing, damaged, or made for another model or mask;
+    MaskError for a token outside the vocabulary.
     """
     multi_token_draft = load_multi_token(model, spec.module, folders)
     if multi_token_draft.mask != spec.mask(model.spec.n_layers):
         raise ModuleError(
             f"{spec.module.file}: this module was trained for another mask than the recipe has"
         )
-    return S3DDrafter(multi_token_draft, spec.tree)
+    drafter = S3DDrafter(multi_token_draft, spec.tree)
+    return draft_with(drafter, multi_token_draft.model, spec.reading)
 
 
 class S3DDrafter(DraftSession):
-    """A drafter that has no state and therefore serves as the session of all requests."""
+    """A drafter that has no state and therefore serves as the session of all requests.
+
+    The model of its context is the one that drafts.
+    """
 
     def __init__(self, multi_token_draft: MultiTokenDraft, tree: DraftTree | None = None):
         self.multi_token_draft, self.tree = multi_token_draft, tree
@@ -41,7 +47,7 @@ class S3DDrafter(DraftSession):
         n_rows = min(max_tokens, self.multi_token_draft.max_tokens)
         plan = ctx.planner.plan_chain(ctx.cache.length, n_rows)
         hidden = self.multi_token_draft.run_draft_layers(ctx.pending, n_rows, ctx.cache, plan)
-        logits = self.multi_token_draft.model.head(hidden)[0]
+        logits = ctx.model.head(hidden)[0]
         sampler = ctx.sampler if self.tree is None else ctx.sampler.top(1 + max(self.tree.ranks))
         ranked, probs = sampler.draw(sampler.score(logits, False))  # [rows, ranks]
         if self.tree is None:

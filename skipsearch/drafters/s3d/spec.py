@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from skipsearch.core.mask import SkipMask, format_sublayer_count
-from skipsearch.core.recipe import DrafterInfo, DrafterSpec
+from skipsearch.core.reading import Reading
+from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftVocabulary
 from skipsearch.core.schema_types import FrozenModel, Layers, ModuleRef, broken_rule, is_none
 from skipsearch.drafters.skip.spec import sorted_unique
 
@@ -106,6 +107,7 @@ class S3D(DrafterSpec):
         exclude_if=is_none,
         description="what of the draft pass is verified; left out: a chain",
     )
+    vocabulary: DraftVocabulary = None
     module: ModuleRef = Field(description="the trained embeddings and, if any, low-rank changes")
 
     @field_validator("attn", "mlp")
@@ -116,6 +118,10 @@ class S3D(DrafterSpec):
     @property
     def modules(self) -> tuple[ModuleRef, ...]:
         return (self.module,)
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(vocabulary=self.vocabulary)
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
         from skipsearch.drafters.s3d.session import make_s3d_drafter
@@ -132,4 +138,7 @@ class S3D(DrafterSpec):
     def __str__(self) -> str:
         skipped = format_sublayer_count(len(self.attn) + len(self.mlp))
         shape = f", a tree of {len(self.tree.parents)}" if self.tree else ""
-        return f"s3d, skips {skipped}, up to {self.draft_length} in one pass{shape}"
+        return (
+            f"s3d, skips {skipped}{self.format_reading()}, up to {self.draft_length} in one "
+            f"pass{shape}"
+        )

@@ -206,8 +206,17 @@ class _ReplayInterceptor(MaskingInterceptor):
     ):
         super().__init__(model, plan, mask)
         self.states, self.save_at, self.n_rows = states, save_at, plan.positions.shape[1]
+        self.last_hidden: Tensor | None = None  # output of the last layer
         self.bounds = [*pairwise(sorted({0, *cuts, self.n_rows}))]
         self.saved_states: dict[int, Any] = {}
+
+    def on_layer(
+        self, i: int, call: ForwardCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        out = super().on_layer(i, call, args, kwargs)
+        if i == self.model.spec.n_layers - 1:
+            self.last_hidden = out[0] if isinstance(out, tuple) else out
+        return out
 
     def on_part(
         self, i: int, name: str, call: ForwardCall, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -284,6 +293,12 @@ class RecurrentAdapter(GenericAdapter):
         self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool
     ) -> Tensor:
         """Run a pass, which must be a chain. Raises: ModelError for another plan."""
+        return self.run_with_hidden(tokens, cache, plan, mask, last_only)[0]
+
+    def run_with_hidden(
+        self, tokens: Tensor, cache: KVCache, plan: PassPlan, mask: SkipMask | None, last_only: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Run a pass as `run` does; return (logits, input of the head [B, T, H])."""
         assert isinstance(cache, RecurrentCache)
         start, rows = chain_start(plan), tokens.shape[1]
         cache.reserve(plan.n_keys)
@@ -329,7 +344,9 @@ class RecurrentAdapter(GenericAdapter):
                 interceptor.saved_states.get(i, state) for i, state in enumerate(start_state.states)
             ]
             cache.end_full_pass(start, start_states if n_replayed else None, end_state)
-        return logits if last_only else logits[:, n_replayed:]
+        assert interceptor.last_hidden is not None
+        hidden = interceptor.last_hidden[:, n_replayed:]
+        return (logits if last_only else logits[:, n_replayed:]), hidden
 
     def with_states(
         self, i: int, layer_args: LayerArgs, cache: KVCache, plan: PassPlan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,10 +14,15 @@ from skipsearch.decoding import loop
 from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.kangaroo.session import KangarooSession, ResumingSession
 from skipsearch.drafters.kangaroo.weights import EarlyExitDraft
-from skipsearch.models import weight_overlay
+from skipsearch.models import ModelAdapter, weight_overlay
 from skipsearch.models.kv_cache import KVCache, PassPlan
 
-from ..kangaroo_checks import check_kangaroo_drafts, check_kangaroo_passes, check_kangaroo_siblings
+from ..kangaroo_checks import (
+    check_kangaroo_drafts,
+    check_kangaroo_passes,
+    check_kangaroo_restricted,
+    check_kangaroo_siblings,
+)
 from ..trained_checks import check_kangaroo_committed
 from .register import caught_by
 
@@ -137,7 +143,10 @@ def unsure_token_is_dropped() -> Iterator[None]:
 
 @caught_by(check_kangaroo_drafts)
 def final_norm_in_the_place_of_the_adapters() -> Iterator[None]:
-    with patch.object(EarlyExitDraft, "head", lambda self, h: self.model.head(h)):
+    def logits(self: EarlyExitDraft, adapter: ModelAdapter, *arguments: Any) -> Tensor:
+        return self.model.head(self.run_adapter(*arguments)[:, -1:])[:, -1]
+
+    with patch.object(EarlyExitDraft, "compute_last_logits", logits):
         yield
 
 
@@ -145,11 +154,26 @@ def final_norm_in_the_place_of_the_adapters() -> Iterator[None]:
 def both_norms_before_the_head() -> Iterator[None]:
     """The adapter's norm is followed by the model's final norm."""
 
-    def head(self: EarlyExitDraft, h: Tensor) -> Tensor:
+    def logits(self: EarlyExitDraft, adapter: ModelAdapter, *arguments: Any) -> Tensor:
         [own] = weight_overlay.get_final_norm(self.adapter).values()
-        return self.model.head(own * h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt())
+        h = self.run_adapter(*arguments)[:, -1:]
+        h = own * h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        return self.model.head(h)[:, -1]
 
-    with patch.object(EarlyExitDraft, "head", head):
+    with patch.object(EarlyExitDraft, "compute_last_logits", logits):
+        yield
+
+
+@caught_by(check_kangaroo_restricted)
+def draft_computes_the_whole_head() -> Iterator[None]:
+    """The draft proposes tokens that its vocabulary does not have."""
+    real = KangarooSession.draft
+
+    def draft(self: KangarooSession, ctx: DecodeContext, most: int) -> Draft | None:
+        sampler = getattr(ctx.sampler, "sampler", ctx.sampler)
+        return real(self, replace(ctx, model=self.early_exit_draft.adapter, sampler=sampler), most)
+
+    with patch.object(KangarooSession, "draft", draft):
         yield
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from skipsearch.decoding import loop
 from skipsearch.drafters import DecodeContext, Draft
+from skipsearch.drafters.draft_model_session import DraftModelDrafter
 from skipsearch.drafters.s3d import session
 from skipsearch.drafters.s3d.session import S3DDrafter
 from skipsearch.drafters.s3d.weights import MultiTokenDraft
@@ -39,9 +40,9 @@ def changes_for_drafting_verify() -> Iterator[None]:
         inner = [getattr(drafter, "inner", None) for _, drafter in self.drafters]
         changed = next(
             (
-                drafter.multi_token_draft.model
+                drafter.draft_model.model
                 for drafter in inner
-                if hasattr(drafter, "multi_token_draft")
+                if isinstance(drafter, DraftModelDrafter)
             ),
             self.model,
         )
@@ -123,8 +124,7 @@ def unknown_tokens_join_the_vocabulary() -> Iterator[None]:
             return torch.cat([self.inner.head(h), h @ self.unknown.T], dim=-1)
 
     def draft(self: S3DDrafter, ctx: DecodeContext, most: int) -> Draft | None:
-        with patch.object(self.multi_token_draft, "model", Grown(self.multi_token_draft)):
-            return real(self, ctx, most)
+        return real(self, replace(ctx, model=Grown(self.multi_token_draft)), most)
 
     with patch.object(S3DDrafter, "draft", draft):
         yield

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skipsearch.decoding import loop
 from skipsearch.drafters import DecodeContext, Draft
-from skipsearch.drafters.reduced import HeadRowsSampler, ReducedSession
+from skipsearch.drafters.draft_model_session import DraftModelSession, HeadRowsSampler
 from skipsearch.drafters.skip.session import SkipSession
 from skipsearch.engine.sampler import DraftScores
 from skipsearch.models.head_rows import HeadRows
@@ -23,9 +23,9 @@ from .register import caught_by
 @caught_by(check_reduced_greedy)
 def rounded_weights_verify() -> Iterator[None]:
     """The copy in fewer bits runs the verify passes too."""
-    real_begin, real_round = ReducedSession.begin, loop.DecodeLoop._run_round
+    real_begin, real_round = DraftModelSession.begin, loop.DecodeLoop._run_round
 
-    def begin(self: ReducedSession, ctx: DecodeContext) -> None:
+    def begin(self: DraftModelSession, ctx: DecodeContext) -> None:
         ctx.model = self.draft_model.model
         real_begin(self, ctx)
 
@@ -34,7 +34,7 @@ def rounded_weights_verify() -> Iterator[None]:
             return real_round(self, request, room)
 
     with (
-        patch.object(ReducedSession, "begin", begin),
+        patch.object(DraftModelSession, "begin", begin),
         patch.object(loop.DecodeLoop, "_run_round", run_round),
     ):
         yield

@@ -1,4 +1,8 @@
-"""Run a drafter on a model that reads less: fewer bits, fewer experts, or a smaller head."""
+"""Run a drafter on another model than the verifying one.
+
+This is a model with trained weights, or one that reads less: fewer bits, fewer experts, or a
+smaller head.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +30,38 @@ from skipsearch.models.kv_cache import KVCache, PassPlan
 
 
 def reduce_reading(drafter: Drafter, model: ModelAdapter, reading: Reading) -> Drafter:
-    """Return a drafter whose draft passes read what `reading` says.
+    """Return a drafter whose draft passes read what `reading` says of the verifying model.
 
-    Raises: ModelError if the model has no such draft; MaskError for a token outside the vocabulary.
+    Raises: as `draft_with`.
     """
-    if reading.is_everything:
-        return drafter
+    return drafter if reading.is_everything else draft_with(drafter, model, reading)
+
+
+def draft_with(drafter: Drafter, model: ModelAdapter, reading: Reading) -> Drafter:
+    """Return a drafter that drafts with `model`, of which it reads what `reading` says.
+
+    The model writes to the cache of the verifying model. Raises: ModelError if the model has no
+    such draft; MaskError for a token outside the vocabulary.
+    """
     learns = isinstance(drafter, StatefulDrafter)
     try:
         draft_model = make_draft_model(model, reading)
-        return (LearningReducedDrafter if learns else ReducedDrafter)(drafter, draft_model)
+        return (LearningDraftModelDrafter if learns else DraftModelDrafter)(drafter, draft_model)
     except ValueError as error:
         raise MaskError(f"{error}; was this vocabulary made for another model?") from None
 
 
-class ReducedDrafter:
-    """A drafter that runs another drafter on a model that reads less."""
+class DraftModelDrafter:
+    """A drafter that runs another drafter on a draft model."""
 
     def __init__(self, drafter: Drafter, draft_model: DraftModel):
         self.drafter, self.draft_model = drafter, draft_model
 
-    def new_session(self) -> ReducedSession:
-        return ReducedSession(self.drafter.new_session(), self.draft_model)
+    def new_session(self) -> DraftModelSession:
+        return DraftModelSession(self.drafter.new_session(), self.draft_model)
 
 
-class LearningReducedDrafter(ReducedDrafter):
+class LearningDraftModelDrafter(DraftModelDrafter):
     """A reduced drafter whose own drafter learns from request to request."""
 
     drafter: StatefulDrafter  # type: ignore[assignment]
@@ -66,8 +77,8 @@ class LearningReducedDrafter(ReducedDrafter):
         self.drafter.load_state_dict(state)
 
 
-class ReducedSession(DraftSession):
-    """A session that gives another session the reduced model for its draft passes.
+class DraftModelSession(DraftSession):
+    """A session that gives another session the draft model for its draft passes.
 
     The tokens of the request are added to the head before each draft. Draft passes with a part of
     the vocabulary are not merged with those of other requests, because heads differ.
@@ -76,6 +87,7 @@ class ReducedSession(DraftSession):
     def __init__(self, session: DraftSession, draft_model: DraftModel):
         self.session, self.draft_model = session, draft_model
         self.observes_hidden, self.selects_mask = session.observes_hidden, session.selects_mask  # type: ignore[misc]
+        self.observes_last_hidden_only = session.observes_last_hidden_only  # type: ignore[misc]
         self._head: HeadRows | None = None
         self._restricted: ModelAdapter | None = None
         self._n_added = 0  # tokens of the history whose rows are in the head
