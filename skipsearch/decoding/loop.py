@@ -80,6 +80,7 @@ class _Generating:
     stop_condition: StopCondition
     acceptor: Acceptor
     guard: Guard | None  # None: drafters are never paused
+    max_draft_tokens: int | None  # of a round; None: no limit of this request
     # One for each drafter of the recipe; then one for forced tokens, if the request has a
     # constraint.
     sessions: list[DraftSession] = field(default_factory=list)
@@ -219,6 +220,7 @@ class DecodeLoop:
                 prepared.constraint,
             ),
             Guard(self.drafter_costs) if any(self.drafter_costs) else None,
+            prepared.max_draft_tokens,
         )
         request.sessions = [drafter.new_session() for _, drafter in self.drafters]
         request.observers = [s for s in request.sessions if s.observes_hidden]
@@ -355,6 +357,8 @@ class DecodeLoop:
 
         The draft has at most `token_budget` tokens. (0, None): no drafter proposes anything.
         """
+        if request.max_draft_tokens is not None:
+            token_budget = min(token_budget, request.max_draft_tokens)
         chains_only = self.exact or request.acceptor.processed is not None
         n = len(self.drafters)
         lengths = [*(draft_length for draft_length, _ in self.drafters), MAX_FORCED]

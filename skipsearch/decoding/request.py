@@ -32,6 +32,7 @@ class RequestOptions(TypedDict, total=False):
     processors: tuple[Processor, ...]
     max_seconds: float | None
     constraint: Constraint | None
+    max_draft_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Request:
     # The shape of the text. Tokens that it forbids are ruled out before temperature, top-k and
     # top-p, and after the processors. It needs `pip install 'skipsearch[constraints]'`.
     constraint: Constraint | None = None
+    max_draft_tokens: int | None = None  # of a round; None: as many as the recipe allows
 
     def prepare(self, model: ModelAdapter) -> PreparedRequest:
         """Check the request, and return it in the form that the loop needs.
@@ -68,6 +70,12 @@ class Request:
         sampling = SamplingParams(self.temperature, self.top_p, self.top_k)
         if not is_integral(self.seed) or not -(2**63) <= self.seed < 2**64:
             raise DecodeError(f"seed is {self.seed!r}; a seed is a whole number of at most 64 bits")
+        limit = self.max_draft_tokens
+        if limit is not None and (not is_integral(limit) or limit < 0):
+            raise DecodeError(
+                f"max_draft_tokens is {short_repr(limit)}; give a whole number from 0 (no drafts) "
+                "on, or None"
+            )
         eos = () if self.ignore_eos else model.spec.eos_token_ids
         matcher = self.new_matcher(model)
         constraint = None if matcher is None else ConstraintProcessor(matcher, len(ids))
@@ -93,7 +101,7 @@ class Request:
             max_tokens, eos, self.stop, model.tokenizer, self.end_on_repeat, self.max_seconds
         )
         return PreparedRequest(
-            ids, sampling, stop_condition, int(self.seed), processed_acceptance, constraint
+            ids, sampling, stop_condition, int(self.seed), processed_acceptance, constraint, limit
         )
 
     def new_matcher(self, model: ModelAdapter) -> Matcher | None:
@@ -154,3 +162,4 @@ class PreparedRequest:
     seed: int = 0
     processed_acceptance: ProcessedAcceptance | None = None  # None: the request has no processors
     constraint: ConstraintProcessor | None = None  # None: the request has no constraint
+    max_draft_tokens: int | None = None

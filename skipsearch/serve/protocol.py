@@ -158,6 +158,21 @@ class SkipsearchOptions(_RequestModel):
     trace: bool = False
 
 
+class SpeculativeOptions(_RequestModel):
+    """Limits of a request's drafts, under llama-server's name.
+
+    n_max: the most tokens that are drafted in a round; 0: none; None: as many as the recipe allows.
+    """
+
+    inside = "speculative"
+    n_max: Annotated[int, Field(strict=True, ge=0, le=64)] | None = None
+
+
+def _read_speculative(value: Any) -> Any:
+    """Return the options that true and false stand for; any other value as it is."""
+    return {"n_max": None if value else 0} if isinstance(value, bool) else value
+
+
 class BaseRequest(_RequestModel):
     """The fields that both kinds of request have. None means the default, as in clients."""
 
@@ -181,7 +196,7 @@ class BaseRequest(_RequestModel):
         | None
     ) = None
     response_format: dict[str, Any] | None = None
-    speculative: Annotated[bool, Field(strict=True)] | None = None  # false decodes plainly
+    speculative: Annotated[SpeculativeOptions, BeforeValidator(_read_speculative)] | None = None
     skipsearch: SkipsearchOptions = SkipsearchOptions()
 
     @model_validator(mode="before")
@@ -259,7 +274,12 @@ class BaseRequest(_RequestModel):
     @property
     def is_plain(self) -> bool:
         """Whether the answers are decoded without drafting."""
-        return self.speculative is False or self.skipsearch.profile == "none"
+        return self.max_draft_tokens == 0 or self.skipsearch.profile == "none"
+
+    @property
+    def max_draft_tokens(self) -> int | None:
+        """The most tokens that are drafted in a round; None: as many as the recipe allows."""
+        return None if self.speculative is None else self.speculative.n_max
 
     @property
     def constraint(self) -> Constraint | None:

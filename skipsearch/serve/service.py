@@ -94,6 +94,7 @@ class ActiveRequest:
                         len(prompt.ids), service.model.spec.vocab_size
                     ),
                     constraint=prompt.constraint,
+                    max_draft_tokens=http_request.max_draft_tokens,
                 )
                 self.choices.append(choice)
                 self.jobs.append(

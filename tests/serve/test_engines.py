@@ -66,7 +66,12 @@ def test_an_answer_reports_its_drafts_in_the_fields_of_vllm_and_llama_cpp() -> N
         streamed = asked | {"stream": True, "stream_options": {"include_usage": True}}
         lines = client.post("/v1/completions", json=streamed).text.splitlines()
         plain = client.post("/v1/completions", json=asked | {"speculative": False}).json()
-        wrong = client.post("/v1/completions", json=asked | {"speculative": "no"})
+        limited = client.post("/v1/completions", json=asked | {"speculative": {"n_max": 1}}).json()
+        none = client.post("/v1/completions", json=asked | {"speculative": {"n_max": 0}}).json()
+        wrong = [
+            client.post("/v1/completions", json=asked | {"speculative": value})
+            for value in ("no", {"n_max": 65}, {"n_min": 1})
+        ]
     drafting, timings = answer["metrics"]["speculative_decoding"], answer["timings"]
     counts = answer["skipsearch"]
     histogram = drafting["acceptance_histogram"]
@@ -84,8 +89,14 @@ def test_an_answer_reports_its_drafts_in_the_fields_of_vllm_and_llama_cpp() -> N
     assert last["timings"]["draft_n"] == timings["draft_n"]
     assert plain["metrics"]["speculative_decoding"]["mean_acceptance_length"] is None
     assert plain["timings"]["draft_n"] == 0
-    assert wrong.status_code == 400
-    assert "speculative" in wrong.json()["error"]["message"]
+    for text in (plain, limited, none):
+        assert text["choices"] == answer["choices"]
+    histogram_of_one = limited["metrics"]["speculative_decoding"]["acceptance_histogram"]
+    assert 0 < sum(histogram_of_one[1:]) == histogram_of_one[1]
+    assert none["timings"]["draft_n"] == 0
+    for refused, named in zip(wrong, ("speculative", "64", "n_min"), strict=True):
+        assert refused.status_code == 400
+        assert named in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("together", [False, True])
