@@ -129,7 +129,7 @@ def decode(
             "--check",
             help="Decode without drafting too, and compare the tokens. They are "
             "equal to the bit on the engine native and with --exact; else a near-tie "
-            "may fall otherwise, in 16 bits now and then.",
+            "may fall otherwise, which is frequent in 16 bits.",
         ),
     ] = False,
     side_by_side: Annotated[

@@ -42,9 +42,10 @@ def tune(
         typer.Option(
             help="Which drafters to consider. lookup copies from the text so far; skip runs the "
             "model with fewer bits, fewer tokens of its vocabulary or fewer sub-layers; adapted, "
-            "kangaroo, s3d and mtp are trained (see --modules); clasp, asd and swift choose masks "
-            "while decoding. lookup,skip asks lookup first; lookup goes before any of the others "
-            "too. auto: lookup; skip; lookup,skip; what is in --modules."
+            "kangaroo, s3d and mtp are trained (see --modules), and mtp may be a head that the "
+            "model ships; clasp, asd and swift choose masks while decoding. lookup,skip asks "
+            "lookup first; lookup goes before any of the others too. auto: lookup; skip; "
+            "lookup,skip; what is in --modules; a head that the model ships."
         ),
     ] = "auto",
     modules: Annotated[

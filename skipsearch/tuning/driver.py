@@ -97,7 +97,8 @@ def tune(
     remeasure: measure the latency table even if one is cached.
     drafters: which drafter a recipe may have: "lookup", "skip", "adapted", "kangaroo", "s3d",
     "mtp", "clasp", "asd", "swift", or one of them after lookup, such as "lookup,skip". "auto" tries
-    lookup, skip and the drafters of `modules`, each alone and after lookup.
+    lookup, skip, the drafters of `modules` and a draft head that the model ships, each alone and
+    after lookup.
     never_skip: flat numbers of sub-layers that no draft skips: attention of layer i is 2i, its MLP
     2i + 1. `parse_sublayers` reads them from text.
     modules: a folder of trained drafters' modules.
