@@ -212,5 +212,39 @@ class ResumedVerifyCosts(Costs):
         ) + self.share_below_exit * self.verify_seconds(n_siblings)
 
 
+@dataclass(frozen=True)
+class TimedDraftCosts(Costs):
+    """Costs of drafts whose steps were timed while they decoded.
+
+    first_step_s: seconds of a draft of one token, besides its verify pass. step_s: of each further
+    token. verify_costs: prices the verify pass after a draft.
+    """
+
+    first_step_s: float = 0.0
+    step_s: float = 0.0
+    verify_costs: Costs | None = None
+
+    @classmethod
+    def from_costs(cls, costs: Costs, first_step_s: float, step_s: float) -> TimedDraftCosts:
+        """Return these costs with timed draft steps, which include all misses of caches."""
+        untimed = {"first": 0.0, "cold": 0.0, "call": 0.0}
+        return cls(
+            **_base_fields(costs) | untimed,
+            first_step_s=first_step_s,
+            step_s=step_s,
+            verify_costs=costs,
+        )
+
+    def draft_step_seconds(self, mask: SkipMask) -> float:
+        return self.step_s
+
+    def draft_seconds(self, mask: SkipMask, n_tokens: int) -> float:
+        return self.first_step_s + (n_tokens - 1) * self.step_s
+
+    def verify_after_draft_seconds(self, n_drafted: int, n_siblings: int) -> float:
+        assert self.verify_costs is not None
+        return self.verify_costs.verify_after_draft_seconds(n_drafted, n_siblings)
+
+
 def _base_fields(costs: Costs) -> dict[str, Any]:
     return {field.name: getattr(costs, field.name) for field in fields(Costs)}

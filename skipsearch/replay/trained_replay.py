@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -54,6 +54,9 @@ class TrainedDraft:
     adjust_costs: Callable[[Costs], Costs] = _same_costs  # from the costs of `mask`
     # Ranks of a parallel draft (S3D); None: the drafter makes one pass per token.
     rank_drafts: Callable[[Replay, Vocabularies], list[DraftRanks]] | None = None
+    folders: tuple[Path, ...] = ()  # of its module
+    # Whether the latency table has no price for its steps, so that they are timed.
+    needs_timing: bool = False
     # The vocabulary that it was trained to draft; None: any, all tokens included.
     vocabulary: Vocabulary | None = None
 
@@ -67,6 +70,13 @@ def load_trained_draft(
     model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]
 ) -> TrainedDraft:
     """Load a module. Raises: ModuleError if it is missing, damaged, or for another model."""
+    draft = _load_trained_draft(model, ref, folders)
+    return replace(draft, folders=tuple(folders))
+
+
+def _load_trained_draft(
+    model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]
+) -> TrainedDraft:
     card = read_module_header(find_module_file(ref, folders)).card
     mask = card.mask
     if card.kind == "kangaroo":
@@ -96,6 +106,7 @@ def load_trained_draft(
                 if can_start_midway(model)
                 else costs
             ),
+            needs_timing=True,
         )
     if card.kind == "s3d":
         at_once = load_multi_token(model, ref, folders)
@@ -165,6 +176,7 @@ def _make_mtp_draft(
             module=ref,
         ),
         True,
+        needs_timing=True,
         vocabulary=vocabulary,
     )
 

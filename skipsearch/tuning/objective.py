@@ -6,24 +6,21 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from math import sqrt
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
-from skipsearch.core.cost_model import Costs, OnePassDraftCosts
+from skipsearch.core.cost_model import Costs
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import READ_ALL, Reading, Vocabulary
+from skipsearch.core.reading import READ_ALL, Reading
 from skipsearch.core.recipe import DrafterSpec, Recipe
-from skipsearch.core.schema_types import ModuleRef
 from skipsearch.core.stats import Trial
 from skipsearch.drafters.exits import DraftPolicy
 from skipsearch.drafters.lookup.spec import Lookup
-from skipsearch.drafters.s3d.spec import DraftTree
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.forced_replay import ForcedReplay
 from skipsearch.replay.lookup_replay import LookupProposals, LookupReplay, lookup_grid
-from skipsearch.replay.parallel_draft import DraftRanks, nodes_by_depth
 from skipsearch.replay.replay import PromptReplay, Replay
 from skipsearch.replay.rounds import RoundTable, rounds_from_replay, rounds_without_model
 from skipsearch.replay.simulate import Prediction, simulate
@@ -35,13 +32,10 @@ from skipsearch.replay.sweep import (
     sweep,
     sweep_lookups,
 )
-from skipsearch.replay.trained_replay import TrainedDraft, Vocabularies
-from skipsearch.timing.reading_costs import FormatCosts, measure_format_costs, price_reading
+from skipsearch.replay.trained_replay import TrainedDraft
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.recipe_shape import LOOKUP_SKIP, SKIP, RecipeShape
-from skipsearch.tuning.vocabularies import list_vocabularies
-
-T = TypeVar("T")
+from skipsearch.tuning.trained_candidates import MIN_SIBLING_GAIN, TrainedCandidates, lookups_of
 
 MAX_DRAFT = 12  # Draft & Verify's K
 RUNG_STRIDES = (
@@ -52,7 +46,6 @@ RUNG_STRIDES = (
 MIN_RUNG_PROMPTS = 6  # a sample of fewer prompts says too little
 MAX_LOOKUPS = 6  # settings of lookup tried before a skip drafter, each also with a match of 1 token
 POLICIES_WITH_SIBLINGS = 8  # draft policies of a mask that are tried with siblings
-MIN_SIBLING_GAIN = 1.01  # a smaller gain from siblings is within the noise
 # A mask is dropped if it is slower than the best one by more standard errors than this. A mask that
 # is as fast as the best one is dropped at a rung with a probability of one in six.
 DROP_SIGMAS = 1.0
@@ -130,9 +123,7 @@ class ReplayObjective:
             else None
         )
         self.ranked_lookups = self._rank_lookups()
-        # By module: (rounds or ranks, vocabulary) of each replay.
-        self._trained_replays: dict[ModuleRef | None, list[tuple[Any, Vocabulary | None]]] = {}
-        self._head_costs: dict[Reading, FormatCosts] | None = None
+        self._trained = TrainedCandidates(replay, costs, self.predict_best)
 
     def fresh_copy(self) -> ReplayObjective:
         """Return a copy for another search, without a best mask so far."""
@@ -177,7 +168,7 @@ class ReplayObjective:
         lookups = self.list_lookups(self.searched_shape.after_lookup)[:1]
         for rung in self._rungs:
             replayed += self.replay(mask, batch_indices=rung)
-            candidate = self._predict_best(
+            candidate = self.predict_best(
                 rounds_from_replay(replayed), mask, self.coarse_policies, lookups
             )
             assert candidate.prediction is not None
@@ -233,10 +224,10 @@ class ReplayObjective:
             after_lookup = self.searched_shape.after_lookup
         options = self.list_lookups(after_lookup)
         if not fine:
-            return self._predict_best(rounds, mask, self.coarse_policies, options[:1])
-        coarse = self._predict_best(rounds, mask, self.coarse_policies, options).recipe
-        return self._predict_best(
-            rounds, mask, fine_policies(self.max_draft), [_lookups_of(coarse)], siblings=siblings
+            return self.predict_best(rounds, mask, self.coarse_policies, options[:1])
+        coarse = self.predict_best(rounds, mask, self.coarse_policies, options).recipe
+        return self.predict_best(
+            rounds, mask, fine_policies(self.max_draft), [lookups_of(coarse)], siblings=siblings
         )
 
     def predict_coarse(self, rounds: RoundTable, mask: SkipMask) -> Candidate:
@@ -245,98 +236,13 @@ class ReplayObjective:
         rounds: from the replay of some prompts with this mask.
         """
         lookups = self.list_lookups(self.searched_shape.after_lookup)[:1]
-        return self._predict_best(rounds, mask, self.coarse_policies, lookups)
+        return self.predict_best(rounds, mask, self.coarse_policies, lookups)
 
     def best_trained(
         self, draft: TrainedDraft, after_lookup: bool, siblings: bool = True
     ) -> Candidate:
         """Return the best recipe with a trained draft. siblings: try siblings, too."""
-        options = self.list_lookups(after_lookup)
-
-        def make_spec(_: SkipMask, policy: DraftPolicy) -> DrafterSpec:
-            return draft.make_spec(policy, None)
-
-        if draft.rank_drafts is not None:
-            return min(
-                (
-                    self._best_parallel_draft(draft, ranks, vocabulary, options)
-                    for ranks, vocabulary in self._replay_trained(draft, draft.rank_drafts)
-                ),
-                key=lambda candidate: candidate.seconds_per_token,
-            )
-        best: tuple[Candidate, RoundTable, Vocabulary | None] | None = None
-        for rounds, vocabulary in self._replay_trained(draft, draft.replay_rounds):
-            costs = draft.adjust_costs(self._price_vocabulary(vocabulary))
-            coarse = self._predict_best(
-                rounds, draft.mask, self.coarse_policies, options, make_spec, costs=costs
-            )
-            if best is None or coarse.seconds_per_token < best[0].seconds_per_token:
-                best = coarse, rounds, vocabulary
-        assert best is not None
-        coarse, rounds, vocabulary = best
-        return self._predict_best(
-            rounds,
-            draft.mask,
-            fine_policies(self.max_draft),
-            [_lookups_of(coarse.recipe)],
-            lambda _, policy: draft.make_spec(policy, vocabulary),
-            siblings and draft.allows_siblings,
-            draft.adjust_costs(self._price_vocabulary(vocabulary)),
-        )
-
-    def _replay_trained(
-        self, draft: TrainedDraft, replay: Callable[[Replay, Vocabularies], list[T]]
-    ) -> list[tuple[T, Vocabulary | None]]:
-        """Return the replay of a trained draft with each vocabulary that it may have."""
-        if draft.ref not in self._trained_replays:
-            vocabularies: list[Vocabulary | None] = [draft.vocabulary]
-            if draft.vocabulary is None:
-                vocabularies = list(list_vocabularies(self.replay.model, self.replay.continuations))
-            replayed = replay(self.replay, vocabularies)
-            self._trained_replays[draft.ref] = list(zip(replayed, vocabularies, strict=True))
-        return self._trained_replays[draft.ref]
-
-    def _price_vocabulary(self, vocabulary: Vocabulary | None) -> Costs:
-        """Return the costs of drafts of the stored weights that have this vocabulary."""
-        if vocabulary is None:
-            return self.costs
-        model = self.replay.model
-        if self._head_costs is None:
-            context = self.replay.context_lengths()[1]
-            self._head_costs = measure_format_costs(model, context, [READ_ALL])
-        reading = Reading(vocabulary=vocabulary)
-        return price_reading(self.costs, self._head_costs, reading, model.spec.vocab_size)
-
-    def _best_parallel_draft(
-        self,
-        draft: TrainedDraft,
-        draft_ranks: DraftRanks,
-        vocabulary: Vocabulary | None,
-        lookup_options: Sequence[tuple[Lookup, ...]],
-    ) -> Candidate:
-        """Return the best recipe among chains of every length and trees.
-
-        A tree is chosen only if it is faster than the best chain by the factor MIN_SIBLING_GAIN.
-        """
-        costs = self._price_vocabulary(vocabulary)
-
-        def predict(tree: DraftTree, is_chain: bool) -> Candidate:
-            update = {"tree": None if is_chain else tree}
-            return self._predict_best(
-                draft_ranks.to_rounds(tree),
-                draft.mask,
-                [DraftPolicy(max(tree.depths))],
-                lookup_options,
-                lambda _, policy: draft.make_spec(policy, vocabulary).model_copy(update=update),
-                costs=OnePassDraftCosts.from_costs(costs, nodes_by_depth(tree)),
-            )
-
-        candidates, times = list[Candidate](), list[float]()
-        for tree in draft_ranks.propose_trees():
-            is_chain = tree.n_main == len(tree.parents)
-            candidates.append(predict(tree, is_chain))
-            times.append(candidates[-1].seconds_per_token * (1.0 if is_chain else MIN_SIBLING_GAIN))
-        return candidates[times.index(min(times))]
+        return self._trained.best(draft, self.list_lookups(after_lookup), siblings)
 
     def best_lookup(self) -> Candidate:
         """Return the best recipe of lookup alone, if a shape has lookup."""
@@ -410,7 +316,7 @@ class ReplayObjective:
             return forced
         return [*forced, *(self.lookup_replay(spec, rounds.prompt_indices) for spec in lookups)]
 
-    def _predict_best(
+    def predict_best(
         self,
         rounds: RoundTable,
         mask: SkipMask,
@@ -467,10 +373,6 @@ class ReplayObjective:
             }
             for p, s in zip(options, seconds, strict=True)
         ]
-
-
-def _lookups_of(recipe: Recipe) -> tuple[Lookup, ...]:
-    return tuple(drafter for drafter in recipe.drafters if isinstance(drafter, Lookup))
 
 
 def _split_rungs(sizes: Sequence[int]) -> list[tuple[int, ...]]:

@@ -90,9 +90,6 @@ def test_predicted_recipes_count_their_own_drafters_alone(
     assert best.prediction is not None
     assert len(best.prediction.stats.by_drafter) == len(best.drafter_costs) == 1
     without = build_replay_objective(
-        model,
-        replace(workload, constraint=None),
-        ignore_event,
-        shapes=("lookup",),
+        model, replace(workload, constraint=None), ignore_event, shapes=("lookup",)
     )
     assert without.forced is None

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
 import pytest
-from helpers.modules import SMALL_MASK, module_folder, small_kangaroo, small_module, small_s3d
+from helpers.modules import (
+    SMALL_MASK,
+    module_folder,
+    small_kangaroo,
+    small_module,
+    small_mtp,
+    small_s3d,
+)
 from helpers.tiny import tiny_model_and_reference
 from tuning.small_search import COSTS
 
 from replay.exact_replay import ExactReplay
+from skipsearch.core.cost_model import Costs, TimedDraftCosts
 from skipsearch.core.reading import READ_ALL, Vocabulary
 from skipsearch.core.recipe import DrafterSpec, Recipe
 from skipsearch.core.stats import DecodeStats
@@ -22,7 +31,8 @@ from skipsearch.models import ModelAdapter
 from skipsearch.replay.replay import Replay
 from skipsearch.replay.trained_replay import TrainedDraft, load_trained_draft
 from skipsearch.timing.reading_costs import FormatCosts
-from skipsearch.tuning import objective as objective_module
+from skipsearch.tuning import trained_candidates
+from skipsearch.tuning.draft_timing import time_draft_steps
 from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.recipe_shape import RECIPE_SHAPES
 
@@ -106,12 +116,46 @@ def test_the_best_recipe_has_a_vocabulary_if_that_is_predicted_to_pay(
     costs = {READ_ALL: FormatCosts(0.9 * share, 0.1 * share, 0.0, 0.0, 0.0)}
     objective = ReplayObjective(replay, COSTS, (*RECIPE_SHAPES["auto"], spec.kind))
     with (
-        patch.object(objective_module, "list_vocabularies", lambda *_: iter([None, few])),
-        patch.object(objective_module, "measure_format_costs", lambda *_: costs),
+        patch.object(trained_candidates, "list_vocabularies", lambda *_: iter([None, few])),
+        patch.object(trained_candidates, "measure_format_costs", lambda *_: costs),
     ):
         best = objective.best_trained(draft, after_lookup=False)
-        [(whole, _), (restricted, _)] = objective._trained_replays[ref]
+        [(whole, _), (restricted, _)] = objective._trained._replays[ref]
     assert best.recipe.drafters[-1].reading.vocabulary == (few if covers_text else None)
     if spec.kind != "s3d":
         accepted = restricted.accepted_len.mean() / whole.accepted_len.mean()
         assert accepted == 1 if covers_text else accepted < 1
+
+
+@pytest.mark.parametrize("spec", [small_kangaroo(), small_mtp()], ids=lambda spec: spec.kind)
+def test_drafts_that_the_latency_table_does_not_know_are_timed(
+    replay: Replay, spec: DrafterSpec
+) -> None:
+    [ref] = spec.modules
+    draft = load_trained_draft(replay.model, ref, [module_folder()])
+    speedups, asked = list[float](), list[object]()
+    for step_s in (0.0, 1.0):
+
+        def timed(draft: TrainedDraft, *arguments: Any, step_s: float = step_s) -> Costs:
+            asked.append(draft.ref)
+            return TimedDraftCosts.from_costs(COSTS, step_s, step_s)
+
+        objective = ReplayObjective(replay, COSTS, (*RECIPE_SHAPES["auto"], spec.kind))
+        with patch.object(trained_candidates, "time_draft_steps", timed):
+            speedups.append(objective.best_trained(draft, False).predicted_speedup or 0.0)
+            objective.best_trained(draft, True)
+    assert asked == [ref, ref], "alone and after lookup, a draft is timed once"
+    assert speedups[0] > 1 > speedups[1]
+
+
+def test_timing_a_draft_prices_whole_rounds(replay: Replay) -> None:
+    [ref] = small_mtp().modules
+    draft = load_trained_draft(replay.model, ref, [module_folder()])
+    costs = time_draft_steps(draft, None, replay, COSTS)
+    assert isinstance(costs, TimedDraftCosts)
+    assert costs.verify == COSTS.verify
+    first, step = costs.first_step_s, costs.step_s
+    assert first >= 0 <= step
+    expected = [COSTS.verify[0]]
+    expected += [first + (n - 1) * step + COSTS.verify_seconds(n) for n in (1, 2, 3)]
+    assert costs.round_seconds(draft.mask, 3) == pytest.approx(expected)
