@@ -33,6 +33,7 @@ from skipsearch.replay.workload import Workload, make_workload
 from skipsearch.searchers import SearchProblem
 from skipsearch.tasks.task import Task
 from skipsearch.timing.interleaved import Timings, time_interleaved
+from skipsearch.timing.latency_table import main_context
 from skipsearch.tuning.calibration import (
     build_replay_objective,
     load_shipped_drafts,
@@ -47,6 +48,7 @@ from skipsearch.tuning.race import (
     race_candidates,
     select_online_candidates,
 )
+from skipsearch.tuning.readings import ReadingSearch
 from skipsearch.tuning.recipe_shape import (
     ONLINE_DRAFTERS,
     RECIPE_SHAPES,
@@ -160,6 +162,9 @@ def compare_methods(
                 Candidate(Recipe((Skip.from_mask(mask, MAX_DRAFT, adaptive),))),
                 needs,
             )
+    if reading_less := _best_reading_less(objective, on_event):
+        chosen["skip, reading less"] = reading_less[0], "seconds of measuring and replay"
+        everything += reading_less
     for kind in ONLINE_DRAFTERS:
         racing = select_online_candidates(RecipeShape(kind), objective, calibration, on_event)
         on_event(StageStarted(f"racing settings of {kind}"))
@@ -195,6 +200,21 @@ def compare_methods(
         on_event,
         hf_model,
     )
+
+
+def _best_reading_less(objective: ReplayObjective, on_event: TuneListener) -> list[Candidate]:
+    """Return the best recipes, alone and after lookup, whose drafts skip nothing and read less.
+
+    [] if no draft of this model can read less.
+    """
+    context = main_context(objective.replay.context_lengths())
+    readings = ReadingSearch(objective, context, on_event)
+    nothing_skipped = SkipMask(objective.replay.model.spec.n_layers)
+    judged = readings.judge(nothing_skipped)
+    if not judged:
+        return []
+    best = readings.objective_for(judged[0].reading)
+    return [best.best_recipe(nothing_skipped, after, fine=True) for after in (False, True)]
 
 
 def _search_mask(
