@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from options import loaded, options
+from options import load_chosen_model, make_parser
 from recipes import format_interval, list_best_recipes, search
 
 from skipsearch.core.recipe import Recipe
@@ -105,12 +105,12 @@ def measure_masks(model: ModelAdapter, workload: Workload, plain: Timings) -> fl
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = options(__doc__, engine="native", task=False)
+    parser = make_parser(__doc__, engine="native", task=False)
     parser.add_argument("--task", action="append", required=True)
     parser.add_argument("--budget", type=float, default=15, help="seconds of each search")
     parser.add_argument("--out", type=Path)
     args: argparse.Namespace = parser.parse_args(arguments)
-    model = loaded(args)
+    model = load_chosen_model(args)
     result: dict[str, Any] = {"model": model.spec.id, "dtype": model.spec.dtype_name, "tasks": []}
     for name in args.task:
         measured = measure(model, load_task(name), args.budget, args.seed)

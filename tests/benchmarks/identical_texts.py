@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from options import loaded, options
+from options import load_chosen_model, make_parser
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Recipe
@@ -223,7 +223,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--prompts", type=Path, required=True, help="a .jsonl, as `decode --prompts` takes it"
     )
@@ -248,7 +248,7 @@ def main() -> None:
     for dtype in args.dtypes.split(","):
         for engine in args.engines.split(","):
             args.dtype, args.engine = dtype, engine
-            model = loaded(args)
+            model = load_chosen_model(args)
             print(f"{args.model}, {dtype}, {engine}, {args.threads} threads", flush=True)
             found = measured(model, args)
             show(found)

@@ -1,19 +1,18 @@
-r"""Drafters that choose their masks while they decode, beside plain decoding, lookup and an offline
-mask: each alone and behind lookup.
+r"""Compare drafters that choose their masks while they decode with lookup and an offline mask.
 
-Settings are chosen on calibration prompts alone, as `tune` does, and measured on hold-out prompts
-in one interleaved run:
+Each runs alone and after lookup. Settings are chosen on calibration prompts alone, as `tune` does,
+and measured on hold-out prompts in one interleaved run:
 
-    python tests/benchmarks/in_context.py --task pycode --holdout
-    tests/benchmarks/many/pycode/task.yaml --prompts 240 \
-        --out build/in-context-pycode.json
+    python tests/benchmarks/in_context.py --task pycode --prompts 240 \
+        --holdout tests/benchmarks/many/pycode/task.yaml --out build/in-context-pycode.json
 
-`--long 448 --settings build/in-context-pycode.json --prompts 40` decodes so many tokens with the
-same settings, however much they repeat themselves: these methods learn over long text. `--model
-synthetic:32x256` takes the published settings and random prompts instead: its random weights say
-nothing of acceptance, only what share of the time choosing masks takes. `swift` reads the prompts
-as a stream: its order is part of the result, and the part in which it searched is shown apart from
-the part behind it. """
+`--long 448 --settings build/in-context-pycode.json --prompts 40` decodes 448 tokens with the same
+settings, even if the text repeats itself, because these methods learn over long text.
+`--model synthetic:32x256` takes the published settings and random prompts. Random weights say
+nothing about acceptance, but they show which share of the time choosing masks takes.
+`swift` reads the prompts as a stream, so their order is part of the result. The prompts on which it
+searched have a row of their own.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from options import loaded, options
+from options import load_chosen_model, make_parser
 from recipes import describe, format_interval, search
 
 from skipsearch.core.mask import SkipMask
@@ -55,11 +54,11 @@ from skipsearch.tuning.race import (
 )
 from skipsearch.tuning.recipe_shape import ONLINE_DRAFTERS, RecipeShape
 
-BEFORE = ("", "lookup,")
+PREFIXES = ("", "lookup,")  # of a recipe shape
 
 
-def said(event: object) -> None:
-    """Prints what lasts."""
+def print_event(event: object) -> None:
+    """Print stages, notices and results; say nothing of other events."""
     if isinstance(event, StageStarted | Notice):
         print(f"  {event.title if isinstance(event, StageStarted) else event.sentence}", flush=True)
     elif isinstance(event, CandidateMeasured):
@@ -73,51 +72,47 @@ def said(event: object) -> None:
         )
 
 
-def tuned(
+def tune_methods(
     model: ModelAdapter, calibration: Workload, trials: int, seed: int
 ) -> Iterator[tuple[str, Candidate]]:
-    """The best of each method by calibration prompts."""
+    """Yield (name, best recipe) of each method by calibration prompts."""
     for drafters, shape in (("skip", "skip"), ("auto", "lookup,skip")):
         print(f"offline masks for {shape}", flush=True)
         _, outcome = search(model, calibration, seed, drafters, trials=trials)
-        every = [
-            f
-            for f in select_finalists(outcome.best, outcome.objective)
-            if f.recipe.shape in (shape, "lookup")
-        ]
+        finalists = select_finalists(outcome.best, outcome.objective)
         if drafters == "auto":
-            yield "lookup", next(f for f in every if f.recipe.shape == "lookup")
-        winner, _ = race_candidates(
-            model, calibration, [f for f in every if f.recipe.shape == shape], seed, said
-        )
+            yield "lookup", next(f for f in finalists if f.recipe.shape == "lookup")
+        racing = [finalist for finalist in finalists if finalist.recipe.shape == shape]
+        winner, _ = race_candidates(model, calibration, racing, seed, print_event)
         yield shape, winner
     objective = build_replay_objective(
         model,
         calibration,
-        said,
-        shapes=[f"{before}{kind}" for kind in ONLINE_DRAFTERS for before in BEFORE],
+        print_event,
+        shapes=[f"{prefix}{kind}" for kind in ONLINE_DRAFTERS for prefix in PREFIXES],
     )
     for kind in ONLINE_DRAFTERS:
-        for before in BEFORE:
+        for prefix in PREFIXES:
             began = perf_counter()
-            print(f"{before}{kind}", flush=True)
+            print(f"{prefix}{kind}", flush=True)
             racing = select_online_candidates(
-                RecipeShape.parse(f"{before}{kind}"), objective, calibration, said
+                RecipeShape.parse(f"{prefix}{kind}"), objective, calibration, print_event
             )
-            winner, _ = race_candidates(model, calibration, racing, seed, said, ONLINE_RACE_RUNGS)
-            yield f"{before}{kind}", winner
+            winner, _ = race_candidates(
+                model, calibration, racing, seed, print_event, ONLINE_RACE_RUNGS
+            )
+            yield f"{prefix}{kind}", winner
             print(f"  {perf_counter() - began:.0f} s", flush=True)
 
 
-def published(n_layers: int) -> Iterator[tuple[str, Candidate]]:
-    """The papers' own settings of choosing masks, and every second sub-layer as the offline mask.
-    All draft five tokens a round, since an exit that reads confidence would stop at once: that of
-    random weights is low."""
-    odd, fixed, layers = (
-        tuple(range(1, n_layers - 1, 2)),
-        make_exit("fixed"),
-        round(0.55 * n_layers),
-    )
+def list_published_settings(n_layers: int) -> Iterator[tuple[str, Candidate]]:
+    """Yield (name, recipe) with the papers' settings for choosing masks.
+
+    The offline mask skips every second layer. All draft five tokens a round: the confidence of
+    random weights is low, so an exit that reads it would end each draft at once.
+    """
+    odd, fixed = tuple(range(1, n_layers - 1, 2)), make_exit("fixed")
+    layers = round(0.55 * n_layers)
     for name, drafter in (
         ("skip", Skip.from_mask(SkipMask(n_layers, odd, odd), 5, fixed)),
         (
@@ -133,45 +128,48 @@ def published(n_layers: int) -> Iterator[tuple[str, Candidate]]:
         yield name, Candidate(Recipe((drafter,)), None)
 
 
-def random_prompts(model: ModelAdapter, count: int, new: int) -> Workload:
+def make_random_prompts(model: ModelAdapter, count: int, max_new_tokens: int) -> Workload:
+    """Return prompts of 200 random tokens."""
     generator = torch.Generator().manual_seed(0)
     prompts = tuple(
         tuple(torch.randint(model.spec.vocab_size, (200,), generator=generator).tolist())
         for _ in range(count)
     )
     return Workload(
-        tuple(f"random/{i}" for i in range(count)), prompts, new, None, SamplingParams()
+        tuple(f"random/{i}" for i in range(count)), prompts, max_new_tokens, None, SamplingParams()
     )
 
 
-def report(name: str, finalist: Candidate, ours: Timings, plain: Timings) -> dict[str, Any]:
-    stats, a_pass = ours.stats, plain.stats.decode_seconds / plain.stats.rounds
+def make_row(name: str, finalist: Candidate, ours: Timings, plain: Timings) -> dict[str, Any]:
+    """Return the row of a recipe in the table and in the file."""
+    stats, plain_pass_s = ours.stats, plain.stats.decode_seconds / plain.stats.rounds
     last = stats.by_drafter[-1]
-    found = describe(name, finalist, ours, plain) | {
+    row = describe(name, finalist, ours, plain) | {
         "prompts": ours.n_prompts,
         "drafters": finalist.recipe.as_data(),
         "prices": [None if price is None else asdict(price) for price in finalist.drafter_costs],
-        "beta": last.draft_seconds / last.drafted / a_pass if last.drafted else None,
+        "beta": last.draft_seconds / last.drafted / plain_pass_s if last.drafted else None,
         "choosing": stats.mask_selection_share,
         "tokens": stats.tokens,
         "rounds": stats.rounds,
         "parts": {},
     }
-    for part, learning in (("while it searched", True), ("behind that", False)):
-        some = {s.prompt_index for s in ours.samples if s.while_learning is learning}
-        if any(s.while_learning for s in ours.samples) and some:
-            mine, theirs = ours.subset(some.__contains__), plain.subset(some.__contains__)
-            found["parts"][part] = {
-                "prompts": len(some),
-                "speedup": asdict(mine.speedup_over(theirs)),
-                "choosing": mine.stats.mask_selection_share,
-                "alpha": mine.stats.alpha,
-                "tau": mine.stats.tau,
+    for part, learning in (("while it searched", True), ("after the search", False)):
+        prompts = {s.prompt_index for s in ours.samples if s.while_learning is learning}
+        if any(s.while_learning for s in ours.samples) and prompts:
+            drafted, baseline = (t.subset(prompts.__contains__) for t in (ours, plain))
+            row["parts"][part] = {
+                "prompts": len(prompts),
+                "speedup": asdict(drafted.speedup_over(baseline)),
+                "choosing": drafted.stats.mask_selection_share,
+                "alpha": drafted.stats.alpha,
+                "tau": drafted.stats.tau,
             }
-    return found
+    return row
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the rows as a table in Markdown."""
     print(f"\n{rows[0]['prompts']} prompts, {rows[0]['tokens']} tokens")
     print(
         "| recipe | speedup (95 %) | α | τ | β | choosing | identical | settings "
@@ -183,16 +181,16 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             (f"{r['name']}, {part}: {p['prompts']} prompts", p, "", "")
             for part, p in r["parts"].items()
         ]
-        for name, of_it, identical, settings in lines:
-            figures = " | ".join(f"{of_it.get(key) or 0:.2f}" for key in ("alpha", "tau", "beta"))
+        for name, part, identical, settings in lines:
+            figures = " | ".join(f"{part.get(key) or 0:.2f}" for key in ("alpha", "tau", "beta"))
             print(
-                f"| {name} | {format_interval(of_it['speedup'])} | {figures} | "
-                f"{100 * of_it['choosing']:.1f} % | {identical} | {settings} |"
+                f"| {name} | {format_interval(part['speedup'])} | {figures} | "
+                f"{100 * part['choosing']:.1f} % | {identical} | {settings} |"
             )
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = options(__doc__)
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser(__doc__)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--calibration", type=int, help="calibration prompts, all if not given")
     parser.add_argument("--prompts", type=int, help="hold-out prompts, all if not given")
@@ -200,21 +198,23 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--settings",
         type=Path,
-        help="what an earlier run wrote: its settings are taken, and nothing is tuned",
+        help="the --out of an earlier run, whose settings are taken instead of tuning",
     )
-    parser.add_argument("--long", type=int, help="decode so many tokens, repeats allowed")
+    parser.add_argument(
+        "--long", type=int, help="tokens to decode, even if the text repeats itself"
+    )
     parser.add_argument("--out", type=Path)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    args = parsed(arguments)
+    args = parse_arguments(arguments)
     began = perf_counter()
-    model = loaded(args)
+    model = load_chosen_model(args)
     if is_synthetic(args.model):
         entries, work = (
-            dict(published(model.spec.n_layers)),
-            random_prompts(model, args.prompts or 4, args.long or 128),
+            dict(list_published_settings(model.spec.n_layers)),
+            make_random_prompts(model, args.prompts or 4, args.long or 128),
         )
     else:
         task = load_task(args.task)
@@ -229,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             }
         else:
             entries = dict(
-                tuned(
+                tune_methods(
                     model,
                     make_workload(model, task, task.calibration[: args.calibration]),
                     args.trials,
@@ -258,8 +258,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.seed,
         progress,
     )
-    rows = [report(name, f, t, plain) for (name, f), t in zip(entries.items(), timed, strict=True)]
-    show(rows)
+    rows = [
+        make_row(name, f, t, plain) for (name, f), t in zip(entries.items(), timed, strict=True)
+    ]
+    print_table(rows)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(

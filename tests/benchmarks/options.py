@@ -10,10 +10,10 @@ from skipsearch.engine import load_model
 from skipsearch.models.adapter import ModelAdapter
 
 
-def options(
+def make_parser(
     description: str | None, *, dtype: str = "float32", engine: str = "lean", task: bool = True
 ) -> argparse.ArgumentParser:
-    """A parser that knows which model, task, dtype, engine, threads and seed to take.
+    """Return a parser of the options for model, task, dtype, engine, threads and seed.
 
     task: False if the script declares its own option --task.
     """
@@ -32,8 +32,8 @@ def options(
     return parser
 
 
-def loaded(args: argparse.Namespace) -> ModelAdapter:
-    """The model, on the threads that were asked for."""
+def load_chosen_model(args: argparse.Namespace) -> ModelAdapter:
+    """Load the model that the options name, and set the number of threads."""
     torch.set_num_threads(args.threads)
     return load_model(
         args.model, args.device, args.dtype, quantization=args.quantization, engine=args.engine

@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any
 
 from bayes_opt import BayesianOptimization
-from options import loaded, options
+from options import load_chosen_model, make_parser
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.decoding import Decoder
@@ -118,12 +118,12 @@ class PublishedSearch:
 
 def main() -> None:
     started = perf_counter()
-    parser = options(__doc__, engine="auto")
+    parser = make_parser(__doc__, engine="auto")
     parser.add_argument("--minutes", type=float, default=30, help="at least so long")
     parser.add_argument("--evaluations", type=int, default=300, help="at least so many")
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
-    model, task = loaded(chosen), load_task(chosen.task)
+    model, task = load_chosen_model(chosen), load_task(chosen.task)
     prompts = make_workload(model, task, task.calibration).head(PROMPTS)
     search = PublishedSearch(model, prompts, chosen.seed, started)
     search.run(

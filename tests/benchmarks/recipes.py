@@ -31,7 +31,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from options import loaded, options
+from options import load_chosen_model, make_parser
 from scipy.stats import spearmanr
 
 from skipsearch.core.mask import SkipMask
@@ -314,7 +314,7 @@ class AddTask(argparse.Action):
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = options(__doc__, engine="native", task=False)
+    parser = make_parser(__doc__, engine="native", task=False)
     parser.add_argument("--task", action=AddTask, default=None)
     parser.add_argument("--data", action=AddTask, default=None)
     parser.add_argument("--spec-bench", type=Path, metavar="FILE")
@@ -371,7 +371,7 @@ def run_task(model: ModelAdapter, task: Task, args: argparse.Namespace) -> dict[
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse_arguments(arguments)
-    model = loaded(args)
+    model = load_chosen_model(args)
     result: dict[str, Any] = {
         "model": model.spec.id,
         "dtype": model.spec.dtype_name,

@@ -1,31 +1,31 @@
-"""Every searcher on one task with the same time to search, and the answers of all of them measured
-beside one another on hold-out prompts.
+r"""Compare searchers on one task, each with the same time to search.
 
-The calibration text, the latency table and the evidence are prepared once and shared; each searcher
-then searches, its finalists are raced on calibration prompts as `skipsearch tune` does it, and its
-winner goes into one interleaved run with plain decoding and the others.
+The calibration text, the latency table and the evidence are prepared once and shared. Each searcher
+then searches, its finalists race on calibration prompts as in `tune`, and its winner takes part in
+one interleaved run with plain decoding and the other winners on hold-out prompts:
 
-    python tests/benchmarks/searchers.py --task pycode --budget 15 --published
-    build/published-pycode.json --out build/searchers-pycode.json
+    python tests/benchmarks/searchers.py --task pycode --budget 15 \
+        --published build/published-pycode.json --out build/searchers-pycode.json
 
-Thirty prompts cannot tell the best answers apart. The same answers can be measured again on several
-hundred others, of the same modules:
+Thirty prompts cannot tell the best winners apart. They can be measured again on several hundred
+other prompts:
 
-    python tests/benchmarks/searchers.py --task pycode --searchers '' --answers
-    build/searchers-pycode.json --of auto,clasp,published \
+    python tests/benchmarks/searchers.py --task pycode --searchers '' \
+        --winners build/searchers-pycode.json --of auto,clasp,published \
         --holdout tests/benchmarks/many/pycode/task.yaml --repeats 1 --out build/again-pycode.json
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from options import loaded, options
+from options import load_chosen_model, make_parser
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Recipe
@@ -34,155 +34,141 @@ from skipsearch.drafters.exits import make_exit
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.profile import load_profile
-from skipsearch.replay.evidence import gather
-from skipsearch.replay.workload import Workload, workload
-from skipsearch.searchers import Evidence, SearchProblem, searcher_names
+from skipsearch.replay.evidence import collect_evidence
+from skipsearch.replay.workload import Workload, make_workload
+from skipsearch.searchers import SearchProblem, searcher_names
 from skipsearch.tasks import Task, load_task
-from skipsearch.timing.interleaved import Timings, race
+from skipsearch.timing.interleaved import Timings, time_interleaved
 from skipsearch.tuning.calibration import build_replay_objective
 from skipsearch.tuning.driver import REFINED_MASKS, study_fingerprint
-from skipsearch.tuning.objective import ReplayObjective
+from skipsearch.tuning.events import ignore_event
 from skipsearch.tuning.race import race_candidates, select_finalists
 from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.study import StudyStore
 
-Entry = tuple[str, Recipe, dict[str, Any]]
+Winner = tuple[str, Recipe, dict[str, Any]]  # (name, recipe, further columns of its row)
 
 
-def silent(_: object) -> None:
-    pass
-
-
-def search(
-    name: str,
-    model: ModelAdapter,
-    task: Task,
-    evidence: Evidence,
-    by_replay: ReplayObjective,
-    calibration: Workload,
-    budget: float,
-    seed: int,
-    studies: Path | None,
-) -> Entry:
-    """What `tune` does between its preparation and its confirmation. The objective is a searcher's
-    own: it drops masks that are behind the best one that it has judged, and nobody may lean on what
-    another searcher found."""
-    by_replay = by_replay.afresh()
-    ledger = None
-    if studies:
-        studies.mkdir(parents=True, exist_ok=True)
-        where = studies / f"{task.name}-{name}.journal"
-        where.unlink(missing_ok=True)
-        ledger = StudyStore(where, study_fingerprint(model, task, "replay", False, "skip"))
+def run_searchers(
+    names: Sequence[str], model: ModelAdapter, task: Task, args: argparse.Namespace
+) -> Iterator[Winner]:
+    """Yield the winner of each searcher. No searcher uses what another one judged."""
     began = perf_counter()
-    problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed)
-    found = Search(problem, by_replay, ledger, (), silent, began, budget, None)
-    found.run(name)
-    searched = perf_counter() - began
-    finalists = select_finalists(found.best_trials(REFINED_MASKS), by_replay)
-    winner, _ = race_candidates(model, calibration, finalists, seed, silent)
-    about = {
-        "trials": len(found.seen),
-        "search_seconds": searched,
-        "race_seconds": perf_counter() - began - searched,
-        "predicted": winner.predicted,
-        **described(winner.recipe, model.spec.n_layers),
+    calibration = make_workload(model, task, task.calibration)
+    objective = build_replay_objective(model, calibration, ignore_event)
+    evidence = collect_evidence(objective.replay, objective.costs)
+    print(f"prepared in {perf_counter() - began:.1f} s", flush=True)
+    for name in names:
+        own_objective = objective.fresh_copy()
+        store = open_study(args.studies, name, model, task) if args.studies else None
+        problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=args.seed)
+        began = perf_counter()
+        search = Search(problem, own_objective, store, (), ignore_event, began, args.budget, None)
+        search.run(name)
+        searched_s = perf_counter() - began
+        finalists = select_finalists(search.best_trials(REFINED_MASKS), own_objective)
+        winner, _ = race_candidates(model, calibration, finalists, args.seed, ignore_event)
+        columns = {
+            "trials": len(search.judged_trials),
+            "search_seconds": searched_s,
+            "race_seconds": perf_counter() - began - searched_s,
+            "predicted": winner.predicted_speedup,
+            **describe_recipe(winner.recipe, model.spec.n_layers),
+        }
+        print(f"{name}: {columns}", flush=True)
+        yield name, winner.recipe, columns
+
+
+def open_study(folder: Path, name: str, model: ModelAdapter, task: Task) -> StudyStore:
+    """Open a new journal for a searcher."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{task.name}-{name}.journal"
+    path.unlink(missing_ok=True)
+    return StudyStore(path, study_fingerprint(model, task, "replay", False, "skip"))
+
+
+def read_published_winner(path: Path, n_layers: int) -> Winner:
+    """Return the winner in a file of published_method.py."""
+    data = json.loads(path.read_text())
+    mask = SkipMask(n_layers, tuple(data["answer"]["attn"]), tuple(data["answer"]["mlp"]))
+    exit_policy = make_exit("adaptive", **data["exit"])
+    recipe = Recipe((Skip.from_mask(mask, data["draft_length"], exit_policy),))
+    columns = {
+        "trials": len(data["evaluations"]),
+        "distinct": data["distinct"],
+        "search_seconds": data["seconds"],
+        **describe_recipe(recipe, n_layers),
     }
-    print(f"{name}: {about}", flush=True)
-    return name, winner.recipe, about
+    return "published", recipe, columns
 
 
-def published(path: Path, n_layers: int) -> Entry:
-    """The answer of published_method.py."""
-    found = json.loads(path.read_text())
-    answer = found["answer"]
-    mask = SkipMask(n_layers, tuple(answer["attn"]), tuple(answer["mlp"]))
-    recipe = Recipe((Skip.of(mask, found["draft_length"], make_exit("adaptive", **found["exit"])),))
-    return (
-        "published",
-        recipe,
-        {
-            "trials": len(found["evaluations"]),
-            "distinct": found["distinct"],
-            "search_seconds": found["seconds"],
-            **described(recipe, n_layers),
-        },
-    )
-
-
-def from_profile(path: Path) -> Entry:
+def read_profile(path: Path) -> Winner:
+    """Return the recipe of a profile."""
     profile = load_profile(path)
-    return (
-        path.stem,
-        profile.candidate,
-        {
-            "trials": profile.provenance.trials,
-            "search_seconds": profile.provenance.search_seconds,
-            **described(profile.candidate, profile.model.n_layers),
-        },
-    )
+    columns = {
+        "trials": profile.provenance.trials,
+        "search_seconds": profile.provenance.search_seconds,
+        **describe_recipe(profile.recipe, profile.model.n_layers),
+    }
+    return path.stem, profile.recipe, columns
 
 
-def answers(path: Path, names: Sequence[str], n_layers: int) -> list[Entry]:
-    """What an earlier run of this script found."""
-    found = {row["searcher"]: row for row in json.loads(path.read_text())["rows"]}
-    missing = [name for name in names if "drafters" not in found.get(name, {})]
-    assert not missing, f"{path} has no answer of {missing}"
+def read_winners(path: Path, names: Sequence[str]) -> list[Winner]:
+    """Return winners that an earlier run of this script wrote."""
+    rows = {row["searcher"]: row for row in json.loads(path.read_text())["rows"]}
+    missing = [name for name in names if "drafters" not in rows.get(name, {})]
+    assert not missing, f"{path} has no winner of {missing}"
+    kept = ("trials", "search_seconds", "skipped", "recipe")
     return [
-        (
-            name,
-            Recipe.from_data(found[name]["drafters"]),
-            {k: found[name][k] for k in ("trials", "search_seconds", "skipped", "recipe")},
-        )
+        (name, Recipe.from_data(rows[name]["drafters"]), {key: rows[name][key] for key in kept})
         for name in names
     ]
 
 
-def described(recipe: Recipe, n_layers: int) -> dict[str, Any]:
+def describe_recipe(recipe: Recipe, n_layers: int) -> dict[str, Any]:
+    """Return the columns of a recipe."""
     mask = recipe.mask(n_layers)
     return {"skipped": mask.n_skipped if mask else 0, "recipe": str(recipe)}
 
 
-def difference(ours: Timings, theirs: Timings) -> tuple[float, float, float]:
-    """How much faster ours is, in per cent, with its paired 95 % interval over prompts."""
-    found = ours.speedup_over(theirs)
-    return 100 * (found.mean - 1), 100 * (found.low - 1), 100 * (found.high - 1)
+def compare(ours: Timings, theirs: Timings) -> tuple[float, float, float]:
+    """Return by how many per cent ours is faster, with its paired 95 % interval over prompts."""
+    speedup = ours.speedup_over(theirs)
+    return 100 * (speedup.mean - 1), 100 * (speedup.low - 1), 100 * (speedup.high - 1)
 
 
 def measure(
-    model: ModelAdapter, holdout: Workload, entries: Sequence[Entry], repeats: int, seed: int
+    model: ModelAdapter, holdout: Workload, winners: Sequence[Winner], repeats: int, seed: int
 ) -> list[dict[str, Any]]:
-    """A row an entry. Where several searchers have the same answer, it is measured once."""
-    found = [recipe for _, recipe, _ in entries]
-    distinct = [answer for i, answer in enumerate(found) if answer not in found[:i]]
-    plain, *measured = race(
-        [Decoder(model), *(Decoder(model, answer) for answer in distinct)], holdout, repeats, seed
-    )
-    timings = [measured[distinct.index(answer)] for answer in found]
+    """Return a row for each winner, the fastest first. Equal recipes are measured once."""
+    recipes = [recipe for _, recipe, _ in winners]
+    distinct = [recipe for i, recipe in enumerate(recipes) if recipe not in recipes[:i]]
+    decoders = [Decoder(model), *(Decoder(model, recipe) for recipe in distinct)]
+    plain, *measured = time_interleaved(decoders, holdout, repeats, seed)
+    timings = [measured[distinct.index(recipe)] for recipe in recipes]
     single = [
-        i for i, (name, *_) in enumerate(entries) if name in searcher_names() and name != "auto"
+        i for i, (name, *_) in enumerate(winners) if name in searcher_names() and name != "auto"
     ]
     best = max(single, key=lambda i: timings[i].speedup_over(plain).mean, default=None)
+    reference = {s.prompt_index: s.generation.tokens for s in plain.samples}
     rows = []
-    for (name, recipe, about), t in zip(entries, timings, strict=True):
-        reference = {s.prompt: s.generation.tokens for s in plain.samples}
-        rows.append(
-            {
-                "searcher": name,
-                **about,
-                "ms_per_token": asdict(t.estimate()),
-                "speedup": asdict(t.speedup_over(plain)),
-                "alpha": t.stats.alpha,
-                "tau": t.stats.tau,
-                "identical": all(s.generation.tokens == reference[s.prompt] for s in t.samples),
-                "drafters": recipe.as_data(),
-            }
-        )
+    for (name, recipe, columns), timing in zip(winners, timings, strict=True):
+        row = {
+            "searcher": name,
+            **columns,
+            "ms_per_token": asdict(timing.estimate()),
+            "speedup": asdict(timing.speedup_over(plain)),
+            "alpha": timing.stats.alpha,
+            "tau": timing.stats.tau,
+            "identical": all(
+                s.generation.tokens == reference[s.prompt_index] for s in timing.samples
+            ),
+            "drafters": recipe.as_data(),
+        }
         if best is not None:
-            rows[-1] |= {
-                "over_best_single": difference(t, timings[best]),
-                "best_single": entries[best][0],
-            }
+            row["over_best_single"] = compare(timing, timings[best])
+            row["best_single"] = winners[best][0]
+        rows.append(row)
     rows.append(
         {
             "searcher": "plain decoding",
@@ -190,107 +176,70 @@ def measure(
             "speedup": {"mean": 1.0, "low": 1.0, "high": 1.0},
         }
     )
-    return sorted(rows, key=lambda r: -r["speedup"]["mean"])
+    return sorted(rows, key=lambda row: -row["speedup"]["mean"])
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the rows."""
     print(
         f"{'searcher':14} {'ms/token':>22} {'speedup':>20} {'trials':>7} {'search s':>9} "
-        f"{'skipped':>8} "
-        f"{'against the best single one':>28}  recipe"
+        f"{'skipped':>8} {'over the best single one':>28}  recipe"
     )
-    for r in rows:
-        ms, s = r["ms_per_token"], r["speedup"]
-        apart = (
-            "{:+.1f} % ({:+.1f} … {:+.1f})".format(*r["over_best_single"])
-            if "over_best_single" in r
-            else ""
-        )
+    for row in rows:
+        ms, speedup, over_best = row["ms_per_token"], row["speedup"], ""
+        if "over_best_single" in row:
+            over_best = "{:+.1f} % ({:+.1f} … {:+.1f})".format(*row["over_best_single"])
         print(
-            f"{r['searcher']:14} {1e3 * ms['mean']:6.2f} "
+            f"{row['searcher']:14} {1e3 * ms['mean']:6.2f} "
             f"({1e3 * ms['low']:5.2f}–{1e3 * ms['high']:5.2f}) "
-            f"{s['mean']:6.3f} ({s['low']:.3f}–{s['high']:.3f}) {r.get('trials', ''):>7} "
-            f"{r.get('search_seconds', float('nan')):9.1f} "
-            f"{r.get('skipped', ''):>8}  {apart:>28}  {r.get('recipe', '')}"
+            f"{speedup['mean']:6.3f} ({speedup['low']:.3f}–{speedup['high']:.3f}) "
+            f"{row.get('trials', ''):>7} {row.get('search_seconds', float('nan')):9.1f} "
+            f"{row.get('skipped', ''):>8}  {over_best:>28}  {row.get('recipe', '')}"
         )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = make_parser(__doc__, engine="auto")
+    parser.add_argument("--searchers", default=",".join(searcher_names()))
+    parser.add_argument("--budget", type=float, default=15, help="seconds of each search")
+    parser.add_argument("--published", type=Path, help="the --out of published_method.py")
+    parser.add_argument(
+        "--profile", type=Path, action="append", default=[], help="a profile to measure, too"
+    )
+    parser.add_argument("--winners", type=Path, help="the --out of an earlier run")
+    parser.add_argument("--of", default="auto", help="which of its winners, separated by commas")
+    parser.add_argument("--holdout", help="a task whose hold-out prompts replace the task's own")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--studies", type=Path, help="a folder for journals")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = options(__doc__, engine="auto")
-    parser.add_argument("--searchers", default=",".join(searcher_names()))
-    parser.add_argument("--budget", type=float, default=15, help="seconds of each search")
-    parser.add_argument("--published", type=Path, help="what published_method.py wrote")
-    parser.add_argument(
-        "--profile",
-        type=Path,
-        action="append",
-        default=[],
-        help="a profile to measure beside them, by its file's name",
-    )
-    parser.add_argument(
-        "--answers", type=Path, help="what an earlier run wrote, whose answers are measured again"
-    )
-    parser.add_argument(
-        "--of", default="auto", help="the searchers whose answers are, parted by commas"
-    )
-    parser.add_argument(
-        "--holdout",
-        default=None,
-        help="a task whose hold-out prompts are measured on, the task's own by default: "
-        "tests/benchmarks/many/TASK/task.yaml has more of them",
-    )
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument(
-        "--studies", type=Path, help="a folder for the journals, for `skipsearch report`"
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    chosen = parser.parse_args()
-    model, task = loaded(chosen), load_task(chosen.task)
-    entries = [published(chosen.published, model.spec.n_layers)] if chosen.published else []
-    entries += (
-        answers(chosen.answers, chosen.of.split(","), model.spec.n_layers) if chosen.answers else []
-    )
-    entries += [from_profile(path) for path in chosen.profile]
-    names = [name for name in chosen.searchers.split(",") if name]
-    began = perf_counter()
-    if names:
-        calibration = workload(model, task, task.calibration)
-        by_replay = build_replay_objective(model, calibration, silent)
-        evidence = gather(by_replay.replay, by_replay.costs)
-        print(f"prepared in {perf_counter() - began:.1f} s", flush=True)
-        entries += [
-            search(
-                name,
-                model,
-                task,
-                evidence,
-                by_replay,
-                calibration,
-                chosen.budget,
-                chosen.seed,
-                chosen.studies,
-            )
-            for name in names
-        ]
-    measured_on = load_task(chosen.holdout) if chosen.holdout else task
-    assert not {p.text for p in task.calibration} & {p.text for p in measured_on.holdout}
-    rows = measure(
-        model, workload(model, task, measured_on.holdout), entries, chosen.repeats, chosen.seed
-    )
-    chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    chosen.out.write_text(
-        json.dumps(
-            {
-                "model": chosen.model,
-                "task": task.name,
-                "threads": chosen.threads,
-                "budget": chosen.budget,
-                "prompts": len(measured_on.holdout),
-                "rows": rows,
-            }
-        )
-    )
-    show(rows)
+    args = parse_arguments()
+    model, task = load_chosen_model(args), load_task(args.task)
+    winners = list[Winner]()
+    if args.published:
+        winners.append(read_published_winner(args.published, model.spec.n_layers))
+    if args.winners:
+        winners += read_winners(args.winners, args.of.split(","))
+    winners += [read_profile(path) for path in args.profile]
+    if names := [name for name in args.searchers.split(",") if name]:
+        winners += run_searchers(names, model, task, args)
+    measured_task = load_task(args.holdout) if args.holdout else task
+    assert not {p.text for p in task.calibration} & {p.text for p in measured_task.holdout}
+    holdout = make_workload(model, task, measured_task.holdout)
+    rows = measure(model, holdout, winners, args.repeats, args.seed)
+    conditions = {
+        "model": args.model,
+        "task": task.name,
+        "threads": args.threads,
+        "budget": args.budget,
+        "prompts": len(measured_task.holdout),
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(conditions | {"rows": rows}))
+    print_table(rows)
 
 
 if __name__ == "__main__":
