@@ -1,5 +1,6 @@
 # make demo   tune, write a profile and decode with it, on the model that comes with the package
 # make test   lint code, texts and words, type-check, test
+# make lint   the first part of make test: code, texts, words, types
 # make thorough   the tests that decode for long, which `make test` leaves to CI
 # make real   by hand: fetch a pretrained model (98 MB), tune it on chats, decode with it and compare with llama.cpp; under 10 minutes on 2 cores, results in build/real/
 # make real-short   fetch the same model and run the tests that need it; CI does so
@@ -10,7 +11,7 @@ BIN := .venv/bin
 DEMO := build/demo
 GPU := build/gpu
 
-.PHONY: demo real real-short gpu test thorough slow clean
+.PHONY: demo real real-short gpu lint test thorough slow clean
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "skipsearch needs Python 3.11 or newer: make PYTHON=python3.11 …")'
@@ -42,11 +43,13 @@ real-short: .venv/installed
 	$(BIN)/python tools/real_model.py --fetch-only
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m real tests/test_real_model.py tests/test_real_clients.py
 
-test: .venv/installed
+lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/python tools/check_text.py
 	$(BIN)/python tools/check_words.py
 	$(BIN)/mypy
+
+test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 thorough: .venv/installed

@@ -27,6 +27,8 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
     model = load_model(model_name, device=device, dtype=dtype, allow_native=False)
     library = cached_library() if model.spec.engine == "native" else None
     check = load_check_result(model.spec, library.sha256 if library else "")
+    has_template = bool(getattr(model.tokenizer, "chat_template", None))
+    task = "chat, or --task prompts.jsonl --chat" if has_template else "pycode, or prompts.jsonl"
     return {
         "model": str(model.spec),
         "read as": getattr(
@@ -44,7 +46,7 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
         else "it names none",
         "chat template": _describe_template(model),
         "draft head": _describe_draft_head(model_name, model.spec),
-        "next": f"skipsearch tune --model {model_name} --task pycode, or your own prompts.jsonl",
+        "next": f"skipsearch tune --model {model_name} --task {task}",
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +39,14 @@ def tune(
     data: Annotated[
         Path | None, typer.Option(help="A .jsonl to take the task's text from.")
     ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="Put each prompt into the model's chat template, as chat and serve do. A task "
+            "such as chat does so without this option.",
+        ),
+    ] = False,
     drafters: Annotated[
         str,
         typer.Option(
@@ -144,6 +154,8 @@ def tune(
     require_usage(
         not (resume and force), "--resume keeps the study and --force replaces it: give one of them"
     )
+    from dataclasses import replace
+
     from skipsearch.cli.consoles import err, print_json
     from skipsearch.cli.consoles import out as console
     from skipsearch.cli.tune_view import TuneView
@@ -172,6 +184,8 @@ def tune(
     unskippable = parse_sublayers(never_skip)
     memory_limit = parse_draft_memory(draft_memory)
     chosen = load_task(task, data=data)
+    if chat:
+        chosen = replace(chosen, chat=True)
     warn([*chosen.notes])
 
     def writable(target: Path) -> str:
@@ -197,7 +211,12 @@ def tune(
     if out is not None:
         writable(out)  # before the model is loaded
     adapter = load_cli_model(model, device, dtype, engine, threads, quantization)
-    warn([*context_warnings(chosen, adapter.spec), *template_warnings(chosen, adapter)])
+    warn(
+        [
+            *context_warnings(chosen, adapter.spec),
+            *template_warnings(chosen, adapter, is_file=Path(task).suffix == ".jsonl"),
+        ]
+    )
     target = out or default_path(adapter, chosen.name)
     journal = writable(target)
     if force and not is_url(journal):
@@ -209,7 +228,7 @@ def tune(
         f"every judged mask is kept in {redact_url(journal)}: --resume continues from there",
         style="dim",
     )
-    with TuneView(err) as view:
+    with TuneView(err) as view, _resume_hint(journal, resume):
         profile = run(
             adapter,
             chosen,
@@ -234,6 +253,26 @@ def tune(
         print_json({"file": str(target), "profile": to_plain_data(profile)})
     else:
         view.print_summary(console, profile, target)
+
+
+@contextmanager
+def _resume_hint(study: str, resume: bool) -> Iterator[None]:
+    """Say how to go on after an error, if this search wrote a journal."""
+    from skipsearch.cli.consoles import err
+    from skipsearch.errors import SkipSearchError
+    from skipsearch.tuning.storage import is_url
+
+    is_own = not is_url(study) and (resume or not Path(study).exists())
+    try:
+        yield
+    except SkipSearchError:
+        if is_own and Path(study).exists():
+            err.print(
+                "the judged masks are kept: the same command with --resume continues from there, "
+                "with --force it begins again",
+                style="dim",
+            )
+        raise
 
 
 def _study_engine(study: str) -> str | None:

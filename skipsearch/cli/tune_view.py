@@ -5,6 +5,7 @@ What it finds is the best mask so far, the race and the verdict.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import TracebackType
 
@@ -28,6 +29,7 @@ from skipsearch.tuning.events import (
 )
 
 MIN_REPORTED_GAIN = 1.01  # ratio of two speedups; a smaller gain gets no line
+FEW_MASKS = 20  # so few judged masks get a line
 MAX_RACE_ROWS = 2  # recipes of a race; with more, the summary does not fit a screen
 
 
@@ -115,9 +117,8 @@ class TuneView:
         task = self.bar.tasks[self.bar.task_ids.index(self.stage)]
         remaining_s = task.time_remaining
         about = f", about {format_duration(remaining_s)} left" if remaining_s else ""
-        self.console.print(
-            f"  {task.description.partition(':')[0]}: {task.percentage:.0f} %{about}", style="dim"
-        )
+        stage = re.split(r" \(|:", self.title)[0]
+        self.console.print(f"  {stage}: {task.percentage:.0f} %{about}", style="dim")
 
     def _close_stage(self) -> None:
         """Complete the bar of the current stage."""
@@ -168,6 +169,13 @@ class TuneView:
                 key=lambda r: (r.recipe != profile.measured_recipe, -r.n_prompts, -r.speedup.mean),
             ),
         )
+        n_masks = profile.provenance.trials
+        if n_masks is not None and n_masks < FEW_MASKS:
+            console.print(
+                f"{n_masks} mask{'s' if n_masks > 1 else ''} judged: a longer --budget may find "
+                "better ones",
+                style="dim",
+            )
         has_skip = "skip" in profile.measured_recipe.shape.split(",")
         if self.baseline_speedup and not self._is_worth_reporting() and not has_skip:
             console.print("no skip mask was predicted to be faster than lookup alone", style="dim")
@@ -219,7 +227,10 @@ class TuneView:
             )
         if profile.verdict == "speculate":
             console.print(f"written to {path}")
-            console.print(f"next: {program_name()} decode --profile {path} --prompt '…' --check")
+            chat = " --chat" if profile.task.chat_template_sha256 else ""
+            console.print(
+                f"next: {program_name()} decode --profile {path}{chat} --prompt '…' --check"
+            )
         else:
             console.print(
                 f"written to {path}; what may help: more prompts, a quiet machine, or a trained "

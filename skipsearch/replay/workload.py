@@ -102,8 +102,17 @@ def context_warnings(task: Task, spec: ModelSpec) -> list[str]:
     ]
 
 
-def template_warnings(task: Task, model: ModelAdapter) -> list[str]:
-    """Return a warning if the task's prompts are requests and the model has no chat template."""
+def template_warnings(task: Task, model: ModelAdapter, is_file: bool = False) -> list[str]:
+    """Return a warning if the task's prompts are requests and the model has no chat template.
+
+    is_file: the prompts are a file of the user's own. They may be requests, too, if the model has a
+    template.
+    """
+    if is_file and not task.chat and get_chat_template(model.tokenizer) is not None:
+        return [
+            f"{model.spec.id} has a chat template, and the prompts of {task.name} go in without "
+            "it, as text to continue: give --chat if they are requests"
+        ]
     if (
         not task.chat
         or model.tokenizer is None

@@ -306,7 +306,9 @@ async def _stream_response(active: ActiveRequest) -> AsyncIterator[bytes]:
         if http_request.include_usage:
             usage = count_usage(active.choices, active.prompt_tokens)
             drafting = report_drafting(active.choices, active.prompt_tokens)
-            yield encode_event(envelope.wrap([], True, usage=usage, **drafting))
+            figures = summarise_decoding(active.choices)
+            last = envelope.wrap([], True, usage=usage, skipsearch=figures, **drafting)
+            yield encode_event(last)
         yield DONE
     finally:
         active.cancel()

@@ -18,6 +18,12 @@ from skipsearch.replay.workload import Workload
 CHECK_EVERY = 8  # prompts between two tests whether the two fastest candidates differ significantly
 
 
+NO_ROUNDS = (
+    "the model ends every one of these prompts with its first token, so there is no round to time: "
+    "take another task, or --chat if these are requests to a chat model"
+)
+
+
 @dataclass(frozen=True)
 class TimedGeneration:
     """The timed generation of one decoder on one prompt, in one repeat."""
@@ -102,13 +108,14 @@ def time_interleaved(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
     prompt_indices: Sequence[int] | None = None,
+    may_be_empty: bool = False,
 ) -> list[Timings]:
     """Time every decoder on every prompt, in an order that rotates from prompt to prompt.
 
     prompt_indices: the prompts to time; None: all prompts.
     progress(done, total) is called after each prompt.
     A generation that ends with the prefill's token has no round; its prompt is then left out for
-    all decoders. Raises: SearchError if no prompt remains.
+    all decoders. Raises: SearchError if no prompt remains, unless the result `may_be_empty`.
     """
     timings = [Timings() for _ in decoders]
     prompts = range(len(workload.prompt_ids)) if prompt_indices is None else prompt_indices
@@ -133,7 +140,10 @@ def time_interleaved(
                         )
                     )
             progress(repeat * len(prompts) + n + 1, total)
-    return _keep_common_prompts(timings)
+    common = set.intersection(*({s.prompt_index for s in t.samples} for t in timings))
+    if not common and not may_be_empty:
+        raise SearchError(NO_ROUNDS)
+    return [Timings([s for s in t.samples if s.prompt_index in common]) for t in timings]
 
 
 def successive_halving(
@@ -190,26 +200,22 @@ def successive_halving(
             seed,
             lambda n, _, before=done: progress(before + n, total),  # type: ignore[misc]
             prompt_indices=span,
+            may_be_empty=True,  # a span may have such prompts alone
         )
         for i, timings in zip(remaining, drafted_timings, strict=True):
             seen[i].plain.samples.extend(plain_timings.samples)
             seen[i].drafted.samples.extend(timings.samples)
+        if not seen[remaining[0]].plain.samples:
+            done += len(span)
+            continue
         remaining.sort(key=lambda i: -seen[i].speedup.mean / factor(i))
         keep = (
             max(1, len(remaining) // 2) if rung + 1 < len(rungs) else 2 if tie_break_prompts else 1
         )
         remaining, done = remaining[:keep], done + len(span)
+    if not seen[remaining[0]].plain.samples:
+        raise SearchError(NO_ROUNDS)
     return remaining[0], seen
-
-
-def _keep_common_prompts(timings: list[Timings]) -> list[Timings]:
-    common = set.intersection(*({s.prompt_index for s in t.samples} for t in timings))
-    if not common:
-        raise SearchError(
-            "the model ends every one of these prompts with its first token, so there is no round "
-            "to time: take another task"
-        )
-    return [Timings([s for s in t.samples if s.prompt_index in common]) for t in timings]
 
 
 @dataclass(frozen=True)

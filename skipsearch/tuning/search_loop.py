@@ -19,6 +19,9 @@ INITIAL_DESIGN = {"sensitivity": 8, "middle": 6, "uniform": 6}  # masks of each 
 POLL_INTERVAL_S = 0.2  # between two polls, while only other processes still measure masks
 
 
+FIRST_PROPOSER = "tune"  # of the masks that are judged before those of a searcher
+
+
 class Search:
     """A search that judges the masks of a searcher and reports trials to searcher and study."""
 
@@ -55,7 +58,7 @@ class Search:
         """
         learner = make_searcher(searcher_name, self.problem)
         seeds_itself = searcher_name in INITIAL_DESIGN or getattr(learner, "seeds_itself", False)
-        queue = dict.fromkeys(first_masks, searcher_name)
+        queue = dict.fromkeys(first_masks, FIRST_PROPOSER)
         queue |= {} if seeds_itself else self._initial_masks()
         for trial in self.judged_trials.values():
             learner.tell(trial)

@@ -90,6 +90,31 @@ def test_tune_records_the_template_and_decode_says_how_to_use_it(
     ]
 
 
+@pytest.mark.usefixtures("made_up_costs")
+def test_a_file_of_requests_goes_through_the_template_with_an_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path / "chatty", CHAT_TEMPLATE)
+    write_task(tmp_path)
+    rows, model = tmp_path / "rows.jsonl", ("--model", tmp_path / "chatty", "--dtype", "float64")
+    search = ("tune", *model, "--task", rows, "--searcher", "middle", "--trials", 2)
+    outputs = {}
+    for name, options in {"plain": (), "chat": ("--chat",)}.items():
+        out = tmp_path / f"{name}.yaml"
+        status, _, said = run_in_process(
+            capsys, monkeypatch, *search, "--out", out, *options, "--json"
+        )
+        assert status == 0, said
+        outputs[name] = load_profile(out).task.chat_template_sha256, said
+    assert "go in without it" in outputs["plain"][1]
+    assert outputs["plain"][0] is None
+    assert "go in without it" not in outputs["chat"][1]
+    assert outputs["chat"][0] is not None
+    verify = ("profile", "verify", tmp_path / "chat.yaml", *model, "--task", rows, "--json")
+    status, printed, said = run_in_process(capsys, monkeypatch, *verify)
+    assert "another chat template" not in printed + said
+
+
 @pytest.mark.parametrize(("revision", "expected"), [(None, "org/tiny"), ("v1", "org/tiny@v1")])
 def test_a_profile_names_its_model_with_the_revision_it_was_made_for(
     revision: str | None, expected: str

@@ -35,7 +35,7 @@ def test_the_embedded_model(
         "after half a rollback, with siblings, "
     )
     assert "(limit 2e-03; with one key hidden on purpose " in found["checked"]
-    assert found["next"] == "skipsearch tune --model demo --task pycode, or your own prompts.jsonl"
+    assert found["next"] == "skipsearch tune --model demo --task pycode, or prompts.jsonl"
 
 
 def test_the_engine_is_what_auto_would_take_and_nothing_is_built_for_the_answer(

@@ -104,6 +104,11 @@ def test_a_pipe_is_told_how_far_it_is_whenever_nothing_else_was_said_for_a_while
     assert lines[0] == "writing reference text: the model continues calibration prompts"
     assert lines[1].startswith("  writing reference text: 25 %")
     assert len(lines) >= 4, "and again"
+    with TuneView(Terminal(file=(search := StringIO())), beat_s=0.02) as view:
+        view(StageStarted("searching masks with auto (α: chance that a draft is accepted)"))
+        view(StageProgress(30, 120))
+        lines = wait_for(lambda: search.getvalue().splitlines(), 2)
+    assert lines[1].startswith("  searching masks with auto: 25 %")
     after = told.getvalue()
     sleep(0.1)
     assert told.getvalue() == after, "nothing is said after the end"

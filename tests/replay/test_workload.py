@@ -54,6 +54,10 @@ def test_a_warning_says_that_a_model_without_a_template_gets_requests_unchanged(
     ]
     assert template_warnings(requests, talking_model()) == []
     assert template_warnings(texts, talking_model(None)) == []
+    assert template_warnings(texts, talking_model()) == []
+    [advice] = template_warnings(texts, talking_model(), is_file=True)
+    assert "--chat" in advice
+    assert template_warnings(texts, talking_model(None), is_file=True) == []
     tokenless = small_model()
     tokenless.tokenizer = None
     assert template_warnings(requests, tokenless) == []

@@ -99,6 +99,15 @@ def test_accepts_masks_that_it_would_never_propose(name: str) -> None:
 
 
 @every_searcher
+def test_a_fast_mask_that_skips_nothing_does_not_end_the_search(name: str) -> None:
+    """`tune` may judge it first: drafts that read fewer bits of everything."""
+    searcher = make_searcher(name, TOY.problem())
+    nothing = TOY.trial(SkipMask(4))
+    searcher.tell(replace(nothing, seconds_per_token=nothing.seconds_per_token / 100))
+    assert len(proposals(searcher, 4)) == 4
+
+
+@every_searcher
 def test_masks_being_judged_elsewhere_are_left_alone(name: str) -> None:
     searcher = make_searcher(name, TOY.problem())
     drive(searcher, TOY, 11)

@@ -101,6 +101,20 @@ def test_nothing_to_time_is_one_sentence() -> None:
         time_interleaved([Decoder(model), Decoder(model)], WORK)
 
 
+@pytest.mark.parametrize("ended", [(0, 1), (2, 3)])
+def test_a_rung_whose_prompts_all_end_at_once_decides_nothing(ended: tuple[int, int]) -> None:
+    (plain, p, q), _ = decoders("opq", dict.fromkeys("opq", ended))
+    _, timings = successive_halving(plain, [p, q], WORK, rungs=(2, 2))
+    seen = [[s.prompt_index for s in t.drafted.samples] for t in timings]
+    assert seen == [[i for i in range(4) if i not in ended]] * 2
+
+
+def test_a_race_without_any_round_is_one_sentence() -> None:
+    (plain, p), _ = decoders("op", dict.fromkeys("op", (0, 1, 2, 3)))
+    with pytest.raises(SearchError, match="with its first token"):
+        successive_halving(plain, [p], WORK, rungs=(2, 2))
+
+
 def test_progress_counts_prompts_over_all_repeats() -> None:
     told: list[tuple[int, int]] = []
     time_interleaved(

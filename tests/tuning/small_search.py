@@ -62,6 +62,7 @@ def made_up_race(seconds: float) -> Any:
         seed: int = 0,
         progress: Any = None,
         prompt_indices: Sequence[int] | None = None,
+        may_be_empty: bool = False,
     ) -> list[Timings]:
         n = len(workload.prompt_ids if prompt_indices is None else prompt_indices)
         return [plain([1.0] * n), *(drafting([seconds] * n) for _ in decoders[1:])]

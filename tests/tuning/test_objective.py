@@ -100,7 +100,7 @@ def test_the_trial_of_a_sample_is_in_proportion_to_the_best_mask_there_and_on_al
     good, bad = judge(GOOD), judge(BAD)
     policies = coarse_policies(len(COSTS.verify) - 1)
     there = {
-        mask: by_sample._predict_best(
+        mask: by_sample.predict_best(
             rounds_from_replay(replay(mask, batch_indices=FIRST)), mask, policies, [()]
         ).seconds_per_token
         for mask in (GOOD, BAD)
