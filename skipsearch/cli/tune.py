@@ -257,7 +257,7 @@ def tune(
 
 @contextmanager
 def _resume_hint(study: str, resume: bool) -> Iterator[None]:
-    """Say how to go on after an error, if this search wrote a journal."""
+    """Say how to continue after an error, if this search wrote a journal."""
     from skipsearch.cli.consoles import err
     from skipsearch.errors import SkipSearchError
     from skipsearch.tuning.storage import is_url
