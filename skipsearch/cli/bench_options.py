@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -153,12 +153,12 @@ def prepare_systems(
 
 def prepare_benchmark(setup: SystemSetup, data: Path | None, n_requests: int) -> BenchSetup:
     """Return the set-up with the requests of its task. Raises: TaskError."""
-    name, requests = _make_requests(setup.model, setup.task, data, n_requests)
+    name, requests = _make_requests(setup, data, n_requests)
     return BenchSetup(**vars(setup), prompts=name, requests=requests)
 
 
 def _make_requests(
-    model: ModelAdapter, task: str, data: Path | None, n_requests: int
+    setup: SystemSetup, data: Path | None, n_requests: int
 ) -> tuple[str, list[BenchRequest]]:
     """Return (name of the prompts, requests).
 
@@ -167,20 +167,26 @@ def _make_requests(
     from skipsearch.bench import make_random_requests, make_task_requests
     from skipsearch.replay.workload import make_workload
 
+    model = setup.model
     if model.tokenizer is None:
         warn([f"{model.spec.id} has no tokenizer, so its prompts are random tokens"])
         return "random tokens", make_random_requests(model, n_requests)
-    chosen = load_bench_task(model, task, data)
+    chosen = load_bench_task(setup, data)
     held_out = balance_categories(chosen.holdout, n_requests)
     return chosen.name, make_task_requests(model, make_workload(model, chosen, held_out), held_out)
 
 
-def load_bench_task(model: ModelAdapter, task: str, data: Path | None) -> Task:
-    """Load a task, and warn of what it means for this model. Raises: TaskError."""
+def load_bench_task(setup: SystemSetup, data: Path | None) -> Task:
+    """Load the task, and warn of what it means for this model. Raises: TaskError.
+
+    If the profile is for prompts in the chat template, the prompts of a file are put into it, too.
+    """
     from skipsearch.replay.workload import context_warnings, template_warnings
     from skipsearch.tasks import load_task
 
-    chosen = load_task(task, data=data)
+    chosen, model = load_task(setup.task, data=data), setup.model
+    if setup.profile is not None and setup.profile.task.chat_template_sha256 is not None:
+        chosen = replace(chosen, chat=True)
     warn([*chosen.notes, *context_warnings(chosen, model.spec), *template_warnings(chosen, model)])
     return chosen
 

@@ -84,7 +84,7 @@ def scores(
         threads,
         add_hf_generate=False,
     )
-    chosen, spec = load_bench_task(setup.model, setup.task, data), setup.model.spec
+    chosen, spec = load_bench_task(setup, data), setup.model.spec
     ours = [system for system in setup.systems if isinstance(system, SkipsearchSystem)]
     with ProgressBar(err) as bar:
         running = bar.add_task("answering", total=None)

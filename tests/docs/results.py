@@ -28,6 +28,7 @@ RECIPES = {
 UNTRAINED = ("lookup", "skip, reading less", "lookup, then skip, reading less")
 PRETRAINED = {
     "bfloat16": "recipes-smollm2-bfloat16.json",
+    "8 bits": "recipes-smollm2-8bit.json",
     "Q4_1": "recipes-smollm2-q4_1.json",
 }  # weights of SmolLM2 -> file
 DRAFT_HEAD = {

@@ -20,7 +20,7 @@ from . import reference, results
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n(?P<text>.*?)<!-- /(?P=name) -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (?P<name>[a-z0-9-]+) -->\n(?P<text>.*?)<!-- /(?P=name) -->", re.DOTALL)
 
 
 def listed(what: str) -> Callable[[], str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -90,7 +92,11 @@ def test_a_search_weighs_the_head_and_the_config_stays_as_it_was(
     [draft] = load_shipped_drafts(model, lambda event: None)
     assert (draft.kind, draft.ref) == ("mtp", None)
     assert model.model.config.to_dict() == before  # type: ignore[attr-defined]
-    assert load_head_of(model) is load_head_of(model)
+    assert load_head_of(model).module is load_head_of(model).module
+    watched = weakref.ref(model)
+    del model, draft
+    gc.collect()
+    assert watched() is None, "the loaded head does not keep the model alive"
 
 
 def test_models_without_a_head_are_refused_in_one_sentence(tmp_path: Path) -> None:

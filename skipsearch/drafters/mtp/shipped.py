@@ -18,9 +18,9 @@ from torch import Tensor
 
 from skipsearch.errors import ModelError, ModuleError
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.families.unmodified import UnmodifiedModel
 from skipsearch.models.generic.attention_pattern import AttentionPattern
 from skipsearch.models.generic.cache_view import TransformersCacheView
+from skipsearch.models.generic.generic_adapter import GenericAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan
 from skipsearch.models.loading.shipped_heads import (
     can_load_head,
@@ -28,20 +28,24 @@ from skipsearch.models.loading.shipped_heads import (
     ships_draft_head,
 )
 
-_heads: WeakKeyDictionary[Any, ShippedHead] = WeakKeyDictionary()  # by model
+# `MtpModel` of one layer by model. It shares modules of the model, and not the adapter itself.
+_modules: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 class ShippedHead:
-    """The first head of a checkpoint. All drafts of a model share it.
+    """The first head of a checkpoint.
 
-    module: transformers' `MtpModel` of one layer.
+    module: transformers' `MtpModel` of one layer, which all drafts of a model share.
     """
 
-    def __init__(self, model: ModelAdapter, module: Any, final_norm: Any):
-        self.model = self.adapter = model
-        self.module, self.final_norm = module, final_norm
-        # As in the model's own layers, which are loaded with the same kernels.
-        self.pattern = AttentionPattern("shown")
+    def __init__(self, model: GenericAdapter, module: Any):
+        self.model: ModelAdapter = model
+        self.adapter: ModelAdapter = model
+        hf_model: Any = model.model
+        self.module, self.final_norm = module, hf_model.get_decoder().norm
+        # The layer has full attention, and takes a mask of the form that the model's layers take.
+        forms = [p.mask_kind for p in model.attention_patterns if p.mask_kind != "none"]
+        self.pattern = AttentionPattern(forms[-1] if forms else "shown")
 
     def new_cache(self, capacity: int) -> KVCache:
         return KVCache(1, 1, capacity)
@@ -69,7 +73,7 @@ class ShippedHead:
 
 def ships_loadable_head(model: ModelAdapter) -> bool:
     """Return whether the folder of a model has a draft head that `load_head_of` can load."""
-    if not isinstance(model, UnmodifiedModel) or not can_load_head(model.spec.family):
+    if not isinstance(model, GenericAdapter) or not can_load_head(model.spec.family):
         return False
     config: Any = model.model.config
     try:
@@ -79,22 +83,19 @@ def ships_loadable_head(model: ModelAdapter) -> bool:
 
 
 def load_head_of(model: ModelAdapter) -> ShippedHead:
-    """Load the head that a model ships, once for each model.
+    """Return the head that a model ships. Its weights are loaded once for each model.
 
     Raises: ModuleError if it ships none that can be loaded.
     """
-    if (head := _heads.get(model)) is None:
-        if not isinstance(model, UnmodifiedModel) or not can_load_head(model.spec.family):
-            raise ModuleError(
-                f"mtp without a module drafts with the head that a model ships, and skipsearch can "
-                f"load none of {model.spec.id}, a {model.spec.family} model driven by "
-                f"{model.spec.engine}: name a head that `skipsearch train mtp` made"
-            )
-        module: Any = model.model
+    if not isinstance(model, GenericAdapter) or not can_load_head(model.spec.family):
+        raise ModuleError(
+            f"mtp without a module drafts with the head that a model ships, and skipsearch can "
+            f"load none of {model.spec.id}, a {model.spec.family} model driven by "
+            f"{model.spec.engine}: name a head that `skipsearch train mtp` made"
+        )
+    if model not in _modules:
         try:
-            shipped = load_shipped_head(module, model.spec.family)
-            head = ShippedHead(model, shipped, module.get_decoder().norm)
+            _modules[model] = load_shipped_head(model.model, model.spec.family)
         except ModelError as error:
             raise ModuleError(str(error)) from None
-        _heads[model] = head
-    return head
+    return ShippedHead(model, _modules[model])
