@@ -128,9 +128,7 @@ def compare_methods(
     Raises: SearchError, TaskError, ModuleError.
     """
     trained = [
-        (folder, draft)
-        for folder in module_folders
-        for draft in load_trained_drafts(model, folder, on_event)
+        draft for folder in module_folders for draft in load_trained_drafts(model, folder, on_event)
     ]
     shapes = (
         *RECIPE_SHAPES["auto"],
@@ -170,19 +168,17 @@ def compare_methods(
         on_event(StageStarted(f"racing settings of {kind}"))
         fastest, _ = race_candidates(model, calibration, racing, seed, on_event, ONLINE_RACE_RUNGS)
         chosen[kind] = (fastest, fastest.recipe.drafters[-1].info.requires)
-    for draft in load_shipped_drafts(model, on_event):
+    for draft in [*load_shipped_drafts(model, on_event), *trained]:
+        name, needs = "mtp (shipped)", "a head that the model ships"
+        if draft.ref is not None:
+            card = read_module_header(find_module_file(draft.ref, draft.folders)).card
+            name = f"{draft.kind} ({Path(draft.ref.file).stem})"
+            needs = (
+                f"{card.trained.seconds / 60:.0f} min of training, "
+                f"{draft.ref.parameters / 1e6:.2g} M values beside the model's"
+            )
         alone = objective.best_trained(draft, after_lookup=False)
-        chosen["mtp (shipped)"] = (alone, "a head that the model ships")
-        everything += [alone, objective.best_trained(draft, after_lookup=True)]
-    for folder, draft in trained:
-        assert draft.ref is not None  # it is from a folder
-        card = read_module_header(find_module_file(draft.ref, [folder])).card
-        needs = (
-            f"{card.trained.seconds / 60:.0f} min of training, "
-            f"{draft.ref.parameters / 1e6:.2g} M values beside the model's"
-        )
-        alone = objective.best_trained(draft, after_lookup=False)
-        chosen[f"{draft.kind} ({Path(draft.ref.file).stem})"] = (with_modules(alone), needs)
+        chosen[name] = (with_modules(alone), needs)
         everything += [alone, objective.best_trained(draft, after_lookup=True)]
     best = sorted(everything, key=lambda candidate: candidate.seconds_per_token)[:MAX_FINALISTS]
     on_event(StageStarted("racing the best recipes"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -184,9 +184,8 @@ def load_bench_task(setup: SystemSetup, data: Path | None) -> Task:
     from skipsearch.replay.workload import context_warnings, template_warnings
     from skipsearch.tasks import load_task
 
-    chosen, model = load_task(setup.task, data=data), setup.model
-    if setup.profile is not None and setup.profile.task.chat_template_sha256 is not None:
-        chosen = replace(chosen, chat=True)
+    is_chat = setup.profile is not None and setup.profile.task.is_chat
+    chosen, model = load_task(setup.task, data=data, chat=is_chat), setup.model
     warn([*chosen.notes, *context_warnings(chosen, model.spec), *template_warnings(chosen, model)])
     return chosen
 

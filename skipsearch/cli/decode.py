@@ -189,7 +189,7 @@ def decode(
             f"{adapter.spec.id} has no chat template: leave --chat out, and write the prompt as "
             "the model expects it"
         )
-    if loaded is not None and loaded.task.chat_template_sha256 and not chat:
+    if loaded is not None and loaded.task.is_chat and not chat:
         warn(
             [
                 "this profile was made for requests in the chat template: with --chat yours go "

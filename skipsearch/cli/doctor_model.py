@@ -27,8 +27,9 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
     model = load_model(model_name, device=device, dtype=dtype, allow_native=False)
     library = cached_library() if model.spec.engine == "native" else None
     check = load_check_result(model.spec, library.sha256 if library else "")
-    has_template = bool(getattr(model.tokenizer, "chat_template", None))
-    task = "chat, or --task prompts.jsonl --chat" if has_template else "pycode, or prompts.jsonl"
+    task = "pycode, or prompts.jsonl"
+    if _has_template(model):
+        task = "chat, or --task prompts.jsonl --chat"
     return {
         "model": str(model.spec),
         "read as": getattr(
@@ -110,7 +111,9 @@ def _describe_template(model: ModelAdapter) -> str:
     if model.tokenizer is None:
         return "it has no tokenizer, so it takes token ids only"
     return (
-        "it has one, for tasks and chat that ask for it"
-        if getattr(model.tokenizer, "chat_template", None)
-        else "it has none"
+        "it has one, for tasks and chat that ask for it" if _has_template(model) else "it has none"
     )
+
+
+def _has_template(model: ModelAdapter) -> bool:
+    return bool(getattr(model.tokenizer, "chat_template", None))

@@ -154,8 +154,6 @@ def tune(
     require_usage(
         not (resume and force), "--resume keeps the study and --force replaces it: give one of them"
     )
-    from dataclasses import replace
-
     from skipsearch.cli.consoles import err, print_json
     from skipsearch.cli.consoles import out as console
     from skipsearch.cli.tune_view import TuneView
@@ -183,9 +181,7 @@ def tune(
     parse_duration(budget)
     unskippable = parse_sublayers(never_skip)
     memory_limit = parse_draft_memory(draft_memory)
-    chosen = load_task(task, data=data)
-    if chat:
-        chosen = replace(chosen, chat=True)
+    chosen = load_task(task, data=data, chat=chat)
     warn([*chosen.notes])
 
     def writable(target: Path) -> str:

@@ -227,7 +227,7 @@ class TuneView:
             )
         if profile.verdict == "speculate":
             console.print(f"written to {path}")
-            chat = " --chat" if profile.task.chat_template_sha256 else ""
+            chat = " --chat" if profile.task.is_chat else ""
             console.print(
                 f"next: {program_name()} decode --profile {path}{chat} --prompt '…' --check"
             )

@@ -68,8 +68,6 @@ def verify(
     An unmeasured profile claims nothing; --write fills its figures in. In a profile repository the
     measured profile becomes a new file, named after this device."""
     quantization = merge_activations(quantization, activations)
-    from dataclasses import replace
-
     from skipsearch.profile import load_profile, save_profile
     from skipsearch.profile.copy_modules import copy_modules
     from skipsearch.profile.paths import ANY
@@ -86,9 +84,7 @@ def verify(
         task is not None or profile.task.name != ANY,
         "this profile is for any task: say with --task on which one to measure it",
     )
-    chosen = load_task(resolve_task(profile, task))
-    if profile.task.chat_template_sha256 is not None:
-        chosen = replace(chosen, chat=True)  # a file of prompts does not say so itself
+    chosen = load_task(resolve_task(profile, task), chat=profile.task.is_chat)
     warn([*chosen.notes])
     adapter = load_model_and_engine(
         model or profile_model_argument(profile),

@@ -216,7 +216,7 @@ class ResumedVerifyCosts(Costs):
 class TimedDraftCosts(Costs):
     """Costs of drafts whose steps were timed while they decoded.
 
-    first_step_s: seconds of a draft of one token, besides its verify pass. step_s: of each further
+    first_step_s: seconds of a draft of one token, without its verify pass. step_s: of each further
     token. verify_costs: prices the verify pass after a draft.
     """
 

@@ -62,7 +62,7 @@ class DraftModelDrafter:
 
 
 class LearningDraftModelDrafter(DraftModelDrafter):
-    """A reduced drafter whose own drafter learns from request to request."""
+    """A drafter on a draft model whose own drafter learns from request to request."""
 
     drafter: StatefulDrafter  # type: ignore[assignment]
 

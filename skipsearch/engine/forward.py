@@ -235,9 +235,9 @@ def run_layer_loop(
     """
     n_layers = model.spec.n_layers
     if model.spec.is_recurrent:
-        taps_head = tap is not None and set(_tapped_layers(tap) or ()) == {n_layers}
-        if taps_head and first_layer == 0 and isinstance(model, HiddenRunner):
-            assert tap is not None
+        taps_head_alone = set(_tapped_layers(tap) or ()) == {n_layers}
+        is_whole_pass = taps_head_alone and first_layer == 0
+        if tap is not None and is_whole_pass and isinstance(model, HiddenRunner):
             logits, hidden = model.run_with_hidden(tokens_or_hidden, cache, plan, mask, last_only)
             tap(n_layers, hidden)
             return logits

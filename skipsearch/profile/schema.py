@@ -109,6 +109,11 @@ class TaskInfo(FrozenModel):
     )
     sampling: ProfileSampling
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether prompts were put into a chat template."""
+        return self.chat_template_sha256 is not None
+
 
 class Hardware(FrozenModel):
     kind: Literal["cpu", "cuda", "mps"]

@@ -39,7 +39,7 @@ def describe_profile(profile: Profile) -> list[str]:
         f"{model.dtype or 'any dtype'}{', ' + model.quantization if model.quantization else ''}",
         f"task     {task.name}{f' version {task.version}' if task.version else ''}, temperature "
         f"{task.sampling.temperature:g}"
-        f"{', prompts in the chat template' if task.chat_template_sha256 else ''}",
+        f"{', prompts in the chat template' if task.is_chat else ''}",
         f"device   {describe_device(profile)}",
         f"verdict  {_VERDICTS[profile.verdict]}",
         *_drafter_lines(profile),

@@ -253,10 +253,8 @@ class Replay:
             for of_vocabulary, first_use in zip(judged, first_uses, strict=True):
                 masked = logits
                 if first_use is not None:
-                    is_missing = (
-                        first_use[positions // n_columns] > (positions % n_columns)[:, None]
-                    )
-                    masked = logits.masked_fill(is_missing, float("-inf"))
+                    rows = first_use[positions // n_columns]
+                    masked = _hide_later_tokens(logits, rows, positions % n_columns)
                 target_probs = None if b.target_probs is None else b.target_probs[chunk]
                 of_vocabulary.append(self.judge_logits(masked, labels[chunk], target_probs))
         return [
@@ -296,7 +294,7 @@ class Replay:
                 yield logits
             else:
                 first_use = self._first_uses([prompt_index], vocabulary)[0]
-                yield logits.masked_fill(first_use > rounds[:, None], float("-inf"))
+                yield _hide_later_tokens(logits, first_use, rounds)
 
     def _first_uses(self, prompt_indices: Sequence[int], vocabulary: Vocabulary) -> Tensor:
         """Return from which generated token on each token can be drafted, [prompts, V].
@@ -328,6 +326,14 @@ class Replay:
                 counts[list(set(text))] += 1
             self._text_counts = counts.to(token_ids.device)
         return self._text_counts[token_ids]
+
+
+def _hide_later_tokens(logits: Tensor, first_use: Tensor, rounds: Tensor) -> Tensor:
+    """Return logits [N, V] without those of tokens that are known only after a row's round.
+
+    first_use: [V] or [N, V], as from `_first_uses`. rounds: [N].
+    """
+    return logits.masked_fill(first_use > rounds[:, None], float("-inf"))
 
 
 def accept_probability(q: Tensor, p: Tensor) -> Tensor:

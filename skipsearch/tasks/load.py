@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from skipsearch.core.registry import unknown_name
@@ -60,14 +61,22 @@ def task_names() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in data_folder().glob(f"*/{MANIFEST_NAME}")))
 
 
-def load_task(name_or_path: str | Path, *, data: str | Path | None = None) -> Task:
+def load_task(
+    name_or_path: str | Path, *, data: str | Path | None = None, chat: bool = False
+) -> Task:
     """Load the task of a name (`pycode`), a folder with a task.yaml, or a .jsonl file of prompts.
 
     data: a .jsonl file to take the text from instead of the manifest's own source.
+    chat: the prompts are requests to a chat model, whatever the manifest says.
 
     Raises: TaskError, in one sentence, for an unknown name (with the nearest one), an invalid
         manifest, text that cannot be read, or fewer than 2 distinct prompts.
     """
+    task = _load_task(name_or_path, data)
+    return replace(task, chat=True) if chat else task
+
+
+def _load_task(name_or_path: str | Path, data: str | Path | None) -> Task:
     if Path(name_or_path).suffix == ".jsonl":
         if data is not None:
             raise TaskError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +120,24 @@ def pretrained() -> str:
         f"| task, weights | prompts | plain, ms a token | {' | '.join(names)} |",
         "|---|---|---|" + "---|" * len(names),
     ]
-    for weights, file in PRETRAINED.items():
+    for start, entry, _, cells in pretrained_rows(PRETRAINED, UNTRAINED):
+        lines.append(f"{start} | {entry['plain_ms_per_token']['mean']:.2f} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def pretrained_rows(
+    files: Mapping[str, str], names: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any], dict[str, dict[str, Any]], str]]:
+    """Yield (start of a line, entry, its rows by name, speedups as cells) for each task of files.
+
+    files: by weights. names: of the rows whose speedups are shown.
+    """
+    for weights, file in files.items():
         for task, entry in of_tasks(file).items():
             by_name = {row["name"]: row for row in entry["rows"]}
-            cells = [speedup(by_name[name]) if name in by_name else "–" for name in UNTRAINED]
-            plain = entry["plain_ms_per_token"]["mean"]
-            lines.append(
-                f"| {TASK_NAMES[task]}, {weights} | {entry['prompts']} | {plain:.2f} | "
-                f"{' | '.join(cells)} |"
-            )
-    return "\n".join(lines) + "\n"
+            cells = [speedup(by_name[name]) if name in by_name else "–" for name in names]
+            start = f"| {TASK_NAMES[task]}, {weights} | {entry['prompts']}"
+            yield start, entry, by_name, " | ".join(cells)
 
 
 def draft_head() -> str:
@@ -139,15 +148,8 @@ def draft_head() -> str:
         f"| task, weights | prompts | {' | '.join(heads)} | α of the head |",
         "|---|---|" + "---|" * (len(names) + 1),
     ]
-    for weights, file in DRAFT_HEAD.items():
-        for task, entry in of_tasks(file).items():
-            by_name = {row["name"]: row for row in entry["rows"]}
-            cells = [speedup(by_name[name]) if name in by_name else "–" for name in names]
-            alpha = by_name["mtp: mtp"]["alpha"]
-            lines.append(
-                f"| {TASK_NAMES[task]}, {weights} | {entry['prompts']} | {' | '.join(cells)} | "
-                f"{alpha:.2f} |"
-            )
+    for start, _, by_name, cells in pretrained_rows(DRAFT_HEAD, names):
+        lines.append(f"{start} | {cells} | {by_name['mtp: mtp']['alpha']:.2f} |")
     return "\n".join(lines) + "\n"
 
 
