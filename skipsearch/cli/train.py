@@ -75,6 +75,9 @@ PassDtype = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Start again instead of continuing an interrupted training.")
 ]
+InitFrom = Annotated[
+    Path | None, typer.Option(help="A module to continue from, on other text or for longer.")
+]
 DraftTokens = Annotated[
     int, typer.Option(min=1, max=16, help="How many tokens ahead drafts are trained.")
 ]
@@ -142,7 +145,18 @@ def adapted(
     run_training(
         plan,
         TextOptions(task, data, self_generated, temperature, tokens, data_license),
-        RunOptions(out, budget, steps, batch_size, learning_rate, extra_memory, seed, force),
+        RunOptions(
+            "adapted",
+            init_from,
+            out,
+            budget,
+            steps,
+            batch_size,
+            learning_rate,
+            extra_memory,
+            seed,
+            force,
+        ),
         model,
         device,
         dtype,
@@ -163,9 +177,13 @@ def kangaroo(
         typer.Option(min=1, help="How many layers run before the adapter. Default: one in eight."),
     ] = None,
     form: Annotated[
-        str,
-        typer.Option(help="attention (an attention sub-layer and a norm) or layer (also an MLP)."),
-    ] = "attention",
+        str | None,
+        typer.Option(
+            help="attention (an attention sub-layer and a norm) or layer (also an MLP). Default: "
+            "attention."
+        ),
+    ] = None,
+    init_from: InitFrom = None,
     budget: Budget = None,
     steps: Steps = None,
     batch_size: BatchSize = 16,
@@ -184,17 +202,28 @@ def kangaroo(
     """Example: skipsearch train kangaroo --model demo --task pycode --out modules/
 
     Train an adapter after the model's first layers, so that both draft together."""
-    require_usage(form in ("attention", "layer"), f"--form {form!r} is attention or layer")
+    require_usage(form in (None, "attention", "layer"), f"--form {form!r} is attention or layer")
 
     def plan(adapter: ModelAdapter, text: Corpus, on_event: TrainListener) -> TrainingPlan:
         from skipsearch.training.driver import plan_kangaroo
 
-        return plan_kangaroo(adapter, exit_layer or max(1, adapter.spec.n_layers // 8), form)
+        return plan_kangaroo(adapter, exit_layer, form, init_from)
 
     run_training(
         plan,
         TextOptions(task, data, self_generated, temperature, tokens, data_license),
-        RunOptions(out, budget, steps, batch_size, learning_rate, extra_memory, seed, force),
+        RunOptions(
+            "kangaroo",
+            init_from,
+            out,
+            budget,
+            steps,
+            batch_size,
+            learning_rate,
+            extra_memory,
+            seed,
+            force,
+        ),
         model,
         device,
         dtype,
@@ -219,10 +248,14 @@ def s3d(
             min=1, help="Train low-rank changes of this rank in addition to the embeddings."
         ),
     ] = None,
+    init_from: InitFrom = None,
     budget: Budget = None,
     steps: Steps = None,
     batch_size: BatchSize = 16,
-    draft_tokens: DraftTokens = 4,
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, max=16, help="How many tokens ahead drafts are trained. Default: 4."),
+    ] = None,
     learning_rate: LearningRate = 3e-3,
     temperature: TextTemperature = 1.0,
     tokens: Tokens = 400_000,
@@ -242,12 +275,23 @@ def s3d(
     def plan(adapter: ModelAdapter, text: Corpus, on_event: TrainListener) -> TrainingPlan:
         from skipsearch.training.driver import plan_s3d
 
-        return plan_s3d(adapter, draft_sublayers, draft_tokens, rank, seed)
+        return plan_s3d(adapter, draft_sublayers, draft_tokens, rank, seed, init_from)
 
     run_training(
         plan,
         TextOptions(task, data, self_generated, temperature, tokens, data_license),
-        RunOptions(out, budget, steps, batch_size, learning_rate, extra_memory, seed, force),
+        RunOptions(
+            "s3d",
+            init_from,
+            out,
+            budget,
+            steps,
+            batch_size,
+            learning_rate,
+            extra_memory,
+            seed,
+            force,
+        ),
         model,
         device,
         dtype,
@@ -264,9 +308,13 @@ def mtp(
     data: Data = None,
     self_generated: SelfGenerated = False,
     vocabulary: Annotated[
-        int,
-        typer.Option(min=0, help="How many tokens the head is trained to draft. 0: all of them."),
-    ] = 8000,
+        int | None,
+        typer.Option(
+            min=0,
+            help="How many tokens the head is trained to draft. 0: all of them. Default: 8000.",
+        ),
+    ] = None,
+    init_from: InitFrom = None,
     budget: Budget = None,
     steps: Steps = None,
     batch_size: BatchSize = 16,
@@ -290,12 +338,24 @@ def mtp(
     def plan(adapter: ModelAdapter, text: Corpus, on_event: TrainListener) -> TrainingPlan:
         from skipsearch.training.driver import plan_mtp
 
-        return plan_mtp(adapter, text, vocabulary, draft_tokens, on_event)
+        return plan_mtp(adapter, text, vocabulary, draft_tokens, on_event, init_from)
 
     run_training(
         plan,
         TextOptions(task, data, self_generated, temperature, tokens, data_license),
-        RunOptions(out, budget, steps, batch_size, learning_rate, extra_memory, seed, force, 1),
+        RunOptions(
+            "mtp",
+            init_from,
+            out,
+            budget,
+            steps,
+            batch_size,
+            learning_rate,
+            extra_memory,
+            seed,
+            force,
+            1,
+        ),
         model,
         device,
         dtype,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from skipsearch.cli.options import load_cli_model, require_usage, warn
 
 if TYPE_CHECKING:
+    from skipsearch.drafters.trained.card import ModuleCard
     from skipsearch.models import ModelAdapter
     from skipsearch.training.corpus import Corpus
     from skipsearch.training.driver import TrainingPlan, TrainListener
@@ -31,8 +32,10 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How long a training runs, in which steps, and where it writes."""
+    """What is trained from which start, how long, in which steps, and where it is written."""
 
+    kind: str  # of the module
+    init_from: Path | None
     out: Path
     budget: str | None
     steps: int | None
@@ -68,6 +71,7 @@ def run_training(
     )
     from skipsearch.cli.consoles import err, out, print_json
     from skipsearch.cli.train_view import TrainView
+    from skipsearch.drafters.trained.module_weights import check_card
     from skipsearch.tasks import load_task
     from skipsearch.training.corpus import read_corpus
     from skipsearch.training.distributed import join_process_group
@@ -89,10 +93,13 @@ def run_training(
         parse_duration(options.budget),
     )
     warn([*task.notes] if task else [])
+    start = _read_start(options.init_from)
     group = join_process_group(device)
     adapter = load_cli_model(
         model, device, _fast_dtype(device) if dtype == "auto" else dtype, "hf", threads
     )
+    if start is not None:  # before the model writes text for minutes
+        check_card(start, options.kind, adapter.spec, str(options.init_from))
     with TrainView(err, silent=not group.is_main) as view:
         corpus = read_corpus(
             adapter,
@@ -148,6 +155,13 @@ def run_training(
         f"{result.extra_bytes / 1e6:.3g} MB beside the model as {adapter.spec.dtype_name}"
     )
     out.print(f"next: {following}")
+
+
+def _read_start(init_from: Path | None) -> ModuleCard | None:
+    """Return the card of the module to continue from; None: there is none. Raises: ModuleError."""
+    from skipsearch.drafters.trained.module_files import read_module_header
+
+    return None if init_from is None else read_module_header(init_from).card
 
 
 def _fast_dtype(device: str) -> str:

@@ -79,14 +79,14 @@ class _StepwiseCache(KVCache):
 class DraftHeadStudent:
     """A draft head that is trained on `draft_length` steps of its own states.
 
-    fit_texts: [N, T], text for the initial fit of the projection. vocabulary: tokens to which the
-    loss is restricted; None: all.
+    fit_texts: [N, T], text for the initial fit of the projection; None: it is loaded afterwards.
+    vocabulary: tokens to which the loss is restricted; None: all.
     """
 
     def __init__(
         self,
         model: HFAdapter,
-        fit_texts: Tensor,
+        fit_texts: Tensor | None,
         vocabulary: Vocabulary | None = None,
         draft_length: int = 3,
     ):
@@ -108,7 +108,12 @@ class DraftHeadStudent:
             self._rows = draft_model.new_head()
             adapter = draft_model.restrict(self._rows)  # type: ignore[assignment]
         self.adapter = adapter
-        mix = InputMix(self._fit_projection(fit_texts).to(wide), ones, ones.clone())
+        projection = (
+            torch.zeros(width, 2 * width, device=model.spec.device)
+            if fit_texts is None
+            else self._fit_projection(fit_texts)
+        )
+        mix = InputMix(projection.to(wide), ones, ones.clone())
         names = (PROJECTION, EMBEDDING_NORM, HIDDEN_NORM)
         values = (mix.projection, mix.embedding_norm, mix.hidden_norm)
         self.parameters |= {k: nn.Parameter(v) for k, v in zip(names, values, strict=True)}

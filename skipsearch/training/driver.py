@@ -16,13 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from skipsearch.core.files import make_private_dir
 from skipsearch.core.machine import describe_machine
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.sizes import parse_bytes
+from skipsearch.drafters.s3d.weights import MASK_EMBEDDINGS
 from skipsearch.drafters.trained.card import ModuleCard, TrainingRecord
 from skipsearch.drafters.trained.module_files import hash_module_file, make_reference
 from skipsearch.drafters.trained.module_weights import (
@@ -60,7 +63,9 @@ MIN_SELECTION_WINDOWS, MAX_SELECTION_WINDOWS = 4, 16
 MASK_SELECTION_LOGITS = 2**25
 DRAFT_ONE_IN = 8  # a chosen mask keeps one sub-layer in this many
 REPLAY_PROMPTS, REPLAY_TOKENS = 24, 48  # prompts, and tokens after each
+DEFAULT_HEAD_TOKENS = 8000  # tokens that a head is trained to draft
 CHECKPOINT = "training.pt"
+T = TypeVar("T")
 
 TrainEvent = StageStarted | StageProgress | Notice | TrainProgress
 TrainListener = Callable[[TrainEvent], None]
@@ -115,12 +120,9 @@ def plan_adapted(
     Raises: ModuleError for arguments that do not fit the model or the module; ModelError for a
     model whose sub-layers cannot be trained.
     """
-    base = _require_hf(model)
-    tensors: dict[str, Tensor] = {}
-    if init_from is not None:
-        mask, tensors = _resume_from(
-            base, corpus, init_from, draft_sublayers, rank, draft_tokens, on_event
-        )
+    base, start = _require_hf(model), _load_start(model, "adapted", init_from)
+    if start is not None:
+        mask = _start_mask(base, corpus, start, draft_sublayers, rank, draft_tokens, on_event)
     if mask is None:
         count = draft_sublayers or max(1, 2 * model.spec.n_layers // DRAFT_ONE_IN)
         if not 1 <= count < 2 * model.spec.n_layers:
@@ -137,11 +139,7 @@ def plan_adapted(
         )
     names = ", ".join(f"{kind} {i}" for i, kind in weight_overlay.kept_sublayers(mask))
     on_event(Notice(f"trained: {names}"))
-    student = AdaptedStudent(base, mask, rank, draft_tokens, seed)
-    if init_from is None:
-        return TrainingPlan(student)
-    student.load_weights(tensors, hash_module_file(init_from))
-    return TrainingPlan(student, f"from {init_from.name} on: ")
+    return _plan_from(AdaptedStudent(base, mask, rank, draft_tokens, seed), start)
 
 
 def _take_selection_windows(corpus: Corpus, vocab_size: int) -> Tensor:
@@ -150,25 +148,77 @@ def _take_selection_windows(corpus: Corpus, vocab_size: int) -> Tensor:
     return corpus.validation[: max(MIN_SELECTION_WINDOWS, min(MAX_SELECTION_WINDOWS, count))]
 
 
-def _resume_from(
+@dataclass(frozen=True)
+class _Start:
+    """A module that a training continues from."""
+
+    path: Path
+    card: ModuleCard
+    tensors: dict[str, Tensor]
+
+    def read_option(self, option: str, given: T | None, stored: T) -> T:
+        """Return an option's value, which is that of the module.
+
+        given: None if the user left the option out. Raises: ModuleError if it differs.
+        """
+        if given is not None and given != stored:
+            raise ModuleError(
+                f"{option} {given} is not what {self.path} was trained with ({stored}): leave "
+                f"{option} out, or leave --init-from out"
+            )
+        return stored
+
+
+def _load_start(model: ModelAdapter, kind: str, init_from: Path | None) -> _Start | None:
+    """Return the module to continue from; None if `init_from` is None.
+
+    Raises: ModuleError if it cannot be read, is of another kind or for another model.
+    """
+    if init_from is None:
+        return None
+    card, tensors = load_module(init_from)
+    check_card(card, kind, model.spec, str(init_from))
+    return _Start(init_from, card, tensors)
+
+
+def _plan_from(student: Student, start: _Start | None) -> TrainingPlan:
+    """Return the plan to train a student, from the weights of a module if there is one.
+
+    Raises: ModuleError if the module lacks a weight, or has it in another shape.
+    """
+    if start is None:
+        return TrainingPlan(student)
+    for name, parameter in student.parameters.items():
+        stored = start.tensors.get(name)
+        if stored is None or stored.shape != parameter.shape:
+            shape = "no such tensor" if stored is None else f"one of {tuple(stored.shape)}"
+            raise ModuleError(
+                f"{start.path}: this draft has a tensor {name} of {tuple(parameter.shape)}, and "
+                f"the module {shape}: leave --init-from out"
+            )
+        with torch.no_grad():
+            parameter.copy_(stored)
+    student.facts["start"] = hash_module_file(start.path)
+    return TrainingPlan(student, f"from {start.path.name} on: ")
+
+
+def _start_mask(
     base: HFAdapter,
     corpus: Corpus,
-    init_from: Path,
+    start: _Start,
     draft_sublayers: int | None,
     rank: int | None,
     draft_tokens: int,
     on_event: TrainListener,
-) -> tuple[SkipMask, dict[str, Tensor]]:
-    """Return (mask to train, tensors to start from) from the module file `init_from`.
+) -> SkipMask:
+    """Return the mask to train on from a module.
 
     If its mask keeps more than `draft_sublayers` sub-layers, the mask is pruned to that number.
 
-    Raises: ModuleError if the module cannot be read, is of another kind or for another model, has
-        another rank than `rank` (None: whole copies), or has fewer than `draft_sublayers`
-        sub-layers.
+    Raises: ModuleError if the module has another rank than `rank` (None: whole copies), or fewer
+        than `draft_sublayers` sub-layers.
     """
-    card, tensors = load_module(init_from)
-    check_card(card, "adapted", base.spec, str(init_from))
+    card, tensors, init_from = start.card, start.tensors, start.path
     if (card.rank, card.form) != (rank, "copy" if rank is None else "lora"):
         form = f"low-rank changes of rank {card.rank}" if card.rank else "whole copies"
         raise ModuleError(
@@ -192,37 +242,58 @@ def _resume_from(
             draft_tokens,
             lambda done, total: on_event(StageProgress(done, total)),
         )
-    return mask, tensors
+    return mask
 
 
-def plan_kangaroo(model: ModelAdapter, exit_layer: int, form: str = "attention") -> TrainingPlan:
+def plan_kangaroo(
+    model: ModelAdapter,
+    exit_layer: int | None = None,
+    form: str | None = None,
+    init_from: Path | None = None,
+) -> TrainingPlan:
     """Plan to train an adapter after the first `exit_layer` layers.
 
-    form: `attention` or `layer`. Raises: ModuleError, ModelError."""
+    exit_layer: None: an eighth of the layers. form: `attention` or `layer`; None: `attention`.
+    init_from: the file of a module to start from, whose values these are then. Raises: ModuleError,
+    ModelError."""
     n = model.spec.n_layers
+    start = _load_start(model, "kangaroo", init_from)
+    if start is not None:
+        exit_layer = start.read_option("--exit-layer", exit_layer, start.card.exit_layer)
+        form = start.read_option("--form", form, start.card.form)
+    exit_layer, form = exit_layer or max(1, n // 8), form or "attention"
     if not 1 <= exit_layer < n:
         raise ModuleError(
             f"--exit-layer {exit_layer} is no place to leave a model of {n} layers early: give 1 "
             f"to {n - 1}"
         )
-    return TrainingPlan(KangarooStudent(_require_hf(model), exit_layer, form))
+    return _plan_from(KangarooStudent(_require_hf(model), exit_layer, form), start)
 
 
 def plan_s3d(
     model: ModelAdapter,
     draft_layers: int | None = None,
-    draft_tokens: int = 4,
+    draft_tokens: int | None = None,
     rank: int | None = None,
     seed: int = 0,
+    init_from: Path | None = None,
 ) -> TrainingPlan:
     """Plan to train the mask-token embeddings of S3D.
 
     The mask skips the middle layers, as the paper's best masks do. draft_layers: layers that the
-    draft keeps; None: a third of all layers. rank: also train low-rank updates of this rank for the
-    kept sub-layers; None: train embeddings alone. Raises: ModuleError, ModelError.
+    draft keeps; None: a third of all layers. draft_tokens: None: 4. rank: also train low-rank
+    updates of this rank for the kept sub-layers; None: train embeddings alone. init_from: the file
+    of a module to start from, whose values these are then. Raises: ModuleError, ModelError.
     """
     n = model.spec.n_layers
-    count = draft_layers or max(2, n // 3)
+    start = _load_start(model, "s3d", init_from)
+    if start is not None:
+        kept_layers = n - len(start.card.mask.attn)
+        trained_tokens = 1 + len(start.tensors[MASK_EMBEDDINGS])
+        draft_layers = start.read_option("--draft-sublayers", draft_layers, kept_layers)
+        draft_tokens = start.read_option("--draft-tokens", draft_tokens, trained_tokens)
+        rank = start.read_option("--rank", rank, start.card.rank)
+    count, draft_tokens = draft_layers or max(2, n // 3), draft_tokens or 4
     if not 2 <= count < n or not 2 <= draft_tokens <= 16:
         raise ModuleError(
             f"--draft-sublayers {count} and --draft-tokens {draft_tokens}: s3d keeps 2 to {n - 1} "
@@ -230,22 +301,31 @@ def plan_s3d(
         )
     middle = tuple(range((count + 1) // 2, n - count // 2))
     mask = SkipMask.from_layers(n, middle)
-    return TrainingPlan(S3DStudent(_require_hf(model), mask, draft_tokens, rank, seed))
+    return _plan_from(S3DStudent(_require_hf(model), mask, draft_tokens, rank, seed), start)
 
 
 def plan_mtp(
     model: ModelAdapter,
     corpus: Corpus,
-    vocabulary_size: int = 8000,
+    vocabulary_size: int | None = None,
     draft_tokens: int = 3,
     on_event: TrainListener = lambda event: None,
+    init_from: Path | None = None,
 ) -> TrainingPlan:
     """Plan to train a draft head.
 
-    vocabulary_size: tokens that the head is trained to draft; 0: all. draft_tokens: draft steps
-    that it is trained on. Raises: ModuleError, ModelError.
+    vocabulary_size: tokens that the head is trained to draft; 0: all; None: 8000. draft_tokens:
+    draft steps that it is trained on. init_from: the file of a head to start from, which then also
+    names the vocabulary. Raises: ModuleError, ModelError.
     """
-    base = _require_hf(model)
+    base, start = _require_hf(model), _load_start(model, "mtp", init_from)
+    if start is not None:
+        vocabulary = start.card.vocabulary
+        n_tokens = 0 if vocabulary is None else len(vocabulary.token_ids())
+        start.read_option("--vocabulary", vocabulary_size, n_tokens)
+        return _plan_from(DraftHeadStudent(base, None, vocabulary, draft_tokens), start)
+    if vocabulary_size is None:
+        vocabulary_size = DEFAULT_HEAD_TOKENS
     vocabulary = choose_vocabulary(corpus.windows, vocabulary_size, model.spec.vocab_size)
     on_event(StageStarted("fitting the head's projection"))
     student = DraftHeadStudent(base, corpus.windows, vocabulary, draft_tokens)

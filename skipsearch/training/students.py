@@ -5,7 +5,7 @@ The draft passes compute exactly what decoding computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -93,13 +93,6 @@ class AdaptedStudent:
         suffix = "" if rank is None else f"-lora{rank}"
         self.file_name = f"adapted-{len(sublayers)}{suffix}.safetensors"
         self.extra_bytes = n_values * model.spec.dtype.itemsize  # low-rank updates are merged
-
-    @torch.no_grad()
-    def load_weights(self, tensors: Mapping[str, Tensor], sha256: str) -> None:
-        """Load the tensors of a module, to continue its training. sha256: of the module file."""
-        for name, parameter in self.parameters.items():
-            parameter.copy_(tensors[name])
-        self.facts["start"] = sha256
 
     def run_teacher(self, texts: Tensor, top_k: int) -> TeacherOutput:
         return run_teacher(self.model, texts, top_k, _attention_layers(self.mask))

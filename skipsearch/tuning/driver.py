@@ -39,7 +39,8 @@ from skipsearch.tuning.events import (
     ignore_event,
     make_progress_callback,
 )
-from skipsearch.tuning.objective import Objective, ReplayObjective
+from skipsearch.tuning.joint_objective import JointObjective
+from skipsearch.tuning.objective import Objective
 from skipsearch.tuning.profile_builder import build_profile, make_provenance
 from skipsearch.tuning.race import (
     MAX_FINALISTS,
@@ -50,7 +51,7 @@ from skipsearch.tuning.race import (
     select_finalists,
     select_online_candidates,
 )
-from skipsearch.tuning.readings import ReadingSearch, choose_reading, find_other_readings
+from skipsearch.tuning.readings import ReadingSearch, choose_leading_readings, find_other_readings
 from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.settings import (
     DEFAULT_SEARCHER,
@@ -195,7 +196,7 @@ def _open_study(
 class SearchOutcome:
     """The best masks of a search."""
 
-    objective: ReplayObjective  # for drafts that read what the search chose
+    objective: JointObjective  # that judged them
     best: Sequence[Trial] = ()  # best first
     n_judged: int = 0  # masks
     # the best recipes whose drafts read something else
@@ -220,21 +221,22 @@ def search_masks(
         if store:
             store.close()
         report_forecast(0.0)
-        return SearchOutcome(calibration.objective)
+        return SearchOutcome(JointObjective([calibration.objective]))
     readings = ReadingSearch(
         calibration.objective, calibration.context, on_event, settings.draft_memory
     )
-    reading = choose_reading(readings, store, n_layers, on_event)
-    by_replay = readings.objective_for(reading)
+    leading = choose_leading_readings(readings, store, n_layers, on_event)
+    joint = readings.joint_objective(leading)
+    by_replay = joint.leading
     on_event(StageStarted("ranking sub-layers by what skipping each alone costs"))
     evidence = collect_evidence(by_replay.replay, by_replay.costs, make_progress_callback(on_event))
     problem = SearchProblem(
         n_layers, settings.never_skip, evidence, settings.seed, settings.whole_layers
     )
-    objective: Objective = by_replay
+    objective: Objective = joint
     if settings.objective == "wall":
         prompts = calibration.workload.head(WALL_OBJECTIVE_PROMPTS)
-        objective = WallObjective(model, prompts, by_replay, by_replay.plain_pass_s)
+        objective = WallObjective(model, prompts, joint, by_replay.plain_pass_s)
     elif by_replay.ranked_lookups:
         on_event(BaselinePredicted(by_replay.plain_pass_s / by_replay.ranked_lookups[0][1]))
     report_forecast(settings.limit_s)
@@ -253,14 +255,15 @@ def search_masks(
         settings.limit_s,
         settings.max_trials,
     )
-    search.run(settings.searcher, () if reading.is_everything else (SkipMask(n_layers),))
+    reads_all = all(reading.is_everything for reading in leading)
+    search.run(settings.searcher, () if reads_all else (SkipMask(n_layers),))
     count = REFINED_MASKS if settings.objective == "replay" else MAX_FINALISTS
     best = search.best_trials(count)
     return SearchOutcome(
-        by_replay,
+        joint,
         best,
         len(search.judged_trials),
-        find_other_readings(readings, reading, best[0].mask, on_event),
+        find_other_readings(readings, leading, best[0].mask, on_event),
     )
 
 
@@ -273,7 +276,7 @@ def select_candidates(
             settings.shape, calibration.objective, calibration.workload, on_event
         )
     finalists = select_finalists(
-        search.best, search.objective, calibration.trained, settings.modules, calibration.objective
+        search.best, search.objective, calibration.objective, calibration.trained, settings.modules
     )
     return [*finalists, *search.other_readings]
 
@@ -296,12 +299,13 @@ def confirm(
 
 
 def _store_findings(
-    store: StudyStore, objective: ReplayObjective, raced: Sequence[Candidate], winner: Candidate
+    store: StudyStore, search: JointObjective, raced: Sequence[Candidate], winner: Candidate
 ) -> None:
     """Store in the study what a report shows besides the trials."""
     measured = [candidate.describe_measurement("calibration") for candidate in raced]
     measured.append(winner.describe_measurement("holdout"))
     store.set_attr("raced", [event.as_dict() for event in measured])
+    objective = search.objective_of(winner.recipe)
     if (mask := winner.recipe.mask(objective.replay.model.spec.n_layers)) is not None:
         store.set_attr("surface", {"policies": objective.predict_surface(mask)})
     bins = compute_reliability(winner.recipe, objective.replay, objective.lookup_replay)

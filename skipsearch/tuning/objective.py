@@ -114,7 +114,7 @@ class ReplayObjective:
         self.coarse_policies = coarse_policies(self.max_draft)
         self._rungs = _split_rungs([len(indices) for indices in replay.batches.prompt_indices])
         # Predictions of the best mask so far: on the prompts of the first rung, of the first two
-        # rungs, …, of all.
+        # rungs, …, of all. Objectives of one search share the list.
         self._leader: list[Prediction] = []
         self._last_rounds: tuple[SkipMask, RoundTable] | None = None
         self.lookup_replay = (
@@ -144,6 +144,13 @@ class ReplayObjective:
         objective.costs, objective.reading = costs, reading
         objective._leader, objective._last_rounds = [], None
         return objective
+
+    def share_leader(self, other: ReplayObjective) -> None:
+        """Compare masks with the best one that either objective has judged.
+
+        other: an objective for other drafts of the same texts.
+        """
+        self._leader = other._leader
 
     @property
     def plain_pass_s(self) -> float:
@@ -181,7 +188,7 @@ class ReplayObjective:
                     scale = self._leader[-1].seconds_per_token / leader.seconds_per_token
                     return self._make_trial(mask, candidate.recipe, prediction, scale)
         if not self._leader or prediction.seconds_per_token < self._leader[-1].seconds_per_token:
-            self._leader = predictions
+            self._leader[:] = predictions
         return self._make_trial(mask, candidate.recipe, prediction)
 
     def _make_trial(

@@ -17,6 +17,7 @@ from skipsearch.replay.workload import Workload
 from skipsearch.timing.interleaved import successive_halving
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.events import StageStarted, TuneListener, make_progress_callback
+from skipsearch.tuning.joint_objective import JointObjective
 from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.online_candidates import list_online_candidates
 from skipsearch.tuning.recipe_shape import RecipeShape
@@ -30,28 +31,28 @@ ONLINE_RACE_RUNGS = (4, 8, 12, 24)
 
 def select_finalists(
     trials: Sequence[Trial],
-    objective: ReplayObjective,
+    search: JointObjective,
+    base: ReplayObjective,
     trained: Sequence[TrainedDraft] = (),
     modules: Path | None = None,
-    base: ReplayObjective | None = None,
 ) -> list[Candidate]:
     """Return the recipes to race, each with its best settings, fastest first.
 
     The best recipe of each shape takes part, so that a wrong prediction costs no more than the
     race. The best recipe without siblings takes part, too. The fastest predicted recipes fill the
     remaining places.
-    trials: the best masks that were judged. trained: the modules in the folder `modules`. base: the
-    objective for trained drafts; None: `objective`.
+    trials: the best masks that were judged by `search`. base: the objective for lookup and for
+    trained drafts. trained: the modules in the folder `modules`.
     """
-    base = base or objective
-    by_shape: dict[RecipeShape, list[Candidate]] = {shape: [] for shape in objective.shapes}
-    for trial in trials:  # masks in the outer loop: the objective keeps the latest replay
+    by_shape: dict[RecipeShape, list[Candidate]] = {shape: [] for shape in base.shapes}
+    for trial in trials:  # masks in the outer loop: the objective stores the latest replay
+        objective = search.objective_of(trial.recipe)
         for shape, candidates in by_shape.items():
             if shape.kind == "skip":
                 candidates.append(objective.best_recipe(trial.mask, shape.after_lookup, fine=True))
     for shape, candidates in by_shape.items():
         if shape.kind == "lookup":
-            candidates.append(objective.best_lookup())
+            candidates.append(base.best_lookup())
         candidates += [
             base.best_trained(draft, shape.after_lookup)
             for draft in trained
@@ -60,7 +61,7 @@ def select_finalists(
         candidates.sort(key=_predicted_time)
     finalists = [best for best, *_ in filter(None, by_shape.values())]
     best = min(finalists, key=_predicted_time)
-    finalists += _best_without_siblings(best, objective, base, trained)
+    finalists += _best_without_siblings(best, search, base, trained)
     others = sorted(
         (candidate for _, *rest in filter(None, by_shape.values()) for candidate in rest),
         key=_predicted_time,
@@ -74,10 +75,7 @@ def select_finalists(
 
 
 def _best_without_siblings(
-    best: Candidate,
-    objective: ReplayObjective,
-    base: ReplayObjective,
-    trained: Sequence[TrainedDraft],
+    best: Candidate, search: JointObjective, base: ReplayObjective, trained: Sequence[TrainedDraft]
 ) -> list[Candidate]:
     """Return the best recipe of the same mask or module without siblings; [] if `best` has none."""
     after_lookup = RecipeShape.parse(best.recipe.shape).after_lookup
@@ -87,6 +85,7 @@ def _best_without_siblings(
             draft = next(draft for draft in trained if draft.ref == drafter.module)
             candidates.append(base.best_trained(draft, after_lookup, siblings=False))
         elif isinstance(drafter, Skip) and drafter.siblings:
+            objective = search.objective_of(best.recipe)
             mask = drafter.mask(objective.replay.model.spec.n_layers)
             candidates.append(objective.best_recipe(mask, after_lookup, fine=True, siblings=False))
     return candidates

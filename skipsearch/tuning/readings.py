@@ -1,13 +1,13 @@
 """Choose what drafts read: number format of weights, experts, and tokens of the head.
 
-Each combination is judged with the same mask, by replay and by its measured costs. Masks are then
-searched with the best combination. Afterwards, the best mask is judged with every combination
-again, so format, experts, vocabulary and mask are searched together, in turn.
+Each combination is judged with nothing skipped, by replay and by its measured costs. The mask
+search then judges every mask with all combinations that lead (`tuning/joint_objective.py`).
+Afterwards, the best mask is judged with the other combinations, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from skipsearch.replay.rounds import rounds_from_replay
 from skipsearch.timing.reading_costs import FormatCosts, measure_format_costs, price_reading
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.events import Notice, StageStarted, TuneListener, make_progress_callback
+from skipsearch.tuning.joint_objective import JointObjective
 from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.study import StudyStore
 from skipsearch.tuning.vocabularies import list_vocabularies
@@ -34,7 +35,11 @@ from skipsearch.tuning.vocabularies import list_vocabularies
 JUDGED_PROMPTS = 32  # on which every combination is judged
 SHOWN_READINGS = 3
 OTHER_FINALISTS = 2  # recipes in the race whose drafts read something else
-READING_ATTR = "reading"  # of a study
+# Combinations that masks are searched with: the best one, and those that are nearly as fast with
+# nothing skipped. Which of these is best depends on the mask.
+MAX_LEADING = 4
+LEADING_SHARE = 0.9  # of the best predicted speedup
+LEADING_ATTR = "leading_readings"  # of a study
 MEMORY_FRACTION = 0.5  # of the free memory, for the copies that are compared
 
 
@@ -98,6 +103,10 @@ class ReadingSearch:
                 self.model, context, self.formats, make_progress_callback(on_event)
             )
 
+    def joint_objective(self, leading: Sequence[Reading]) -> JointObjective:
+        """Return the objective that judges masks with these readings."""
+        return JointObjective([self.objective_for(reading) for reading in leading])
+
     def objective_for(self, reading: Reading) -> ReplayObjective:
         """Return the objective for drafts that read this."""
         if reading.is_everything:
@@ -141,30 +150,45 @@ class ReadingSearch:
         return JudgedReading(reading, candidate, alpha, beta, draft_bytes)
 
 
-def choose_reading(
+def choose_leading_readings(
     readings: ReadingSearch, store: StudyStore | None, n_layers: int, on_event: TuneListener
-) -> Reading:
-    """Return what the drafts of the mask search read.
+) -> list[Reading]:
+    """Return what the drafts of the mask search may read, the fastest combination first.
 
-    This is the best combination for drafts that skip nothing, or that of the study if it has one.
+    These are the best combinations for drafts that skip nothing, or those of the study if it has
+    any.
     """
-    stored = None if store is None else store.get_attr(READING_ATTR)
+    stored = None if store is None else store.get_attr(LEADING_ATTR)
     if stored is not None:
-        return _read_reading(stored)
+        return list(map(_read_reading, stored))
     judged = readings.judge(SkipMask(n_layers))
-    reading = judged[0].reading if judged else READ_ALL
     for one in judged[:SHOWN_READINGS]:
         on_event(Notice(f"nothing skipped, {one}"))
+    leading = _select_leading(judged)
+    if len(leading) > 1:
+        on_event(Notice(f"masks are searched together with {len(leading)} of these combinations"))
     if store is not None and judged:
-        store.set_attr(READING_ATTR, _dump_reading(reading))
+        store.set_attr(LEADING_ATTR, list(map(_dump_reading, leading)))
         store.set_attr("readings", [one.as_record() for one in judged])
-    return reading
+    return leading
+
+
+def _select_leading(judged: Sequence[JudgedReading]) -> list[Reading]:
+    """Return the readings that masks are searched with. judged: fastest first."""
+    if not judged:
+        return [READ_ALL]
+    least = LEADING_SHARE * (judged[0].candidate.predicted_speedup or 0.0)
+    return [
+        one.reading
+        for one in judged[:MAX_LEADING]
+        if (one.candidate.predicted_speedup or 0.0) >= least
+    ]
 
 
 def find_other_readings(
-    readings: ReadingSearch, searched: Reading, mask: SkipMask, on_event: TuneListener
+    readings: ReadingSearch, searched: Collection[Reading], mask: SkipMask, on_event: TuneListener
 ) -> list[Candidate]:
-    """Return the best recipes whose drafts read something else than in the mask search.
+    """Return the best recipes whose drafts read something else than those of the mask search.
 
     They are tried with the best mask and without a mask.
     """
@@ -173,7 +197,7 @@ def find_other_readings(
     on_event(StageStarted("trying the best masks with drafts that read something else"))
     masks = dict.fromkeys((mask, SkipMask(mask.n_layers)))
     judged = [(one, tried) for tried in masks for one in readings.judge(tried)]
-    judged = [(one, tried) for one, tried in judged if one.reading != searched]
+    judged = [(one, tried) for one, tried in judged if one.reading not in searched]
     judged.sort(key=lambda pair: -(pair[0].candidate.predicted_speedup or 0.0))
     return [
         readings.objective_for(one.reading).best_recipe(tried, fine=True)

@@ -11,7 +11,7 @@ from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.workload import Workload
 from skipsearch.timing.interleaved import time_interleaved
-from skipsearch.tuning.objective import ReplayObjective
+from skipsearch.tuning.joint_objective import JointObjective
 
 
 class WallObjective:
@@ -27,7 +27,7 @@ class WallObjective:
         self,
         model: ModelAdapter,
         workload: Workload,
-        replay_objective: ReplayObjective,
+        replay_objective: JointObjective,
         baseline_s: float,
     ):
         self.model, self.workload = model, workload

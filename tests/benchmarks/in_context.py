@@ -78,8 +78,8 @@ def tune_methods(
     """Yield (name, best recipe) of each method by calibration prompts."""
     for drafters, shape in (("skip", "skip"), ("auto", "lookup,skip")):
         print(f"offline masks for {shape}", flush=True)
-        _, outcome = search(model, calibration, seed, drafters, trials=trials)
-        finalists = select_finalists(outcome.best, outcome.objective)
+        calibrated, outcome = search(model, calibration, seed, drafters, trials=trials)
+        finalists = select_finalists(outcome.best, outcome.objective, calibrated.objective)
         if drafters == "auto":
             yield "lookup", next(f for f in finalists if f.recipe.shape == "lookup")
         racing = [finalist for finalist in finalists if finalist.recipe.shape == shape]

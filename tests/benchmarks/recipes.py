@@ -130,7 +130,9 @@ def list_best_recipes(
     masks_alone: those of `search_masks_alone`; (): no recipe skips sub-layers alone.
     """
     everything, n_layers = calibration.objective, calibration.objective.replay.model.spec.n_layers
-    masks = [trial.mask for trial in outcome.best]
+    search = outcome.objective
+    searched = {SkipMask(n_layers): search.leading}
+    searched |= {trial.mask: search.objective_of(trial.recipe) for trial in outcome.best}
     recipes = {"lookup": everything.best_lookup()}
     for after_lookup in (False, True):
         prefix = "lookup, then " if after_lookup else ""
@@ -140,9 +142,9 @@ def list_best_recipes(
             if mask.n_skipped
         ]
         reading_less = [
-            outcome.objective.best_recipe(mask, after_lookup, fine=True)
-            for mask in (*masks, SkipMask(n_layers))
-            if mask.n_skipped or not outcome.objective.reading.is_everything
+            objective.best_recipe(mask, after_lookup, fine=True)
+            for mask, objective in searched.items()
+            if mask.n_skipped or not objective.reading.is_everything
         ]
         for candidate in outcome.other_readings:
             last, is_after_lookup = (
@@ -220,7 +222,7 @@ def compare_predictions(
     model: ModelAdapter, calibration: Calibration, outcome: SearchOutcome, count: int, seed: int
 ) -> dict[str, Any]:
     """Compare measured with predicted times of recipes, on the prompts they were predicted on."""
-    objectives = (calibration.objective, outcome.objective)
+    objectives = (calibration.objective, outcome.objective.leading)
     best = outcome.best[0].mask
     masks = [trial.mask for trial in outcome.best[:4]]
     masks += [best.flip(*range(k, len(best.bits), 9)) for k in range(max(0, count // 4 - 4))]

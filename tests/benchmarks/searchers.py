@@ -42,6 +42,7 @@ from skipsearch.timing.interleaved import Timings, time_interleaved
 from skipsearch.tuning.calibration import build_replay_objective
 from skipsearch.tuning.driver import REFINED_MASKS, study_fingerprint
 from skipsearch.tuning.events import ignore_event
+from skipsearch.tuning.joint_objective import JointObjective
 from skipsearch.tuning.race import race_candidates, select_finalists
 from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.study import StudyStore
@@ -66,7 +67,9 @@ def run_searchers(
         search = Search(problem, own_objective, store, (), ignore_event, began, args.budget, None)
         search.run(name)
         searched_s = perf_counter() - began
-        finalists = select_finalists(search.best_trials(REFINED_MASKS), own_objective)
+        finalists = select_finalists(
+            search.best_trials(REFINED_MASKS), JointObjective([own_objective]), own_objective
+        )
         winner, _ = race_candidates(model, calibration, finalists, args.seed, ignore_event)
         columns = {
             "trials": len(search.judged_trials),

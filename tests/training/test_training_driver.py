@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,14 +23,19 @@ from helpers.tiny import VOCAB
 from models.every_class import build
 from tuning.small_search import small_model, small_task
 
+from skipsearch.cli import train_run
 from skipsearch.cli.train_view import TrainView
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Recipe
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.adapted.spec import Adapted
 from skipsearch.drafters.exits.fixed import Fixed
-from skipsearch.drafters.trained.module_files import make_reference, read_module_header
-from skipsearch.drafters.trained.module_weights import apply_module, load_module
+from skipsearch.drafters.trained.module_files import (
+    hash_module_file,
+    make_reference,
+    read_module_header,
+)
+from skipsearch.drafters.trained.module_weights import apply_module, load_module, save_module
 from skipsearch.errors import ModuleError
 from skipsearch.models import adapt
 from skipsearch.models.families.hf_adapter import HFAdapter
@@ -38,9 +45,12 @@ from skipsearch.training.corpus import generate_corpus, read_corpus, read_docume
 from skipsearch.training.distill_batch import make_draft_batch, run_teacher
 from skipsearch.training.driver import (
     Corpus,
+    TrainingPlan,
     parse_memory_limit,
     plan_adapted,
     plan_kangaroo,
+    plan_mtp,
+    plan_s3d,
     train,
 )
 from skipsearch.training.mask_selection import agreement_under
@@ -257,6 +267,59 @@ def test_a_training_goes_on_from_a_module_without_what_that_misses_least(tmp_pat
         plan_adapted(model, text, rank=2, init_from=first.path)
 
 
+STARTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    # by kind: the options of the first training, others that do not fit, and the refusal
+    "kangaroo": ({"exit_layer": 2, "form": "layer"}, {"exit_layer": 3}, "--exit-layer 3"),
+    "s3d": ({"draft_layers": 3, "draft_tokens": 3, "rank": 2}, {"rank": 4}, "--rank 4"),
+    "mtp": ({"vocabulary_size": 20}, {"vocabulary_size": 0}, "--vocabulary 0"),
+}
+
+
+@pytest.mark.parametrize("kind", STARTS)
+def test_every_draft_can_be_trained_on_from_its_module(kind: str, tmp_path: Path) -> None:
+    model, text = lettered(), text_here()
+    options, others, refusal = STARTS[kind]
+
+    def plan(**options: Any) -> TrainingPlan:
+        if kind == "mtp":
+            return plan_mtp(model, text, **options)
+        return {"kangaroo": plan_kangaroo, "s3d": plan_s3d}[kind](model, **options)
+
+    first = train(plan(**options), text, tmp_path / "a", QUICK, "90%")
+    assert first is not None
+    _, tensors = load_module(first.path)
+    student = plan(init_from=first.path).student
+    assert student.parameters.keys() == tensors.keys()
+    assert all(torch.equal(p, tensors[name]) for name, p in student.parameters.items())
+    assert {k: v for k, v in student.card.items() if k != "vocabulary"} == {
+        k: v for k, v in plan(**options).student.card.items() if k != "vocabulary"
+    }
+    assert student.facts["start"] == hash_module_file(first.path)
+    second = train(plan(init_from=first.path), text, tmp_path / "b", QUICK, "90%")
+    assert second is not None
+    assert second.card.trained.text == f"from {first.path.name} on: random letters"
+    assert second.path.name == first.path.name
+    wrong = f"{refusal} is not what .* leave {refusal.split()[0]} out"
+    with pytest.raises(ModuleError, match=wrong):
+        plan(init_from=first.path, **others)
+    if kind != "kangaroo":
+        with pytest.raises(ModuleError, match=f"of the kind {kind}, not kangaroo"):
+            plan_kangaroo(model, init_from=first.path)
+
+
+def test_a_module_of_another_shape_is_no_start(tmp_path: Path) -> None:
+    model, text = lettered(), text_here()
+    first = train(plan_kangaroo(model, 2), text, tmp_path, QUICK, "90%")
+    assert first is not None
+    card, tensors = load_module(first.path)
+    name, tensor = next((k, v) for k, v in tensors.items() if v.dim() == 2)
+    for changed in ({name: tensor[:1]}, {}):
+        damaged = {k: v for k, v in tensors.items() if k != name} | changed
+        save_module(first.path, card, damaged)
+        with pytest.raises(ModuleError, match=rf"{re.escape(name)}.* leave --init-from out"):
+            plan_kangaroo(model, init_from=first.path)
+
+
 def test_memory_is_bounded(tmp_path: Path) -> None:
     with pytest.raises(ModuleError, match="more than --extra-memory 10%"):
         train(plan_adapted(lettered(), text_here(), MASK), text_here(), tmp_path, QUICK, "10%")
@@ -319,14 +382,18 @@ def test_the_command_trains_prints_alpha_and_the_next_command(
             (None, 4, 8, 3, 7, None),
         ),
         ("adapted", ("--init-from", "x"), (None, None, None, 5, 0, Path("x"))),
-        ("kangaroo", (), (2, "attention")),
-        ("kangaroo", ("--exit-layer", 2, "--form", "layer"), (2, "layer")),
-        ("s3d", (), (None, 4, None, 0)),
+        ("kangaroo", (), (None, None, None)),
+        ("kangaroo", ("--exit-layer", 2, "--form", "layer"), (2, "layer", None)),
+        ("kangaroo", ("--init-from", "x"), (None, None, Path("x"))),
+        ("s3d", (), (None, None, None, 0, None)),
         (
             "s3d",
             ("--draft-sublayers", 6, "--draft-tokens", 3, "--rank", 8, "--seed", 7),
-            (6, 3, 8, 7),
+            (6, 3, 8, 7, None),
         ),
+        ("s3d", ("--init-from", "x"), (None, None, None, 0, Path("x"))),
+        ("mtp", (), (None, 3, None)),
+        ("mtp", ("--vocabulary", 0, "--init-from", "x"), (0, 3, Path("x"))),
     ],
 )
 def test_each_command_makes_the_plan_that_its_options_describe(
@@ -347,6 +414,7 @@ def test_each_command_makes_the_plan_that_its_options_describe(
         raise ModuleError("enough")
 
     monkeypatch.setattr(driver, f"plan_{command}", plan)
+    monkeypatch.setattr(train_run, "_read_start", lambda path: None)
     where = ("--model", "demo", "--data", tmp_path / "text.txt", "--out", tmp_path / "m")
     code, _, shown = run_in_process(
         capsys, monkeypatch, "train", command, *where, "--threads", 1, *options
@@ -367,7 +435,7 @@ def test_each_command_makes_the_plan_that_its_options_describe(
             "give one of them",
         ),
         (("adapted", "--self-generated", "--learning-rate", "7"), 2, "no learning rate"),
-        (("kangaroo", "--self-generated", "--init-from", "x"), 2, "No such option: --init-from"),
+        (("kangaroo", "--self-generated", "--init-from", "/nowhere"), 1, "/nowhere"),
         (("kangaroo", "--self-generated", "--form", "round"), 2, "is attention or layer"),
         (
             ("adapted", "--self-generated", "--init-from", "x", "--profile", "y.yaml"),
@@ -391,6 +459,21 @@ def test_mistakes_are_one_sentence(
     )
     assert found == code
     assert reason in shown
+
+
+def test_a_start_of_another_kind_is_refused_before_text_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = train(plan_kangaroo(lettered(), 2), text_here(), tmp_path, QUICK, "90%")
+    assert first is not None
+    monkeypatch.setattr(corpus, "generate_corpus", lambda *_: pytest.fail("text was written"))
+    options = ("--model", "demo", "--self-generated", "--init-from", first.path)
+    for command in ("kangaroo", "mtp"):
+        code, _, shown = run_in_process(
+            capsys, monkeypatch, "train", command, *options, "--out", tmp_path, "--threads", 1
+        )
+        assert code == 1
+        assert str(first.path) in shown
 
 
 @pytest.mark.slow

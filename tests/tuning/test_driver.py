@@ -50,6 +50,7 @@ from skipsearch.tuning.events import (
     StageStarted,
     TuneEvent,
 )
+from skipsearch.tuning.joint_objective import JointObjective
 from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.race import MAX_FINALISTS
 from skipsearch.tuning.search_loop import Search
@@ -932,7 +933,9 @@ def test_a_wall_trial_is_measured_against_plain_decoding_beside_it(
     work = make_workload(model, task, task.calibration)
     by_replay = ReplayObjective(Replay(model, work.prompt_ids, 14, 6), COSTS)
     monkeypatch.setattr("skipsearch.tuning.wall_objective.time_interleaved", made_up_race(0.8))
-    trial = WallObjective(model, work, by_replay, baseline_s=0.02).judge(SkipMask(LAYERS, (1, 3)))
+    trial = WallObjective(model, work, JointObjective([by_replay]), baseline_s=0.02).judge(
+        SkipMask(LAYERS, (1, 3))
+    )
     assert trial.speedup == pytest.approx(1 / 0.8)
     assert (trial.seconds_per_token, trial.baseline_seconds_per_token) == (
         pytest.approx(0.02 * 0.8),

@@ -20,9 +20,10 @@ from skipsearch.replay.replay import Replay
 from skipsearch.report.recorded import StoredReading
 from skipsearch.timing.reading_costs import FormatCosts, price_reading
 from skipsearch.tuning import readings
-from skipsearch.tuning.events import Notice, TuneEvent
+from skipsearch.tuning.events import Notice, TuneEvent, ignore_event
 from skipsearch.tuning.objective import ReplayObjective
-from skipsearch.tuning.readings import ReadingSearch, choose_reading, find_other_readings
+from skipsearch.tuning.race import select_finalists
+from skipsearch.tuning.readings import ReadingSearch, choose_leading_readings, find_other_readings
 from skipsearch.tuning.settings import parse_draft_memory
 
 from .small_search import COSTS
@@ -62,7 +63,11 @@ def test_the_combination_with_the_best_prediction_comes_first(objective: ReplayO
     assert by_weights["int4"].beta < by_weights["int8"].beta < 1
     assert by_weights["int8"].alpha >= by_weights["int4"].alpha
     assert by_weights["int4"].draft_bytes < by_weights["int8"].draft_bytes
-    assert choose_reading(search, None, LAYERS, events.append) == judged[0].reading
+    leading = choose_leading_readings(search, None, LAYERS, events.append)
+    assert leading == [one.reading for one in judged[: len(leading)]]
+    least = readings.LEADING_SHARE * speedups[0]
+    assert all(speedup >= least for speedup in speedups[: len(leading)])
+    assert all(speedup < least for speedup in speedups[len(leading) : readings.MAX_LEADING])
     assert any(isinstance(e, Notice) and "copies of the weights" in e.sentence for e in events)
 
 
@@ -82,9 +87,67 @@ def test_recipes_of_the_search_read_what_was_chosen(objective: ReplayObjective) 
 def test_other_combinations_race_too(objective: ReplayObjective) -> None:
     search = ReadingSearch(objective, 16, lambda event: None)
     mask = SkipMask(LAYERS, (1,))
-    others = find_other_readings(search, Reading("int4"), mask, lambda event: None)
+    searched = [Reading("int4"), Reading("int5")]
+    others = find_other_readings(search, searched, mask, lambda event: None)
     assert len(others) == readings.OTHER_FINALISTS
-    assert all(c.recipe.drafters[-1].reading != Reading("int4") for c in others)
+    assert all(c.recipe.drafters[-1].reading not in searched for c in others)
+
+
+def test_a_mask_is_judged_with_every_leading_combination(objective: ReplayObjective) -> None:
+    search = ReadingSearch(objective, 16, lambda event: None)
+    leading = [Reading("int4"), Reading("int8"), Reading("int5")]
+    alone = {reading: search.objective_for(reading) for reading in leading}
+    for mask in (NOTHING, SkipMask(LAYERS, (1,)), SkipMask(LAYERS, (0, 2), (1,))):
+        trial = search.joint_objective(leading).judge(mask)
+        times = {reading: alone[reading].judge(mask) for reading in leading}
+        fastest = min(times.values(), key=lambda one: one.seconds_per_token)
+        assert trial.recipe is not None
+        assert trial.recipe == fastest.recipe
+        assert trial.seconds_per_token == pytest.approx(fastest.seconds_per_token)
+        best = search.joint_objective(leading).best_recipe(mask)
+        assert best.recipe.drafters[-1].reading in leading
+
+
+def test_combinations_are_compared_with_the_best_trial_of_any_of_them(
+    objective: ReplayObjective,
+) -> None:
+    joint = ReadingSearch(objective, 16, lambda event: None).joint_objective(
+        [Reading("int8"), Reading("int4")]
+    )
+    first, second = joint.by_reading.values()
+    assert first._leader is second._leader
+    joint.judge(NOTHING)
+    assert second._leader
+    assert not objective._leader, "the search of another reading has masks of its own"
+
+
+def test_a_recipe_is_refined_with_what_its_drafts_read(objective: ReplayObjective) -> None:
+    search = ReadingSearch(objective, 16, lambda event: None)
+    joint = search.joint_objective([Reading("int8"), Reading("int4")])
+    for reading in joint.readings:
+        recipe = search.objective_for(reading).best_recipe(NOTHING).recipe
+        assert joint.objective_of(recipe).reading == reading
+    unknown = search.objective_for(Reading("int6")).best_recipe(NOTHING).recipe
+    for other in (unknown, objective.best_lookup().recipe, None):
+        assert joint.objective_of(other) is joint.leading
+
+
+def test_finalists_read_what_their_trials_read(objective: ReplayObjective) -> None:
+    search = ReadingSearch(objective, 16, lambda event: None)
+    joint = search.joint_objective([Reading("int8"), Reading("int4")])
+    trials = [
+        search.objective_for(reading).judge(mask)
+        for reading, mask in zip(joint.readings, (NOTHING, SkipMask(LAYERS, (1,))), strict=True)
+    ]
+    finalists = select_finalists(trials, joint, objective)
+    drafted = {
+        (drafter.weights, drafter.attn)
+        for finalist in finalists
+        for drafter in finalist.recipe.drafters
+        if isinstance(drafter, Skip)
+    }
+    assert drafted <= {("int8", ()), ("int4", (1,))}
+    assert drafted
 
 
 @pytest.mark.parametrize("limit", [0, 10**12])
@@ -96,7 +159,7 @@ def test_a_memory_limit_leaves_out_copies(objective: ReplayObjective, limit: int
     assert len(left_out) == (4 if limit == 0 else 0)
     if limit == 0:
         assert search.judge(NOTHING) == []
-        assert choose_reading(search, None, LAYERS, events.append).is_everything
+        assert choose_leading_readings(search, None, LAYERS, events.append) == [Reading()]
 
 
 class Attributes:
@@ -114,14 +177,14 @@ class Attributes:
 
 def test_a_resumed_search_reads_what_it_read_before(objective: ReplayObjective) -> None:
     search, study = ReadingSearch(objective, 16, lambda event: None), Attributes()
-    first = choose_reading(search, study, LAYERS, lambda event: None)  # type: ignore[arg-type]
+    first = choose_leading_readings(search, study, LAYERS, ignore_event)  # type: ignore[arg-type]
     records = TypeAdapter(tuple[StoredReading, ...]).validate_python(study.stored["readings"])
-    assert max(records, key=lambda record: record.speedup).weights == first.weights
+    assert max(records, key=lambda record: record.speedup).weights == first[0].weights
     with patch.object(ReadingSearch, "judge", side_effect=AssertionError):
-        assert choose_reading(search, study, LAYERS, lambda event: None) == first  # type: ignore[arg-type]
+        assert choose_leading_readings(search, study, LAYERS, ignore_event) == first  # type: ignore[arg-type]
     few = Reading("int8", Vocabulary(lowest=3, tokens="9 12-14"))
-    study.stored["reading"] = readings._dump_reading(few)
-    assert choose_reading(search, study, LAYERS, lambda event: None) == few  # type: ignore[arg-type]
+    study.stored["leading_readings"] = [readings._dump_reading(few)]
+    assert choose_leading_readings(search, study, LAYERS, ignore_event) == [few]  # type: ignore[arg-type]
 
 
 def test_costs_are_those_of_the_format_and_of_the_rows_of_the_head() -> None:
@@ -163,9 +226,9 @@ def test_the_number_of_experts_is_searched() -> None:
         objective = ReplayObjective(replay, costs, ["skip"])
         search, study = ReadingSearch(objective, 16, lambda event: None), Attributes()
         assert search.formats == [Reading(), Reading(experts=1)]
-        chosen = choose_reading(search, study, 3, lambda event: None)  # type: ignore[arg-type]
+        (chosen,) = choose_leading_readings(search, study, 3, ignore_event)  # type: ignore[arg-type]
         assert chosen == Reading(experts=1)
-        assert choose_reading(search, study, 3, lambda event: None) == chosen  # type: ignore[arg-type]
+        assert choose_leading_readings(search, study, 3, ignore_event) == [chosen]  # type: ignore[arg-type]
         (record,) = TypeAdapter(tuple[StoredReading, ...]).validate_python(study.stored["readings"])
         assert str(record) == "stored, 1 expert a token"
         recipe = search.objective_for(chosen).best_recipe(SkipMask(3)).recipe
