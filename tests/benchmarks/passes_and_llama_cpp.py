@@ -96,7 +96,9 @@ def main() -> None:
     every = []
     print("model, threads: ms native / llama.cpp (ratio); v of 2, 4, 8, 16; prefill of 512 tokens")
     for entry in args.models.split(","):
-        path, _, quantization = entry.partition(":")
+        # `synthetic:22x2048` has a colon of its own.
+        path, colon, quantization = entry.rpartition(":native-")
+        path, quantization = (path, f"native-{quantization}") if colon else (entry, "")
         name = find_packaged_model(path)
         model, native = make_native_pass(name, quantization or None, args.dtype)
         llama = make_llama_pass(name, quantization or None, model, args.dtype)
