@@ -16,6 +16,7 @@ shapes, padding and buffers are tested without a GPU.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.engine.forward import run_layer_loop
+from skipsearch.engine.forward import run_layers
 from skipsearch.models.adapter import DraftScorer, DraftScores, PassRunner
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan
@@ -61,6 +62,9 @@ def graph_model(fused_model: FusedAdapter) -> GraphAdapter:
 class GraphAdapter(PassRunner):
     """A fused model whose short passes are captured."""
 
+    # Whether captured passes include the head.
+    captures_head = True
+
     def __init__(self, fused_model: FusedAdapter):
         self.fused_model, self.tokenizer = fused_model, fused_model.tokenizer
         self.pass_runner: PassRunner | None = self
@@ -71,8 +75,17 @@ class GraphAdapter(PassRunner):
         self.new_cache = fused_model.new_cache
         self.embed = fused_model.embed
         self.block = fused_model.block
-        self.head = fused_model.head
+        self.head: Callable[[Tensor], Tensor] = fused_model.head
         self.weight_bytes, self.read_bytes = fused_model.weight_bytes, fused_model.read_bytes
+
+    def with_head(self, head: Callable[[Tensor], Tensor]) -> GraphAdapter:
+        """Return the model with another head, which is not captured: its rows may grow.
+
+        head: [..., H] -> logits [..., rows]. Both models share the captures of their layers.
+        """
+        variant = copy.copy(self)
+        variant.pass_runner, variant.head, variant.captures_head = variant, head, False
+        return variant
 
     @property
     def attention_spans(self) -> list[tuple[int | None, int | None]]:
@@ -89,8 +102,9 @@ class GraphAdapter(PassRunner):
         captured = self._find_capture(tokens, cache, plan, mask)
         if captured is None or plan.first_slot is None:
             return None
-        logits: Tensor = captured(tokens, cache, plan)[:, : tokens.shape[1]]
-        return logits[:, -1:] if last_only else logits
+        result: Tensor = captured(tokens, cache, plan)[:, : tokens.shape[1]]
+        result = result[:, -1:] if last_only else result
+        return result if self.captures_head else self.head(result)
 
     def run_draft_step(
         self,
@@ -101,7 +115,12 @@ class GraphAdapter(PassRunner):
         scorer: DraftScorer,
         with_confidence: bool,
     ) -> DraftScores | None:
-        """Run a draft step and its scorer as one captured pass, without random draws."""
+        """Run a draft step and its scorer as one captured pass, without random draws.
+
+        Returns None if the head is not captured.
+        """
+        if not self.captures_head:
+            return None
         captured = self._find_capture(token, cache, plan, mask, scorer, with_confidence)
         if captured is None or plan.first_slot is None:
             return None
@@ -143,6 +162,7 @@ class GraphAdapter(PassRunner):
             plan.is_chain,
             rows,
             keys,
+            self.captures_head,
             None if scorer is None else (scorer.key, with_confidence),
         )
         # A cache runs one request at a time, but all threads share the table of caches.
@@ -162,7 +182,7 @@ class GraphAdapter(PassRunner):
                     else (lambda logits: scorer.score(logits[:, -1], with_confidence))
                 )
                 captured = captures.passes[key] = _CapturedPass(
-                    self.fused_model, mask, plan.is_chain, rows, keys, epilogue
+                    self.fused_model, mask, plan.is_chain, rows, keys, self.captures_head, epilogue
                 )
             captured.used = next(self._uses)
         return captured
@@ -187,7 +207,7 @@ class _CacheCaptures:
     """
 
     generation: int
-    # By mask, chain or tree, rows, keys and scorer.
+    # By mask, chain or tree, rows, keys, head and scorer.
     passes: dict[tuple[Any, ...], _CapturedPass] = field(default_factory=dict)
     latest_mask: SkipMask | None = None  # of the latest pass that was not captured
     n_in_a_row: int = 0  # passes in a row under that mask
@@ -219,14 +239,17 @@ class _CapturedPass:
         is_chain: bool,
         rows: int,
         keys: int,
+        with_head: bool,
         epilogue: Callable[[Tensor], Any] | None = None,
     ):
         """Allocate the inputs.
 
-        epilogue: a function of the logits that is captured, too; None: the pass returns the logits.
+        with_head: False: the pass returns the input of the head. epilogue: a function of the logits
+        that is captured, too; None: the pass returns the logits.
         """
         device = model.spec.device
-        self.model, self.mask, self.keys, self.epilogue = model, mask, keys, epilogue
+        self.model, self.mask, self.keys = model, mask, keys
+        self.with_head, self.epilogue = with_head, epilogue
         self.used = 0  # number of its latest use
         self.tokens = torch.zeros(1, rows, dtype=torch.long, device=device)
         self.start = torch.zeros(1, dtype=torch.long, device=device)
@@ -239,12 +262,13 @@ class _CapturedPass:
             None if is_chain else torch.zeros(1, 1, rows, keys, dtype=torch.bool, device=device)
         )
         self.replay: Callable[[], Any] | None = None
-        self.cpu_logits: Tensor | None = None
+        self.cpu_result: Tensor | None = None
 
     def __call__(self, tokens: Tensor, cache: KVCache, plan: PassPlan) -> Any:
         """Run the pass; return the value of `epilogue`, or logits [1, rows, V].
 
-        Only the first T rows of logits are valid. The next call overwrites the result.
+        Without a head, returns its input, [1, rows, H]. Only the first T rows are valid. The next
+        call overwrites the result.
 
         tokens: [1, T], T ≤ rows.
         cache: the one that the pass is captured for.
@@ -262,8 +286,8 @@ class _CapturedPass:
             result = self._run_body(cache)
             if self.epilogue is not None:
                 return result
-            self.cpu_logits = result if self.cpu_logits is None else self.cpu_logits.copy_(result)
-            return self.cpu_logits
+            self.cpu_result = result if self.cpu_result is None else self.cpu_result.copy_(result)
+            return self.cpu_result
         if self.replay is None:  # the warm-up runs write the K/V of the current pass
             self.replay = _capture(lambda: self._run_body(cache))
         return self.replay()
@@ -280,7 +304,11 @@ class _CapturedPass:
             else self.mask_buffer
         )
         plan = PassPlan(positions, slots, self.keys, visible, None)
-        logits = run_layer_loop(self.model, self.tokens, cache, plan, self.mask)
+        embedded = self.model.embed(self.tokens, plan.positions)
+        hidden = run_layers(self.model, embedded, cache, plan, self.mask)
+        if not self.with_head:
+            return hidden
+        logits = self.model.head(hidden)
         return logits if self.epilogue is None else self.epilogue(logits)
 
 

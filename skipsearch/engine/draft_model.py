@@ -98,8 +98,7 @@ def can_restrict_head(model: ModelAdapter) -> bool:
         except ModelError:
             return False
         return True
-    # The engine graph would run such passes layer by layer.
-    return isinstance(model, NativeAdapter | FusedAdapter)
+    return isinstance(model, NativeAdapter | FusedAdapter | GraphAdapter)
 
 
 def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:
@@ -292,7 +291,8 @@ def _with_head_rows(model: ModelAdapter, rows: HeadRows) -> ModelAdapter:
         assert isinstance(rows, PanelHeadRows)
         return model.with_head_rows(rows)
     assert isinstance(rows, TorchHeadRows)
-    return _with_head(model, rows)
+    restricted = _with_head(model, rows)
+    return model.with_head(restricted.head) if isinstance(model, GraphAdapter) else restricted
 
 
 def _with_head(model: ModelAdapter, head: Any) -> ModelAdapter:

@@ -33,9 +33,9 @@ OF_TWO = Warp(1.3, top_k=3)
 
 
 def check_reduced_greedy() -> DecodeStats:
-    """Check greedy text with reduced drafts on two engines; some drafts must be rejected."""
+    """Check greedy text with reduced drafts on three engines; some drafts must be rejected."""
     total = DecodeStats()
-    for engine in ("hf", "native"):
+    for engine in ("hf", "native", "graph"):
         with use_engine(engine):
             total += check_greedy(REDUCED, world=tiny_model_and_reference())
     assert_partly_accepted(total)
@@ -59,7 +59,7 @@ def check_known_tokens() -> DecodeStats:
     The prompt and the text so far bring some of the tokens, the vocabulary the others.
     """
     total = DecodeStats()
-    for engine in ("hf", "native"):
+    for engine in ("hf", "native", "graph"):
         with use_engine(engine):
             model, full = tiny_model_and_reference()
         for prompt in PROMPTS:

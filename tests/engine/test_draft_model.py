@@ -23,6 +23,7 @@ from torch import Tensor
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import BITS_OF_WEIGHTS, DraftWeights, Reading, Vocabulary
 from skipsearch.engine import forward, load_model, no_grad
+from skipsearch.engine.cuda_graph import GraphAdapter
 from skipsearch.engine.draft_model import (
     can_restrict_head,
     get_draft_copy,
@@ -41,7 +42,7 @@ from skipsearch.models.fused.linear import PlainLinear
 from skipsearch.models.kv_cache import Planner
 
 pytestmark = pytest.mark.xdist_group("native")
-ENGINES = ["hf", "lean", "native", NATIVE_8BIT]
+ENGINES = ["hf", "lean", "graph", "native", NATIVE_8BIT]
 FORMATS = sorted(BITS_OF_WEIGHTS)
 TEXT = (5, 17, 40, 3, 22, 5, 17)
 
@@ -191,10 +192,33 @@ def test_only_formats_that_read_less_are_listed() -> None:
     assert list_draft_weights(model_on("hf")) == ("stored",)
 
 
-def test_a_head_is_not_restricted_if_passes_would_then_run_layer_by_layer() -> None:
-    assert can_restrict_head(model_on("native"))
-    assert can_restrict_head(model_on("lean"))
-    assert not can_restrict_head(model_on("graph"))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_restricts_its_head(engine: str) -> None:
+    assert can_restrict_head(model_on(engine))
+
+
+@no_grad
+def test_on_graph_a_model_with_few_rows_of_the_head_shares_captured_layers() -> None:
+    model = model_on("graph")
+    assert isinstance(model, GraphAdapter)
+    draft_model = make_draft_model(model, Reading(vocabulary=Vocabulary.from_ids([1, 5])))
+    assert draft_model.new_head is not None
+    head, mask = draft_model.new_head(), SkipMask(LAYERS, (1,))
+    restricted = draft_model.restrict(head)
+    assert isinstance(restricted, GraphAdapter)
+    cache, planner = model.new_cache(1, 64), Planner(64, model.spec.device)
+    prompt = torch.tensor([[3, 9, 4]])
+    forward(model, prompt, cache, planner.plan_chain(0, 3))
+    token = torch.tensor([[7]])
+    passes = []
+    for added in ((), (8,), (8, 9, 11)):  # rows that are added to the head after the capture
+        head.add(added)
+        logits = forward(restricted, token, cache, planner.plan_chain(3, 1), mask)
+        whole = forward(model, token, cache, planner.plan_chain(3, 1), mask)
+        torch.testing.assert_close(logits, whole[..., head.token_ids])
+        passes.append(len(model._caches[cache].passes))
+    assert passes[0] == 2, "one with the head and one without"
+    assert passes == passes[:1] * 3
 
 
 def test_a_token_outside_the_model_is_refused() -> None:
