@@ -138,10 +138,11 @@ class TuneView:
                 and (best.speedup or 0.0) >= MIN_REPORTED_GAIN * self.last_reported
             ):
                 self.last_reported = best.speedup or 0.0
+                reading = best.recipe.drafters[-1].format_reading() if best.recipe else ""
+                proposer = f", by {best.searcher}" if best.searcher else ""
                 self._say(
                     f"  trial {self.n_judged}: best predicted so far {_describe_trial(best)} of "
-                    f"{2 * best.mask.n_layers}"
-                    f"{f', by {best.searcher}' if best.searcher else ''}"
+                    f"{2 * best.mask.n_layers}{reading}{proposer}"
                 )
 
     def _is_worth_reporting(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from time import monotonic, sleep
@@ -15,7 +16,11 @@ from skipsearch.cli.progress import BEAT_S
 from skipsearch.cli.terminal import Terminal
 from skipsearch.cli.tune_view import TuneView
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import Reading
+from skipsearch.core.recipe import Recipe
 from skipsearch.core.stats import Estimate, Trial
+from skipsearch.drafters.exits.fixed import Fixed
+from skipsearch.drafters.skip.spec import Skip
 from skipsearch.profile import load_profile
 from skipsearch.tuning.events import (
     BaselinePredicted,
@@ -81,10 +86,13 @@ def test_a_mask_is_told_of_where_it_is_better_than_lookup_alone() -> None:
         view(StageProgress(1, 9, none := trial(*range(20), speedup=2.461, alpha=0.0), none))
         view(StageProgress(2, 9, good := trial(1, speedup=2.6, alpha=0.7), good))
         view(StageProgress(3, 9, hardly := trial(2, speedup=2.61, alpha=0.7), hardly))
-        view(StageProgress(4, 9, better := trial(1, 2, speedup=2.7, alpha=0.6), better))
+        better = trial(1, 2, speedup=2.7, alpha=0.6)
+        spec = Skip.from_mask(better.mask, 4, Fixed(), reading=Reading("int6"))
+        better = replace(better, recipe=Recipe((spec,)), searcher="gp")
+        view(StageProgress(4, 9, better, better))
     assert told.getvalue().splitlines() == [
         "  trial 2: best predicted so far 2.60×, α 0.70, skips 1 of 40",
-        "  trial 4: best predicted so far 2.70×, α 0.60, skips 2 of 40",
+        "  trial 4: best predicted so far 2.70×, α 0.60, skips 2 of 40, int6, by gp",
     ]
 
 
