@@ -269,13 +269,13 @@ class TuneView:
 def _forecast(forecast: Forecast) -> str:
     prepared, rest = (
         format_duration(forecast.prepared_s),
-        f"about {format_duration(forecast.decoding_s)} for the race and the final measurement",
+        f"about {format_duration(forecast.rest_s)} for refining, race and final measurement",
     )
     if forecast.search_s is None:
         return (
             f"preparation took {prepared}; it will take the time for judging the masks, and {rest}"
         )
-    whole = format_duration(forecast.prepared_s + forecast.search_s + forecast.decoding_s)
+    whole = format_duration(forecast.prepared_s + forecast.search_s + forecast.rest_s)
     judging = (
         f"{format_duration(forecast.search_s)} for judging masks, " if forecast.search_s else ""
     )

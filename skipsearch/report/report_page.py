@@ -124,6 +124,12 @@ def _render_section(section: Section) -> RenderedSection:
 
 def _summary_row(study: StudyRecord) -> list[str]:
     best, winner = study.best, study.confirmed
+    measured = "not recorded"
+    if winner is not None:
+        speedup = winner.speedup
+        measured = f"{as_speedup(speedup.mean)} ({speedup.low:.2f}–{speedup.high:.2f})"
+        if best is None or best.recipe != str(winner):
+            measured += f" by {winner}"
     cells = ["", "", "", "", "", "" if winner is None else str(winner)]
     if best is not None:
         trial = best.trial
@@ -141,9 +147,7 @@ def _summary_row(study: StudyRecord) -> list[str]:
         str(len(study.judged)),
         str(study.n_left_out),
         *cells,
-        f"{as_speedup(winner.speedup.mean)} ({winner.speedup.low:.2f}–{winner.speedup.high:.2f})"
-        if winner
-        else "not recorded",
+        measured,
     ]
 
 

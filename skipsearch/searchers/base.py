@@ -164,8 +164,8 @@ class Searcher(Protocol):
 
     A searcher is deterministic: the same problem, seed and trials give the same proposals. A search
     is therefore resumed by telling the trials again.
-    A searcher never proposes the empty mask. A draft that skips nothing saves nothing, and plain
-    decoding is a candidate anyway.
+    A searcher never proposes the empty mask. If drafts that read less may pay with nothing skipped,
+    the search judges the empty mask itself and tells the trial.
     seeds_itself: the driver first judges a few masks of non-adaptive searchers and tells them. A
     searcher that begins with such masks itself sets this to True.
     proposer: a searcher that delegates to others sets this to the name of the searcher whose mask

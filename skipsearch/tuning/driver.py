@@ -136,8 +136,8 @@ def tune(
     n_holdout = HOLDOUT_REPEATS * len(task.holdout)
     decoding_s = predict_decoding_s(calibration.objective, len(task.calibration), n_holdout)
 
-    def report_forecast(search_s: float | None) -> None:
-        on_event(Forecast(perf_counter() - started, search_s, decoding_s))
+    def report_forecast(search_s: float | None, refine_s: float) -> None:
+        on_event(Forecast(perf_counter() - started, search_s, refine_s + decoding_s))
 
     search = search_masks(model, calibration, settings, store, on_event, report_forecast)
     candidates = select_candidates(search, calibration, settings, on_event)
@@ -209,18 +209,19 @@ def search_masks(
     settings: TuneSettings,
     store: StudyStore | None,
     on_event: TuneListener,
-    report_forecast: Callable[[float | None], None],
+    report_forecast: Callable[[float | None, float], None],
 ) -> SearchOutcome:
     """Search masks until the budget is spent. If no allowed recipe has a mask, do nothing.
 
     Closes the study. report_forecast: is called before the first trial with the time limit in
-    seconds; None if only the number of trials is limited.
+    seconds (None if only the number of trials is limited), and the seconds that refining the best
+    masks will take.
     """
     history, n_layers = store.trials() if store else [], model.spec.n_layers
     if not settings.searches_masks:
         if store:
             store.close()
-        report_forecast(0.0)
+        report_forecast(0.0, 0.0)
         return SearchOutcome(JointObjective([calibration.objective]))
     readings = ReadingSearch(
         calibration.objective, calibration.context, on_event, settings.draft_memory
@@ -239,7 +240,8 @@ def search_masks(
         objective = WallObjective(model, prompts, joint, by_replay.plain_pass_s)
     elif by_replay.ranked_lookups:
         on_event(BaselinePredicted(by_replay.plain_pass_s / by_replay.ranked_lookups[0][1]))
-    report_forecast(settings.limit_s)
+    # The best mask is judged with every combination, and the best masks with every policy.
+    report_forecast(settings.limit_s, 2 * readings.judge_s)
     on_event(
         StageStarted(
             f"searching masks with {settings.searcher} (α: chance that a draft is accepted)"

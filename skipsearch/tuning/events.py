@@ -68,7 +68,7 @@ class Forecast:
 
     prepared_s: float  # spent on the preparation
     search_s: float | None  # for judging masks; None: only the number of trials is limited
-    decoding_s: float  # for the race and the final measurement
+    rest_s: float  # for refining the best masks, for the race and for the final measurement
 
 
 TuneEvent = StageStarted | StageProgress | BaselinePredicted | CandidateMeasured | Notice | Forecast

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
+
+import torch
 
 from skipsearch.core.stats import Trial
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.adapted.spec import Adapted
 from skipsearch.drafters.skip.spec import Skip
+from skipsearch.engine import forward, no_grad
 from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.kv_cache import Planner
+from skipsearch.replay.replay import Replay
 from skipsearch.replay.trained_replay import TrainedDraft
 from skipsearch.replay.workload import Workload
 from skipsearch.timing.interleaved import successive_halving
@@ -118,7 +124,8 @@ def predict_decoding_s(objective: ReplayObjective, n_calibration: int, n_holdout
     """Estimate the seconds of the race and the final measurement.
 
     Assumptions: texts are as long as those of the calibration, drafting is as slow as plain
-    decoding, and half of the tie-break prompts are needed.
+    decoding, and half of the tie-break prompts are needed. One prompt of average length is read
+    here, to time its prefill.
 
     n_calibration: calibration prompts. n_holdout: hold-out prompts times repeats; plain decoding
     and the winner decode each of them.
@@ -129,7 +136,21 @@ def predict_decoding_s(objective: ReplayObjective, n_calibration: int, n_holdout
     share = min(1.0, n_calibration / (first + second + tie_break))
     texts = objective.replay.continuations
     tokens_per_text = sum(map(len, texts)) / len(texts)
-    return objective.plain_pass_s * tokens_per_text * (raced * share + 2 * n_holdout)
+    text_s = _time_prefill(objective.replay) + objective.plain_pass_s * tokens_per_text
+    return text_s * (raced * share + 2 * n_holdout)
+
+
+@no_grad
+def _time_prefill(replay: Replay) -> float:
+    """Return the seconds of reading a prompt of median length."""
+    prompt = sorted(replay.prompt_ids, key=len)[len(replay.prompt_ids) // 2]
+    model, device = replay.model, replay.model.spec.device
+    cache, planner = model.new_cache(1, len(prompt)), Planner(len(prompt), device)
+    started = perf_counter()
+    tokens = torch.tensor([prompt], device=device)
+    logits = forward(model, tokens, cache, planner.plan_chain(0, len(prompt)), last_only=True)
+    logits.argmax().item()  # waits for a GPU
+    return perf_counter() - started
 
 
 def race_candidates(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 from skipsearch.core.mask import SkipMask
@@ -97,6 +98,8 @@ class ReadingSearch:
         ]
         self.vocabularies = list(list_vocabularies(self.model, base.replay.continuations))
         self.costs: Mapping[Reading, FormatCosts] = {}
+        self.judge_s = 0.0  # seconds of judging the latest mask
+        self._judged: dict[SkipMask, list[JudgedReading]] = {}
         if len(self.formats) > 1 or len(self.vocabularies) > 1:
             on_event(StageStarted("measuring drafts that read less"))
             self.costs = measure_format_costs(
@@ -122,10 +125,20 @@ class ReadingSearch:
         return None if copied is self.model else copied
 
     def judge(self, mask: SkipMask) -> list[JudgedReading]:
-        """Judge a mask with each combination; return them from the fastest to the slowest."""
-        judged = list[JudgedReading]()
+        """Judge a mask with each combination; return them from the fastest to the slowest.
+
+        No mask is judged twice.
+        """
         if not self.costs:
-            return judged
+            return []
+        if mask not in self._judged:
+            started = perf_counter()
+            self._judged[mask] = self._judge(mask)
+            self.judge_s = perf_counter() - started
+        return self._judged[mask]
+
+    def _judge(self, mask: SkipMask) -> list[JudgedReading]:
+        judged = list[JudgedReading]()
         progress = make_progress_callback(self.on_event)
         for done, read in enumerate(self.formats):
             progress(done, len(self.formats))

@@ -107,7 +107,9 @@ def search(
         "auto", trials, budget_s, "replay", seed, False, drafters, frozenset(), None, False
     )
     calibration = calibrate(model, workload, (), settings, print_notice)
-    outcome = search_masks(model, calibration, settings, None, print_notice, ignore_event)
+    outcome = search_masks(
+        model, calibration, settings, None, print_notice, lambda search_s, refine_s: None
+    )
     return calibration, outcome
 
 

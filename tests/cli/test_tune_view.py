@@ -146,7 +146,7 @@ def test_a_terminal_has_its_bar_and_no_such_lines() -> None:
         (
             120.0,
             "about 8 min in all: 3 min for preparation, 2 min for judging masks, about 3 min for "
-            "the race and the final measurement",
+            "refining, race and final measurement",
         ),
         (
             0.0,
@@ -156,7 +156,7 @@ def test_a_terminal_has_its_bar_and_no_such_lines() -> None:
         (
             None,
             "preparation took 3 min; it will take the time for judging the masks, and about 3 min "
-            "for the race and the final measurement",
+            "for refining, race and final measurement",
         ),
     ],
 )
