@@ -150,8 +150,8 @@ def test_a_terminal_has_its_bar_and_no_such_lines() -> None:
         ),
         (
             0.0,
-            "about 6 min in all: 3 min for preparation, about 3 min for the race and the final "
-            "measurement",
+            "about 6 min in all: 3 min for preparation, about 3 min for refining, race and "
+            "final measurement",
         ),
         (
             None,
