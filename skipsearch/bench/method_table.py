@@ -57,6 +57,7 @@ from skipsearch.tuning.recipe_shape import (
     list_shapes,
 )
 from skipsearch.tuning.search_loop import Search
+from skipsearch.tuning.trained_candidates import TrainedCandidates
 
 DEFAULT_TRIALS_PER_SEARCHER = 60  # masks that each searcher may judge
 # Searchers that are measured as offline searches, with the speedup that their paper reports.
@@ -168,6 +169,7 @@ def compare_methods(
         on_event(StageStarted(f"racing settings of {kind}"))
         fastest, _ = race_candidates(model, calibration, racing, seed, on_event, ONLINE_RACE_RUNGS)
         chosen[kind] = (fastest, fastest.recipe.drafters[-1].info.requires)
+    trained_candidates = TrainedCandidates(objective)
     for draft in [*load_shipped_drafts(model, on_event), *trained]:
         name, needs = "mtp (shipped)", "a head that the model ships"
         if draft.ref is not None:
@@ -177,9 +179,9 @@ def compare_methods(
                 f"{card.trained.seconds / 60:.0f} min of training, "
                 f"{draft.ref.parameters / 1e6:.2g} M values beside the model's"
             )
-        alone = objective.best_trained(draft, after_lookup=False)
+        alone = trained_candidates.best(draft, after_lookup=False)
         chosen[name] = (with_modules(alone), needs)
-        everything += [alone, objective.best_trained(draft, after_lookup=True)]
+        everything += [alone, trained_candidates.best(draft, after_lookup=True)]
     best = sorted(everything, key=lambda candidate: candidate.seconds_per_token)[:MAX_FINALISTS]
     on_event(StageStarted("racing the best recipes"))
     chosen["best recipe"] = (

@@ -96,7 +96,7 @@ class TrainingPlan:
     """A student, and the data that is needed to train it and to write its module."""
 
     student: Student
-    resumed_from: str = ""  # the module that the training starts from, for the card
+    start: StartModule | None = None
 
 
 def plan_adapted(
@@ -149,7 +149,7 @@ def _take_selection_windows(corpus: Corpus, vocab_size: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Start:
+class StartModule:
     """A module that a training continues from."""
 
     path: Path
@@ -169,7 +169,7 @@ class _Start:
         return stored
 
 
-def _load_start(model: ModelAdapter, kind: str, init_from: Path | None) -> _Start | None:
+def _load_start(model: ModelAdapter, kind: str, init_from: Path | None) -> StartModule | None:
     """Return the module to continue from; None if `init_from` is None.
 
     Raises: ModuleError if it cannot be read, is of another kind or for another model.
@@ -178,10 +178,10 @@ def _load_start(model: ModelAdapter, kind: str, init_from: Path | None) -> _Star
         return None
     card, tensors = load_module(init_from)
     check_card(card, kind, model.spec, str(init_from))
-    return _Start(init_from, card, tensors)
+    return StartModule(init_from, card, tensors)
 
 
-def _plan_from(student: Student, start: _Start | None) -> TrainingPlan:
+def _plan_from(student: Student, start: StartModule | None) -> TrainingPlan:
     """Return the plan to train a student, from the weights of a module if there is one.
 
     Raises: ModuleError if the module lacks a weight, or has it in another shape.
@@ -199,13 +199,13 @@ def _plan_from(student: Student, start: _Start | None) -> TrainingPlan:
         with torch.no_grad():
             parameter.copy_(stored)
     student.facts["start"] = hash_module_file(start.path)
-    return TrainingPlan(student, f"from {start.path.name} on: ")
+    return TrainingPlan(student, start)
 
 
 def _start_mask(
     base: HFAdapter,
     corpus: Corpus,
-    start: _Start,
+    start: StartModule,
     draft_sublayers: int | None,
     rank: int | None,
     draft_tokens: int,
@@ -371,13 +371,16 @@ def train(
     trainer.run(checkpoint, on_event)
     if not processes.is_main:
         return None
+    text, earlier = corpus.description, None
+    if plan.start is not None:
+        text, earlier = f"from {plan.start.path.name} on: {text}", plan.start.card.trained
     trained = TrainingRecord(
-        text=(plan.resumed_from + corpus.description)[:300],
+        text=text[:300],
         licence=corpus.licence[:300],
-        tokens=trainer.tokens_read,
-        rows=trainer.n_rows,
-        steps=trainer.n_steps,
-        seconds=round(trainer.seconds, 1),
+        tokens=trainer.tokens_read + (earlier.tokens if earlier else 0),
+        rows=trainer.n_rows + (earlier.rows if earlier else 0),
+        steps=trainer.n_steps + (earlier.steps if earlier else 0),
+        seconds=round(trainer.seconds + (earlier.seconds if earlier else 0.0), 1),
         seed=settings.seed,
         device=describe_machine(model.spec.device).description[:300],
         dtype=model.spec.dtype_name,

@@ -32,10 +32,8 @@ from skipsearch.replay.sweep import (
     sweep,
     sweep_lookups,
 )
-from skipsearch.replay.trained_replay import TrainedDraft
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.recipe_shape import LOOKUP_SKIP, SKIP, RecipeShape
-from skipsearch.tuning.trained_candidates import MIN_SIBLING_GAIN, TrainedCandidates, lookups_of
 
 MAX_DRAFT = 12  # Draft & Verify's K
 RUNG_STRIDES = (
@@ -45,6 +43,7 @@ RUNG_STRIDES = (
 )  # a rung replays every twelfth batch of continuations, then every sixth, …
 MIN_RUNG_PROMPTS = 6  # a sample of fewer prompts says too little
 MAX_LOOKUPS = 6  # settings of lookup tried before a skip drafter, each also with a match of 1 token
+MIN_SIBLING_GAIN = 1.01  # a smaller gain from siblings is within the noise
 POLICIES_WITH_SIBLINGS = 8  # draft policies of a mask that are tried with siblings
 # A mask is dropped if it is slower than the best one by more standard errors than this. A mask that
 # is as fast as the best one is dropped at a rung with a probability of one in six.
@@ -123,7 +122,6 @@ class ReplayObjective:
             else None
         )
         self.ranked_lookups = self._rank_lookups()
-        self._trained = TrainedCandidates(replay, costs, self.predict_best)
 
     def fresh_copy(self) -> ReplayObjective:
         """Return a copy for another search, without a best mask so far."""
@@ -244,12 +242,6 @@ class ReplayObjective:
         """
         lookups = self.list_lookups(self.searched_shape.after_lookup)[:1]
         return self.predict_best(rounds, mask, self.coarse_policies, lookups)
-
-    def best_trained(
-        self, draft: TrainedDraft, after_lookup: bool, siblings: bool = True
-    ) -> Candidate:
-        """Return the best recipe with a trained draft. siblings: try siblings, too."""
-        return self._trained.best(draft, self.list_lookups(after_lookup), siblings)
 
     def best_lookup(self) -> Candidate:
         """Return the best recipe of lookup alone, if a shape has lookup."""
@@ -380,6 +372,11 @@ class ReplayObjective:
             }
             for p, s in zip(options, seconds, strict=True)
         ]
+
+
+def lookups_of(recipe: Recipe) -> tuple[Lookup, ...]:
+    """Return the lookups of a recipe."""
+    return tuple(drafter for drafter in recipe.drafters if isinstance(drafter, Lookup))
 
 
 def _split_rungs(sizes: Sequence[int]) -> list[tuple[int, ...]]:

@@ -27,6 +27,7 @@ from skipsearch.tuning.joint_objective import JointObjective
 from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.online_candidates import list_online_candidates
 from skipsearch.tuning.recipe_shape import RecipeShape
+from skipsearch.tuning.trained_candidates import TrainedCandidates
 
 MAX_FINALISTS = 4  # recipes that are raced, unless there are more shapes
 RACE_RUNGS = (5, 11)  # prompts of the first rung, with all finalists, and of the second
@@ -50,6 +51,7 @@ def select_finalists(
     trials: the best masks that were judged by `search`. base: the objective for lookup and for
     trained drafts. trained: the modules in the folder `modules`.
     """
+    trained_candidates = TrainedCandidates(base)
     by_shape: dict[RecipeShape, list[Candidate]] = {shape: [] for shape in base.shapes}
     for trial in trials:  # masks in the outer loop: the objective stores the latest replay
         objective = search.objective_of(trial.recipe)
@@ -60,14 +62,14 @@ def select_finalists(
         if shape.kind == "lookup":
             candidates.append(base.best_lookup())
         candidates += [
-            base.best_trained(draft, shape.after_lookup)
+            trained_candidates.best(draft, shape.after_lookup)
             for draft in trained
             if draft.kind == shape.kind
         ]
         candidates.sort(key=_predicted_time)
     finalists = [best for best, *_ in filter(None, by_shape.values())]
     best = min(finalists, key=_predicted_time)
-    finalists += _best_without_siblings(best, search, base, trained)
+    finalists += _best_without_siblings(best, search, trained_candidates, trained)
     others = sorted(
         (candidate for _, *rest in filter(None, by_shape.values()) for candidate in rest),
         key=_predicted_time,
@@ -81,7 +83,10 @@ def select_finalists(
 
 
 def _best_without_siblings(
-    best: Candidate, search: JointObjective, base: ReplayObjective, trained: Sequence[TrainedDraft]
+    best: Candidate,
+    search: JointObjective,
+    trained_candidates: TrainedCandidates,
+    trained: Sequence[TrainedDraft],
 ) -> list[Candidate]:
     """Return the best recipe of the same mask or module without siblings; [] if `best` has none."""
     after_lookup = RecipeShape.parse(best.recipe.shape).after_lookup
@@ -89,7 +94,7 @@ def _best_without_siblings(
     for drafter in best.recipe.drafters:
         if isinstance(drafter, Adapted) and drafter.siblings:
             draft = next(draft for draft in trained if draft.ref == drafter.module)
-            candidates.append(base.best_trained(draft, after_lookup, siblings=False))
+            candidates.append(trained_candidates.best(draft, after_lookup, siblings=False))
         elif isinstance(drafter, Skip) and drafter.siblings:
             objective = search.objective_of(best.recipe)
             mask = drafter.mask(objective.replay.model.spec.n_layers)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from skipsearch.core.cost_model import Costs, OnePassDraftCosts
-from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import READ_ALL, Reading, Vocabulary
-from skipsearch.core.recipe import DrafterSpec, Recipe
 from skipsearch.core.schema_types import ModuleRef
 from skipsearch.drafters.exits import DraftPolicy
 from skipsearch.drafters.lookup.spec import Lookup
@@ -21,46 +19,26 @@ from skipsearch.replay.trained_replay import TrainedDraft, Vocabularies
 from skipsearch.timing.reading_costs import FormatCosts, measure_format_costs, price_reading
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.draft_timing import time_draft_steps
+from skipsearch.tuning.objective import MIN_SIBLING_GAIN, ReplayObjective, lookups_of
 from skipsearch.tuning.vocabularies import list_vocabularies
 
-MIN_SIBLING_GAIN = 1.01  # a smaller gain from siblings is within the noise
 T = TypeVar("T")
-
-
-class PredictBest(Protocol):
-    """`ReplayObjective.predict_best`."""
-
-    def __call__(
-        self,
-        rounds: RoundTable,
-        mask: SkipMask,
-        policies: Sequence[DraftPolicy],
-        lookup_options: Sequence[tuple[Lookup, ...]],
-        make_spec: Callable[[SkipMask, DraftPolicy], DrafterSpec] | None = None,
-        siblings: bool = False,
-        costs: Costs | None = None,
-    ) -> Candidate:
-        """Return the best recipe over all policies and lookups."""
 
 
 class TrainedCandidates:
     """The recipes of trained drafts, with the replays and times that they share."""
 
-    def __init__(self, replay: Replay, costs: Costs, predict_best: PredictBest):
-        self.replay, self.costs, self._predict_best = replay, costs, predict_best
-        self.max_draft = len(costs.verify) - 1
+    def __init__(self, objective: ReplayObjective):
+        """objective: predicts recipes whose drafts read all of the model."""
+        self.objective, self.replay, self.costs = objective, objective.replay, objective.costs
         # By module: (rounds or ranks, vocabulary) of each replay.
         self._replays: dict[ModuleRef | None, list[tuple[Any, Vocabulary | None]]] = {}
         self._head_costs: dict[Reading, FormatCosts] | None = None
         self._timed_costs: dict[tuple[ModuleRef | None, Vocabulary | None], Costs] = {}
 
-    def best(
-        self, draft: TrainedDraft, lookup_options: Sequence[tuple[Lookup, ...]], siblings: bool
-    ) -> Candidate:
-        """Return the best recipe with a trained draft.
-
-        lookup_options: lookups to try before it. siblings: try siblings, too.
-        """
+    def best(self, draft: TrainedDraft, after_lookup: bool, siblings: bool = True) -> Candidate:
+        """Return the best recipe with a trained draft. siblings: try siblings, too."""
+        lookup_options = self.objective.list_lookups(after_lookup)
         if draft.rank_drafts is not None:
             return min(
                 (
@@ -72,10 +50,10 @@ class TrainedCandidates:
         best: tuple[Candidate, RoundTable, Vocabulary | None] | None = None
         for rounds, vocabulary in self._replay_trained(draft, draft.replay_rounds):
             costs = draft.adjust_costs(self._price_vocabulary(vocabulary))
-            coarse = self._predict_best(
+            coarse = self.objective.predict_best(
                 rounds,
                 draft.mask,
-                coarse_policies(self.max_draft),
+                coarse_policies(self.objective.max_draft),
                 lookup_options,
                 lambda _, policy: draft.make_spec(policy, None),
                 costs=costs,
@@ -87,10 +65,10 @@ class TrainedCandidates:
         costs = draft.adjust_costs(self._price_vocabulary(vocabulary))
         if draft.needs_timing:
             costs = self._time_steps(draft, vocabulary, costs)
-        return self._predict_best(
+        return self.objective.predict_best(
             rounds,
             draft.mask,
-            fine_policies(self.max_draft),
+            fine_policies(self.objective.max_draft),
             [lookups_of(coarse.recipe)],
             lambda _, policy: draft.make_spec(policy, vocabulary),
             siblings and draft.allows_siblings,
@@ -144,7 +122,7 @@ class TrainedCandidates:
 
         def predict(tree: DraftTree, is_chain: bool) -> Candidate:
             update = {"tree": None if is_chain else tree}
-            return self._predict_best(
+            return self.objective.predict_best(
                 draft_ranks.to_rounds(tree),
                 draft.mask,
                 [DraftPolicy(max(tree.depths))],
@@ -159,8 +137,3 @@ class TrainedCandidates:
             candidates.append(predict(tree, is_chain))
             times.append(candidates[-1].seconds_per_token * (1.0 if is_chain else MIN_SIBLING_GAIN))
         return candidates[times.index(min(times))]
-
-
-def lookups_of(recipe: Recipe) -> tuple[Lookup, ...]:
-    """Return the lookups of a recipe."""
-    return tuple(drafter for drafter in recipe.drafters if isinstance(drafter, Lookup))

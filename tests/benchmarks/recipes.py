@@ -51,6 +51,7 @@ from skipsearch.tuning.driver import REFINED_MASKS, SearchOutcome, search_masks
 from skipsearch.tuning.events import Notice, ignore_event
 from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.settings import TuneSettings
+from skipsearch.tuning.trained_candidates import TrainedCandidates
 
 # Spec-Bench's file names a category for each question. The eight of MT-bench are one part.
 SPEC_BENCH_PARTS = ("translation", "summarization", "qa", "math_reasoning", "rag")
@@ -167,10 +168,11 @@ def list_trained_recipes(
 ) -> dict[str, Candidate]:
     """Return the best recipes of trained drafts. folders: `NAME=FOLDER` of each."""
     recipes = dict[str, Candidate]()
+    candidates = TrainedCandidates(calibration.objective)
     for name, _, folder in (entry.partition("=") for entry in folders):
         for draft in load_trained_drafts(model, Path(folder), print_notice):
             for after_lookup in (False, True):
-                candidate = calibration.objective.best_trained(draft, after_lookup)
+                candidate = candidates.best(draft, after_lookup)
                 recipes[f"{name}: {candidate.recipe.shape}"] = replace(
                     candidate, module_folders=(Path(folder),)
                 )

@@ -35,6 +35,7 @@ from skipsearch.tuning import trained_candidates
 from skipsearch.tuning.draft_timing import time_draft_steps
 from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.recipe_shape import RECIPE_SHAPES
+from skipsearch.tuning.trained_candidates import TrainedCandidates
 
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
 
@@ -88,9 +89,8 @@ def test_the_best_recipes_of_a_module_are_of_the_shape_asked_for_and_name_it(
     objective = ReplayObjective(
         replay, COSTS, (*RECIPE_SHAPES["auto"], "adapted", "lookup,adapted")
     )
-    alone, behind = (
-        objective.best_trained(draft, after_lookup).recipe for after_lookup in (False, True)
-    )
+    candidates = TrainedCandidates(objective)
+    alone, behind = (candidates.best(draft, after_lookup).recipe for after_lookup in (False, True))
     assert (alone.shape, behind.shape) == ("adapted", "lookup,adapted")
     assert isinstance(behind.drafters[0], Lookup)
     for recipe in (alone, behind):
@@ -119,8 +119,9 @@ def test_the_best_recipe_has_a_vocabulary_if_that_is_predicted_to_pay(
         patch.object(trained_candidates, "list_vocabularies", lambda *_: iter([None, few])),
         patch.object(trained_candidates, "measure_format_costs", lambda *_: costs),
     ):
-        best = objective.best_trained(draft, after_lookup=False)
-        [(whole, _), (restricted, _)] = objective._trained._replays[ref]
+        candidates = TrainedCandidates(objective)
+        best = candidates.best(draft, after_lookup=False)
+        [(whole, _), (restricted, _)] = candidates._replays[ref]
     assert best.recipe.drafters[-1].reading.vocabulary == (few if covers_text else None)
     if spec.kind != "s3d":
         accepted = restricted.accepted_len.mean() / whole.accepted_len.mean()
@@ -142,8 +143,9 @@ def test_drafts_that_the_latency_table_does_not_know_are_timed(
 
         objective = ReplayObjective(replay, COSTS, (*RECIPE_SHAPES["auto"], spec.kind))
         with patch.object(trained_candidates, "time_draft_steps", timed):
-            speedups.append(objective.best_trained(draft, False).predicted_speedup or 0.0)
-            objective.best_trained(draft, True)
+            candidates = TrainedCandidates(objective)
+            speedups.append(candidates.best(draft, False).predicted_speedup or 0.0)
+            candidates.best(draft, True)
     assert asked == [ref, ref], "alone and after lookup, a draft is timed once"
     assert speedups[0] > 1 > speedups[1]
 

@@ -297,7 +297,11 @@ def test_every_draft_can_be_trained_on_from_its_module(kind: str, tmp_path: Path
     assert student.facts["start"] == hash_module_file(first.path)
     second = train(plan(init_from=first.path), text, tmp_path / "b", QUICK, "90%")
     assert second is not None
-    assert second.card.trained.text == f"from {first.path.name} on: random letters"
+    trained, earlier = second.card.trained, first.card.trained
+    assert trained.text == f"from {first.path.name} on: random letters"
+    assert (trained.steps, trained.rows) == (2 * earlier.steps, 2 * earlier.rows)
+    assert trained.seconds > earlier.seconds
+    assert trained.before == earlier.after
     assert second.path.name == first.path.name
     wrong = f"{refusal} is not what .* leave {refusal.split()[0]} out"
     with pytest.raises(ModuleError, match=wrong):

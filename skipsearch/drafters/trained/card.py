@@ -42,7 +42,9 @@ class TrainedFor(FrozenModel):
 class TrainingRecord(FrozenModel):
     """The training of a module.
 
-    text: description of the training text. licence: licence of this text.
+    text: description of the training text. licence: licence of this text. Of a training that
+    continued from a module, tokens, rows, steps and seconds include that module's, and `before` is
+    the module's agreement.
     """
 
     text: Text
