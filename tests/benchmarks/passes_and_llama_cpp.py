@@ -9,6 +9,9 @@ the two programs alternate, and figures are medians.
 
 A model may be a GGUF file, or a folder with a quantization that llama.cpp knows too:
 FOLDER:native-8bit, FOLDER:native-4bit. FOLDER alone is compared in `--dtype`.
+
+Set OMP_WAIT_POLICY=PASSIVE and GOMP_SPINCOUNT=10000, as the commands do: without the first, idle
+threads of torch slow the engine native down, and without the second llama.cpp.
 """
 
 from __future__ import annotations
