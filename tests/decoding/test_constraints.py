@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers.marks import engine_params
 from helpers.properties import with_examples
 from helpers.tiny import LAYERS, VOCAB, tiny_model_and_reference, use_engine, with_eos
 from helpers.toy_constraint import ToyMatcher, constrained_by, make_rule
@@ -28,7 +29,7 @@ def test_greedy_tokens_are_those_of_the_masked_model_for_chains_trees_and_proces
     check_constrained_greedy()
 
 
-@pytest.mark.parametrize("engine", ["lean", "graph", "native"])
+@pytest.mark.parametrize("engine", engine_params("native", thorough=("lean", "graph")))
 def test_that_holds_on_every_engine(engine: str) -> None:
     with use_engine(engine):
         check_constrained_greedy(seeds=(3,))

@@ -45,7 +45,7 @@ CHECKS = (
 )
 
 
-@pytest.fixture(params=engine_params("lean", "graph", *NATIVE), autouse=True)
+@pytest.fixture(params=engine_params("lean", *NATIVE, thorough=("graph",)), autouse=True)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with use_engine(request.param):
         yield request.param

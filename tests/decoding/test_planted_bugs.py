@@ -19,13 +19,9 @@ OF_SAMPLES = (
 )
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        pytest.param(check, id=name, marks=[pytest.mark.thorough] if name in OF_SAMPLES else [])
-        for name, check in CHECKS.items()
-    ],
-)
+# Other tests run these checks, too.
+@pytest.mark.thorough
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 def test_a_check_passes_on_the_code_as_it_is(check: Check) -> None:
     check()
 

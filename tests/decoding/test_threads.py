@@ -37,7 +37,7 @@ RECIPES = {
 }
 
 
-@pytest.fixture(params=engine_params("hf", "native", thorough=("lean", "graph")), autouse=True)
+@pytest.fixture(params=engine_params("native", thorough=("hf", "lean", "graph")), autouse=True)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)  # threads take turns within a pass, not once in a while

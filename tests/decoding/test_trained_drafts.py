@@ -112,7 +112,7 @@ requests = st.lists(
 
 @pytest.fixture(
     params=engine_params(
-        "hf", "native", thorough=("lean", "native-8bit-float-activations"), slow=("graph",)
+        "native", thorough=("hf", "lean", "native-8bit-float-activations"), slow=("graph",)
     )
 )
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:

@@ -15,6 +15,7 @@ from decoding.s3d_checks import (
 from decoding.training_checks import MIDDLE as MASK
 from decoding.training_checks import check_s3d_rows, model_here
 from decoding.training_checks import s3d_card as card
+from helpers.marks import engine_params
 from helpers.modules import module_folder, noisy_low_rank_changes, save_s3d, small_s3d
 from helpers.tiny import LAYERS, use_engine
 from pydantic import ValidationError
@@ -40,7 +41,7 @@ CHAIN = DraftTree(parents=(0, 1, 2, 3), ranks=(0,) * 4)
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7), (33, 34))
 
 
-@pytest.mark.parametrize("engine", ["hf", "lean", "graph", "native"])
+@pytest.mark.parametrize("engine", engine_params("native", thorough=("hf", "lean", "graph")))
 def test_drafts_follow_the_definition_on_every_engine(engine: str) -> None:
     with use_engine(engine):
         check_s3d_drafts()

@@ -15,6 +15,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 import transformers
+from helpers.marks import thorough
 
 import skipsearch as ss
 from skipsearch.engine import native
@@ -133,7 +134,7 @@ def test_a_limit_of_the_address_space_counts_as_memory(monkeypatch: pytest.Monke
     assert placement.available_host_memory() > 0
 
 
-@pytest.mark.parametrize("spare_mb", [20, 45])
+@pytest.mark.parametrize("spare_mb", [20, *thorough(45)])
 def test_a_process_that_may_take_no_more_says_so(spare_mb: int) -> None:
     """A first load imports what is needed. The second may take less than the weights, or than the
     weights and their file.

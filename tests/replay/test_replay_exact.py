@@ -263,8 +263,8 @@ def test_that_holds_where_the_models_context_ends_the_text(policy: DraftPolicy) 
     [
         pytest.param("qwen2", id="windows"),
         pytest.param("falcon-rw", id="biases by distance"),
-        pytest.param("phi", id="parallel residuals"),
-        pytest.param("opt", id="learned positions"),
+        pytest.param("phi", id="parallel residuals", marks=pytest.mark.thorough),
+        pytest.param("opt", id="learned positions", marks=pytest.mark.thorough),
     ],
 )
 def test_that_holds_for_models_with(family: str) -> None:

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from helpers.marks import thorough
 from helpers.tiny import LAYERS, tiny_model_and_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -144,7 +145,7 @@ def test_correct_draft_tokens_after_the_end_of_the_text_are_not_counted_as_accep
 
 
 @pytest.mark.parametrize(
-    "policy", [DraftPolicy(4), DraftPolicy(8, Confidence(threshold=0.5))], ids=str
+    "policy", [DraftPolicy(8, Confidence(threshold=0.5)), *thorough(DraftPolicy(4))], ids=str
 )
 def test_on_a_trained_model_its_acceptance_and_tokens_a_round_are_near_those_of_real_decoding(
     policy: DraftPolicy,

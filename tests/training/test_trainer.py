@@ -167,8 +167,16 @@ class Killed(Exception):
 
 @pytest.mark.parametrize(
     "number",
-    range(6),
-    ids=["adapted", "s3d", "adapted, low rank", "s3d, low rank", "kangaroo", "a whole layer"],
+    [
+        pytest.param(0, id="adapted"),
+        pytest.param(1, id="s3d"),
+        *(
+            pytest.param(2 + i, id=name, marks=pytest.mark.thorough)
+            for i, name in enumerate(
+                ("adapted, low rank", "s3d, low rank", "kangaroo", "a whole layer")
+            )
+        ),
+    ],
 )
 def test_a_training_that_was_killed_goes_on_and_ends_as_it_would_have(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
