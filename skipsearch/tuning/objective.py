@@ -170,12 +170,9 @@ class ReplayObjective:
         """Return the trial of a mask, predicted on growing samples of the prompts."""
         replayed: list[PromptReplay] = []
         predictions: list[Prediction] = []
-        lookups = self.list_lookups(self.searched_shape.after_lookup)[:1]
         for rung in self._rungs:
             replayed += self.replay(mask, batch_indices=rung)
-            candidate = self.predict_best(
-                rounds_from_replay(replayed), mask, self.coarse_policies, lookups
-            )
+            candidate = self.predict_coarse(rounds_from_replay(replayed), mask)
             assert candidate.prediction is not None
             prediction = candidate.prediction
             predictions.append(prediction)
@@ -188,6 +185,11 @@ class ReplayObjective:
         if not self._leader or prediction.seconds_per_token < self._leader[-1].seconds_per_token:
             self._leader[:] = predictions
         return self._make_trial(mask, candidate.recipe, prediction)
+
+    def predict_sample_s(self, mask: SkipMask) -> float:
+        """Predict the seconds per token of a mask on the smallest sample of the prompts."""
+        rounds = rounds_from_replay(self.replay(mask, batch_indices=self._rungs[0]))
+        return self.predict_coarse(rounds, mask).seconds_per_token
 
     def _make_trial(
         self, mask: SkipMask, recipe: Recipe, prediction: Prediction, scale: float = 1.0

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from skipsearch.core.cost_model import Costs, ReadingCosts
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Reading, Vocabulary
+from skipsearch.core.stats import Trial
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.errors import SearchError
 from skipsearch.models import adapt
@@ -96,16 +97,42 @@ def test_other_combinations_race_too(objective: ReplayObjective) -> None:
 def test_a_mask_is_judged_with_every_leading_combination(objective: ReplayObjective) -> None:
     search = ReadingSearch(objective, 16, lambda event: None)
     leading = [Reading("int4"), Reading("int8"), Reading("int5")]
-    alone = {reading: search.objective_for(reading) for reading in leading}
     for mask in (NOTHING, SkipMask(LAYERS, (1,)), SkipMask(LAYERS, (0, 2), (1,))):
         trial = search.joint_objective(leading).judge(mask)
-        times = {reading: alone[reading].judge(mask) for reading in leading}
+        times = {reading: search.objective_for(reading).judge(mask) for reading in leading}
         fastest = min(times.values(), key=lambda one: one.seconds_per_token)
         assert trial.recipe is not None
         assert trial.recipe == fastest.recipe
         assert trial.seconds_per_token == pytest.approx(fastest.seconds_per_token)
         best = search.joint_objective(leading).best_recipe(mask)
         assert best.recipe.drafters[-1].reading in leading
+
+
+def test_other_combinations_are_judged_if_a_sample_speaks_for_them(
+    objective: ReplayObjective,
+) -> None:
+    joint = ReadingSearch(objective, 16, lambda event: None).joint_objective(
+        [Reading("int8"), Reading("int4")]
+    )
+    first, second = joint.by_reading.values()
+    judged: list[SkipMask] = []
+
+    def judge(mask: SkipMask) -> Trial:
+        judged.append(mask)
+        return Trial(mask, 0.99)
+
+    near, worse, far = (SkipMask(LAYERS, (i,)) for i in range(3))
+    times = {NOTHING: 1.0, near: 1.08, worse: 1.08, far: 1.2}
+    samples = {NOTHING: 0.9, near: 0.9, worse: 1.1}
+    with (
+        patch.object(first, "judge", lambda mask: Trial(mask, times[mask])),
+        patch.object(first, "predict_sample_s", lambda mask: 1.0),
+        patch.object(second, "predict_sample_s", samples.__getitem__),
+        patch.object(second, "judge", judge),
+    ):
+        trials = [joint.judge(mask).seconds_per_token for mask in times]
+    assert judged == [NOTHING, near], "where the sample speaks for the second"
+    assert trials == [0.99, 0.99, 1.08, 1.2]
 
 
 def test_combinations_are_compared_with_the_best_trial_of_any_of_them(
