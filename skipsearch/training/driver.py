@@ -288,6 +288,8 @@ def plan_s3d(
     n = model.spec.n_layers
     start = _load_start(model, "s3d", init_from)
     if start is not None:
+        if MASK_EMBEDDINGS not in start.tensors:
+            raise ModuleError(f"{init_from}: this module has no {MASK_EMBEDDINGS}: train a new one")
         kept_layers = n - len(start.card.mask.attn)
         trained_tokens = 1 + len(start.tensors[MASK_EMBEDDINGS])
         draft_layers = start.read_option("--draft-sublayers", draft_layers, kept_layers)

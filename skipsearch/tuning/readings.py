@@ -1,8 +1,8 @@
 """Choose what drafts read: number format of weights, experts, and tokens of the head.
 
 Each combination is judged with nothing skipped, by replay and by its measured costs. The mask
-search then judges every mask with all combinations that lead (`tuning/joint_objective.py`).
-Afterwards, the best mask is judged with the other combinations, too.
+search then tries masks with all combinations that lead (`tuning/joint_objective.py`). Afterwards,
+the best mask is judged with the other combinations, too.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_no_file_gets_the_number_of_a_closed_stream() -> None:
     assert done.returncode > 2
 
 
-@pytest.mark.parametrize("command", ["chat --profile none", "decode -"])
+@pytest.mark.parametrize("command", ["chat --profile none", *thorough("decode -")])
 def test_a_command_that_reads_ends_where_input_is_closed(command: str) -> None:
     assert in_shell(f"{command} {DEMO} <&-")[0] == 0
 

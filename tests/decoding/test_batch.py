@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import thorough
 from helpers.threads import one_thread
 from helpers.tiny import tiny_llama, tiny_model_and_reference, use_engine
 
@@ -78,7 +79,11 @@ def test_on_other_engines_too(engine: str) -> None:
         assert_partly_accepted(check_batch(drafting=drafting, world=world))
 
 
-@pytest.mark.parametrize("drafting", DRAFTINGS, ids=lambda drafting: drafting.recipe.shape)
+@pytest.mark.parametrize(
+    "drafting",
+    [*DRAFTINGS[::2], *thorough(*DRAFTINGS[1::2])],
+    ids=lambda drafting: drafting.recipe.shape,
+)
 def test_requests_of_every_kind_of_drafting_join_and_leave(drafting: Drafting) -> None:
     assert check_batch(drafting=drafting).drafted
 

@@ -52,7 +52,7 @@ from skipsearch.models.kv_cache import KVCache, Planner
 
 
 @pytest.mark.parametrize(
-    "engine", engine_params("hf", "native", thorough=("lean",), slow=("graph",))
+    "engine", engine_params("native", thorough=("hf", "lean"), slow=("graph",))
 )
 def test_greedy_text_is_the_full_models_own(engine: str) -> None:
     with use_engine(engine):

@@ -322,6 +322,12 @@ def test_a_module_of_another_shape_is_no_start(tmp_path: Path) -> None:
         save_module(first.path, card, damaged)
         with pytest.raises(ModuleError, match=rf"{re.escape(name)}.* leave --init-from out"):
             plan_kangaroo(model, init_from=first.path)
+    s3d = train(plan_s3d(model, 3, rank=2), text, tmp_path, QUICK, "90%")
+    assert s3d is not None
+    card, tensors = load_module(s3d.path)
+    save_module(s3d.path, card, {k: v for k, v in tensors.items() if ":" in k})
+    with pytest.raises(ModuleError, match=r"has no .*: train a new one"):
+        plan_s3d(model, init_from=s3d.path)
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
