@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skipsearch.cli.options import Device, Json, Seed, Threads, require_usage
-from skipsearch.cli.train_run import RunOptions, TextOptions, run_training
+from skipsearch.cli.train_run import RunOptions, Start, TextOptions, run_training
 
 if TYPE_CHECKING:
     from skipsearch.core.mask import SkipMask
@@ -145,18 +145,8 @@ def adapted(
     run_training(
         plan,
         TextOptions(task, data, self_generated, temperature, tokens, data_license),
-        RunOptions(
-            "adapted",
-            init_from,
-            out,
-            budget,
-            steps,
-            batch_size,
-            learning_rate,
-            extra_memory,
-            seed,
-            force,
-        ),
+        RunOptions(out, budget, steps, batch_size, learning_rate, extra_memory, seed, force),
+        Start("adapted", init_from),
         model,
         device,
         dtype,
@@ -212,18 +202,8 @@ def kangaroo(
     run_training(
         plan,
         TextOptions(task, data, self_generated, temperature, tokens, data_license),
-        RunOptions(
-            "kangaroo",
-            init_from,
-            out,
-            budget,
-            steps,
-            batch_size,
-            learning_rate,
-            extra_memory,
-            seed,
-            force,
-        ),
+        RunOptions(out, budget, steps, batch_size, learning_rate, extra_memory, seed, force),
+        Start("kangaroo", init_from),
         model,
         device,
         dtype,
@@ -280,18 +260,8 @@ def s3d(
     run_training(
         plan,
         TextOptions(task, data, self_generated, temperature, tokens, data_license),
-        RunOptions(
-            "s3d",
-            init_from,
-            out,
-            budget,
-            steps,
-            batch_size,
-            learning_rate,
-            extra_memory,
-            seed,
-            force,
-        ),
+        RunOptions(out, budget, steps, batch_size, learning_rate, extra_memory, seed, force),
+        Start("s3d", init_from),
         model,
         device,
         dtype,
@@ -343,19 +313,8 @@ def mtp(
     run_training(
         plan,
         TextOptions(task, data, self_generated, temperature, tokens, data_license),
-        RunOptions(
-            "mtp",
-            init_from,
-            out,
-            budget,
-            steps,
-            batch_size,
-            learning_rate,
-            extra_memory,
-            seed,
-            force,
-            1,
-        ),
+        RunOptions(out, budget, steps, batch_size, learning_rate, extra_memory, seed, force, 1),
+        Start("mtp", init_from),
         model,
         device,
         dtype,

@@ -32,10 +32,8 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What is trained from which start, how long, in which steps, and where it is written."""
+    """How long a training runs, in which steps, and where it writes."""
 
-    kind: str  # of the module
-    init_from: Path | None
     out: Path
     budget: str | None
     steps: int | None
@@ -47,10 +45,19 @@ class RunOptions:
     steps_per_teacher_pass: int = 3
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a training starts from."""
+
+    kind: str  # of the module that is trained
+    init_from: Path | None  # the module to continue from
+
+
 def run_training(
     make_plan: Planner,
     texts: TextOptions,
     options: RunOptions,
+    start: Start,
     model: str,
     device: str,
     dtype: str,
@@ -93,13 +100,13 @@ def run_training(
         parse_duration(options.budget),
     )
     warn([*task.notes] if task else [])
-    start = _read_start(options.init_from)
+    card = _read_card(start.init_from)
     group = join_process_group(device)
     adapter = load_cli_model(
         model, device, _fast_dtype(device) if dtype == "auto" else dtype, "hf", threads
     )
-    if start is not None:  # before the model writes text for minutes
-        check_card(start, options.kind, adapter.spec, str(options.init_from))
+    if card is not None:  # before the model writes text for minutes
+        check_card(card, start.kind, adapter.spec, str(start.init_from))
     with TrainView(err, silent=not group.is_main) as view:
         corpus = read_corpus(
             adapter,
@@ -157,7 +164,7 @@ def run_training(
     out.print(f"next: {following}")
 
 
-def _read_start(init_from: Path | None) -> ModuleCard | None:
+def _read_card(init_from: Path | None) -> ModuleCard | None:
     """Return the card of the module to continue from; None: there is none. Raises: ModuleError."""
     from skipsearch.drafters.trained.module_files import read_module_header
 

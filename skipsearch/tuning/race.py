@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
-
-import torch
 
 from skipsearch.core.stats import Trial
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.adapted.spec import Adapted
 from skipsearch.drafters.skip.spec import Skip
-from skipsearch.engine import forward, no_grad
 from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.kv_cache import Planner
 from skipsearch.replay.replay import Replay
 from skipsearch.replay.trained_replay import TrainedDraft
 from skipsearch.replay.workload import Workload
@@ -129,7 +124,7 @@ def predict_decoding_s(objective: ReplayObjective, n_calibration: int, n_holdout
     """Estimate the seconds of the race and the final measurement.
 
     Assumptions: texts are as long as those of the calibration, drafting is as slow as plain
-    decoding, and half of the tie-break prompts are needed. One prompt of average length is read
+    decoding, and half of the tie-break prompts are needed. One prompt of median length is read
     here, to time its prefill.
 
     n_calibration: calibration prompts. n_holdout: hold-out prompts times repeats; plain decoding
@@ -145,17 +140,10 @@ def predict_decoding_s(objective: ReplayObjective, n_calibration: int, n_holdout
     return text_s * (raced * share + 2 * n_holdout)
 
 
-@no_grad
 def _time_prefill(replay: Replay) -> float:
     """Return the seconds of reading a prompt of median length."""
     prompt = sorted(replay.prompt_ids, key=len)[len(replay.prompt_ids) // 2]
-    model, device = replay.model, replay.model.spec.device
-    cache, planner = model.new_cache(1, len(prompt)), Planner(len(prompt), device)
-    started = perf_counter()
-    tokens = torch.tensor([prompt], device=device)
-    logits = forward(model, tokens, cache, planner.plan_chain(0, len(prompt)), last_only=True)
-    logits.argmax().item()  # waits for a GPU
-    return perf_counter() - started
+    return Decoder(replay.model, draft_forced=False).generate(prompt, 1).stats.prefill_seconds
 
 
 def race_candidates(

@@ -18,6 +18,7 @@ from decoding.training_checks import (
     pupils,
     texts,
 )
+from helpers.marks import thorough
 from helpers.modules import SMALL_MASK, make_card, noisy_copies
 from helpers.tiny import VOCAB
 
@@ -167,16 +168,8 @@ class Killed(Exception):
 
 @pytest.mark.parametrize(
     "number",
-    [
-        pytest.param(0, id="adapted"),
-        pytest.param(1, id="s3d"),
-        *(
-            pytest.param(2 + i, id=name, marks=pytest.mark.thorough)
-            for i, name in enumerate(
-                ("adapted, low rank", "s3d, low rank", "kangaroo", "a whole layer")
-            )
-        ),
-    ],
+    [0, 1, *thorough(2, 3, 4, 5)],
+    ids=["adapted", "s3d", "adapted, low rank", "s3d, low rank", "kangaroo", "a whole layer"],
 )
 def test_a_training_that_was_killed_goes_on_and_ends_as_it_would_have(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -424,7 +424,7 @@ def test_each_command_makes_the_plan_that_its_options_describe(
         raise ModuleError("enough")
 
     monkeypatch.setattr(driver, f"plan_{command}", plan)
-    monkeypatch.setattr(train_run, "_read_start", lambda path: None)
+    monkeypatch.setattr(train_run, "_read_card", lambda path: None)
     where = ("--model", "demo", "--data", tmp_path / "text.txt", "--out", tmp_path / "m")
     code, _, shown = run_in_process(
         capsys, monkeypatch, "train", command, *where, "--threads", 1, *options

@@ -22,6 +22,7 @@ from skipsearch.report.recorded import StoredReading
 from skipsearch.timing.reading_costs import FormatCosts, price_reading
 from skipsearch.tuning import readings
 from skipsearch.tuning.events import Notice, TuneEvent, ignore_event
+from skipsearch.tuning.joint_objective import JointObjective
 from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.race import select_finalists
 from skipsearch.tuning.readings import ReadingSearch, choose_leading_readings, find_other_readings
@@ -51,6 +52,12 @@ def objective() -> Iterator[ReplayObjective]:
         model, _ = tiny_model_and_reference()
         replay = Replay(model, PROMPTS, 24, end_on_repeat=None)
         yield ReplayObjective(replay, COSTS, ["lookup", "skip", "lookup,skip"])
+
+
+def search_of_two(objective: ReplayObjective) -> JointObjective:
+    """A search of masks with drafts in int8, which lead, and in int4."""
+    search = ReadingSearch(objective, 16, ignore_event)
+    return search.joint_objective([Reading("int8"), Reading("int4")])
 
 
 def test_the_combination_with_the_best_prediction_comes_first(objective: ReplayObjective) -> None:
@@ -111,9 +118,7 @@ def test_a_mask_is_judged_with_every_leading_combination(objective: ReplayObject
 def test_other_combinations_are_judged_if_a_sample_speaks_for_them(
     objective: ReplayObjective,
 ) -> None:
-    joint = ReadingSearch(objective, 16, lambda event: None).joint_objective(
-        [Reading("int8"), Reading("int4")]
-    )
+    joint = search_of_two(objective)
     first, second = joint.by_reading.values()
     judged: list[SkipMask] = []
 
@@ -138,9 +143,7 @@ def test_other_combinations_are_judged_if_a_sample_speaks_for_them(
 def test_combinations_are_compared_with_the_best_trial_of_any_of_them(
     objective: ReplayObjective,
 ) -> None:
-    joint = ReadingSearch(objective, 16, lambda event: None).joint_objective(
-        [Reading("int8"), Reading("int4")]
-    )
+    joint = search_of_two(objective)
     first, second = joint.by_reading.values()
     assert first._leader is second._leader
     joint.judge(NOTHING)
@@ -149,8 +152,8 @@ def test_combinations_are_compared_with_the_best_trial_of_any_of_them(
 
 
 def test_a_recipe_is_refined_with_what_its_drafts_read(objective: ReplayObjective) -> None:
-    search = ReadingSearch(objective, 16, lambda event: None)
-    joint = search.joint_objective([Reading("int8"), Reading("int4")])
+    search = ReadingSearch(objective, 16, ignore_event)
+    joint = search_of_two(objective)
     for reading in joint.readings:
         recipe = search.objective_for(reading).best_recipe(NOTHING).recipe
         assert joint.objective_of(recipe).reading == reading
@@ -160,8 +163,8 @@ def test_a_recipe_is_refined_with_what_its_drafts_read(objective: ReplayObjectiv
 
 
 def test_finalists_read_what_their_trials_read(objective: ReplayObjective) -> None:
-    search = ReadingSearch(objective, 16, lambda event: None)
-    joint = search.joint_objective([Reading("int8"), Reading("int4")])
+    search = ReadingSearch(objective, 16, ignore_event)
+    joint = search_of_two(objective)
     trials = [
         search.objective_for(reading).judge(mask)
         for reading, mask in zip(joint.readings, (NOTHING, SkipMask(LAYERS, (1,))), strict=True)
