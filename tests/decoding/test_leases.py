@@ -199,7 +199,14 @@ def test_a_cache_has_at_most_twice_the_slots_of_its_text_when_a_request_ends(len
     assert session.nbytes < long
 
 
-def test_growing_copies_fewer_than_two_slots_a_token() -> None:
+@pytest.mark.parametrize(
+    ("n_tokens", "n_copies"),
+    [
+        pytest.param(600, 2, id="256, 512 and then 1,024 slots"),
+        pytest.param(1200, 3, id="and 2,048", marks=pytest.mark.thorough),
+    ],
+)
+def test_growing_copies_fewer_than_two_slots_a_token(n_tokens: int, n_copies: int) -> None:
     decoder, full, _ = million()
     copied: list[int] = []
     real = kv_cache.resize
@@ -208,12 +215,12 @@ def test_growing_copies_fewer_than_two_slots_a_token() -> None:
         "resize",
         lambda buffer, slots: (copied.append(buffer.shape[2]), real(buffer, slots))[1],
     ):
-        assert decoder.new_session().generate(PROMPTS[2], 600).tokens == full.greedy(
-            PROMPTS[2], 600
+        assert decoder.new_session().generate(PROMPTS[2], n_tokens).tokens == full.greedy(
+            PROMPTS[2], n_tokens
         )
     buffers = 2 * 2  # keys and values of two layers
-    assert len(copied) == 2 * buffers, "256, 512 and then 1,024 slots"
-    assert sum(copied) < 2 * 600 * buffers
+    assert len(copied) == n_copies * buffers
+    assert sum(copied) < 2 * n_tokens * buffers
 
 
 def test_the_shared_cache_of_a_batch_is_released_when_nobody_is_left() -> None:
