@@ -62,7 +62,7 @@ class Vocabulary(FrozenModel):
 class Reading:
     """What a draft pass reads.
 
-    weights: the number format of the sub-layers and of the head.
+    weights: the number format of the sub-layers.
     vocabulary: the rows of the head; None: all.
     experts: experts of a layer that a token reads, fewer than in a full pass; None: as many.
     """

@@ -174,7 +174,7 @@ class ReadingSpec(DrafterSpec):
     weights: DraftWeights = Field(
         default="stored",
         exclude_if=is_stored,
-        description="number format of the draft's weights; left out: stored, as the model has them",
+        description="number format of the draft's layers; left out: stored, as the model has them",
     )
     vocabulary: DraftVocabulary = None
     experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] | None = Field(

@@ -4,8 +4,9 @@ They are for draft passes. They share embedding, norms and cache layout with the
 a draft reads the exact K/V of all committed tokens. Its own K/V are in the slots of drafted tokens,
 which the verify pass overwrites.
 
-Weights are rounded to the nearest number, in groups of 32 inputs with one scale each, by
-`engine.native.blocks.quantize`. The copy depends on the stored weights alone.
+Weights of the layers are rounded to the nearest number, in groups of 32 inputs with one scale each,
+by `engine.native.blocks.quantize`. The copy depends on the stored weights alone. Its head has eight
+bits on the engine native, and is the model's own on other engines.
 Sources: ML-SpecQD (arXiv 2503.13565) and QuantSpec (2502.10424) for drafts in fewer bits, FR-Spec
 (2502.14856) for the vocabulary; ik_llama.cpp runs fewer experts in all passes (`-ser`).
 """
@@ -34,10 +35,14 @@ from skipsearch.engine.cuda_graph import GraphAdapter
 from skipsearch.engine.native import NativeAdapter
 from skipsearch.engine.native.blocks import round_weight
 from skipsearch.engine.native.draft_copy import (
+    HEAD_BITS,
+    SCALE_BITS,
     PanelHeadRows,
     SharedHeadRows,
+    bits_per_weight,
     list_layer_matrices,
     round_matrices,
+    rounds_head,
 )
 from skipsearch.engine.native.structs import PANEL_ROWS
 from skipsearch.engine.on_same_engine import overlay_weights
@@ -53,8 +58,6 @@ from skipsearch.models.generic.generic_adapter import GenericAdapter
 from skipsearch.models.head_rows import HeadRows, TorchHeadRows, fill_up
 from skipsearch.models.weight_overlay import SUBLAYER_KINDS, get_sublayer_weights
 
-# Bytes of a weight in blocks: `bits` / 8, and a scale of two bytes for 32 weights.
-SCALE_BITS = 0.5
 _copies: WeakKeyDictionary[Any, dict[tuple[str, int | None], ModelAdapter]] = WeakKeyDictionary()
 _copying = threading.Lock()
 
@@ -86,7 +89,8 @@ def list_draft_weights(model: ModelAdapter) -> tuple[DraftWeights, ...]:
     return tuple(
         weights
         for weights in DRAFT_WEIGHTS
-        if weights == "stored" or BITS_OF_WEIGHTS[weights] + SCALE_BITS < 0.9 * _stored_bits(model)
+        if weights == "stored"
+        or BITS_OF_WEIGHTS[weights] + SCALE_BITS < 0.9 * bits_per_weight(list_layer_matrices(model))
     )
 
 
@@ -108,7 +112,8 @@ def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:
     Raises: ModelError if this model or its engine has no such draft; ValueError for a token outside
     the vocabulary; MemoryError.
     """
-    nbytes = 0 if reading.bits is None else _copy_bytes(get_draft_copy(model, reading.weights))
+    copied = get_draft_copy(model, reading.weights)
+    nbytes = 0 if copied is model else _copy_bytes(model, copied)
     drafting = get_draft_copy(model, reading.weights, reading.experts)
     if reading.vocabulary is None:
         return DraftModel(drafting, None, nbytes)
@@ -129,7 +134,7 @@ def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:
 def get_draft_copy(
     model: ModelAdapter, weights: DraftWeights, experts: int | None = None
 ) -> ModelAdapter:
-    """Return the model with rounded weights, head included, and with fewer experts for a token.
+    """Return the model with rounded weights and with fewer experts for a token.
 
     All drafts of the model share it. experts: None: as many as the model has.
     Raises: ModelError; MemoryError.
@@ -162,17 +167,21 @@ def release_draft_copies(model: ModelAdapter, used: Collection[str]) -> None:
 def estimate_draft_bytes(model: ModelAdapter, reading: Reading) -> int:
     """Return about how many bytes drafts take besides the model's own."""
     hidden, vocab_size = model.spec.hidden_size, model.spec.vocab_size
-    stored_bits = 8.0 * model.spec.dtype.itemsize
-    layer_bytes = model.read_bytes + _unread_bytes(model) - hidden * vocab_size * stored_bits / 8
+    stored_bits = head_bits = 8.0 * model.spec.dtype.itemsize
+    head_bytes = hidden * vocab_size * head_bits / 8
     if isinstance(model, NativeAdapter):
-        layer_bytes = model.read_bytes - model.fused_model.unembed.nbytes
-        stored_bits = _stored_bits(model)
-    bits = stored_bits if reading.bits is None else reading.bits + SCALE_BITS
-    copied = 0.0 if reading.bits is None else max(layer_bytes, 0) * bits / stored_bits
-    rows = vocab_size if reading.bits is not None else 0
-    if reading.vocabulary is not None:
-        rows += len(reading.vocabulary.token_ids())
-    return int(copied + rows * hidden * bits / 8)
+        stored_bits = bits_per_weight(list_layer_matrices(model))
+        unembed = model.fused_model.unembed
+        head_bits, head_bytes = bits_per_weight([unembed]), unembed.nbytes
+    layer_bytes = max(0.0, model.read_bytes + _unread_bytes(model) - head_bytes)
+    copied = 0.0
+    if reading.bits is not None:
+        copied = layer_bytes * (reading.bits + SCALE_BITS) / stored_bits
+        if isinstance(model, NativeAdapter) and rounds_head(model):
+            head_bits = HEAD_BITS + SCALE_BITS
+            copied += hidden * vocab_size * head_bits / 8
+    rows = 0 if reading.vocabulary is None else len(reading.vocabulary.token_ids())
+    return int(copied + rows * hidden * head_bits / 8)
 
 
 def list_draft_experts(model: ModelAdapter) -> tuple[int, ...]:
@@ -212,7 +221,7 @@ def _reduce_experts(model: ModelAdapter, count: int) -> ModelAdapter:
 
 
 def _round(model: ModelAdapter, bits: int) -> ModelAdapter:
-    """Return the model with its matrices rounded; norms and embedding are shared."""
+    """Return the model with the matrices of its layers rounded."""
     if isinstance(model, NativeAdapter):
         return round_matrices(model, bits)
     base = model.fused_model if isinstance(model, GraphAdapter) else model
@@ -227,12 +236,7 @@ def _round(model: ModelAdapter, bits: int) -> ModelAdapter:
         for kind in SUBLAYER_KINDS
         for name, weight in get_sublayer_weights(base, layer, kind).items()
     }
-    weight, bias = _head_of(model)
-    head = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    head.weight = nn.Parameter(round_weight(weight, bits), requires_grad=False)
-    if bias is not None:
-        head.bias = nn.Parameter(bias, requires_grad=False)
-    return _with_head(overlay_weights(model, weights), head)
+    return overlay_weights(model, weights)
 
 
 def _round_matrix(matrix: Linear, bits: int) -> Linear:
@@ -241,25 +245,18 @@ def _round_matrix(matrix: Linear, bits: int) -> Linear:
     return pack_linear(round_weight(matrix.to_dense(), bits), matrix.bias)
 
 
-def _stored_bits(model: NativeAdapter) -> float:
-    """Return the mean bits of a weight, scales included."""
-    matrices = list_layer_matrices(model)
-    n_weights = sum(matrix.shape[0] * matrix.shape[1] for matrix in matrices)
-    return 8 * sum(matrix.nbytes for matrix in matrices) / n_weights
-
-
 def _unread_bytes(model: ModelAdapter) -> int:
     """Return the bytes of the experts that a pass over one row does not read."""
     experts = experts_of(model)
     return 0 if experts is None else experts.unread_bytes
 
 
-def _copy_bytes(copied: ModelAdapter) -> int:
-    """Return the bytes of a copy's own matrices."""
-    if not isinstance(copied, NativeAdapter):
-        return copied.read_bytes + _unread_bytes(copied)
-    matrices = [*list_layer_matrices(copied), copied.fused_model.unembed]
-    return sum(matrix.nbytes for matrix in matrices)
+def _copy_bytes(model: ModelAdapter, copied: ModelAdapter) -> int:
+    """Return the bytes of the matrices that a copy does not share with its model."""
+    if isinstance(model, NativeAdapter) and isinstance(copied, NativeAdapter):
+        head = [copied.fused_model.unembed] if rounds_head(model) else []
+        return sum(matrix.nbytes for matrix in [*list_layer_matrices(copied), *head])
+    return copied.read_bytes + _unread_bytes(copied) - _head_of(model)[0].nbytes
 
 
 def _head_of(model: ModelAdapter) -> tuple[Tensor, Tensor | None]:

@@ -103,7 +103,7 @@ def test_requests_do_not_see_each_others_tokens() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("weights", FORMATS)
-def test_a_copy_computes_with_rounded_matrices(weights: DraftWeights, tied: bool) -> None:
+def test_a_copy_computes_with_rounded_layers(weights: DraftWeights, tied: bool) -> None:
     bits = BITS_OF_WEIGHTS[weights]
     hf = tiny_llama(hidden=64)
     rounded = tiny_llama(hidden=64)
@@ -112,7 +112,7 @@ def test_a_copy_computes_with_rounded_matrices(weights: DraftWeights, tied: bool
         rounded.lm_head.weight = torch.nn.Parameter(hf.lm_head.weight.clone())
         rounded.model.embed_tokens.weight = hf.model.embed_tokens.weight
     with torch.no_grad():
-        for module in rounded.modules():
+        for module in rounded.model.modules():
             if isinstance(module, torch.nn.Linear):
                 module.weight.copy_(round_weight(module.weight, bits))
     expected = logits_of(adapt(rounded))
@@ -125,11 +125,21 @@ def test_a_copy_computes_with_rounded_matrices(weights: DraftWeights, tied: bool
         copied = logits_of(get_draft_copy(model, weights))
         assert torch.equal(logits_of(model), before)
         assert not torch.equal(copied, before)
-        # The engine native rounds activations, too.
+        # The engine native rounds activations and the head, too.
         scale = float(expected.std())
         assert (
             float((copied - expected).abs().max()) < (0.2 if engine == "native" else 1e-3) * scale
         )
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+def test_the_head_of_a_copy_has_8_bits_on_native(weights: DraftWeights) -> None:
+    model = model_on("native")
+    head = get_draft_copy(model, weights).fused_model.unembed.to_dense()
+    assert torch.equal(head, round_weight(model.fused_model.unembed.to_dense(), 8))
+    stored_in_8_bits = model_on(NATIVE_8BIT)
+    copied = get_draft_copy(stored_in_8_bits, weights)
+    assert copied.fused_model.unembed is stored_in_8_bits.fused_model.unembed
 
 
 @pytest.mark.parametrize("shape", [(16, 32), (48, 64), (16, 256)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,12 @@ from skipsearch.engine.native.structs import PANEL_ROWS
 from skipsearch.models.fused.linear import Linear
 from skipsearch.models.head_rows import HeadRows
 
+# The head of a copy. A draft errs more by a rounded head than by rounded layers, because the head
+# decides between tokens whose logits are close. Few of its rows are read if drafts have a
+# vocabulary.
+HEAD_BITS = 8
+SCALE_BITS = 0.5  # of a weight in blocks: two bytes of scale for 32 weights
+
 
 def list_layer_matrices(model: NativeAdapter) -> list[Linear]:
     """Return the matrices of all layers, four a layer, in the order of a pass."""
@@ -34,18 +41,32 @@ def list_layer_matrices(model: NativeAdapter) -> list[Linear]:
     ]
 
 
-def round_matrices(model: NativeAdapter, bits: int) -> NativeAdapter:
-    """Return the model with the matrices of its layers and of its head rounded to `bits` bits.
+def rounds_head(model: NativeAdapter) -> bool:
+    """Return whether the copies of a model have a head of their own, in `HEAD_BITS` bits."""
+    return bits_per_weight([model.fused_model.unembed]) > HEAD_BITS + SCALE_BITS
 
-    Norms and embedding are shared with the model. Inputs of matrices are rounded to int8, which is
-    fast, and which drafts need not avoid.
+
+def bits_per_weight(matrices: Sequence[Linear]) -> float:
+    """Return the mean bits of a weight, scales included."""
+    n_weights = sum(matrix.shape[0] * matrix.shape[1] for matrix in matrices)
+    return 8 * sum(matrix.nbytes for matrix in matrices) / n_weights
+
+
+def round_matrices(model: NativeAdapter, bits: int) -> NativeAdapter:
+    """Return the model with the matrices of its layers rounded to `bits` bits.
+
+    The head has `HEAD_BITS` bits, or is the model's own if that has no more. Norms and embedding
+    are shared with the model. Inputs of matrices are rounded to int8, which is fast, and which
+    drafts need not avoid.
     Raises: MemoryError.
     """
     source = model.fused_model
     packer = PanelPacker(model.library, model.spec.dtype)
-    matrices = [*list_layer_matrices(model), source.unembed]
-    packer.arena = HugePageArena(sum(packer.rounded_nbytes(matrix, bits) for matrix in matrices))
-    *copies, head = packer.round_all(matrices, bits, torch.get_num_threads())
+    widths = [(matrix, bits) for matrix in list_layer_matrices(model)]
+    if rounds_head(model):
+        widths.append((source.unembed, HEAD_BITS))
+    packer.arena = HugePageArena(sum(packer.rounded_nbytes(*pair) for pair in widths))
+    copies = packer.round_all(widths, torch.get_num_threads())
     rounded = copy.copy(source)  # shares rotary tables
     rounded.layers = [
         (
@@ -54,7 +75,7 @@ def round_matrices(model: NativeAdapter, bits: int) -> NativeAdapter:
         )
         for i, (attention, mlp) in enumerate(source.layers)
     ]
-    rounded.unembed = head
+    rounded.unembed = copies[-1] if rounds_head(model) else source.unembed
     adapter = NativeAdapter(rounded, model.library)
     adapter.use_activations("int8")
     return adapter

@@ -269,22 +269,18 @@ class PanelPacker:
             len(matrix.kinds) * FORMAT_OF_BITS[bits].panel_nbytes(matrix.shape[1])
         )
 
-    def round_all(self, matrices: Sequence[Linear], bits: int, threads: int) -> list[PanelLinear]:
-        """Return copies of matrices in panels, with weights rounded to `bits` bits."""
+    def round_all(self, widths: Sequence[tuple[Linear, int]], threads: int) -> list[PanelLinear]:
+        """Return copies of matrices in panels. widths: (matrix, bits of its rounded weights)."""
         rounded = []
-        for matrix in matrices:
+        for matrix, bits in widths:
             assert isinstance(matrix, PanelLinear)
             kinds = [FORMAT_OF_BITS[bits].code] * len(matrix.kinds)
             panels = self._allocate(kinds, matrix.shape, matrix.bias, matrix.interleave)
-            rounded.append((matrix, panels))
-
-        def fill(pair: tuple[PanelLinear, PanelLinear]) -> PanelLinear:
-            self._round_into(pair[1], pair[0].read_rows, bits)
-            return pair[1]
-
+            rounded.append((panels, matrix.read_rows, bits))
         # The rounding is one call of C++, in which other threads of Python run.
         with ThreadPoolExecutor(threads) as executor:
-            return list(executor.map(fill, rounded))
+            list(executor.map(lambda job: self._round_into(*job), rounded))
+        return [panels for panels, _, _ in rounded]
 
     def allocate_rows(self, kind: int, n_rows: int, n_inputs: int) -> PanelLinear:
         """Return memory for a matrix [n_rows, n_inputs] without a bias. kind: of its panels."""

@@ -150,13 +150,12 @@ class FusedAdapter:
         )
 
     def with_matrices(self, convert: Callable[[Linear], Linear]) -> FusedAdapter:
-        """Return a variant with all matrices of the layers and of the head converted.
+        """Return a variant with all matrices of the layers converted.
 
-        Norms, embedding and tables are shared.
+        Head, norms, embedding and tables are shared.
         """
         variant = copy.copy(self)
         variant.layers = [_convert_layer(layer, convert) for layer in self.layers]
-        variant.unembed = convert(self.unembed)
         return variant
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
