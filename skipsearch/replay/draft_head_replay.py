@@ -8,6 +8,8 @@ of rejected tokens alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,17 +27,23 @@ _SEED = 0
 
 @no_grad
 def replay_draft_head(
-    replay: Replay, head: DraftHead, vocabulary: Vocabulary | None = None
-) -> RoundTable:
-    """Return the rounds of a draft head. vocabulary: the tokens that it can draft; None: all."""
-    random = np.random.default_rng(_SEED)
-    parts = [
-        _replay_prompt(replay, head, index, vocabulary, random)
-        for index, text in enumerate(replay.continuations)
-        if len(text) > 1
-    ]
-    lengths = np.array([len(part[0]) for part in parts])
+    replay: Replay, head: DraftHead, vocabularies: Sequence[Vocabulary | None] = (None,)
+) -> list[RoundTable]:
+    """Return the rounds of a draft head with each vocabulary, from the same passes.
+
+    A vocabulary is the tokens that the head can draft; None: all.
+    """
+    randoms = [np.random.default_rng(_SEED) for _ in vocabularies]
     indices = tuple(i for i, text in enumerate(replay.continuations) if len(text) > 1)
+    by_prompt = [_replay_prompt(replay, head, i, vocabularies, randoms) for i in indices]
+    return [_make_table(replay, indices, parts) for parts in zip(*by_prompt, strict=True)]
+
+
+def _make_table(
+    replay: Replay, indices: tuple[int, ...], parts: Sequence[tuple[np.ndarray, ...]]
+) -> RoundTable:
+    """Return the rounds of prompts. parts: of each, as `_replay_prompt` returns them."""
+    lengths = np.array([len(part[0]) for part in parts])
     budgets = [replay.token_budgets[i] for i in indices]
     accepted_len, rank_at_mismatch, confidence = (
         np.concatenate(columns) for columns in zip(*parts, strict=True)
@@ -58,10 +66,12 @@ def _replay_prompt(
     replay: Replay,
     head: DraftHead,
     prompt_index: int,
-    vocabulary: Vocabulary | None,
-    random: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (accepted length [A], rank at the first mismatch [A], confidence [A, steps])."""
+    vocabularies: Sequence[Vocabulary | None],
+    randoms: Sequence[np.random.Generator],
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return (accepted length [A], rank at the first mismatch [A], confidence [A, steps]) by
+    vocabulary. randoms: one generator for each vocabulary.
+    """
     model, device = head.model, head.model.spec.device
     prompt, text = list(replay.prompt_ids[prompt_index]), replay.continuations[prompt_index]
     n_rounds = len(text) - 1
@@ -84,9 +94,9 @@ def _replay_prompt(
     states = head.read_states(torch.cat(tapped, dim=1))
     n_steps = min(MAX_ROUND_DRAFT, n_rounds)
     hidden, cache = states[:, :-1], head.new_cache(n_rows + n_steps * n_rounds)
-    right = np.zeros((n_rounds, MAX_ROUND_DRAFT), dtype=bool)
-    ranks = np.zeros((n_rounds, MAX_ROUND_DRAFT), dtype=int)
-    confidence = np.ones((n_rounds, MAX_ROUND_DRAFT))
+    shape = len(vocabularies), n_rounds, MAX_ROUND_DRAFT
+    right, ranks = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=int)
+    confidence = np.ones(shape)
     for depth in range(n_steps):
         start = first + depth if depth else 0
         plan = plan_depth(n_rows, depth, device, first)
@@ -96,20 +106,25 @@ def _replay_prompt(
         # Of the rounds 0 … n_rounds − depth − 1.
         logits = head.compute_logits(head.adapter, hidden)[0]
         rounds = torch.arange(len(logits), device=device)
-        [logits] = replay.mask_unknown_tokens(logits, prompt_index, rounds, [vocabulary])
         labels = torch.tensor(text[1 + depth :], device=device)
         known = slice(0, len(labels))
-        if target_probs is None:
-            token, top = greedy_token(logits)
-            right[known, depth] = (token == labels).cpu().numpy()
-            ranks[known, depth] = token_ranks(labels, logits).cpu().numpy()
-        else:
-            q = sampler.warp_to_probs(logits)
-            p, top = target_probs[depth:].gather(1, labels[:, None])[:, 0], q.amax(dim=-1)
-            accept = accept_probability(q.gather(1, labels[:, None])[:, 0], p).cpu().numpy()
-            right[known, depth] = random.random(len(labels)) < accept
-        confidence[known, depth] = top.float().cpu().numpy()
+        by_vocabulary = replay.mask_unknown_tokens(logits, prompt_index, rounds, vocabularies)
+        for v, masked in enumerate(by_vocabulary):
+            if target_probs is None:
+                token, top = greedy_token(masked)
+                right[v, known, depth] = (token == labels).cpu().numpy()
+                ranks[v, known, depth] = token_ranks(labels, masked).cpu().numpy()
+            else:
+                q = sampler.warp_to_probs(masked)
+                p, top = target_probs[depth:].gather(1, labels[:, None])[:, 0], q.amax(dim=-1)
+                accept = accept_probability(q.gather(1, labels[:, None])[:, 0], p).cpu().numpy()
+                right[v, known, depth] = randoms[v].random(len(labels)) < accept
+            confidence[v, known, depth] = top.float().cpu().numpy()
         hidden = hidden[:, :-1]
-    accepted_len = right.cumprod(axis=1).sum(axis=1)
-    at_mismatch = np.append(ranks, np.zeros((n_rounds, 1), dtype=int), axis=1)
-    return accepted_len, at_mismatch[np.arange(n_rounds), accepted_len], confidence
+    accepted_len = right.cumprod(axis=2).sum(axis=2)
+    at_mismatch = np.pad(ranks, ((0, 0), (0, 0), (0, 1)))
+    rows = np.arange(n_rounds)
+    return [
+        (accepted, at[rows, accepted], sure)
+        for accepted, at, sure in zip(accepted_len, at_mismatch, confidence, strict=True)
+    ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from skipsearch.core.cost_model import Costs, ResumedVerifyCosts
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import Vocabulary
+from skipsearch.core.reading import DraftWeights, Reading, Vocabulary
 from skipsearch.core.recipe import DrafterSpec
 from skipsearch.core.schema_types import ModuleRef
 from skipsearch.drafters.adapted.spec import Adapted
@@ -35,6 +36,7 @@ from skipsearch.replay.replay import PromptReplay, Replay
 from skipsearch.replay.rounds import RoundTable, rounds_from_replay
 
 Vocabularies = Sequence[Vocabulary | None]
+Readings = Sequence[Reading]
 
 
 def _same_costs(costs: Costs) -> Costs:
@@ -43,26 +45,27 @@ def _same_costs(costs: Costs) -> Costs:
 
 @dataclass(frozen=True)
 class TrainedDraft:
-    """A module whose drafts can be replayed, with each of several vocabularies."""
+    """A module whose drafts can be replayed, with each of several readings."""
 
     kind: str  # of its drafter
     ref: ModuleRef | None  # None: a head that the model ships
     mask: SkipMask  # a draft pass costs as much as with this mask
-    replay_rounds: Callable[[Replay, Vocabularies], list[RoundTable]]
-    make_spec: Callable[[DraftPolicy, Vocabulary | None], DrafterSpec]
+    replay_rounds: Callable[[Replay, Readings], list[RoundTable]]
+    make_spec: Callable[[DraftPolicy, Reading], DrafterSpec]
     allows_siblings: bool = False
     adjust_costs: Callable[[Costs], Costs] = _same_costs  # from the costs of `mask`
     # Ranks of a parallel draft (S3D); None: the drafter makes one pass per token.
-    rank_drafts: Callable[[Replay, Vocabularies], list[DraftRanks]] | None = None
+    rank_drafts: Callable[[Replay, Readings], list[DraftRanks]] | None = None
     folders: tuple[Path, ...] = ()  # of its module
     # Whether the latency table has no price for its steps, so that they are timed.
     needs_timing: bool = False
     # The vocabulary that it was trained to draft; None: any, all tokens included.
     vocabulary: Vocabulary | None = None
+    weights: tuple[DraftWeights, ...] = ("stored",)  # formats that are tried
 
     def measure_alpha(self, replay: Replay) -> float:
         """Return the share of positions whose first draft token is the full model's."""
-        [rounds] = self.replay_rounds(replay, [self.vocabulary])
+        [rounds] = self.replay_rounds(replay, [Reading(vocabulary=self.vocabulary)])
         return float((rounds.accepted_len > 0).mean())
 
 
@@ -88,16 +91,16 @@ def _load_trained_draft(
             card.kind,
             ref,
             costing,
-            lambda replay, vocabularies: [
+            lambda replay, readings: [
                 rounds_from_replay(replayed)
-                for replayed in replay_kangaroo(replay, early, vocabularies)
+                for replayed in replay_kangaroo(replay, early, vocabularies_of(readings))
             ],
-            lambda policy, vocabulary: Kangaroo(
+            lambda policy, reading: Kangaroo(
                 exit_layer=exit_layer,
                 draft_length=policy.draft_length,
                 exit=policy.exit,
                 siblings=policy.siblings,
-                vocabulary=vocabulary,
+                vocabulary=reading.vocabulary,
                 module=ref,
             ),
             True,
@@ -115,19 +118,19 @@ def _load_trained_draft(
             card.kind,
             ref,
             mask,
-            lambda replay, vocabularies: [
+            lambda replay, readings: [
                 ranks.to_rounds(chain)
-                for ranks in replay_parallel_draft(replay, at_once, vocabularies)
+                for ranks in replay_parallel_draft(replay, at_once, vocabularies_of(readings))
             ],
-            lambda policy, vocabulary: S3D(
+            lambda policy, reading: S3D(
                 attn=mask.attn,
                 mlp=mask.mlp,
                 draft_length=policy.draft_length,
-                vocabulary=vocabulary,
+                vocabulary=reading.vocabulary,
                 module=ref,
             ),
-            rank_drafts=lambda replay, vocabularies: replay_parallel_draft(
-                replay, at_once, vocabularies
+            rank_drafts=lambda replay, readings: replay_parallel_draft(
+                replay, at_once, vocabularies_of(readings)
             ),
         )
     if card.kind == "mtp":
@@ -140,12 +143,12 @@ def _load_trained_draft(
         card.kind,
         ref,
         mask,
-        lambda replay, vocabularies: [
+        lambda replay, readings: [
             rounds_from_replay(replayed)
-            for replayed in replay.judge(mask, vocabularies, draft_model=draft)
+            for replayed in replay.judge(mask, vocabularies_of(readings), draft_model=draft)
         ],
-        lambda policy, vocabulary: Adapted.from_module(
-            mask, policy.draft_length, policy.exit, ref, policy.siblings, vocabulary
+        lambda policy, reading: Adapted.from_module(
+            mask, policy.draft_length, policy.exit, ref, policy.siblings, reading.vocabulary
         ),
         True,
     )
@@ -165,20 +168,31 @@ def _make_mtp_draft(
         "mtp",
         ref,
         mask,
-        lambda replay, vocabularies: [
-            replay_draft_head(replay, head, vocabulary) for vocabulary in vocabularies
+        lambda replay, readings: [
+            rounds
+            for weights, of_weights in groupby(readings, lambda reading: reading.weights)
+            for rounds in replay_draft_head(
+                replay, head.rounded(weights), vocabularies_of(of_weights)
+            )
         ],
-        lambda policy, vocabulary: Mtp(
+        lambda policy, reading: Mtp(
             draft_length=policy.draft_length,
             exit=policy.exit,
             siblings=policy.siblings,
-            vocabulary=vocabulary,
+            weights=reading.weights,
+            vocabulary=reading.vocabulary,
             module=ref,
         ),
         True,
         needs_timing=True,
         vocabulary=vocabulary,
+        weights=("stored", "int8") if head.can_round else ("stored",),
     )
+
+
+def vocabularies_of(readings: Iterable[Reading]) -> Vocabularies:
+    """Return the vocabulary of each reading."""
+    return [reading.vocabulary for reading in readings]
 
 
 @no_grad

@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 
 from skipsearch.core.cost_model import Costs, TimedDraftCosts
-from skipsearch.core.reading import Vocabulary
+from skipsearch.core.reading import Reading
 from skipsearch.core.recipe import Recipe
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits import DraftPolicy
@@ -24,9 +24,7 @@ DRAFT_LENGTHS = (1, 4)  # a step is the difference of both
 REPEATS = 3
 
 
-def time_draft_steps(
-    draft: TrainedDraft, vocabulary: Vocabulary | None, replay: Replay, costs: Costs
-) -> Costs:
+def time_draft_steps(draft: TrainedDraft, reading: Reading, replay: Replay, costs: Costs) -> Costs:
     """Return the costs of a draft whose steps were timed.
 
     Plain decoding and drafts of two lengths decode the same prompts in turn. costs: price the
@@ -35,7 +33,7 @@ def time_draft_steps(
     """
     decoders = [Decoder(replay.model, draft_forced=False)]
     for length in DRAFT_LENGTHS:
-        recipe = Recipe((draft.make_spec(DraftPolicy(length), vocabulary),))
+        recipe = Recipe((draft.make_spec(DraftPolicy(length), reading),))
         decoders.append(Decoder(replay.model, recipe, module_folders=draft.folders))
     round_s, drafted = ([list[float]() for _ in decoders] for _ in range(2))
     for _ in range(REPEATS):

@@ -10,6 +10,7 @@ import pytest
 from helpers.marks import thorough
 
 import skipsearch
+from skipsearch.core.reading import READ_ALL
 from skipsearch.core.recipe import Recipe
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits import DraftPolicy
@@ -54,7 +55,9 @@ def test_each_fits_the_embedded_model_says_where_it_comes_from_and_drafts_lossle
     )
     decoder, plain = (
         Decoder(
-            model, Recipe((draft.make_spec(DraftPolicy(4), None),)), module_folders=[path.parent]
+            model,
+            Recipe((draft.make_spec(DraftPolicy(4), READ_ALL),)),
+            module_folders=[path.parent],
         ),
         Decoder(model),
     )

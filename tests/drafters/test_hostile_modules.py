@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from drafters.test_bundled_modules import MODULES
+from skipsearch.core.reading import READ_ALL
 from skipsearch.core.recipe import Recipe
 from skipsearch.drafters.exits import DraftPolicy
 from skipsearch.drafters.trained import module_files
@@ -131,7 +132,7 @@ def test_a_recipe_that_names_it_by_its_hash_is_refused_too(change: str, tmp_path
     model, module = load_model("demo", "cpu", "float32", engine="lean"), MODULES[0]
     [good] = load_trained_drafts(model, module.parent, lambda event: None)
     path = mangled(module, tmp_path, change)
-    spec = good.make_spec(DraftPolicy(4), None).model_copy(
+    spec = good.make_spec(DraftPolicy(4), READ_ALL).model_copy(
         update={"module": ModuleRef(file=path.name, sha256=hash_module_file(path), parameters=1)}
     )
     with pytest.raises(ModuleError) as error:

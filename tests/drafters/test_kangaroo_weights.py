@@ -20,7 +20,7 @@ from helpers.modules import (
 )
 from helpers.tiny import LAYERS, FullModel, tiny_llama, tiny_model_and_reference, use_engine
 
-from skipsearch.core.reading import Vocabulary
+from skipsearch.core.reading import READ_ALL, Reading, Vocabulary
 from skipsearch.core.recipe import Recipe
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
@@ -123,13 +123,13 @@ def test_replay_counts_what_decoding_counts(threshold: float) -> None:
         total += decoder.generate(prompt, 24, end_on_repeat=6).stats
     draft = load_trained_draft(model, spec.module, [module_folder()])
     found, _ = walk_rounds(
-        draft.replay_rounds(replay, [None])[0], DraftPolicy(4, Confidence(threshold=threshold))
+        draft.replay_rounds(replay, [READ_ALL])[0], DraftPolicy(4, Confidence(threshold=threshold))
     )
     assert found.accepted == total.accepted
     assert found.rounds == total.rounds
     if threshold == 0.0:  # drafts wasted behind a mismatch are estimated where a policy reads them
         assert found.drafted == total.drafted
-    assert draft.make_spec(DraftPolicy(4, Confidence(threshold=threshold)), None) == spec
+    assert draft.make_spec(DraftPolicy(4, Confidence(threshold=threshold)), READ_ALL) == spec
 
 
 def test_replay_with_a_vocabulary_counts_what_rounds_of_one_token_draft() -> None:
@@ -142,7 +142,7 @@ def test_replay_with_a_vocabulary_counts_what_rounds_of_one_token_draft() -> Non
         total += decoder.generate(prompt, 24, end_on_repeat=6).stats
     draft = load_trained_draft(model, spec.module, [module_folder()])
     replay = Replay(model, PROMPTS, 24, 6)
-    with_all, with_few = draft.replay_rounds(replay, [None, vocabulary])
+    with_all, with_few = draft.replay_rounds(replay, [READ_ALL, Reading(vocabulary=vocabulary)])
     counted, _ = walk_rounds(with_few, DraftPolicy(1))
     assert (counted.rounds, counted.drafted, counted.accepted) == (
         total.rounds,

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from skipsearch.core.cost_model import Costs, OnePassDraftCosts
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import Vocabulary
+from skipsearch.core.reading import Reading, Vocabulary
 from skipsearch.core.recipe import Recipe
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
@@ -109,14 +109,15 @@ def test_replay_counts_what_decoding_counts(length: int, vocabulary: Vocabulary 
         total += decoder.generate(prompt, 24, end_on_repeat=6).stats
     draft = load_trained_draft(model, spec.module, [module_folder()])
     found, _ = simulate_rounds(
-        draft.replay_rounds(Replay(model, PROMPTS, 24, 6), [vocabulary])[0], DraftPolicy(length)
+        draft.replay_rounds(Replay(model, PROMPTS, 24, 6), [Reading(vocabulary=vocabulary)])[0],
+        DraftPolicy(length),
     )
     assert (found.rounds, found.drafted, found.accepted) == (
         total.rounds,
         total.drafted,
         total.accepted,
     )
-    assert draft.make_spec(DraftPolicy(4), vocabulary) == spec
+    assert draft.make_spec(DraftPolicy(4), Reading(vocabulary=vocabulary)) == spec
     assert draft.rank_drafts is not None
 
 

@@ -20,6 +20,7 @@ from helpers.shipped_heads import FAMILIES, draft_by_definition, save_checkpoint
 from helpers.tiny import tiny_model_and_reference
 from safetensors.torch import load_file, save_file
 
+from skipsearch.core.reading import READ_ALL
 from skipsearch.core.recipe import Recipe, Siblings
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
@@ -64,7 +65,7 @@ def test_replay_accepts_what_rounds_of_decoding_accept(family: str) -> None:
     model, reference = shipped_world(family)
     replay, total = Replay(model, PROMPTS, 12, None), DecodeStats()
     draft = load_shipped_draft(model)
-    [rounds] = draft.replay_rounds(replay, [None])
+    [rounds] = draft.replay_rounds(replay, [READ_ALL])
     expected = []
     for prompt, text in zip(PROMPTS, replay.continuations, strict=True):
         for start in range(len(text) - 1):
@@ -74,7 +75,7 @@ def test_replay_accepts_what_rounds_of_decoding_accept(family: str) -> None:
             matches = [a == b for a, b in zip(drafted, following, strict=True)]
             expected.append((*matches, False).index(False))
     assert rounds.accepted_len.clip(max=STEPS).tolist() == expected
-    decoder = Decoder(model, Recipe((draft.make_spec(DraftPolicy(STEPS), None),)))
+    decoder = Decoder(model, Recipe((draft.make_spec(DraftPolicy(STEPS), READ_ALL),)))
     for prompt in PROMPTS:
         total += decoder.generate(prompt, 12).stats
     counted, _ = simulate_rounds(rounds, DraftPolicy(STEPS))

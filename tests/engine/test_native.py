@@ -265,14 +265,14 @@ def full_model_kv_missing() -> Iterator[None]:
 
 @contextmanager
 def siblings_that_see_each_other() -> Iterator[None]:
-    real = NativeAdapter._build_pass_args
+    real = NativeAdapter.build_pass_args
 
     def blind(
         self: NativeAdapter, given: Tensor, cache: KVCache, plan: PassPlan, *rest: Any
     ) -> Any:
         return real(self, given, cache, replace(plan, mask=None), *rest)
 
-    with patch.object(NativeAdapter, "_build_pass_args", blind):
+    with patch.object(NativeAdapter, "build_pass_args", blind):
         yield
 
 

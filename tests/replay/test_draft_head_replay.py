@@ -20,7 +20,8 @@ def test_every_round_accepts_what_the_definition_drafts() -> None:
     spec = small_mtp(0.1)
     prompts = [(5, 17, 40, 3), (9, 2)]
     replay = Replay(model, prompts, 12, None)
-    rounds = replay_draft_head(replay, load_draft_head(model, spec.module, [module_folder()]))
+    head = load_draft_head(model, spec.module, [module_folder()])
+    [rounds] = replay_draft_head(replay, head)
     expected = []
     for prompt, text in zip(prompts, replay.continuations, strict=True):
         for start in range(len(text) - 1):

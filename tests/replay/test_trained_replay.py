@@ -59,7 +59,9 @@ def test_exact_replay_counts_what_decoding_with_the_module_counts(
 ) -> None:
     model, (draft, drafting), policy = replay.model, trained(noise), DraftPolicy(4)
     decoder, total = (
-        Decoder(model, Recipe((draft.make_spec(policy, None),)), module_folders=[module_folder()]),
+        Decoder(
+            model, Recipe((draft.make_spec(policy, READ_ALL),)), module_folders=[module_folder()]
+        ),
         DecodeStats(),
     )
     for prompt in PROMPTS:
@@ -153,7 +155,7 @@ def test_drafts_that_the_latency_table_does_not_know_are_timed(
 def test_timing_a_draft_prices_whole_rounds(replay: Replay) -> None:
     [ref] = small_mtp().modules
     draft = load_trained_draft(replay.model, ref, [module_folder()])
-    costs = time_draft_steps(draft, None, replay, COSTS)
+    costs = time_draft_steps(draft, READ_ALL, replay, COSTS)
     assert isinstance(costs, TimedDraftCosts)
     assert costs.verify == COSTS.verify
     first, step = costs.first_step_s, costs.step_s

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skipsearch.core.reading import Reading
 from skipsearch.core.recipe import Siblings
 from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
 from skipsearch.drafters.draft_model_session import draft_with
-from skipsearch.drafters.exits import Exit
+from skipsearch.drafters.exits import Exit, ThresholdExitSession
 from skipsearch.drafters.mtp.shipped import load_head_of
 from skipsearch.drafters.mtp.spec import Mtp
 from skipsearch.drafters.mtp.weights import DraftHead, load_draft_head
-from skipsearch.drafters.skip.session import SharedExit, build_draft
+from skipsearch.drafters.skip.session import SharedExit, build_chain_draft, build_draft
 from skipsearch.engine import LayerInputTap, LayerTap
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan
@@ -27,12 +28,14 @@ def make_mtp_drafter(spec: Mtp, model: ModelAdapter, folders: Sequence[Path]) ->
 
     If they name none, it drafts with the head that the model ships.
     Raises: ModuleError if the file is missing, damaged, or made for another model, or if the model
-    ships no head; MaskError for a token outside the vocabulary.
+    ships no head; ModelError if the engine has no head in fewer bits; MaskError for a token outside
+    the vocabulary.
     """
     ref = spec.module
     head = load_head_of(model) if ref is None else load_draft_head(model, ref, folders)
+    head = head.rounded(spec.weights)
     drafter = MtpDrafter(head, spec.exit, spec.siblings)
-    return draft_with(drafter, head.adapter, spec.reading)
+    return draft_with(drafter, head.adapter, Reading(vocabulary=spec.vocabulary))
 
 
 class MtpDrafter:
@@ -66,6 +69,7 @@ class MtpSession(DraftSession):
         self._tapped: list[Tensor] = []  # [1, rows, H], of the current pass
         self._unread: list[Tensor] = []  # [1, rows, H], of committed tokens after those in `cache`
         self._n_read = 0  # slots of `cache` with the rows of committed tokens
+        self._has_threshold = isinstance(exit_session, ThresholdExitSession)
         self._n_drafted = 0
 
     def tap(
@@ -83,8 +87,18 @@ class MtpSession(DraftSession):
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
         sampler = ctx.sampler if self.siblings is None else ctx.sampler.top(1 + self.siblings.most)
         reads_confidence = self.reads_confidence or self.siblings is not None
+        hidden, following, plan = self._take_committed(ctx)
+        threshold = self.exit.current_threshold() if self._has_threshold else None
+        if threshold is not None:
+            scores = self.head.run_chain(
+                ctx.model, hidden, following, self.cache, plan, sampler, max_tokens, threshold
+            )
+            if scores is not None:
+                draft = build_chain_draft(scores, self.siblings)
+                self._n_drafted = len(draft.main_path().tokens)
+                return draft
         tokens, probs, n_siblings = list[Tensor](), list[Tensor](), list[int]()
-        hidden = self._read_committed(ctx)
+        hidden = self.head.run(hidden, following, self.cache, plan)[:, -1:]
         for n in range(max_tokens):
             logits = self.head.compute_logits(ctx.model, hidden)[:, -1]
             scores = sampler.score(logits, reads_confidence)
@@ -100,7 +114,8 @@ class MtpSession(DraftSession):
                 if self.reads_confidence and self.exit.should_stop(confidence, n + 1):
                     break
             if n + 1 < max_tokens:
-                hidden = self._run_rows(ctx, hidden, ranked[:, :1], self._n_read + n)
+                plan = ctx.planner.plan_chain(self._n_read + n, 1)
+                hidden = self.head.run(hidden, ranked[:, :1], self.cache, plan)
         self._n_drafted = len(tokens)
         return build_draft(torch.cat(tokens), torch.cat(probs) if probs else None, n_siblings)
 
@@ -108,23 +123,18 @@ class MtpSession(DraftSession):
         n_accepted = sum(node <= self._n_drafted for node in accepted_nodes)
         self.exit.observe(n_accepted, self._n_drafted)
 
-    def _read_committed(self, ctx: DecodeContext) -> Tensor:
-        """Run the rows of committed tokens that the head has not read; return the last, [1, 1, H].
+    def _take_committed(self, ctx: DecodeContext) -> tuple[Tensor, Tensor, PassPlan]:
+        """Return the rows of committed tokens that the head has not read, and count them as read.
 
+        Returns: hidden states [1, R, H], the token after each [1, R], and the plan of their pass.
         If earlier tokens were in the model's cache already, no pass showed their hidden states, and
         the head's text begins after them.
         """
         hidden, self._unread = torch.cat(self._unread, dim=1), []
         n_rows = hidden.shape[1]
-        tokens = ctx.pending.new_tensor([ctx.history[-n_rows:]])
-        hidden = self._run_rows(ctx, hidden, tokens, self._n_read)
+        plan = ctx.planner.plan_chain(self._n_read, n_rows)
         self._n_read += n_rows
-        return hidden[:, -1:]
-
-    def _run_rows(self, ctx: DecodeContext, hidden: Tensor, tokens: Tensor, slot: int) -> Tensor:
-        """Run the head's layer. hidden: [1, R, H]. tokens: [1, R], each after its hidden state."""
-        plan = ctx.planner.plan_chain(slot, tokens.shape[1])
-        return self.head.run(hidden, tokens, self.cache, plan)
+        return hidden, ctx.pending.new_tensor([ctx.history[-n_rows:]]), plan
 
     def _take_tapped(self) -> Tensor:
         """Return what the head reads of the latest pass, [1, rows, H], and forget the pass."""

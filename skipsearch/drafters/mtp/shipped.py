@@ -16,6 +16,8 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from skipsearch.core.reading import DraftWeights
+from skipsearch.drafters.mtp.weights import DraftHead
 from skipsearch.errors import ModelError, ModuleError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.generic.attention_pattern import AttentionPattern
@@ -32,7 +34,7 @@ from skipsearch.models.loading.shipped_heads import (
 _modules: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-class ShippedHead:
+class ShippedHead(DraftHead):
     """The first head of a checkpoint.
 
     module: transformers' `MtpModel` of one layer, which all drafts of a model share.
@@ -46,6 +48,13 @@ class ShippedHead:
         # The layer has full attention, and takes a mask of the form that the model's layers take.
         forms = [p.mask_kind for p in model.attention_patterns if p.mask_kind != "none"]
         self.pattern = AttentionPattern(forms[-1] if forms else "shown")
+
+    def rounded(self, weights: DraftWeights) -> ShippedHead:
+        if weights == "stored":
+            return self
+        raise ModelError(
+            f"a draft head that the model ships has no copy in {weights}: remove `weights`"
+        )
 
     def new_cache(self, capacity: int) -> KVCache:
         return KVCache(1, 1, capacity)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import Reading
+from skipsearch.core.reading import DraftWeights, Reading, is_stored
 from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftVocabulary, Siblings
 from skipsearch.core.schema_types import ModuleRef, is_none
 from skipsearch.drafters.skip.spec import AnyExit
@@ -39,6 +39,11 @@ class Mtp(DrafterSpec):
         exclude_if=is_none,
         description="verified beside unsure tokens; left out: none",
     )
+    weights: DraftWeights = Field(
+        default="stored",
+        exclude_if=is_stored,
+        description="number format of a trained head; left out: that of the model's weights",
+    )
     vocabulary: DraftVocabulary = None
     module: ModuleRef | None = Field(
         default=None,
@@ -52,7 +57,7 @@ class Mtp(DrafterSpec):
 
     @property
     def reading(self) -> Reading:
-        return Reading(vocabulary=self.vocabulary)
+        return Reading(self.weights, self.vocabulary)
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
         from skipsearch.drafters.mtp.session import make_mtp_drafter

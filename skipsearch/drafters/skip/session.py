@@ -14,6 +14,7 @@ from skipsearch.core.recipe import Siblings
 from skipsearch.drafters.base import DecodeContext, Draft, DraftSession, TokenSampler
 from skipsearch.drafters.exits import Exit, ThresholdExitSession
 from skipsearch.engine import draft_chain, draft_step, forward
+from skipsearch.models.adapter import DraftScores
 
 
 class SiblingRule(Protocol):
@@ -129,13 +130,11 @@ class SkipSession(DraftSession):
             max_tokens,
             threshold,
         )
-        if scores is None or scores.choice is None:
+        if scores is None:
             return None
-        ranked, n_siblings = scores.choice, list[int]()
-        self._n_drafted = len(ranked)
-        if self.siblings is not None and scores.confidence is not None:
-            n_siblings = [self.siblings.count_for(c) for c in scores.confidence.tolist()]
-        return build_draft(ranked, None, n_siblings)
+        draft = build_chain_draft(scores, self.siblings)
+        self._n_drafted = len(draft.main_path().tokens)
+        return draft
 
     def continue_draft(
         self, ctx: DecodeContext, tokens: Sequence[int], max_tokens: int
@@ -157,6 +156,15 @@ class SkipSession(DraftSession):
     def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
         n_accepted = sum(node <= self._n_drafted for node in accepted_nodes)
         self.exit_session.observe(n_accepted, self._n_drafted)
+
+
+def build_chain_draft(scores: DraftScores, siblings: SiblingRule | None) -> Draft:
+    """Return the draft of the greedy steps that one call of the engine made."""
+    assert scores.choice is not None
+    n_siblings = list[int]()
+    if siblings is not None and scores.confidence is not None:
+        n_siblings = [siblings.count_for(c) for c in scores.confidence.tolist()]
+    return build_draft(scores.choice, None, n_siblings)
 
 
 def build_draft(ranked_tokens: Tensor, probs: Tensor | None, n_siblings: Sequence[int]) -> Draft:

@@ -32,11 +32,11 @@ HEAD_BITS = 8
 SCALE_BITS = 0.5  # of a weight in blocks: two bytes of scale for 32 weights
 
 
-def list_layer_matrices(model: NativeAdapter) -> list[Linear]:
-    """Return the matrices of all layers, four a layer, in the order of a pass."""
+def list_layer_matrices(model: NativeAdapter, first_layer: int = 0) -> list[Linear]:
+    """Return the matrices of all layers from one on, four a layer, in the order of a pass."""
     return [
         matrix
-        for attention, mlp in model.fused_model.layers
+        for attention, mlp in model.fused_model.layers[first_layer:]
         for matrix in (attention.qkv, attention.out, mlp.gate_up, mlp.down)
     ]
 
@@ -52,8 +52,8 @@ def bits_per_weight(matrices: Sequence[Linear]) -> float:
     return 8 * sum(matrix.nbytes for matrix in matrices) / n_weights
 
 
-def round_matrices(model: NativeAdapter, bits: int) -> NativeAdapter:
-    """Return the model with the matrices of its layers rounded to `bits` bits.
+def round_matrices(model: NativeAdapter, bits: int, first_layer: int = 0) -> NativeAdapter:
+    """Return the model with the matrices of its layers, from one on, rounded to `bits` bits.
 
     The head has `HEAD_BITS` bits, or is the model's own if that has no more. Norms and embedding
     are shared with the model. Inputs of matrices are rounded to int8, which is fast, and which
@@ -62,18 +62,21 @@ def round_matrices(model: NativeAdapter, bits: int) -> NativeAdapter:
     """
     source = model.fused_model
     packer = PanelPacker(model.library, model.spec.dtype)
-    widths = [(matrix, bits) for matrix in list_layer_matrices(model)]
+    widths = [(matrix, bits) for matrix in list_layer_matrices(model, first_layer)]
     if rounds_head(model):
         widths.append((source.unembed, HEAD_BITS))
     packer.arena = HugePageArena(sum(packer.rounded_nbytes(*pair) for pair in widths))
     copies = packer.round_all(widths, torch.get_num_threads())
     rounded = copy.copy(source)  # shares rotary tables
     rounded.layers = [
-        (
-            replace(attention, qkv=copies[4 * i], out=copies[4 * i + 1]),
-            replace(mlp, gate_up=copies[4 * i + 2], down=copies[4 * i + 3]),
-        )
-        for i, (attention, mlp) in enumerate(source.layers)
+        *source.layers[:first_layer],
+        *(
+            (
+                replace(attention, qkv=copies[4 * i], out=copies[4 * i + 1]),
+                replace(mlp, gate_up=copies[4 * i + 2], down=copies[4 * i + 3]),
+            )
+            for i, (attention, mlp) in enumerate(source.layers[first_layer:])
+        ),
     ]
     rounded.unembed = copies[-1] if rounds_head(model) else source.unembed
     adapter = NativeAdapter(rounded, model.library)

@@ -63,7 +63,7 @@ class NativeAdapter:
         self._layer_types = list(fused_model.rotary_tables)
         self._rotary_tables = self._make_rotary_tables()
         self._kv_pointers: WeakKeyDictionary[KVCache, KVPointers] = WeakKeyDictionary()
-        self._model_struct, self._keepalive = build_model_struct(fused_model, self._layer_types)
+        self.model_struct, self._keepalive = build_model_struct(fused_model, self._layer_types)
         self._skip_bytes_by_mask: dict[SkipMask, Any] = {}
         self._head_rows: PanelRows | None = None
 
@@ -83,7 +83,7 @@ class NativeAdapter:
 
     def use_activations(self, activations: str) -> None:
         """Set how the inputs of matrices in blocks are rounded. activations: one of ACTIVATIONS."""
-        self._model_struct.activations = structs.ACTIVATION_CODES[activations]
+        self.model_struct.activations = structs.ACTIVATION_CODES[activations]
 
     @property
     def attention_spans(self) -> list[tuple[int | None, int | None]]:
@@ -109,11 +109,11 @@ class NativeAdapter:
             return None
         choice = torch.empty(len(token), 1, dtype=torch.long)
         confidence = torch.empty(len(token)) if with_confidence else None
-        args = self._build_pass_args(token, cache, plan, 0, self.spec.n_layers, mask)
+        args = self.build_pass_args(token, cache, plan, 0, self.spec.n_layers, mask)
         args.choice = choice.data_ptr()
         args.last_only = 1
         args.confidence = None if confidence is None else confidence.data_ptr()
-        self.library.run_pass(self._model_struct, args)
+        self.library.run_pass(self.model_struct, args)
         return DraftScores(choice=choice, confidence=confidence)
 
     def run_draft_chain(
@@ -130,30 +130,42 @@ class NativeAdapter:
 
         Siblings are chosen afterwards from the logits of all steps.
         """
-        if (
-            not scorer.is_greedy
-            or not self._model_struct.embed_scale
-            or self.fused_model.logit_steps
-            or len(token) > 1
-            or cache.length + max_tokens > planner.capacity
-        ):
+        if len(token) > 1 or cache.length + max_tokens > planner.capacity:
             return None
-        self._reserve(cache, cache.length + max_tokens)
         plan = planner.plan_chain(cache.length, 1)
-        if not plan.is_chain:  # a planner that gives a mask of slots
+        if not self.can_run_chain(plan, scorer):
             return None
+        self.reserve(cache, cache.length + max_tokens)
+        args = self.build_pass_args(token, cache, plan, 0, self.spec.n_layers, mask)
+        return self.run_chain(args, scorer, max_tokens, threshold)
+
+    def can_run_chain(self, plan: PassPlan, scorer: DraftScorer) -> bool:
+        """Return whether `run_chain` can draft after a pass with this plan."""
+        return bool(
+            scorer.is_greedy
+            and self.model_struct.embed_scale
+            and not self.fused_model.logit_steps
+            and plan.is_chain  # not a planner that gives a mask of slots
+        )
+
+    def run_chain(
+        self, args: structs.PassArgs, scorer: DraftScorer, max_tokens: int, threshold: float
+    ) -> DraftScores:
+        """Run greedy draft steps in one call; return their scores as `engine.draft_chain` does.
+
+        args: of the first pass. The cache has slots for all steps.
+        """
         choice = torch.empty(max_tokens, 1, dtype=torch.long)
         confidence = torch.empty(max_tokens)
         n_siblings = min(scorer.n_choices, self.n_logits) - 1
         logits = (
             torch.empty(max_tokens, self.n_logits, dtype=self.spec.dtype) if n_siblings else None
         )
-        args = self._build_pass_args(token, cache, plan, 0, self.spec.n_layers, mask)
         args.choice = choice.data_ptr()
         args.confidence = confidence.data_ptr()
         args.logits = _ptr(logits)
         args.last_only = 1
-        n_steps = self.library.run_draft_chain(self._model_struct, args, max_tokens, threshold)
+        n_steps = self.library.run_draft_chain(self.model_struct, args, max_tokens, threshold)
         choice, confidence = choice[:n_steps], confidence[:n_steps]
         if logits is not None:
             rows = choice if self._head_rows is None else self._head_rows.rows_of(choice)
@@ -188,12 +200,12 @@ class NativeAdapter:
         )
         if not rows:  # the kernels need at least one row
             return out
-        args = self._build_pass_args(tokens_or_hidden, cache, plan, first_layer, end_layer, mask)
+        args = self.build_pass_args(tokens_or_hidden, cache, plan, first_layer, end_layer, mask)
         if with_head:
             args.logits, args.last_only = out.data_ptr(), last_only
         else:
             args.hidden_out = out.data_ptr()
-        self.library.run_pass(self._model_struct, args)
+        self.library.run_pass(self.model_struct, args)
         return self._finish_logits(out) if with_head else out
 
     def block(
@@ -221,7 +233,7 @@ class NativeAdapter:
             threads=torch.get_num_threads(),
         )
         self._set_head(args)
-        self.library.run_pass(self._model_struct, args)
+        self.library.run_pass(self.model_struct, args)
         return self._finish_logits(logits)
 
     def _set_head(self, args: structs.PassArgs) -> None:
@@ -234,7 +246,7 @@ class NativeAdapter:
             logits = logit_step(logits)
         return logits
 
-    def _build_pass_args(
+    def build_pass_args(
         self,
         tokens_or_hidden: Tensor,
         cache: KVCache,
@@ -242,12 +254,14 @@ class NativeAdapter:
         first_layer: int,
         end_layer: int,
         mask: SkipMask | bytes | None,
+        mixed_states: Tensor | None = None,
     ) -> structs.PassArgs:
         """Return the arguments of a pass over tokens [B, T] or hidden states [B, T, H].
 
-        They point into `cache`, and own all other memory that they point to.
+        They point into `cache`, and own all other memory that they point to. mixed_states: hidden
+        states [B, T, H] that a draft head mixes with the tokens' embeddings; None: there is no mix.
         """
-        self._reserve(cache, plan.n_keys)
+        self.reserve(cache, plan.n_keys)
         skip, kv = self._skip_bytes(mask), self._kv_pointers.get(cache)
         if kv is None or kv.generation != cache.generation:
             kv = self._make_kv_pointers(cache, first_layer, end_layer, skip)
@@ -264,19 +278,20 @@ class NativeAdapter:
         ):
             rotary = self._rotary_tables = self._make_rotary_tables()
         tokens_or_hidden = tokens_or_hidden.contiguous()
-        hidden = (
-            tokens_or_hidden
-            if tokens_or_hidden.is_floating_point()
-            else None
-            if self._model_struct.embed_scale
-            else self.embed(tokens_or_hidden)
-        )
+        tokens: Tensor | None = None
+        hidden: Tensor | None = tokens_or_hidden
+        if not tokens_or_hidden.is_floating_point():
+            if self.model_struct.embed_scale:
+                tokens = tokens_or_hidden
+                hidden = None if mixed_states is None else mixed_states.contiguous()
+            else:
+                hidden = self.embed(tokens_or_hidden)
         positions = _row_contiguous(plan.positions)
         key_positions = _row_contiguous(plan.key_positions)
         slots = positions if plan.slots is plan.positions else _row_contiguous(plan.slots)
         visible = None if plan.is_chain else _row_contiguous(plan.mask)
         args = structs.PassArgs(
-            tokens=None if hidden is not None else tokens_or_hidden.data_ptr(),
+            tokens=_ptr(tokens),
             hidden=_ptr(hidden),
             batch=tokens_or_hidden.shape[0],
             rows=tokens_or_hidden.shape[1],
@@ -313,7 +328,7 @@ class NativeAdapter:
         self._set_head(args)
         return args
 
-    def _reserve(self, cache: KVCache, slots: int) -> None:
+    def reserve(self, cache: KVCache, slots: int) -> None:
         """Reserve `slots` slots of the cache for passes, and extend the rotary tables as far."""
         self.fused_model.prepare(slots)
         cache.reserve(slots)

@@ -82,6 +82,14 @@ class RotaryTableStruct(ctypes.Structure):
     _fields_ = (("cos", c_void_p), ("sin", c_void_p), ("width", c_int64), ("length", c_int64))
 
 
+class InputMixStruct(ctypes.Structure):
+    _fields_ = (
+        ("embedding_norm", NormStruct),
+        ("hidden_norm", NormStruct),
+        ("projection", MatrixStruct),
+    )
+
+
 class PassArgs(ctypes.Structure):
     keepalive: list[Any]  # owners of the memory that the pointers point to
 
@@ -109,6 +117,7 @@ class PassArgs(ctypes.Structure):
         ("threads", c_int64),
         ("head", POINTER(MatrixStruct)),
         ("head_tokens", c_void_p),
+        ("mix", POINTER(InputMixStruct)),
     )
 
 

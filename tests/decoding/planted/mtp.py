@@ -10,6 +10,8 @@ from torch import Tensor
 
 from skipsearch.drafters import DecodeContext
 from skipsearch.drafters.mtp.session import MtpSession
+from skipsearch.drafters.mtp.weights import TrainedHead
+from skipsearch.models.kv_cache import KVCache, PassPlan
 
 from ..mtp_checks import check_mtp_drafts
 from .register import caught_by
@@ -31,47 +33,47 @@ def state_of_a_rejected_token() -> Iterator[None]:
 @caught_by(check_mtp_drafts)
 def drafts_own_rows_stay() -> Iterator[None]:
     """The head's K/V of a draft, rejected tokens included, are taken for those of the text."""
-    real = MtpSession._read_committed
+    real = MtpSession._take_committed
 
-    def read(self: MtpSession, ctx: DecodeContext) -> Tensor:
+    def take(self: MtpSession, ctx: DecodeContext) -> tuple[Tensor, Tensor, PassPlan]:
         n_stale = min(max(0, self._n_drafted - 1), sum(t.shape[1] for t in self._unread) - 1)
         states = torch.cat(self._unread, dim=1)
         self._unread = [states[:, n_stale:]]
         self._n_read += n_stale
         return real(self, ctx)
 
-    with patch.object(MtpSession, "_read_committed", read):
+    with patch.object(MtpSession, "_take_committed", take):
         yield
 
 
 @caught_by(check_mtp_drafts)
 def state_of_another_step() -> Iterator[None]:
     """Every step of a draft reads the full model's state, and none that of the step before."""
-    real = MtpSession._run_rows
+    real = TrainedHead.run
+    output = full_state = torch.empty(0)
 
     def run(
-        self: MtpSession, ctx: DecodeContext, hidden: Tensor, tokens: Tensor, slot: int
+        self: TrainedHead, hidden: Tensor, tokens: Tensor, cache: KVCache, plan: PassPlan
     ) -> Tensor:
-        if slot == self._n_read and slot > 0 and self._unread == [] and hidden.shape[1] == 1:
-            hidden = getattr(self, "_first_state", hidden)
-        self._first_state = hidden[:, -1:]
-        return real(self, ctx, hidden, tokens, slot)
+        nonlocal output, full_state
+        if hidden.untyped_storage().data_ptr() == output.untyped_storage().data_ptr():
+            hidden = full_state
+        full_state = hidden[:, -1:]
+        output = real(self, hidden, tokens, cache, plan)
+        return output
 
-    with patch.object(MtpSession, "_run_rows", run):
+    with patch.object(TrainedHead, "run", run):
         yield
 
 
 @caught_by(check_mtp_drafts)
 def token_of_another_step() -> Iterator[None]:
     """A row reads the embedding of its own token in place of the next one."""
-    real = MtpSession._run_rows
+    real = MtpSession._take_committed
 
-    def run(
-        self: MtpSession, ctx: DecodeContext, hidden: Tensor, tokens: Tensor, slot: int
-    ) -> Tensor:
-        if hidden.shape[1] > 1:
-            tokens = tokens.roll(1, dims=1)
-        return real(self, ctx, hidden, tokens, slot)
+    def take(self: MtpSession, ctx: DecodeContext) -> tuple[Tensor, Tensor, PassPlan]:
+        hidden, tokens, plan = real(self, ctx)
+        return hidden, tokens.roll(1, dims=1), plan
 
-    with patch.object(MtpSession, "_run_rows", run):
+    with patch.object(MtpSession, "_take_committed", take):
         yield

@@ -66,6 +66,13 @@ struct RotaryTable {
     int64_t width, length;
 };
 
+// The input of a draft head's layer:
+// projection * [embedding_norm(embedding of a token); hidden_norm(hidden state before it)].
+struct InputMix {
+    Norm embedding_norm, hidden_norm;
+    Matrix projection;             // [hidden_size, 2 * hidden_size]
+};
+
 // One pass over `batch` texts with `rows` tokens each, through layers first_layer to end_layer - 1.
 // A batch stride is the number of elements from one text to the next; 0: all texts share one row.
 struct PassArgs {
@@ -96,6 +103,7 @@ struct PassArgs {
     int64_t threads;
     const Matrix *head;            // rows of the head for some tokens; null: the model's own head
     const int64_t *head_tokens;    // [head->out] token of each row; null if `head` is null
+    const InputMix *mix;           // of `tokens` and `hidden`; null: a pass starts from one of them
 };
 
 // y = x * matrix^T + bias, for arrays in the model's dtype.

@@ -96,25 +96,28 @@ EXPORT int skipsearch_run_pass(const Model *model, const PassArgs *args) {
     }
 }
 
-// Drafts greedily: runs at most `max_tokens` passes of one token. The first pass is `first`. Each
-// later pass takes the token that the previous one chose, at the next position and slot. The draft
-// ends after the first token whose confidence is below `threshold`. `first` points to
-// choice [max_tokens], confidence [max_tokens], and logits [max_tokens, outputs of the head], which
-// may be null.
+// Drafts greedily in at most `max_tokens` passes. The first pass is `first`, whose last row drafts.
+// Each later pass has one row: the token that the previous pass chose, at the next position and
+// slot. A mix gets the token and `hidden_out` of the previous pass. The draft ends after the first
+// token whose confidence is below `threshold`. `first` points to choice [max_tokens], confidence
+// [max_tokens], and logits [max_tokens, outputs of the head], which may be null.
 EXPORT int skipsearch_run_draft(const Model *model, const PassArgs *first, int64_t max_tokens,
                                 double threshold) {
     try {
         PassArgs args = *first;
-        if (args.batch != 1 || args.rows != 1 || args.visible || args.key_positions || !args.tokens)
-            return -2;
-        int64_t position = *args.positions, slot = *args.slots, count = 0;
-        const int64_t logits_bytes = (args.head ? args.head : &model->head)->out *
-                                     (model->dtype == F64 ? 8 : model->dtype == BF16 ? 2 : 4);
-        args.positions = &position, args.slots = &slot;
+        if (args.batch != 1 || args.visible || args.key_positions || !args.tokens) return -2;
+        const int64_t itemsize = model->dtype == F64 ? 8 : model->dtype == BF16 ? 2 : 4;
+        const int64_t logits_bytes = (args.head ? args.head : &model->head)->out * itemsize;
+        const int64_t last = args.rows - 1;
+        int64_t position = args.positions[last], slot = args.slots[last], count = 0;
         while (count < max_tokens) {
             if (!run_checked(*model, args)) return -2;
             ++count;
             if (double(*args.confidence) < threshold) break;
+            if (args.mix && count == 1)
+                args.hidden_out = (char *)args.hidden_out + last * model->hidden_size * itemsize;
+            args.rows = 1, args.positions = &position, args.slots = &slot;
+            args.hidden = args.mix ? args.hidden_out : nullptr;
             args.tokens = args.choice++, ++args.confidence, ++position, ++slot, ++args.n_keys;
             if (args.logits) args.logits = (char *)args.logits + logits_bytes;
         }

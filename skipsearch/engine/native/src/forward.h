@@ -29,7 +29,8 @@ template <class T> class ForwardPass {
             has_post_norm =
                 has_post_norm || layer.attn_post_norm.weight || layer.mlp_post_norm.weight;
         }
-        h_stride = round_up(model.hidden_size), x_stride = round_up(model.hidden_size);
+        h_stride = round_up(model.hidden_size);
+        x_stride = round_up(args.mix ? 2 * model.hidden_size : model.hidden_size);
         qkv_stride = round_up(qkv_width), mid_stride = round_up(mid_width);
         values_stride = round_up(head_dim);
         split_keys = total_rows <= MAX_SPLIT_ROWS && job.key_blocks > 1 && threads > 1;
@@ -92,7 +93,8 @@ template <class T> class ForwardPass {
                                                   rounded_stride),
                                      arena.take<A>(n_sums),
                                      arena.take<A>(n_sums),
-                                     arena.take<A>((QUERY_TILE + QUERY_SPAN) * values_stride)};
+                                     arena.take<A>((QUERY_TILE + QUERY_SPAN) * values_stride),
+                                     args.mix ? arena.take<A>(h_stride) : nullptr};
             if (has_memory) scratches[t] = scratch;
         }
     }
@@ -133,17 +135,42 @@ template <class T> class ForwardPass {
         return args.slots[r / args.rows * args.slots_batch_stride + r % args.rows];
     }
 
-    // Fills h with the embeddings of the tokens, or with the hidden states.
+    // Fills h with the embeddings of the tokens, with the hidden states, or with a mix of both.
     void load_inputs(ThreadCtx ctx) {
-        for (auto [r, end] = ctx.share(total_rows); r < end; ++r) {
+        for (int64_t r = 0; args.mix && r < total_rows; r += ROWS_AT_ONCE)
+            mix_inputs(ctx, *args.mix, r, rows_from(r));
+        for (auto [r, end] = ctx.share(args.mix ? 0 : total_rows); r < end; ++r) {
             A *row = h + r * h_stride;
             if (args.tokens) load_embedding<T>(model, args.tokens[r], row);
-            else
-                for (int64_t d = 0; d < model.hidden_size; ++d)
-                    row[d] = to_acc(((const T *)args.hidden)[r * model.hidden_size + d]);
+            else load_hidden(r, row);
             for (int64_t d = model.hidden_size; d < h_stride; ++d) row[d] = 0;
         }
         ctx.barrier.wait();
+    }
+
+    void load_hidden(int64_t r, A *row) const {
+        const T *from = (const T *)args.hidden + r * model.hidden_size;
+        for (int64_t d = 0; d < model.hidden_size; ++d) row[d] = to_acc(from[d]);
+    }
+
+    // Fills `rows` rows of h from r on with the mix of embeddings and hidden states.
+    void mix_inputs(ThreadCtx ctx, const InputMix &mix, int64_t r, int64_t rows) {
+        Input<T> *x = scratches[ctx.thread].x;
+        A *row = scratches[ctx.thread].row;
+        const int64_t width = model.hidden_size;
+        for (int64_t i = 0; i < rows; ++i) {
+            Input<T> *to = x + i * x_stride;
+            load_embedding<T>(model, args.tokens[r + i], row);
+            rms_norm_row<T>(mix.embedding_norm, row, width, to, width);
+            load_hidden(r + i, row);
+            rms_norm_row<T>(mix.hidden_norm, row, width, to + width, x_stride - width);
+        }
+        multiply(ctx, mix.projection, x, x_stride, rows, [&](int64_t n, const A *sums) {
+            for (int64_t i = 0; i < rows; ++i)
+                for (int64_t j = 0; j < PANEL_ROWS; j += LANES<T>)
+                    store(h + (r + i) * h_stride + n * PANEL_ROWS + j,
+                          round_vec_to<T>(load(sums + i * PANEL_ROWS + j)));
+        });
     }
 
     // Applies a norm to `rows` rows from r on. Returns them in this thread's scratch memory.

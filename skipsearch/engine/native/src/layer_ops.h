@@ -32,6 +32,7 @@ template <class T> struct ThreadScratch {
     RoundedRows rounded;       // [rows, the larger stride of x and `mid`]
     Acc<T> *sums[2];           // [rows * planes, PANEL_ROWS] outputs of a panel
     Acc<T> *values;            // [QUERY_TILE + QUERY_SPAN, values_stride] sums of attention
+    Acc<T> *row;               // [h_stride] one row that is mixed into the input, or null
 };
 
 template <class A> inline A scalar_sqrt(A x);
