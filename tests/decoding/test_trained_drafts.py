@@ -140,6 +140,7 @@ def fuzzed(times: int) -> dict[str, Fuzz]:
         lookups,
         siblings,
         st.sampled_from([None, FEW_TOKENS]),
+        st.sampled_from(["stored", "int8", "int4"]),
         st.booleans(),
         requests,
     )
@@ -150,6 +151,7 @@ def fuzzed(times: int) -> dict[str, Fuzz]:
         lookup: Lookup | None,
         siblings: Siblings | None,
         vocabulary: Vocabulary | None,
+        weights: str,
         guarded: bool,
         several: list[tuple[tuple[int, ...], int]],
     ) -> None:
@@ -159,6 +161,8 @@ def fuzzed(times: int) -> dict[str, Fuzz]:
             else {"exit": policy, "siblings": siblings}
         )
         more |= {"draft_length": length, "vocabulary": vocabulary}
+        if spec.kind == "mtp" and model.spec.engine == "native":
+            more["weights"] = weights
         drafter = spec.model_copy(update=more)
         recipe = Recipe((drafter,) if lookup is None else (lookup, drafter))
         prices = [DrafterCost(0.4, 1.2, 3.0, 0.1)] * len(recipe.drafters) if guarded else ()
