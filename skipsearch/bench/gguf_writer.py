@@ -1,4 +1,4 @@
-"""Write a Llama model as a GGUF file, so that llama.cpp runs the same weights.
+"""Write a Llama or Mixtral model as a GGUF file, so that llama.cpp runs the same weights.
 
 The file has no vocabulary: llama.cpp gets token ids and returns logits.
 """
@@ -26,8 +26,11 @@ def unsupported_reason(model: Any, bits: int | None = None) -> str | None:
     """
     config = model.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    if config.model_type != "llama":
-        return f"it is written for llama models alone, and this is a {config.model_type} model"
+    if config.model_type not in ("llama", "mixtral"):
+        return (
+            "it is written for llama and mixtral models alone, and this is a "
+            f"{config.model_type} model"
+        )
     if (
         rope.get("rope_type", "default") != "default"
         or rope.get("partial_rotary_factor", 1.0) != 1.0
@@ -38,7 +41,7 @@ def unsupported_reason(model: Any, bits: int | None = None) -> str | None:
     if bits not in (None, *BITS):
         return f"GGUF has no blocks of {bits} bits without a minimum"
     if bits and any(
-        weight.ndim == 2 and weight.shape[1] % GROUP_SIZE for weight in model.parameters()
+        weight.ndim >= 2 and weight.shape[-1] % GROUP_SIZE for weight in model.parameters()
     ):
         return (
             f"Q{bits}_0 takes {GROUP_SIZE} inputs together, and a matrix has another number of them"
@@ -48,11 +51,11 @@ def unsupported_reason(model: Any, bits: int | None = None) -> str | None:
 
 
 def write_gguf(model: Any, path: Path, bits: int | None = None) -> None:
-    """Write a LlamaForCausalLM as a GGUF file.
+    """Write a LlamaForCausalLM or a MixtralForCausalLM as a GGUF file.
 
     Matrices keep their dtype and vectors become float32, as in llama.cpp's own converter.
     bits: 8, 5 or 4: matrices become Q8_0, Q5_0 or Q4_0, with the numbers and scales of engine
-    `native`. An untied embedding keeps its dtype.
+    `native`. An untied embedding keeps its dtype, and a router becomes float32.
 
     Raises: DecodeError for an unsupported model; ImportError if the package gguf is not installed.
     """
@@ -70,9 +73,13 @@ def write_gguf(model: Any, path: Path, bits: int | None = None) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
+    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    if config.model_type == "mixtral":
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
     writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
@@ -80,11 +87,25 @@ def write_gguf(model: Any, path: Path, bits: int | None = None) -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in model.named_parameters():  # a tied head is not listed
+        if ".experts." in name:
+            layer = f"blk.{name.split('.')[2]}."
+            parts = {"ffn_down_exps": weight.detach()}
+            if name.endswith("gate_up_proj"):
+                gate, up = weight.detach().chunk(2, dim=1)
+                parts = {"ffn_gate_exps": gate, "ffn_up_exps": up}
+            for part, matrices in parts.items():
+                _add_tensor(
+                    writer, f"{layer}{part}.weight", matrices, f"Q{bits}_0" if bits else kind
+                )
+            continue
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         n_heads = next((count for part, count in heads.items() if f".{part}." in name), None)
         weight = (
             weight.detach() if n_heads is None else _interleave_halves(weight.detach(), n_heads)
         )
+        if name.endswith("mlp.gate.weight"):
+            _add_tensor(writer, gguf_name, weight.float(), "F32")
+            continue
         matrix = weight.ndim == 2 and (config.tie_word_embeddings or "embed_tokens" not in name)
         _add_tensor(writer, gguf_name, weight, f"Q{bits}_0" if bits and matrix else kind)
     writer.write_header_to_file()
@@ -110,7 +131,8 @@ def _add_tensor(writer: Any, name: str, weight: Tensor, kind: str) -> None:
     if kind.startswith("Q"):
         bits = int(kind[1])
         raw_dtype = gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(name, pack_rows(weight, bits), raw_dtype=raw_dtype)
+        rows = pack_rows(weight.flatten(0, -2), bits).reshape(*weight.shape[:-1], -1)
+        writer.add_tensor(name, rows, raw_dtype=raw_dtype)
         return
     if weight.ndim == 1 or kind != "BF16":
         writer.add_tensor(

@@ -82,8 +82,8 @@ class DraftModel:
 def list_draft_weights(model: ModelAdapter) -> tuple[DraftWeights, ...]:
     """Return the formats in which a draft of this model can be faster than as it is stored."""
     base = model.fused_model if isinstance(model, GraphAdapter) else model
-    if isinstance(base, FusedAdapter) and can_pack_int4(base.layers[0][1].down):
-        return ("stored", "int4")
+    if isinstance(base, FusedAdapter) and base.experts is None:
+        return ("stored", "int4") if can_pack_int4(base.layers[0][1].down) else ("stored",)
     if not isinstance(model, NativeAdapter):
         return ("stored",)
     return tuple(
@@ -197,7 +197,7 @@ def list_draft_experts(model: ModelAdapter) -> tuple[int, ...]:
 def _reduce_experts(model: ModelAdapter, count: int) -> ModelAdapter:
     """Return the model with `count` experts for a token. Raises: ModelError."""
     experts, name = experts_of(model), model.spec.id
-    if experts is None or not isinstance(model, HFAdapter | GenericAdapter):
+    if experts is None:
         raise ModelError(
             f"a draft cannot run {format_experts(count)}: {name} is a {model.spec.family} model "
             "without experts, or with experts that skipsearch does not know; remove `experts`"
@@ -208,10 +208,17 @@ def _reduce_experts(model: ModelAdapter, count: int) -> ModelAdapter:
             + (f"write 1 to {experts.per_token - 1}, or " if experts.per_token > 1 else "")
             + "remove `experts`"
         )
+    if isinstance(model, NativeAdapter):
+        fewer = NativeAdapter(model.fused_model.with_fewer_experts(count), model.library)
+        fewer.model_struct.activations = model.model_struct.activations
+        return fewer
+    if isinstance(model, FusedAdapter):
+        return model.with_fewer_experts(count)
     if isinstance(model, GenericAdapter):
         # `attach` holds the module by a weak proxy; a method of it has the module itself.
         module = with_fewer_experts(model.model.forward.__self__, count)  # type: ignore[attr-defined]
         return GenericAdapter(module, model.spec, model.tokenizer)
+    assert isinstance(model, HFAdapter)
     variant = copy.copy(model)
     variant._layers = [
         replace(layer, mlp=replace(layer.mlp, run=with_fewer_experts(layer.mlp.run, count)))

@@ -47,6 +47,11 @@ def wrap_engine(
             "use --device cuda, or "
             "--engine lean"
         )
+    if model.experts is not None:
+        raise ModelError(
+            f"the engine graph records passes, and {model.spec.id} chooses experts while a pass "
+            "runs: use --engine lean"
+        )
     device = model.spec.device
     with memory_errors_reported(
         device,
@@ -70,7 +75,7 @@ def switch_engine(model: ModelAdapter, engine: str) -> ModelAdapter | None:
         return model
     if not isinstance(model, FusedAdapter):
         return None
-    if engine == "graph" and model.spec.device.type == "cuda":
+    if engine == "graph" and model.spec.device.type == "cuda" and model.experts is None:
         return cuda_graph.graph_model(model)
     if engine == "native":
         return native.to_native_if_built(model)

@@ -345,7 +345,7 @@ def run_layers(
     if tapped is not None and (run := get_layer_runner(model)) is not None:
         return _run_between_taps(run, n_layers, hidden, cache, plan, mask, first_layer, tap, tapped)
     skipped_attn, skipped_mlp = (
-        (frozenset(mask.attn), frozenset(mask.mlp))
+        (frozenset(mask.attn) - model.spec.lending_layers, frozenset(mask.mlp))
         if mask is not None
         else (frozenset[int](), frozenset[int]())
     )

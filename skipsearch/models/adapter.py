@@ -34,6 +34,8 @@ class ModelSpec:
     engine: str = "hf"  # of the passes: "hf" (unmodified modules), "lean" (fused weights), …
     is_recurrent: bool = False  # layers have a recurrent state, so every pass is a chain
     ragged_batches: bool = True  # texts of different lengths may share a pass
+    # Layers whose K/V later layers read, too. Their attention is never skipped.
+    lending_layers: frozenset[int] = frozenset()
 
     @property
     def dtype_name(self) -> str:

@@ -102,6 +102,38 @@ def record_experts(model: Any) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
+class _FusedRecording(threading.local):
+    chosen: list[Tensor] | None = None
+
+
+_fused_recording = _FusedRecording()
+
+
+@contextmanager
+def record_fused_experts() -> Iterator[list[Tensor]]:
+    """Record which experts the rows of this thread's passes of fused models read.
+
+    Yields a list as `record_experts` does.
+    """
+    before, recorded = _fused_recording.chosen, list[Tensor]()
+    _fused_recording.chosen = recorded
+    try:
+        yield recorded
+    finally:
+        _fused_recording.chosen = before
+
+
+def is_recording_fused() -> bool:
+    """Return whether `note_fused_experts` is to be called."""
+    return _fused_recording.chosen is not None
+
+
+def note_fused_experts(chosen: Tensor) -> None:
+    """Note the experts [rows, k] that the rows of one layer read."""
+    if _fused_recording.chosen is not None:
+        _fused_recording.chosen.append(chosen.detach())
+
+
 def pack_experts(recorded: Sequence[Tensor], n_experts: int) -> np.ndarray:
     """Return the experts that each row reads as bit sets, uint8 [rows, layers, bytes].
 

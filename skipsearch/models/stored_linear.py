@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -94,6 +95,51 @@ class StoredLinear(nn.Module):
         if self.bias is not None:
             linear.bias = nn.Parameter(self.bias, requires_grad=False)
         return linear
+
+
+class StoredExperts(nn.Module):
+    """The experts of a layer, whose weights are stored in a file.
+
+    gate_up: parts with the same inputs H, together [2 · E · I, H]. order: the row of the parts,
+    side by side, for each row of the gates of all experts and then of their ups; None: the same.
+    down: [E · H, I].
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        gate_up: tuple[StoredMatrix, ...],
+        order: Tensor | None,
+        down: StoredMatrix,
+        dtype: torch.dtype,
+    ):
+        """Make the module. module: what it replaces, whose weights are not read."""
+        super().__init__()
+        self.module: Any = module
+        self.gate_up, self.order, self.down, self.dtype = gate_up, order, down, dtype
+
+    @property
+    def act_fn(self) -> Any:
+        return self.module.act_fn
+
+    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Run the experts, whose weights are read each time: slow, and meant for checks."""
+        result: Tensor = self.unpack()(hidden, chosen, weights)
+        return result
+
+    def unpack(self) -> nn.Module:
+        """Return the experts with their weights in memory."""
+        module: Any = copy.copy(self.module)
+        module.__dict__["_parameters"] = dict(module._parameters)  # `copy.copy` shares it
+        shape = tuple(module.gate_up_proj.shape)  # [E, 2 · I, H]
+        rows = torch.cat([unpack_matrix(part, self.dtype) for part in self.gate_up])
+        if self.order is not None:
+            rows = rows[self.order]
+        gate_up = rows.view(2, shape[0], shape[1] // 2, shape[2]).transpose(0, 1).reshape(shape)
+        down = unpack_matrix(self.down, self.dtype).view(module.down_proj.shape)
+        module.gate_up_proj = nn.Parameter(gate_up, requires_grad=False)
+        module.down_proj = nn.Parameter(down, requires_grad=False)
+        return module
 
 
 class StoredEmbedding(nn.Module):

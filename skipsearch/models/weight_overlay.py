@@ -205,6 +205,11 @@ def _iter_fused_weights(
     model: FusedAdapter, i: int, kind: str, naming_like: set[str]
 ) -> Iterator[tuple[str, Tensor]]:
     part: Any = model.layers[i][SUBLAYER_KINDS.index(kind)]
+    if getattr(part, "routing", None) is not None:
+        raise ModelError(
+            f"MLP {i} of {model.spec.id} has experts, of which a draft has copies on the engine hf "
+            "alone: use --engine hf"
+        )
     for field in ("norm", "post_norm", "q_norm", "k_norm"):
         norm: RMSNorm | None = getattr(part, field, None)
         if norm is not None:

@@ -146,10 +146,9 @@ class Replay:
         draft_model: ModelAdapter | None = None,
     ) -> list[list[PromptReplay]]:
         """Judge a mask with each vocabulary, from the same passes. Arguments are as for a call."""
-        # Below this layer the draft equals the full model.
-        first = (
-            0 if draft_model is not None else min(mask.sublayers, default=2 * mask.n_layers) // 2
-        )
+        # Below this layer the draft equals the full model. Layers whose K/V others read run again.
+        changed = min(mask.sublayers, default=2 * mask.n_layers) // 2
+        first = 0 if draft_model is not None else min([changed, *self.model.spec.lending_layers])
         prompts: list[tuple[int, int]] = []  # (prompt index, positions)
         # (acceptance, confidence, rank) by vocabulary and batch
         judged: list[list[Judgement]] = [[] for _ in vocabularies]

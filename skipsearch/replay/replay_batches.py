@@ -236,15 +236,15 @@ class ReplayBatches:
         Returns its hidden states [B, T, H] at positions [B, T], before each layer and after the
         last.
         """
-        indices = positions[..., None].expand(-1, -1, self.model.spec.hidden_size)
         states = list[Tensor]()
+
+        def keep_rows(layer: int, hidden: Tensor) -> None:
+            indices = positions[..., None].expand(-1, -1, hidden.shape[-1])
+            states.append(hidden.gather(1, indices.to(hidden.device)))
+
         with record_experts_of(self.model) as chosen:
             run_layers(
-                self.model,
-                self.model.embed(texts, plan.positions),
-                cache,
-                plan,
-                tap=lambda i, h: states.append(h.gather(1, indices.to(h.device))),
+                self.model, self.model.embed(texts, plan.positions), cache, plan, tap=keep_rows
             )
         if self._experts is not None:
             self._note_experts(chosen, texts.shape, positions.cpu().numpy(), prompt_indices)

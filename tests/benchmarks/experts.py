@@ -1,17 +1,22 @@
 """Mixtures of experts: predicted speedup against measured, with and without a price for experts.
 
-    PYTHONPATH=.:tests .venv/bin/python tests/benchmarks/experts.py synthetic:8x256@8000+16x2
+    python tests/benchmarks/experts.py synthetic:8x256@8000+16x4 synthetic:8x1024@8000+24x4 \
+        --out docs/results/experts.json
 
 The prompts are random tokens, the texts are the model's own. A draft runs the experts and the draft
 length of each line. "average" prices every verify pass by the mean of the latency table, "experts"
 by the experts that its rows read, "one token" by passes over a single token again and again.
+`--out FILE` keeps the figures of all models.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import json
 from dataclasses import replace
-from statistics import median
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,8 +42,24 @@ PROMPTS, PROMPT_TOKENS, NEW_TOKENS, REPEATS = 3, 16, 48, 3
 LENGTHS = (1, 2, 4)
 
 
-def main(name: str, dtype: str = "bfloat16") -> None:
-    torch.set_num_threads(2)
+PRICES = ("experts", "average", "one token")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    entries = [compare(name, args.dtype) for name in args.models]
+    if args.out:
+        args.out.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+
+
+def compare(name: str, dtype: str) -> dict[str, Any]:
+    """Return predicted and measured speedups of drafts with fewer experts."""
     model = load_model(name, device="cpu", dtype=dtype)
     n = model.spec.n_layers
     random = np.random.default_rng(1)
@@ -53,35 +74,59 @@ def main(name: str, dtype: str = "bfloat16") -> None:
     naive = measure_costs(model, max(LENGTHS), context)
     latency.experts_of, latency.list_windows = find, windows  # type: ignore[attr-defined]
     one = costs.verify[0]
-    print(f"{model.spec}: {experts_of(model)}, plain pass {1e3 * one:.2f} ms")
-    print("v by rows      ", *(f"{v / one:.2f}" for v in costs.verify))
-    print("v, one token   ", *(f"{v / naive.verify[0]:.2f}" for v in naive.verify))
-    print("experts by rows", *(f"{read:.1f}" for read in costs.experts))
-    print(f"an expert adds {100 * costs.expert_s / one:.2f} % of a plain pass")
+    entry: dict[str, Any] = {
+        "model": name,
+        "parameters": sum(weight.numel() for weight in model.model.parameters()),
+        "experts": str(experts_of(model)),
+        "plain_ms": 1e3 * one,
+        "v": [v / one for v in costs.verify],
+        "v_one_token": [v / naive.verify[0] for v in naive.verify],
+        "experts_read": list(costs.experts),
+        "expert_share": costs.expert_s / one,
+        "drafts": [],
+    }
+    print(f"{model.spec}: {entry['experts']}, plain pass {entry['plain_ms']:.2f} ms")
+    print("v by rows      ", *(f"{v:.2f}" for v in entry["v"]))
+    print("v, one token   ", *(f"{v:.2f}" for v in entry["v_one_token"]))
+    print("experts by rows", *(f"{read:.1f}" for read in entry["experts_read"]))
+    print(f"an expert adds {100 * entry['expert_share']:.2f} % of a plain pass")
     print("draft, length: speedup measured | predicted by experts, average, one token; τ")
-    errors = []
     mask = SkipMask(n)
     for reading in formats[1:]:
         priced = price_reading(costs, format_costs, reading, model.spec.vocab_size)
+        by_price = (
+            priced,
+            replace(priced, expert_s=0.0),
+            replace(price_reading(naive, format_costs, reading, 1), expert_s=0.0),
+        )
         replayed = replay(mask, draft_model=get_draft_copy(model, "stored", reading.experts))
         rounds = rounds_from_replay(replayed)
         for length in LENGTHS:
             policy = DraftPolicy(length, make_exit("fixed"))
-            predicted = [
-                used.verify[0] / simulate(rounds, mask, policy, used).seconds_per_token
-                for used in (
-                    priced,
-                    replace(priced, expert_s=0.0),
-                    replace(price_reading(naive, format_costs, reading, 1), expert_s=0.0),
-                )
-            ]
-            spec = make_skip_spec(mask, policy, reading)
-            measured, tau = time_speedup(Decoder(model), Decoder(model, Recipe((spec,))), prompts)
-            errors.append([speedup / measured - 1 for speedup in predicted])
-            figures = ", ".join(f"{speedup:.3f}" for speedup in predicted)
+            predicted = {
+                price: used.verify[0] / simulate(rounds, mask, policy, used).seconds_per_token
+                for price, used in zip(PRICES, by_price, strict=True)
+            }
+            recipe = Recipe((make_skip_spec(mask, policy, reading),))
+            measured, tau = time_speedup(Decoder(model), Decoder(model, recipe), prompts)
+            entry["drafts"].append(
+                {
+                    "experts": reading.experts,
+                    "length": length,
+                    "measured": measured,
+                    "predicted": predicted,
+                    "tau": tau,
+                }
+            )
+            figures = ", ".join(f"{speedup:.3f}" for speedup in predicted.values())
             print(f"{reading}, {length}: {measured:.3f} | {figures}; {tau:.2f}", flush=True)
-    mean = 100 * np.abs(errors).mean(axis=0)
-    print("mean error: {:.1f} % by experts, {:.1f} % average, {:.1f} % one token".format(*mean))
+    entry["mean_error"] = {
+        price: fmean(abs(d["predicted"][price] / d["measured"] - 1) for d in entry["drafts"])
+        for price in PRICES
+    }
+    errors = ", ".join(f"{100 * error:.1f} % {p}" for p, error in entry["mean_error"].items())
+    print(f"mean error of the predicted speedup: {errors}", flush=True)
+    return entry
 
 
 def one_token(model, text, cache, planner, n_rows):  # type: ignore[no-untyped-def]
@@ -104,4 +149,4 @@ def time_speedup(plain: Decoder, drafted: Decoder, prompts: list[list[int]]) -> 
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -21,8 +21,12 @@ from skipsearch.decoding import Decoder, Request
 from skipsearch.drafters.exits import make_exit
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.engine import draft_model
-from skipsearch.models import adapt
+from skipsearch.engine.engines import wrap_engine
+from skipsearch.engine.native import NativeAdapter
+from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.experts import with_fewer_experts
+from skipsearch.models.families.table import family_of
+from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
 
 from .checks import Drafting, assert_partly_accepted, check_greedy
 from .enumeration_checks import check_law
@@ -40,9 +44,18 @@ DRAFTINGS = (
 )
 
 
-def check_fewer_experts(family: str, draftings: Sequence[Drafting] = DRAFTINGS) -> DecodeStats:
+def model_on(engine: str, family: str, seed: int = 0) -> ModelAdapter:
+    hf = tiny_experts(family, seed)
+    if engine == "hf":
+        return adapt(hf)
+    return wrap_engine(fuse_model(hf, adapt(hf).spec, family_of(hf.config)), engine)
+
+
+def check_fewer_experts(
+    family: str, draftings: Sequence[Drafting] = DRAFTINGS, engine: str = "hf"
+) -> DecodeStats:
     """Check greedy text; some drafts must be accepted and some rejected."""
-    world = adapt(tiny_experts(family)), FullModel(tiny_experts(family))
+    world = model_on(engine, family), FullModel(tiny_experts(family))
     total = check_greedy(draftings, [(prompt, 16) for prompt in PROMPTS], world)
     assert_partly_accepted(total)
     return total
@@ -53,6 +66,13 @@ def check_fewer_experts(family: str, draftings: Sequence[Drafting] = DRAFTINGS) 
 )
 def test_greedy_tokens_are_the_full_models_own(family: str) -> None:
     check_fewer_experts(family)
+
+
+@pytest.mark.parametrize("engine", ["native", *thorough("lean")])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe"])
+def test_on_other_engines_too(family: str, engine: str) -> None:
+    rounded = Drafting(ALL, 4, reading=Reading("int8", experts=2))
+    check_fewer_experts(family, (*DRAFTINGS, *((rounded,) if engine == "native" else ())), engine)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "olmoe"])
@@ -66,6 +86,15 @@ def test_the_check_fails_if_the_verify_pass_runs_the_experts_of_the_draft(family
     with patch.object(draft_model, "with_fewer_experts", in_place), pytest.raises(AssertionError):
         check_fewer_experts(family, DRAFTINGS[:1])
     assert draft_model.with_fewer_experts is with_fewer_experts
+
+
+def test_the_check_fails_if_the_kernels_verify_with_fewer_experts() -> None:
+    model = model_on("native", "mixtral")
+    assert isinstance(model, NativeAdapter)
+    fewer = NativeAdapter(model.fused_model.with_fewer_experts(1), model.library)
+    full = FullModel(tiny_experts("mixtral"))
+    with pytest.raises(AssertionError):
+        check_greedy([Drafting(DRAFTINGS[3].mask, 3)], [(p, 16) for p in PROMPTS], (fewer, full))
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe"])
@@ -82,6 +111,7 @@ def test_sampled_texts_have_the_full_models_probabilities(family: str) -> None:
 @settings(max_examples=8, deadline=None)
 def test_fuzz(data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(["mixtral", "qwen3_moe", "olmoe"]))
+    engine = data.draw(st.sampled_from(["hf", "native"]))
     seed = data.draw(st.integers(0, 3))
     layers = st.lists(st.integers(0, LAYERS - 1), max_size=2, unique=True)
     drafting = Drafting(
@@ -93,10 +123,8 @@ def test_fuzz(data: st.DataObject) -> None:
             experts=data.draw(st.integers(1, 2)),
         ),
     )
-    if drafting.reading.vocabulary is not None and family == "olmoe":
-        return  # a part of the head needs a family of the table
     prompt = tuple(data.draw(st.lists(st.integers(0, 47), min_size=1, max_size=8)))
-    world = adapt(tiny_experts(family, seed)), FullModel(tiny_experts(family, seed))
+    world = model_on(engine, family, seed), FullModel(tiny_experts(family, seed))
     check_greedy([drafting], [(prompt, 12)], world)
 
 

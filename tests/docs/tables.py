@@ -77,6 +77,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipes": results.table,
     "pretrained": results.pretrained,
     "draft-head": results.draft_head,
+    "experts": results.experts,
     "constraints": results.constraints,
     "chosen": results.chosen,
     "long": results.long,

@@ -120,12 +120,14 @@ def passes(model: ModelAdapter, run: Callable[..., Tensor] = forward) -> list[Te
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_whole_passes_are_those_of_lean(name: str) -> None:
+    # Routers compute probabilities in float32.
+    bound = 1e-9 if fused(name).experts is None else 1e-5
     for mine, theirs in zip(passes(native(name)), passes(fused(name)), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(mine, theirs, rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "olmo2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "olmo2", "qwen3_moe"])
 def test_a_whole_pass_is_its_layers_to_the_bit(name: str, dtype: torch.dtype) -> None:
     """So it makes no difference who looks at hidden states."""
     model = native(name, dtype)

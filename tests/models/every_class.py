@@ -145,10 +145,17 @@ LAYERED: dict[
     "gemma4_text": {
         "vocab_size_per_layer_input": 61,
         "hidden_size_per_layer_input": 8,
-        "num_kv_shared_layers": 0,
+        "num_hidden_layers": 5,
+        "num_kv_shared_layers": 2,
         "head_dim": 8,
         "global_head_dim": 8,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "layer_types": [
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
     },
     "gpt_neo": {
         "attention_types": [[["global", "local", "global"], 1]],

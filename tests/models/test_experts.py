@@ -15,10 +15,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from skipsearch.core.reading import Reading
 from skipsearch.engine import forward, no_grad
 from skipsearch.engine.draft_model import get_draft_copy, list_draft_experts, make_draft_model
+from skipsearch.engine.engines import wrap_engine
 from skipsearch.errors import ModelError
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.experts import FAMILIES, find_experts, record_experts, with_fewer_experts
-from skipsearch.models.families.unmodified import experts_of
+from skipsearch.models.families.table import family_of
+from skipsearch.models.families.unmodified import experts_of, record_experts_of
+from skipsearch.models.fused.fused_adapter import fuse_model
 from skipsearch.models.kv_cache import Planner
 
 from .every_class import build
@@ -70,6 +73,30 @@ def test_recording_changes_no_logits_and_ignores_other_threads() -> None:
     assert len(chosen) == 3
     logits_of(model)
     assert len(chosen) == 3
+
+
+@pytest.mark.parametrize("engine", ["lean", "native"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe"])
+@no_grad
+def test_fused_engines_choose_and_record_the_same_experts(family: str, engine: str) -> None:
+    hf, unfused = tiny_experts(family), adapt(tiny_experts(family))
+    model = wrap_engine(fuse_model(hf, adapt(hf).spec, family_of(hf.config)), engine)
+    with record_experts_of(unfused) as expected:
+        before = logits_of(unfused)
+    with record_experts_of(model) as chosen:
+        logits = logits_of(model)
+    assert torch.allclose(logits, before, atol=1e-5)
+    assert [rows.sort().values.tolist() for rows in chosen] == [
+        rows.sort().values.tolist() for rows in expected
+    ]
+    ours, theirs = experts_of(model), experts_of(unfused)
+    assert str(ours) == str(theirs)
+    assert ours is not None
+    assert theirs is not None
+    assert ours.expert_bytes == theirs.expert_bytes
+    if engine == "lean":  # panels of native have padding
+        assert model.read_bytes == unfused.read_bytes
+        assert model.weight_bytes == unfused.weight_bytes
 
 
 def test_bytes_that_a_row_reads() -> None:

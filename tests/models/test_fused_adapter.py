@@ -68,7 +68,10 @@ def test_asked_for_by_name_it_says_why_it_cannot(tmp_path) -> None:
 @pytest.mark.parametrize("name", [name.partition(":")[0] for name in FUSED])
 @torch.no_grad()
 def test_in_bfloat16_it_is_as_near_to_the_model_as_the_models_own_modules(name: str) -> None:
-    """Some families keep rotary angles in float32 whatever their weights are."""
+    """Some families keep rotary angles in float32 whatever their weights are.
+
+    At a near-tie, either may choose another expert than the exact model.
+    """
     exact, tokens = (
         new_hf_model(name).bfloat16().double()(some_tokens(20)).logits[0],
         some_tokens(20),
@@ -76,7 +79,8 @@ def test_in_bfloat16_it_is_as_near_to_the_model_as_the_models_own_modules(name: 
     rounded = adapt(new_hf_model(name).bfloat16())
     lean = adapt(new_hf_model(name).bfloat16(), fuse=True)
     errors = [
-        float((Run(model)(tokens).double() - exact).abs().mean()) for model in (rounded, lean)
+        float((Run(model)(tokens).double() - exact).abs().mean(-1).median())
+        for model in (rounded, lean)
     ]
     assert errors[1] < 1.5 * errors[0]
 

@@ -45,6 +45,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "olmo2": {},
+    "mixtral": {"sliding_window": None},
+    "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
+    "olmoe": {"norm_topk_prob": False},
 }
 PROMPT = [3, 9, 4, 1, 22, 17, 5, 30]
 

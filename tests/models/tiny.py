@@ -170,11 +170,27 @@ TINY: dict[str, Tiny] = {
     "mistral": Tiny("mistral", {"sliding_window": None}),
     "mistral-window": Tiny("mistral", {"sliding_window": 8}),
     "mixtral": Tiny(
-        "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
+        "mixtral",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 8,
+            "intermediate_size": 32,
+        },
     ),
     "nemotron": Tiny("nemotron", {"head_dim": 8, "attention_bias": True}),
     "olmo2": Tiny("olmo2"),
     "olmo3": Tiny("olmo3", {"sliding_window": 8, "layer_types": TYPES}),
+    "olmoe": Tiny(
+        "olmoe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 32,
+            "num_key_value_heads": 4,
+            "norm_topk_prob": False,
+        },
+    ),
     "opt": Tiny("opt", {"ffn_dim": 48}, "model.decoder.layers", mlp="fc2"),
     "opt-350m": Tiny(
         "opt",
@@ -209,7 +225,7 @@ TINY: dict[str, Tiny] = {
         {
             "num_experts": 4,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
+            "moe_intermediate_size": 32,
             "head_dim": 8,
             "mlp_only_layers": [1],
         },

@@ -14,7 +14,7 @@ from skipsearch.engine.native.panels import PanelEmbedding, PanelLinear
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.fused.linear import Linear
 from skipsearch.models.fused.norms import RMSNorm
-from skipsearch.models.fused.sublayers import MLP, Attention
+from skipsearch.models.fused.sublayers import MLP, Attention, Routing
 from skipsearch.models.stored_linear import StoredEmbedding
 
 ACTIVATION_CODES = {
@@ -85,7 +85,14 @@ class _StructBuilder:
             rotary_index,
             activation_code(mlp),
             attention.scale,
+            *self._build_routing(mlp.routing),
         )
+
+    def _build_routing(self, routing: Routing | None) -> tuple[structs.MatrixStruct, int, int, int]:
+        if routing is None:
+            return structs.MatrixStruct(), 0, 0, 0
+        router = self.build_matrix(routing.router)
+        return router, routing.n_experts, routing.per_token, routing.normalizes
 
     def _retain(self, thing: Any) -> Any:
         self.keepalive.append(thing)

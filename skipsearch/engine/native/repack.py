@@ -29,6 +29,13 @@ def why_not_native(fused_model: FusedAdapter) -> str | None:
             f"it computes in {', '.join(structs.DTYPE_CODES)} and {fused_model.spec.id} is in "
             f"{fused_model.spec.dtype_name}"
         )
+    for _, mlp in fused_model.layers:
+        sizes = fused_model.spec.hidden_size, mlp.down.shape[1]
+        if mlp.routing is not None and any(size % structs.PANEL_ROWS for size in sizes):
+            return (
+                f"it has experts whose sizes are multiples of {structs.PANEL_ROWS}, and those of "
+                f"{fused_model.spec.id} are {sizes[0]} and {sizes[1]}"
+            )
     unknown = next((mlp.act for _, mlp in fused_model.layers if activation_code(mlp) is None), None)
     return (
         None
@@ -60,6 +67,7 @@ def repack_weights(
         + packer.nbytes(attention.out)
         + packer.nbytes(mlp.gate_up, 2)
         + packer.nbytes(mlp.down)
+        + (0 if mlp.routing is None else packer.nbytes(mlp.routing.router))
         for attention, mlp in fused_model.layers
     )
     n_bytes += sum(packer.nbytes(matrix) for matrix in (fused_model.unembed, table) if matrix)
@@ -69,10 +77,11 @@ def repack_weights(
         attention = replace(attention, qkv=pack(attention.qkv), out=pack(attention.out))
         # Store each half of a layer at once, so that peak memory stays low.
         fused_model.layers[i] = attention, mlp
-        fused_model.layers[i] = (
-            attention,
-            replace(mlp, gate_up=pack(mlp.gate_up, 2), down=pack(mlp.down)),
-        )
+        mlp = replace(mlp, gate_up=pack(mlp.gate_up, 2))
+        fused_model.layers[i] = attention, mlp
+        if mlp.routing is not None:
+            mlp = replace(mlp, routing=replace(mlp.routing, router=pack(mlp.routing.router)))
+        fused_model.layers[i] = attention, replace(mlp, down=pack(mlp.down))
     fused_model.unembed = head = pack(fused_model.unembed)
     if was_tied or table is not None:
         fused_model._embedding = PanelEmbedding(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from skipsearch.engine.native.blocks import FORMAT_OF_BITS, round_weight
 from skipsearch.models.stored_linear import (
     StoredEmbedding,
+    StoredExperts,
     StoredLinear,
     StoredMatrix,
     TensorMatrix,
@@ -67,12 +68,28 @@ def round_matrices_when_read(model: nn.Module, bits: int, dtype: torch.dtype) ->
             # The module still computes factors of rows, and must not hold the table.
             module.weight = nn.Parameter(module.weight.detach().to("meta"), requires_grad=False)
             stored = StoredEmbedding(matrix, module, dtype)
+        elif child == "experts" and hasattr(module, "gate_up_proj"):
+            stored = _round_experts(path, module, bits, dtype)
         else:
             continue
         setattr(model.get_submodule(parent), child, stored)
     for weight in model.parameters():
         if not weight.is_meta:
             weight.data = weight.data.to(dtype, copy=True)  # which releases the file
+
+
+def _round_experts(path: str, module: Any, bits: int, dtype: torch.dtype) -> StoredExperts:
+    """Return experts whose matrices are rounded when they are read."""
+    n, width = module.gate_up_proj.shape[:2]  # rows of an expert: gate, then up
+    order = torch.arange(n * width).view(n, 2, -1).transpose(0, 1).flatten()
+    gate_up, down = (
+        _round(f"{path}.{name}", getattr(module, name).flatten(0, 1), bits)
+        for name in ("gate_up_proj", "down_proj")
+    )
+    for name in ("gate_up_proj", "down_proj"):
+        meta = getattr(module, name).detach().to("meta")
+        setattr(module, name, nn.Parameter(meta, requires_grad=False))
+    return StoredExperts(module, (gate_up,), order, down, dtype)
 
 
 def _round(path: str, weight: Tensor, bits: int) -> RoundedMatrix:

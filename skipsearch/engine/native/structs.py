@@ -58,6 +58,8 @@ class LayerStruct(ctypes.Structure):
             )
         ),
         ("scale", c_double),
+        ("router", MatrixStruct),
+        *((name, c_int64) for name in ("n_experts", "experts_per_token", "normalizes")),
     )
 
 
@@ -118,6 +120,7 @@ class PassArgs(ctypes.Structure):
         ("head", POINTER(MatrixStruct)),
         ("head_tokens", c_void_p),
         ("mix", POINTER(InputMixStruct)),
+        ("chosen_experts", c_void_p),
     )
 
 

@@ -212,6 +212,7 @@ FAMILIES: dict[str, Family] = {
     "nemotron": Family(),
     "olmo2": _POST_NORM,
     "olmo3": replace(_POST_NORM, window_layers="typed", rotary_takes_type=True),
+    "olmoe": Family(),
     "opt": Family(
         embed="model.decoder.embed_tokens",
         embed_project="model.decoder.project_in",

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from skipsearch.models.experts import Experts, find_experts, record_experts
+from skipsearch.models.experts import Experts, find_experts, record_experts, record_fused_experts
 
 
 class UnmodifiedModel:
@@ -41,7 +41,11 @@ class UnmodifiedModel:
 
 def experts_of(model: object) -> Experts | None:
     """Return the experts of a model adapter; None if it has none that are known."""
-    return find_experts(model.model) if isinstance(model, UnmodifiedModel) else None
+    if isinstance(model, UnmodifiedModel):
+        return find_experts(model.model)
+    fused: Any = getattr(model, "fused_model", model)
+    experts: Experts | None = getattr(fused, "experts", None)
+    return experts
 
 
 def record_experts_of(model: object) -> AbstractContextManager[list[Tensor]]:
@@ -49,6 +53,10 @@ def record_experts_of(model: object) -> AbstractContextManager[list[Tensor]]:
 
     model: an adapter.
     """
-    if isinstance(model, UnmodifiedModel) and experts_of(model) is not None:
-        return record_experts(model.model)
-    return nullcontext(list[Tensor]())
+    if experts_of(model) is None:
+        return nullcontext(list[Tensor]())
+    return (
+        record_experts(model.model)
+        if isinstance(model, UnmodifiedModel)
+        else record_fused_experts()
+    )

@@ -18,15 +18,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skipsearch.models.adapter import ModelSpec, PassRunner
+from skipsearch.models.experts import Experts
 from skipsearch.models.families.decompose import LayerKind, ModelParts, SubLayer, decompose_model
 from skipsearch.models.families.table import Family
 from skipsearch.models.fused.causal_masks import CausalMaskCache
-from skipsearch.models.fused.linear import Linear, StoredFusedLinear, fuse_linears, pack_linear
+from skipsearch.models.fused.linear import (
+    Linear,
+    PlainLinear,
+    StoredFusedLinear,
+    free_weights_,
+    fuse_linears,
+    pack_linear,
+)
 from skipsearch.models.fused.norms import RMSNorm, rms_norm_from
 from skipsearch.models.fused.rope import RotaryTable, half_order_rows, no_rotation
-from skipsearch.models.fused.sublayers import MLP, Attention, PassInputs
+from skipsearch.models.fused.sublayers import MLP, Attention, PassInputs, Routing
 from skipsearch.models.kv_cache import KVCache, PassPlan, round_slots
-from skipsearch.models.stored_linear import StoredEmbedding, StoredLinear
+from skipsearch.models.stored_linear import StoredEmbedding, StoredExperts, StoredLinear
 
 FUSABLE = frozenset(
     {
@@ -39,11 +47,14 @@ FUSABLE = frozenset(
         "glm4",
         "llama",
         "mistral",
+        "mixtral",
         "olmo2",
         "olmo3",
+        "olmoe",
         "phi3",
         "qwen2",
         "qwen3",
+        "qwen3_moe",
         "seed_oss",
         "smollm3",
     }
@@ -67,6 +78,8 @@ def why_not_fusable(config: Any, quantization: str | None, n_devices: int) -> st
         for part in (rope, *rope.values())
     ):
         return "its rotary angles change with the length of the text"
+    if getattr(text, "clip_qkv", None) is not None:
+        return "it clips queries, keys and values"
     return None
 
 
@@ -114,7 +127,17 @@ class FusedAdapter:
         tied = (
             not self.unembed.weight.is_mkldnn and table.data_ptr() == self.unembed.weight.data_ptr()
         )
-        return self.read_bytes + (0 if tied else table.nbytes)
+        unread = 0 if self.experts is None else self.experts.unread_bytes
+        return self.read_bytes + unread + (0 if tied else table.nbytes)
+
+    @property
+    def experts(self) -> Experts | None:
+        """The experts of the layers that have some; None: there are none."""
+        routed = [mlp for _, mlp in self.layers if mlp.routing is not None]
+        if not routed or (routing := routed[0].routing) is None:
+            return None
+        n, expert_bytes = routing.n_experts, routed[0].gate_up.nbytes + routed[0].down.nbytes
+        return Experts(n, routing.per_token, len(routed), expert_bytes // n)
 
     @property
     def read_bytes(self) -> int:
@@ -124,10 +147,12 @@ class FusedAdapter:
             for part in layer
             for name in part.__dataclass_fields__
         ]
+        parts += [mlp.routing.router for _, mlp in self.layers if mlp.routing is not None]
         matrices = [part for part in parts if hasattr(part, "add_to")] + [self.unembed]
         norms = [part for part in parts if isinstance(part, RMSNorm)] + [self.norm]
         vectors = [n.weight for n in norms] + [m.bias for m in matrices if m.bias is not None]
-        return sum(m.nbytes for m in matrices) + sum(v.nbytes for v in vectors)
+        unread = 0 if self.experts is None else self.experts.unread_bytes
+        return sum(m.nbytes for m in matrices) + sum(v.nbytes for v in vectors) - unread
 
     def unpack_stored(self) -> None:
         """Read matrices that are still in a file, so that torch can compute with them."""
@@ -136,7 +161,11 @@ class FusedAdapter:
             return matrix.unpack() if isinstance(matrix, StoredFusedLinear) else matrix
 
         for i, layer in enumerate(self.layers):
-            self.layers[i] = _convert_layer(layer, unpack)
+            attention, mlp = _convert_layer(layer, unpack)
+            if mlp.routing is not None:
+                routing = replace(mlp.routing, router=unpack(mlp.routing.router))
+                mlp = replace(mlp, routing=routing)
+            self.layers[i] = attention, mlp
         if not isinstance(self._embedding, StoredEmbedding):
             self.unembed = unpack(self.unembed)
             return
@@ -156,6 +185,20 @@ class FusedAdapter:
         """
         variant = copy.copy(self)
         variant.layers = [_convert_layer(layer, convert) for layer in self.layers]
+        return variant
+
+    def with_fewer_experts(self, per_token: int) -> FusedAdapter:
+        """Return a variant whose rows read `per_token` experts. All weights are shared."""
+        variant = copy.copy(self)
+        variant.layers = [
+            (
+                attention,
+                mlp
+                if mlp.routing is None
+                else replace(mlp, routing=replace(mlp.routing, per_token=per_token)),
+            )
+            for attention, mlp in self.layers
+        ]
         return variant
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
@@ -210,7 +253,7 @@ def _convert_layer(
     return (
         replace(attention, qkv=convert(attention.qkv), out=convert(attention.out)),
         replace(mlp, gate_up=convert(mlp.gate_up), down=convert(mlp.down)),
-    )
+    )  # the router keeps its numbers
 
 
 def fuse_model(
@@ -284,21 +327,54 @@ def _fuse_attention(
 
 def _fuse_mlp(sublayer: SubLayer) -> MLP:
     module: Any = sublayer.run
+    if hasattr(module, "experts"):
+        return _fuse_experts(sublayer)
     projections = (
         [module.gate_up_proj]
         if hasattr(module, "gate_up_proj")
         else [module.gate_proj, module.up_proj]
     )
     act = module.activation_fn if hasattr(module, "activation_fn") else module.act_fn
-    if isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation":
-        act = F.silu  # cheaper than a module call
     return MLP(
         _optional_norm(sublayer.norm),
         fuse_linears(projections),
-        act,
+        _fast_activation(act),
         fuse_linears([module.down_proj]),
         _optional_norm(sublayer.post_norm),
     )
+
+
+def _fuse_experts(sublayer: SubLayer) -> MLP:
+    """Fuse a router and its experts. Rows of all experts' gates come first, then those of ups."""
+    block: Any = sublayer.run
+    experts, gate = block.experts, block.gate
+    if isinstance(experts, StoredExperts):
+        gate_up: Linear = StoredFusedLinear(
+            experts.gate_up, None, experts.dtype, experts.order, is_sliced=True
+        )
+        down: Linear = StoredFusedLinear((experts.down,), None, experts.dtype, is_sliced=True)
+    else:
+        gates, ups = experts.gate_up_proj.detach().unflatten(1, (2, -1)).unbind(1)
+        gate_up = PlainLinear(torch.cat([gates.flatten(0, 1), ups.flatten(0, 1)]), None)
+        down = PlainLinear(experts.down_proj.detach().flatten(0, 1), None)
+        free_weights_(experts)
+    # Mixtral has no setting: its weights always have a sum of 1.
+    normalizes = bool(getattr(gate, "norm_topk_prob", True))
+    routing = Routing(PlainLinear(gate.weight.detach(), None), gate.top_k, normalizes)
+    return MLP(
+        _optional_norm(sublayer.norm),
+        gate_up,
+        _fast_activation(experts.act_fn),
+        down,
+        _optional_norm(sublayer.post_norm),
+        routing,
+    )
+
+
+def _fast_activation(act: Any) -> Any:
+    """Return torch's function for SiLU, which is cheaper than a module call; else `act`."""
+    is_silu = isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"
+    return F.silu if is_silu else act
 
 
 def _optional_norm(module: Any) -> RMSNorm | None:

@@ -122,6 +122,7 @@ class StoredFusedLinear:
     bias: Tensor | None
     dtype: torch.dtype  # of the unpacked weight
     order: Tensor | None = None  # the row of the merged matrix for each row of the result
+    is_sliced: bool = False  # products take some of its rows, as those of one expert
 
     @property
     def weight(self) -> Tensor:
@@ -170,7 +171,8 @@ class StoredFusedLinear:
 
     def unpack(self) -> Linear:
         """Return the matrix in the layout that is fastest for its dtype."""
-        return pack_linear(self.to_dense(), self.bias)
+        weight = self.to_dense()
+        return PlainLinear(weight, self.bias) if self.is_sliced else pack_linear(weight, self.bias)
 
     def pack_like(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return pack_linear(weight, bias)

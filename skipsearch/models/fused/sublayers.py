@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skipsearch.models import attention_masks
+from skipsearch.models.experts import note_fused_experts
 from skipsearch.models.families.decompose import LayerKind
 from skipsearch.models.fused.causal_masks import CausalMaskCache
 from skipsearch.models.fused.linear import Linear
@@ -97,25 +98,74 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """How a layer with E experts chooses those that a row reads, and weighs their outputs.
+
+    Source: the routers of Mixtral, Qwen3-MoE and OLMoE.
+    """
+
+    router: Linear  # [E, H]
+    per_token: int  # k: experts that a row reads
+    normalizes: bool  # whether the weights of a row have a sum of 1
+
+    @property
+    def n_experts(self) -> int:
+        return self.router.shape[0]
+
+    def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (weights in float32, experts) of each row, [N, k] each, for rows [N, H]."""
+        probs = self.router(x).softmax(-1, dtype=torch.float32)
+        weights, chosen = probs.topk(self.per_token, dim=-1)
+        note_fused_experts(chosen)
+        if self.normalizes:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights, chosen
+
+
+@dataclass(frozen=True, slots=True)
 class MLP:
-    """An MLP sub-layer: h + post_norm(down(act(gate(x)) · up(x))), where x = norm(h)."""
+    """An MLP sub-layer: h + post_norm(down(act(gate(x)) · up(x))), where x = norm(h).
+
+    With experts, the branch of a row is the weighted sum of the MLPs of the chosen experts.
+    """
 
     norm: RMSNorm | None
-    gate_up: Linear  # [2 · I, H]: the rows of gate, then of up
+    gate_up: Linear  # [2 · I, H]: the rows of gate, then of up; [2 · E · I, H] with experts
     act: Callable[[Tensor], Tensor]
-    down: Linear
+    down: Linear  # [H, I]; [E · H, I] with experts
     post_norm: RMSNorm | None
+    routing: Routing | None = None  # None: there are no experts
 
     def __call__(self, h: Tensor) -> Tensor:
         """Run the sub-layer: [B, T, H] -> [B, T, H]."""
         flat = h.view(-1, h.shape[-1])
-        gate, up = self.gate_up(flat if self.norm is None else self.norm(flat)).chunk(2, dim=-1)
+        x = flat if self.norm is None else self.norm(flat)
+        if self.routing is not None:
+            branch = self._run_experts(x, self.routing)
+            return (flat + (branch if self.post_norm is None else self.post_norm(branch))).view(
+                h.shape
+            )
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
         branch = self.act(gate) * up
         return (
             self.down.add_to(flat, branch)
             if self.post_norm is None
             else flat + self.post_norm(self.down(branch))
         ).view(h.shape)
+
+    def _run_experts(self, x: Tensor, routing: Routing) -> Tensor:
+        """Return the branch of each row, [N, H] -> [N, H]."""
+        weights, chosen = routing.choose(x)
+        n_experts, width = routing.n_experts, x.shape[1]
+        gate_up = self.gate_up.to_dense().view(2, n_experts, -1, width)
+        down = self.down.to_dense().view(n_experts, width, -1)
+        branch = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+        for expert in chosen.unique().tolist():
+            rows, places = (chosen == expert).nonzero(as_tuple=True)
+            gate, up = (F.linear(x[rows], weight) for weight in gate_up[:, expert])
+            output = F.linear(self.act(gate) * up, down[expert])
+            branch.index_add_(0, rows, output * weights[rows, places, None].to(branch.dtype))
+        return branch.to(x.dtype)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

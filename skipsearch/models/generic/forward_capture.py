@@ -110,6 +110,7 @@ class CapturedForward:
         )
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
+        self.lending_layers = frozenset[int]()
         with torch.no_grad():
             self._initial_states = list(DynamicCache(config=self._config).layers)
             self.parts = self._probe_layers()
@@ -184,8 +185,8 @@ class CapturedForward:
         ]
 
     @torch.no_grad()
-    def reject_token_inputs(self) -> None:
-        """Raise ModelError if layers get token-dependent inputs other than hidden states."""
+    def reads_tokens(self) -> bool:
+        """Return whether layers get inputs besides hidden states that are made from the tokens."""
         plan = Planner(2, self.spec.device).plan_chain(0, 2)
         first, second = (
             self.capture_layer_args(plan.slots * 0 + token, plan.positions, plan=plan)
@@ -200,7 +201,8 @@ class CapturedForward:
                 if isinstance(first_named[name], Tensor) and not torch.equal(
                     first_named[name], second_named[name]
                 ):
-                    raise ModelError(f"its layers are handed {name}, which is made from the tokens")
+                    return True
+        return False
 
     def _forward(
         self,
@@ -213,12 +215,19 @@ class CapturedForward:
         if self._takes_positions:
             options["position_ids"] = positions
         if self._takes_logits_to_keep:
-            options["logits_to_keep"] = 1 if last_only else 0
+            options["logits_to_keep"] = self._rows_with_logits(tokens) if last_only else 0
         out = self.instrumented.model(
             input_ids=tokens, use_cache=True, **{self._cache_argument: view}, **options
         )
         logits: Tensor = out[0] if isinstance(out, tuple) else out.logits
         return logits
+
+    def _rows_with_logits(self, tokens: Tensor) -> int | Tensor:
+        """Return the last row, in a form in which the forward runs all rows through all layers.
+
+        Given a number, models with shared K/V run the last layers for these rows alone.
+        """
+        return tokens.new_tensor([tokens.shape[1] - 1]) if self.lending_layers else 1
 
     def _make_flat_plan(self, tokens: Tensor, positions: Tensor) -> PassPlan:
         return PassPlan(positions, positions, tokens.shape[1], None, 0, is_chain=True)
@@ -243,6 +252,7 @@ class CapturedForward:
         )
         if without_cache is not None:
             raise ModelError(f"layer {without_cache} writes nothing to transformers' own cache")
+        self.lending_layers = frozenset(probe.lending_layers)
         return probe.parts
 
     def _read_patterns(self) -> list[AttentionPattern]:

@@ -33,6 +33,9 @@ from skipsearch.models.kv_cache import KVCache, PassPlan
 
 BIAS_ARGUMENTS = ("alibi", "position_bias")  # arguments of layers with a bias for each key
 HEAD_CHUNK_ROWS = 256  # rows of one call of the head
+# Channels in which hidden states carry a token id, and the bits in each. bfloat16 has eight
+# significant bits. The scale is a power of two, so digits stay exact.
+TOKEN_DIGITS, DIGIT_BITS, DIGIT_SCALE = 3, 8, 2.0**-20
 
 
 class MaskingInterceptor:
@@ -40,7 +43,7 @@ class MaskingInterceptor:
 
     def __init__(self, model: GenericAdapter, plan: PassPlan, mask: SkipMask | None = None):
         self.model, self.plan = model, plan
-        self.skipped_attn = frozenset(mask.attn if mask else ())
+        self.skipped_attn = frozenset(mask.attn if mask else ()) - model.spec.lending_layers
         self.skipped_mlp = frozenset(mask.mlp if mask else ())
         self.masks: dict[AttentionPattern, Tensor] = {}
 
@@ -78,6 +81,7 @@ class _LatestGenericPass(threading.local):
     cache: KVCache | None = None
     interceptor: MaskingInterceptor
     layer_args: list[LayerArgs]
+    tokens: Tensor
 
 
 def read_structure(model: nn.Module, spec: ModelSpec) -> CapturedForward:
@@ -100,21 +104,22 @@ class GenericAdapter(UnmodifiedModel, PassRunner):
         tokenizer: Any = None,
         forward: CapturedForward | None = None,
     ):
-        """Read the model, unless its captured `forward` is given.
-
-        Raises: ModelError if layers need inputs other than hidden states.
-        """
+        """Read the model, unless its captured `forward` is given. Raises: ModelError."""
         self._forward = forward or read_structure(model, spec)
         # All rows of a batch have the same bias.
         one_bias = any(
             "position_bias" in names for names in self._forward.instrumented.layer_arg_names
         )
         self.model = model
-        self.spec = replace(spec, ragged_batches=not (spec.is_recurrent or one_bias))
+        self.spec = replace(
+            spec,
+            ragged_batches=not (spec.is_recurrent or one_bias),
+            lending_layers=self._forward.lending_layers,
+        )
         self.tokenizer = tokenizer
         self.parts, self.attention_patterns = self._forward.parts, self._forward.attention_patterns
         self._latest_pass = _LatestGenericPass()
-        self._forward.reject_token_inputs()
+        self._reads_tokens = self._forward.reads_tokens()
 
     @property
     def pass_runner(self) -> PassRunner | None:
@@ -137,7 +142,9 @@ class GenericAdapter(UnmodifiedModel, PassRunner):
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        return hidden_arg(*self._forward.capture_layer_args(tokens, positions, only_first=True)[0])
+        args, kwargs = self._forward.capture_layer_args(tokens, positions, only_first=True)[0]
+        hidden = hidden_arg(args, kwargs)
+        return attach_tokens(hidden, tokens) if self._reads_tokens else hidden
 
     def block(
         self,
@@ -150,21 +157,24 @@ class GenericAdapter(UnmodifiedModel, PassRunner):
         mlp: bool = True,
     ) -> Tensor:
         latest = self._latest_pass
-        if latest.plan is not plan or latest.cache is not cache:
-            tokens = torch.zeros(h.shape[:2], dtype=torch.long, device=h.device)
+        tokens = torch.zeros(h.shape[:2], dtype=torch.long, device=h.device)
+        if self._reads_tokens:
+            h, tokens = detach_tokens(h)
+        is_same_pass = latest.plan is plan and latest.cache is cache
+        if not is_same_pass or not torch.equal(tokens, latest.tokens):
             latest.layer_args = self._forward.capture_layer_args(
                 tokens, plan.positions, plan=plan, cache=cache
             )
             latest.interceptor = MaskingInterceptor(self, plan)
-            latest.plan, latest.cache = plan, cache
+            latest.plan, latest.cache, latest.tokens = plan, cache, tokens
         interceptor = latest.interceptor
-        interceptor.skipped_attn = frozenset(() if attn else (i,))
+        interceptor.skipped_attn = frozenset(() if attn else (i,)) - self.spec.lending_layers
         interceptor.skipped_mlp = frozenset(() if mlp else (i,))
         args, kwargs = replace_hidden(self.with_states(i, latest.layer_args[i], cache, plan), h)
         instrumented = self._forward.instrumented
         out = instrumented.run_with(interceptor, lambda: instrumented.layers[i](*args, **kwargs))
         hidden: Tensor = out[0] if isinstance(out, tuple) else out
-        return hidden
+        return attach_tokens(hidden, tokens) if self._reads_tokens else hidden
 
     def with_states(
         self, i: int, layer_args: LayerArgs, cache: KVCache, plan: PassPlan
@@ -173,6 +183,8 @@ class GenericAdapter(UnmodifiedModel, PassRunner):
         return layer_args
 
     def head(self, h: Tensor) -> Tensor:
+        if self._reads_tokens:
+            h, _ = detach_tokens(h)
         return torch.cat(
             [self._forward.head(part) for part in h.split(HEAD_CHUNK_ROWS, dim=1)], dim=1
         )
@@ -230,3 +242,21 @@ class GenericAdapter(UnmodifiedModel, PassRunner):
             f"by structure: layers at {self._forward.instrumented.layers_path}, attention "
             f"{', '.join(mixers) or 'none'}, MLP {', '.join(others) or 'none'}"
         )
+
+
+def attach_tokens(hidden: Tensor, tokens: Tensor) -> Tensor:
+    """Return hidden states that carry their tokens, [B, T, H] -> [B, T, H + TOKEN_DIGITS].
+
+    So a layer that reads something made from the tokens can run alone. The digits are so small that
+    they change no similarity of hidden states.
+    """
+    digits = [tokens >> DIGIT_BITS * n & (1 << DIGIT_BITS) - 1 for n in range(TOKEN_DIGITS)]
+    return torch.cat([hidden, torch.stack(digits, dim=-1).to(hidden) * DIGIT_SCALE], dim=-1)
+
+
+def detach_tokens(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (hidden states [B, T, H], tokens [B, T]) of states that carry their tokens."""
+    hidden, scaled = hidden.split([hidden.shape[-1] - TOKEN_DIGITS, TOKEN_DIGITS], dim=-1)
+    digits = (scaled / DIGIT_SCALE).long()
+    shifts = torch.arange(TOKEN_DIGITS, device=hidden.device) * DIGIT_BITS
+    return hidden, (digits << shifts).sum(dim=-1)

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from skipsearch.errors import ModelError
 
 ForwardCall = Callable[..., Any]
+# An argument of layers and attentions: K/V by kind of layer, for layers that compute none.
+SHARED_KV = "shared_kv_states"
 
 
 class Interceptor(Protocol):
@@ -132,12 +134,17 @@ class StructureProbe:
 
     def __init__(self, model: InstrumentedModel):
         self.parts = [LayerParts() for _ in model.layers]
+        self.lending_layers = set[int]()  # whose K/V later layers read
         self._model, self._part_stack = model, list[tuple[int, str]]()
 
     def on_layer(
         self, i: int, call: ForwardCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        shared: Mapping[str, Any] = kwargs.get(SHARED_KV, {})
+        before = dict(shared)
         out = call(*args, **kwargs)
+        if any(before.get(key) is not states for key, states in shared.items()):
+            self.lending_layers.add(i)
         self.parts[i].tuple_size = len(out) if isinstance(out, tuple) else None
         return out
 
@@ -149,6 +156,8 @@ class StructureProbe:
             out = call(*args, **kwargs)
         finally:
             self._part_stack.pop()
+        if SHARED_KV in kwargs:  # an attention, even if it writes nothing to the cache
+            self.parts[i].token_mixers.add(name)
         first = out[0] if isinstance(out, tuple) and out else out
         weights = list(self._model.layers[i]._modules[name].parameters())
         if isinstance(first, Tensor) and any(w.dim() > 1 for w in weights):

@@ -13,6 +13,7 @@ from torch import Tensor
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
 
 MAX_LAYERS = 1024
+MAX_EXPERTS = 1 << 16
 GEMMA3_27B_LAYERS = 62  # the only Gemma 3 whose attention is scaled by the width of all heads
 
 Settings = dict[str, Any]
@@ -31,7 +32,8 @@ def read_config(file: GGUFFile) -> Any:
             f"{file.name} holds a model of the architecture {architecture[:40]!r}; GGUF files are "
             f"read for {', '.join(ARCHITECTURES)}: take the model's folder instead"
         )
-    model_type, add_settings = ARCHITECTURES[architecture]
+    has_experts = architecture == "llama" and file.get("llama.expert_count", int, 0) > 0
+    model_type, add_settings = MIXTRAL if has_experts else ARCHITECTURES[architecture]
     settings = _read_common(file, architecture)
     add_settings(file, settings)
     try:
@@ -140,6 +142,33 @@ def _add_gemma3(file: GGUFFile, settings: Settings) -> None:
     }
 
 
+def _add_experts(file: GGUFFile, settings: Settings, normalizes: bool) -> None:
+    """Add how many experts there are, and how a router weighs them, as llama.cpp does it."""
+    architecture = file.get("general.architecture", str, "")
+    n_experts = file.require_int(f"{architecture}.expert_count", 1, MAX_EXPERTS)
+    settings |= {
+        "num_experts": n_experts,
+        "num_experts_per_tok": file.require_int(f"{architecture}.expert_used_count", 1, n_experts),
+        "norm_topk_prob": normalizes,
+    }
+
+
+def _add_mixtral(file: GGUFFile, settings: Settings) -> None:
+    _add_experts(file, settings, True)
+    settings["num_local_experts"] = settings.pop("num_experts")
+    del settings["norm_topk_prob"]
+
+
+def _add_qwen3_moe(file: GGUFFile, settings: Settings) -> None:
+    _add_experts(file, settings, True)
+    settings["moe_intermediate_size"] = file.require_int("qwen3moe.expert_feed_forward_length")
+    settings["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+
+
+def _add_olmoe(file: GGUFFile, settings: Settings) -> None:
+    _add_experts(file, settings, False)
+
+
 def _add_nothing(file: GGUFFile, settings: Settings) -> None:
     """The common settings are all."""
 
@@ -153,7 +182,10 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[GGUFFile, Settings], None]]] = {
     "gemma": ("gemma", _add_gemma),
     "gemma3": ("gemma3_text", _add_gemma3),
     "olmo2": ("olmo2", _add_nothing),
+    "olmoe": ("olmoe", _add_olmoe),
+    "qwen3moe": ("qwen3_moe", _add_qwen3_moe),
 }
+MIXTRAL = ("mixtral", _add_mixtral)  # files of the architecture llama that have experts
 # Families whose norms multiply by 1 + weight; files hold the sum.
 NORMS_PLUS_ONE = frozenset({"gemma", "gemma3_text"})
 

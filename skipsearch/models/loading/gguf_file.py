@@ -119,6 +119,11 @@ class GGUFFile:
         tensor = self._require(name, shape)
         return GGUFMatrix(name, tensor.format, shape, tensor.data.reshape(shape[0], -1))
 
+    def stacked_matrix(self, name: str, shape: tuple[int, int, int]) -> GGUFMatrix:
+        """Return matrices [n, out, in] as one matrix [n · out, in]. Raises: as `matrix`."""
+        tensor, rows = self._require(name, shape), shape[0] * shape[1]
+        return GGUFMatrix(name, tensor.format, (rows, shape[2]), tensor.data.reshape(rows, -1))
+
     def vector(self, name: str, length: int) -> Tensor:
         """Return a vector in float32. Raises: GGUFError, as `matrix`."""
         tensor = self._require(name, (length,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,12 @@ from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, read_gguf
 from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.quantize import GGUF_PREFIX
 from skipsearch.models.loading.weight_files import hash_weight_files
-from skipsearch.models.stored_linear import StoredEmbedding, StoredLinear
+from skipsearch.models.stored_linear import (
+    StoredEmbedding,
+    StoredExperts,
+    StoredLinear,
+    unpack_matrix,
+)
 from skipsearch.models.third_party import first_line_of, panics_as_errors, silence_transformers
 
 SUFFIX = ".gguf"
@@ -71,8 +77,8 @@ def name_quantization(file: GGUFFile) -> str:
     """Return the name of what a file holds by its most common format, such as gguf-q4_k."""
     weights: Counter[str] = Counter()
     for tensor in file.tensors.values():
-        if len(tensor.shape) == 2:
-            weights[tensor.format] += tensor.shape[0] * tensor.shape[1]
+        if len(tensor.shape) >= 2:
+            weights[tensor.format] += math.prod(tensor.shape)
     return GGUF_PREFIX + weights.most_common(1)[0][0]
 
 
@@ -87,6 +93,8 @@ def unpack_stored_modules(model: nn.Module) -> None:
                 setattr(parent, name, table)
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
+            if isinstance(module, StoredExperts):
+                setattr(parent, name, module.unpack())
             if not isinstance(module, StoredLinear):
                 continue
             shared = tables.get(module.matrix.data.ctypes.data)
@@ -155,17 +163,38 @@ def _build_model(file: GGUFFile, config: Any, dtype: torch.dtype) -> nn.Module:
             shape = (module.num_embeddings, module.embedding_dim)
             stored = StoredEmbedding(file.matrix("token_embd.weight", shape), module, dtype)
             setattr(model.get_submodule(parent), child, stored)
+        elif child == "experts":
+            layer = name_in_file(f"{parent}.gate.weight").removesuffix("ffn_gate_inp.weight")
+            setattr(model.get_submodule(parent), child, _open_experts(file, layer, module, dtype))
     for path, weight in list(model.named_parameters()):
-        if ".table." in path:  # of an embedding that is in the file
+        if ".table." in path or ".experts." in path:  # matrices that are in the file
             continue
-        vector = file.vector(name_in_file(path), weight.numel())
+        if weight.dim() == 2:  # a router
+            shape = (weight.shape[0], weight.shape[1])
+            value = unpack_matrix(file.matrix(name_in_file(path), shape), dtype)
+        else:
+            value = file.vector(name_in_file(path), weight.numel())
         if config.model_type in NORMS_PLUS_ONE:
-            vector = vector - 1
+            value = value - 1
         parent, _, child = path.rpartition(".")
-        parameter = nn.Parameter(vector.to(dtype), requires_grad=False)
+        parameter = nn.Parameter(value.to(dtype), requires_grad=False)
         setattr(model.get_submodule(parent), child, parameter)
     _scale_rotary(file, model)
     return model.eval().requires_grad_(False)
+
+
+def _open_experts(file: GGUFFile, layer: str, module: Any, dtype: torch.dtype) -> StoredExperts:
+    """Return the experts of a layer. layer: the start of its tensors' names, such as `blk.3.`."""
+    n, twice_width, hidden = module.gate_up_proj.shape
+    gate, up, down = (
+        file.stacked_matrix(f"{layer}ffn_{name}_exps.weight", (n, *shape))
+        for name, shape in (
+            ("gate", (twice_width // 2, hidden)),
+            ("up", (twice_width // 2, hidden)),
+            ("down", (hidden, twice_width // 2)),
+        )
+    )
+    return StoredExperts(module, (gate, up), None, down, dtype)
 
 
 def _scale_rotary(file: GGUFFile, model: nn.Module) -> None:

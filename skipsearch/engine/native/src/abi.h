@@ -45,6 +45,11 @@ struct Layer {
     int64_t rotary_index;          // in PassArgs::rotary_tables
     int64_t activation;            // Activation
     double scale;                  // of attention scores
+    Matrix router;                 // [n_experts, hidden_size]
+    int64_t n_experts;             // 0: the MLP has none. Else gate_up has the panels of expert
+                                   // after expert, and so has down
+    int64_t experts_per_token;
+    int64_t normalizes;            // 1: the weights of a row's experts have a sum of 1
 };
 
 struct Model {
@@ -104,6 +109,8 @@ struct PassArgs {
     const Matrix *head;            // rows of the head for some tokens; null: the model's own head
     const int64_t *head_tokens;    // [head->out] token of each row; null if `head` is null
     const InputMix *mix;           // of `tokens` and `hidden`; null: a pass starts from one of them
+    int64_t *chosen_experts;       // [layers with experts, batch * rows, experts_per_token], from
+                                   // first_layer on; may be null
 };
 
 // y = x * matrix^T + bias, for arrays in the model's dtype.

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "layer_ops.h"
 #include "kernels.h"
+#include "routing.h"
 #include "threads.h"
 
 namespace {
@@ -26,8 +27,8 @@ template <class T> class ForwardPass {
             raise_to(qkv_width, panel_count(layer.qkv) * PANEL_ROWS);
             raise_to(mid_width, layer.out.in), raise_to(mid_width, layer.down.in);
             raise_to(heads, layer.heads), raise_to(head_dim, layer.head_dim);
-            has_post_norm =
-                has_post_norm || layer.attn_post_norm.weight || layer.mlp_post_norm.weight;
+            raise_to(n_experts, layer.n_experts), raise_to(pairs_per_row, layer.experts_per_token);
+            has_post_norm |= layer.attn_post_norm.weight || layer.mlp_post_norm.weight;
         }
         h_stride = round_up(model.hidden_size);
         x_stride = round_up(args.mix ? 2 * model.hidden_size : model.hidden_size);
@@ -57,13 +58,14 @@ template <class T> class ForwardPass {
     const int64_t total_rows;                  // batch * rows
     const int threads;
     int64_t max_rows;                          // rows that go through a sub-layer together
+    int64_t n_experts = 0, pairs_per_row = 1;  // the most of a layer
     int64_t h_stride, x_stride, qkv_stride, mid_stride, values_stride;
     bool split_keys;                           // whether threads share the keys of a row
     A *h;                                      // [total_rows, h_stride] the residual stream
     A *qkv;                                    // [max_rows, qkv_stride]
     A *branch;                                 // [max_rows, h_stride] input of a post norm, or null
     A *values;                                 // [total_rows, heads, key_blocks, values_stride]
-    Input<T> *mid;                             // [max_rows, mid_stride] input of `out` and `down`
+    Input<T> *mid;                             // [pairs, mid_stride] input of `out` and `down`
     PartialSoftmax<A> *parts;                  // [total_rows, heads, key_blocks] if split_keys
     ThreadScratch<T> *scratches;               // [threads]
     ArgmaxAcc<A> *argmaxes;                    // [threads, batch]
@@ -78,7 +80,8 @@ template <class T> class ForwardPass {
         const bool has_memory = arena.next != nullptr;
         h = arena.take<A>(total_rows * h_stride);
         qkv = arena.take<A>(max_rows * qkv_stride);
-        mid = arena.take<Input<T>>(max_rows * mid_stride);
+        const int64_t pairs = max_rows * pairs_per_row;   // without experts, a pair is a row
+        mid = arena.take<Input<T>>(pairs * mid_stride);
         branch = has_post_norm ? arena.take<A>(max_rows * h_stride) : nullptr;
         const int64_t n_parts = split_keys ? total_rows * heads * job.key_blocks : 0;
         parts = arena.take<PartialSoftmax<A>>(n_parts);
@@ -89,12 +92,18 @@ template <class T> class ForwardPass {
             const int64_t n_sums = max_rows * plane_count(model.activations) * PANEL_ROWS;
             const int64_t rounded_stride = x_stride > mid_stride ? x_stride : mid_stride;
             ThreadScratch<T> scratch{arena.take<Input<T>>(max_rows * x_stride),
-                                     take_rounded(arena, model.activations, max_rows,
-                                                  rounded_stride),
+                                     take_rounded(arena, model.activations, pairs, rounded_stride),
                                      arena.take<A>(n_sums),
                                      arena.take<A>(n_sums),
                                      arena.take<A>((QUERY_TILE + QUERY_SPAN) * values_stride),
-                                     args.mix ? arena.take<A>(h_stride) : nullptr};
+                                     args.mix ? arena.take<A>(h_stride) : nullptr,
+                                     n_experts ? arena.take<Input<T>>(pairs * x_stride) : nullptr,
+                                     {}};
+            if (n_experts)
+                scratch.routes = {arena.take<A>(round_up(n_experts)), arena.take<int64_t>(pairs),
+                                  arena.take<A>(pairs), arena.take<int64_t>(pairs),
+                                  arena.take<A>(pairs), arena.take<int64_t>(n_experts + 1),
+                                  arena.take<int64_t>(n_experts), 0};
             if (has_memory) scratches[t] = scratch;
         }
     }
@@ -110,13 +119,18 @@ template <class T> class ForwardPass {
 
     void run(ThreadCtx ctx) {
         load_inputs(ctx);
+        int64_t *chosen = args.chosen_experts;
         for (int64_t i = args.first_layer; i < args.end_layer; ++i) {
             const bool attn = !args.skip || !args.skip[2 * i];
             const bool mlp = !args.skip || !args.skip[2 * i + 1];
             for (int64_t r = 0; attn && r < total_rows; r += ROWS_AT_ONCE)
                 run_attention(ctx, model.layers[i], i, r, rows_from(r));
-            for (int64_t r = 0; mlp && r < total_rows; r += ROWS_AT_ONCE)
-                run_mlp(ctx, model.layers[i], r, rows_from(r));
+            for (int64_t r = 0; mlp && r < total_rows; r += ROWS_AT_ONCE) {
+                if (model.layers[i].n_experts)
+                    run_experts(ctx, model.layers[i], r, rows_from(r), chosen);
+                else run_mlp(ctx, model.layers[i], r, rows_from(r));
+            }
+            if (chosen) chosen += total_rows * model.layers[i].experts_per_token;
         }
         if (args.hidden_out)
             for (auto [r, end] = ctx.share(total_rows); r < end; ++r)
@@ -142,29 +156,17 @@ template <class T> class ForwardPass {
         for (auto [r, end] = ctx.share(args.mix ? 0 : total_rows); r < end; ++r) {
             A *row = h + r * h_stride;
             if (args.tokens) load_embedding<T>(model, args.tokens[r], row);
-            else load_hidden(r, row);
+            else load_hidden(model, (const T *)args.hidden + r * model.hidden_size, row);
             for (int64_t d = model.hidden_size; d < h_stride; ++d) row[d] = 0;
         }
         ctx.barrier.wait();
     }
 
-    void load_hidden(int64_t r, A *row) const {
-        const T *from = (const T *)args.hidden + r * model.hidden_size;
-        for (int64_t d = 0; d < model.hidden_size; ++d) row[d] = to_acc(from[d]);
-    }
-
     // Fills `rows` rows of h from r on with the mix of embeddings and hidden states.
     void mix_inputs(ThreadCtx ctx, const InputMix &mix, int64_t r, int64_t rows) {
         Input<T> *x = scratches[ctx.thread].x;
-        A *row = scratches[ctx.thread].row;
-        const int64_t width = model.hidden_size;
-        for (int64_t i = 0; i < rows; ++i) {
-            Input<T> *to = x + i * x_stride;
-            load_embedding<T>(model, args.tokens[r + i], row);
-            rms_norm_row<T>(mix.embedding_norm, row, width, to, width);
-            load_hidden(r + i, row);
-            rms_norm_row<T>(mix.hidden_norm, row, width, to + width, x_stride - width);
-        }
+        mix_rows<T>(model, mix, args.tokens + r, (const T *)args.hidden + r * model.hidden_size,
+                    rows, scratches[ctx.thread].row, x, x_stride);
         multiply(ctx, mix.projection, x, x_stride, rows, [&](int64_t n, const A *sums) {
             for (int64_t i = 0; i < rows; ++i)
                 for (int64_t j = 0; j < PANEL_ROWS; j += LANES<T>)
@@ -204,10 +206,9 @@ template <class T> class ForwardPass {
         multiply(ctx, matrix, mid, mid_stride, rows, [&](int64_t n, const A *sums) {
             for (int64_t i = 0; i < rows; ++i) {
                 A *to = output + i * h_stride + n * PANEL_ROWS;
-                for (int64_t j = 0; j < PANEL_ROWS; j += LANES<T>) {
-                    const Vec<T> sum = load(sums + i * PANEL_ROWS + j);
-                    store(to + j, post_norm.weight ? sum : round_vec_to<T>(load(to + j) + sum));
-                }
+                const A *from = sums + i * PANEL_ROWS;
+                if (!post_norm.weight) add_panel<T>(from, to);
+                else __builtin_memcpy(to, from, PANEL_ROWS * sizeof(A));
             }
         });
         ctx.barrier.wait();
@@ -236,6 +237,52 @@ template <class T> class ForwardPass {
         }
         ctx.barrier.wait();
         add_to_residual(ctx, layer.down, layer.mlp_post_norm, r, rows);
+    }
+
+    // The MLP of a layer with experts. The outputs of a row's experts are added up in the order of
+    // the experts, so the sum does not depend on other rows.
+    void run_experts(ThreadCtx ctx, const Layer &layer, int64_t r, int64_t rows, int64_t *chosen) {
+        ThreadScratch<T> &scratch = scratches[ctx.thread];
+        const Input<T> *x = norm_rows(ctx, layer.mlp_norm, r, rows);
+        Routes<A> &routes = scratch.routes;   // each thread chooses by itself, with the same result
+        route_rows<T>(layer, x, x_stride, rows, scratch.sums[0], routes, scratch.gathered);
+        const int64_t n_pairs = rows * layer.experts_per_token;
+        for (int64_t p = 0; chosen && ctx.thread == 0 && p < n_pairs; ++p)
+            chosen[r * layer.experts_per_token + p] = routes.experts[p];
+        A *sums = scratch.sums[0], *more = scratch.sums[1];
+        const auto inputs = prepare_inputs(ctx, layer.gate_up, scratch.gathered, x_stride, n_pairs);
+        const int64_t mid_panels = panel_count(layer.gate_up) / 2 / layer.n_experts;
+        for (auto [item, end] = ctx.share(routes.n_active * mid_panels); item < end; ++item) {
+            const int64_t e = routes.active[item / mid_panels], n = item % mid_panels;
+            const int64_t first = routes.first[e], panel = 2 * (e * mid_panels + n);
+            with_rows(inputs, first, routes.first[e + 1], [&](const Inputs<T> &pairs) {
+                multiply_panel<T>(layer.gate_up, panel, pairs, sums);
+                multiply_panel<T>(layer.gate_up, panel + 1, pairs, more);
+                for (int64_t i = 0; i < pairs.rows; ++i)
+                    act_mul<T>(layer.activation, sums + i * PANEL_ROWS, more + i * PANEL_ROWS,
+                               mid + (first + i) * mid_stride + n * PANEL_ROWS);
+            });
+        }
+        ctx.barrier.wait();
+        const Inputs<T> outputs = prepare_inputs(ctx, layer.down, mid, mid_stride, n_pairs);
+        const int64_t panels = panel_count(layer.down) / layer.n_experts;
+        for (auto [n, end] = ctx.share(panels); n < end; ++n) {
+            for (int64_t i = 0; i < rows * PANEL_ROWS; ++i) more[i] = 0;
+            for (int64_t a = 0; a < routes.n_active; ++a) {
+                const int64_t e = routes.active[a], first = routes.first[e];
+                with_rows(outputs, first, routes.first[e + 1], [&](const Inputs<T> &pairs) {
+                    multiply_panel<T>(layer.down, e * panels + n, pairs, sums);
+                    for (int64_t i = 0; i < pairs.rows; ++i) {
+                        A *to = more + routes.rows[first + i] * PANEL_ROWS;
+                        for (int64_t j = 0; j < PANEL_ROWS; ++j)
+                            to[j] += routes.pair_weights[first + i] * sums[i * PANEL_ROWS + j];
+                    }
+                });
+            }
+            for (int64_t i = 0; i < rows; ++i)
+                add_panel<T>(more + i * PANEL_ROWS, h + (r + i) * h_stride + n * PANEL_ROWS);
+        }
+        ctx.barrier.wait();
     }
 
     void run_attention(ThreadCtx ctx, const Layer &layer, int64_t index, int64_t r, int64_t rows) {

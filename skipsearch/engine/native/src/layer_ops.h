@@ -26,6 +26,19 @@ inline RoundedRows take_rounded(Arena &arena, int64_t activations, int64_t rows,
             arena.take<float>(count / GROUP_SIZE), stride, planes};
 }
 
+// The experts that rows choose. A pair is a row and one of its experts. Pairs are ordered by
+// expert, and those of an expert by row.
+template <class A> struct Routes {
+    A *logits;                 // [n_experts in whole panels] of one row
+    int64_t *experts;          // [pairs] of row after row
+    A *weights;                // [pairs] of row after row
+    int64_t *rows;             // [pairs], ordered by expert
+    A *pair_weights;           // [pairs], ordered by expert
+    int64_t *first;            // [n_experts + 1] the first pair of each expert
+    int64_t *active;           // [n_experts] the experts that have pairs
+    int64_t n_active;
+};
+
 // Memory that one thread works in.
 template <class T> struct ThreadScratch {
     Input<T> *x;               // [rows, x_stride] rows after a norm
@@ -33,6 +46,8 @@ template <class T> struct ThreadScratch {
     Acc<T> *sums[2];           // [rows * planes, PANEL_ROWS] outputs of a panel
     Acc<T> *values;            // [QUERY_TILE + QUERY_SPAN, values_stride] sums of attention
     Acc<T> *row;               // [h_stride] one row that is mixed into the input, or null
+    Input<T> *gathered;        // [pairs, x_stride] the row of each pair, or null
+    Routes<Acc<T>> routes;     // if a layer has experts
 };
 
 template <class A> inline A scalar_sqrt(A x);
@@ -89,6 +104,12 @@ template <class A> inline void apply_rope(A *x, const A *cos, const A *sin, int6
     }
 }
 
+// Adds the outputs of a panel to `to`, which is rounded to T.
+template <class T> void add_panel(const Acc<T> *outputs, Acc<T> *to) {
+    for (int64_t j = 0; j < PANEL_ROWS; j += LANES<T>)
+        store(to + j, round_vec_to<T>(load(to + j) + load(outputs + j)));
+}
+
 // Adds the bias of a panel to sums [rows, PANEL_ROWS], if the matrix has a bias.
 template <class T>
 void add_bias(const Matrix &matrix, int64_t panel, int64_t rows, Acc<T> *sums) {
@@ -122,6 +143,24 @@ template <class T> void load_embedding(const Model &model, int64_t token, Acc<T>
         const Acc<T> value =
             row ? to_acc(row[d]) : read_weight<T>(model.embedding_panels, token, d);
         to[d] = model.embed_scale == 1 ? value : round_to<T>(value * Acc<T>(model.embed_scale));
+    }
+}
+
+template <class T> void load_hidden(const Model &model, const T *from, Acc<T> *to) {
+    for (int64_t d = 0; d < model.hidden_size; ++d) to[d] = to_acc(from[d]);
+}
+
+// Writes [norm(embedding of a token); norm(hidden state)] of `rows` rows to x. row: memory for one.
+template <class T>
+void mix_rows(const Model &model, const InputMix &mix, const int64_t *tokens, const T *hidden,
+              int64_t rows, Acc<T> *row, Input<T> *x, int64_t x_stride) {
+    const int64_t width = model.hidden_size;
+    for (int64_t i = 0; i < rows; ++i) {
+        Input<T> *to = x + i * x_stride;
+        load_embedding<T>(model, tokens[i], row);
+        rms_norm_row<T>(mix.embedding_norm, row, width, to, width);
+        load_hidden<T>(model, hidden + i * width, row);
+        rms_norm_row<T>(mix.hidden_norm, row, width, to + width, x_stride - width);
     }
 }
 

@@ -176,6 +176,15 @@ template <class T> struct Inputs {
     const RoundedRows *rounded;    // the same rows for panels in blocks; null: `x` is for all
 };
 
+// Calls use(inputs) with the rows first ... end - 1 of `inputs`.
+template <class T, class Use>
+void with_rows(const Inputs<T> &inputs, int64_t first, int64_t end, Use use) {
+    RoundedRows rounded{};
+    if (inputs.rounded) rounded = inputs.rounded->from_plane(first * inputs.rounded->planes);
+    use(Inputs<T>{inputs.x + first * inputs.stride, inputs.stride, end - first,
+                  inputs.rounded ? &rounded : nullptr});
+}
+
 // Multiplies one panel of the matrix, without the bias. Writes sums [rows, PANEL_ROWS].
 template <class T>
 void multiply_panel(const Matrix &matrix, int64_t index, const Inputs<T> &inputs, Acc<T> *sums) {
