@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
+from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import Estimate
 from skipsearch.errors import SearchError
 from skipsearch.profile import Profile
@@ -59,6 +61,14 @@ def check_comparable(studies: Sequence[StudyRecord], profile: Profile | None = N
             )
 
 
+def _name_skipped(mask: SkipMask) -> str:
+    """Return `attn 3 5; mlp 4` for the sub-layers that a mask skips."""
+    parts = {"attn": mask.attn, "mlp": mask.mlp}
+    return "; ".join(
+        f"{kind} {' '.join(map(str, layers))}" for kind, layers in parts.items() if layers
+    )
+
+
 def draw_convergence(studies: Sequence[StudyRecord]) -> ReportFigure:
     """Draw the best predicted speedup after each judged mask and, if recorded, over time.
 
@@ -96,6 +106,14 @@ def draw_convergence(studies: Sequence[StudyRecord]) -> ReportFigure:
                     label=shorten_label(name) if p == 0 else None,
                     **series_style(k),
                 )
+                if len(studies) == 1 and points:  # the best so far of this searcher alone
+                    axes.plot(
+                        [x for x, _ in points],
+                        list(accumulate((j.speedup for _, j in points), max)),
+                        drawstyle="steps-post",
+                        linewidth=0.9,
+                        color=series_style(k)["color"],
+                    )
             for k, (study, study_xs) in enumerate(zip(studies, xs, strict=True)):
                 axes.plot(
                     study_xs,
@@ -116,6 +134,7 @@ def draw_convergence(studies: Sequence[StudyRecord]) -> ReportFigure:
             str(i),
             j.searcher,
             str(j.trial.mask.n_skipped),
+            _name_skipped(j.trial.mask),
             as_speedup(j.speedup, 3),
             as_speedup(best, 3),
             format_number(j.trial.alpha),
@@ -132,9 +151,10 @@ def draw_convergence(studies: Sequence[StudyRecord]) -> ReportFigure:
         figure,
         (
             "study",
-            "mask",
+            "trial",
             "searcher",
             "sub-layers skipped",
+            "which",
             "predicted",
             "best so far",
             "α",

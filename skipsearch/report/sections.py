@@ -54,16 +54,17 @@ def list_sections(
     yield Section(
         "convergence",
         "Convergence by searcher",
-        "A point is a judged mask, a line the best so far. The predicted speedup is over plain "
-        "decoding, the line at 1.",
+        "A point is a judged mask. The dark line is the best so far of the whole search, a "
+        "coloured one that of a single searcher. The predicted speedup is over plain decoding, "
+        "the line at 1.",
         partial(draw_convergence, searched),
     )
     yield Section(
         "skipped",
         "Speedup against skipped sub-layers",
         "The dashed line joins the best mask of each number of skipped sub-layers (figure 4 of "
-        "Draft & Verify). Points above "
-        "each other differ only in which sub-layers they skip.",
+        "Draft & Verify). Each mask is drawn with the exit policy, the draft length and what the "
+        "draft reads that suit it best.",
         partial(draw_speedup_by_skipped, searched),
     )
     yield Section(
@@ -86,9 +87,9 @@ def list_sections(
         yield Section(
             name,
             f"Policy surface{suffix}",
-            "The predicted speedup of the winner's mask under each draft policy: at most so many "
-            "tokens a round (across), "
-            "drafting stopped below a confidence (down). The best is bold.",
+            "The predicted speedup of the winner's mask, without lookup before it, under each "
+            "draft policy: at most so many tokens a round (across), drafting stopped below a "
+            "confidence (down). The best is bold.",
             partial(draw_policy_surface, study, name),
         )
     with_readings = [study for study in studies if study.readings]

@@ -26,7 +26,7 @@ from skipsearch.engine.native import NativeAdapter
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.experts import with_fewer_experts
 from skipsearch.models.families.table import family_of
-from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
+from skipsearch.models.fused.fused_adapter import fuse_model
 
 from .checks import Drafting, assert_partly_accepted, check_greedy
 from .enumeration_checks import check_law

@@ -192,7 +192,6 @@ REASONS = (  # why a class is refused, one of these
     "otherwise than its own forward with siblings",
     "is no module of its own",
     "writes nothing to transformers' own cache",
-    "which is made from the tokens",
     "no list of modules in it",
     "fails on tokens alone",
     "does not take our cache",
@@ -204,7 +203,6 @@ IN_WORDS = {  # of those that are cut out of a longer sentence
     "no rule here says what layers of the kind": "has a kind of layer that no rule here describes",
     "otherwise than its own forward with siblings": "computes something else when siblings are in "
     "a pass",
-    "which is made from the tokens": "its layers need something that is made from the tokens",
     "its tokens look ahead": "its tokens see later ones, so it is no decoder",
     "no list of modules in it": "its layers are not in one list of modules",
     "is no module of its own": "its attention is no module of its own",
@@ -220,7 +218,6 @@ REFUSED_RECURRENT = (
     "recurrent_gemma",
     "rwkv",
     "xlstm",
-    "zamba2",
 )  # for reasons that others have too
 NO_DECODER = (
     "an encoder feeds its decoder",

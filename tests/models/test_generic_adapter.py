@@ -4,17 +4,22 @@ not take.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import skipsearch as ss
-from models.every_class import build
+from models.every_class import LAYERED, build, walk
 from models.tiny import Run, some_tokens
 from skipsearch.core.mask import SkipMask
 from skipsearch.engine.forward import forward, run_layer_loop
 from skipsearch.errors import ModelError
-from skipsearch.models.generic.generic_adapter import GenericAdapter
+from skipsearch.models.generic.generic_adapter import GenericAdapter, attach_tokens, detach_tokens
 from skipsearch.models.kv_cache import Planner
+from skipsearch.replay.replay import Replay
 
 LAYERS = 3
 
@@ -109,3 +114,72 @@ def test_texts_of_several_lengths_are_refused_where_one_bias_serves_a_batch() ->
     plan = planner.plan_replay(6, positions, positions, torch.tensor([0, 1]))
     with pytest.raises(ModelError, match="take one bias for all rows of a batch"):
         forward(model, tokens[:, :2], cache, plan)
+
+
+DENSE = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 16,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [DENSE, DENSE | EXPERTS, {"num_kv_shared_layers": 0}, {}],
+    ids=["dense", "experts", "embeddings of each layer", "shared K/V too"],
+)
+def test_every_form_of_gemma_4_is_exact(
+    changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LAYERED, "gemma4_text", LAYERED["gemma4_text"] | changes)
+    walked = walk("gemma4_text")
+    assert walked.outcome == "exact"
+    assert walked.accepted > 0
+
+
+@torch.no_grad()
+def test_layers_that_read_tokens_and_borrow_kv_run_one_by_one() -> None:
+    """Layers 1 and 2 lend their K/V to layers 3 and 4."""
+    model, tokens = own("gemma4_text"), some_tokens(9)
+    assert model.spec.lending_layers == {1, 2}
+    for mask in (None, SkipMask(5, attn=(0, 1), mlp=(3,)), SkipMask(5, attn=(1, 2), mlp=(1,))):
+        logits = []
+        for run in (forward, run_layer_loop):
+            cache, planner = model.new_cache(1, 16), Planner(16, model.spec.device)
+            logits.append(run(model, tokens, cache, planner.plan_chain(0, 9), mask))
+        torch.testing.assert_close(*logits)
+
+
+@torch.no_grad()
+def test_attention_whose_kv_others_read_is_not_skipped() -> None:
+    model, tokens = own("gemma4_text"), some_tokens(9)
+    cache, planner = model.new_cache(1, 16), Planner(16, model.spec.device)
+    plan = planner.plan_chain(0, 9)
+    whole, lent, other = (
+        forward(model, tokens, cache, plan, mask)
+        for mask in (None, SkipMask(5, attn=(1, 2)), SkipMask(5, attn=(3,)))
+    )
+    torch.testing.assert_close(lent, whole)
+    assert not torch.allclose(other, whole)
+
+
+def test_replay_runs_the_layers_that_lend_kv_again() -> None:
+    model = own("gemma4_text")
+    model.spec = replace(model.spec, eos_token_ids=())
+    replay = Replay(model, [[3, 9, 4, 1], [22, 17, 5]], 12, None)
+    assert all(r.acceptance.all() for r in replay(SkipMask(5)))
+    assert all(r.acceptance.all() for r in replay(SkipMask(5, attn=(2,))))
+    assert not all(r.acceptance.all() for r in replay(SkipMask(5, attn=(3, 4), mlp=(3, 4))))
+
+
+@given(
+    st.lists(st.integers(0, 2**24 - 1), min_size=1, max_size=9),
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+)
+def test_hidden_states_carry_any_token_in_any_dtype(ids: list[int], dtype: torch.dtype) -> None:
+    tokens, hidden = torch.tensor([ids]), torch.ones(1, len(ids), 4, dtype=dtype)
+    states, carried = detach_tokens(attach_tokens(hidden, tokens))
+    assert torch.equal(states, hidden)
+    assert torch.equal(carried, tokens)
